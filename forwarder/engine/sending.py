@@ -180,6 +180,9 @@ class Sending:
         self.flying -= 1
         prepared = file.resend.popleft()
         if there:
+            # Its bytes are gone, but their hash is not: by that the file is known if it comes back.
+            size = prepared.end.offset - prepared.start.offset
+            file.window = prepared.end.offset, size, prepared.content
             file.cursor = file.read = prepared.end
             file.tail = None
         else:

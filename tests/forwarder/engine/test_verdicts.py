@@ -78,6 +78,36 @@ def test_a_batch_whose_bytes_are_gone_is_asked_for(tmp_path: Path, arrived: bool
     assert world.tally.lost_bytes == (0 if arrived else len(sent.body))
 
 
+@pytest.mark.parametrize("restarts", [0, 1])
+@pytest.mark.parametrize("read_before", [0, 10])
+def test_a_file_whose_batch_was_asked_for_is_known_when_it_comes_back(
+    tmp_path: Path, read_before: int, restarts: int
+) -> None:
+    world = World(tmp_path)
+    expected = world.lines("a.log", 0, read_before)
+    world.poll()
+    expected += world.lines("a.log", read_before, 3_000)
+    world.clock.move(1)
+    world.engine.round()
+    (sent,) = world.post.waiting
+    assert isinstance(sent, Shipment)
+    world.store.take(sent.run, sent.batch, sent.body)  # and its answer is lost
+    world.kill()
+    away = tmp_path / "away.log"
+    world.path("a.log").rename(away)
+    world.start()
+    world.over()
+    assert world.store.closed == world.store.runs()
+    for _ in range(restarts):
+        world.restart()
+    away.rename(world.path("a.log"))
+    expected += world.lines("a.log", 3_000, 3_010)
+    world.over()
+    assert world.store.lines() == expected
+    assert len(world.store.runs()) == 1
+    assert world.tally.lost_bytes == 0
+
+
 @pytest.mark.parametrize("arrived", [True, False])
 def test_a_batch_that_would_be_made_differently_now_is_asked_for(
     tmp_path: Path, arrived: bool
