@@ -46,6 +46,8 @@ from logstore.swap import Document, swap
 FORMAT: Final = 1
 PIPELINES: Final = "pipeline:"
 """What the names of groups of log pipelines begin with; see `pipelines.work`."""
+REMOTE: Final = "@http"
+"""What the groups of those end with whose checkpoints are in another store."""
 _NAMES: Final = (
     "format group state start created_at since epoch nodes recent evicted evictions "
     "committed_segments committed_bytes dropped version replay"
@@ -56,6 +58,11 @@ _KNOWN: Final = frozenset(_NAMES.split(" "))
 def pipeline_group(pipeline: str) -> str:
     """The name of a log pipeline's group."""
     return PIPELINES + pipeline
+
+
+def remote_group(pipeline: str) -> str:
+    """The name of the group of a log pipeline that reads over HTTP."""
+    return f"{PIPELINES}{pipeline}{REMOTE}"
 
 
 class State(StrEnum):

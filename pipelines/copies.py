@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,17 +21,10 @@ from logstore.batch import RunKey
 from logstore.errors import Damaged, NotFound
 from pipelines.events import Origin, runs_of
 from pipelines.source import SegmentSource
+from pipelines.sources.contract import Held
 
 _KNOWN: Final = 20_000
 _KEY: Final = ("ulid", "fqn", "run_id")
-
-
-class _Held(NamedTuple):
-    """What a segment holds: the lowest and highest ULID, and its runs."""
-
-    low: str
-    high: str
-    runs: frozenset[RunKey]
 
 
 class Copies:
@@ -39,7 +32,7 @@ class Copies:
 
     def __init__(self, source: SegmentSource) -> None:
         self._source = source
-        self._held: OrderedDict[Origin, _Held | None] = OrderedDict()
+        self._held: OrderedDict[Origin, Held | None] = OrderedDict()
 
     async def among(
         self, events: pa.Table, origin: Origin, nodes: Mapping[str, Reading]
@@ -77,16 +70,13 @@ class Copies:
         held = await self._of(other)
         return held is not None and held.low <= high and low <= held.high and bool(runs & held.runs)
 
-    async def _of(self, origin: Origin) -> _Held | None:
+    async def _of(self, origin: Origin) -> Held | None:
         """What the segment holds; None if it cannot be read, or is gone."""
         if origin not in self._held:
             try:
-                footer = await self._source.footer(origin)
+                self._held[origin] = await self._source.held(origin)
             except (NotFound, Damaged):
                 self._held[origin] = None
-            else:
-                runs = frozenset(run.key for run in footer.runs)
-                self._held[origin] = _Held(footer.low, footer.high, runs)
             while len(self._held) > _KNOWN:
                 self._held.popitem(last=False)
         return self._held[origin]

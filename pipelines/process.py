@@ -20,7 +20,14 @@ from coordination.groups import State
 from coordination.pipelines.admin import NAME
 from coordination.pipelines.control import Control, change_control, read_control
 from coordination.pipelines.replay import Replay
-from logstore.errors import InvalidInput, LeaseLost, NotFound, OutcomeUnknown, Unavailable
+from logstore.errors import (
+    GroupEvicted,
+    InvalidInput,
+    LeaseLost,
+    NotFound,
+    OutcomeUnknown,
+    Unavailable,
+)
 from logstore.prometheus import serve
 from pipelines import work
 from pipelines.config import PipelineConfig
@@ -58,7 +65,7 @@ class PipelinesProcess:
         self._pipelines = {one.name: one for one in pipelines}
         self._read_again = read_again
         self._said: dict[str, str] = {}
-        self.source: SegmentSource = SegmentSource(world.store, world.clock)
+        self.source: SegmentSource = SegmentSource(world.segments, world.clock)
         self.counts: dict[tuple[str, ...], Counts] = {}
         """What was done for each part, by pipeline, appender and part."""
         self.evicted: set[str] = set()
@@ -301,7 +308,7 @@ class PipelinesProcess:
             try:
                 if queue is not None:
                     await work.move_group(self._world, pipeline, queue)
-            except (Unavailable, OutcomeUnknown) as error:
+            except (Unavailable, OutcomeUnknown, GroupEvicted) as error:
                 log.warning("%s keeps segments longer: %s", pipeline.name, error)
 
 

@@ -11,7 +11,7 @@ from pipelines.appenders.contract import Appender, State
 from pipelines.config import PipelineSettings
 from pipelines.events import Counts, EventBuffer
 from pipelines.replay import TABLE
-from pipelines.source import Node
+from pipelines.sources.contract import Node
 
 _END_OF_TIME: Final = 1 << 62
 

@@ -94,7 +94,7 @@ async def rewound(
 async def _before(segments: SegmentSource, origin: Origin) -> int:
     """The time before the first ULID of a segment: until then nothing of its node comes."""
     try:
-        low = (await segments.footer(origin)).low
+        low = (await segments.held(origin)).low
     except (NotFound, Damaged):
         return 0
     return ulid.time_ms(ulid.decode(low)) - 1 if low else 0

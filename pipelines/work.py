@@ -18,12 +18,13 @@ from coordination.groups import (
     State,
     change_group,
     create_group,
+    evict,
     pipeline_group,
     read_group,
 )
 from coordination.partitions.partition import NewPartition, Partition
 from coordination.pipelines.checkpoint import decode
-from logstore.errors import InvalidInput
+from logstore.errors import GroupEvicted, InvalidInput
 from pipelines.config import AppenderConfig, PipelineConfig
 from pipelines.world import World
 
@@ -51,6 +52,14 @@ async def begin(world: World, pipeline: PipelineConfig, queue: WorkQueue) -> Gro
         group = await create_group(world.store, made)
     if group.state is State.EVICTED:
         return group
+    try:
+        await world.segments.keep(pipeline.name, group.start)
+    except GroupEvicted as error:
+        reason, now = str(error), world.clock.now_ms()
+        evicted = await change_group(
+            world.store, name, lambda one: evict(one, now, reason), fresh_id=world.fresh_id
+        )
+        return evicted or group
     known = [one.key for one in await _all(queue)]
     _refuse_other_parts(pipeline, known)
     await queue.create([NewPartition(key) for key in keys_of(pipeline) if key not in known])
@@ -64,6 +73,7 @@ async def move_group(world: World, pipeline: PipelineConfig, queue: WorkQueue) -
     needed = lowest(partitions) if len(partitions) == len(keys) else None
     if needed is None:
         return
+    await world.segments.release(pipeline.name, needed)
     known = min(decode(one.progress).replayed for one in partitions)
 
     def moved(group: Group) -> Group:

@@ -16,10 +16,15 @@ from logstore.disk import Disk
 from logstore.filesystem import FileSystem
 from logstore.objects.open import open_store
 from logstore.objects.remote import newest_date_of
+from logstore.objects.settings import PipelineSettings
 from logstore.objects.store import ObjectStore
 from logstore.table.options import open_table
 from logstore.table.table import Table
 from pipelines.settings import PipelinesSettings
+from pipelines.sources.client import ServiceClient
+from pipelines.sources.contract import Segments
+from pipelines.sources.service import ServiceSegments
+from pipelines.sources.stored import StoredSegments
 
 _LOCK: Final = "pipelines.lock"
 _SHARDS: Final = 1
@@ -38,10 +43,24 @@ class World:
     settings: PipelinesSettings
     identity: str
     configured: bool
+    segments: Segments
+    """Where segments come from: `store`, unless they are read over HTTP."""
 
     def fresh_id(self) -> str:
         """A new ULID, as text."""
         return ulid.encode(ulid.fresh(self.clock, self.entropy))
+
+
+def open_segments(settings: PipelineSettings, store: ObjectStore, clock: Clock) -> Segments:
+    """The source of segments that the settings name. Raises `InvalidInput`."""
+    if not settings.source_url:
+        return StoredSegments(store)
+    client = ServiceClient(
+        settings.source_url,
+        token_file=settings.source_token_file,
+        ca_file=settings.source_ca_file,
+    )
+    return ServiceSegments(client, clock)
 
 
 @asynccontextmanager
@@ -62,17 +81,22 @@ async def open_world(settings: PipelinesSettings) -> AsyncIterator[World]:
             ) as partitions,
         ):
             await partitions.start()
-            yield World(
-                store,
-                open_table(settings),
-                partitions,
-                clock,
-                entropy,
-                fs,
-                settings,
-                identity,
-                lock is not None,
-            )
+            segments = open_segments(settings.pipelines, store, clock)
+            try:
+                yield World(
+                    store,
+                    open_table(settings),
+                    partitions,
+                    clock,
+                    entropy,
+                    fs,
+                    settings,
+                    identity,
+                    lock is not None,
+                    segments,
+                )
+            finally:
+                await segments.close()
     finally:
         if lock is not None:
             lock.release()

@@ -210,8 +210,13 @@ async def _change(arguments: argparse.Namespace) -> int:
     from pipelines.status import admin_of
     from pipelines.world import open_world
 
-    name = arguments.pipeline
-    async with open_world(_settings(arguments)) as world:
+    name, settings = arguments.pipeline, _settings(arguments)
+    if arguments.act == "replay" and settings.pipelines.source_url:
+        raise InvalidInput(
+            "a pipeline that reads over HTTP cannot be replayed: no route gives the table",
+            hint="Run it where the store is reachable, without pipelines.source_url; or `skip`.",
+        )
+    async with open_world(settings) as world:
         admin = admin_of(world)
         match arguments.act:
             case "pause" | "resume":

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from coordination.groups import PIPELINES, Group, State, pipeline_group, read_group
+from coordination.groups import PIPELINES, REMOTE, Group, State, pipeline_group, read_group
 from coordination.lease import identity_of
 from coordination.partitions.partition import Partition
 from coordination.partitions.store import PartitionStore
@@ -113,7 +113,7 @@ class PipelinesAdmin:
         found = []
         async for info in self._store.list(keys.group(PIPELINES)):
             name = decode_name(info.key.removeprefix(keys.GROUPS))
-            if name is not None:
+            if name is not None and not name.endswith(REMOTE):
                 found.append(name.removeprefix(PIPELINES))
         return sorted(found)
 

@@ -302,6 +302,20 @@ class PipelineSettings(BaseModel):
         description="This part of `memory_bytes` is for events that wait, in equal shares of the"
         " appenders at work that have no `buffer_size_bytes` of their own",
     )
+    source_url: str = Field(
+        default="",
+        description="Read segments from the service at this URL, and keep checkpoints in a store"
+        " of the processes' own; empty: from the store. See docs/pipelines.md",
+    )
+    source_token_file: str = Field(
+        default="",
+        description="File with the token for `source_url`, with the scope consume; it may be"
+        " replaced at any time",
+    )
+    source_ca_file: str = Field(
+        default="",
+        description="Certificates (PEM) that are trusted for `source_url` instead of the machine's",
+    )
     metrics_listen: str = Field(
         default="",
         description="host:port where a process of pipelines answers /metrics, /health/live and"

@@ -66,7 +66,7 @@ LONG_REPLIES = frozenset(
         *(f"{BASE}{path}" for path in ("/{fqn}", "/{fqn}/last", "/{fqn}/last/download")),
         *(f"{BASE}{path}" for path in ("/{fqn}/{runId}", "/{fqn}/{runId}/download")),
         *(f"{BASE}/{{fqn}}/{{runId}}/{verb}" for verb in ("logs", "next", "prev")),
-        *("/segments", "/segments/groups", "/segments/{id}"),
+        *("/segments", "/segments/deletions", "/segments/groups", "/segments/{id}"),
     ]
 )
 """Routes whose replies may be long."""

@@ -60,6 +60,7 @@ _TABLE: Final[dict[str, dict[str, Need | None]]] = {
     "/docs/{name}": {"GET": PUBLIC},
     "/metrics": {"GET": _METRICS},
     "/segments": {"GET": _CONSUME},
+    "/segments/deletions": {"GET": _CONSUME},
     "/segments/next": {"GET": _CONSUME, "POST": _CONSUME},
     "/segments/groups": {"GET": _GROUPS},
     "/segments/groups/{group}": {"GET": _GROUPS},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
@@ -9,6 +11,7 @@ from urllib.parse import quote
 from pydantic import BaseModel
 
 from coordination.groups import Group
+from logstore import ulid
 from service.queue.catalog import Catalog, Leased, Listed, Name
 from service.queue.counters import Lag, lag_of
 from service.queue.queue import Given
@@ -151,6 +154,24 @@ class GroupList(BaseModel):
     groups: list[GroupRow]
 
 
+class DeletedLines(BaseModel):
+    """Lines that do not exist any more."""
+
+    fqn: str
+    run: str | None
+    """Null: of all runs of the pipeline."""
+    ulid: str
+    """The lines up to this ULID; what is written later counts."""
+
+
+class DeletionPage(BaseModel):
+    """Deletions, by pipeline and run."""
+
+    deletions: list[DeletedLines]
+    next: str | None
+    """`after` of the next page; null if this is the last."""
+
+
 class Retried(BaseModel):
     """Segments that are free again."""
 
@@ -163,6 +184,20 @@ class Forgotten(BaseModel):
 
     group: str
     message: str
+
+
+def deletion_page(
+    found: Iterable[tuple[str, str | None, int]], after: str | None, limit: int
+) -> DeletionPage:
+    """At most `limit` of the deletions (pipeline, run, highest ULID) behind a place."""
+    places = sorted((f"{fqn}/{run or ''}", fqn, run, t) for fqn, run, t in found)
+    first = 0 if after is None else bisect_right(places, after, key=lambda one: one[0])
+    page = places[first : first + limit]
+    more = first + limit < len(places)
+    return DeletionPage(
+        deletions=[DeletedLines(fqn=fqn, run=run, ulid=ulid.encode(t)) for _, fqn, run, t in page],
+        next=page[-1][0] if more else None,
+    )
 
 
 def rfc3339(ms: int) -> str:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final, Literal
 
+import xxhash
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
 
@@ -26,6 +27,7 @@ from service.http.errors import HttpError
 from service.http.query import accepted_format
 from service.http.search_response import unless_gone
 from service.http.segment_bodies import (
+    DeletionPage,
     Done,
     Forgotten,
     GroupDetails,
@@ -34,6 +36,7 @@ from service.http.segment_bodies import (
     Renewed,
     Retried,
     SegmentPage,
+    deletion_page,
     given_segment,
     group_details,
     group_row,
@@ -47,6 +50,7 @@ from service.queue.queue import SegmentQueue
 
 PARQUET: Final = "application/vnd.apache.parquet"
 _OUTPUTS: Final[Mapping[str, Callable[[], Output]]] = {"ndjson": Ndjson, "text": Text}
+_MAX_DELETIONS: Final = 10_000
 _BODIES: Final[dict[str, Any]] = {
     "application/x-ndjson": {"schema": {"type": "string"}},
     "text/plain": {"schema": {"type": "string"}},
@@ -57,6 +61,25 @@ _BODIES: Final[dict[str, Any]] = {
 def reading_routes(contents: Callable[[], Contents]) -> APIRouter:
     """The route of a segment's records, for GET and HEAD."""
     routes = APIRouter(prefix="/segments", tags=["segments"])
+
+    @routes.get(
+        "/deletions",
+        summary="Lines that are deleted: a consumer forgets them",
+        response_model=DeletionPage,
+        responses={304: {"description": "If-None-Match names this page as it is."}},
+    )
+    async def deletions(
+        request: Request,
+        after: Annotated[str | None, Query(description="`next` of the page before.")] = None,
+        limit: Annotated[int, Query(ge=1, le=_MAX_DELETIONS)] = _MAX_DELETIONS,
+    ) -> Response:
+        page = deletion_page(await contents().deleted(), after, limit)
+        body = page.model_dump_json().encode()
+        tag = f'"{xxhash.xxh3_128_hexdigest(body)}"'
+        headers = {"etag": tag, "cache-control": "no-cache"}
+        if matches(request.headers.get("if-none-match"), [tag]):
+            return Response(status_code=304, headers=headers)
+        return Response(body, headers=headers, media_type="application/json")
 
     @routes.get(
         "/{id}",
@@ -183,8 +206,11 @@ def queue_routes(queue: Callable[[], SegmentQueue]) -> APIRouter:
     async def segments(
         after: Annotated[str | None, Query(description="Id; the page begins behind it.")] = None,
         limit: Annotated[int, Query(ge=1, le=_MAX_PAGE, description="Segments at most.")] = _PAGE,
+        groups: Annotated[
+            bool, Query(description="Whether to say what each is to each group.")
+        ] = True,
     ) -> SegmentPage:
-        return await page_of(queue(), after, limit)
+        return await page_of(queue(), after, limit, groups=groups)
 
     @routes.post("/{id}/commit", summary="Done with a segment", response_model=Done)
     async def commit(id: str, group: Group, epoch: Epoch) -> Done:  # noqa: A002
@@ -264,16 +290,18 @@ def group_routes(queue: Callable[[], SegmentQueue]) -> APIRouter:
     return routes
 
 
-async def page_of(queue: SegmentQueue, after: str | None, limit: int) -> SegmentPage:
-    """Groups, and segments behind an id, by node and number."""
-    groups = await queue.report()
+async def page_of(
+    queue: SegmentQueue, after: str | None, limit: int, *, groups: bool = True
+) -> SegmentPage:
+    """Groups, unless they are left out, and segments behind an id, by node and number."""
+    known = await queue.report() if groups else []
     catalog = queue.catalog
     await catalog.within(queue.settings.poll_seconds / 2)
     page, more = catalog.page(None if after is None else parse_id(after), limit)
     return SegmentPage(
-        groups=[group_row(group, catalog, queue.now_ms()) for group in groups],
+        groups=[group_row(group, catalog, queue.now_ms()) for group in known],
         segments=[
-            segment_row(name, listed, catalog.is_quarantined(name), groups) for name, listed in page
+            segment_row(name, listed, catalog.is_quarantined(name), known) for name, listed in page
         ],
         next=page[-1][0].id if more else None,
         waiting=sorted(catalog.waiting.values()),

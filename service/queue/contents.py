@@ -106,6 +106,10 @@ class Contents:
         self._rewritten = 0
         self._reads = itertools.count()
 
+    async def deleted(self) -> Sequence[Deletion]:
+        """Every deletion that the node knows, or can find. Raises `StoreUnavailable`."""
+        return await self._deletions()
+
     async def open(self, name: Name) -> Opened:
         """Opens a segment. Raises `NotFound`, `Damaged`, `StoreUnavailable`."""
         try:

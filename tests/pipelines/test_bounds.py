@@ -15,6 +15,7 @@ from logstore.objects.store import ObjectInfo
 from pipelines.gate import Gate
 from pipelines.memory import pieces, share
 from pipelines.source import SegmentSource
+from pipelines.sources.stored import StoredSegments
 from tests.pipelines.events import events
 from tests.pipelines.lake import Lake
 from tests.pipelines.remembering import forget, has, named, pipeline, until
@@ -110,7 +111,7 @@ async def test_requests_become_fewer_while_nothing_comes(
 
     monkeypatch.setattr(lake.store, "list", counted)
     clock: Any = Seconds()
-    source = SegmentSource(lake.store, clock)
+    source = SegmentSource(StoredSegments(lake.store), clock)
 
     async def looks(seconds: int) -> int:
         before = listed.count(keys.segments_of("n"))

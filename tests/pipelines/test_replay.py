@@ -19,6 +19,7 @@ from pipelines.appenders.registry import Registry
 from pipelines.config import parse
 from pipelines.process import PipelinesProcess
 from pipelines.source import SegmentSource
+from pipelines.sources.stored import StoredSegments
 from pipelines.status import rows
 from pipelines.table import TableSource
 from tests.pipelines.lake import Lake
@@ -214,7 +215,7 @@ async def test_the_table_is_read_as_it_was_though_its_files_are_replaced(lake: L
     for number, first in enumerate(firsts[::2]):
         await lake.put(f"{number} old", node="mn"[number % 2], ulid_=first)
     await lake.compact(remove=False)
-    segments = SegmentSource(lake.store, SystemClock())
+    segments = SegmentSource(StoredSegments(lake.store), SystemClock())
     source = TableSource(lake.store, lake.table, segments, SystemClock(), slice_bytes=400)
     marks, end = await source.begin()
     low, at = ulid.encode(firsts[2]), 0

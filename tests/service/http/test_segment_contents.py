@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from logstore import keys
+from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.segments.reader import verify_segment
 from tests.service.http.queue_client import NOW_MS, QueueClient, batch, queue_client
@@ -140,3 +141,25 @@ async def test_a_changed_byte_is_a_problem_before_the_first_record() -> None:
         for kind in ("text/plain", "application/x-ndjson"):
             answer = await get(queue, accept=kind)
             assert (answer.status_code, answer.json()["type"]) == (500, "damaged")
+
+
+async def test_consumers_learn_what_is_deleted_by_pages() -> None:
+    async with queue_client() as queue:
+        highest = [ulids.encode(n) for n in range(3)]
+        queue.deletions += [("svc.b", None, 2), ("svc.a", "r2", 1), ("svc.a", "r1", 0)]
+        whole = await queue.client.get("/segments/deletions")
+        rows = [
+            {"fqn": "svc.a", "run": "r1", "ulid": highest[0]},
+            {"fqn": "svc.a", "run": "r2", "ulid": highest[1]},
+            {"fqn": "svc.b", "run": None, "ulid": highest[2]},
+        ]
+        assert whole.json() == {"deletions": rows, "next": None}
+        first = (await queue.client.get("/segments/deletions?limit=2")).json()
+        assert first["deletions"] == rows[:2]
+        params = {"limit": 2, "after": first["next"]}
+        rest = (await queue.client.get("/segments/deletions", params=params)).json()
+        assert rest == {"deletions": rows[2:], "next": None}
+        known = {"if-none-match": whole.headers["etag"]}
+        assert (await queue.client.get("/segments/deletions", headers=known)).status_code == 304
+        queue.deletions.append(("svc.c", "r", 1))
+        assert (await queue.client.get("/segments/deletions", headers=known)).status_code == 200

@@ -1,0 +1,95 @@
+"""What pipelines need of a source of segments, whatever is behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import pyarrow as pa
+
+from coordination.groups import Start
+from logstore.batch import RunKey
+from pipelines.events import Origin
+
+Deletions = Mapping[tuple[str, str | None], int]
+"""The highest ULID that is deleted of a run, or, with None, of all runs of a pipeline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A decoded segment: its events, and the highest time of a ULID in it, in milliseconds.
+
+    `fetched` is how many bytes were transferred for it.
+    """
+
+    events: pa.Table
+    high_ms: int
+    fetched: int = 0
+
+
+class Held(NamedTuple):
+    """What a segment holds: the lowest and highest ULID, empty without rows, and its runs."""
+
+    low: str
+    high: str
+    runs: frozenset[RunKey]
+
+
+@dataclass(slots=True)
+class Node:
+    """What is known of a node's segments: the numbers that are there, and the low watermark."""
+
+    low: int
+    sizes: dict[int, int] = field(default_factory=dict)
+    quarantined: set[int] = field(default_factory=set)
+
+    def following(self, seq: int) -> tuple[int, int]:
+        """The next segment from `seq` on that is to be read, and how many were lost before it.
+
+        It may not be there yet.
+        """
+        lost = 0
+        while seq in self.quarantined or (seq not in self.sizes and seq < self.low):
+            lost += seq not in self.quarantined
+            seq += 1
+        return seq, lost
+
+
+class Segments(Protocol):
+    """A source of segments. All methods may raise `StoreUnavailable`: then they are tried again."""
+
+    async def nodes(self, known: Mapping[str, Node]) -> dict[str, Node]:
+        """Every node with the segments that are there; `known` is what an earlier call gave.
+
+        Without `known` it looks at all, and sees which were removed.
+        """
+        ...
+
+    async def deletions(self) -> Deletions:
+        """What is deleted by now."""
+        ...
+
+    async def read(self, origin: Origin) -> Segment:
+        """A segment. Raises `NotFound`, `Damaged`."""
+        ...
+
+    async def held(self, origin: Origin) -> Held:
+        """What is in a segment, without its events. Raises `NotFound`, `Damaged`."""
+        ...
+
+    async def keep(self, pipeline: str, start: Start) -> None:
+        """Keeps segments for a pipeline from now on, before it looks where they begin.
+
+        Called again and again; only the first call of a pipeline uses `start`. Raises
+        `GroupEvicted` once what the pipeline had not read may be gone.
+        """
+        ...
+
+    async def release(self, pipeline: str, needed: Mapping[str, int]) -> None:
+        """Says which is the lowest segment of each node that a pipeline still needs."""
+        ...
+
+    async def close(self) -> None:
+        """Gives connections back."""
+        ...

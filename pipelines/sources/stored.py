@@ -1,0 +1,82 @@
+"""The segments of an object store: listed, fetched whole, checked against their seals."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import pyarrow as pa
+
+from coordination.groups import Start
+from logstore import keys, ulid
+from logstore.names import decode
+from logstore.objects.store import ObjectStore
+from logstore.runs.deletions import StoredDeletions
+from logstore.runs.watermark import read_watermark
+from logstore.segments.quarantine import quarantined_segments
+from logstore.segments.reader import open_segment, read_footer
+from pipelines.events import EVENTS, Origin
+from pipelines.sources.contract import Deletions, Held, Node, Segment
+
+
+class StoredSegments:
+    """The segments of a store. The pipelines' groups are in it, see `work`: they keep them."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._deletions = StoredDeletions()
+
+    async def nodes(self, known: Mapping[str, Node]) -> dict[str, Node]:
+        """As `Segments.nodes`: a listing for each node behind the last known number."""
+        quarantined = await quarantined_segments(self._store)
+        found: dict[str, Node] = {}
+        async for component in self._store.folders(keys.SEGMENTS):
+            name = decode(component)
+            if component.startswith(".") or name is None:
+                continue
+            old = known.get(name) or Node(0)
+            low = max((await read_watermark(self._store, name)).low, 1)
+            sizes = {seq: size for seq, size in old.sizes.items() if seq >= low}
+            last = keys.segment(name, max(sizes)) if sizes else ""
+            async for info in self._store.list(keys.segments_of(name), after=last):
+                parsed = keys.parse_segment(info.key)
+                if parsed is not None:
+                    sizes[parsed[1]] = info.size
+            found[name] = Node(low, sizes, quarantined.get(name, set()))
+        return found
+
+    async def deletions(self) -> Deletions:
+        """As `Segments.deletions`."""
+        highest: dict[tuple[str, str | None], int] = {}
+        for stored in await self._deletions.all(self._store):
+            name = stored.deletion.fqn, stored.deletion.run
+            highest[name] = max(stored.deletion.t, highest.get(name, 0))
+        return highest
+
+    async def read(self, origin: Origin) -> Segment:
+        """As `Segments.read`."""
+        body = (await self._store.get(keys.segment(*origin)))[1]
+        return await asyncio.to_thread(decoded, body)
+
+    async def held(self, origin: Origin) -> Held:
+        """As `Segments.held`: the footer alone is fetched."""
+        footer = await read_footer(self._store, keys.segment(*origin))
+        return Held(footer.low, footer.high, frozenset(run.key for run in footer.runs))
+
+    async def keep(self, pipeline: str, start: Start) -> None:
+        """Nothing is to be done: `work.begin` has made the group."""
+
+    async def release(self, pipeline: str, needed: Mapping[str, int]) -> None:
+        """Nothing is to be done: `work.move_group` has moved it."""
+
+    async def close(self) -> None:
+        """Whoever opened the store closes it."""
+
+
+def decoded(body: bytes) -> Segment:
+    """A segment from its bytes. Raises `Damaged`."""
+    segment = open_segment(body)
+    tables = [table.select(EVENTS.names).cast(EVENTS) for table in segment.groups()]
+    events = pa.concat_tables(tables) if tables else EVENTS.empty_table()
+    high = segment.footer.high
+    return Segment(events, ulid.time_ms(ulid.decode(high)) if high else 0, len(body))
