@@ -1,7 +1,7 @@
 # The command list: `make` prints it, CI runs the same commands.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup run dev test check bench demo torture clients sim lock docs page openapi clean
+.PHONY: help setup run dev test check bench demo torture clients sim fuzz lock docs page openapi clean
 
 PY := .venv/bin/python
 DATA ?= data
@@ -60,6 +60,10 @@ sim: dev ## Every case of which a run of the tests takes some, histories of comp
 	@SIM_ALL=1 $(if $(SEED),TAILRACE_SIM_SEED=$(SEED)) $(if $(COUNT),TAILRACE_SIM_COUNT=$(COUNT)) \
 		$(PY) -m pytest $(ARGS) tests/compactor/histories \
 		$$(grep -rlE 'import.*(PowerCut|\bsome\b)' tests --include='test_*.py')
+
+fuzz: dev ## Requests made up from openapi.yaml, with and without tokens: COUNT=200 for each route, SEED=
+	@FUZZ_COUNT=$(or $(COUNT),200) FUZZ_SEED=$(or $(SEED),$$(date +%s)) \
+		$(PY) -m pytest tests/e2e/test_requests.py $(ARGS)
 
 bench: dev ## Every figure of the README, or one: BENCH=ingest
 	@for name in $(or $(BENCH),ingest outage live pages compaction amplification executors drivers \

@@ -1,12 +1,14 @@
 """Requests made up from openapi.yaml, to every route of a service process: no defect answers.
 
-Schemathesis makes them, the same ones each time. Each goes out twice: as it is, and with the names
-of a run that is there. Live streams are read up to their first bytes. A reply is as openapi.yaml
-says, and no 5xx but those that say what is away.
+Schemathesis makes them, the same ones each time. Each goes out as it is, and with the names of a
+run that is there: with a token for everything, with one for other pipelines, and without a token.
+Live streams are read up to their first bytes. A reply is as openapi.yaml says, and no 5xx but those
+that say what is away. `make fuzz` asks for more, and others each time.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import httpx
 import pytest
 import requests
 import schemathesis
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from schemathesis import Case
 from schemathesis.checks import (
     content_type_conformance,
@@ -27,7 +29,10 @@ from schemathesis.core.result import Ok
 from schemathesis.generation import GenerationMode
 from schemathesis.schemas import APIOperation
 
+from service.access.identity import SCOPES
+from service.http.rights import need_of
 from tests.e2e.service_process import BASE, ServiceProcess
+from tests.service.access.rules_file import rule, token_of, written
 
 _SCHEMA = schemathesis.openapi.from_path(Path(__file__).parents[2] / "openapi.yaml")
 _OPERATIONS = {
@@ -40,6 +45,12 @@ _STREAMS = ("/stream/{runId}", "/query/stream")
 _SLOW = ("/verify",)
 _STATUS = "PUT /api/v1/services/ingestionPipelines/{fqn}/pipelineStatus"
 _NAMES = {"fqn": "p", "runId": "r", "group": "g"}
+ALL, OTHER = token_of("every"), token_of("other")
+# What a request without a token may get: it says nothing of what is stored.
+_BEFORE_ACCESS = (401,)
+# How many for each route and mode; in the long form, and from which seed.
+_COUNT = int(os.environ.get("FUZZ_COUNT", "0"))
+_SEED = int(os.environ.get("FUZZ_SEED", "0"))
 _CHECKS = [
     content_type_conformance,
     response_headers_conformance,
@@ -52,13 +63,20 @@ _AWAY = {"node-not-ready", "unavailable", "store-unavailable", "outcome-unknown"
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+    folder = tmp_path_factory.mktemp("requests")
+    limited = {"ingest": ["bank.*"], "read": ["bank.*"], "admin": ["bank.*"]}
     process = ServiceProcess(
-        tmp_path_factory.mktemp("requests") / "data",
+        folder / "data",
+        TAILRACE_ACCESS__RULES=written(
+            folder / "rules.yaml",
+            rule(ALL, {scope: ["*"] for scope in SCOPES}),
+            rule(OTHER, limited),
+        ),
         TAILRACE_QUEUE__MAX_WAIT_SECONDS="0.1",
         TAILRACE_RUNS__CLOSE_WAIT_SECONDS="0.1",
     )
     process.start()
-    with httpx.Client(base_url=process.url, timeout=120) as client:
+    with httpx.Client(base_url=process.url, timeout=120, headers=_bearer(ALL)) as client:
         for run in ("r", "closed"):
             bulk = {"content-type": "text/plain", "tailrace-durability": "bulk"}
             client.post(f"{BASE}/p/{run}", content=b"one\ntwo\n", headers=bulk).raise_for_status()
@@ -73,9 +91,15 @@ def test_every_operation_is_asked() -> None:
     assert len(_OPERATIONS) == sum(len(operations) for operations in paths.values()) > 40
 
 
+def _bearer(token: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"}
+
+
 def _examples(operation: APIOperation[Any, Any, Any, Any], mode: GenerationMode) -> int:
     if operation.path in _SLOW:
         return 1
+    if _COUNT:
+        return _COUNT
     # A status is the body with the most ways to be wrong; fewer miss a state that is a list.
     return 200 if operation.label == _STATUS and mode.is_negative else 8
 
@@ -99,9 +123,10 @@ def test_no_request_finds_a_defect(
 ) -> None:
     operation = _OPERATIONS[label]
 
+    @seed(_SEED)
     @settings(
         max_examples=_examples(operation, mode),
-        derandomize=True,
+        derandomize=not _COUNT,
         database=None,
         deadline=None,
         phases=[Phase.explicit, Phase.generate],
@@ -120,15 +145,21 @@ def test_no_request_finds_a_defect(
 
 
 def _ask(case: Case[Any], service: ServiceProcess) -> None:
-    sent: dict[str, Any] = case.as_transport_kwargs(base_url=service.url)
-    streams = case.operation.path.endswith(_STREAMS)
-    with requests.request(**sent, stream=streams, timeout=120) as reply:
-        if reply.status_code >= 400:
-            problem = reply.json()
-            assert reply.headers["content-type"] == "application/problem+json", sent
-            assert problem["code"] == reply.status_code, sent
-            if reply.status_code >= 500:
-                assert problem["type"] in _AWAY, (sent, problem)
-        if streams:
-            return
-        case.validate_response(reply, checks=_CHECKS)
+    need = need_of(case.operation.path, case.method)
+    for token in (ALL, OTHER, None):
+        given = case.as_transport_kwargs(base_url=service.url)
+        kept = {k: v for k, v in (given["headers"] or {}).items() if k.lower() != "authorization"}
+        sent = {**given, "headers": kept | ({} if token is None else _bearer(token))}
+        streams = case.operation.path.endswith(_STREAMS)
+        with requests.request(**sent, stream=streams, timeout=120) as reply:
+            if reply.status_code >= 400:
+                problem = reply.json()
+                assert reply.headers["content-type"] == "application/problem+json", sent
+                assert problem["code"] == reply.status_code, sent
+                if reply.status_code >= 500:
+                    assert problem["type"] in _AWAY, (sent, problem)
+            if token is None and need is not None:
+                assert reply.status_code in _BEFORE_ACCESS, (sent, reply.text)
+            assert token != ALL or reply.status_code not in (401, 403), (sent, reply.text)
+            if not streams:
+                case.validate_response(reply, checks=_CHECKS)
