@@ -2,7 +2,8 @@
 
 An append is asked about before its body is read, on both ways in. Every other route is asked about
 behind the router, which has decoded the names, and before its handler. A reply that lasts is asked
-about again every minute, so that no stream outlives its token by more.
+about again every minute, when its token ends, and when the rules have changed: at the next thing
+that it sends.
 """
 
 from __future__ import annotations
@@ -196,20 +197,28 @@ class Gate:
 class _Watched:
     """A `send` that asks again about a reply that lasts, and counts its bytes."""
 
-    __slots__ = ("_due", "_gate", "_need", "_scope", "_send", "_who")
+    __slots__ = ("_due", "_gate", "_loads", "_need", "_scope", "_send", "_who")
 
     def __init__(self, gate: Gate, scope: Scope, need: Need, who: Identity, send: Send) -> None:
         self._gate, self._scope, self._need, self._who = gate, scope, need, who
         self._send = send
-        self._due = gate.clock.monotonic() + REMEMBERED_SECONDS
+        self._loads = gate.access.loads
+        self._due = self._next()
+
+    def _next(self) -> float:
+        """When to ask again."""
+        clock, seconds = self._gate.clock, REMEMBERED_SECONDS
+        if self._who.expires_ms is not None:
+            seconds = min(seconds, (self._who.expires_ms - clock.now_ms()) / 1000)
+        return clock.monotonic() + seconds
 
     async def __call__(self, message: Message) -> None:
         body = message.get("body")
         if body and self._who.quota is not None:
             self._who.quota.take(0, len(body))
-        now = self._gate.clock.monotonic()
-        if now >= self._due:
-            self._due = now + REMEMBERED_SECONDS
+        gate = self._gate
+        if gate.clock.monotonic() >= self._due or gate.access.loads != self._loads:
+            self._due, self._loads = self._next(), gate.access.loads
             if not self._gate.still(self._scope, self._need):
                 self._end()
         await self._send(message)

@@ -48,7 +48,8 @@ def _made(
     node: MemoryNode | None, limits: dict[str, Any]
 ) -> tuple[MemoryNode, HttpApi, Application]:
     node = node or MemoryNode()
-    api = HttpApi(settings=http_settings(**limits))
+    gate = limits.pop("gate", None)
+    api = HttpApi(settings=http_settings(**limits), gate=gate)
     return node, api, build_app(node, api)
 
 
