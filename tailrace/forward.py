@@ -85,7 +85,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--token-file",
         metavar="FILE",
-        help="a file with the token (default: the variable TAILRACE_TOKEN)",
+        help="a file with the token (default: $TAILRACE_TOKEN, else the file $TAILRACE_TOKEN_FILE)",
     )
     parser.add_argument("--ca-file", metavar="FILE", default="", help="trusted certificates")
     parser.add_argument(
@@ -175,7 +175,9 @@ def _delivery(arguments: argparse.Namespace, run: str, ids: BatchIds) -> Deliver
             f"--spool-bytes {arguments.spool_bytes} is too small",
             hint=f"Use {LEAST_SPOOL_BYTES} or more.",
         )
-    token = Token(os.environ.get("TAILRACE_TOKEN", ""), file=arguments.token_file or "")
+    given = os.environ.get("TAILRACE_TOKEN", "")
+    file = arguments.token_file or ("" if given else os.environ.get("TAILRACE_TOKEN_FILE", ""))
+    token = Token(given, file=file)
     pool = open_pool(
         arguments.target,
         token,

@@ -3,8 +3,9 @@
     python -m tailrace_client run --fqn F -- CMD…     ships a command's output as a run
     python -m tailrace_client send SPOOL              delivers what programs left behind
 
-The token, if the service wants one, is read from the environment: TAILRACE_TOKEN. It is sent
-to the service that `--url` names, else to that of the spool, and to no other.
+The token, if the service wants one, is read from the environment: TAILRACE_TOKEN, or the file that
+TAILRACE_TOKEN_FILE names. It is sent to the service that `--url` names, else to that of the spool,
+and to no other.
 
 Exit status of `run`: the command's, 127 or 126 if it cannot be started, 2 for a wrong command line.
 Of `send`: 0 all was delivered, 1 something is left, 2 a wrong command line.
@@ -19,6 +20,7 @@ from typing import Dict, List, Optional, Sequence
 
 from tailrace_client import system
 from tailrace_client.command import configure, run
+from tailrace_client.environment import token_of_environment
 from tailrace_client.errors import InvalidRequest
 from tailrace_client.ids import BatchIds
 from tailrace_client.sender import Sender
@@ -52,7 +54,7 @@ def _say(sentence: str) -> None:
 
 
 def _send(spool: str, url: Optional[str], seconds: float) -> int:
-    token = os.environ.get("TAILRACE_TOKEN") or None
+    token = token_of_environment()
     wanted = Service(url).url if url else None
     by_url: Dict[str, List[str]] = {}
     status = 0

@@ -25,6 +25,7 @@ from typing import Any, Dict, List, Optional
 
 from tailrace_client import system
 from tailrace_client.delivery import Delivery
+from tailrace_client.environment import token_of_environment
 from tailrace_client.handler import left_behind
 from tailrace_client.ids import BatchIds
 from tailrace_client.records import encode_record
@@ -223,7 +224,7 @@ def run(parsed: argparse.Namespace) -> int:
     ids = BatchIds()
     name = parsed.run or ids.mint()
     spool = os.path.expanduser(parsed.spool)
-    service = Service(parsed.url, token=os.environ.get("TAILRACE_TOKEN") or None)
+    service = Service(parsed.url, token=token_of_environment())
     run_path(parsed.fqn, name)
     target = Target(service.url, parsed.fqn, name, parsed.durability)
     delivery = Delivery(service, spool, target, say=_say, ids=ids)
