@@ -284,7 +284,7 @@ def browser_guard(settings: Settings) -> BrowserGuard:
     return BrowserGuard(
         names=[server.host, socket.gethostname(), urlsplit(settings.nodes.url).hostname or ""],
         hosts=items(server.allowed_hosts),
-        origins=items(server.allowed_origins),
+        origins=[*items(server.allowed_origins), *items(server.cors_origins)],
         private=not is_loopback(server.host),
     )
 

@@ -13,9 +13,11 @@ import uvicorn
 from uvicorn.config import Config
 
 from logstore.errors import Unavailable
+from logstore.settings import items
 from service.http.app import Application
 from service.http.clients import Clients
 from service.http.connection import Connection, watch
+from service.http.cors import with_cors
 from service.http.fast_path import fast_path
 from service.http.handover import Handover, Sharing
 
@@ -26,6 +28,8 @@ _HEADERS: Final = [
     ("referrer-policy", "no-referrer"),
 ]
 """Of every reply: a line of a log is never a page, a script or a frame."""
+_TLS_ALONE: Final = ("strict-transport-security", "max-age=31536000")
+"""Of every reply over TLS: a browser that was here once asks without TLS no more."""
 
 
 class Server(uvicorn.Server):
@@ -82,7 +86,7 @@ def configured(
     server = app.settings.server
     connection = fast_path(app.append, clients) if quick else partial(Connection, clients)
     return Config(
-        cast("uvicorn._types.ASGIApplication", app),
+        cast("uvicorn._types.ASGIApplication", with_cors(app, items(server.cors_origins))),
         loop="none",
         http=cast("type[asyncio.Protocol]", connection),
         ws="none",
@@ -93,7 +97,7 @@ def configured(
         proxy_headers=False,
         server_header=False,
         backlog=_BACKLOG,
-        headers=_HEADERS,
+        headers=[*_HEADERS, _TLS_ALONE] if server.tls_certificate else _HEADERS,
         ssl_certfile=server.tls_certificate or None,
         ssl_keyfile=server.tls_key or None,
         timeout_graceful_shutdown=max(1, round(stop_seconds)),

@@ -105,12 +105,18 @@ class ServerSettings(Section):
         " may change data; needed if a proxy changes `Host`",
     )
 
+    cors_origins: Listed = Field(
+        default="",
+        description="Origins (`https://tools.example.com`), separated by commas, whose pages may"
+        " ask everything and read the replies (CORS), with a token of their own; empty: none",
+    )
+
     @field_validator("allowed_hosts")
     @classmethod
     def _are_hosts(cls, listed: str) -> str:
         return _each(_HOST, listed, "a host name without scheme, port and path")
 
-    @field_validator("allowed_origins")
+    @field_validator("allowed_origins", "cors_origins")
     @classmethod
     def _are_origins(cls, listed: str) -> str:
         return _each(_ORIGIN, listed, "an origin: scheme://host[:port]")

@@ -19,9 +19,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
+from logstore import ulid
+from logstore.batch import RunKey
 from tests.e2e.service_process import BASE, ServiceProcess
 from tests.service.access.rules_file import rule, token_of, written
+from tests.service.query.world import World
 
+PLAIN = {"content-type": "text/plain"}
+PIPELINES = ("shop.a", "shopping", "bank")
 ALL, SHOP, WRITER = token_of("every"), token_of("shop"), token_of("writer")
 
 
@@ -44,8 +49,21 @@ def rules(path: Path, *more: object) -> str:
     )
 
 
+def table_in(data: Path, *fqns: str) -> None:
+    """A table in a service's store, with a line for each pipeline, as a compactor leaves it."""
+    batch = ulid.lowest_at(time.time_ns() // 1_000_000)
+    lines = [
+        (RunKey(fqn, "r"), batch + (number << 40), f"compacted of {fqn}\n".encode(), None)
+        for number, fqn in enumerate(fqns)
+    ]
+    attributes = [{"in": fqn} for fqn in fqns]
+    entries = [(*line, more) for line, more in zip(lines, attributes, strict=True)]
+    World(data).merge(entries, {})
+
+
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[ServiceProcess]:
+    table_in(tmp_path / "data", *PIPELINES)
     process = ServiceProcess(
         tmp_path / "data",
         TAILRACE_ACCESS__RULES=rules(tmp_path / "rules.yaml", rule(WRITER, {"ingest": ["shop.*"]})),
@@ -58,13 +76,13 @@ def service(tmp_path: Path) -> Iterator[ServiceProcess]:
         process.stop()
 
 
-def test_patterns_hold_in_lists_searches_and_streams_hot_and_stored(
+def test_patterns_hold_in_lists_searches_and_streams_over_every_source(
     service: ServiceProcess,
 ) -> None:
     with httpx.Client(base_url=service.url, timeout=30) as client:
 
         def post(name: str) -> None:
-            for fqn in ("shop.a", "shopping", "bank"):
+            for fqn in PIPELINES:
                 client.post(
                     f"{BASE}/{fqn}/r",
                     content=f'{{"message":"{name} of {fqn}","attributes":{{"in":"{fqn}"}}}}\n',
@@ -82,24 +100,36 @@ def test_patterns_hold_in_lists_searches_and_streams_hot_and_stored(
         post("stored")
         until_true(lambda: len(get("/segments", ALL).json()["segments"]) > 0)
         post("hot")
-        mine = ["hot of shop.a", "stored of shop.a"]
+        mine = ["compacted of shop.a", "hot of shop.a", "stored of shop.a"]
         assert found(SHOP) == mine
         assert found(SHOP, q="of OR bank") == mine
         assert found(SHOP, q="NOT fqn:shop.a") == []
         assert found(SHOP, q="/.*/") == mine
+        assert found(SHOP, q=".*", regex="true") == mine
         assert found(SHOP, context="5") == mine
-        assert len(found(ALL)) == 6
+        assert found(SHOP, q="compacted") == mine[:1]
+        assert found(SHOP, run="r", order="asc", limit="9") == mine
+        assert found(SHOP, stats_only="true") == []
+        assert len(found(ALL)) == 9
         assert get("/query?fqn=bank").status_code == 403
         assert get("/query?q=fqn%3Abank").status_code == 403
         stats = client.head("/query?from=0", headers=bearer(SHOP))
-        assert stats.headers["tailrace-matches"] == "2"
+        assert stats.headers["tailrace-matches"] == "3"
+        for form in ("text", "parquet"):
+            content = get(f"/query?from=0&format={form}").content
+            assert b"of shop.a" in content
+            assert b"bank" not in content
+            assert b"shopping" not in content
         counts = get("/query/histogram?from=0").json()["buckets"]
-        assert sum(bucket["count"] for bucket in counts) == 2
+        assert sum(bucket["count"] for bucket in counts) == 3
         values = get("/query/values?field=fqn&from=0").json()["values"]
-        assert [(v["value"], v["records"]) for v in values] == [("shop.a", 2)]
-        assert "bank" not in get("/query/values?field=attributes.in&from=0").text
+        assert [(v["value"], v["records"]) for v in values] == [("shop.a", 3)]
+        for asked in ("field=attributes.in", "field=attributes.in&prefix=b", "field=fqn&prefix=b"):
+            assert "bank" not in get(f"/query/values?{asked}&from=0").text
+        assert "bank" in get("/query/values?field=attributes.in&from=0", ALL).text
         fields = get("/query/fields?from=0").json()
-        assert fields["records"] == 2
+        assert fields["records"] == 3
+        assert "bank" not in str(fields)
         assert get(BASE).json()["pipelines"] == ["shop.a"]
         assert sorted(get(BASE, ALL).json()["pipelines"]) == ["bank", "shop.a", "shopping"]
         assert get(f"{BASE}?name=bank").json()["pipelines"] == []
@@ -111,7 +141,7 @@ def test_patterns_hold_in_lists_searches_and_streams_hot_and_stored(
             for line in stream.iter_lines():
                 if line.startswith("data: "):
                     seen.append(json.loads(line[6:])["message"])
-                if len(seen) == 3:
+                if len(seen) == 4:
                     break
         assert sorted(seen) == sorted([*mine, "live of shop.a"])
 
@@ -171,6 +201,37 @@ def test_another_address_needs_rules(tmp_path: Path) -> None:
     closed.stop()
 
 
+def let_read_pages_of_set_origins_alone(client: httpx.Client) -> None:
+    """`server.cors_origins` are https://tools.example and another one."""
+    asked = {
+        "access-control-request-method": "GET",
+        "access-control-request-headers": "authorization",
+    }
+    page = f"{BASE}/shop.a/r"
+    for origin in ("https://tools.example", "http://localhost:3000"):
+        before = client.options(page, headers={"origin": origin, **asked})
+        assert before.status_code == 200
+        assert before.headers["access-control-allow-headers"] == "authorization"
+        asks = {"origin": origin, "sec-fetch-site": "cross-site", "sec-fetch-mode": "cors"}
+        replies = [
+            client.get(page, headers=asks | bearer(ALL)),
+            client.get(page, headers=asks),
+            client.post(page, content=b"3\n", headers=asks | bearer(ALL) | PLAIN),
+        ]
+        assert [reply.status_code for reply in replies] == [200, 401, 200]
+        for reply in (before, *replies):
+            assert reply.headers["access-control-allow-origin"] == origin
+            assert "access-control-allow-credentials" not in reply.headers
+    for origin in ("https://evil.example", "https://tools.example.evil", "null"):
+        before = client.options(page, headers={"origin": origin, **asked})
+        assert before.status_code == 400
+        asks = {"origin": origin, "sec-fetch-site": "cross-site", "sec-fetch-mode": "cors"}
+        reply = client.get(page, headers=asks | bearer(ALL))
+        assert reply.status_code == 403
+        for each in (before, reply):
+            assert "access-control-allow-origin" not in each.headers
+
+
 def test_it_speaks_tls(tmp_path: Path) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
@@ -194,6 +255,7 @@ def test_it_speaks_tls(tmp_path: Path) -> None:
         TAILRACE_ACCESS__RULES=rules(tmp_path / "rules.yaml"),
         TAILRACE_SERVER__TLS_CERTIFICATE=str(chain),
         TAILRACE_SERVER__TLS_KEY=str(secret),
+        TAILRACE_SERVER__CORS_ORIGINS="https://tools.example, http://localhost:3000",
     )
     service.verify = ssl.create_default_context(cafile=str(chain))
     service.url = f"https://localhost:{service.port}"
@@ -207,8 +269,10 @@ def test_it_speaks_tls(tmp_path: Path) -> None:
             )
             assert reply.status_code == 200
             assert reply.headers["x-content-type-options"] == "nosniff"
+            assert reply.headers["strict-transport-security"] == "max-age=31536000"
         text = client.get(f"{BASE}/shop.a/r/download", headers=bearer(ALL)).text
         assert text == "0\n1\n2\n"
+        let_read_pages_of_set_origins_alone(client)
     with pytest.raises(httpx.TransportError):
         httpx.get(f"http://127.0.0.1:{service.port}/health/live")
     assert service.stop() == 0

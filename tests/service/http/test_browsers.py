@@ -10,7 +10,8 @@ from logstore.errors import InvalidInput
 from service.http.docs import POLICY
 from service.settings import load_settings
 from service.wiring import browser_guard
-from tests.service.http.conftest import Serve
+from tests.service.http.conftest import RUNS, Serve
+from tests.service.http.journal_node import JournalNode
 
 
 def status(guard_of: dict[str, object], host: str) -> int | None:
@@ -52,6 +53,8 @@ def test_the_name_that_is_listened_on_is_ours() -> None:
         ("allowed_hosts", "logs.example.com:80"),
         ("allowed_origins", "logs.example.com"),
         ("allowed_origins", "https://logs.example.com/page"),
+        ("cors_origins", "*"),
+        ("cors_origins", "logs.example.com"),
     ],
 )
 def test_what_could_never_match_refuses_to_start(name: str, value: str) -> None:
@@ -80,3 +83,36 @@ async def test_the_page_of_routes_loads_what_the_service_has_and_nothing_else(
     assert "SwaggerUIBundle(" in texts["docs/start.js"]
     assert (await served.client.get("/openapi.json")).json()["info"]["title"] == "Tailrace"
     assert (await served.client.get("/docs/__init__.py")).status_code == 404
+
+
+async def test_every_reply_has_the_headers_that_protect_and_none_of_cors(serve: Serve) -> None:
+    """On the fast path, the other one, refusals before any route, files, streams, preflights."""
+    node = JournalNode()
+    served = await serve(node)
+    client, run = served.client, f"{RUNS}/p/r"
+    foreign = {"origin": "https://evil.example", "access-control-request-method": "POST"}
+    plain = {"content-type": "text/plain"}
+    replies = [
+        await client.post(run, content=b"first\n", headers=plain),
+        await client.post(run, content=b"on the fast path\n", headers=plain),
+        await client.get("/health/live"),
+        await client.get("/nothing/here"),
+        await client.get("/"),
+        await client.get("/docs"),
+        await client.get("/health/live", headers={"host": "evil.example"}),
+        await client.get("/health/live", headers=[("content-type", "a"), ("content-type", "b")]),
+        await client.get("/health/live?" + "x" * 10_000),
+        await client.get("/health/live", headers=foreign),
+        await client.post(run, content=b"foreign\n", headers=foreign | plain),
+        await client.options(run, headers=foreign),
+    ]
+    assert node.taken == 1
+    assert {reply.status_code for reply in replies} >= {200, 400, 403, 404, 405, 414, 421}
+    async with client.stream("GET", f"{RUNS}/p/stream/r") as stream:
+        for reply in [*replies, stream]:
+            assert reply.headers["x-content-type-options"] == "nosniff", reply.request.url
+            assert reply.headers["x-frame-options"] == "DENY"
+            assert reply.headers["referrer-policy"] == "no-referrer"
+            assert not [name for name in reply.headers if name.startswith("access-control")]
+            assert "strict-transport-security" not in reply.headers
+    await node.gated.journal.close()

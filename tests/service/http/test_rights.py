@@ -27,6 +27,16 @@ from tests.service.http.memory_node import MemoryNode
 ROOT = Path(__file__).parents[3]
 SCOPES = ("ingest", "read", "consume", "admin", "metrics", "node")
 MINE, OTHERS = "shop.orders", "bank.orders"
+LOGS = "/api/v1/services/ingestionPipelines/logs"
+AUDITED = {
+    *[("DELETE", path) for path in (f"{LOGS}/{{fqn}}", f"{LOGS}/{{fqn}}/{{runId}}")],
+    ("DELETE", "/segments/groups/{group}"),
+    *[("POST", f"/segments/groups/{{group}}/{verb}") for verb in ("reset", "retry")],
+    *[("POST", f"/leases/{verb}") for verb in ("fail", "purge", "reopen", "reset")],
+    *[("POST", f"/pipelines/{{name}}/{verb}") for verb in ("disable", "enable", "pause")],
+    *[("POST", f"/pipelines/{{name}}/{verb}") for verb in ("replay", "resume", "skip")],
+    ("POST", "/verify"),
+}
 MOVE_BY_ACCESS = {"tailrace_access_refused"}
 PUBLIC = {"/api/v1/system/version", "/health/live", "/health/ready"}
 
@@ -113,6 +123,21 @@ async def guarded(tmp_path: Path) -> AsyncIterator[Guarded]:
 def test_there_are_operations_and_all_that_is_open_is_meant_to_be() -> None:
     assert len(CLOSED) > 60
     assert {op.path for op in operations() if need_of(op.path, op.method) is None} == PUBLIC
+
+
+def test_what_is_in_the_audit_log_is_what_deletes_and_what_admin_alone_may_change() -> None:
+    audited = set()
+    for op in CLOSED:
+        need = need_of(op.path, op.method)
+        assert need is not None
+        if need.audited:
+            assert need.scopes == ("admin",), op
+            audited.add((op.method, op.path))
+        else:
+            reads = op.method in ("GET", "HEAD")
+            assert op.method != "DELETE"
+            assert reads or need.scopes != ("admin",), op
+    assert audited == AUDITED
 
 
 async def test_each_refuses_who_has_no_token_or_none_that_is_known(guarded: Guarded) -> None:
