@@ -82,6 +82,12 @@ async function login(refused: boolean): Promise<void> {
   await asking;
 }
 
+/** Asks for a token in place of the one that is used, and begins again with it. */
+export async function logInAnew(): Promise<void> {
+  await login(false);
+  location.reload();
+}
+
 /** A reply of the service. Raises `Problem`; asks for a token where one is needed. */
 export async function get(path: string, params: Params = {}, signal?: AbortSignal): Promise<Response> {
   for (;;) {
@@ -93,6 +99,9 @@ export async function get(path: string, params: Params = {}, signal?: AbortSigna
       continue;
     }
     if (!reply.ok) throw await problem(reply);
+    if (/^text\/html/.test(reply.headers.get("content-type") ?? "")) {
+      throw new Problem(502, "A page came in place of an answer of the service, as from a proxy that asks for a login.", "Load this page again.");
+    }
     return reply;
   }
 }

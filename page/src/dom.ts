@@ -75,6 +75,11 @@ export function time(value: string | number, withDate = true): string {
   return withDate ? `${year}-${two(month + 1)}-${two(day)} ${clock}` : clock;
 }
 
+/** A sentence and a button that does something about it. */
+export function sayIn(place: HTMLElement, text: string, label: string, act: () => void): void {
+  place.replaceChildren(`${text} `, h("button", { type: "button", onclick: act }, label));
+}
+
 let toastTimer = 0;
 /** A short message at the bottom of the page, which screen readers say too. */
 export function toast(text: string, lasting = false): void {

@@ -9,6 +9,7 @@ interface Owner {
   go: (record: LogRecord) => Promise<void>;
   mark: (pattern: RegExp | null, q: string | undefined) => void;
   only: (q: string) => void;
+  save: (q: string) => void;
   closed: () => void;
 }
 
@@ -44,6 +45,7 @@ export class FindBar {
       button("↓", "Next match (Enter, n)", () => this.step(true)),
       this.said,
       button("Only matches", "List only what matches", () => this.only()),
+      button("Download matches", "Save what matches as a file", () => this.save()),
       button("✕", "Close (Esc)", () => this.close()),
     );
     this.input.addEventListener("keydown", (event) => {
@@ -83,6 +85,10 @@ export class FindBar {
 
   private only(): void {
     if (this.input.value) this.owner.only(queryOf(this.input.value, this.mode.value as Mode));
+  }
+
+  private save(): void {
+    if (this.input.value) this.owner.save(queryOf(this.input.value, this.mode.value as Mode));
   }
 
   step(forward: boolean): void {

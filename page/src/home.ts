@@ -1,7 +1,8 @@
 // Lists: pipelines with their latest runs, and the runs of a pipeline. They renew themselves.
 
-import { Problem, json, logsOf, type RunDetails } from "./api";
-import { bytes, count, duration, h, plural, time } from "./dom";
+import { Problem, json, logInAnew, logsOf, type RunDetails } from "./api";
+import { together } from "./attempts";
+import { bytes, count, duration, h, plural, sayIn, time } from "./dom";
 import { link, runLink } from "./place";
 
 interface RunList {
@@ -17,7 +18,7 @@ const SHOWN_PIPELINES = 200;
 abstract class List {
   readonly element = h("div", { class: "list" });
   protected readonly body = h("tbody");
-  protected readonly note = h("p", { class: "note", role: "status" });
+  protected readonly note = h("p", { class: "note", role: "status" }, "reading…");
   protected readonly closing = new AbortController();
   private timer = 0;
   private busy = false;
@@ -43,7 +44,11 @@ abstract class List {
       await this.load();
     } catch (error) {
       if (this.closing.signal.aborted) return;
-      this.note.textContent = error instanceof Problem ? error.message : "The service does not answer. The page tries again.";
+      const text = error instanceof Problem ? error.message : "The service does not answer. The page tries again.";
+      if (error instanceof Problem && error.status === 403) {
+        this.show([]);
+        sayIn(this.note, text, "Use another token", () => void logInAnew());
+      } else this.note.textContent = text;
     } finally {
       this.busy = false;
     }
@@ -79,13 +84,26 @@ abstract class List {
   };
 }
 
-function badge(run: RunDetails): HTMLElement {
-  const words: Record<string, string> = { partialSuccess: "partial" };
-  const word = run.outcome ? words[run.outcome] ?? run.outcome : run.state === "open" ? "open" : run.state;
-  return h("span", { class: `badge ${run.outcome ?? run.state}` }, word);
+const WORDS: Record<string, string> = { partialSuccess: "partial" };
+const wordOf = (run: RunDetails): string => (run.outcome ? WORDS[run.outcome] ?? run.outcome : run.state);
+
+/** The outcome of a run; its state while it has none. */
+export function badge(run: RunDetails): HTMLElement {
+  return h("span", { class: `badge ${run.outcome ?? run.state}` }, wordOf(run));
 }
 
-const age = (at: number | null): string => (at === null ? "" : `${duration(Date.now() - at)} ago`);
+/** Attempts before the newest, each a link to its run, and one to both of the last side by side. */
+function earlier(fqn: string, attempts: RunDetails[]): HTMLElement[] {
+  const links = attempts.slice(0, -1).map((run) => {
+    const title = `Attempt ${run.attempt}: ${wordOf(run)}, ${plural(run.lines ?? 0, "line")}, ${bytes(run.bytes)}, ${age(run.last)}`;
+    return h("a", { class: `badge ${run.outcome ?? run.state}`, href: runLink(fqn, run.runId), title }, `${run.attempt} ${wordOf(run)}`);
+  });
+  const [one, two] = attempts.slice(-2).map((run) => run.runId);
+  if (one !== undefined && two !== undefined) links.push(h("a", { class: "beside", href: link("compare", [fqn, one, two]), title: "The last two attempts side by side" }, "⇄ side by side"));
+  return links;
+}
+
+const age = (at: number | null): string => (at === null ? "" : `${duration(Date.now() - at).split(" ").slice(0, 2).join(" ")} ago`);
 
 /** Lines a second over the whole run; of an open one, since the list was last read. */
 function rate(run: RunDetails, before: { lines: number; at: number } | undefined): string {
@@ -98,11 +116,13 @@ function rate(run: RunDetails, before: { lines: number; at: number } | undefined
   return seconds >= 1 ? `${count(Math.ceil(run.lines / seconds))}/s` : "";
 }
 
-function cells(run: RunDetails, before?: { lines: number; at: number }): HTMLElement[] {
+function cells(run: RunDetails, before?: { lines: number; at: number }, others: HTMLElement[] = []): HTMLElement[] {
   const last = run.last === null ? "" : time(run.last);
+  const attempts = others.length ? h("span", { class: "attempts" }, ...others) : null;
   return [
-    h("td", {}, badge(run), run.attempt !== null ? h("span", { class: "attempt" }, `attempt ${run.attempt}`) : null),
-    h("td", { class: "n" }, run.lines === null ? "" : count(run.lines)),
+    h("td", {}, attempts, badge(run), run.attempt !== null ? h("span", { class: "attempt" }, `attempt ${run.attempt}`) : null),
+    h("td", { class: "wide" }, run.state),
+    h("td", { class: "n wide" }, run.lines === null ? "" : count(run.lines)),
     h("td", { class: "n wide" }, bytes(run.bytes)),
     h("td", { class: "n wide" }, rate(run, before)),
     h("td", { class: "wide" }, run.first !== null && run.last !== null ? duration(run.last - run.first) : ""),
@@ -111,11 +131,13 @@ function cells(run: RunDetails, before?: { lines: number; at: number }): HTMLEle
 }
 
 const heads = (first: string[]): HTMLElement =>
-  h("thead", {}, h("tr", {}, ...first.map((name) => h("th", { scope: "col" }, name)), h("th", { scope: "col" }, "Outcome"), ...([["Lines", "n"], ["Size", "n wide"], ["Rate", "n wide"], ["Took", "wide"], ["Last line", ""]] as const).map(([name, kind]) => h("th", { scope: "col", class: kind }, name))));
+  h("thead", {}, h("tr", {}, ...first.map((name) => h("th", { scope: "col" }, name)), h("th", { scope: "col" }, "Outcome"), h("th", { scope: "col", class: "wide" }, "State"), ...([["Lines", "n wide"], ["Size", "n wide"], ["Rate", "n wide"], ["Took", "wide"], ["Last line", ""]] as const).map(([name, kind]) => h("th", { scope: "col", class: kind }, name))));
 
 export class PipelineList extends List {
   private readonly filter: HTMLInputElement;
   private latest = new Map<string, RunDetails>();
+  private before = new Map<string, { runId: string; lines: number; at: number }>();
+  private readAt = new Map<string, number>();
 
   constructor(name: string) {
     super();
@@ -136,7 +158,10 @@ export class PipelineList extends List {
     const work = async (): Promise<void> => {
       for (let name = waiting.shift(); name !== undefined; name = waiting.shift()) {
         const list = await json<RunList>(logsOf(name), { limit: 1 }, signal);
+        const old = this.latest.get(name);
+        if (old) this.before.set(name, { runId: old.runId, lines: old.lines ?? 0, at: this.readAt.get(name) ?? 0 });
         if (list.details[0]) this.latest.set(name, list.details[0]);
+        this.readAt.set(name, Date.now());
       }
     };
     await Promise.all(Array.from({ length: AT_ONCE }, work));
@@ -156,8 +181,8 @@ export class PipelineList extends List {
       sorted.map((name) => {
         const run = this.latest.get(name);
         const cell = h("td", {}, h("a", { class: "main", href: link("pipeline", [name]) }, name));
-        if (!run) return h("tr", {}, cell, ...Array.from({ length: 7 }, () => h("td")));
-        return h("tr", {}, cell, h("td", { class: "id" }, h("a", { href: runLink(name, run.runId) }, run.runId)), ...cells(run));
+        if (!run) return h("tr", {}, cell, ...Array.from({ length: 8 }, () => h("td")));
+        return h("tr", {}, cell, h("td", { class: "id" }, h("a", { href: runLink(name, run.runId) }, run.runId)), ...cells(run, this.before.get(name)?.runId === run.runId ? this.before.get(name) : undefined));
       }),
     );
   }
@@ -204,11 +229,12 @@ export class Runs extends List {
   protected async load(): Promise<void> {
     const found = await json<RunList>(logsOf(this.fqn), { ...this.wanted(), limit: this.limit }, this.closing.signal);
     this.more.hidden = found.after === null;
-    this.note.textContent = found.details.length ? "" : "No run is so.";
+    this.note.textContent = found.details.length ? "" : Object.values(this.wanted()).some(Boolean) ? "No run is so. Change the filters above." : "This pipeline has no runs, or no such pipeline is there for you.";
     this.show(
-      found.details.map((run) => {
+      together(found.details).map((attempts) => {
+        const run = attempts.at(-1)!;
         const before = this.before.get(run.runId);
-        const row = h("tr", {}, h("td", { class: "id" }, h("a", { class: "main", href: runLink(this.fqn, run.runId) }, run.runId)), ...cells(run, before));
+        const row = h("tr", {}, h("td", { class: "id" }, h("a", { class: "main", href: runLink(this.fqn, run.runId) }, run.runId)), ...cells(run, before, attempts.length > 1 ? earlier(this.fqn, attempts) : []));
         this.before.set(run.runId, { lines: run.lines ?? 0, at: Date.now() });
         return row;
       }),

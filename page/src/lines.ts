@@ -1,7 +1,7 @@
 // The lines of a run by their numbers: blocks that are fetched when they are wanted and dropped
 // when they are far away, and a live end that goes on from the last cursor over every reconnect.
 
-import { events, json, records, runOf, streamOf, type LogRecord, type Params } from "./api";
+import { Problem, events, json, records, runOf, streamOf, type LogRecord, type Params } from "./api";
 
 export const BLOCK = 500;
 const MAX_BLOCKS = 160;
@@ -47,7 +47,7 @@ interface PageStats {
   after: string | null;
 }
 
-export type Connection = "connecting" | "live" | "ended" | "lost";
+export type Connection = "connecting" | "live" | "ended" | "lost" | "refused";
 
 function row(entry: Entry, text: string): Row {
   if (text.length <= MAX_LINE) return { entry, text, length: text.length };
@@ -61,6 +61,8 @@ export class RunLines {
   bytes = 0;
   state = "none";
   connection: Connection = "connecting";
+  /** Why the service sends nothing more, if it refuses to. */
+  refusal = "";
   /** Lines that came in each of the last seconds. */
   private arrivals: { at: number; lines: number }[] = [];
   private blocks = new Map<number, Block>();
@@ -140,6 +142,14 @@ export class RunLines {
         void this.fetch(number, block, number * BLOCK + at, number * BLOCK + end);
         break;
       }
+    }
+  }
+
+  /** Waits until a line is here, or cannot be had. */
+  async ready(n: number): Promise<void> {
+    for (let tries = 0; tries < 200 && !this.row(n) && !this.closing.signal.aborted; tries++) {
+      this.want(n, n + 1);
+      await new Promise((resolve) => setTimeout(resolve, 50));
     }
   }
 
@@ -246,9 +256,9 @@ export class RunLines {
         this.become("ended");
         return;
       }
-      this.become(ended ? "ended" : "lost");
+      this.become(ended ? "ended" : this.refusal ? "refused" : "lost");
       // A finished run may go on when its client tries again.
-      await this.pause(ended ? 15_000 : Math.min(500 * 2 ** this.failures++, 4000));
+      await this.pause(ended || this.refusal ? 15_000 : Math.min(500 * 2 ** this.failures++, 4000));
     }
   }
 
@@ -271,6 +281,7 @@ export class RunLines {
   /** Whether the stream said that the run is over; false: it was lost. */
   private async stream(): Promise<boolean> {
     this.following = new AbortController();
+    this.refusal = "";
     const params = { format: "ndjson", after: this.cursor ?? undefined };
     try {
       // A silent stream is open when its first heartbeat comes; that is too late to say so.
@@ -296,7 +307,8 @@ export class RunLines {
         clearTimeout(opened);
       }
     } catch (error) {
-      if (!this.closing.signal.aborted && !(error instanceof TypeError)) console.debug(String(error));
+      if (error instanceof Problem && error.status < 500 && error.status !== 429) this.refusal = error.message;
+      else if (!this.closing.signal.aborted && !(error instanceof TypeError)) console.debug(String(error));
     }
     return false;
   }

@@ -1,6 +1,7 @@
 // The page: what the address names, a header with the way back, the token, the keys.
 
 import { forget, onLogin, token } from "./api";
+import { Compare } from "./compare";
 import { h } from "./dom";
 import { PipelineList, Runs } from "./home";
 import { link, placeOf } from "./place";
@@ -22,6 +23,8 @@ const KEYS: [string, string][] = [
   ["G or End", "to the last line, and follow"],
   ["j, k, arrows", "a line down, a line up"],
   ["Space, Page keys", "a page"],
+  ["c, C", "what is new since the last success: next, before"],
+  ["a", "side by side with the attempt or run before"],
   ["w", "wrap long lines"],
   ["t", "show times"],
   ["u", "times in UTC"],
@@ -47,7 +50,7 @@ function theme(change = false): void {
   document.documentElement.dataset.theme = name;
   themeButton.textContent = `Theme: ${name}`;
 }
-const themeButton = h("button", { type: "button", title: "Colours: as the system, light, dark", onclick: () => theme(true) });
+const themeButton = h("button", { type: "button", class: "theme", title: "Colours: as the system, light, dark", onclick: () => theme(true) });
 
 function keys(): void {
   const list = h("dl", { class: "keys" });
@@ -61,12 +64,19 @@ function keys(): void {
 function ask(refused: boolean): Promise<string> {
   return new Promise((resolve) => {
     const input = h("input", { type: "password", name: "token", required: true, autocomplete: "off", "aria-label": "Token" });
-    const form = h("form", { method: "dialog" }, h("h2", {}, "This service asks for a token"), h("p", {}, refused ? "It did not take this one. It may have expired." : "Paste yours. It is kept for this tab only, and goes when the tab is closed."), input, h("button", { type: "submit", class: "primary" }, "Log in"));
+    const form = h("form", { method: "dialog" }, h("h2", {}, "This service asks for a token"), h("p", {}, refused ? "It did not take the last one. It may have expired: paste another." : "Paste yours. It is kept for this tab only, and goes when the tab is closed."), input, h("button", { type: "submit", class: "primary" }, "Log in"), h("p", { class: "note" }, "Whoever runs the service makes tokens with “tailrace token make”. Reading logs needs the scope read."));
+    input.addEventListener("input", () => input.setCustomValidity(""));
     const dialog = h("dialog", { class: "details login", "aria-label": "Log in" }, form);
     dialog.addEventListener("cancel", (event) => event.preventDefault());
     form.addEventListener("submit", (event) => {
       event.preventDefault();
-      resolve(input.value.trim());
+      const given = input.value.trim().replace(/^Bearer\s+/i, "");
+      if (!/^[\x21-\x7e]+$/.test(given)) {
+        input.setCustomValidity("A token is one word of plain characters.");
+        input.reportValidity();
+        return;
+      }
+      resolve(given);
       leave.hidden = false;
       dialog.close();
       dialog.remove();
@@ -83,6 +93,7 @@ function show(): void {
   const way: [string, string][] = [];
   if (view === "run" || view === "pipeline") way.push([fqn, link("pipeline", [fqn])]);
   if (view === "run") way.push([run, location.hash]);
+  if (view === "compare") way.push([fqn, link("pipeline", [fqn])], ["Side by side", location.hash]);
   if (view === "search") way.push(["Search", location.hash]);
   trail.replaceChildren(
     h("a", { href: "#/", class: "home" }, "Tailrace"),
@@ -90,6 +101,7 @@ function show(): void {
   );
   document.title = way.length ? `${way.at(-1)![0]} – Tailrace` : "Tailrace";
   if (view === "run") shown = new RunView(fqn, run, params);
+  else if (view === "compare") shown = new Compare(fqn, [run, names[2] ?? ""]);
   else if (view === "pipeline") shown = new Runs(fqn, params);
   else if (view === "search") shown = new Search(params);
   else shown = new PipelineList(params.get("name") ?? "");

@@ -1,8 +1,10 @@
 // The view of a run: its lines at the live end or anywhere else, and what can be done with them.
 
-import { Problem, address, records, runOf, type LogRecord } from "./api";
+import { Problem, address, logInAnew, records, runOf, type LogRecord } from "./api";
+import { before, latest } from "./attempts";
+import { ChangedBar } from "./changedbar";
 import { chart } from "./chart";
-import { bytes, count, h, isUtc, plural, setUtc, time, toast } from "./dom";
+import { bytes, count, h, isUtc, plural, sayIn, setUtc, time, toast } from "./dom";
 import { FindBar } from "./findbar";
 import { Finder, histogram } from "./find";
 import { Folds } from "./folds";
@@ -20,6 +22,7 @@ export class RunView {
   private readonly view: LogView;
   private readonly finder: Finder;
   private readonly find: FindBar;
+  private readonly news: ChangedBar;
   private readonly closing = new AbortController();
   private readonly status = h("span", { class: "status" }, "reading…");
   private readonly fresh = h("button", { class: "fresh", type: "button", hidden: true });
@@ -27,12 +30,17 @@ export class RunView {
   private readonly bars = h("div", { class: "bars-box", hidden: true });
   private all = false;
   private newLines = 0;
+  private refused = false;
   private opened = false;
   private timer = 0;
+  private readonly empty = h("p", { class: "note empty", hidden: true });
+  /** The view that keys are for, where two are side by side. */
+  private static active: RunView | null = null;
 
-  constructor(private readonly fqn: string, private readonly run: string, private readonly params: URLSearchParams) {
+  constructor(private readonly fqn: string, private readonly run: string, private readonly params: URLSearchParams, private readonly beside = false) {
     this.lines = new RunLines(fqn, run, (appended) => this.changed(appended), (error) => this.say(error));
-    this.view = new LogView(this.lines, new Folds(this.lines));
+    this.view = new LogView(this.lines, new Folds(this.lines), beside && RunView.active !== null ? "found-beside" : "found");
+    RunView.active = this;
     this.view.wrap = localStorage.getItem("wrap") === "yes";
     this.view.times = localStorage.getItem("times") === "yes";
     this.finder = new Finder(fqn, run);
@@ -44,7 +52,17 @@ export class RunView {
         this.address({ q });
         this.view.schedule();
       },
+      save: (q) => void this.saveMatches(q),
       only: (q) => (location.hash = link("search", [], { q, fqn, run, from: "0" })),
+      closed: () => this.view.scroller.focus(),
+    });
+    this.news = new ChangedBar(fqn, run, {
+      at: () => this.view.marks.line ?? (this.view.follow ? this.lines.total : this.view.first),
+      go: (n) => void this.goToLine(n),
+      mark: (lines) => {
+        this.view.marks.changed = lines;
+        this.view.redraw();
+      },
       closed: () => this.view.scroller.focus(),
     });
     this.followButton = this.button("Follow", "f", () => this.toggleFollow());
@@ -52,7 +70,8 @@ export class RunView {
     this.view.onplace = () => this.placed();
     this.view.onopen = (n) => void details(this.lines, n);
     this.view.onnumber = (n) => this.point(n);
-    this.element = h("div", { class: "run" }, h("h1", { class: "unseen" }, run), this.toolbar(), this.find.element, this.bars, h("div", { class: "frame" }, this.view.scroller, this.fresh));
+    this.element = h("div", { class: "run" }, h("h1", { class: "unseen" }, run), this.toolbar(), this.find.element, this.news.element, this.bars, h("div", { class: "frame" }, this.view.scroller, this.empty, this.fresh));
+    for (const name of ["pointerdown", "focusin"]) this.element.addEventListener(name, () => (RunView.active = this));
     this.view.scroller.classList.toggle("wrap", this.view.wrap);
     document.addEventListener("keydown", this.keyed);
     document.addEventListener("copy", this.copied);
@@ -79,6 +98,8 @@ export class RunView {
       this.button("Find", "/", () => this.find.open()),
       this.button("First error", "e", () => void this.severe(true)),
       this.button("Last error", "E", () => void this.severe(false)),
+      this.button("What is new", "c", () => void this.news.open(), "Lines that the last successful run did not have"),
+      this.beside ? null : this.button("Compare", "a", () => void this.compare(), "Side by side with the attempt or run before"),
       toggle("Chart", "h", false, (on) => void this.showBars(on)),
       toggle("Wrap", "w", this.view.wrap, (on) => this.set("wrap", on)),
       toggle("Times", "t", this.view.times, (on) => this.set("times", on)),
@@ -90,8 +111,8 @@ export class RunView {
     );
   }
 
-  private button(label: string, key: string, act: () => void): HTMLButtonElement {
-    return h("button", { type: "button", onclick: act, "data-key": key, title: `Key ${key}`, "aria-keyshortcuts": key }, label);
+  private button(label: string, key: string, act: () => void, what = ""): HTMLButtonElement {
+    return h("button", { type: "button", onclick: act, "data-key": key, title: what ? `${what} (key ${key})` : `Key ${key}`, "aria-keyshortcuts": key }, label);
   }
 
   private set(name: "wrap" | "times", on: boolean): void {
@@ -104,7 +125,8 @@ export class RunView {
   async open(): Promise<void> {
     this.timer = window.setInterval(() => this.tell(), 1000);
     try {
-      await this.lines.open();
+      await this.begin();
+      if (this.closing.signal.aborted) return;
       this.opened = true;
       this.tell();
       this.view.folds.foldGroups(Math.max(0, this.lines.total - 500), this.lines.total);
@@ -114,9 +136,30 @@ export class RunView {
       if (q) this.find.start(q);
       this.view.schedule();
     } catch (error) {
-      this.say(error);
+      if (this.opened) this.say(error);
     }
     this.view.scroller.focus();
+  }
+
+  /** Reads the end of the run; again and again while the service does not answer. */
+  private async begin(): Promise<void> {
+    while (!this.closing.signal.aborted) {
+      try {
+        return await this.lines.open();
+      } catch (error) {
+        if (this.closing.signal.aborted) return;
+        const [status, text] = error instanceof Problem ? [error.status, error.message] : [503, "The service does not answer. The page tries again."];
+        this.status.textContent = "no answer";
+        this.empty.hidden = false;
+        this.empty.textContent = text;
+        if (status === 403) {
+          this.status.textContent = "no access";
+          sayIn(this.empty, text, "Use another token", () => void logInAnew());
+        }
+        if (status < 500 && status !== 429) throw error;
+        await new Promise((resolve) => setTimeout(resolve, 2000));
+      }
+    }
   }
 
   close(): void {
@@ -126,6 +169,8 @@ export class RunView {
     document.removeEventListener("copy", this.copied);
     removeEventListener("online", this.online);
     document.removeEventListener("visibilitychange", this.online);
+    if (RunView.active === this) RunView.active = null;
+    this.news.close();
     this.lines.close();
     this.view.close();
   }
@@ -161,11 +206,15 @@ export class RunView {
   private tell(): void {
     if (!this.opened) return;
     const { lines } = this;
-    const words: Record<string, string> = { live: "live", connecting: "connecting", lost: "reconnecting", ended: lines.state === "closed" ? "closed" : "finished" };
+    this.empty.hidden = lines.total > 0;
+    if (!lines.total) this.empty.textContent = lines.connection === "ended" ? "This run is over and has no lines." : "This run has no lines yet. They are here as soon as they are written. If it should have some, look whether the names of pipeline and run in the address are right.";
+    const words: Record<string, string> = { live: "live", connecting: "connecting", lost: "reconnecting", refused: "no access", ended: lines.state === "closed" ? "closed" : "finished" };
     const rate = lines.rate();
     const parts = [plural(lines.total, "line"), bytes(lines.bytes)];
     if (lines.connection === "live" && rate) parts.push(`${count(Math.ceil(rate))} lines/s`);
-    this.status.replaceChildren(h("span", { class: `state ${lines.connection}` }, words[lines.connection] ?? ""), ` ${parts.join(" · ")}`);
+    if (lines.refusal && !this.refused) toast(`${lines.refusal} The page shows what it has read.`);
+    this.refused = !!lines.refusal;
+    this.status.replaceChildren(h("span", { class: `state ${lines.connection}`, title: lines.refusal || undefined }, words[lines.connection] ?? ""), ` ${parts.join(" · ")}`);
   }
 
   // --- the place -----------------------------------------------------------------------
@@ -175,7 +224,7 @@ export class RunView {
       if (value) this.params.set(name, value);
       else this.params.delete(name);
     }
-    replace(runLink(this.fqn, this.run, Object.fromEntries(this.params)));
+    if (!this.beside) replace(runLink(this.fqn, this.run, Object.fromEntries(this.params)));
   }
 
   /** Puts a line into the address. */
@@ -206,6 +255,25 @@ export class RunView {
     this.view.show(n);
   }
 
+  /** Goes to a line by its number, and puts it into the address. */
+  private async goToLine(n: number): Promise<void> {
+    this.view.marks.line = n;
+    this.view.show(n);
+    await this.lines.ready(n);
+    const row = this.lines.row(n);
+    if (row && this.view.marks.line === n) this.address({ line: row.entry.ulid });
+  }
+
+  private async compare(): Promise<void> {
+    try {
+      const other = before(await latest(this.fqn, this.closing.signal), this.run);
+      if (other === null) toast("This pipeline has no other run.");
+      else location.hash = link("compare", [this.fqn, other, this.run]);
+    } catch (error) {
+      this.say(error);
+    }
+  }
+
   private end(): void {
     this.view.marks.line = null;
     this.address({ line: undefined });
@@ -234,13 +302,18 @@ export class RunView {
     if (!on) return;
     this.bars.replaceChildren("Counting…");
     try {
-      const params = { fqn: this.fqn, run: this.run, from: 0, buckets: 120 };
+      const params = { fqn: this.fqn, run: this.run, from: 0, to: this.lastUlid(), buckets: 120 };
       const found = await histogram(params, this.closing.signal);
       this.bars.replaceChildren(chart(found, (from, to) => void this.zoom(from, to)));
     } catch (error) {
       this.bars.hidden = true;
       this.say(error);
     }
+  }
+
+  /** The end of a chart: that of the run, or now while it is written. */
+  private lastUlid(): string | undefined {
+    return this.lines.connection === "ended" ? this.lines.row(this.lines.total - 1)?.entry.ulid || undefined : undefined;
   }
 
   private async zoom(from: number, to: number): Promise<void> {
@@ -257,6 +330,7 @@ export class RunView {
   // --- copying ---------------------------------------------------------------------------
 
   private copied = (event: ClipboardEvent): void => {
+    if (RunView.active !== this) return;
     const selected = this.view.selection();
     if (this.all) void copyRange(this.lines, [0, 0], [this.lines.total, 0], event);
     else if (selected) void copyRange(this.lines, selected.from, selected.to, event);
@@ -273,10 +347,15 @@ export class RunView {
     await save(path, `${this.fqn}-${this.run}.log`).catch((error: unknown) => this.say(error));
   }
 
+  private async saveMatches(q: string): Promise<void> {
+    const path = address("query", { fqn: this.fqn, run: this.run, q, from: 0, order: "asc", format: "text" });
+    await save(path, `${this.fqn}-${this.run}-matches.log`).catch((error: unknown) => this.say(error));
+  }
+
   // --- keys --------------------------------------------------------------------------------
 
   private keyed = (event: KeyboardEvent): void => {
-    if (document.querySelector("dialog[open]")) return;
+    if (document.querySelector("dialog[open]") || RunView.active !== this) return;
     const command = event.ctrlKey || event.metaKey;
     const typing = event.target instanceof HTMLInputElement || event.target instanceof HTMLSelectElement;
     if (command && event.key === "f") {
@@ -326,10 +405,12 @@ export class RunView {
     p: () => this.toggleFollow(),
     n: () => this.find.step(true),
     N: () => this.find.step(false),
+    C: () => void this.news.open(false),
     Escape: () => {
       this.selectAll(false);
       getSelection()?.removeAllRanges();
       this.find.close();
+      this.news.close();
     },
   };
 }

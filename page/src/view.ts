@@ -16,11 +16,13 @@ export interface Marks {
   line: number | null;
   /** What a search looks for, to be highlighted. */
   pattern: RegExp | null;
+  /** Lines that are new since the last successful run. */
+  changed: Set<number>;
 }
 
 export class LogView {
   readonly scroller: HTMLElement;
-  readonly marks: Marks = { line: null, pattern: null };
+  readonly marks: Marks = { line: null, pattern: null, changed: new Set() };
   follow = true;
   wrap = false;
   times = false;
@@ -41,7 +43,7 @@ export class LogView {
   private settling = 0;
   private readonly resized: ResizeObserver;
 
-  constructor(private readonly lines: RunLines, readonly folds: Folds) {
+  constructor(private readonly lines: RunLines, readonly folds: Folds, private readonly highlightName = "found") {
     this.rows = h("div", { class: "rows", role: "presentation" });
     this.layer = h("div", { class: "layer" }, this.rows);
     this.spacer = h("div", { class: "spacer" });
@@ -62,7 +64,7 @@ export class LogView {
     document.removeEventListener("selectionchange", this.selected);
     cancelAnimationFrame(this.frame);
     clearTimeout(this.settling);
-    CSS.highlights?.delete("found");
+    CSS.highlights?.delete(this.highlightName);
   }
 
   get height(): number {
@@ -353,7 +355,7 @@ export class LogView {
     const hidden = row.length - Math.min(row.text.length, SHOWN_CHARS);
     if (hidden > 0) tools.push(h("button", { class: "fold", "data-open": n, type: "button" }, `… ${count(hidden)} more characters`));
     if (overwritten) tools.push(h("span", { class: "over", title: "Earlier text of this line was overwritten; copy the line to have all of it" }, "↻"));
-    const mark = n === this.marks.line ? " marked" : "";
+    const mark = `${n === this.marks.line ? " marked" : ""}${this.marks.changed.has(n) ? " new" : ""}`;
     return h(
       "div",
       { class: `row lv-${level}${mark}${entry.first === n ? "" : " inside"}`, "data-n": n },
@@ -367,7 +369,7 @@ export class LogView {
   private highlight(): void {
     const found = CSS.highlights;
     if (!found) return;
-    found.delete("found");
+    found.delete(this.highlightName);
     const { pattern } = this.marks;
     if (!pattern) return;
     const ranges: Range[] = [];
@@ -375,7 +377,7 @@ export class LogView {
       const text = element.querySelector(".tx");
       if (text) ranges.push(...rangesOf(text, pattern));
     }
-    if (ranges.length) found.set("found", new Highlight(...ranges));
+    if (ranges.length) found.set(this.highlightName, new Highlight(...ranges));
   }
 
   private clicked(event: Event): void {

@@ -12,10 +12,11 @@ from tests.e2e.service_process import BASE
 
 
 class Poster:
-    """Appends text to runs of one service."""
+    """Appends text to runs of one service, with a token if it asks for one."""
 
-    def __init__(self, url: str) -> None:
-        self._client = httpx.Client(base_url=url, timeout=120)
+    def __init__(self, url: str, token: str | None = None) -> None:
+        headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        self._client = httpx.Client(base_url=url, timeout=120, headers=headers)
 
     def __enter__(self) -> Self:
         return self
@@ -38,10 +39,10 @@ class Poster:
     def close(self, fqn: str, run: str) -> None:
         assert self._client.post(f"{BASE}/{fqn}/{run}/close").status_code == 200
 
-    def status(self, fqn: str, run: str, state: str) -> None:
+    def status(self, fqn: str, run: str, state: str, **more: Any) -> None:
         reply = self._client.put(
             f"/api/v1/services/ingestionPipelines/{fqn}/pipelineStatus",
-            json={"runId": run, "pipelineState": state, "timestamp": 1},
+            json={"runId": run, "pipelineState": state, "timestamp": 1, **more},
         )
         assert reply.status_code < 300, reply.text
 

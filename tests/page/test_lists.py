@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, Route, expect
+from playwright.sync_api import Browser, Page, expect
 
 from tests.e2e.service_process import ServiceProcess
 from tests.page.posting import Poster, open_run
@@ -92,48 +92,19 @@ def test_matches_are_followed_live(page: Page, post: Poster) -> None:
     expect(page.locator(".hits li .tx")).to_have_text(["seen as it happens"])
 
 
-@pytest.mark.usefixtures("runs")
-def test_a_token_is_asked_for_sent_as_a_header_and_kept_by_the_tab(
-    page: Page, service: ServiceProcess
-) -> None:
-    """Before the service has rules of access: what stands before it asks for the token."""
-    sent: list[str | None] = []
-
-    def guard(route: Route) -> None:
-        given = route.request.headers.get("authorization")
-        sent.append(given)
-        if given == "Bearer trl_good":
-            route.continue_()
-        else:
-            route.fulfill(status=401, json={"detail": "no token"})
-
-    page.route("**/api/**", guard)
-    page.goto("/")
-    page.get_by_label("Token").fill("trl_wrong")
-    page.keyboard.press("Enter")
-    expect(page.get_by_text("It did not take this one")).to_be_visible()
-    page.get_by_label("Token").fill("trl_good")
-    page.keyboard.press("Enter")
-    expect(page.get_by_role("link", name="shop.orders")).to_be_visible()
-    page.get_by_role("link", name="bad").click()
-    expect(page.locator(".state")).to_have_text("finished")
-    assert set(sent) == {None, "Bearer trl_wrong", "Bearer trl_good"}
-    assert "trl_" not in page.url
-    assert page.evaluate("JSON.stringify(localStorage) + document.cookie").count("trl_") == 0
-    page.get_by_role("button", name="Log out").click()
-    expect(page.get_by_label("Token")).to_be_visible()
-
-
 @pytest.mark.npm
 @pytest.mark.usefixtures("runs")
 def test_axe_finds_nothing(page: Page, axe: str) -> None:
-    places = ("", "pipeline/shop.orders", "run/shop.orders/bad", "search?q=level:ERROR")
+    lists = ("", "pipeline/shop.orders", "search?q=level:ERROR")
+    places = (*lists, "run/shop.orders/bad", "compare/shop.orders/good/bad")
     for scheme, place in itertools.product(("light", "dark"), places):
         page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
         page.goto(f"/#/{place}")
         page.reload()
         expect(page.locator("tbody tr, .row, .hits li").first).to_be_visible()
         if place.startswith("run"):
+            page.keyboard.press("c")
+            expect(page.locator(".kinds li")).to_have_count(1)
             page.keyboard.press("/")
         page.evaluate(axe)
         found = page.evaluate("axe.run().then(found => found.violations)")
@@ -171,6 +142,8 @@ def test_a_run_without_lines_waits_for_the_first(page: Page, post: Poster) -> No
     post.text("p.waits", "other", b"x\n")
     page.goto("/#/run/p.waits/new")
     expect(page.locator(".state")).to_have_text("live")
+    expect(page.get_by_text("This run has no lines yet.")).to_be_visible()
     post.lines("p.waits", "new", 0, 1)
     expect(page.locator(".row .tx")).to_have_text("line 0")
+    expect(page.get_by_text("This run has no lines yet.")).to_be_hidden()
     open_run(page, "p.waits", "new")
