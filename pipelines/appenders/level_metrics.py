@@ -71,12 +71,16 @@ class LevelMetrics:
                 hint="Put {part} into the file's name, or set parts: 1.",
             )
         self._context = context
+        if context.replay:
+            return  # the appender has counted these
         self._counts = Counter(
             {tuple(map(str, labels)): int(n) for *labels, n in (state or {}).get("counts", ())}
         )
         self._write()
 
     def append(self, events: pa.Table) -> None:
+        if self._started.replay:
+            return
         names = [f"l{n}" for n in range(len(self._settings.labels))]
         columns = [_column(events, label) for label in self._settings.labels]
         table = pa.table([*columns, events.column("ulid")], names=[*names, "ulid"])
@@ -87,6 +91,8 @@ class LevelMetrics:
             self._counts[labels] += row["ulid_count"]
 
     def sync(self) -> State:
+        if self._started.replay:
+            return {}
         self._write()
         return {"counts": [[*labels, count] for labels, count in self._counts.items()]}
 
@@ -96,10 +102,15 @@ class LevelMetrics:
     def stop(self) -> None:
         """Nothing is to be done."""
 
-    def _write(self) -> None:
+    @property
+    def _started(self) -> Context:
         if self._context is None:
             raise AppenderFailed("the appender was not started")
-        context, fs = self._context, self._context.fs
+        return self._context
+
+    def _write(self) -> None:
+        context = self._started
+        fs = context.fs
         path = self._settings.file.replace("{part}", str(context.part))
         fixed = {"pipeline": context.pipeline, "appender": context.appender}
         lines = [f"# HELP {_NAME} Events that a log pipeline was given.\n# TYPE {_NAME} counter\n"]

@@ -114,6 +114,8 @@ class Notify:
             self._objects = Objects(context.store, context.clock)
 
     def append(self, events: pa.Table) -> None:
+        if self._started.replay:
+            return  # people were told
         for rule in self._settings.rules:
             if rule.matches is not None:
                 for group, count, first in self._groups(rule.matches.of(events)):

@@ -37,7 +37,7 @@ from logstore.objects.settings import StoreSettings
 from logstore.objects.store import ObjectInfo, Part
 from pipelines.appenders.contract import AppenderFailed, Context, Deleted, State
 from pipelines.appenders.objects import Objects
-from pipelines.appenders.paths import PathTemplate, encoded
+from pipelines.appenders.paths import PathTemplate, encoded, of_replay
 from pipelines.appenders.undo_objects import UndoObjects
 from pipelines.layouts import Layout, default_layout
 from pipelines.section import Bytes, Seconds, Section, key
@@ -116,6 +116,8 @@ class RollingObject:
                 f"the path {self._settings.path} is written by several parts of the pipeline",
                 hint="Put {fqn} or {part} into the path, or set parts: 1.",
             )
+        if context.replay:
+            self._template = PathTemplate(of_replay(self._settings.path, context.replay))
         self._context = context
         self._prefix = "" if self._settings.store else f"pipelines/{context.pipeline}/"
         self._prefix += "" if self._settings.store else f"{encode(context.appender)}/"

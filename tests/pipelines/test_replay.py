@@ -6,6 +6,7 @@ import asyncio
 import random
 from pathlib import Path
 
+import orjson
 import pytest
 
 from coordination.groups import change_group, evict, pipeline_group, read_group
@@ -22,6 +23,7 @@ from pipelines.source import SegmentSource
 from pipelines.sources.stored import StoredSegments
 from pipelines.status import rows
 from pipelines.table import TableSource
+from tests.pipelines.appenders.receiver import Receiver
 from tests.pipelines.lake import Lake
 from tests.pipelines.remembering import FAST, Remembering, forget, has, named, pipeline, until
 from tests.seeds import seeds, some
@@ -206,6 +208,47 @@ async def test_a_rolling_file_keeps_what_it_had_apart(
     assert group.replay is not None
     whole = [name.replace(group.replay.id, "ID") for name, text in found() if "3" not in text]
     assert whole == [copy]
+
+
+async def test_objects_counts_and_notices_have_nothing_twice(lake: Lake, tmp_path: Path) -> None:
+    """Objects of a replay are apart; what was counted and told is not counted and told again."""
+    out, counts = tmp_path / "out", tmp_path / "logs.prom"
+    with Receiver().running() as receiver:
+        rules = [{"name": "all", "matches": {"contains": "it "}}]
+        appenders = [
+            {"type": "rolling_object", "name": "o", "store": str(out), "path": "{fqn}.txt"},
+            {"type": "metrics", "name": "m", "file": str(counts), "labels": ["fqn"]},
+            {"type": "notify", "name": "n", "url": receiver.url, "allow_private": True}
+            | {"rules": rules, "every": "1ms"},
+        ]
+        made = parse({"name": "p", **FAST, "appenders": appenders}, Registry())
+
+        def objects() -> list[tuple[str, str]]:
+            paths = [path for path in out.rglob("*.txt") if ".tailrace" not in path.parts]
+            return sorted((path.name, path.read_text()) for path in paths)
+
+        def counted() -> int:
+            rows = counts.read_text().splitlines() if counts.exists() else []
+            return sum(int(row.rpartition(" ")[2]) for row in rows if not row.startswith("#"))
+
+        def told() -> int:
+            return sum(orjson.loads(one.body)["count"] for one in receiver.requests)
+
+        await lake.put("it 1", "it 2")
+        async with lake.running(made):
+            await until(lambda: [text for _, text in objects()] == ["it 1\nit 2\n"])
+            await until(lambda: (counted(), told()) == (2, 2))
+            await lake.compact()
+            await ask(lake)
+            await until(lambda: [text for _, text in objects()] == ["it 1\nit 2\n"] * 2)
+            async with asyncio.timeout(60):
+                while not await is_over(lake):
+                    await asyncio.sleep(0.05)
+            await lake.put("it 3")
+            await until(lambda: (counted(), told()) == (3, 3))
+            await until(lambda: "it 1\nit 2\nit 3\n" in [text for _, text in objects()])
+    (replayed,) = [name for name, text in objects() if "3" not in text]
+    assert replayed.startswith("shop.load.replay-")
 
 
 async def test_the_table_is_read_as_it_was_though_its_files_are_replaced(lake: Lake) -> None:
