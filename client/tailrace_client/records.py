@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from json.encoder import encode_basestring_ascii as _quoted
-from typing import Any, Iterable, Mapping, Match, Optional
+from typing import Any, Iterable, Mapping, Match, NamedTuple, Optional
 
 MOST_MESSAGE_BYTES = 1 << 20
 """A longer message is cut, with a note at its end."""
@@ -64,6 +64,51 @@ def attributes_header(attributes: Mapping[str, str]) -> Optional[str]:
     if len(attributes) > _MOST_ATTRIBUTES or len(value) > _MOST_HEADER:
         return None
     return _HALF.sub(_whole_or_replaced, value) if "\\ud" in value else value
+
+
+def records_of(text: bytes, attributes: str) -> bytes:
+    """Lines as records that each have these attributes, as `attributes_header` has them."""
+    tail = f',"attributes":{attributes}}}'
+    lines = text.decode("utf-8", "replace").split("\n")
+    rows = [f'{{"message":{_quoted(line)}{tail}\n' for line in lines[: None if lines[-1] else -1]]
+    return "".join(rows).encode("ascii")
+
+
+class Lines(NamedTuple):
+    """Text whose lines all have the same attributes; `attributes` as the header has them."""
+
+    text: bytes
+    attributes: str
+
+
+def lines_of(records: bytes) -> Optional[Lines]:
+    """Records of `encode_record` as lines of text; None if they have more than these can say.
+
+    That is a time, a level, attributes that are not the same or too large, or several lines.
+    """
+    first, rest, _ = records.partition(b"\n")
+    try:
+        record = json.loads(first)
+        shared = record.pop("attributes", None) or {}
+        message = _quoted(record.pop("message"))
+    except (ValueError, AttributeError, KeyError, TypeError):  # not of `encode_record`
+        return None
+    head, tail = b'{"message":', first[len(f'{{"message":{message}') :]
+    header = attributes_header(shared) if shared else ""
+    if record or not rest or header is None:
+        return None
+    rows = records.split(b"\n")
+    if rows.pop() or not all(row.startswith(head) and row.endswith(tail) for row in rows):
+        return None
+    try:
+        messages = json.loads(
+            b"[%b]" % b",".join([row[len(head) : len(row) - len(tail)] for row in rows])
+        )
+        text = "".join([message + "\n" for message in messages])
+        body = text.encode()
+    except (ValueError, TypeError):  # a record has more than its message before the attributes
+        return None
+    return Lines(body, header) if len(messages) == len(rows) == text.count("\n") else None
 
 
 def encode_records(records: Iterable[Mapping[str, Any]]) -> bytes:

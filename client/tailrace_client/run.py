@@ -13,13 +13,24 @@ import json
 import ssl
 from functools import partial
 from types import TracebackType
-from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Optional, Type, TypeVar
+from typing import (
+    Any,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Tuple,
+    Type,
+    TypeVar,
+)
 
 from tailrace_client import system
 from tailrace_client.errors import InvalidRequest, TailraceError, Unavailable
 from tailrace_client.ids import BatchIds, is_batch_id
 from tailrace_client.reading import Page, Record, follow, read_page
-from tailrace_client.records import attributes_header, encode_records
+from tailrace_client.records import attributes_header, encode_records, records_of
 from tailrace_client.retry import Backoff
 from tailrace_client.service import ROOT, Answer, Service, name
 
@@ -28,6 +39,10 @@ OUTCOMES = ("success", "failed", "partialSuccess", "stopped")
 TEXT = "text/plain; charset=utf-8"
 RECORDS = "application/x-ndjson"
 ATTRIBUTES = "Tailrace-Attributes"
+TEXT_AND_ATTRIBUTES = f"{TEXT}; attributes=header"
+"""A service that does not know `Tailrace-Attributes`, or does not get it, answers this with 415."""
+_MOST_AS_RECORDS = 8 << 20
+_UNSUPPORTED = 415
 _Result = TypeVar("_Result")
 
 
@@ -214,14 +229,36 @@ def post_batch(
     attributes: str = "",
 ) -> Answer:
     """Sends a batch once; `attributes` is the header of its lines'. Raises `TailraceError`."""
-    headers = {
-        "Content-Type": kind,
-        "Tailrace-Batch": batch,
-        "Tailrace-Durability": durability,
-    }
-    if attributes:
-        headers[ATTRIBUTES] = attributes
-    return service.request("POST", path, body, headers)
+    batched = {"Tailrace-Batch": batch, "Tailrace-Durability": durability}
+
+    def post(body: bytes, headers: Mapping[str, str]) -> Answer:
+        return service.request("POST", path, body, {**headers, **batched})
+
+    return post_in_form(post, body, kind, attributes)[0]
+
+
+def post_in_form(
+    post: Callable[[bytes, Mapping[str, str]], Answer], body: bytes, kind: str, attributes: str
+) -> Tuple[Answer, bool]:
+    """Posts through `post(body, headers)`; whether lines had to go as records.
+
+    Lines that have `attributes` go as text with the header. Where that is not known or not passed
+    on, they go as records, which store the same. Raises `Unavailable` for too many of them.
+    """
+    if not attributes:
+        return post(body, {"Content-Type": kind}), False
+    try:
+        return post(body, {"Content-Type": TEXT_AND_ATTRIBUTES, ATTRIBUTES: attributes}), False
+    except InvalidRequest as error:
+        if error.status != _UNSUPPORTED:
+            raise
+    if len(body) + body.count(b"\n") * len(attributes) > _MOST_AS_RECORDS:
+        raise Unavailable(
+            f"the service does not know {ATTRIBUTES}, or a proxy keeps it, and these lines are too "
+            "many to be sent as records",
+            hint="Update the service, or let the proxy pass the header on.",
+        )
+    return post(records_of(body, attributes), {"Content-Type": RECORDS}), True
 
 
 def receipt_of(answer: Answer) -> Optional[Receipt]:

@@ -20,8 +20,9 @@ from tailrace_client import errors
 from tailrace_client.errors import TailraceError, Unavailable
 from tailrace_client.ids import BatchIds
 from tailrace_client.reading import has_batch
+from tailrace_client.records import lines_of
 from tailrace_client.retry import Backoff
-from tailrace_client.run import RECORDS, close_run, post_batch, receipt_of, run_path
+from tailrace_client.run import RECORDS, TEXT, close_run, post_batch, receipt_of, run_path
 from tailrace_client.service import Service
 from tailrace_client.spool import Batch, Closing, Content, Queue, Target
 
@@ -139,7 +140,9 @@ class Sender:
     def _post(self, path: str, payload: bytes, batch: str, durability: str) -> bool:
         if not payload:
             return False
-        answer = post_batch(self._service, path, payload, RECORDS, batch, durability)
+        lines = lines_of(payload)  # the same in each attempt
+        body, kind, shared = (payload, RECORDS, "") if lines is None else (lines[0], TEXT, lines[1])
+        answer = post_batch(self._service, path, body, kind, batch, durability, shared)
         receipt = receipt_of(answer)
         return receipt is not None and receipt.duplicate
 

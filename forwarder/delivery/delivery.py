@@ -206,6 +206,8 @@ class Delivery:
             self._again(queue, place, again)
             return
         self.pool.worked(place)
+        if verdict.kind == "acknowledged" and verdict.reason:
+            self.pool.note(place, verdict.reason)
         if verdict.kind == "renew" and queue.file in self._renewed:
             queue.verdict = verdict  # the new id is refused as well: not as fast as we can
             self._rest(queue, self._renewed[queue.file].pause())

@@ -33,6 +33,8 @@ class Place:
     rests_until: float = 0.0
     trouble: str = ""
     """What was said about it, until it works again."""
+    lack: str = ""
+    """What was said that it does not have."""
 
 
 @dataclass(slots=True)
@@ -119,6 +121,13 @@ class Pool:
             known, place.trouble = place.trouble, reason
         if known != reason:
             self._say(f"delivery to {_shown(place.address)} fails: {reason}")
+
+    def note(self, place: Place, lack: str) -> None:
+        """Says what the place does not have, once for each place."""
+        with self._lock:
+            known, place.lack = place.lack, lack
+        if known != lack:
+            self._say(f"{_shown(place.address)} {lack}")
 
     def skip(self, place: Place) -> None:
         """Another place is to be asked next, if there is one; nothing is wrong with this one."""

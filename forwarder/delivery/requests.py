@@ -3,6 +3,7 @@
 | answer | what it means |
 | --- | --- |
 | 200, also as a duplicate | `acknowledged` |
+| 415 to lines with `Tailrace-Attributes` | they go as records, at once |
 | no answer, 408, 425, 429, 502, 503, 504, 507 | `Again`: this place is to rest |
 | another 5xx | `Again`: this request is to rest; others may go |
 | 401, 403, 404, 421, a redirect | `Again`: the token or the address is wrong; it is said |
@@ -13,17 +14,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from forwarder.delivery.verdicts import CloseRun, Question, Shipment, Task, Verdict
 from tailrace_client import errors
 from tailrace_client.errors import Unavailable
 from tailrace_client.reading import has_batch
-from tailrace_client.run import ATTRIBUTES, RECORDS, TEXT, close_run, receipt_of, run_path
-from tailrace_client.service import Service
+from tailrace_client.run import (
+    ATTRIBUTES,
+    RECORDS,
+    TEXT,
+    close_run,
+    post_in_form,
+    receipt_of,
+    run_path,
+)
+from tailrace_client.service import Answer, Service
 
 _TYPES = {"text/plain": TEXT, "application/x-ndjson": RECORDS}
 _OTHER_ID = (errors.BatchTooOld, errors.BatchFromTheFuture)
+_AS_RECORDS = (
+    f"does not know {ATTRIBUTES}, or a proxy keeps it: lines go as records, which cost it more;"
+    " update it"
+)
 _PLACE = frozenset({0, 408, 425, 429, 502, 503, 504, 507})
 
 
@@ -75,16 +88,18 @@ def _ship(
     encode: Callable[[bytes], tuple[bytes, str]],
 ) -> Verdict:
     path = run_path(task.fqn, task.run)
-    body, encoding = encode(task.body)
-    headers = {"Content-Type": _TYPES[task.kind], "Tailrace-Batch": task.batch}
-    if task.attributes:
-        headers[ATTRIBUTES] = task.attributes
+    batched = {"Tailrace-Batch": task.batch}
     if durability:
-        headers["Tailrace-Durability"] = durability
-    if encoding:
-        headers["Content-Encoding"] = encoding
+        batched["Tailrace-Durability"] = durability
+
+    def post(body: bytes, headers: Mapping[str, str]) -> Answer:
+        encoded, encoding = encode(body)
+        more = {"Content-Encoding": encoding} if encoding else {}
+        return service.request("POST", path, encoded, {**headers, **batched, **more})
+
     try:
-        receipt = receipt_of(service.request("POST", path, body, headers))
+        answer, as_records = post_in_form(post, task.body, _TYPES[task.kind], task.attributes)
+        receipt = receipt_of(answer)
     except errors.RunDeleted as error:
         return Verdict("deleted", task.batch, reason=str(error))
     except errors.BatchConflict as error:
@@ -93,7 +108,8 @@ def _ship(
         if has_batch(service, path, task.batch):
             return Verdict("acknowledged", task.batch, duplicate=True)
         return Verdict("renew", task.batch, reason=str(error), service_ms=error.service_ms)
-    return Verdict("acknowledged", task.batch, duplicate=receipt is not None and receipt.duplicate)
+    duplicate = receipt is not None and receipt.duplicate
+    return Verdict("acknowledged", task.batch, duplicate, _AS_RECORDS if as_records else "")
 
 
 def _close(task: CloseRun, service: Service) -> Verdict:

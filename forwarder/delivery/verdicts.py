@@ -64,7 +64,8 @@ class CloseRun:
 class Verdict:
     """What became of a request about `batch`, which is empty for the closing of a run.
 
-    `service_ms` is the service's clock, if it refused the id's time and said its own.
+    `reason` also says what a service that acknowledged lacks. `service_ms` is the service's clock,
+    if it refused the id's time and said its own.
     """
 
     kind: VerdictKind

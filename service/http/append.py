@@ -29,7 +29,7 @@ from logstore.errors import (
     Overloaded,
     TailraceError,
 )
-from service.http.attributes import parse_attributes
+from service.http.attributes import check_not_announced, parse_attributes
 from service.http.body import (
     BodyTooLarge,
     Bounds,
@@ -318,6 +318,8 @@ class AppendRoutes:
         batch_id = get(b"tailrace-batch")
         cookies = get(b"cookie")
         shared = get(b"tailrace-attributes")
+        if shared is None:
+            check_not_announced(get(b"content-type"))
         meta = decoded.meta if shared is None else _constant_meta(shared, get)
         if self._prefixes and decoded.text:
             decoded = prefixed(decoded)

@@ -4,6 +4,10 @@
 
 The value is one JSON object in ASCII; other characters are written as JSON escapes. A value that is
 not a string is kept as its JSON, as it is in records.
+
+A service that does not know the header would store the lines without it. So a client that must know
+sends them as `text/plain; charset=utf-8; attributes=header`, which such a service answers with 415;
+so does this one where the header did not arrive. The lines may then be sent as records.
 """
 
 from __future__ import annotations
@@ -13,11 +17,14 @@ from typing import Any, Final
 import orjson
 
 from logstore.errors import InvalidInput, TooLarge
+from service.http.errors import HttpError
 from service.http.records import attribute_text
 
 FIELD: Final = "Tailrace-Attributes"
 MOST_BYTES: Final = 8 << 10
 MOST_ATTRIBUTES: Final = 64
+TEXT_AND_ATTRIBUTES: Final = b"text/plain; charset=utf-8; attributes=header"
+_LEAST = len(TEXT_AND_ATTRIBUTES.replace(b" ", b""))
 _HINT = 'One JSON object in ASCII, such as {"region": "eu", "name": "M\\u00fcller"}.'
 
 
@@ -47,6 +54,24 @@ def parse_attributes(value: bytes, kind: str) -> dict[str, str]:
         return {name: attribute_text(item) for name, item in given.items()}
     except orjson.JSONEncodeError as error:
         raise _invalid(f"has a value that cannot be kept: {error}") from error
+
+
+def asks_for_attributes(content_type: bytes) -> bool:
+    """Whether a Content-Type says that the header is there, as well as the lines."""
+    if len(content_type) < _LEAST:
+        return False
+    plain = content_type.lower().replace(b" ", b"").replace(b'"', b"")
+    return plain == TEXT_AND_ATTRIBUTES.replace(b" ", b"")
+
+
+def check_not_announced(content_type: bytes | None) -> None:
+    """Raises `HttpError` 415 for a Content-Type that speaks of a header which is not there."""
+    if content_type is not None and asks_for_attributes(content_type):
+        raise HttpError(
+            415,
+            f"the Content-Type speaks of {FIELD}, and that did not arrive",
+            hint="Let proxies pass it on, or send the lines as application/x-ndjson.",
+        )
 
 
 def _object(value: bytes) -> dict[str, Any]:

@@ -4,6 +4,7 @@
 | --- | --- |
 | `application/json`, or none | a JSON string, or an object with `logs` |
 | `text/plain` | raw lines |
+| `text/plain; charset=utf-8; attributes=header` | raw lines, see `attributes.py` |
 | `application/x-ndjson` | records, see `records.py` |
 
 Each may have `Content-Encoding: gzip` or `zstd`. `logs` with `compressed` true is
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple
 
 from logstore.errors import InvalidInput, TooLarge
 from logstore.ulid import MAX_LINES
+from service.http.attributes import TEXT_AND_ATTRIBUTES, asks_for_attributes
 from service.http.body import Bounds
 from service.http.envelope import LongString, NotJson, ParsedBody, load, parse
 from service.http.errors import HttpError
@@ -83,6 +85,7 @@ KINDS: dict[bytes | None, str] = {
     b"application/json; charset=utf-8": "json",
     b"text/plain": "text",
     b"text/plain; charset=utf-8": "text",
+    TEXT_AND_ATTRIBUTES: "text",
     b"application/x-ndjson": "records",
     b"application/ndjson": "records",
 }
@@ -92,6 +95,8 @@ def kind_of(content_type: bytes | None) -> str:
     """The form of a Content-Type; `sniff` without one. Raises `HttpError` 415."""
     if content_type is None:
         return "sniff"
+    if asks_for_attributes(content_type):
+        return "text"
     essence, _, parameters = content_type.partition(b";")
     kind = KINDS.get(essence.strip().lower())
     charset = parameters.strip().lower().replace(b'"', b"")

@@ -15,7 +15,7 @@ from typing import Any, Final
 import yaml
 from fastapi import FastAPI
 
-from service.http.attributes import FIELD, MOST_ATTRIBUTES, MOST_BYTES
+from service.http.attributes import FIELD, MOST_ATTRIBUTES, MOST_BYTES, TEXT_AND_ATTRIBUTES
 from service.http.rights import Need, need_of
 from service.http.targets import BASE
 
@@ -103,7 +103,9 @@ APPEND: Final[dict[str, Any]] = {
         _header(
             FIELD,
             "Attributes that each line has: a JSON object in ASCII of at most "
-            f"{MOST_ATTRIBUTES} attributes. Only for text/plain.",
+            f"{MOST_ATTRIBUTES} attributes. Only for text/plain. With the Content-Type "
+            f"`{TEXT_AND_ATTRIBUTES.decode()}` a service that does not know the header, "
+            "or does not get it, answers 415.",
             maxLength=MOST_BYTES,
         ),
         _header("Content-Encoding", "Of the whole body.", enum=["gzip", "zstd", "identity"]),

@@ -58,6 +58,26 @@ def test_all_lines_of_a_text_have_its_attributes(service: ServiceProcess) -> Non
             run.append(records=[{"message": "a"}], attributes=shared)
 
 
+def test_attributes_of_lines_are_never_dropped_by_an_old_service() -> None:
+    seen: list[Asked] = []
+
+    def answer(asked: Asked) -> Given:
+        seen.append(asked)
+        refused = "attributes=header" in asked.headers.get("content-type", "")
+        value = {"type": "unsupported-media-type"} if refused else receipt
+        return Given(415 if refused else 200, {}, json.dumps(value).encode())
+
+    batch = BatchIds().mint()
+    receipt = Receipt(batch, 2, False, "durable", batch)._asdict()
+    with answering(answer) as url, a_run(url, "old", compress=False) as run:
+        assert run.append("a\nb", attributes={"k": "ü"}, batch=batch) is not None
+    assert [asked.headers["tailrace-batch"] for asked in seen[:2]] == [batch] * 2
+    assert [json.loads(line) for line in seen[1].body.splitlines()] == [
+        {"message": "a", "attributes": {"k": "ü"}},
+        {"message": "b", "attributes": {"k": "ü"}},
+    ]
+
+
 def test_each_form_of_an_append(service: ServiceProcess) -> None:
     with Run(service.url, FQN, "forms") as run:
         first = run.append("one\ntwo")

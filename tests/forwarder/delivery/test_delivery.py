@@ -7,8 +7,10 @@ import queue
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
 
 from forwarder.delivery.delivery import Delivery
@@ -19,7 +21,7 @@ from forwarder.delivery.verdicts import Shipment, Verdict
 from logstore.errors import InvalidInput
 from tailrace_client.ids import BatchIds
 from tests.client.answering import Asked, Given, answering
-from tests.client.programs import FQN, messages, state_of, until
+from tests.client.programs import FQN, messages, records, state_of, until
 from tests.e2e.service_process import ServiceProcess
 from tests.faults.kinds import KNOWABLE, Kind
 from tests.faults.schedule import Schedule, evenly
@@ -288,6 +290,43 @@ def test_a_body_is_stored_as_it_was_before_it_was_encoded(
     assert messages(service.url, run) == ["small", *lines]
     assert counts.sent_bytes == len("\n".join(lines)) + 7
     assert (counts.wire_bytes < counts.sent_bytes / 3) is bool(encoding)
+
+
+def test_an_old_service_gets_records_and_stores_what_a_new_one_does(
+    service: ServiceProcess,
+) -> None:
+    """A relay refuses as a service without `Tailrace-Attributes` does; behind it is a real one."""
+    old, ids = threading.Event(), BatchIds()
+    old.set()
+
+    def relay(asked: Asked) -> Given:
+        if old.is_set() and "attributes" in asked.headers.get("content-type", ""):
+            return problem(415, "unsupported-media-type")
+        answer = httpx.post(f"{service.url}{asked.path}", content=asked.body, headers=asked.headers)
+        return Given(answer.status_code, {}, answer.content)
+
+    shared = {"log.file.name": 'ürün \\ "q".log', "e": ""}
+    text = '2026-01-31 12:00:00 ERROR x\n\n\r\n{"k": 1} \u2028 🚀\n'
+    sent_twice = replace(shipment(ids.mint(), run="old", text=text), attributes=json.dumps(shared))
+    with answering(relay) as url, sending(url) as sent:
+        sent.delivery.submit(sent_twice)
+        sent.delivery.submit(replace(sent_twice, batch=ids.mint()))
+        assert sent.kinds(2) == ["acknowledged"] * 2
+        old.clear()  # it was updated: what it has as records, it knows as lines
+        sent.delivery.submit(sent_twice)
+        verdict = sent.next()[1]
+        assert (verdict.kind, verdict.duplicate, verdict.reason) == ("acknowledged", True, "")
+        sent.delivery.submit(replace(sent_twice, run="new", batch=ids.mint()))
+        assert sent.kinds(1) == ["acknowledged"]
+        assert [said for said in sent.said if "Tailrace-Attributes" in said] == sent.said
+        assert len(sent.said) == 1, "said once"
+    kept = [
+        [(r["message"], r.get("level"), r["attributes"]) for r in records(service.url, run)]
+        for run in ("old", "new")
+    ]
+    assert kept[0] == kept[1] * 2
+    assert [message for message, *_ in kept[1]] == text.split("\n")[:-1]
+    assert [attributes for *_, attributes in kept[1]] == [shared] * 4
 
 
 def test_a_stop_waits_for_what_is_on_its_way_and_says_how_much_is_left() -> None:

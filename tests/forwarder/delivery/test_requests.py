@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -106,6 +107,41 @@ def test_no_answer_is_of_the_place() -> None:
 def test_an_answer_that_is_no_receipt_is_no_acknowledgement() -> None:
     with pytest.raises(Again, match="no receipt"):
         done(SHIPMENT, lambda _: Given(200, {}, b"<html>welcome</html>"))
+
+
+def test_lines_go_as_records_where_their_attributes_are_not_taken() -> None:
+    """Services from before `Tailrace-Attributes` answer so, or those whose proxy drops it."""
+    seen: list[Asked] = []
+
+    def answer(asked: Asked) -> Given:
+        seen.append(asked)
+        if "attributes=header" in asked.headers["content-type"]:
+            return problem(415, "unsupported-media-type")
+        return Given(200, {}, json.dumps(RECEIPT).encode())
+
+    shared = {"k": "ü \\ \n"}
+    text = 'a "q" \\ \r\n\nü \u2028\n'
+    task = replace(SHIPMENT, body=text.encode(), attributes=json.dumps(shared))
+    found = done(task, answer)
+    assert (found.kind, found.batch) == ("acknowledged", BATCH)
+    assert "Tailrace-Attributes" in found.reason
+    lines, records = seen
+    assert lines.body == text.encode()
+    assert json.loads(lines.headers["tailrace-attributes"]) == shared
+    assert records.headers["content-type"] == "application/x-ndjson"
+    assert "tailrace-attributes" not in records.headers
+    assert lines.headers["tailrace-batch"] == records.headers["tailrace-batch"] == BATCH
+    assert [json.loads(line) for line in records.body.splitlines()] == [
+        {"message": message, "attributes": shared} for message in text.split("\n")[:-1]
+    ]
+    with pytest.raises(Again, match="too many") as again:  # as records they may be refused for ever
+        done(replace(task, body=b"\n" * 400_000), answer)
+    assert again.value.of_place
+
+
+def test_what_takes_neither_lines_nor_records_refuses() -> None:
+    task = replace(SHIPMENT, attributes='{"k":"v"}')
+    assert done(task, lambda _: problem(415, "unsupported-media-type")).kind == "refused"
 
 
 @pytest.mark.parametrize("kind", ["batch-too-old", "batch-from-the-future"])

@@ -7,6 +7,7 @@ tests/forwarder/delivery/test_pool.py), and can only block when the service is a
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -18,11 +19,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.client.answering import Asked, Given, answering
 from tests.client.programs import FQN, left_in, messages, records, state_of, until
 from tests.e2e.service_process import ServiceProcess
 from tests.faults.kinds import KNOWABLE, Kind
 from tests.faults.schedule import Schedule, evenly
 from tests.faults.thread import fault_proxy
+from tests.forwarder.delivery.test_delivery import receipt
 
 PATIENCE_SECONDS = 120
 
@@ -93,6 +96,22 @@ def test_a_prefix_attributes_and_an_outcome(service: ServiceProcess, tmp_path: P
     process = start(service.url, "--close", run="bare", spool=tmp_path)
     end(process, b"y\n")
     assert state_of(service.url, "bare")[0] == "closed"
+
+
+def test_lines_that_share_their_attributes_are_sent_as_text(tmp_path: Path) -> None:
+    seen: list[Asked] = []
+
+    def answer(asked: Asked) -> Given:
+        seen.append(asked)
+        return receipt(asked)
+
+    with answering(answer) as url:
+        words = ["--prefix", "ü ", "--attr", "region=eu"]
+        end(start(url, *words, run="text", spool=tmp_path), b'one\n"two"\r\n')
+    (asked,) = seen
+    assert asked.body.decode() == 'ü one\nü "two"\r\n'
+    assert asked.headers["content-type"] == "text/plain; charset=utf-8; attributes=header"
+    assert json.loads(asked.headers["tailrace-attributes"]) == {"region": "eu"}
 
 
 def test_a_line_of_any_length_is_kept(service: ServiceProcess, tmp_path: Path) -> None:
@@ -296,7 +315,7 @@ def test_what_cannot_be_is_said_with_a_hint(words: list[str], message: str) -> N
 
 
 def test_a_token_is_sent_and_not_shown(tmp_path: Path) -> None:
-    from tests.client.answering import Asked, Given, answering
+    from tests.client.answering import answering
     from tests.forwarder.delivery.test_delivery import receipt
 
     seen: list[str] = []

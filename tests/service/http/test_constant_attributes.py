@@ -7,7 +7,7 @@ import json
 import pytest
 
 from logstore.errors import InvalidInput
-from service.http.attributes import parse_attributes
+from service.http.attributes import TEXT_AND_ATTRIBUTES, parse_attributes
 from service.journal.format import decode_attributes
 from tests.service.http.conftest import Serve
 from tests.service.http.test_append import JSON, NDJSON, PLAIN
@@ -43,6 +43,26 @@ async def test_lines_of_text_share_the_attributes_of_the_header(direct: Serve, s
     [batch] = served.node.batches
     assert (batch.records, batch.lines) == (2 * size, 2 * size)
     assert decode_attributes(batch.meta) == {"k": "\u00fc \0", "n": '{"x":1}', "": ""}
+
+
+@pytest.mark.parametrize(
+    "kind", [TEXT_AND_ATTRIBUTES.decode(), 'Text/Plain;charset="UTF-8";attributes=header']
+)
+@pytest.mark.parametrize("size", [1, 40_000])
+async def test_a_content_type_that_speaks_of_the_header_needs_it(
+    direct: Serve, kind: str, size: int
+) -> None:
+    served = await direct()
+    response = await served.post("/p/r", b"a\nb\n" * size, content_type=kind)
+    problem = response.json()
+    assert (response.status_code, problem["type"]) == (415, "unsupported-media-type")
+    assert "application/x-ndjson" in problem["hint"]
+    assert served.node.batches == []
+    response = await served.post(
+        "/p/r", b"a\nb\n" * size, content_type=kind, tailrace_attributes='{"k":"v"}'
+    )
+    assert response.json()["lines"] == 2 * size
+    assert decode_attributes(served.node.batches[0].meta) == {"k": "v"}
 
 
 async def test_no_attributes_are_none(direct: Serve) -> None:
