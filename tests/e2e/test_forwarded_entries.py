@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,27 @@ def test_json_and_bytes_that_are_no_text(service: ServiceProcess, tmp_path: Path
     assert (first["ts"], first["level"]) == ("2006-01-02T15:04:05.500000Z", "WARN")
     assert first["attributes"] == {"t": "1136214245.5", "l": "warning", "n": '[1,{"a":2}]'}
     assert second["message"] == "no \ufffd json\x00"
+
+
+def test_attributes_are_stored_letter_by_letter(service: ServiceProcess, tmp_path: Path) -> None:
+    """Those of all lines, which go beside the text, and those of a record, which go as ndjson."""
+    names = ["a b", 'q"\\', "ü/🚀", "dotted.name", "e"]
+    values = ['"quoted" \\ and \\n', "tab\tline\nend\r", "\u2028 \x7f \x00 é 🚀", "{}", ""]
+    shared = {name: f"{value}." for name, value in zip(names, values, strict=True)}
+    own = {f"own {name}": value for name, value in zip(names, values, strict=True)}
+    lines = [json.dumps(own), json.dumps({**own, "own e": "x" * 8000}), "no json"]
+    data = "".join(f"{line}\n" for line in lines).encode()
+    text, ndjson = tmp_path / "text", tmp_path / "ndjson"
+    found = forwarded(service, text, data, 3, attributes=shared)
+    assert [(r["message"], r["attributes"]) for r in found] == [(line, shared) for line in lines]
+    parser = {"type": "json_parser"}
+    found = forwarded(service, ndjson, data, 3, attributes=shared, operators=[parser])
+    assert [r["message"] for r in found] == lines
+    assert [r["attributes"] for r in found] == [
+        {**shared, **own},
+        {**shared, **own, "own e": "x" * 8000},
+        shared,
+    ]
 
 
 def test_long_entries_and_an_unfinished_one(service: ServiceProcess, tmp_path: Path) -> None:
