@@ -1,7 +1,7 @@
 # The command list: `make` prints it, CI runs the same commands.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup run dev test check bench demo torture clients sim fuzz lock docs page openapi clean
+.PHONY: help setup run dev test check bench demo torture clients sim fuzz lock docs page picture openapi clean
 
 PY := .venv/bin/python
 DATA ?= data
@@ -79,6 +79,9 @@ openapi: dev ## Write openapi.yaml from the app
 
 page: ## Write service/page from page/ (needs Node.js with npm)
 	@cd page && npm ci --silent && npm run --silent build
+
+picture: dev ## Write docs/page.png, the picture in the README, from real logs: LOGS=FOLDER (needs Chromium)
+	@$(PY) -m tests.page.picture $(LOGS) $(ARGS)
 
 lock: ## Resolve pyproject.toml into requirements/*.txt, with hashes (needs uv)
 	@.ci/lock
