@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import secrets
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,10 +20,12 @@ import pytest
 
 from logstore import ulid as ulids
 from logstore.batch import RunKey
+from logstore.keys import SEGMENTS
 from tailrace.events import EventParser
 from tests.e2e.clients import run_path
 from tests.e2e.service_process import ServiceProcess
 from tests.seeds import seeds
+from tests.servers.minio import Bucket
 
 SETTINGS = {"TAILRACE_FLUSH__SEGMENT_SECONDS": "0.4", "TAILRACE_QUERY__STREAM_WINDOW_SECONDS": "1"}
 RUNS = [RunKey(f"shop.p{p}", f"run{r}") for p in range(2) for r in range(2)]
@@ -121,7 +122,7 @@ class Writer:
 
 def compact(service: ServiceProcess) -> None:
     """What `tailrace compact` does beside the service, with Spark."""
-    environment = {**os.environ, "TAILRACE_COMPACTION__SETTLE_SECONDS": "0"}
+    environment = {**service.settings, "TAILRACE_COMPACTION__SETTLE_SECONDS": "0"}
     command = [sys.executable, "-m", "tailrace", "compact", "--data", str(service.data), "--quiet"]
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=500, check=False
@@ -143,12 +144,29 @@ def compared(follower: Follower, lines: list[str]) -> None:
 async def test_each_line_comes_once_whatever_happens_meanwhile(
     service: ServiceProcess, seed: int
 ) -> None:
+    await followed(service, seed, ("connections", "kill", "kill and compact", "connections"))
+
+
+async def test_each_line_comes_once_over_a_bucket(tmp_path: Path, bucket: Bucket) -> None:
+    service = ServiceProcess(tmp_path / "node", **SETTINGS, **bucket.environment)
+    service.start()
+    try:
+        await followed(service, 1, ("connections", "kill"))
+    finally:
+        service.kill()
+    assert "Traceback" not in service.output()
+    async with bucket.open() as store:
+        assert [info async for info in store.list(SEGMENTS)], "some came from the bucket"
+
+
+async def followed(service: ServiceProcess, seed: int, stories: Sequence[str]) -> None:
+    """Two follow while batches are posted, and what the stories say happens meanwhile."""
     dice = random.Random(seed)
     writer = Writer(service, dice)
     everything = Follower(service.url, {"from": "now-5m", "window": "0.5"})
     warnings = Follower(service.url, {"q": "level:WARN", "from": "now-5m"})
     await writer.post(1)
-    for story in ("connections", "kill", "kill and compact", "connections"):
+    for story in stories:
         writing = asyncio.ensure_future(writer.post(25))
         reading = asyncio.gather(
             everything.read(dice.randrange(5, 60), 4), warnings.read(dice.randrange(1, 20), 4)
