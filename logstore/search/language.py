@@ -330,10 +330,21 @@ def _wrong_at(position: int, what: str, hint: str) -> InvalidInput:
     return InvalidInput(f"q, character {position + 1}: {what}", field="q", hint=hint)
 
 
+_NO_VALUE: Final = "Write a value behind the field."
+_ENDS: Final = (
+    ("_CLOSE", "Close the bracket with )."),
+    ("UNTIL", "Write both ends of the range: [10 TO 20], or * for an open one."),
+    ("LIMIT", "Write both ends of the range: [10 TO 20], or * for an open one."),
+    ("WORD", "Write a condition behind the operator."),
+)
+"""What to write at the end, by what the parser would take there."""
+
+
 def _unexpected(text: str, error: UnexpectedInput) -> InvalidInput:
     """What the parser did not take, said in words of the language."""
     if isinstance(error, UnexpectedToken) and error.token.type == "$END":
-        return _wrong_at(len(text), "something is missing at the end", "An operator waits for it.")
+        hint = next((hint for name, hint in _ENDS if name in error.expected), _NO_VALUE)
+        return _wrong_at(len(text), "something is missing at the end", hint)
     place = cast("int", error.pos_in_stream)
     found = text[place]
     if isinstance(error, UnexpectedCharacters) or found in '"/(':

@@ -119,6 +119,25 @@ def test_what_a_search_says(text: str, condition: Condition) -> None:
     assert said(text) == condition
 
 
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("(a", "Close the bracket with )."),
+        ("level:(ERROR", "Close the bracket with )."),
+        ("a AND", "Write a condition behind the operator."),
+        ("NOT", "Write a condition behind the operator."),
+        ("level:", "Write a value behind the field."),
+        ("level:(ERROR OR", "Write a value behind the field."),
+        ("pos:[1", "Write both ends of the range"),
+        ("ts:[", "Write both ends of the range"),
+    ],
+)
+def test_an_end_that_is_missing_is_named(text: str, hint: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        said(text)
+    assert caught.value.hint.startswith(hint)
+
+
 @pytest.mark.parametrize("blank", ["", " ", "\n\t"])
 def test_blanks_ask_for_everything(blank: str) -> None:
     assert said(blank) is None
