@@ -148,7 +148,8 @@ async def test_each_line_comes_once_whatever_happens_meanwhile(
 
 
 async def test_each_line_comes_once_over_a_bucket(tmp_path: Path, bucket: Bucket) -> None:
-    service = ServiceProcess(tmp_path / "node", **SETTINGS, **bucket.environment)
+    settings = SETTINGS | bucket.environment
+    service = ServiceProcess(tmp_path / "node", store=None, **settings)
     service.start()
     try:
         await followed(service, 1, ("connections", "kill"))
