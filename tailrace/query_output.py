@@ -8,6 +8,7 @@ from typing import Any, Final, TextIO
 import orjson
 
 from logstore.errors import TailraceError
+from tailrace.terminal import coloured, name, wants_colour
 
 _BAR_CHARS: Final = 40
 
@@ -19,6 +20,8 @@ class Printer:
         self._out = out
         self._whole = whole
         self._named = named
+        self._terminal = out.isatty()
+        self._colour = wants_colour(out)
         self.stats: dict[str, Any] | None = None
         self._group: int | None = None
 
@@ -42,11 +45,17 @@ class Printer:
         group, hit = record.get("group"), record.get("hit")
         between = "--\n" if group is not None and self._group not in (None, group) else ""
         self._group = group
+        message = record["message"]
+        if self._terminal:
+            message = coloured(message, record.get("level"), colour=self._colour)
         if not self._named:
-            return f"{between}{record['message']}\n"
+            return f"{between}{message}\n"
         # As grep: a colon behind the name of what was searched for, a dash around it.
         sign = "-" if hit is False else ":"
-        return f"{between}{record['fqn']}/{record['run_id']}{sign} {record['message']}\n"
+        run = f"{record['fqn']}/{record['run_id']}"
+        if self._terminal:
+            run = name(run, colour=self._colour)
+        return f"{between}{run}{sign} {message}\n"
 
 
 def chart(found: Mapping[str, Any]) -> str:

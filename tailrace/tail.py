@@ -2,7 +2,8 @@
 
 Reads server-sent events: `event: logs` carries text exactly as it was received (JSON
 keeps every byte), `id:` the cursor after it. When the connection ends without
-`complete`, the stream is opened again at the last cursor.
+`complete`, the stream is opened again at the last cursor. In a terminal, and with `--json`, it asks
+for records, which have a level.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from logstore.clock import Clock, SystemClock
 from logstore.errors import NotFound, TailraceError
 from tailrace.api import RUNS, add_url, authorization, check, component, errors_as_ours
 from tailrace.events import READ_SECONDS, Event, EventFollower
+from tailrace.terminal import coloured, wants_colour
 
 _LOOKED_AT = 16  # runs that changed last: the newest is first among them
 
@@ -32,6 +34,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--after", metavar="CURSOR", help="start beyond this cursor (default: the last 100 lines)"
     )
 
+    parser.add_argument("--json", action="store_true", help="whole records, one JSON object a line")
+
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints until the run is complete."""
@@ -40,10 +44,29 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write(text)
         sys.stdout.flush()
 
-    return asyncio.run(_run(arguments, write))
+    form: Callable[[str], str] | None = None
+    if arguments.json:
+        form = _whole
+    elif sys.stdout.isatty():
+        colour = wants_colour(sys.stdout)
+        form = lambda data: _message_of(data, colour=colour)  # noqa: E731
+    return asyncio.run(_run(arguments, write, form))
 
 
-async def _run(arguments: argparse.Namespace, write: Callable[[str], None]) -> int:
+def _whole(data: str) -> str:
+    return f"{data}\n"
+
+
+def _message_of(data: str, *, colour: bool) -> str:
+    record = json.loads(data)
+    return f"{coloured(record['message'], record.get('level'), colour=colour)}\n"
+
+
+async def _run(
+    arguments: argparse.Namespace,
+    write: Callable[[str], None],
+    form: Callable[[str], str] | None,
+) -> int:
     timeout = httpx.Timeout(10, read=READ_SECONDS)
     headers = authorization(arguments.token_file)
     async with httpx.AsyncClient(
@@ -51,7 +74,8 @@ async def _run(arguments: argparse.Namespace, write: Callable[[str], None]) -> i
     ) as client:
         with errors_as_ours(arguments.url):
             name = arguments.run or await newest_run(client, arguments.fqn)
-        await Follower(client, SystemClock(), arguments.fqn, name, write).follow(arguments.after)
+        follower = Follower(client, SystemClock(), arguments.fqn, name, write, form)
+        await follower.follow(arguments.after)
     return 0
 
 
@@ -66,7 +90,7 @@ async def newest_run(client: httpx.AsyncClient, fqn: str) -> str:
 
 
 class Follower(EventFollower):
-    """One run's live view."""
+    """One run's live view: its text, or what `form` makes of each record's JSON."""
 
     def __init__(
         self,
@@ -75,9 +99,12 @@ class Follower(EventFollower):
         fqn: str,
         run: str,
         write: Callable[[str], None],
+        form: Callable[[str], str] | None = None,
     ) -> None:
-        super().__init__(client, clock, f"{RUNS}/{component(fqn)}/stream/{component(run)}", {})
+        path = f"{RUNS}/{component(fqn)}/stream/{component(run)}"
+        super().__init__(client, clock, path, {} if form is None else {"format": "ndjson"})
         self._write = write
+        self._form = form
 
     def take(self, event: Event) -> bool:
         """Writes lines; `complete` is the end."""
@@ -85,7 +112,10 @@ class Follower(EventFollower):
             return True
         if event.name == "error":
             raise TailraceError(_message(event.data))
-        if event.name == "logs":
+        if self._form is not None:
+            self._write(self._form(event.data))
+            self.cursor = event.id
+        elif event.name == "logs":
             self._write(json.loads(event.data).get("logs") or "")
             self.cursor = event.id
         return False

@@ -1,0 +1,76 @@
+"""Text of logs on a terminal: colours of its own stay, every other escape goes.
+
+A line of a log may hold sequences that move the cursor, clear the screen, set the title or write
+to the clipboard. Kept are selections of colour and weight (SGR) and tabs; they end with their line.
+Other control characters, and those that turn the direction of writing, are shown as symbols.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Final, TextIO
+
+_SEQUENCE: Final = re.compile(
+    r"(?P<sgr>\x1b\[[0-9;:]*m)"
+    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]?"  # of the cursor, the screen, modes
+    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"  # strings
+    r"|\x1b[ -/]*[0-~]?"
+    r"|(?P<control>[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069])"
+)
+_RESET: Final = "\x1b[0m"
+_UNSEEN: Final = "\ufffd"
+_PICTURES: Final = 0x2400
+_DELETE: Final = 0x7F
+_COLOURS: Final = {
+    "TRACE": "\x1b[2m",
+    "DEBUG": "\x1b[2m",
+    "WARN": "\x1b[33m",
+    "ERROR": "\x1b[31m",
+    "FATAL": "\x1b[1;31m",
+}
+_NAME: Final = "\x1b[36m"
+
+
+def shown(text: str) -> str:
+    """The text without escapes but SGR, which do not reach beyond their line."""
+    if text.isprintable():
+        return text
+    return "\n".join(map(_line, text.split("\n")))
+
+
+def coloured(text: str, level: str | None, *, colour: bool) -> str:
+    """The text as `shown`; with `colour`, in that of its level if it has none of its own."""
+    safe = shown(text)
+    begin = _COLOURS.get(level or "") if colour else None
+    if begin is None or "\x1b" in safe:
+        return safe
+    return "\n".join(f"{begin}{line}{_RESET}" if line else line for line in safe.split("\n"))
+
+
+def name(text: str, *, colour: bool) -> str:
+    """The name of a run before its lines."""
+    return f"{_NAME}{shown(text)}{_RESET}" if colour else shown(text)
+
+
+def wants_colour(out: TextIO) -> bool:
+    """Whether it is a terminal that takes colours, for somebody who did not say no to them."""
+    return out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _line(line: str) -> str:
+    # `\r` before the `\n` that was split off is part of the line's end.
+    found = _SEQUENCE.sub(_kept, line.removesuffix("\r"))
+    return f"{found}{_RESET}" if "\x1b" in found else found
+
+
+def _kept(match: re.Match[str]) -> str:
+    if match["sgr"]:
+        return match["sgr"]
+    control = match["control"]
+    if not control:
+        return ""
+    code = ord(control)
+    if code == _DELETE:
+        return "\u2421"
+    return chr(_PICTURES + code) if code < 0x20 else _UNSEEN

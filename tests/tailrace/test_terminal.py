@@ -1,0 +1,126 @@
+"""What a terminal is given of a log, and what a pipe is."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+import threading
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tailrace.terminal import coloured, shown
+from tests.client.answering import Asked, Given, answering
+
+SGR = re.compile(r"\x1b\[[0-9;:]*m")
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+PIECES = [
+    *("\x1b", "[", "]", "2J", "31m", "0;", "?", "\x9b", "\x07", "\x1b\\", "P", "\r", "\n", "\t"),
+    *("m", "H", "text", "\u202e", "\x9d", "\x9c", "\x7f", "\x00", " ", "ü", "(B"),
+]
+
+
+@settings(max_examples=500, deadline=None, database=None)
+@given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
+def test_nothing_but_colours_reaches_a_terminal(text: str) -> None:
+    for given_out in (shown(text), coloured(text, "ERROR", colour=True)):
+        assert not CONTROL.search(SGR.sub("", given_out)), given_out
+        assert given_out.count("\n") == text.count("\n")
+        for line in given_out.split("\n"):
+            assert "\x1b" not in line or line.endswith("\x1b[0m")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("plain ü\n", "plain ü\n"),
+        ("a\tb\r\nc", "a\tb\nc"),
+        ("\x1b[1;31mred\x1b[0m", "\x1b[1;31mred\x1b[0m\x1b[0m"),
+        ("\x1b[2J\x1b[Hcleared", "cleared"),
+        ("\x1b]0;title\x07x\x1b]52;c;aGk=\x1b\\y", "xy"),
+        ("\x1b]8;;https://evil.example\x1b\\link\x1b]8;;\x1b\\", "link"),
+        ("10%\r20%", "10%\u240d20%"),
+        ("\x1b[31\nm", "\nm"),
+        ("a\u202eb\x7f", "a\ufffdb\u2421"),
+    ],
+)
+def test_escapes_but_colours_are_taken_out(text: str, expected: str) -> None:
+    assert shown(text) == expected
+
+
+RECORDS = [
+    {"ulid": "0" * 26, "fqn": "p", "run_id": "r", "level": level, "message": message}
+    for level, message in (("ERROR", "bad"), ("INFO", "\x1b[2Jwell"), (None, "\x1b[32mgreen"))
+]
+TEXT = "".join(f"{record['message']}\n" for record in RECORDS)
+
+
+def answer(asked: Asked) -> Given:
+    if "/stream/" not in asked.path:
+        stats = {"stats": {"complete": True}}
+        lines = b"".join(orjson.dumps(record) + b"\n" for record in [*RECORDS, stats])
+        return Given(200, {}, lines)
+    if "format=ndjson" in asked.path:
+        body = b"".join(b"id: 1\ndata: %b\n\n" % orjson.dumps(record) for record in RECORDS)
+    else:
+        body = b"id: 1\nevent: logs\ndata: %b\n\n" % orjson.dumps({"logs": TEXT})
+    return Given(200, {}, body + b"event: complete\ndata: \n\n")
+
+
+def in_terminal(*words: str, **variables: str) -> str:
+    """What a command writes to a terminal of its own."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tailrace", *words],
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TERM": "xterm", "NO_COLOR": "", **variables},
+    )
+    os.close(theirs)
+    pieces: list[bytes] = []
+
+    def read() -> None:
+        try:
+            while piece := os.read(ours, 65536):
+                pieces.append(piece)
+        except OSError:  # the terminal's other side is closed
+            pass
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    _, errors = process.communicate(timeout=120)
+    reader.join()
+    os.close(ours)
+    assert process.returncode == 0, errors
+    return b"".join(pieces).decode().replace("\r\n", "\n")
+
+
+def test_a_terminal_gets_colours_and_a_pipe_the_text() -> None:
+    colours = "\x1b[31mbad\x1b[0m\nwell\n\x1b[32mgreen\x1b[0m\n"
+    with answering(answer) as url:
+        tail = ["tail", "--url", url, "p", "r"]
+        query = ["query", "--url", url, "--fqn", "p", "--run", "r", "x"]
+        assert in_terminal(*tail) == colours
+        assert in_terminal(*tail, NO_COLOR="1") == "bad\nwell\n\x1b[32mgreen\x1b[0m\n"
+        assert in_terminal(*query) == colours
+        for words in (tail, query):
+            piped = subprocess.run(
+                [sys.executable, "-m", "tailrace", *words],
+                capture_output=True,
+                timeout=120,
+                check=True,
+            )
+            assert piped.stdout.decode() == TEXT
+        whole = subprocess.run(
+            [sys.executable, "-m", "tailrace", *tail, "--json"],
+            capture_output=True,
+            timeout=120,
+            check=True,
+        )
+        assert [orjson.loads(line) for line in whole.stdout.splitlines()] == RECORDS
