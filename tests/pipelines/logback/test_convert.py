@@ -141,6 +141,34 @@ def test_cdaps_properties_are_settings_of_the_pipeline() -> None:
     assert "have every line already" in said[7]
 
 
+CDAP_DEFAULT = """<?xml version="1.0" encoding="UTF-8"?>
+<configuration>
+  <appender name="CDAPLogAppender" class="co.cask.cdap.logging.framework.CDAPLogAppender">
+    <dirPermissions>${log.pipeline.cdap.dir.permissions}</dirPermissions>
+    <filePermissions>${log.pipeline.cdap.file.permissions}</filePermissions>
+    <syncIntervalBytes>10485760</syncIntervalBytes>
+    <maxFileSizeInBytes>${log.pipeline.cdap.file.max.size.bytes}</maxFileSizeInBytes>
+    <fileRetentionDurationDays>7</fileRetentionDurationDays>
+  </appender>
+  <appender name="MetricsLogAppender" class="co.cask.cdap.logging.framework.MetricsLogAppender"/>
+  <logger name="org.apache.spark" level="INFO"/>
+  <root level="ALL">
+    <appender-ref ref="CDAPLogAppender"/>
+    <appender-ref ref="MetricsLogAppender"/>
+  </root>
+</configuration>
+"""
+
+
+def test_each_line_of_cdaps_own_pipeline_is_converted_or_named() -> None:
+    found = convert(CDAP_DEFAULT.encode(), "cdap")
+    (metrics,) = found.content["appenders"]
+    assert metrics["filter"] == {"loggers": {"root": "ALL", "org.apache.spark": "INFO"}}
+    converted_lines = {1, 2, 9, 11, *range(12, 17)}  # of the document, loggers and references
+    lines = range(1, CDAP_DEFAULT.count("\n") + 1)
+    assert {one.line for one in found.remarks} == set(lines) - converted_lines
+
+
 def test_files_by_day_are_rolled_by_time_and_size() -> None:
     found, remarks = appender(
         "RollingFileAppender",
