@@ -46,10 +46,13 @@ from service.metrics.workers import WorkerPlace, by_itself, of_all
 from service.node import Node
 from service.peers.answers import Answers
 from service.peers.http import HttpTransport
+from service.peers.journals import RecordFeeds
 from service.peers.records import RecordsOfOthers
 from service.peers.transport import Network
 from service.query.engine import QueryEngine
-from service.query.live.matches import LiveLimits, LiveMatches
+from service.query.live.followed import LiveLimits
+from service.query.live.matches import LiveMatches
+from service.query.live.reach import stored_ends
 from service.query.records import run_details, run_records
 from service.query.segments import SegmentCatalog
 from service.query.view import Deletion
@@ -152,7 +155,16 @@ def make_live(engine: QueryEngine, sources: QuerySources, node: Node) -> LiveMat
         # Asked each time: a node that finds its folder copied has a new tail.
         wake=lambda: node.tail.nudge(ALL_RUNS),
         limits=LiveLimits(most_searches=engine.settings.max_streams),
+        others=make_feeds(sources, node),
     )
+
+
+def make_feeds(sources: QuerySources, node: Node) -> RecordFeeds | None:
+    """What other nodes have for live searches; None without a way to them."""
+    peers = node.members.peers
+    if peers is None:
+        return None
+    return RecordFeeds(peers, node.seams.clock, lambda: stored_ends(sources))
 
 
 def make_engine(

@@ -37,6 +37,10 @@ class SearchFollower(EventFollower):
         if event.name == "gap":
             reason = orjson.loads(event.data).get("reason")
             print(f"warning: records may be missing: {reason}", file=sys.stderr)
+        elif event.name == "silent":
+            nodes = ", ".join(orjson.loads(event.data).get("nodes", ()))
+            said = f"{nodes} silent: records from there come later" if nodes else "all answer again"
+            print(f"nodes: {said}", file=sys.stderr)
         else:
             self._printer.take([event.data.encode()])
         self.cursor = event.id

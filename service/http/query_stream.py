@@ -7,6 +7,11 @@
     event: gap
     data: {"reason": …}          records may be missing here, and why
 
+    id: <cursor>
+    event: silent
+    data: {"nodes": […]}         these nodes do not answer, and their newest records come once they
+                                 do; none: all answer again
+
     : heartbeat
     id: <cursor>                 nothing matched up to here
 
@@ -38,7 +43,7 @@ from service.http.query import PARAMETERS, described, parameters_of
 from service.http.search_response import unless_gone
 from service.query.live.cursor import StreamCursor, names_text, seen_text
 from service.query.live.matches import LiveMatches
-from service.query.live.reader import LiveReader, Start
+from service.query.live.reader import LiveReader, Silent, Start
 from service.query.live.reorder import Matches
 from service.query.live.storage import Gap
 from service.query.output import lines
@@ -72,7 +77,8 @@ _DESCRIPTION: Final = (
     "the window is over, in the order of ULIDs. A record that was acknowledged later than that "
     'comes when it comes, with `"late": true`. Each `id` is a cursor: with `Last-Event-ID` or '
     "`after` a client goes on there and gets each record once. An event `gap` says that records "
-    "may be missing, and why; `error` says why the stream ends."
+    "may be missing, and why; `silent` names the nodes that do not answer, whose newest records "
+    "come once they do; `error` says why the stream ends."
 )
 OPENAPI: Final[dict[str, Any]] = {
     "description": _DESCRIPTION,
@@ -169,13 +175,16 @@ class QueryStream(Response):
                 await self._send(send, _error(error))
         await send({"type": "http.response.body", "body": b""})
 
-    def _frame(self, piece: Matches | Gap | None) -> bytes:
+    def _frame(self, piece: Matches | Gap | Silent | None) -> bytes:
         if piece is None:
             assert self._reader.cursor is not None
             return b": heartbeat\nid: %b\n\n" % self._reader.cursor.encode().encode()
         if isinstance(piece, Gap):
             head = b"id: %b\nevent: gap\n" % piece.cursor.encode().encode()
             return head + sse.data({"reason": piece.reason})
+        if isinstance(piece, Silent):
+            head = b"id: %b\nevent: silent\n" % piece.cursor.encode().encode()
+            return head + sse.data({"nodes": list(piece.nodes)})
         frame = piece.frames.get(_FORMAT)
         if frame is None:
             frame = piece.frames[_FORMAT] = events(piece)
@@ -202,7 +211,7 @@ def events(piece: Matches) -> bytes:
 
 
 def _ids(piece: Matches) -> list[str]:
-    stem = seen_text(piece.before.seen)
+    stem = seen_text(piece.before)
     ulids, fqns, runs = _columns(piece.batch, "ulid", "fqn", "run_id")
     names = {key: names_text(*key) for key in {*zip(fqns, runs, strict=True)}}
     return [
@@ -211,9 +220,8 @@ def _ids(piece: Matches) -> list[str]:
 
 
 def _late_ids(piece: Matches, node: str) -> list[str]:
-    seen, last = piece.before.seen, piece.before.last
     (positions,) = _columns(piece.batch, "pos")
-    return [StreamCursor({**seen, node: pos + 1}, last).encode() for pos in positions]
+    return [piece.before.at(node, pos + 1).encode() for pos in positions]
 
 
 def _columns(batch: pa.RecordBatch, *names: str) -> list[list[Any]]:

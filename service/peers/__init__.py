@@ -9,6 +9,7 @@
 | `messages` | how questions and answers are written |
 | `hot` | lines of a run that other nodes hold |
 | `others` | what run logs ask and tell the others |
+| `journals` | new records of the others, for live searches |
 | `feed` | news of the others, for live streams |
 | `membership` | this node among the others, from its start to its stop |
 | `answers` | what this node answers to others |

@@ -7,6 +7,7 @@
 | `metrics` | the metrics of this process as Prometheus reads them, as one part |
 | `wait` | which of some runs have new lines, see `feed` |
 | `records` | records for a search, see `records` |
+| `journal` | new records for live searches, see `journals` |
 | `runs`, `highest`, `deleted`, `close`, `ended` | what `others` says |
 """
 
@@ -20,11 +21,13 @@ import numpy as np
 
 from logstore import ulid as ulids
 from logstore.batch import RunKey
+from logstore.clock import Clock, SystemClock
 from logstore.errors import NotFound, TailraceError
 from logstore.segments.columns import record_batches
 from service.journal.view import JournalPin
 from service.peers import messages
 from service.peers.hot import encode_sources, encode_texts, fitting
+from service.peers.journals import JournalAnswers
 from service.peers.membership import Membership
 from service.peers.messages import Message
 from service.peers.records import answer_records
@@ -60,9 +63,17 @@ class Answering(Protocol):
 class Answers:
     """The questions that a node answers."""
 
-    def __init__(self, node: Answering, scrape: Callable[[], bytes] = bytes) -> None:
+    def __init__(
+        self,
+        node: Answering,
+        scrape: Callable[[], bytes] = bytes,
+        clock: Clock | None = None,
+    ) -> None:
         self._node = node
         self._scrape = scrape
+        self._journals = JournalAnswers(
+            node.pin, lambda: node.shipper.carry.copy(), clock or SystemClock()
+        )
         self._verbs: dict[str, Callable[[Message], Awaitable[bytes]]] = {
             "hello": self._hello,
             "hot": self._hot,
@@ -71,6 +82,7 @@ class Answers:
             "wait": self._wait,
             "runs": self._runs,
             "records": self._records,
+            "journal": self._journals.answer,
             "highest": self._highest,
             "deleted": self._deleted,
             "close": self._close,

@@ -43,6 +43,7 @@ class Membership:
                 self.register, network.transport, seams.clock, timeout_seconds=seconds
             )
         self._joined = False
+        self._start = 0
 
     @property
     def instance(self) -> str:
@@ -89,6 +90,8 @@ class Membership:
     async def try_to_join(self, identity: Identity, journal: Journal) -> None:
         """Joins if the store answers; else `stay` does. Raises `Forked`."""
         self._joined = False
+        fresh = identity.incarnation >= self.instance  # both are ULIDs: this process has made it
+        self._start = identity.base if fresh else journal.next_pos
         with suppress(Unavailable, OutcomeUnknown):
             await self._join(identity, journal)
 
@@ -128,7 +131,8 @@ class Membership:
                 " copy, or the other way round"
             )
         files = _own_files(identity, journal)
-        await self.register.publish(identity.node, identity.parents, identity.base, files)
+        names = identity.node, identity.parents, identity.base
+        await self.register.publish(*names, files, self._start)
         self._joined = True
 
 

@@ -2,11 +2,11 @@
 
 | question | asks | answer |
 | --- | --- | --- |
-| `records` | `{"fqn", "run", "low", "high"}`: names or null, ULIDs | an Arrow stream as one part |
+| `records` | `{"fqn", "run", "low", "high"}`: names or null, ULIDs | `{"confirmed": [number, position], "end"}`: the last confirmed segment and its end, and one past the last record; an Arrow stream as one part |
 
 The answer has the records of the node's journal that are in no confirmed segment. A node that would
 have to send more than 64 MiB of text refuses.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def _encoded(
         if size:
             for batch in hot.records(tile):
                 stream.write_batch(batch)
-    return messages.encode({"rows": True}, [sink.getvalue().to_pybytes()])
+    head = {"confirmed": [pin.confirmed_seq, pin.confirmed_pos], "end": pin.end_pos}
+    return messages.encode(head, [sink.getvalue().to_pybytes()])
 
 
 class RecordsOfOthers:
@@ -65,9 +66,7 @@ class RecordsOfOthers:
         """What they hold, and who did not say."""
         if not self._peers:
             return FoundElsewhere()
-        low, high = ulids.encode(request.low), ulids.encode(request.high)
-        head = {"fqn": request.fqn, "run": request.run, "low": low, "high": high}
-        gathered = await self._peers.ask(messages.encode(head), "records")
+        gathered = await self._peers.ask(question(request), "records")
         silent = set(gathered.silent)
         tables, nodes = [SCHEMA.empty_table()], []
         for entry in self._peers.entries():
@@ -75,14 +74,21 @@ class RecordsOfOthers:
             if answer is None:
                 continue
             try:
-                tables.append(await asyncio.to_thread(_decoded, answer))
+                tables.append(await asyncio.to_thread(decoded, answer))
                 nodes.append(entry.node)
             except PeerRefused:
                 silent.add(entry.node)
         return FoundElsewhere(pa.concat_tables(tables), nodes, sorted(silent))
 
 
-def _decoded(answer: Message) -> pa.Table:
+def question(request: QueryRequest) -> bytes:
+    """The question for what a search may find."""
+    low, high = ulids.encode(request.low), ulids.encode(request.high)
+    return messages.encode({"fqn": request.fqn, "run": request.run, "low": low, "high": high})
+
+
+def decoded(answer: Message) -> pa.Table:
+    """The records of an answer. Raises `PeerRefused`."""
     try:
         with pa.ipc.open_stream(answer.parts[0]) as stream:
             return stream.read_all().cast(SCHEMA)

@@ -8,6 +8,7 @@
 | `node`, `instance` | the node, and the ULID that its process took at its start |
 | `url` | where it is asked |
 | `parents`, `base` | the incarnations that it continues, and the first position that is its own |
+| `start` | the position at which the process began |
 | `files` | of a fork: `[[journal file, first pos, end pos], …]` from before it |
 | `renewed_ms` | when it was written last, by the node's clock |
 | `load` | what it has to do, 1 for as much as it can take |
@@ -57,6 +58,7 @@ class Entry:
     files: tuple[tuple[str, int, int], ...] = ()
     renewed_ms: int = 0
     load: float = 0.0
+    start: int = 0
 
     @property
     def address(self) -> Address:
@@ -84,6 +86,7 @@ def decode_entry(body: bytes) -> Entry:
             files=tuple([(str(f), int(a), int(b)) for f, a, b in value["files"]]),
             renewed_ms=int(value["renewed_ms"]),
             load=float(value.get("load", 0)),
+            start=int(value.get("start", 0)),
         )
     except (ValueError, TypeError, KeyError) as error:
         raise Damaged(f"not an entry of a node: {error}") from error
@@ -117,6 +120,11 @@ class Register:
         """The other processes, by instance, as they were found last."""
         return self._others
 
+    @property
+    def own(self) -> Entry | None:
+        """This process's entry, once it is written."""
+        return self._own
+
     def on_change(self, hear: Callable[[], None]) -> None:
         """Calls `hear` when other processes came or went."""
         self._heard.append(hear)
@@ -127,10 +135,14 @@ class Register:
         parents: Sequence[str] = (),
         base: int = 0,
         files: Sequence[tuple[str, int, int]] = (),
+        start: int = 0,
     ) -> None:
         """Writes this process's entry and tells the others. Raises `Unavailable`, `Damaged`."""
         before = self._own
-        own = Entry(node, self.instance, self._network.url, tuple(parents), base, tuple(files))
+        own = Entry(
+            *(node, self.instance, self._network.url, tuple(parents), base, tuple(files)),
+            start=start,
+        )
         await self._write(own)
         self._own = own
         if before is not None and before.node != node:
@@ -174,7 +186,7 @@ class Register:
                 read[info.key] = known
                 if known[1].instance != self.instance:
                     found[known[1].instance] = known[1]
-            changed = found.keys() != self._others.keys()
+            changed = _names(found) != _names(self._others)
             self._read, self._others, self._looked = read, found, began
         if changed:
             for hear in self._heard:
@@ -229,6 +241,10 @@ class Register:
     async def _greet(self, entry: Entry) -> None:
         transport, body = self._network.transport, messages.encode({"instance": self.instance})
         await transport.ask(entry.address, "hello", body, _HELLO_SECONDS)
+
+
+def _names(entries: Mapping[str, Entry]) -> set[tuple[str, str]]:
+    return {(instance, entry.node) for instance, entry in entries.items()}
 
 
 def _key(entry: Entry) -> str:

@@ -169,11 +169,11 @@ async def open_view(sources: Sources, request: QueryRequest) -> View:
 
 
 async def open_pinned(
-    sources: Sources, request: QueryRequest, pin: Pin, through: int | None = None
+    sources: Sources, request: QueryRequest, pin: Pin, through: Mapping[str, int] | None = None
 ) -> View:
     """Lists and opens behind a pin, which the view releases. Raises as `open_view`.
 
-    With `through`, of the pin's node no segment above that number is read.
+    Of a node in `through` no segment above that number is read.
     """
     try:
         return await _open(sources, request, pin, through)
@@ -182,17 +182,20 @@ async def open_pinned(
         raise
 
 
-async def _open(sources: Sources, request: QueryRequest, pin: Pin, through: int | None) -> View:
-    report = Report(nodes={pin.node})
-    listed = [info async for info in sources.store.list(keys.SEGMENTS)]
-    if through is not None:
-        listed = [info for info in listed if not _is_above(info, pin.node, through)]
+async def _open(
+    sources: Sources, request: QueryRequest, pin: Pin, through: Mapping[str, int] | None
+) -> View:
+    report, bounds = Report(nodes={pin.node}), through or {}
+    listed = [
+        info async for info in sources.store.list(keys.SEGMENTS) if not _is_above(info, bounds)
+    ]
     nodes = {found[0] for info in listed if (found := keys.parse_segment(info.key))}
     report.nodes |= nodes
-    nodes.add(pin.node)  # of which the table may be ahead
+    nodes |= {pin.node, *bounds}  # of which the table may be ahead
     marks, files, skipped = await asyncio.to_thread(_newest, sources.table, request, sorted(nodes))
-    if through is not None and marks.get(pin.node, 0) > through:
-        raise Outdated(f"the table is beyond segment {through} of {pin.node}")
+    for node, seq in bounds.items():
+        if marks.get(node, 0) > seq:
+            raise Outdated(f"the table is beyond segment {seq} of {node}")
     report.quarantined = [info.key for info in listed if info.key.startswith(keys.QUARANTINE)]
     fresh = above_marks(listed, marks, report.missing)
     segments = await _segments(sources, fresh, request, report)
@@ -202,9 +205,9 @@ async def _open(sources: Sources, request: QueryRequest, pin: Pin, through: int 
     return View(pin, hot, segments, files, deletions, report)
 
 
-def _is_above(info: ObjectInfo, node: str, seq: int) -> bool:
+def _is_above(info: ObjectInfo, bounds: Mapping[str, int]) -> bool:
     found = keys.parse_segment(info.key)
-    return found is not None and found[0] == node and found[1] > seq
+    return found is not None and found[1] > bounds.get(found[0], found[1])
 
 
 def _newest(

@@ -9,23 +9,23 @@ comes back.
 Only what is synced is looked at, so nobody sees what a power cut may take back. What is pinned
 between two looks is what the searches have seen, see `storage`.
 
-This is the place where records of other nodes come in, too, once they can be had: `Reorder.add`
-takes them by node. Until then they are seen where storage is read.
+Records of other nodes come in as these send them (`others`), those of a node in the order of its
+positions.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from logstore import ulid
 from logstore.batch import Batches
@@ -35,9 +35,13 @@ from logstore.segments.columns import record_batches
 from service.query.engine import QueryEngine
 from service.query.hot import SCHEMA
 from service.query.live.cursor import StreamCursor, behind_all
+from service.query.live.elsewhere import Fed, OtherNodes
+from service.query.live.followed import Followed, LiveLimits
 from service.query.live.matching import Matcher
-from service.query.live.reorder import Matches, Overflowed, Reorder
-from service.query.live.storage import LivePin, Moment, at
+from service.query.live.pins import LivePin
+from service.query.live.reach import reach_of, without_copies
+from service.query.live.reorder import Overflowed, Reorder
+from service.query.live.storage import Moment
 from service.query.request import QueryRequest
 from service.query.view import Outdated, Sources
 
@@ -45,88 +49,15 @@ _PIECE_BYTES: Final = 8 << 20
 _LOOK_BACK_BYTES: Final = 32 << 20
 _SLOWEST_SECONDS: Final = 10.0
 _NUDGE_SECONDS: Final = 0.05
-_MIB: Final = 1 << 20
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class LiveLimits:
-    """How often is looked, and how much is held: for each search, in bytes.
-
-    If more than `behind_bytes` of text came since the last look, readers read it from storage.
-    """
-
-    look_seconds: float = 0.2
-    ring_bytes: int = 2 * _MIB
-    waiting_bytes: int = 8 * _MIB
-    behind_bytes: int = 64 * _MIB
-    most_searches: int = 32
-
-
-class Taken(NamedTuple):
-    """Pieces for a reader, the number of the next one, and whether it must read storage."""
-
-    pieces: list[Matches]
-    next_piece: int
-    behind: bool
-
-
-class Followed:
-    """A search that somebody follows: what waits, and the ring of the newest pieces."""
-
-    def __init__(self, request: QueryRequest, window_ms: int, limits: LiveLimits) -> None:
-        self.request = request
-        self.window_ms = window_ms
-        self.readers = 0
-        self.failure: TailraceError | None = None
-        self.reorder: Reorder | None = None
-        self.ready = False
-        self._limits = limits
-        self._pieces: deque[Matches] = deque()
-        self._first = 0
-        self._bytes = 0
-
-    @property
-    def mark(self) -> int:
-        """The number of the next piece."""
-        return self._first + len(self._pieces)
-
-    def begin(self, cursor: StreamCursor) -> None:
-        """Goes on at this cursor: readers before it read storage."""
-        self.reorder = Reorder(cursor, self._limits.waiting_bytes)
-        self.ready = False
-        self._first = self.mark + 1
-        self._pieces.clear()
-        self._bytes = 0
-
-    def keep(self, pieces: list[Matches]) -> None:
-        """Adds pieces to the ring; the oldest ones make room."""
-        for piece in pieces:
-            self._pieces.append(piece)
-            self._bytes += piece.size
-        while self._bytes > self._limits.ring_bytes and self._pieces:
-            self._bytes -= self._pieces.popleft().size
-            self._first += 1
-
-    def take(self, next_piece: int) -> Taken:
-        """The pieces from this number on."""
-        if next_piece < self._first:
-            return Taken([], next_piece, behind=True)
-        found = list(self._pieces)[next_piece - self._first :]
-        return Taken(found, self.mark, behind=False)
-
-    def check(self) -> None:
-        """Raises why it cannot go on, if so."""
-        if self.failure is not None:
-            raise self.failure
 
 
 class LiveMatches:
     """All followed searches of a node.
 
     `pin` pins its journal, `carry` copies what lines beyond its confirmed segments begin with,
-    `wake` wakes the readers.
+    `wake` wakes the readers. `others` are the other nodes, if there is a way to them.
     """
 
     def __init__(
@@ -138,8 +69,11 @@ class LiveMatches:
         carry: Callable[[], Carry],
         wake: Callable[[], None],
         limits: LiveLimits | None = None,
+        others: OtherNodes | None = None,
     ) -> None:
         self.engine = engine
+        self.others = others
+        self._ends: dict[str, int] = {}
         self.sources = sources
         self.limits = limits or LiveLimits()
         self._pin = pin
@@ -178,6 +112,11 @@ class LiveMatches:
         if followed.readers == 0 and self._followed.get(key) is followed:
             del self._followed[key]
 
+    @property
+    def silent(self) -> tuple[str, ...]:
+        """The nodes that do not answer."""
+        return () if self.others is None else tuple(self.others.silent)
+
     async def moment(self, followed: Followed) -> Moment:
         """The live end, between two looks; its pin is to be released. Raises why there is none."""
         while True:
@@ -199,6 +138,9 @@ class LiveMatches:
 
     async def _run(self) -> None:
         """Looks, as long as anybody follows."""
+        self._ends.clear()
+        if self.others is not None:
+            self.others.start()
         try:
             while self._followed:
                 self._looking = True
@@ -216,6 +158,8 @@ class LiveMatches:
             raise
         finally:
             self._hold(None)
+            if self.others is not None:
+                self.others.stop()
             self.engine.databases.watch()
 
     def _fail(self, error: TailraceError) -> None:
@@ -240,12 +184,15 @@ class LiveMatches:
                 await self._begin_again(pin)
             else:
                 await self._take_in(pin)
+            for fed in [] if self.others is None else self.others.take():
+                await self._feed(fed, pin)
         except BaseException:
             pin.release()
             raise
         self._hold(pin)
+        met = self.others is None or self.others.met
         for followed in list(self._followed.values()):
-            if followed.reorder is None:
+            if followed.reorder is None and met:
                 self._begin(followed, pin)
             elif followed.ready:
                 self._release(followed)
@@ -282,12 +229,23 @@ class LiveMatches:
             records = await self._in_thread(partial(_records, batches, self._carry))
             for followed in list(self._followed.values()):
                 if followed.reorder is not None and followed.failure is None:
-                    await self._find(followed, followed.reorder, pin.node, records, end)
+                    await self._find(followed, followed.reorder, pin, pin.node, records, end)
+
+    async def _feed(self, fed: Fed, pin: LivePin) -> None:
+        """Takes in what another node has sent."""
+        self._ends[fed.node] = fed.end
+        for followed in list(self._followed.values()):
+            if fed.records is None:
+                followed.reorder = None
+            elif followed.reorder is not None and followed.failure is None:
+                records = fed.records.to_batches()
+                await self._find(followed, followed.reorder, pin, fed.node, records, fed.end)
 
     async def _find(
         self,
         followed: Followed,
         reorder: Reorder,
+        pin: LivePin,
         node: str,
         records: list[pa.RecordBatch],
         end: int,
@@ -298,10 +256,26 @@ class LiveMatches:
         )
         try:
             found = await self._in_time(work)
+            found = await self._without_copies(request, reorder.cursor, pin, node, found)
         except TailraceError as error:
             followed.failure = error
             return
         followed.keep(reorder.add(node, found, end))
+
+    async def _without_copies(
+        self, request: QueryRequest, cursor: StreamCursor, pin: LivePin, node: str, found: pa.Table
+    ) -> pa.Table:
+        """What was found without late records that came from another node before."""
+        is_late = pc.less_equal(found.column("ulid"), cursor.last.ulid)
+        late = found.filter(is_late)
+        if self.others is None or len(cursor.seen) == 1 or late.num_rows == 0:
+            return found
+        edges = pc.min_max(late.column("ulid")).as_py()
+        low, high = ulid.decode(edges["min"]), ulid.decode(edges["max"])
+        asked = replace(request, low=low, high=high)
+        reach = await reach_of(self.others, self.sources, asked, pin, cursor.seen, strict=False)
+        late = await without_copies(self.engine, self.sources, request, reach, cursor, node, late)
+        return pa.concat_tables([found.filter(pc.invert(is_late)), late])
 
     async def _in_time(self, work: asyncio.Future[pa.Table]) -> pa.Table:
         """What the work gives, within what one search may take of all others' time."""
@@ -317,7 +291,7 @@ class LiveMatches:
 
     def _begin(self, followed: Followed, pin: LivePin) -> None:
         last = behind_all(self._until(followed))
-        followed.begin(StreamCursor({pin.node: pin.end_pos}, last))
+        followed.begin(StreamCursor({**self._ends, pin.node: pin.end_pos}, last))
         task = asyncio.ensure_future(self._fill(followed, followed.reorder, pin.again()))
         self._fills.add(task)
         task.add_done_callback(self._fills.discard)
@@ -331,7 +305,9 @@ class LiveMatches:
             descending=False,
         )
         try:
-            async with await self.engine.open(request, at(pin)) as search:
+            seen = reorder.cursor.seen
+            reach = await reach_of(self.others, self.sources, request, pin, seen)
+            async with await self.engine.open(request, reach.everything()) as search:
                 async for batch in search.batches():
                     reorder.wait(pa.Table.from_batches([batch.cast(SCHEMA)], SCHEMA))
         except Outdated:

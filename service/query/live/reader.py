@@ -15,14 +15,17 @@ from typing import Final, Literal
 from logstore import ulid
 from logstore.errors import InvalidCursor, LimitReached
 from service.query.live.cursor import StreamCursor, behind_all
-from service.query.live.matches import Followed, LiveMatches
+from service.query.live.followed import Followed
+from service.query.live.matches import LiveMatches
+from service.query.live.reach import reach_of
 from service.query.live.reorder import Matches
-from service.query.live.storage import Gap, Moment, at, missed
+from service.query.live.storage import Gap, Moment, missed
 from service.query.request import QueryRequest
 from service.query.view import Outdated
 
 _HOUR_MS: Final = 3_600_000
 _PIN_SECONDS: Final = 60.0
+_SILENT_SECONDS: Final = 1.0
 
 Wait = Callable[[], Awaitable[Literal["news", "heartbeat", "gone"]]]
 """Returns when there may be something new, when a heartbeat is due, or at the end."""
@@ -40,6 +43,14 @@ class Start:
     tail: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """These nodes do not answer: their newest records come once they do. With none: all do."""
+
+    nodes: tuple[str, ...]
+    cursor: StreamCursor
+
+
 class LiveReader:
     """A reader; `open` it, `follow` it, `close` it."""
 
@@ -53,6 +64,8 @@ class LiveReader:
         self._level = False
         self._mark: int | None = None
         self._gone = False
+        self._silent: tuple[str, ...] = ()
+        self._behind = False
 
     def close(self) -> None:
         """Ends it. Once."""
@@ -73,14 +86,19 @@ class LiveReader:
             finally:
                 moment.pin.release()
 
-    async def follow(self, wait: Wait) -> AsyncGenerator[Matches | Gap | None]:
+    async def follow(self, wait: Wait) -> AsyncGenerator[Matches | Gap | Silent | None]:
         """What matches, until it is gone; None when a heartbeat is due. Raises as a search does."""
         while not self._gone:
+            if (silent := self._who_is_silent()) is not None:
+                yield silent
             async with aclosing(self._storage()) as stored:
                 async for piece in stored:
                     yield piece
             if self._mark is None:
-                await self._live.engine.clock.sleep(self._live.limits.look_seconds)
+                clock, limits = self._live.engine.clock, self._live.limits
+                if self._behind:  # a node is silent, of which the live end knows more
+                    yield None
+                await clock.sleep(_SILENT_SECONDS if self._behind else limits.look_seconds)
                 continue
             async with aclosing(self._live_end(wait)) as live:
                 async for news in live:
@@ -99,11 +117,21 @@ class LiveReader:
         finally:
             timer.cancel()
             moment.pin.release()
-        if self._level and self._cursor.last <= moment.cursor.last:
+        known = self._cursor.given or self._cursor.seen != moment.cursor.seen
+        self._behind = self._level and bool(known)
+        if self._level and not known and self._cursor.last <= moment.cursor.last:
             self.cursor, self._mark = moment.cursor, moment.mark
         # Else it was outdated, or its window was shorter before and it waits for the live end.
 
-    async def _live_end(self, wait: Wait) -> AsyncGenerator[Matches | None]:
+    def _who_is_silent(self) -> Silent | None:
+        """Who is, if others are than was said last."""
+        silent = self._live.silent
+        if silent == self._silent:
+            return None
+        self._silent = silent
+        return Silent(silent, self._cursor)
+
+    async def _live_end(self, wait: Wait) -> AsyncGenerator[Matches | Silent | None]:
         """Pieces as they come; ends when it is gone, or too far behind."""
         while self._mark is not None:
             taken = self._followed.take(self._mark)
@@ -115,6 +143,8 @@ class LiveReader:
                 continue
             self._pass_silence()
             self._followed.check()
+            if (silent := self._who_is_silent()) is not None:
+                yield silent
             woken = await wait()
             if woken == "heartbeat":
                 yield None
@@ -126,9 +156,12 @@ class LiveReader:
         before, self._level = self._cursor, False
         try:
             async with aclosing(
-                missed(live.engine, live.sources, request, moment, before)
+                missed(live.engine, live.sources, request, moment, before, live.others)
             ) as pieces:
                 async for piece in pieces:
+                    if isinstance(piece, StreamCursor):
+                        self.cursor = piece
+                        continue
                     yield piece
                     self.cursor = piece.after if isinstance(piece, Matches) else piece.cursor
             self._level = True
@@ -156,7 +189,9 @@ class LiveReader:
         low = self._start.low or 0
         request = replace(self._followed.request, low=low, high=high, limit=count, descending=True)
         found: str | None = None
-        async with await self._live.engine.open(request, at(moment.pin)) as search:
+        live = self._live
+        reach = await reach_of(live.others, live.sources, request, moment.pin, moment.cursor.seen)
+        async with await live.engine.open(request, reach.everything()) as search:
             async for batch in search.batches():
                 found = batch.column("ulid")[-1].as_py()
         return None if found is None else ulid.decode(found)

@@ -63,7 +63,7 @@ class Reorder:
     def add(self, node: str, records: pa.Table, end: int) -> list[Matches]:
         """Takes the matches of a node up to the position `end`; gives those that are late."""
         before, last = self.cursor, self.cursor.last
-        self.cursor = replace(before, seen={**before.seen, node: end})
+        self.cursor = before.at(node, end)
         if records.num_rows == 0:
             return []
         is_late = pc.less_equal(records.column("ulid"), last.ulid)
@@ -114,12 +114,11 @@ def late_pieces(records: pa.Table, before: StreamCursor, node: str, end: int) ->
     """Late records of a node in the order of positions; the last piece has seen up to `end`."""
     found: list[Matches] = []
     for batch in _batches(records):
-        seen = {**before.seen, node: batch.column("pos")[-1].as_py() + 1}
-        behind = replace(before, seen=seen)
+        behind = before.at(node, batch.column("pos")[-1].as_py() + 1)
         found.append(Matches(batch, before, behind, late=node))
         before = behind
     if found:
-        found[-1] = replace(found[-1], after=replace(before, seen={**before.seen, node: end}))
+        found[-1] = replace(found[-1], after=before.at(node, end))
     return found
 
 

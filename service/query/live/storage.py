@@ -7,63 +7,40 @@ them. If a segment is gone, nobody can say any more which records of the table a
 there: the reader is told of a `Gap`, and reads on.
 
 A moment's pin and the segments up to it hold exactly what the live end has seen, and a search
-at it looks at nothing beyond.
+at it looks at nothing beyond. So it is with other nodes (`reach`). Of a silent one the cursor goes
+back to what can be read and remembers what it was given, so that what comes later is neither lost
+nor given twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from logstore import keys, ulid
+from logstore import ulid
 from logstore.errors import Damaged, NotFound
-from logstore.search.conditions import All, Column, Compares
-from logstore.table.file_index import FileIndex
+from logstore.search.conditions import All, Compares
 from service.query.cursor import RecordKey
 from service.query.engine import QueryEngine
-from service.query.hot import SCHEMA, HotRecords, Pin
+from service.query.hot import SCHEMA
 from service.query.live.cursor import StreamCursor
+from service.query.live.elsewhere import OtherNodes
+from service.query.live.pins import LivePin
+from service.query.live.reach import POS, Reach, reach_of, segments_of, without_copies
 from service.query.live.reorder import Matches, late_pieces, pieces
 from service.query.request import QueryRequest
 from service.query.running import RunningSearch
 from service.query.segments import Segment
-from service.query.view import Look, Outdated, Report, Sources, View, open_pinned
+from service.query.view import Look, Sources
 
 _SHOWN: Final = 20
-_POS: Final = Column("pos")
-
-
-class LivePin(Pin, Protocol):
-    """A pin that can be taken again, and says how far the node was."""
-
-    @property
-    def held(self) -> bool:
-        """Whether it was not released yet."""
-        ...
-
-    @property
-    def first_pos(self) -> int:
-        """The lowest position that the journal still holds."""
-        ...
-
-    @property
-    def end_pos(self) -> int:
-        """One past the last record that was synced."""
-        ...
-
-    @property
-    def confirmed_seq(self) -> int:
-        """The number of the last confirmed segment."""
-        ...
-
-    def again(self) -> LivePin:
-        """Another pin of the same moment."""
-        ...
+_HEARD_MS: Final = 60_000
+"""A process that began so long before a cursor's time at most may be new to the cursor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,47 +60,54 @@ class Gap:
     cursor: StreamCursor
 
 
-def at(pin: LivePin) -> Look:
-    """The view of a search that looks at nothing beyond the pin."""
-
-    async def look(sources: Sources, request: QueryRequest) -> View:
-        return await open_pinned(sources, request, _again(pin), pin.confirmed_seq)
-
-    return look
-
-
-def _again(pin: LivePin) -> LivePin:
-    if not pin.held:
-        raise Outdated("the pin was released")
-    return pin.again()
-
-
 async def missed(
     engine: QueryEngine,
     sources: Sources,
     request: QueryRequest,
     moment: Moment,
     cursor: StreamCursor,
-) -> AsyncGenerator[Matches | Gap]:
-    """What lies between the cursor and the moment's. Raises as a search does."""
-    node, end = moment.pin.node, moment.cursor.seen[moment.pin.node]
-    start = cursor.seen.get(node)
-    if start is None:
-        cursor = replace(cursor, seen={**cursor.seen, node: end})
-        yield Gap(f"the cursor has seen nothing of {node}: late records may be missing", cursor)
-    elif start < end:
-        async with aclosing(_late(engine, sources, request, moment, cursor)) as late:
+    others: OtherNodes | None = None,
+) -> AsyncGenerator[Matches | Gap | StreamCursor]:
+    """What lies between the cursor and the moment's, and the cursor behind it.
+
+    That is below the moment's for a node that is silent. Raises as a search does.
+    """
+    if cursor == moment.cursor:
+        return
+    until = ulid.decode(max(moment.cursor.last, cursor.last).ulid)
+    asked = replace(request, low=0, high=until)
+    reach = await reach_of(others, sources, asked, moment.pin, moment.cursor.seen)
+    reading = _Reading(engine, sources, request, reach, others)
+    for node, end in reach.ends.items():
+        async with aclosing(reading.late(node, cursor, end)) as late:
             async for piece in late:
                 yield piece
-                cursor = piece.after if isinstance(piece, Matches) else piece.cursor
-        cursor = replace(cursor, seen={**cursor.seen, node: end})
-    async with aclosing(_on_time(engine, request, moment, cursor)) as on_time:
+                cursor = _behind(piece)
+    cursor = replace(
+        cursor,
+        seen={node: cursor.seen[node] for node in reach.ends},
+        given={node: value for node, value in cursor.given.items() if node in reach.ends},
+    )
+    yield cursor
+    async with aclosing(_on_time(engine, request, reach, moment, cursor)) as on_time:
         async for piece in on_time:
             yield piece
+            cursor = _behind(piece)
+    yield replace(cursor, last=max(cursor.last, moment.cursor.last))
+
+
+def _behind(piece: Matches | Gap | StreamCursor) -> StreamCursor:
+    if isinstance(piece, StreamCursor):
+        return piece
+    return piece.after if isinstance(piece, Matches) else piece.cursor
 
 
 async def _on_time(
-    engine: QueryEngine, request: QueryRequest, moment: Moment, cursor: StreamCursor
+    engine: QueryEngine,
+    request: QueryRequest,
+    reach: Reach,
+    moment: Moment,
+    cursor: StreamCursor,
 ) -> AsyncGenerator[Matches | Gap]:
     """Records above the cursor's key and up to the moment's, in order."""
     until = moment.cursor.last
@@ -137,7 +121,7 @@ async def _on_time(
         descending=False,
     )
     async with (
-        await engine.open(asked, at(moment.pin)) as search,
+        await engine.open(asked, reach.everything()) as search,
         aclosing(search.batches()) as batches,
     ):
         async for batch in batches:
@@ -151,50 +135,105 @@ async def _on_time(
             yield Gap(reason, replace(cursor, last=until))
 
 
-async def _late(
-    engine: QueryEngine,
-    sources: Sources,
-    request: QueryRequest,
-    moment: Moment,
-    cursor: StreamCursor,
-) -> AsyncGenerator[Matches | Gap]:
-    """Records at or below the cursor's key that came above its position, in order of position."""
-    pin, node = moment.pin, moment.pin.node
-    highest = ulid.decode(cursor.last.ulid)
-    segments, all_there = await _segments(sources, node, cursor.seen[node], pin.confirmed_seq)
-    if not all_there:
-        first = segments[0].first_pos if segments else pin.confirmed_pos
-        cursor = replace(cursor, seen={**cursor.seen, node: max(first, cursor.seen[node])})
-        reason = "segments that came since are gone: records that were late there may be missing"
-        yield Gap(reason, cursor)
-    asked = replace(request, low=0, high=highest, after=None, descending=False)
-    looks = [
-        (_only(pin, segment), segment.end_pos) for segment in segments if segment.low <= highest
-    ]
-    for look, end in [*looks, (_journal(pin, cursor.seen[node]), pin.end_pos)]:
-        for piece in await _late_of(engine, asked, look, cursor, node, end):
-            yield piece
-            cursor = piece.after if isinstance(piece, Matches) else piece.cursor
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """Reads late records: at or below the cursor's key, above its position of their node."""
+
+    engine: QueryEngine
+    sources: Sources
+    request: QueryRequest
+    reach: Reach
+    others: OtherNodes | None
+
+    async def late(
+        self, node: str, cursor: StreamCursor, end: int
+    ) -> AsyncGenerator[Matches | Gap | StreamCursor]:
+        """Those of a node below `end`, in the order of positions; a cursor that has seen them."""
+        if node not in cursor.seen:
+            start = self._beginning(node, cursor)
+            if start is None:
+                reason = f"the cursor has seen nothing of {node}: late records may be missing"
+                yield Gap(reason, cursor.at(node, end))
+                return
+            cursor = cursor.at(node, min(start, end))
+        elif cursor.seen[node] > end and node != self.reach.pin.node:
+            if node in cursor.given:
+                reason = f"{node} is silent again: records that were late there may be missing"
+                yield Gap(reason, replace(cursor, given={}).back_to(node, end))
+            else:
+                yield cursor.back_to(node, end)
+            return
+        if cursor.seen[node] < end:
+            async with aclosing(self._parts(node, cursor, end)) as parts:
+                async for piece in parts:
+                    yield piece
+                    cursor = _behind(piece)
+        yield cursor.at(node, end)
+
+    def _beginning(self, node: str, cursor: StreamCursor) -> int | None:
+        """Where a node began that the cursor does not name; None if it was there before."""
+        began = None if self.others is None else self.others.began(node)
+        if began is None or began.time_ms < _time(cursor) - _HEARD_MS:
+            return None
+        return began.pos
+
+    async def _parts(
+        self, node: str, cursor: StreamCursor, end: int
+    ) -> AsyncGenerator[Matches | Gap]:
+        reach, highest, start = self.reach, ulid.decode(cursor.last.ulid), cursor.seen[node]
+        looks: list[tuple[Look, int]] = []
+        if start < reach.confirmed[node]:
+            segments, all_there = await _segments(self.sources, node, start, reach.through[node])
+            if not all_there:
+                first = segments[0].first_pos if segments else reach.confirmed[node]
+                cursor = cursor.at(node, max(first, start))
+                reason = (
+                    "segments that came since are gone: records that were late there may be missing"
+                )
+                yield Gap(reason, cursor)
+            looks = [(reach.segment(node, s), s.end_pos) for s in segments if s.low <= highest]
+        for look, until in [*looks, (reach.journal(node, start), end)]:
+            for piece in await self._late_of(look, cursor, node, min(until, end)):
+                yield piece
+                cursor = _behind(piece)
+
+    async def _late_of(
+        self, look: Look, cursor: StreamCursor, node: str, end: int
+    ) -> list[Matches | Gap]:
+        asked = replace(
+            self.request,
+            low=0,
+            high=ulid.decode(cursor.last.ulid),
+            after=None,
+            descending=False,
+        )
+        unseen = Compares(POS, ">=", cursor.seen[node])
+        whole = All((unseen,)) if asked.condition is None else All((asked.condition, unseen))
+        async with await self.engine.open(replace(asked, condition=whole), look) as search:
+            found = [batch.cast(SCHEMA) async for batch in search.batches()]
+            reason = _unread(search)
+        records = _up_to(pa.Table.from_batches(found, SCHEMA), cursor.last)
+        if node in cursor.given:
+            records = _not_given(records, *cursor.given[node])
+        records = await without_copies(
+            self.engine, self.sources, self.request, self.reach, cursor, node, records
+        )
+        given = late_pieces(records.sort_by("pos"), cursor, node, end)
+        if reason is None:
+            return [*given]
+        return [*given, Gap(reason, cursor.at(node, end))]
 
 
-async def _late_of(
-    engine: QueryEngine,
-    asked: QueryRequest,
-    look: Look,
-    cursor: StreamCursor,
-    node: str,
-    end: int,
-) -> list[Matches | Gap]:
-    unseen = Compares(_POS, ">=", cursor.seen[node])
-    whole = All((unseen,)) if asked.condition is None else All((asked.condition, unseen))
-    async with await engine.open(replace(asked, condition=whole), look) as search:
-        found = [batch.cast(SCHEMA) async for batch in search.batches()]
-        reason = _unread(search)
-    records = _up_to(pa.Table.from_batches(found, SCHEMA), cursor.last)
-    given = late_pieces(records.sort_by("pos"), cursor, node, end)
-    if reason is None:
-        return [*given]
-    return [*given, Gap(reason, replace(cursor, seen={**cursor.seen, node: end}))]
+def _time(cursor: StreamCursor) -> int:
+    return ulid.time_ms(ulid.decode(cursor.last.ulid))
+
+
+def _not_given(records: pa.Table, end: int, last: RecordKey) -> pa.Table:
+    """The records that are not both below the position and at most at the key."""
+    names = zip(*[records.column(n).to_pylist() for n in ("ulid", "fqn", "run_id")], strict=True)
+    positions = records.column("pos").to_pylist()
+    kept = [pos >= end or name > last for pos, name in zip(positions, names, strict=True)]
+    return records.filter(pa.array(kept, pa.bool_()))
 
 
 def _up_to(records: pa.Table, last: RecordKey) -> pa.Table:
@@ -210,11 +249,7 @@ async def _segments(
     sources: Sources, node: str, start: int, through: int
 ) -> tuple[list[Segment], bool]:
     """The node's segments from the position on, oldest first, and whether none is missing."""
-    listed = {}
-    async for info in sources.store.list(keys.segments_of(node)):
-        found = keys.parse_segment(info.key)
-        if found is not None and found[1] <= through:
-            listed[found[1]] = info
+    listed = await segments_of(sources, node)
     segments: list[Segment] = []
     for seq in range(through, 0, -1):
         if segments and segments[-1].first_pos <= start:
@@ -229,35 +264,6 @@ async def _segments(
             break
         segments.append(segment)
     return segments[::-1], True
-
-
-def _only(pin: LivePin, segment: Segment) -> Look:
-    """Nothing but the segment."""
-
-    async def look(sources: Sources, request: QueryRequest) -> View:
-        hot = HotRecords(pin, sources.encode, request.fqn, request.run, start=pin.end_pos)
-        return await _view(sources, pin, hot, [segment])
-
-    return look
-
-
-def _journal(pin: LivePin, start: int) -> Look:
-    """Nothing but the journal, from the position on or beyond its confirmed segments."""
-
-    async def look(sources: Sources, request: QueryRequest) -> View:
-        first = max(start, pin.confirmed_pos)
-        hot = HotRecords(pin, sources.encode, request.fqn, request.run, start=first)
-        return await _view(sources, pin, hot, [])
-
-    return look
-
-
-async def _view(
-    sources: Sources, pin: LivePin, hot: HotRecords, segments: Sequence[Segment]
-) -> View:
-    deletions = await sources.deletions()
-    report = Report(nodes={pin.node}, segments=len(segments))
-    return View(_again(pin), hot, segments, FileIndex.of([]), deletions, report)
 
 
 def _unread(search: RunningSearch) -> str | None:

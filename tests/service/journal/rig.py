@@ -50,6 +50,7 @@ class Rig:
     heard: list[Appended] = field(default_factory=list)
     recovered: Recovered = field(default_factory=Recovered)
     ids: int = 0
+    node: str = NODE
 
     def open(self) -> Journal:
         """Recovers and opens, inside a running loop."""
@@ -62,7 +63,7 @@ class Rig:
             self.dice,
             self.settings,
             self.recovered,
-            self.recovered.state or JournalState(NODE),
+            self.recovered.state or JournalState(self.node),
             self._hear,
             offload=self.offload,
             spare_files=self.spare_files,

@@ -16,7 +16,7 @@ from logstore.segments.writer import encode_segment
 from service.journal.journal import Journal
 from service.journal.view import JournalPin
 from tests.batches import Entry
-from tests.service.journal.rig import Rig, put
+from tests.service.journal.rig import NODE, Rig, put
 from tests.service.query.world import World
 
 
@@ -25,6 +25,7 @@ class Shipped:
     """A node with a journal of its own over the world's store and table."""
 
     world: World
+    node: str = NODE
     seq: int = 0
     mark: int = 0
     journal: Journal = field(init=False)
@@ -32,7 +33,7 @@ class Shipped:
     _segments: list[Sequence[Entry]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.journal = Rig().open()
+        self.journal = Rig(node=self.node).open()
 
     async def append(self, entries: Sequence[Entry]) -> None:
         """Puts batches into the journal, synced."""

@@ -23,8 +23,10 @@ from logstore.segments.carry import Carry
 from service.query.cursor import RecordKey
 from service.query.engine import QueryEngine
 from service.query.live.cursor import StreamCursor, behind_all
-from service.query.live.matches import LiveLimits, LiveMatches
-from service.query.live.reader import LiveReader, Start
+from service.query.live.elsewhere import OtherNodes
+from service.query.live.followed import LiveLimits
+from service.query.live.matches import LiveMatches
+from service.query.live.reader import LiveReader, Silent, Start
 from service.query.live.reorder import Matches
 from service.query.live.storage import Gap, missed
 from service.query.request import QueryRequest
@@ -57,10 +59,15 @@ class Seen:
     keys: list[RecordKey] = field(default_factory=list)
     late: list[RecordKey] = field(default_factory=list)
     gaps: list[str] = field(default_factory=list)
+    silent: list[tuple[str, ...]] = field(default_factory=list)
     cursor: StreamCursor | None = None
 
-    def take(self, piece: Matches | Gap | None) -> None:
-        if isinstance(piece, Gap):
+    def take(self, piece: Matches | Gap | Silent | StreamCursor | None) -> None:
+        if isinstance(piece, Silent):
+            self.silent.append(piece.nodes)
+        elif isinstance(piece, StreamCursor):
+            self.cursor = piece
+        elif isinstance(piece, Gap):
             self.gaps.append(piece.reason)
             self.cursor = piece.cursor
         elif piece is not None:
@@ -80,6 +87,7 @@ class Node:
     shipped: Shipped
     clock: SetTime
     limits: LiveLimits = LIMITS
+    others: OtherNodes | None = None
     live: LiveMatches = field(init=False)
     _news: list[asyncio.Event] = field(default_factory=list)
 
@@ -94,6 +102,7 @@ class Node:
             carry=Carry,
             wake=self._wake,
             limits=self.limits,
+            others=self.others,
         )
 
     def _wake(self) -> None:
@@ -161,7 +170,7 @@ def batch(dice: random.Random, at_ms: int) -> Entry:
     return dice.choice(RUNS), ulid.lowest_at(at_ms) | dice.getrandbits(55) << 25, text.encode()
 
 
-def _enough(seen: Seen, count: int, stop: asyncio.Event) -> bool:
+def enough(seen: Seen, count: int, stop: asyncio.Event) -> bool:
     return stop.is_set() or len(seen.keys) >= count
 
 
@@ -186,11 +195,11 @@ async def test_readers_that_come_and_go_get_each_record_once(tmp_path: Path, see
             reading = None
             if dice.random() < 0.8:
                 stop_at = len(seen.keys) + dice.randrange(30)
-                enough = asyncio.Event()
+                stop = asyncio.Event()
                 reading = asyncio.ensure_future(
                     node.read(
                         seen,
-                        partial(_enough, seen, stop_at, enough),
+                        partial(enough, seen, stop_at, stop),
                         request,
                     )
                 )
@@ -202,7 +211,7 @@ async def test_readers_that_come_and_go_get_each_record_once(tmp_path: Path, see
                 if dice.random() < 0.4:
                     await move(node, dice.choice(["flush", "merge"]))
             if reading is not None:
-                enough.set()
+                stop.set()
                 await reading
             if dice.random() < 0.3:
                 await node.live.close()

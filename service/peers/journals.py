@@ -1,0 +1,252 @@
+"""New records of every node, for the live searches of this one.
+
+| question | asks | answer |
+| --- | --- | --- |
+| `journal` | `{"start", "seconds"}`: a position, or -1 for the present end | `{"end", "confirmed"}` and, unless `start` is -1 or far behind, an Arrow stream of the records from `start` to before `end` |
+
+While somebody follows a search here, each other node is asked for its records from the last answer's
+`end` on. It answers when there are some, or after `seconds`. So nothing depends on an answer that is
+lost, and a node that is back after a while goes on where it was.
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+
+import numpy as np
+import pyarrow as pa
+
+from logstore import ulid as ulids
+from logstore.clock import Clock
+from logstore.errors import Unavailable
+from logstore.segments.carry import Carry
+from logstore.segments.columns import record_batches
+from service.journal.view import JournalPin
+from service.peers import messages
+from service.peers.messages import Message
+from service.peers.peers import Peers
+from service.peers.records import decoded, question
+from service.peers.register import Entry
+from service.peers.transport import PeerRefused, PeerSilent
+from service.query.hot import SCHEMA
+from service.query.live.elsewhere import Began, Fed, Held
+from service.query.request import QueryRequest
+
+_WAIT_SECONDS = 2.0
+_PAUSE_SECONDS = 1.0
+_LOOK_SECONDS = 0.05
+_AT_ONCE_BYTES = 4 << 20
+_BEHIND_BYTES = 64 << 20
+_NOW = -1
+
+
+class JournalAnswers:
+    """Answers `journal`. What lines begin with is remembered from answer to answer."""
+
+    def __init__(
+        self, pin: Callable[[], JournalPin], carry: Callable[[], Carry], clock: Clock
+    ) -> None:
+        self._pin = pin
+        self._carry = carry
+        self._clock = clock
+        self._carried: tuple[str, int, Carry] | None = None
+
+    async def answer(self, message: Message) -> bytes:
+        """The answer. Raises `TailraceError`."""
+        start = int(message.head["start"])
+        until = self._clock.monotonic() + min(float(message.head["seconds"]), _WAIT_SECONDS)
+        while True:
+            with self._pin() as pin:
+                if pin.end_pos > start or self._clock.monotonic() >= until:
+                    return await asyncio.to_thread(self._encoded, pin, start)
+            await self._clock.sleep(_LOOK_SECONDS)
+
+    def _encoded(self, pin: JournalPin, start: int) -> bytes:
+        head = {"confirmed": pin.confirmed_pos, "end": pin.end_pos}
+        if start == _NOW or start < pin.first_pos:
+            return messages.encode(head)
+        rows = pin.batches(start=start).rows
+        sizes = np.cumsum(rows["size"].astype(np.int64))
+        if len(rows) and int(sizes[-1]) > _BEHIND_BYTES:
+            return messages.encode(head)
+        count = int(np.searchsorted(sizes, _AT_ONCE_BYTES, "right")) + 1
+        if count < len(rows):
+            head["end"] = int(rows["pos"][count])
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, SCHEMA) as stream:
+            if start < head["end"]:
+                carry = self._carry_at(pin, start)
+                batches = pin.batches(start=start, end=head["end"])
+                for batch in record_batches(batches, carry, save=True):
+                    stream.write_batch(batch.select(SCHEMA.names).cast(SCHEMA))
+                self._carried = pin.node, head["end"], carry
+        return messages.encode(head, [sink.getvalue().to_pybytes()])
+
+    def _carry_at(self, pin: JournalPin, start: int) -> Carry:
+        if self._carried is not None and self._carried[:2] == (pin.node, start):
+            return self._carried[2].copy()
+        carry = self._carry()
+        for _ in record_batches(
+            pin.batches(start=pin.confirmed_pos, end=max(start, pin.confirmed_pos)),
+            carry,
+            save=True,
+        ):
+            pass
+        return carry
+
+
+class RecordFeeds:
+    """All other nodes' new records, an implementation of `service.query.live.elsewhere`.
+
+    `stored` gives for each node the position up to which its segments go.
+    """
+
+    def __init__(
+        self, peers: Peers, clock: Clock, stored: Callable[[], Awaitable[Mapping[str, int]]]
+    ) -> None:
+        self._peers = peers
+        self._clock = clock
+        self._stored = stored
+        self._next: dict[str, int] = {}
+        self._known = False
+        self._confirmed: dict[str, int] = {}
+        self._silent: set[str] = set()
+        self._fed: list[Fed] = []
+        self._taken = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._work: asyncio.Task[None] | None = None
+        peers.register.on_change(self._change)
+
+    @property
+    def met(self) -> bool:
+        """See `OtherNodes`."""
+        nodes = {entry.node for entry in self._peers.register.others.values()}
+        return self._known and nodes <= self._next.keys()
+
+    @property
+    def silent(self) -> tuple[str, ...]:
+        """See `OtherNodes`."""
+        there = {entry.node for entry in self._peers.register.others.values()}
+        return tuple(sorted(self._silent & there))
+
+    def began(self, node: str) -> Began | None:
+        """See `OtherNodes`."""
+        register = self._peers.register
+        entries = [*register.others.values(), *([register.own] if register.own else [])]
+        for entry in entries:
+            if entry.node == node:
+                return Began(ulids.time_ms(ulids.decode(entry.instance)), entry.start)
+        return None
+
+    def confirmed(self, node: str) -> int | None:
+        """See `OtherNodes`."""
+        return self._confirmed.get(node)
+
+    def start(self) -> None:
+        """See `OtherNodes`."""
+        self._next.clear()
+        self._fed.clear()
+        self._known = False
+        self._work = asyncio.ensure_future(self._run())
+
+    def stop(self) -> None:
+        """See `OtherNodes`."""
+        if self._work is not None:
+            self._work.cancel()
+            self._work = None
+
+    def take(self) -> list[Fed]:
+        """See `OtherNodes`."""
+        fed, self._fed = self._fed, []
+        taken, self._taken = self._taken, asyncio.Event()
+        taken.set()
+        return fed
+
+    async def held(self, request: QueryRequest) -> dict[str, Held]:
+        """See `OtherNodes`."""
+        gathered = await self._peers.ask(question(request), "records")
+        self._silent |= gathered.silent.keys()
+        found: dict[str, Held] = {}
+        for entry in self._peers.entries():
+            answer = gathered.answers.get(entry.instance)
+            if answer is None:
+                continue
+            with suppress(PeerRefused, KeyError, ValueError, TypeError):
+                records = await asyncio.to_thread(decoded, answer)
+                seq, pos = answer.head["confirmed"]
+                found[entry.node] = Held(records, int(seq), int(pos), int(answer.head["end"]))
+                self._confirmed[entry.node] = int(pos)
+        return found
+
+    def _change(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def _run(self) -> None:
+        following: dict[tuple[str, str], asyncio.Task[None]] = {}
+        try:
+            await self._begin()
+            while True:
+                changed = self._changed
+                others = self._peers.register.others.values()
+                there = {(entry.instance, entry.node): entry for entry in others}
+                for gone in following.keys() - there.keys():
+                    following.pop(gone).cancel()
+                for key, entry in there.items():
+                    if key not in following:
+                        following[key] = asyncio.ensure_future(self._follow(entry))
+                await changed.wait()
+        finally:
+            for task in following.values():
+                task.cancel()
+
+    async def _begin(self) -> None:
+        """Nodes that have left have all that they had in segments."""
+        while True:
+            try:
+                stored = await self._stored()
+            except Unavailable:
+                await self._clock.sleep(_PAUSE_SECONDS)
+            else:
+                break
+        there = {entry.node for entry in self._peers.register.others.values()}
+        own = self._peers.register.own
+        for node in stored.keys() - there - ({own.node} if own else set()):
+            self._put(node, stored[node], None)
+        self._known = True
+
+    async def _follow(self, entry: Entry) -> None:
+        while True:
+            start = self._next.get(entry.node, _NOW)
+            try:
+                answer = await self._ask(entry, start)
+                end = int(answer.head["end"])
+                self._confirmed[entry.node] = int(answer.head["confirmed"])
+                self._silent.discard(entry.node)
+                if not answer.parts:
+                    self._put(entry.node, end, None)
+                elif end > start:
+                    records = await asyncio.to_thread(decoded, answer)
+                    self._put(entry.node, end, records)
+            except (PeerSilent, PeerRefused, Unavailable, KeyError, ValueError, TypeError):
+                self._silent.add(entry.node)
+                with suppress(Unavailable):
+                    # It may have a way to the store: what is in its segments is read there.
+                    stored = (await self._stored()).get(entry.node, entry.start)
+                    if stored > self._next.get(entry.node, _NOW):
+                        self._put(entry.node, stored, None)
+                await self._clock.sleep(_PAUSE_SECONDS)
+                continue
+            while any(fed.node == entry.node for fed in self._fed):
+                await self._taken.wait()
+
+    async def _ask(self, entry: Entry, start: int) -> Message:
+        body = messages.encode({"start": start, "seconds": _WAIT_SECONDS})
+        seconds = _WAIT_SECONDS + self._peers.timeout_seconds
+        return await self._peers.one(entry, body, "journal", seconds)
+
+    def _put(self, node: str, end: int, records: pa.Table | None) -> None:
+        self._next[node] = end
+        self._fed.append(Fed(node, end, records))
