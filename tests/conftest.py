@@ -8,6 +8,7 @@ spreads the run over several processes, each tells the one that prints.
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 from collections.abc import Callable, Generator, Iterator
@@ -17,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from service.runtime.java import why_no_spark
-from tests.seeds import choose
+from tests.seeds import choose, chosen
 from tests.servers.chromium import why_no_chromium
 from tests.servers.dynamodb import DynamoDb, running_dynamodb, why_no_dynamodb
 from tests.servers.jars import why_no_jars
@@ -83,6 +84,7 @@ def dynamodb() -> Iterator[DynamoDb]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _leave_to_other_runs(config, items)
     for marker, (name, why_not) in NEEDS.items():
         marked = [item for item in items if item.get_closest_marker(marker)]
         reason = why_not() if marked else None
@@ -91,6 +93,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _left_out[f"no {name} here: {reason}"] = [item.nodeid for item in marked]
         items[:] = [item for item in items if item not in marked]
         config.hook.pytest_deselected(items=marked)
+
+
+def _leave_to_other_runs(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """`in_turn(every, name)`: one run in `every` takes it, others in each; who names it, always."""
+    if any("::" in argument for argument in config.args):
+        return
+    marked = [(item, item.get_closest_marker("in_turn")) for item in items]
+    others = {item for item, mark in marked if mark and not chosen(mark.args[1], mark.args[0])}
+    items[:] = [item for item in items if item not in others]
+    config.hook.pytest_deselected(items=list(others))
+
+
+def pytest_collection_finish() -> None:
+    """What collecting made lives until the end: no collection of garbage looks at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

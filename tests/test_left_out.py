@@ -44,10 +44,11 @@ def _run(folder: Path, *options: str, ci: str) -> subprocess.CompletedProcess[st
     )
 
 
-@pytest.mark.parametrize(("ci", "status"), [("", 0), ("true", 1)])
-@pytest.mark.parametrize("spread", [(), ("-n2", "--dist=worksteal")])
+@pytest.mark.parametrize(
+    ("ci", "status", "spread"), [("", 0, ()), ("true", 1, ("-n2", "--dist=worksteal"))]
+)
 def test_it_is_named_with_its_reason_and_fails_ci(
-    tmp_path: Path, spread: tuple[str, ...], ci: str, status: int
+    tmp_path: Path, ci: str, status: int, spread: tuple[str, ...]
 ) -> None:
     done = _run(tmp_path, *spread, ci=ci)
     assert done.returncode == status, done.stdout + done.stderr

@@ -70,6 +70,7 @@ def test_killed_before_what_spark_wrote_is_placed_the_lines_are_there_once(warm:
 
 
 @pytest.mark.slow
+@pytest.mark.in_turn(2, "submitted")
 @pytest.mark.parametrize("seed", seeds(1))
 def test_two_submitted_at_once_one_of_them_killed(warm: Lake, seed: int) -> None:
     """Who lives on takes over the nodes of the other when its leases have run out."""

@@ -136,6 +136,7 @@ def test_merged_twice_and_kept_as_the_settings_say(lake: Lake) -> None:
     assert uploads(lake) == []
 
 
+@pytest.mark.in_turn(2, "event log")
 def test_sparks_event_log_in_a_bucket_is_whole(lake: Lake) -> None:
     """It is uploaded when it ends, by what Spark had open from its start."""
     assert lake.bucket is not None

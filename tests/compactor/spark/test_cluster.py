@@ -47,7 +47,8 @@ CONF = {
     "spark.speculation.quantile": "0.5",
 }
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+# Two minutes of a core: what depends on processes of executors changes seldom.
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.in_turn(2, "a cluster")]
 
 
 @pytest.fixture(scope="module")

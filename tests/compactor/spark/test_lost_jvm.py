@@ -86,6 +86,7 @@ def kill_jvm(lake: Lake) -> None:
     os.kill(found, signal.SIGKILL)
 
 
+@pytest.mark.in_turn(2, "a lost JVM")
 def test_another_is_started(lake: Lake, resident: subprocess.Popen[str], log: Path) -> None:
     sent = new(lake, 0)
     takes_in(resident, 40_000)
