@@ -53,8 +53,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.jars, pytest.mark.minio]
 
 
 @pytest.fixture(scope="module")
-def between() -> Schedule:
-    """What goes wrong between Spark and the server alone; nothing, of itself."""
+def between() -> Schedule:  # what goes wrong between Spark and the server; nothing, of itself
     return Schedule()
 
 

@@ -31,8 +31,10 @@ def runs(post: Poster) -> None:
 def test_keys_lead_from_the_list_to_a_run_and_back(page: Page) -> None:
     page.goto("/#/?name=shop.orders")
     expect(page.locator("tbody tr")).to_have_count(1)
+    orders = page.get_by_role("link", name="shop.orders")
+    expect(orders).to_be_visible()
     page.keyboard.press("j")
-    expect(page.get_by_role("link", name="shop.orders")).to_be_focused()
+    expect(orders).to_be_focused()
     page.keyboard.press("Enter")
     expect(page.locator("h1")).to_have_text("shop.orders")
     expect(page.locator(".badge.failed")).to_have_text("failed")
