@@ -99,7 +99,7 @@ async def _until_signalled(settings: Settings, serving: Serving) -> int:
 
 
 def _announce(url: str) -> None:
-    log.info("listening on %s", url)
+    log.info("listening on %s; the live page is there", url)
 
 
 async def run_workers(
