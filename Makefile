@@ -59,7 +59,7 @@ clients: dev ## OpenMetadata's own clients, both generations (800 MB, cached): S
 sim: dev ## Every case of which a run of the tests takes some, histories of compactors: SEED= others, COUNT= more
 	@SIM_ALL=1 $(if $(SEED),TAILRACE_SIM_SEED=$(SEED)) $(if $(COUNT),TAILRACE_SIM_COUNT=$(COUNT)) \
 		$(PY) -m pytest $(ARGS) tests/compactor/histories \
-		$$(grep -rlE 'import.*(PowerCut|\bsome\b)' tests --include='test_*.py')
+		$$(grep -rlE 'import.*(PowerCut|\bsome\b)|in_turn\(' tests --include='test_*.py')
 
 fuzz: dev ## Requests made up from openapi.yaml, with and without tokens: COUNT=200 for each route, SEED=
 	@FUZZ_COUNT=$(or $(COUNT),200) FUZZ_SEED=$(or $(SEED),$$(date +%s)) \

@@ -4,7 +4,8 @@ COUNT is of each test that takes seeds. A history of compactors takes about two 
 those alone, in a quarter of an hour: `make sim COUNT=400 ARGS="-k 'ends_as_the or each_step'"`.
 
 Where a suite has time for some of many cases only, `some` says which: every `stride`-th, others
-in each run, so that all of them have their turn. A run prints its number, and takes that of
+in each run, so that all of them have their turn. A whole test has its turn by the mark `in_turn`.
+A run prints its number, and takes that of
 SIM_CHOICE. `SIM_ALL=1` takes every case, in any run of pytest; so does `make sim`, and whoever
 sets TAILRACE_SIM_SEED or TAILRACE_SIM_COUNT. Of the thousands of cases of whole nodes
 (`tests/service/test_node_power_cut.py`, `tests/service/test_node_faults.py`) only

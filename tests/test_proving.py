@@ -26,7 +26,7 @@ def test_what_fails_without_a_fault_proves_nothing() -> None:
 
 
 def test_what_waits_for_ever_has_seen_it() -> None:
-    waits = "from logstore.ulid import LINE_BITS as it\nwhile it == 26: pass"
+    waits = "import time\nfrom logstore.ulid import LINE_BITS\nwhile LINE_BITS == 26: time.sleep(1)"
     assert prove([LINE_BITS], ["-c", waits], timeout_seconds=10) == []
 
 

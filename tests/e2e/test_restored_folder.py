@@ -17,6 +17,7 @@ from logstore.names import decode
 from logstore.objects.local import LocalStore
 from logstore.runs.watermark import raise_watermark, read_watermark
 from tests.e2e.service_process import BASE, ServiceProcess
+from tests.seeds import some
 
 RUN = f"{BASE}/service.pipeline/run-1"
 DURABILITIES = ["durable", "fast", "bulk"]
@@ -50,7 +51,7 @@ async def consume(folder: Path) -> None:
     await store.delete(segments)
 
 
-@pytest.mark.parametrize("behind", [1, 3])
+@pytest.mark.parametrize("behind", some([1, 3], 2, "restored folders"))
 async def test_it_goes_on_as_another_node_and_loses_nothing(
     service: ServiceProcess, tmp_path: Path, behind: int
 ) -> None:

@@ -90,6 +90,7 @@ def test_it_ends_at_its_limit_and_others_are_served(service: ServiceProcess) -> 
     assert "Traceback" not in service.output()
 
 
+@pytest.mark.in_turn(2, "a killed search")
 def test_it_ends_with_a_killed_service(service: ServiceProcess) -> None:
     with ThreadPoolExecutor(1) as clients:
         slow = clients.submit(searched, service)
