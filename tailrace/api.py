@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import httpx
 
+from logstore.credentials import read_token
 from logstore.errors import InvalidInput, NotFound, TailraceError, Unavailable
 
 DEFAULT_URL = "http://127.0.0.1:8790"
@@ -42,14 +43,7 @@ def authorization(token_file: str | None = None) -> dict[str, str]:
         token = os.environ.get("TAILRACE_TOKEN", "")
         name = "" if token else os.environ.get("TAILRACE_TOKEN_FILE", "")
     if name:
-        try:
-            with open(name, encoding="ascii") as file:
-                token = file.read().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is not ASCII"
-            raise InvalidInput(f"the token in {name} cannot be read: {why}") from error
-        if not token:
-            raise InvalidInput(f"{name} is empty", hint="It is to hold the token.")
+        token = read_token(name)
     if not all("!" <= character <= "~" for character in token):
         raise InvalidInput("the token has characters that no header can have")
     return {"authorization": f"Bearer {token}"} if token else {}

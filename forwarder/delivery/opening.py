@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Callable, Sequence
 
 from forwarder.delivery.delivery import Delivery
@@ -12,6 +11,7 @@ from forwarder.delivery.targets import Address, Resolver, SystemResolver, parse_
 from forwarder.delivery.token import Token
 from forwarder.delivery.verdicts import Verdict
 from logstore.clock import Clock, Entropy, SystemClock, system_entropy
+from logstore.credentials import trust
 from logstore.errors import InvalidInput
 from tailrace_client.errors import InvalidRequest
 from tailrace_client.retry import Backoff
@@ -36,7 +36,7 @@ def open_pool(
 
     Nothing is looked up or connected to yet.
     """
-    tls = _trusting(ca_file) if ca_file else None
+    tls = trust(ca_file, field="ca_file") if ca_file else None
 
     def connect(address: Address) -> Service:
         return Service(
@@ -97,13 +97,3 @@ def open_delivery(
     )
     delivery.start()
     return delivery
-
-
-def _trusting(ca_file: str) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=ca_file)
-    except (OSError, ssl.SSLError) as error:
-        raise InvalidInput(
-            f"the certificates in {ca_file} cannot be read: {error}",
-            hint="`ca_file` is a file in PEM format.",
-        ) from None

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import threading
+from typing import Final
 
+from logstore.credentials import read_token
 from logstore.errors import InvalidInput
+
+_FIELD: Final = "token_file"
 
 
 class Token:
@@ -13,7 +17,7 @@ class Token:
     def __init__(self, token: str = "", *, file: str = "") -> None:
         self._file = file
         self._lock = threading.Lock()
-        self.current = (self._read() if file else token) or None
+        self.current = (read_token(file, field=_FIELD) if file else token) or None
 
     def renew(self) -> bool:
         """Reads the file again; whether it has another token now."""
@@ -21,21 +25,8 @@ class Token:
             return False
         with self._lock:
             try:
-                found = self._read()
+                found = read_token(self._file, field=_FIELD)
             except InvalidInput:  # it is being replaced: the old one goes on until then
                 return False
             before, self.current = self.current, found
             return found != before
-
-    def _read(self) -> str:
-        try:
-            with open(self._file, encoding="ascii") as file:
-                token = file.read().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidInput(
-                f"the token in {self._file} cannot be read: {error}",
-                hint="`token_file` is a file with one line, which this user may read.",
-            ) from None
-        if not token:
-            raise InvalidInput(f"{self._file} is empty", hint="It is to hold the token.")
-        return token

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Final, Self
@@ -10,6 +9,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from logstore.credentials import read_token, trust
 from logstore.errors import (
     Damaged,
     GroupEvicted,
@@ -51,7 +51,8 @@ class ServiceClient:
             )
         self._url = url.rstrip("/")
         self._token_file = token_file
-        self._client = httpx.AsyncClient(verify=_trusted(ca_file), timeout=seconds)
+        verify = trust(ca_file, field="pipelines.source_ca_file") if ca_file else True
+        self._client = httpx.AsyncClient(verify=verify, timeout=seconds)
         self._token()
 
     async def __aenter__(self) -> Self:
@@ -121,30 +122,4 @@ class ServiceClient:
     def _token(self) -> str:
         if not self._token_file:
             return ""
-        hint = "It is a file with one line, the token, which this user may read."
-        try:
-            with open(self._token_file, encoding="ascii") as file:
-                token = file.read().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidInput(
-                f"the token in {self._token_file} cannot be read: {error}",
-                field="pipelines.source_token_file",
-                hint=hint,
-            ) from None
-        if not token:
-            raise InvalidInput(
-                f"{self._token_file} is empty", field="pipelines.source_token_file", hint=hint
-            )
-        return token
-
-
-def _trusted(ca_file: str) -> ssl.SSLContext | bool:
-    if not ca_file:
-        return True
-    try:
-        return ssl.create_default_context(cafile=ca_file)
-    except (OSError, ssl.SSLError) as error:
-        raise InvalidInput(
-            f"the certificates in {ca_file} cannot be read: {error}",
-            field="pipelines.source_ca_file",
-        ) from None
+        return read_token(self._token_file, field="pipelines.source_token_file")
