@@ -19,12 +19,12 @@ import pyarrow.compute as pc
 from coordination.pipelines.checkpoint import Reading
 from logstore.batch import RunKey
 from logstore.errors import Damaged, NotFound
+from logstore.segments.schema import KEY_COLUMNS
 from pipelines.events import Origin, runs_of
 from pipelines.source import SegmentSource
 from pipelines.sources.contract import Held
 
 _KNOWN: Final = 20_000
-_KEY: Final = ("ulid", "fqn", "run_id")
 
 
 class Copies:
@@ -56,7 +56,7 @@ class Copies:
             return None
         runs = runs_of(events)
         low, high = pc.min(events["ulid"]).as_py(), pc.max(events["ulid"]).as_py()
-        wanted = events.select(_KEY).combine_chunks()
+        wanted = events.select(KEY_COLUMNS).combine_chunks()
         found = [
             await self._matching(other, wanted)
             for other in others
@@ -87,10 +87,14 @@ class Copies:
             segment = await self._source.read(*other)
         except (NotFound, Damaged):
             return wanted.slice(0, 0)
-        keys = segment.events.select(_KEY)
+        keys = segment.events.select(KEY_COLUMNS)
         return keys.filter(pc.is_in(keys["ulid"], wanted["ulid"].combine_chunks()))
 
 
 def _is_in(events: pa.Table, keys: pa.Table) -> list[bool]:
-    known = set(zip(*(keys[name].to_pylist() for name in _KEY), strict=True))
-    return [one in known for one in zip(*(events[name].to_pylist() for name in _KEY), strict=True)]
+    known = {*_rows(keys)}
+    return [one in known for one in _rows(events)]
+
+
+def _rows(table: pa.Table) -> list[tuple[str, ...]]:
+    return list(zip(*(table[name].to_pylist() for name in KEY_COLUMNS), strict=True))

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from coordination.pipelines.checkpoint import EventKey
 from logstore import ulid
 from logstore.batch import RunKey
+from logstore.segments.schema import KEY_COLUMNS
 from logstore.segments.ulids import parse
 
 EVENTS: Final = pa.schema(
@@ -243,7 +244,7 @@ def _ties_in_order(table: pa.Table, moments: Indexes) -> tuple[pa.Table, Indexes
     if len(moments) < 2 or not pc.any(pc.equal(ulids[1:], ulids[:-1])).as_py():
         return table, moments
     keyed = table.append_column("moment", pa.array(moments))
-    names = [(name, "ascending") for name in ("moment", "ulid", "fqn", "run_id")]
+    names = [(name, "ascending") for name in ("moment", *KEY_COLUMNS)]
     order = pc.sort_indices(keyed, names)
     return table.take(order), moments[order.to_numpy()]
 
@@ -262,7 +263,7 @@ def _merged(parts: Sequence[tuple[pa.Table, Indexes]]) -> tuple[pa.Table, Indexe
 
 
 def _key(table: pa.Table, moments: Indexes, row: int) -> EventKey:
-    ulid, fqn, run = (table.column(name)[row].as_py() for name in ("ulid", "fqn", "run_id"))
+    ulid, fqn, run = (table.column(name)[row].as_py() for name in KEY_COLUMNS)
     return EventKey(int(moments[row]), ulid, fqn, run)
 
 
@@ -283,8 +284,7 @@ def _without_copies(table: pa.Table) -> pa.Table:
     """The events without those that are the one before them, stored by two nodes."""
     if table.num_rows < 2:
         return table
-    names = ("ulid", "fqn", "run_id")
-    columns = [table.column(name).combine_chunks() for name in names]
+    columns = [table.column(name).combine_chunks() for name in KEY_COLUMNS]
     same = [pc.equal(column[1:], column[:-1]) for column in columns]
     repeated = pc.and_(pc.and_(same[0], same[1]), same[2])
     if not pc.any(repeated).as_py():

@@ -36,6 +36,7 @@ from coordination.pipelines.checkpoint import (
 from coordination.pipelines.replay import Replay
 from logstore import ulid
 from logstore.errors import Damaged, NotFound
+from logstore.segments.schema import KEY_COLUMNS
 from pipelines.events import EVENTS, Origin, moments_of
 from pipelines.source import SegmentSource
 from pipelines.table import TableSource
@@ -125,7 +126,7 @@ def marked(events: pa.Table, frontier: EventKey | None, *, before: bool) -> pa.T
     moments = moments_of(events)
     had = moments < frontier.moment
     for row in np.flatnonzero(moments == frontier.moment):
-        names = (events.column(name)[int(row)].as_py() for name in ("ulid", "fqn", "run_id"))
+        names = (events.column(name)[int(row)].as_py() for name in KEY_COLUMNS)
         had[row] = EventKey(frontier.moment, *names) <= frontier
     return events.append_column(_AGAIN, pa.array(had))
 

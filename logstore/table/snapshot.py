@@ -20,6 +20,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from logstore import ulid
+from logstore.segments.schema import KEY_COLUMNS
 from logstore.table.layout import LAYOUT, ROW_GROUP_ROWS, layout_of
 from logstore.table.log import Log
 from logstore.table.schema import EXPIRED, PURGED, application
@@ -185,7 +186,7 @@ def _files(uri: str, actions: pa.Table) -> Iterator[TableFile]:
         return [None if None in pair else pair for pair in pairs]
 
     names = ("path", "size_bytes", "num_records", "partition.date", "partition.hour")
-    columns = [*map(column, names), *map(bounds, ("ulid", "fqn", "run_id"))]
+    columns = [*map(column, names), *map(bounds, KEY_COLUMNS)]
     for path, size, rows, day, hour, *bound in zip(*columns, strict=True):
         yield TableFile(path, f"{uri}/{path}", size, rows or 0, day, hour, *bound)
 

@@ -35,6 +35,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from logstore.errors import InvalidInput, TailraceError, Unavailable
+from logstore.segments.schema import KEY_COLUMNS
 from service.http import sse
 from service.http.errors import classify
 from service.http.gate import restricted
@@ -212,7 +213,7 @@ def events(piece: Matches) -> bytes:
 
 def _ids(piece: Matches) -> list[str]:
     stem = seen_text(piece.before)
-    ulids, fqns, runs = _columns(piece.batch, "ulid", "fqn", "run_id")
+    ulids, fqns, runs = _columns(piece.batch, *KEY_COLUMNS)
     names = {key: names_text(*key) for key in {*zip(fqns, runs, strict=True)}}
     return [
         f"{stem}.{text}.{names[fqn, run]}" for text, fqn, run in zip(ulids, fqns, runs, strict=True)

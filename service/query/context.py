@@ -18,6 +18,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from logstore.errors import InvalidInput, LimitReached
+from logstore.segments.schema import KEY_COLUMNS
 from service.query.cursor import RecordKey
 from service.query.engine import QueryEngine
 from service.query.hot import SCHEMA
@@ -28,8 +29,7 @@ DEFAULT_HITS: Final = 20
 MAX_HITS: Final = 100
 MAX_AROUND: Final = 100
 _MOST_BYTES: Final = 64 << 20
-_KEY: Final = ("ulid", "fqn", "run_id")
-_ORDER: Final = [(name, "ascending") for name in _KEY]
+_ORDER: Final = [(name, "ascending") for name in KEY_COLUMNS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Context:
     async def groups(self) -> list[Group]:
         """All groups. Raises as a search does, and `LimitReached` if they are too large."""
         hits = await self._found(self.request, follow=False)
-        order = {key: number for number, key in enumerate(_keys(hits))}
+        order = {key: number for number, key in enumerate(RecordKey.of(hits))}
         by_run: dict[tuple[str, str], list[RecordKey]] = {}
         for key in sorted(order):
             by_run.setdefault((key.fqn, key.run), []).append(key)
@@ -136,20 +136,15 @@ def context_request(request: QueryRequest) -> QueryRequest:
 
 def _touches(window: _Window, hit: RecordKey, before: pa.Table) -> bool:
     """Whether the hit, or a record before it, is in the window already."""
-    held = {key for part in window.parts for key in _keys(part)} | set(window.hits)
-    return hit in held or any(key in held for key in _keys(before))
+    held = {key for part in window.parts for key in RecordKey.of(part)} | set(window.hits)
+    return hit in held or any(key in held for key in RecordKey.of(before))
 
 
 def _group(window: _Window, hits: pa.Table) -> Group:
     wanted = set(window.hits)
-    own = hits.filter(pa.array([key in wanted for key in _keys(hits)], pa.bool_()))
+    own = hits.filter(pa.array([key in wanted for key in RecordKey.of(hits)], pa.bool_()))
     records = distinct(pa.concat_tables([own, *window.parts]).sort_by(_ORDER))
-    return Group(records, [key in wanted for key in _keys(records)])
-
-
-def _keys(records: pa.Table) -> list[RecordKey]:
-    columns = [records.column(name).to_pylist() for name in _KEY]
-    return [RecordKey(*key) for key in zip(*columns, strict=True)]
+    return Group(records, [key in wanted for key in RecordKey.of(records)])
 
 
 def _add_missing(stats: dict[str, Any], more: Mapping[str, Any]) -> None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import orjson
+import pyarrow as pa
 
 from logstore import ulid
 from logstore.errors import InvalidCursor, InvalidInput
+from logstore.segments.schema import KEY_COLUMNS
 
 _PREFIX = "q1."
 
@@ -24,6 +26,17 @@ class RecordKey(NamedTuple):
     ulid: str
     fqn: str
     run: str
+
+    @classmethod
+    def of(cls, records: pa.Table | pa.RecordBatch) -> list[Self]:
+        """The keys of records, which have `KEY_COLUMNS`."""
+        columns = [records.column(name).to_pylist() for name in KEY_COLUMNS]
+        return [cls(*key) for key in zip(*columns, strict=True)]
+
+    @classmethod
+    def last_of(cls, batch: pa.RecordBatch) -> Self:
+        """The key of the last record of a batch, which has one."""
+        return cls(*(batch.column(name)[-1].as_py() for name in KEY_COLUMNS))
 
     def encode(self) -> str:
         """The cursor that points behind this record."""

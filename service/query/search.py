@@ -24,6 +24,7 @@ from logstore import ulid
 from logstore.errors import Damaged
 from logstore.search.conditions import patterns
 from logstore.search.needs import needs_of
+from logstore.segments.schema import KEY_COLUMNS
 from logstore.table.snapshot import TableFile
 from service.query.cursor import RecordKey
 from service.query.deleted import Live, live
@@ -40,7 +41,6 @@ from service.query.view import View
 if TYPE_CHECKING:
     from service.query.database import Database
 
-_KEYS: Final = ("ulid", "fqn", "run_id")
 _GROWTH: Final = 4
 _READ_AHEAD: Final = 4
 """Times as many rows as its limit, that a search for nothing but the nearest records reads."""
@@ -306,11 +306,11 @@ class Search:
         """The batch without records that equal the one before them."""
         if batch.num_rows == 0:
             return batch
-        columns = [batch.column(name) for name in _KEYS]
+        columns = [batch.column(name) for name in KEY_COLUMNS]
         same = [pc.equal(column[1:], column[:-1]) for column in columns]
         repeated = pc.and_(pc.and_(same[0], same[1]), same[2])
         first = RecordKey(*(column[0].as_py() for column in columns)) == self.last
-        self.last = RecordKey(*(column[-1].as_py() for column in columns))
+        self.last = RecordKey.last_of(batch)
         keep = pa.concat_arrays([pa.array([not first]), pc.invert(repeated)])
         fresh = batch if pc.all(keep).as_py() else batch.filter(keep)
         self.matches += fresh.num_rows

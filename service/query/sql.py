@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from logstore import ulid
 from logstore.search.where import Where
+from logstore.segments.schema import KEY_COLUMNS
 from service.query.cursor import RecordKey
 from service.query.request import QueryRequest
 from service.query.tiles import Tile
@@ -118,13 +119,13 @@ class Statement:
         """Records of the sources behind `after`, in order."""
         where = self._where(after) + live
         cut = "" if limit is None else f" LIMIT {limit:d}"
-        each = self._order("ulid", "fqn", "run_id") + cut if limit is not None else ""
+        each = self._order(*KEY_COLUMNS) + cut if limit is not None else ""
         parts = [
             f"(SELECT {COLUMNS}, {number} AS source FROM {scan}{each})"  # noqa: S608
             for number, scan in sources.scans(where)
         ]
         union = " UNION ALL ".join(parts)
-        order = self._order("ulid", "fqn", "run_id") + (", source, pos" if sources.copies else "")
+        order = self._order(*KEY_COLUMNS) + (", source, pos" if sources.copies else "")
         return f"SELECT {self._given} FROM ({union}) r{order}{cut}"  # noqa: S608
 
     def count(self, sources: Scans, after: RecordKey | None, live: str = "") -> str:

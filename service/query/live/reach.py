@@ -19,6 +19,7 @@ from logstore.errors import Damaged, NotFound
 from logstore.objects.store import ObjectInfo
 from logstore.search.conditions import All, Column, Compares
 from logstore.table.file_index import FileIndex
+from service.query.cursor import RecordKey
 from service.query.elsewhere import HotOfAll
 from service.query.engine import QueryEngine
 from service.query.hot import SCHEMA, HotRecords
@@ -31,7 +32,6 @@ from service.query.tiles import Tile
 from service.query.view import Look, Outdated, Report, Sources, View, open_pinned
 
 POS = Column("pos")
-_KEY = ("ulid", "fqn", "run_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ async def without_copies(
         return late
     edges = pc.min_max(late.column("ulid")).as_py()
     low, high = ulid.decode(edges["min"]), ulid.decode(edges["max"])
-    given: set[tuple[str, ...]] = set()
+    given: set[RecordKey] = set()
     for other in others:
         seen = cursor.seen[other]
         asked = replace(
@@ -221,10 +221,10 @@ async def without_copies(
         for look in looks:
             async with await engine.open(asked, look) as search:
                 async for batch in search.batches():
-                    given |= {*_keys(pa.Table.from_batches([batch.cast(SCHEMA)], SCHEMA))}
+                    given |= {*RecordKey.of(batch)}
     if not given:
         return late
-    return late.filter(pa.array([key not in given for key in _keys(late)]))
+    return late.filter(pa.array([key not in given for key in RecordKey.of(late)]))
 
 
 async def _meeting(sources: Sources, node: str, tile: Tile, below: int) -> list[Segment]:
@@ -238,7 +238,3 @@ async def _meeting(sources: Sources, node: str, tile: Tile, below: int) -> list[
         if segment.first_pos < below and segment.meets(tile):
             found.append(segment)
     return found
-
-
-def _keys(records: pa.Table) -> list[tuple[str, ...]]:
-    return list(zip(*[records.column(name).to_pylist() for name in _KEY], strict=True))

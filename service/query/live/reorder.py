@@ -16,6 +16,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from logstore.segments.schema import KEY_COLUMNS
 from service.query.cursor import RecordKey
 from service.query.hot import SCHEMA
 from service.query.live.cursor import StreamCursor, behind_all
@@ -23,8 +24,7 @@ from service.query.live.cursor import StreamCursor, behind_all
 PIECE_ROWS: Final = 512
 PIECE_BYTES: Final = 256 << 10
 """Of a piece, about: what is made ready for sending at once."""
-_KEY: Final = [("ulid", "ascending"), ("fqn", "ascending"), ("run_id", "ascending")]
-_NAMES: Final = ("ulid", "fqn", "run_id")
+_KEY: Final = [(name, "ascending") for name in KEY_COLUMNS]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,7 +102,7 @@ def pieces(records: pa.Table, before: StreamCursor, after: StreamCursor) -> list
     """Records in the order of their keys as pieces, the last of which ends at `after`."""
     found: list[Matches] = []
     for batch in _batches(records):
-        behind = replace(before, last=RecordKey(*[batch.column(n)[-1].as_py() for n in _NAMES]))
+        behind = replace(before, last=RecordKey.last_of(batch))
         found.append(Matches(batch, before, behind))
         before = behind
     if found:
@@ -126,7 +126,7 @@ def distinct(records: pa.Table) -> pa.Table:
     """Sorted records, each key once."""
     if records.num_rows < 2:
         return records
-    columns = [records.column(name).combine_chunks() for name in _NAMES]
+    columns = [records.column(name).combine_chunks() for name in KEY_COLUMNS]
     same: Any = pc.equal(columns[0][1:], columns[0][:-1])
     for column in columns[1:]:
         same = pc.and_(same, pc.equal(column[1:], column[:-1]))

@@ -126,8 +126,7 @@ async def _on_time(
     ):
         async for batch in batches:
             table = pa.Table.from_batches([batch.cast(SCHEMA)], SCHEMA)
-            last = RecordKey(*[batch.column(n)[-1].as_py() for n in ("ulid", "fqn", "run_id")])
-            behind = replace(cursor, last=last)
+            behind = replace(cursor, last=RecordKey.last_of(batch))
             for piece in pieces(table, cursor, behind):
                 yield piece
             cursor = behind
@@ -230,9 +229,9 @@ def _time(cursor: StreamCursor) -> int:
 
 def _not_given(records: pa.Table, end: int, last: RecordKey) -> pa.Table:
     """The records that are not both below the position and at most at the key."""
-    names = zip(*[records.column(n).to_pylist() for n in ("ulid", "fqn", "run_id")], strict=True)
     positions = records.column("pos").to_pylist()
-    kept = [pos >= end or name > last for pos, name in zip(positions, names, strict=True)]
+    keys = RecordKey.of(records)
+    kept = [pos >= end or key > last for pos, key in zip(positions, keys, strict=True)]
     return records.filter(pa.array(kept, pa.bool_()))
 
 
@@ -241,8 +240,7 @@ def _up_to(records: pa.Table, last: RecordKey) -> pa.Table:
     same = pc.equal(records.column("ulid"), last.ulid)
     if not pc.any(same).as_py():
         return records
-    names = zip(*[records.column(n).to_pylist() for n in ("ulid", "fqn", "run_id")], strict=True)
-    return records.filter(pa.array([name <= last for name in names]))
+    return records.filter(pa.array([key <= last for key in RecordKey.of(records)]))
 
 
 async def _segments(
