@@ -265,7 +265,7 @@ def internal(settings: Settings, node: Node, scrape: Callable[[], bytes]) -> tup
     secret = settings.nodes.secret.get_secret_value()
     if not secret:
         return ()
-    answers = Answers(node, scrape)
+    answers = Answers(node, node.seams.clock, scrape)
     return (internal_routes(secret, lambda: node.members.instance, answers.answer),)
 
 

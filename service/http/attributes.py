@@ -24,7 +24,7 @@ FIELD: Final = "Tailrace-Attributes"
 MOST_BYTES: Final = 8 << 10
 MOST_ATTRIBUTES: Final = 64
 TEXT_AND_ATTRIBUTES: Final = b"text/plain; charset=utf-8; attributes=header"
-_LEAST = len(TEXT_AND_ATTRIBUTES.replace(b" ", b""))
+_ASKS: Final = TEXT_AND_ATTRIBUTES.replace(b" ", b"")
 _HINT = 'One JSON object in ASCII, such as {"region": "eu", "name": "M\\u00fcller"}.'
 
 
@@ -58,10 +58,10 @@ def parse_attributes(value: bytes, kind: str) -> dict[str, str]:
 
 def asks_for_attributes(content_type: bytes) -> bool:
     """Whether a Content-Type says that the header is there, as well as the lines."""
-    if len(content_type) < _LEAST:
+    if len(content_type) < len(_ASKS):
         return False
     plain = content_type.lower().replace(b" ", b"").replace(b'"', b"")
-    return plain == TEXT_AND_ATTRIBUTES.replace(b" ", b"")
+    return plain == _ASKS
 
 
 def check_not_announced(content_type: bytes | None) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 
 from logstore import ulid as ulids
 from logstore.batch import RunKey
-from logstore.clock import Clock, SystemClock
+from logstore.clock import Clock
 from logstore.errors import NotFound, TailraceError
 from logstore.segments.columns import record_batches
 from service.journal.view import JournalPin
@@ -66,14 +66,12 @@ class Answers:
     def __init__(
         self,
         node: Answering,
+        clock: Clock,
         scrape: Callable[[], bytes] = bytes,
-        clock: Clock | None = None,
     ) -> None:
         self._node = node
         self._scrape = scrape
-        self._journals = JournalAnswers(
-            node.pin, lambda: node.shipper.carry.copy(), clock or SystemClock()
-        )
+        self._journals = JournalAnswers(node.pin, lambda: node.shipper.carry.copy(), clock)
         self._verbs: dict[str, Callable[[Message], Awaitable[bytes]]] = {
             "hello": self._hello,
             "hot": self._hot,

@@ -1,13 +1,16 @@
 """New records of every node, for the live searches of this one.
 
-| question | asks | answer |
-| --- | --- | --- |
-| `journal` | `{"start", "seconds"}`: a position, or -1 for the present end | `{"end", "confirmed"}` and, unless `start` is -1 or far behind, an Arrow stream of the records from `start` to before `end` |
+The question `journal` names a position and for how long to wait:
 
-While somebody follows a search here, each other node is asked for its records from the last answer's
-`end` on. It answers when there are some, or after `seconds`. So nothing depends on an answer that is
-lost, and a node that is back after a while goes on where it was.
-"""  # noqa: E501
+    {"start": POSITION, "seconds": S}        a start of -1 asks for the present end only
+    {"end": POSITION, "confirmed": POSITION}  and an Arrow stream of the records before `end`
+
+No stream comes for a start of -1, or one that is far behind.
+
+While somebody follows a search here, each other node is asked for its records from the last
+answer's `end` on. It answers when there are some, or after `seconds`. So nothing depends on an
+answer that is lost, and a node that is back after a while goes on where it was.
+"""
 
 from __future__ import annotations
 
