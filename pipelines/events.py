@@ -14,6 +14,11 @@ An event that comes with a key below the frontier is late. It is given out first
 events, out of order, and counted. No checkpoint is made between its coming and its going, for none
 could say that it waits. If more waits than fits, the oldest half is given out before its time is
 over, and is counted as forced.
+
+Both take some megabytes at a time, for a copy is made of them. What is held is counted as the
+bytes that cannot be freed: a segment of which some events wait is held whole, until half of them
+are gone and the rest is copied. A segment that was in order already, and of which the filter takes
+everything, is the table of the source itself: appenders share it, and each counts it.
 """
 
 from __future__ import annotations
@@ -48,6 +53,7 @@ EVENTS: Final = pa.schema(
 )
 """The columns that filters, layouts and appenders see."""
 AHEAD_MS: Final = 60_000
+TAKEN_BYTES: Final = 8 << 20
 _ULID: Final = 26
 _FORCED_PART: Final = 2
 
@@ -78,9 +84,13 @@ class _Part:
     origin: Origin
     table: pa.Table
     moments: Indexes
-    size: int
     late: int
     start: int = 0
+    held: int = 0
+    """Bytes that are not freed as long as it has this table."""
+
+    def __post_init__(self) -> None:
+        self._count()
 
     @property
     def left(self) -> int:
@@ -90,12 +100,16 @@ class _Part:
         """Gives memory back once half of the events were given out: a slice holds all of them."""
         if 0 < self.left <= self.start:
             rest = np.arange(self.start, len(self.moments))
-            self.table, self.moments = self.table.take(pa.array(rest)), self.moments[self.start :]
-            self.size, self.start, self.late = self.table.nbytes, 0, 0
+            self.table, self.moments = self.table.take(pa.array(rest)), self.moments[rest]
+            self.start, self.late = 0, 0
+            self._count()
 
-    @property
-    def left_bytes(self) -> int:
-        return self.size * self.left // max(len(self.moments), 1)
+    def bytes_of(self, rows: int) -> int:
+        """Bytes of so many of its events, about."""
+        return int(self.table.nbytes) * rows // max(len(self.moments), 1)
+
+    def _count(self) -> None:
+        self.held = self.table.get_total_buffer_size() + self.moments.nbytes
 
 
 class EventBuffer:
@@ -104,13 +118,15 @@ class EventBuffer:
     def __init__(self, frontier: EventKey | None, *, ahead_ms: int = AHEAD_MS) -> None:
         self.frontier = frontier
         self.counts = Counts()
+        self.more = False
+        """Whether `take` left something that may go as well."""
         self._ahead_us = ahead_ms * 1000
         self._parts: list[_Part] = []
 
     @property
     def size(self) -> int:
-        """Bytes of what waits, about."""
-        return sum(part.left_bytes for part in self._parts)
+        """Bytes that are held for what waits."""
+        return sum(part.held for part in self._parts)
 
     def __len__(self) -> int:
         return sum(part.left for part in self._parts)
@@ -133,40 +149,64 @@ class EventBuffer:
         return min(waiting, default=None)
 
     def add(self, origin: Origin, table: pa.Table, *, known: bool = False) -> None:
-        """Adds events of a segment (columns of `EVENTS`), in the order of their ULIDs.
+        """Adds events of a segment (columns of `EVENTS`), in any order.
 
         `known`: the segment was added before this process started. What is not above the
         frontier was given out then, and is left out; else it is late.
         """
         if table.num_rows == 0:
             return
-        moments = _moments(table, self._ahead_us)
-        table, moments = _in_order(table, moments, np.argsort(moments, kind="stable"))
-        late = 0
+        table, moments = _in_order(table, _moments(table, self._ahead_us))
+        late, start = 0, 0
         if self.frontier is not None:
             late = _not_above(table, moments, self.frontier)
             if known:
-                table, moments, late = table.slice(late), moments[late:], 0
-        if len(moments):
-            self._parts.append(_Part(origin, table, moments, table.nbytes, late))
+                late, start = 0, late
+        if start < len(moments):
+            part = _Part(origin, table, moments, late, start)
+            part.let_go()
+            self._parts.append(part)
 
-    def take(self, until: int) -> pa.Table:
-        """Gives out what is not after `until`, in microseconds, and what is late; in order."""
-        ends = [
-            max(int(np.searchsorted(part.moments, until, side="right")), part.start, part.late)
-            for part in self._parts
-        ]
+    def take(self, until: int, most_bytes: int = TAKEN_BYTES) -> pa.Table:
+        """Gives out what is not after `until`, in microseconds, and what is late; in order.
+
+        That is about `most_bytes`, but all that is late; `more` says whether something was left.
+        """
+        ends = self._ends(until)
+        rows = sum(end - part.start for end, part in zip(ends, self._parts, strict=True))
+        size = sum(
+            part.bytes_of(end - part.start) for end, part in zip(ends, self._parts, strict=True)
+        )
+        self.more = False
+        if size > most_bytes:
+            last = max(rows * most_bytes // size, 1) - 1
+            moments = np.concatenate(
+                [
+                    part.moments[part.start : end]
+                    for end, part in zip(ends, self._parts, strict=True)
+                ]
+            )
+            fewer = self._ends(int(np.partition(moments, last)[last]))
+            self.more, ends = fewer != ends, fewer
         return self._take(ends)
 
     def force(self, most_bytes: int) -> pa.Table:
-        """Gives out the oldest half of what waits, if that is more than `most_bytes`."""
-        if self.size <= most_bytes:
+        """Gives out of the oldest half of what waits, if more than `most_bytes` are held."""
+        if self.size <= most_bytes or not self._parts:
             return EVENTS.empty_table()
-        waiting = np.sort(np.concatenate([part.moments[part.start :] for part in self._parts]))
-        until = int(waiting[(len(waiting) - 1) // _FORCED_PART])
-        taken = self.take(until)
+        waiting = np.concatenate([part.moments[part.start :] for part in self._parts])
+        half = (len(waiting) - 1) // _FORCED_PART
+        taken = self.take(int(np.partition(waiting, half)[half]))
+        self.more = False  # of what may go
         self.counts.forced += taken.num_rows
         return taken
+
+    def _ends(self, until: int) -> list[int]:
+        """How many events of each part may go up to that time."""
+        return [
+            max(int(np.searchsorted(part.moments, until, side="right")), part.start, part.late)
+            for part in self._parts
+        ]
 
     def _take(self, ends: Sequence[int]) -> pa.Table:
         taken, late = [], 0
@@ -193,8 +233,13 @@ class EventBuffer:
 
 
 def moments_of(events: pa.Table) -> Indexes:
-    """The times in microseconds by which events are ordered that are in order of their ULIDs."""
+    """The times in microseconds by which events are ordered."""
     return _moments(events, AHEAD_MS * 1000)
+
+
+def ordered(events: pa.Table) -> pa.Table:
+    """The events of a segment in the order of their keys; itself if they are."""
+    return _in_order(events, moments_of(events))[0] if events.num_rows else events
 
 
 def runs_of(events: pa.Table) -> frozenset[RunKey]:
@@ -207,7 +252,7 @@ def runs_of(events: pa.Table) -> frozenset[RunKey]:
 def _moments(table: pa.Table, ahead_us: int) -> Indexes:
     """The time of each event: its own, but at most so much after that of its ULID."""
     stamps: Indexes = table.column("ts").combine_chunks().cast(pa.int64()).to_numpy()
-    first = ulid.time_ms(ulid.decode(table.column("ulid")[0].as_py()))  # the lowest
+    first = ulid.time_ms(ulid.decode(pc.min(table.column("ulid")).as_py()))
     ahead = np.flatnonzero(stamps > first * 1000 + ahead_us)
     if len(ahead) == 0:
         return stamps
@@ -232,10 +277,22 @@ def _characters(column: pa.ChunkedArray) -> NDArray[np.uint8]:
     return text.reshape(len(array), _ULID)
 
 
-def _in_order(table: pa.Table, moments: Indexes, order: Indexes) -> tuple[pa.Table, Indexes]:
-    if not np.array_equal(order, np.arange(len(order))):
-        table, moments = table.take(pa.array(order)), moments[order]
-    return _ties_in_order(table, moments)
+def _in_order(table: pa.Table, moments: Indexes) -> tuple[pa.Table, Indexes]:
+    """In the order of keys; the table itself, if it is in order."""
+    if len(moments) < 2 or _is_in_order(table, moments):
+        return table, moments
+    high, low = _ulids(table)
+    order = np.lexsort((low, high, moments))
+    return _ties_in_order(table.take(pa.array(order)), moments[order])
+
+
+def _is_in_order(table: pa.Table, moments: Indexes) -> bool:
+    """Whether no key is below the one before it, nor has its time and ULID."""
+    if np.any(moments[1:] < moments[:-1]):
+        return False
+    ulids = table.column("ulid").combine_chunks()
+    above = pc.greater(ulids[1:], ulids[:-1]).to_numpy(zero_copy_only=False)
+    return bool(np.all(above | (moments[1:] > moments[:-1])))
 
 
 def _ties_in_order(table: pa.Table, moments: Indexes) -> tuple[pa.Table, Indexes]:
@@ -258,8 +315,7 @@ def _merged(parts: Sequence[tuple[pa.Table, Indexes]]) -> tuple[pa.Table, Indexe
     moments = np.concatenate([some for _, some in parts])
     if all(one[1][-1] < other[1][0] for one, other in pairwise(parts)):
         return table, moments
-    high, low = _ulids(table)
-    return _in_order(table, moments, np.lexsort((low, high, moments)))
+    return _in_order(table, moments)
 
 
 def _key(table: pa.Table, moments: Indexes, row: int) -> EventKey:

@@ -1,4 +1,8 @@
-"""What bounds the memory of a process: shares of its buffers, and pieces of what is given."""
+"""What bounds the memory of a process: shares of its buffers, and pieces of what is given.
+
+Of `pipelines.memory_bytes` the code and its libraries need `_CODE_BYTES`, and the segments that are
+kept decoded a part. Of the rest a part is for what waits, and what is left for the turns of `gate`.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,8 @@ from typing import Final
 import pyarrow as pa
 
 BUFFER_BYTES: Final = 64 << 20
+_CODE_BYTES: Final = 160 << 20
+CACHED_BYTES: Final = 64 << 20
 _PIECE_BYTES: Final = 4 << 20
 _LIMITS: Final = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
@@ -26,7 +32,13 @@ def memory_limit() -> int:
 
 def share(memory_bytes: int, ratio: float, parts: int) -> int:
     """The bytes for one of so many parts that have no size of their own."""
-    return max(int(memory_bytes * ratio) // max(parts, 1), 1)
+    for_events = max(memory_bytes - _CODE_BYTES - cached(memory_bytes), memory_bytes // 4)
+    return max(int(for_events * ratio) // max(parts, 1), 1)
+
+
+def cached(memory_bytes: int) -> int:
+    """The bytes of decoded segments that are kept for whoever asks next."""
+    return min(CACHED_BYTES, memory_bytes // 8)
 
 
 def pieces(events: pa.Table) -> Iterator[pa.Table]:

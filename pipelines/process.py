@@ -32,7 +32,7 @@ from logstore.prometheus import serve
 from pipelines import work
 from pipelines.config import PipelineConfig
 from pipelines.gate import Gate
-from pipelines.memory import memory_limit, share
+from pipelines.memory import cached, memory_limit, share
 from pipelines.metrics import collect, health
 from pipelines.reader import Counts
 from pipelines.settings import PipelinesSettings
@@ -65,14 +65,16 @@ class PipelinesProcess:
         self._pipelines = {one.name: one for one in pipelines}
         self._read_again = read_again
         self._said: dict[str, str] = {}
-        self.source: SegmentSource = SegmentSource(world.segments, world.clock)
+        self._memory = world.settings.pipelines.memory_bytes or memory_limit()
+        self.source: SegmentSource = SegmentSource(
+            world.segments, world.clock, cache_bytes=cached(self._memory)
+        )
         self.counts: dict[tuple[str, ...], Counts] = {}
         """What was done for each part, by pipeline, appender and part."""
         self.evicted: set[str] = set()
         self.unready = False
         """Whether its files are wrong, or the store did not answer when it looked last."""
         self._gate = Gate()
-        self._memory = world.settings.pipelines.memory_bytes or memory_limit()
         self._refused = False
         self._looked = world.clock.monotonic()
         self._workers: dict[asyncio.Task[None], Worker] = {}

@@ -22,6 +22,7 @@ from logstore.errors import Damaged, NotFound
 from pipelines.config import AppenderConfig, PipelineConfig
 from pipelines.copies import Copies
 from pipelines.events import Origin
+from pipelines.gate import Gate
 from pipelines.progress import Progress
 from pipelines.replay import TABLE, from_low, marked
 from pipelines.source import SegmentSource
@@ -79,13 +80,14 @@ class Reader:
         self._counts = counts
         self._patiently = patiently
 
-    async def read_again(self, progress: Progress) -> None:
+    async def read_again(self, progress: Progress, gate: Gate) -> None:
         """Reads what waited when the checkpoint was made, from which `progress` goes on."""
         now = self._clock.monotonic()
         for node, reading in progress.begun.nodes.items():
             progress.read_at[node] = now
             for seq in range(reading.low, reading.next):
-                await self._add(progress, node, seq, known=True)
+                async with gate.turn():
+                    await self._add(progress, node, seq, known=True)
         replay = progress.replay
         if replay is not None and replay.table.low < replay.table.next:
             start, end = replay.table.low, replay.table.next

@@ -1,8 +1,9 @@
 """Segments as pipelines read them: in sequence for each node, decoded once for all that want one.
 
-A segment is fetched whole, checked, and decoded to the columns of `EVENTS`. The last ones are
-kept, up to a number of bytes, since all appenders of a process that are up to date ask for the
-same. Lines of deleted runs are left out when an event is about to be given to an appender.
+A segment is fetched whole, checked, decoded to the columns of `EVENTS`, and put into the order of
+keys (`events`), so that those who take all of it share one table. The last ones are kept, up to a
+number of bytes, since all appenders of a process that are up to date ask for the same. Lines of
+deleted runs are left out when an event is about to be given to an appender.
 
 A missing number stops its node: later segments wait until it comes, unless the node's low
 watermark says that it was removed, which is counted as lost. Quarantined segments count as empty.
@@ -12,16 +13,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from dataclasses import replace
 from typing import Final
 
 import pyarrow as pa
 
 from logstore.clock import Clock
 from logstore.segments.undeleted import undeleted
-from pipelines.events import Origin, runs_of
+from pipelines.events import Origin, ordered, runs_of
+from pipelines.memory import CACHED_BYTES
 from pipelines.sources.contract import Deletions, Held, Node, Segment, Segments
 
-_CACHED_BYTES: Final = 64 << 20
 _LIST_SECONDS: Final = 1.0
 _IDLE_SECONDS: Final = 4.0
 _RELIST_SECONDS: Final = 600.0
@@ -31,7 +33,7 @@ class SegmentSource:
     """The segments of a source, for the pipelines of a process."""
 
     def __init__(
-        self, segments: Segments, clock: Clock, *, cache_bytes: int = _CACHED_BYTES
+        self, segments: Segments, clock: Clock, *, cache_bytes: int = CACHED_BYTES
     ) -> None:
         self.segments = segments
         self._clock = clock
@@ -94,6 +96,8 @@ class SegmentSource:
     async def _fetch(self, origin: Origin) -> Segment:
         try:
             segment = await self.segments.read(origin)
+            events = await asyncio.to_thread(ordered, segment.events)
+            segment = replace(segment, events=events)
             self.fetched_bytes += segment.fetched
             self.decoded += 1
         finally:

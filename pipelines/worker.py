@@ -27,13 +27,7 @@ from coordination.coordinator.lease import Lease
 from coordination.pipelines.checkpoint import Checkpoint, decode, encode
 from coordination.pipelines.replay import Replay
 from logstore.clock import Clock
-from logstore.errors import (
-    LeaseLost,
-    NotFound,
-    OutcomeUnknown,
-    TailraceError,
-    Unavailable,
-)
+from logstore.errors import LeaseLost, NotFound, OutcomeUnknown, TailraceError, Unavailable
 from logstore.filesystem import FileSystem
 from logstore.objects.settings import StoreSettings
 from pipelines.appenders.contract import Appender, Context
@@ -268,7 +262,7 @@ class Worker:
         )
         self.progress = progress
         await self._patiently(self.source.refresh)
-        await self._reader.read_again(progress)
+        await self._reader.read_again(progress, self._gate)
         if self.lease.progress is None:
             progress.enter(self.source.nodes, self._settings.start)
             await self._save(progress)
@@ -281,7 +275,7 @@ class Worker:
         async with self._gate.turn():
             try:
                 await self.source.refresh()
-                found = await self._reader.read(progress)
+                found = not progress.buffer.more and await self._reader.read(progress)
             except Unavailable as error:
                 self._say_unavailable(error)
                 found = False
@@ -295,17 +289,25 @@ class Worker:
         return found or given
 
     async def _give(self, progress: Progress) -> bool:
-        """Gives the appender what no node can send anything before any more."""
-        buffer = progress.buffer
+        """Gives the appender what no node can send anything before any more; whether it did.
+
+        That is some megabytes, and more only as long as more waits than fits.
+        """
+        buffer, given = progress.buffer, False
         until = progress.until(self.source.nodes, self._settings, self.clock.monotonic())
-        events = await self._thread.run(buffer.take, until)
         most = self._settings.buffer_size_bytes or self._buffer_share()
-        forced = await self._thread.run(buffer.force, most)
-        if forced.num_rows:
-            events = pa.concat_tables([events, forced]) if events.num_rows else forced
-        if events.num_rows == 0:
-            return False
-        progress.changed = True
+        while not given or (buffer.size > most and self._may_go_on):
+            events = await self._thread.run(buffer.take, until)
+            if events.num_rows == 0:
+                events = await self._thread.run(buffer.force, most)
+            if events.num_rows == 0:
+                break
+            given = progress.changed = True
+            await self._give_on(progress, events)
+        return given
+
+    async def _give_on(self, progress: Progress, events: pa.Table) -> None:
+        """Gives the appender those that were not deleted."""
         fresh = self.clock.monotonic() - _DELETIONS_SECONDS
         await self._patiently(lambda: self.source.refresh(fresh))
         kept = self.source.kept(events)
@@ -314,7 +316,6 @@ class Worker:
             if not self.lease.valid():
                 raise LeaseLost(f"the lease of {self.name} is over")
             await self._append(progress, kept)
-        return True
 
     def _count(self, progress: Progress) -> None:
         """Adds what the buffer counted since the last call."""

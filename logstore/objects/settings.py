@@ -299,8 +299,9 @@ class PipelineSettings(BaseModel):
         default=0.7,
         gt=0,
         lt=1,
-        description="This part of `memory_bytes` is for events that wait, in equal shares of the"
-        " appenders at work that have no `buffer_size_bytes` of their own",
+        description="This part of `memory_bytes`, less 224 MiB for code and decoded segments, is"
+        " for events that wait, in equal shares of the appenders at work that have no"
+        " `buffer_size_bytes` of their own",
     )
     source_url: str = Field(
         default="",

@@ -13,12 +13,15 @@ import pytest
 from logstore import keys
 from logstore.objects.store import ObjectInfo
 from pipelines.gate import Gate
-from pipelines.memory import pieces, share
+from pipelines.hooks import Hooks
+from pipelines.memory import cached, pieces, share
+from pipelines.progress import Progress
 from pipelines.source import SegmentSource
 from pipelines.sources.stored import StoredSegments
+from pipelines.worker import Worker
 from tests.pipelines.events import events
 from tests.pipelines.lake import Lake
-from tests.pipelines.remembering import forget, has, named, pipeline, until
+from tests.pipelines.remembering import Remembering, forget, has, named, pipeline, until
 
 __all__ = ["forget"]
 
@@ -61,6 +64,30 @@ async def test_a_pipeline_that_is_given_up_frees_what_waited(lake: Lake) -> None
         await until(lambda: pa.total_allocated_bytes() < held - 2_500_000)
 
 
+async def test_what_waits_stays_within_the_size_of_the_buffer(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After each turn, whatever came: no event is lost for it."""
+    sizes: list[int] = []
+    original = Worker._turn
+
+    async def turn(self: Worker, progress: Progress, hooks: Hooks) -> bool:
+        try:
+            return await original(self, progress, hooks)
+        finally:
+            sizes.append(progress.buffer.size)
+
+    monkeypatch.setattr(Worker, "_turn", turn)
+    waits = {"event_delay_ms": 900_000, "idle_node_ms": 900_000, "buffer_size_bytes": 700_000}
+    for number in range(6):
+        await lake.put(*[f"{number} {line:03d} " + "x" * 1000 for line in range(500)])
+    async with lake.running(pipeline("x", **waits)):
+        await until(lambda: len(Remembering.lines.get("x", ())) > 2000)
+    assert max(sizes) <= 700_000
+    lines = Remembering.lines["x"]
+    assert lines == sorted(set(lines))
+
+
 async def test_a_slow_turn_holds_up_nobody() -> None:
     gate, done = Gate(1, seconds=0.01), asyncio.Event()
 
@@ -79,7 +106,10 @@ async def test_a_slow_turn_holds_up_nobody() -> None:
 
 
 def test_buffers_share_the_memory_and_appenders_get_pieces() -> None:
-    assert [share(1000, 0.7, parts) for parts in (0, 1, 7, 10_000)] == [700, 700, 100, 1]
+    assert [share(4000, 0.7, parts) for parts in (0, 1, 7, 10_000)] == [700, 700, 100, 1]
+    for megabytes in (64, 256, 512, 4096):  # code, decoded segments, what waits
+        whole = megabytes << 20
+        assert share(whole, 0.7, 1) + cached(whole) <= max(whole - (160 << 20), whole // 2)
     table = events([f"{number:01000}" for number in range(10_000)])
     parts = list(pieces(table))
     assert pa.concat_tables(parts).equals(table)

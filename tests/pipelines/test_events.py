@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from logstore import ulid
-from pipelines.events import EVENTS, Counts, EventBuffer, Origin
+from pipelines.events import EVENTS, Counts, EventBuffer, Origin, ordered
 from tests.pipelines.events import BASE_MS, events
 from tests.seeds import seeds
 
@@ -53,6 +53,70 @@ def test_more_than_fits_goes_before_its_time() -> None:
     assert messages(forced) == [f"{n:03d}" for n in range(250)]
     assert buffer.counts.forced == 250
     assert messages(buffer.take((BASE_MS + 11_000) * US)) == [f"{n:03d}" for n in range(250, 500)]
+
+
+def test_what_is_given_at_once_is_bounded_and_in_order() -> None:
+    buffer = EventBuffer(None)
+    for node, first in (("n", 0), ("m", 1)):
+        texts = [f"{2 * n + first:04d}" + "x" * 1000 for n in range(500)]
+        buffer.add(Origin(node, 1), events(texts, at_ms=BASE_MS + first, step_ms=2))
+    found, most = list[pa.Table](), 100_000
+    while (taken := buffer.take((BASE_MS + 899) * US, most)).num_rows:
+        assert taken.nbytes <= most * 1.1
+        found.append(taken)
+        assert buffer.more == (sum(one.num_rows for one in found) < 900)
+        assert buffer.frontier is not None
+        assert buffer.frontier.moment == (BASE_MS + int(messages(taken)[-1][:4])) * US
+    assert len(found) >= 9
+    given = [message[:4] for one in found for message in messages(one)]
+    assert given == [f"{n:04d}" for n in range(900)]
+    assert len(buffer) == 100
+
+
+def test_all_that_is_late_goes_at_once() -> None:
+    buffer = EventBuffer(None)
+    buffer.add(Origin("n", 1), events(["last"], at_ms=BASE_MS + 5000))
+    buffer.take((BASE_MS + 5000) * US)
+    buffer.add(Origin("n", 2), events(["x" * 1000] * 100, at_ms=BASE_MS, step_ms=1))
+    assert buffer.late_wait
+    assert buffer.take(0, 10_000).num_rows == 100
+    assert not buffer.late_wait
+
+
+def test_what_is_held_is_what_is_counted() -> None:
+    """Also where most of a segment has gone: the rest of it does not hold the whole."""
+    before, buffer = pa.total_allocated_bytes(), EventBuffer(None)
+    for number in range(4):
+        texts = ["x" * 1000] * 1000
+        table = events(texts, at_ms=BASE_MS + 1000 * number, step_ms=1)
+        buffer.add(Origin("n", number + 1), table.take(pa.array(range(1000))))
+    del table, texts
+    held = []
+    for last in range(0, 4000, 50):
+        taken = buffer.take((BASE_MS + last) * US)
+        assert taken.num_rows <= 50
+        del taken
+        held.append(pa.total_allocated_bytes() - before)
+        assert held[-1] <= buffer.size * 1.01 + 10_000  # it is allocated in pieces
+        assert buffer.size <= 2.1 * 1100 * (len(buffer) + 50)
+    assert held[0] > 4_000_000
+    assert buffer.take((BASE_MS + 4000) * US).num_rows == 49
+    assert buffer.size == 0
+
+
+def test_appenders_that_take_all_of_a_segment_share_it() -> None:
+    backward = pa.concat_tables(
+        [events(["x" * 1000] * 500, at_ms=BASE_MS + at, batch=n) for n, at in enumerate((9, 5))]
+    )
+    table = ordered(backward)
+    assert ordered(table) is table
+    assert table.column("ts")[0].as_py() < table.column("ts")[-1].as_py()
+    before = pa.total_allocated_bytes()
+    buffers = [EventBuffer(None) for _ in range(20)]
+    for buffer in buffers:
+        buffer.add(Origin("n", 1), table)
+    assert pa.total_allocated_bytes() - before < 500_000
+    assert all(buffer.size > 500_000 for buffer in buffers)
 
 
 def test_a_clock_that_is_wrong_by_years_holds_up_nothing() -> None:
