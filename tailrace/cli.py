@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verb = VERBS.get(words[0]) if words else None
     if verb is None:
         return _without_verb(words)
-    parsed = verb.parser(words[0]).parse_args(words[1:])
+    parsed = _parsed(verb.parser(words[0]), words[1:])
     try:
         status: int = importlib.import_module(verb.module).run(parsed)
     except TailraceError as error:
@@ -70,6 +70,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 0
     return status
+
+
+def _parsed(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
+    """The words as the verb takes them: flags before, between and behind the others.
+
+    Behind `--` nothing is a flag; argparse knows that only where flags come first. The same holds
+    for a verb that has verbs of its own.
+    """
+    own_verbs = any(action.nargs == argparse.PARSER for action in parser._actions)
+    if own_verbs or "--" in words:
+        return parser.parse_args(words)
+    return parser.parse_intermixed_args(words)
 
 
 def complain(message: str, hint: str = "") -> None:

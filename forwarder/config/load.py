@@ -23,7 +23,7 @@ M = TypeVar("M", bound=BaseModel)
 
 _RECEIVER = re.compile(r"file_?log(?:/(.+))?", re.DOTALL)
 _AS_COLLECTORS = re.compile(r"\$\{env:")
-_LISTED = "The keys are listed in docs/forwarder.md."
+_LISTED = "The keys are listed in docs/forwarder-reference.md."
 # Keys of a collector's file, and what stands in their place here.
 _ELSEWHERE = {
     "exporters": "The forwarder sends to `targets`.",

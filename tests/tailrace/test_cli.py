@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -45,6 +46,21 @@ def test_no_verb_and_a_wrong_verb_are_refused(capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit) as ended:
         main(["sevre"])
     assert ended.value.code == 2
+
+
+def test_flags_may_stand_between_words_and_behind_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # argparse by itself takes all words of `nargs="*"` at their first place, so a path was refused.
+    main(["forward", "state", "reset", "--storage", str(tmp_path), str(tmp_path / "a.log")])
+    said = capsys.readouterr().err
+    assert "unrecognized" not in said
+    assert str(tmp_path) in said
+
+
+def test_what_follows_two_dashes_is_no_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["query", "--url", "http://127.0.0.1:1", "--", "--level"]) == 1
+    assert "no answer from http://127.0.0.1:1" in capsys.readouterr().err
 
 
 def test_an_error_is_two_lines_and_a_status() -> None:
