@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from urllib.parse import quote
 
 import httpx
@@ -31,6 +32,23 @@ def add_url(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="a file with the token (default: $TAILRACE_TOKEN, else the file $TAILRACE_TOKEN_FILE)",
     )
+
+
+def complete_names(fqn: argparse.Action, run: argparse.Action) -> None:
+    """A shell completes these two arguments with what the service has."""
+
+    def pipelines(**asked: Any) -> list[str]:
+        from tailrace.completion import pipelines as found
+
+        return found(**asked)
+
+    def runs(**asked: Any) -> list[str]:
+        from tailrace.completion import runs as found
+
+        return found(**asked)
+
+    fqn.completer = pipelines  # type: ignore[attr-defined]
+    run.completer = runs  # type: ignore[attr-defined]
 
 
 def authorization(token_file: str | None = None) -> dict[str, str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,18 +43,25 @@ VERBS = {
     ),
     "run": Verb("tailrace.run", "Run a command and ship its output as a run."),
     "query": Verb("tailrace.query", "Search across all runs."),
-    "tail": Verb("tailrace.tail", "Follow a run, or the newest of a pipeline."),
+    "tail": Verb(
+        "tailrace.tail", "Follow a run, the newest of a pipeline, or all whose names match."
+    ),
     "pipelines": Verb(
         "tailrace.pipelines", "Feed segments to appenders: files, outputs, other systems."
     ),
     "token": Verb("tailrace.token", "Make a token, and its lines for the rules of access."),
     "leases": Verb("tailrace.leases", "Show which process works on what, and change it."),
     "verify": Verb("tailrace.verify", "Compare everything that is stored, line by line."),
+    "completion": Verb("tailrace.completion", "Print what completes its words in a shell."),
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a verb and gives the exit status."""
+    if "_ARGCOMPLETE" in os.environ:
+        from tailrace.completion import complete
+
+        complete(overview(), VERBS)
     words = list(sys.argv[1:] if arguments is None else arguments)
     verb = VERBS.get(words[0]) if words else None
     if verb is None:

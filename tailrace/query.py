@@ -12,12 +12,13 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 import httpx
 
 from logstore.errors import InvalidInput
-from tailrace.api import add_url, authorization, check, errors_as_ours
+from tailrace.api import add_url, authorization, check, complete_names, errors_as_ours
+from tailrace.pager import add_pager, paged
 from tailrace.query_output import Printer, chart
 
 PARTIAL: Final = 2
@@ -36,8 +37,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="earliest time: RFC 3339, now-1d, 0 (default: now-1h)",
     )
     parser.add_argument("--to", dest="end", metavar="T", help="latest time (default: no bound)")
-    parser.add_argument("--fqn", metavar="F", help="only this pipeline")
-    parser.add_argument("--run", metavar="R", help="only runs of this id")
+    fqn = parser.add_argument("--fqn", metavar="F", help="only this pipeline")
+    run_id = parser.add_argument("--run", metavar="R", help="only runs of this id")
+    complete_names(fqn, run_id)
     parser.add_argument("--level", metavar="L", help="only these levels, separated by commas")
     parser.add_argument(
         "--limit",
@@ -64,6 +66,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="whole records, one JSON object a line; with --histogram: the counts as JSON",
     )
+    add_pager(parser)
     parser.add_argument(
         "expression",
         metavar="EXPRESSION",
@@ -92,10 +95,11 @@ def run(arguments: argparse.Namespace) -> int:
             if not response.is_success:
                 response.read()
             check(response)
-            printer = _printer(arguments)
-            for lines in _lines(response.iter_bytes()):
-                printer.take(lines)
-    return _verdict(printer.stats)
+            with paged(sys.stdout, wanted=not arguments.no_pager) as out:
+                printer = _printer(arguments, out)
+                for lines in _lines(response.iter_bytes()):
+                    printer.take(lines)
+    return 0 if printer.left else _verdict(printer.stats)
 
 
 def _follow(arguments: argparse.Namespace) -> int:
@@ -121,9 +125,9 @@ def _histogram(arguments: argparse.Namespace, client: httpx.Client) -> int:
     return _verdict(found["stats"])
 
 
-def _printer(arguments: argparse.Namespace) -> Printer:
+def _printer(arguments: argparse.Namespace, out: TextIO | None = None) -> Printer:
     named = arguments.fqn is None or arguments.run is None
-    return Printer(sys.stdout, whole=arguments.json, named=named)
+    return Printer(out or sys.stdout, whole=arguments.json, named=named)
 
 
 def _check(arguments: argparse.Namespace) -> None:

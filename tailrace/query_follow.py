@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 import httpx
 import orjson
@@ -12,6 +13,13 @@ from logstore.clock import Clock, SystemClock
 from logstore.errors import TailraceError
 from tailrace.events import READ_SECONDS, Event, EventFollower
 from tailrace.query_output import Printer
+
+
+class Taker(Protocol):
+    """What takes the records that are found."""
+
+    def take(self, lines: Iterable[bytes], /) -> None:
+        """Takes some lines of ndjson."""
 
 
 class SearchFollower(EventFollower):
@@ -24,7 +32,7 @@ class SearchFollower(EventFollower):
         client: httpx.AsyncClient,
         clock: Clock,
         parameters: Mapping[str, str],
-        printer: Printer,
+        printer: Taker,
     ) -> None:
         super().__init__(client, clock, "/query/stream", parameters)
         self._printer = printer

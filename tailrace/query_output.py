@@ -8,7 +8,7 @@ from typing import Any, Final, TextIO
 import orjson
 
 from logstore.errors import TailraceError
-from tailrace.terminal import coloured, name, wants_colour
+from tailrace.terminal import Names, coloured, wants_colour
 
 _BAR_CHARS: Final = 40
 
@@ -22,14 +22,21 @@ class Printer:
         self._named = named
         self._terminal = out.isatty()
         self._colour = wants_colour(out)
+        self._names = Names(colour=self._colour)
         self.stats: dict[str, Any] | None = None
         self._group: int | None = None
+        self.left = False
+        """Whether nobody reads any more: what is left out then is not missing."""
 
     def take(self, lines: Iterable[bytes]) -> None:
         """Prints some lines of ndjson. Raises `TailraceError` if the search broke off."""
         texts = [text for line in lines if (text := self._text(line)) is not None]
-        self._out.write("".join(texts))
-        self._out.flush()
+        try:
+            self._out.write("".join(texts))
+            self._out.flush()
+        except BrokenPipeError:
+            self.left = True
+            raise
 
     def _text(self, line: bytes) -> str | None:
         record = orjson.loads(line)
@@ -54,7 +61,7 @@ class Printer:
         sign = "-" if hit is False else ":"
         run = f"{record['fqn']}/{record['run_id']}"
         if self._terminal:
-            run = name(run, colour=self._colour)
+            run = self._names.of(run)
         return f"{between}{run}{sign} {message}\n"
 
 

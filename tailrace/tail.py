@@ -1,9 +1,10 @@
-"""`tailrace tail`: prints a run's lines as they arrive, each once, over lost connections.
+"""`tailrace tail`: prints lines as they arrive, each once, over lost connections.
 
-Reads server-sent events: `event: logs` carries text exactly as it was received (JSON
+Of one run it reads server-sent events: `event: logs` carries text exactly as it was received (JSON
 keeps every byte), `id:` the cursor after it. When the connection ends without
 `complete`, the stream is opened again at the last cursor. In a terminal, and with `--json`, it asks
-for records, which have a level.
+for records, which have a level. Names with `*`, `?` or `[…]` are patterns: see
+`tailrace.tail_many`.
 """
 
 from __future__ import annotations
@@ -13,80 +14,186 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable
+from typing import TextIO
 
 import httpx
 
 from logstore.clock import Clock, SystemClock
-from logstore.errors import NotFound, TailraceError
-from tailrace.api import RUNS, add_url, authorization, check, component, errors_as_ours
+from logstore.errors import InvalidInput, NotFound, TailraceError
+from tailrace.api import (
+    RUNS,
+    add_url,
+    authorization,
+    check,
+    complete_names,
+    component,
+    errors_as_ours,
+)
+from tailrace.attempts import before
 from tailrace.events import READ_SECONDS, Event, EventFollower
-from tailrace.terminal import coloured, wants_colour
+from tailrace.pager import add_pager, paged
+from tailrace.tail_lines import PREFIXES, Lines
+from tailrace.tail_many import follow_many, is_pattern, print_many
+from tailrace.tail_start import time_of, where
 
-_LOOKED_AT = 16  # runs that changed last: the newest is first among them
+_LOOKED_AT = 100  # runs that changed last: the newest is first among them
+DEFAULT_LINES = 100
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Whom to follow, and where."""
+    """Whom to follow, from where, and where."""
     add_url(parser)
-    parser.add_argument("fqn", metavar="FQN", help="name of the pipeline")
-    parser.add_argument("run", metavar="RUN", nargs="?", help="the run (default: the newest)")
-    parser.add_argument(
-        "--after", metavar="CURSOR", help="start beyond this cursor (default: the last 100 lines)"
+    fqn = parser.add_argument(
+        "fqn", metavar="FQN", help="name of the pipeline, or a pattern: '*', 'shop.*', 'a?[12]'"
     )
-
+    name = parser.add_argument(
+        "run", metavar="RUN", nargs="?", help="the run, or a pattern (default: the newest)"
+    )
+    complete_names(fqn, name)
+    parser.add_argument("--after", metavar="CURSOR", help="start beyond this cursor")
+    parser.add_argument(
+        "--since", metavar="T", help="start at this time: 5m, 2h, 1d before now, or RFC 3339"
+    )
+    parser.add_argument(
+        "--tail",
+        metavar="N",
+        type=int,
+        help=f"start with the last N lines; -1: with all of them (default: {DEFAULT_LINES})",
+    )
+    parser.add_argument(
+        "-p",
+        "--previous",
+        action="store_true",
+        help="the attempt before this one; for a run that is no attempt, the run before it",
+    )
+    parser.add_argument(
+        "--no-follow", action="store_true", help="print what is there, then end; in a pager"
+    )
+    parser.add_argument(
+        "--prefix",
+        choices=PREFIXES,
+        default="auto",
+        help="what is before each line: its run's id, with its pipeline's name, or nothing; auto:"
+        " both where patterns are followed (default: auto)",
+    )
     parser.add_argument("--json", action="store_true", help="whole records, one JSON object a line")
+    add_pager(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints until the run is complete."""
-
-    def write(text: str) -> None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-
-    form: Callable[[str], str] | None = None
-    if arguments.json:
-        form = _whole
-    elif sys.stdout.isatty():
-        colour = wants_colour(sys.stdout)
-        form = lambda data: _message_of(data, colour=colour)  # noqa: E731
-    return asyncio.run(_run(arguments, write, form))
+    """Prints until the run is complete; runs of a pattern, until it is interrupted."""
+    _check(arguments)
+    if not arguments.no_follow:
+        return asyncio.run(_run(arguments, sys.stdout))
+    with paged(sys.stdout, wanted=not arguments.no_pager) as out:
+        return asyncio.run(_run(arguments, out))
 
 
-def _whole(data: str) -> str:
-    return f"{data}\n"
+def patterns(arguments: argparse.Namespace) -> bool:
+    """Whether several runs may be meant."""
+    return is_pattern(arguments.fqn) or is_pattern(arguments.run or "")
 
 
-def _message_of(data: str, *, colour: bool) -> str:
-    record = json.loads(data)
-    return f"{coloured(record['message'], record.get('level'), colour=colour)}\n"
+def _check(arguments: argparse.Namespace) -> None:
+    """Raises `InvalidInput` for flags that say nothing together."""
+    if arguments.tail is not None and arguments.tail < -1:
+        raise InvalidInput(f"--tail is {arguments.tail}", hint="Give a number, or -1 for all.")
+    if arguments.after is not None and (arguments.tail is not None or arguments.since is not None):
+        raise InvalidInput(
+            "--after is given with another beginning", hint="Leave --tail and --since out."
+        )
+    if not patterns(arguments):
+        return
+    if arguments.previous:
+        raise InvalidInput("--previous is of one run", hint="Name the pipeline, without a pattern.")
+    if not arguments.no_follow and arguments.since is not None and arguments.tail is not None:
+        raise InvalidInput(
+            "--since and --tail are both given with a pattern", hint="Give one of the two."
+        )
+    if arguments.no_follow and arguments.after is not None:
+        raise InvalidInput("--after is for following", hint="Leave it out, or --no-follow.")
 
 
-async def _run(
-    arguments: argparse.Namespace,
-    write: Callable[[str], None],
-    form: Callable[[str], str] | None,
-) -> int:
+async def _run(arguments: argparse.Namespace, out: TextIO) -> int:
     timeout = httpx.Timeout(10, read=READ_SECONDS)
     headers = authorization(arguments.token_file)
+    many = patterns(arguments)
+    lines = Lines(out, sys.stderr, whole=arguments.json, prefix=arguments.prefix, many=many)
     async with httpx.AsyncClient(
         base_url=arguments.url, timeout=timeout, headers=headers
     ) as client:
+        if many:
+            act = print_many if arguments.no_follow else follow_many
+            await act(client, arguments, lines, DEFAULT_LINES)
+            return 0
         with errors_as_ours(arguments.url):
-            name = arguments.run or await newest_run(client, arguments.fqn)
-        follower = Follower(client, SystemClock(), arguments.fqn, name, write, form)
-        await follower.follow(arguments.after)
+            name = await _named(client, arguments)
+            start = arguments.after
+            if start is None:
+                wanted = arguments.tail
+                if wanted is None and arguments.no_follow and arguments.since is None:
+                    wanted = DEFAULT_LINES
+                since = time_of(arguments.since)
+                start = await where(client, arguments.fqn, name, wanted, since)
+            if arguments.no_follow:
+                await print_pages(client, arguments.fqn, name, start, lines)
+                return 0
+        form = lines.of_one(arguments.fqn, name)
+        follower = Follower(client, SystemClock(), arguments.fqn, name, lines.write, form)
+        await follower.follow(start)
     return 0
+
+
+async def _named(client: httpx.AsyncClient, arguments: argparse.Namespace) -> str:
+    if not arguments.previous:
+        return arguments.run or await newest_run(client, arguments.fqn)
+    response = await client.get(f"{RUNS}/{component(arguments.fqn)}", params={"limit": _LOOKED_AT})
+    check(response)
+    details = response.json().get("details") or []
+    own = arguments.run or (details[0]["runId"] if details else None)
+    found = before(details, own) if own is not None else None
+    if found is None:
+        raise NotFound(
+            f"{arguments.fqn} has no run before {own or 'the newest'}",
+            hint=f"It is looked for in the {_LOOKED_AT} runs that changed last.",
+        )
+    return found
 
 
 async def newest_run(client: httpx.AsyncClient, fqn: str) -> str:
     """The pipeline's newest run. Raises `NotFound` if it has none."""
-    response = await client.get(f"{RUNS}/{component(fqn)}", params={"limit": _LOOKED_AT})
+    response = await client.get(f"{RUNS}/{component(fqn)}", params={"limit": 1})
     check(response)
     runs = response.json().get("runs") or []
     if not runs:
         raise NotFound(f"{fqn} has no runs", hint="Name the run to wait for its first line.")
     return str(runs[0])
+
+
+async def print_pages(
+    client: httpx.AsyncClient, fqn: str, name: str, start: str | None, lines: Lines
+) -> None:
+    """Prints a run from a place to its end as it is now.
+
+    Raises what the service answers, and `NotFound` for a run without lines.
+    """
+    path, after = f"{RUNS}/{component(fqn)}/{component(name)}", start or "0"
+    form = lines.of_one(fqn, name)
+    while after is not None:
+        asked = {"after": after, **({} if form is None else {"format": "ndjson"})}
+        response = await client.get(path, params=asked)
+        check(response)
+        if form is None:
+            page = response.json()
+            if page["logs"] or page["after"] is not None:
+                lines.write(f"{page['logs']}\n")
+        else:
+            *records, last = response.text.split("\n")[:-1]
+            page = json.loads(last)["stats"]
+            lines.write("".join([form(record) for record in records]))
+        if not page["totalLines"]:
+            raise NotFound(f"{fqn}/{name} has no lines", hint="Without --no-follow it is awaited.")
+        after = page["after"]
 
 
 class Follower(EventFollower):

@@ -29,7 +29,8 @@ _COLOURS: Final = {
     "ERROR": "\x1b[31m",
     "FATAL": "\x1b[1;31m",
 }
-_NAME: Final = "\x1b[36m"
+_NAMES: Final = tuple(f"\x1b[{code}m" for code in (36, 32, 35, 34, 33, 96, 92, 95, 94, 93))
+_MOST_NAMES: Final = 10_000
 
 
 def shown(text: str) -> str:
@@ -48,9 +49,23 @@ def coloured(text: str, level: str | None, *, colour: bool) -> str:
     return "\n".join(f"{begin}{line}{_RESET}" if line else line for line in safe.split("\n"))
 
 
-def name(text: str, *, colour: bool) -> str:
-    """The name of a run before its lines."""
-    return f"{_NAME}{shown(text)}{_RESET}" if colour else shown(text)
+class Names:
+    """Names of runs before their lines: as they come, each is given the next colour of ten."""
+
+    def __init__(self, *, colour: bool) -> None:
+        self._colour = colour
+        self._given: dict[str, str] = {}
+
+    def of(self, text: str) -> str:
+        """The name as a terminal shows it."""
+        if not self._colour:
+            return shown(text)
+        begin = self._given.get(text)
+        if begin is None:
+            if len(self._given) == _MOST_NAMES:
+                self._given.clear()
+            begin = self._given[text] = _NAMES[len(self._given) % len(_NAMES)]
+        return f"{begin}{shown(text)}{_RESET}"
 
 
 def wants_colour(out: TextIO) -> bool:

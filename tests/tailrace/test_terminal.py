@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import orjson
 import pytest
@@ -72,12 +73,12 @@ def answer(asked: Asked) -> Given:
     return Given(200, {}, body + b"event: complete\ndata: \n\n")
 
 
-def in_terminal(*words: str, **variables: str) -> str:
-    """What a command writes to a terminal of its own."""
+def in_terminal(*words: str, person: bool = False, **variables: str) -> str:
+    """What a command writes to a terminal of its own; `person`: it reads from there, too."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "tailrace", *words],
-        stdin=subprocess.DEVNULL,
+        stdin=theirs if person else subprocess.DEVNULL,
         stdout=theirs,
         stderr=subprocess.PIPE,
         env={**os.environ, "TERM": "xterm", "NO_COLOR": "", **variables},
@@ -124,3 +125,25 @@ def test_a_terminal_gets_colours_and_a_pipe_the_text() -> None:
             check=True,
         )
         assert [orjson.loads(line) for line in whole.stdout.splitlines()] == RECORDS
+
+
+def test_what_has_an_end_goes_through_the_pager_of_a_terminal(tmp_path: Path) -> None:
+    pager = tmp_path / "pager"
+    pager.write_text('#!/bin/sh\necho "pager $LESS"\nexec cat\n')
+    pager.chmod(0o755)
+    leaves = tmp_path / "leaves"
+    leaves.write_text("#!/bin/sh\nexec head -n 1\n")
+    leaves.chmod(0o755)
+    colours = "\x1b[31mbad\x1b[0m\nwell\n\x1b[32mgreen\x1b[0m\n"
+    with answering(answer) as url:
+        query = ["query", "--url", url, "--fqn", "p", "--run", "r", "x"]
+        through = str(pager)
+        assert in_terminal(*query, person=True, PAGER=through, LESS="") == f"pager \n{colours}"
+        assert in_terminal(*query, "--no-pager", person=True, PAGER=through, LESS="") == colours
+        assert in_terminal(*query, person=True, PAGER=str(leaves)) == "\x1b[31mbad\x1b[0m\n"
+        # Following has no end, and nobody pages where no person types.
+        assert (
+            in_terminal("tail", "--url", url, "p", "r", person=True, PAGER=through, LESS="")
+            == colours
+        )
+        assert in_terminal(*query, PAGER=through, LESS="") == colours

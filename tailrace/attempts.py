@@ -1,0 +1,40 @@
+"""The attempt before a run, or the run before it, as the page's comparison takes it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+_NUMBERED: Final = re.compile(r"(.+?)[\W_]*(?:attempt|retry|try)?[\W_]*?0*(\d+)", re.IGNORECASE)
+
+
+def base_of(run: dict[str, Any]) -> str | None:
+    """What the ids of attempts of one thing have in common; None for a run that is none."""
+    found = _NUMBERED.fullmatch(run["runId"])
+    attempt = run.get("attempt")
+    return found[1] if found and attempt is not None and int(found[2]) == attempt else None
+
+
+def before(runs: Sequence[dict[str, Any]], run: str) -> str | None:
+    """The id of the attempt before `run`, else of the run that began before it; None without.
+
+    `runs` are details as `GET …/logs/{fqn}` lists them.
+    """
+    own = next((one for one in runs if one["runId"] == run), None)
+    if own is None:
+        return None
+    base = base_of(own)
+    if base is not None:
+        earlier = [r for r in runs if base_of(r) == base and r["attempt"] < own["attempt"]]
+        if earlier:
+            return str(max(earlier, key=lambda one: int(one["attempt"]))["runId"])
+    began = own.get("first")
+    others = [
+        one
+        for one in runs
+        if one is not own
+        and one.get("first") is not None
+        and (began is None or one["first"] <= began)
+    ]
+    return str(max(others, key=lambda one: int(one["first"]))["runId"]) if others else None

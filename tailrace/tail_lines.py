@@ -1,0 +1,57 @@
+"""What `tailrace tail` prints of a record: its lines, each with its run's name in front."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Final, TextIO
+
+from tailrace.terminal import Names, coloured, shown, wants_colour
+
+PREFIXES: Final = ("auto", "none", "run", "full")
+
+
+class Lines:
+    """Writes records; on a terminal it says on `notes` which run it sees for the first time."""
+
+    def __init__(self, out: TextIO, notes: TextIO, *, whole: bool, prefix: str, many: bool) -> None:
+        self._out = out
+        self._whole = whole
+        self._terminal = out.isatty()
+        self._colour = wants_colour(out)
+        self._names = Names(colour=self._colour)
+        self._prefix = ("full" if many else "none") if prefix == "auto" else prefix
+        self._notes = notes if many and notes.isatty() and not whole else None
+        self._seen: set[str] = set()
+
+    def write(self, text: str) -> None:
+        """Writes at once."""
+        self._out.write(text)
+        self._out.flush()
+
+    def of_one(self, fqn: str, run: str) -> Callable[[str], str] | None:
+        """What makes text of a record's JSON; None where the text is wanted as it was received."""
+        if not (self._whole or self._terminal or self._prefix != "none"):
+            return None
+        return lambda data: self._text(data, fqn, run)
+
+    def of_any(self, data: str) -> str:
+        """The text of a record's JSON, which names its run."""
+        record = json.loads(data)
+        return self._text(data, record["fqn"], record["run_id"])
+
+    def _text(self, data: str, fqn: str, run: str) -> str:
+        if self._whole:
+            return f"{data}\n"
+        record = json.loads(data)
+        text = str(record["message"])
+        if self._terminal:
+            text = coloured(text, record.get("level"), colour=self._colour)
+        if self._notes is not None and (name := f"{fqn}/{run}") not in self._seen:
+            self._seen.add(name)
+            print(f"+ {shown(name)}", file=self._notes)
+        if self._prefix == "none":
+            return f"{text}\n"
+        name = f"{fqn}/{run}" if self._prefix == "full" else run
+        begin = self._names.of(name) if self._terminal else name
+        return "".join([f"{begin}: {line}\n" for line in text.split("\n")])
