@@ -23,6 +23,7 @@ SKIP_INDEXES = "table/_index/"
 COORDINATION = "coordination/"
 NODES = "coordination/nodes/"
 PEERS = "coordination/peers/"
+FORGOTTEN = "coordination/forgotten/"
 SHEDDING = "coordination/shedding.json"
 WATERMARKS = "coordination/text/"
 DELETED = "coordination/deleted/"
@@ -181,7 +182,17 @@ def node_registration(node: str) -> str:
 
 def peer(node: str, instance: str) -> str:
     """The entry of a process of a node in the register, with its address."""
-    return f"{PEERS}{encode(node)}~{instance}"
+    return f"{peers_of(node)}{instance}"
+
+
+def peers_of(node: str) -> str:
+    """The prefix of the entries of a node's processes."""
+    return f"{PEERS}{encode(node)}~"
+
+
+def forgotten(node: str) -> str:
+    """What was known of a node when it was let go."""
+    return f"{FORGOTTEN}{encode(node)}"
 
 
 def deletions_of(key: RunKey) -> str:

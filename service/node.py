@@ -199,7 +199,7 @@ class Node:
             group.create_task(self.run_logs.run())
             group.create_task(self.status.run())
             group.create_task(self._release_forever())
-            group.create_task(self.members.stay(self.identity, self.journal, self.tail))
+            group.create_task(self.members.stay(self.tail))
             group.create_task(self.shedding.run())
 
     async def _release_forever(self) -> None:
@@ -212,7 +212,7 @@ class Node:
             identity = await register(self.store, self.identity, self.seams.clock)
             self._folder.save(identity)
             self.identity = identity
-        await self.members.try_to_join(self.identity, self.journal)
+        await self.members.try_to_join(self.identity, self.journal, self.run_logs.deletions)
 
     async def _start_text(self) -> None:
         await self.lineage.look_if_due()

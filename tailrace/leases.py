@@ -17,6 +17,7 @@ import orjson
 
 from coordination.groups import Start
 from coordination.partitions.partition import Status
+from logstore.errors import InvalidInput
 from tailrace.lease_admin.desks import Desk, Row, open_desk
 from tailrace.lease_admin.table import details, group_details, group_table, table
 
@@ -76,6 +77,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         verbs, "forget-group", "Remove a consumer group; no segment is kept for it any more."
     )
     forget.add_argument("group", metavar="GROUP", help="its name")
+    _verb(verbs, "nodes", "List the nodes in the register, and those that were let go.")
+    let_go = _verb(
+        verbs,
+        "forget-node",
+        "Let a node go that will not return: nobody asks it or waits for it any more. What may be"
+        " lost is recorded, and `nodes` shows it.",
+    )
+    let_go.add_argument("node", metavar="NODE", help="the node, as `nodes` has it")
 
 
 def _verb(verbs: Any, name: str, text: str) -> argparse.ArgumentParser:
@@ -149,6 +158,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _run(arguments: argparse.Namespace) -> int:
+    if arguments.act in ("nodes", "forget-node"):
+        await _nodes(arguments)
+        return 0
     where = {name: getattr(arguments, name) for name in ("data", "config", "url")}
     async with open_desk(**where) as desk:
         act = arguments.act or "list"
@@ -175,6 +187,22 @@ async def _run(arguments: argparse.Namespace) -> int:
             row = await _act(desk, act, arguments)
             _say(row, details(row), as_json=arguments.json)
     return 0
+
+
+async def _nodes(arguments: argparse.Namespace) -> None:
+    from tailrace.lease_admin.nodes import forget_node, nodes, told  # brings segments' formats
+
+    if arguments.url is not None:
+        raise InvalidInput(
+            "the register of nodes is read in the store, not over HTTP",
+            hint="Say --data or --config of a service on that store.",
+        )
+    where = {"data": arguments.data, "config": arguments.config}
+    if arguments.act == "nodes":
+        _rows(await nodes(**where), told, as_json=arguments.json)
+    else:
+        row = await forget_node(arguments.node, **where)
+        _say(row, told([row]), as_json=arguments.json)
 
 
 async def _act(desk: Desk, act: str, arguments: argparse.Namespace) -> Row:

@@ -7,12 +7,15 @@ the store is away just then, it takes batches all the same and joins once the st
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 
+from logstore import ulid as ulids
 from logstore.errors import OutcomeUnknown, TailraceError, Unavailable
 from service.journal.journal import Journal
 from service.peers.feed import LiveFeed
+from service.peers.forgotten import returned
 from service.peers.others import Others
 from service.peers.peers import Peers
 from service.peers.register import Register
@@ -20,9 +23,12 @@ from service.peers.settings import NodesSettings
 from service.runs.deletions import Deletions
 from service.runs.elsewhere import NoOtherNodes, OtherNodes
 from service.runtime.identity import Identity
+from service.runtime.pulse import Pulse
 from service.runtime.seams import Seams
 from service.shipping.lineage import Forked
 from service.tail import Tail
+
+log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 1.0
 _AWAY_TURNS = 3
@@ -32,8 +38,14 @@ class Membership:
     """One process among others. Without a way to them (`Seams.network`) it is alone."""
 
     def __init__(self, seams: Seams, settings: NodesSettings) -> None:
+        self._seams = seams
         self._clock = seams.clock
         self._settings = settings
+        self.pulse = Pulse(seams.clock)
+        self._read: tuple[Deletions, int] | None = None
+        """The deletions that were read whole, and how often the process had stood still then."""
+        self._reading = asyncio.Lock()
+        self._joining: tuple[Identity, Journal, Deletions]
         self.register: Register | None = None
         self.peers: Peers | None = None
         if seams.network is not None:
@@ -76,36 +88,52 @@ class Membership:
         return Others(own, self.peers, deletions, self.current, close_seconds=close_seconds)
 
     async def current(self, deletions: Deletions) -> None:
-        """Returns at once if the register was read a moment ago, else reads what was missed.
+        """Returns at once if this node hears of all deletions, else reads what it may have missed.
 
-        Raises `Unavailable`.
+        It may have missed some since its start, while it stood still, and while the register could
+        not be read. Raises `Unavailable`.
         """
         register = self.register
-        if register is None or not self._joined:
+        if register is None or not self._missed(deletions):
             return
-        if register.age_seconds > _AWAY_TURNS * self._settings.refresh_seconds:
-            await deletions.load()
-            await register.look()
+        async with self._reading:
+            if self._missed(deletions):
+                await self._read_deletions(deletions)
+                if self._joined:
+                    await register.look()
 
-    async def try_to_join(self, identity: Identity, journal: Journal) -> None:
+    def _missed(self, deletions: Deletions) -> bool:
+        register, away = self.register, _AWAY_TURNS * self._settings.refresh_seconds
+        late = self._joined and register is not None and register.age_seconds > away
+        read = self._read
+        return late or read is None or read[0] is not deletions or read[1] != self.pulse.stalls()
+
+    async def _read_deletions(self, deletions: Deletions) -> None:
+        stalls = self.pulse.stalls()
+        await deletions.load()
+        self._read = deletions, stalls
+
+    async def try_to_join(self, identity: Identity, journal: Journal, deletions: Deletions) -> None:
         """Joins if the store answers; else `stay` does. Raises `Forked`."""
+        self._joining = identity, journal, deletions
         self._joined = False
         fresh = identity.incarnation >= self.instance  # both are ULIDs: this process has made it
         self._start = identity.base if fresh else journal.next_pos
         with suppress(Unavailable, OutcomeUnknown):
-            await self._join(identity, journal)
+            await self._join()
 
-    async def stay(self, identity: Identity, journal: Journal, tail: Tail) -> None:
+    async def stay(self, tail: Tail) -> None:
         """Joins if that is still to be done, then follows the others. Raises `Forked`."""
         if self.register is None or self.peers is None:
             return
         while not self._joined:
             await self._clock.sleep(_RETRY_SECONDS)
             with suppress(Unavailable, OutcomeUnknown):
-                await self._join(identity, journal)
+                await self._join()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.register.run(self._settings.refresh_seconds))
             group.create_task(LiveFeed(self.peers, tail, self._clock).run())
+            group.create_task(self._stay_current())
 
     async def leave(self, *, stored: bool) -> None:
         """Ends all connections; if all that the node held is `stored`, its entry goes as well."""
@@ -121,9 +149,16 @@ class Membership:
         """Present problems, as sentences."""
         return [] if self.peers is None else self.peers.problems()
 
-    async def _join(self, identity: Identity, journal: Journal) -> None:
+    async def _stay_current(self) -> None:
+        while True:
+            await self.pulse.beat()
+            with suppress(TailraceError):  # whoever reads lines meanwhile hears why
+                await self.current(self._joining[2])
+
+    async def _join(self) -> None:
         if self.register is None:
             return
+        identity, journal, deletions = self._joining
         twin = await self.register.twin(identity.node)
         if twin is not None:
             raise Forked(
@@ -133,7 +168,26 @@ class Membership:
         files = _own_files(identity, journal)
         names = identity.node, identity.parents, identity.base
         await self.register.publish(*names, files, self._start)
+        # From here on others tell it of deletions; those before are in the store.
+        await self._read_deletions(deletions)
+        await self._note_return(identity)
         self._joined = True
+
+    async def _note_return(self, identity: Identity) -> None:
+        seams = self._seams
+
+        def fresh_id() -> str:
+            return ulids.encode(ulids.fresh(seams.clock, seams.entropy))
+
+        for node in (identity.node, *identity.parents):
+            now_ms = seams.clock.now_ms()
+            back = await returned(seams.store, node, now_ms=now_ms, fresh_id=fresh_id)
+            if back is not None:
+                log.warning(
+                    "the node %s was let go (tailrace leases forget-node) and is back: what its"
+                    " journal holds is served and brought into the store",
+                    node,
+                )
 
 
 def _own_files(identity: Identity, journal: Journal) -> Sequence[tuple[str, int, int]]:

@@ -71,7 +71,10 @@ class Others:
         return list(found.items())
 
     async def highest(self, fqn: str, run: str | None) -> tuple[int, tuple[str, ...]]:
-        """The highest ULID that they know; who did not say. Raises `Unavailable`."""
+        """The highest ULID that they know; who did not say. Raises `Unavailable`.
+
+        A node that was just let go does not say either, and may hold ids of the near future.
+        """
         body = messages.encode({"fqn": fqn, "run": run})
         gathered = await self._peers.everyone(body, "highest")
         highest, silent = 0, set(gathered.silent)
@@ -82,6 +85,7 @@ class Others:
                     highest = max(highest, int(ulids.parse(answer.head["highest"])))
             except (InvalidInput, KeyError):
                 silent.add(entry.node)
+        silent.update(await self._peers.register.forgotten_lately())
         return highest, tuple(sorted(silent))
 
     async def deleted(self, fqn: str, run: str | None, t: int) -> Told:

@@ -36,6 +36,7 @@ from logstore import keys
 from logstore import ulid as ulids
 from logstore.clock import Clock, Entropy
 from logstore.errors import Damaged, NotFound, TailraceError, UnsupportedVersion
+from logstore.names import decode
 from logstore.objects.store import ObjectStore
 from service.peers import messages
 from service.peers.transport import Address, Network, PeerRefused, PeerSilent
@@ -44,6 +45,7 @@ FORMAT = 1
 _RENEW_SECONDS = 60.0
 _HELLO_SECONDS = 2.0
 _LOAD_STEP = 0.1
+_LATELY_MS = 11 * 60_000  # ids of clients may lie ten minutes ahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +217,15 @@ class Register:
             return
         self._own = replace(self._own, load=round(load, 2))
         await self._write(self._own)
+
+    async def forgotten_lately(self) -> list[str]:
+        """Nodes that were let go in the last eleven minutes. Raises `Unavailable`."""
+        since = self._clock.now_ms() - _LATELY_MS
+        return [
+            decode(info.key.removeprefix(keys.FORGOTTEN)) or info.key
+            async for info in self._store.list(keys.FORGOTTEN)
+            if info.modified_ms >= since
+        ]
 
     async def withdraw(self) -> None:
         """Removes the own entry: all that this process held is in the store."""

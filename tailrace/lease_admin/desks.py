@@ -31,13 +31,15 @@ from logstore.objects.remote import newest_date_of
 from logstore.objects.settings import StoreSettings
 from logstore.objects.store import ObjectStore
 from logstore.settings import load, read_file
+from service.runs.settings import RunSettings
 from tailrace.api import authorization, check, component, errors_as_ours
 
 
 class OperatorSettings(StoreSettings):
-    """Where the store is, and that of partitions."""
+    """Where the store is, that of partitions, and what is below which prefix."""
 
     source_coordination: SourceCoordination = SourceCoordination()
+    runs: RunSettings = RunSettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class Opened:
     clock: Clock
     entropy: Entropy
     time: StoreTime
+    prefix: str
 
 
 def load_settings(data: str | None, config: str | None) -> OperatorSettings:
@@ -90,7 +93,7 @@ async def open_leases(*, data: str | None, config: str | None) -> AsyncIterator[
             await partitions.start()
             time = StoreTime(clock, newest_date)
             admin = LeaseAdmin(partitions, StoredLeases(store, clock, entropy, time))
-            yield Opened(admin, store, clock, entropy, time)
+            yield Opened(admin, store, clock, entropy, time, settings.runs.prefix)
 
 
 if TYPE_CHECKING:  # bring the service, or what is needed for a store only

@@ -26,6 +26,7 @@ from logstore.runs.manifest import Manifest, decode_manifest
 from logstore.table.snapshot import Snapshot, TableFile
 from logstore.table.table import Table
 from service.journal.recovery import recover
+from service.peers.forgotten import all_forgotten
 from service.query.database import Database
 from service.runs.chunks import Chunks
 from tailrace.verification.catalog import SegmentCatalog, SegmentRepair, nothing, settled
@@ -79,6 +80,9 @@ class Verifier:
         await self.journal(fs, data, repair=repair)
         await self._all_texts()
         await self._whole_table()
+        for node in await all_forgotten(self.store):
+            if node.returned_ms is None:
+                self.findings.note(node.sentence())
 
     # --- the journal -----------------------------------------------------------------
 

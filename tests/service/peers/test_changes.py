@@ -10,10 +10,12 @@ from logstore.batch import RunKey
 from logstore.clock import Clock
 from logstore.errors import RunDeleted
 from service.node import Node
+from service.runtime.pulse import STALL_SECONDS, Pulse
 from tests.seeds import seeds, some
 from tests.service.client_model import batches_in, downloaded, exists
 from tests.service.cluster import OTHER, RUN
-from tests.service.peers.worlds import cluster
+from tests.service.peers.worlds import LAZY, cluster
+from tests.settings import settings_with
 from tests.simulation.virtual_time import VirtualClock
 
 
@@ -178,6 +180,43 @@ def test_a_node_that_was_away_reads_the_deletions_before_it_shows_a_line() -> No
         world.lines["b"].cut = False
         assert not await exists(b, RUN)
         assert await exists(b, OTHER)
+
+    world.play(go)
+
+
+class LateClock:
+    """A monotonic clock of which the process slept through `slept` seconds."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+        self.slept = 0.0
+        self.sleep = clock.sleep
+
+    def now_ms(self) -> int:
+        return self._clock.now_ms()
+
+    def monotonic(self) -> float:
+        return self._clock.monotonic() + self.slept
+
+
+def test_a_node_that_stood_still_for_a_moment_reads_the_deletions_before_it_searches() -> None:
+    """So short that its next look at the register is not due yet."""
+    world, board = cluster(8, lazy=True)
+    world.settings = settings_with(LAZY, runs={"cleanup_interval_minutes": 60.0})
+
+    async def go(clock: VirtualClock) -> None:
+        a, b = [await world.start(clock, name) for name in "ab"]
+        await clock.sleep(1.0)
+        await world.clients.send(b, clock, RUN)
+        late = LateClock(clock)
+        b.members.pulse = Pulse(late)
+        await b.members.current(b.run_logs.deletions)
+        board.sever("a-1", "b-2")
+        await a.delete_run(RUN)
+        assert b.run_logs.deletions.horizon(RUN) == 0
+        late.slept = STALL_SECONDS + 1.0
+        await b.members.current(b.run_logs.deletions)
+        assert b.run_logs.deletions.horizon(RUN) == a.run_logs.deletions.horizon(RUN) > 0
 
     world.play(go)
 

@@ -1,0 +1,200 @@
+"""Nodes that an operator let go: what of theirs may be lost, and that they returned after all.
+
+`coordination/forgotten/{node}` is written by `tailrace leases forget-node` before the node's entries
+leave the register, as JSON that changes by compare-and-swap:
+
+| key | |
+| --- | --- |
+| `format` | 1 |
+| `node` | the node |
+| `forgotten_ms` | when it was let go, by the operator's clock |
+| `seen_ms` | when the node wrote its entry last, by its own clock |
+| `stored_seq`, `stored_pos` | its last segment in the store; its lines from that position on were in its journal only |
+| `runs` | `[fqn, run]` of which it held lines that were in no chunk; of those in segments, others make chunks |
+| `returned_ms` | when it joined again, by its own clock; null: it has not |
+| `version` | a fresh ULID |
+
+From then on nobody asks the node, tells it of closes and deletions, or waits for it. It may return:
+its journal is as it was. It joins as the node that it is, because its segments, positions and ids
+were never anybody else's, and it reads the deletions before it shows or takes a line.
+"""  # noqa: E501
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import orjson
+
+from logstore import keys
+from logstore.batch import RunKey
+from logstore.errors import Conflict, Damaged, NotFound, UnsupportedVersion
+from logstore.names import decode
+from logstore.objects.store import ObjectStore
+from logstore.runs.watermark import read_watermark
+from logstore.segments.reader import read_footer
+from logstore.swap import Document, swap
+from service.peers.register import Entry, decode_entry
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """A node that was let go; lines from position `stored_pos` on were in its journal only."""
+
+    node: str
+    forgotten_ms: int
+    seen_ms: int
+    stored_seq: int
+    stored_pos: int
+    runs: tuple[RunKey, ...] = ()
+    returned_ms: int | None = None
+    version: str = ""
+
+    def sentence(self) -> str:
+        """What an operator has to know of it."""
+        after = (
+            f"what it took after segment {self.stored_seq}, from position {self.stored_pos} on,"
+            " is on its disk only"
+        )
+        runs = ", ".join(f"{key.fqn}/{key.run}" for key in self.runs) or "none is known"
+        return f"the node {self.node} was let go and has not returned: {after}; its runs: {runs}"
+
+
+def encode_forgotten(value: Forgotten) -> bytes:
+    """The bytes of a record."""
+    return orjson.dumps({"format": FORMAT, **asdict(value), "runs": [list(r) for r in value.runs]})
+
+
+def decode_forgotten(body: bytes) -> Forgotten:
+    """The record that the bytes hold. Raises `Damaged`, `UnsupportedVersion`."""
+    try:
+        value: dict[str, Any] = orjson.loads(body)
+        if value["format"] > FORMAT:
+            raise UnsupportedVersion(f"a node that was let go, of format {value['format']}")
+        returned = value["returned_ms"]
+        return Forgotten(
+            str(value["node"]),
+            int(value["forgotten_ms"]),
+            int(value["seen_ms"]),
+            int(value["stored_seq"]),
+            int(value["stored_pos"]),
+            tuple([RunKey(str(fqn), str(run)) for fqn, run in value["runs"]]),
+            None if returned is None else int(returned),
+            str(value["version"]),
+        )
+    except (ValueError, TypeError, KeyError) as error:
+        raise Damaged(f"not a record of a node that was let go: {error}") from error
+
+
+async def entries(store: ObjectStore, prefix: str = keys.PEERS) -> dict[str, Entry]:
+    """The register's entries by their keys. Raises `StoreUnavailable`, `Damaged`."""
+    found = {}
+    async for info in store.list(prefix):
+        try:
+            found[info.key] = decode_entry((await store.get(info.key))[1])
+        except NotFound:
+            continue
+    return found
+
+
+async def all_forgotten(store: ObjectStore) -> list[Forgotten]:
+    """All records. Raises `StoreUnavailable`, `Damaged`."""
+    found = []
+    async for info in store.list(keys.FORGOTTEN):
+        try:
+            found.append(decode_forgotten((await store.get(info.key))[1]))
+        except NotFound:
+            continue
+    return found
+
+
+async def forget(
+    store: ObjectStore,
+    node: str,
+    *,
+    held_by: Callable[[str], Awaitable[str | None]],
+    prefix: str,
+    now_ms: int,
+    fresh_id: Callable[[], str],
+) -> Forgotten:
+    """Lets a node go, and says what may be lost. `held_by` gives who has a node's text lease.
+
+    Raises `NotFound` for a node that is not in the register, `Conflict` for one that lives,
+    `StoreUnavailable`, `OutcomeUnknown`, `Damaged`.
+    """
+    there = await entries(store, keys.peers_of(node))
+    if not there:
+        others = sorted({entry.node for entry in (await entries(store)).values()})
+        raise NotFound(
+            f"the register has no node {node!r}",
+            hint=f"It has {', '.join(others) or 'none'}. A node that was stopped in good order has"
+            " left it, and nobody waits for it.",
+        )
+    if await held_by(node) == node:
+        raise Conflict(
+            f"the node {node} lives: it holds its lease",
+            hint="Stop it with SIGTERM: it leaves by itself. If it is dead, wait until its lease is"
+            " over (coordination.lease_seconds).",
+        )
+    seq, pos = await _stored(store, node)
+    made = Forgotten(
+        node,
+        now_ms,
+        max(entry.renewed_ms for entry in there.values()),
+        seq,
+        pos,
+        tuple(await _runs(store, prefix, node)),
+        version=fresh_id(),
+    )
+
+    async def change(_: Forgotten | None) -> Forgotten | None:
+        return made
+
+    await swap(_document(store, node), change)
+    await store.delete(list(there))  # and no entry of a process that has come meanwhile
+    return made
+
+
+async def returned(
+    store: ObjectStore, node: str, *, now_ms: int, fresh_id: Callable[[], str]
+) -> Forgotten | None:
+    """Notes that a node is back, if it was let go. Raises `StoreUnavailable`, `OutcomeUnknown`."""
+
+    async def change(found: Forgotten | None) -> Forgotten | None:
+        if found is None or found.returned_ms is not None:
+            return None
+        return replace(found, returned_ms=now_ms, version=fresh_id())
+
+    stored = await swap(_document(store, node), change)
+    return stored.value if stored is not None and stored.written else None
+
+
+async def _stored(store: ObjectStore, node: str) -> tuple[int, int]:
+    """The last segment of a node in the store, and one past its last position."""
+    mark = await read_watermark(store, node)
+    seq, pos, size = mark.seq, mark.pos, 0
+    async for info in store.list(keys.segments_of(node), after=keys.segment(node, seq)):
+        parsed = keys.parse_segment(info.key)
+        if parsed is not None and parsed[1] > seq:
+            seq, size = parsed[1], info.size
+    if seq > mark.seq:
+        footer = await read_footer(store, keys.segment(node, seq), size=size)
+        pos = max([pos, *[end for _, end in footer.ranges]])
+    return seq, pos
+
+
+async def _runs(store: ObjectStore, prefix: str, node: str) -> list[RunKey]:
+    """Runs with an active marker of the node."""
+    found = []
+    async for info in store.list(keys.all_active(prefix)):
+        names = [decode(name) for name in info.key.removeprefix(keys.all_active(prefix)).split("/")]
+        if len(names) == 3 and names[2] == node and names[0] is not None and names[1] is not None:
+            found.append(RunKey(names[0], names[1]))
+    return found
+
+
+def _document(store: ObjectStore, node: str) -> Document[Forgotten]:
+    return Document(store, keys.forgotten(node), decode_forgotten, encode_forgotten)

@@ -1,0 +1,131 @@
+"""Nodes that are stopped by a signal, killed for good, let go, and come back: real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tailrace.cli import main
+from tests.e2e.service_process import BASE, ServiceProcess
+from tests.service.peers.test_over_http import SECRET, Nodes, lines, post
+
+PATIENT = {"TAILRACE_FLUSH__SEGMENT_SECONDS": "3600", "TAILRACE_COORDINATION__LEASE_SECONDS": "15"}
+"""Nothing leaves the journals; the register is read as often as it is by default."""
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[Nodes]:
+    made = [
+        ServiceProcess(
+            tmp_path / name,
+            store=tmp_path / "store",
+            TAILRACE_NODE_ID=name,
+            TAILRACE_NODES__SECRET=SECRET,
+            **PATIENT,
+        )
+        for name in "ab"
+    ]
+    try:
+        for one in made:
+            one.start()
+        yield made[0], made[1]
+    finally:
+        for one in made:
+            if one.running:
+                os.kill(one.pid, signal.SIGCONT)
+            with suppress(AssertionError):
+                one.kill()
+
+
+@pytest.fixture
+def leases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Any:
+    monkeypatch.setenv("TAILRACE_STORE", str(tmp_path / "store"))
+
+    def tell(*words: str) -> tuple[int, list[dict[str, Any]], str]:
+        status = main(["leases", "--json", *words])
+        said = capsys.readouterr()
+        return status, [json.loads(line) for line in said.out.splitlines()], said.err
+
+    return tell
+
+
+def test_a_node_is_stopped_and_later_killed_for_good_let_go_and_returns(
+    two: Nodes, leases: Any
+) -> None:
+    a, b = two
+    gone, kept, closed = (f"{BASE}/svc.silent/{run}" for run in ("gone", "kept", "closed"))
+    for path in (gone, kept, closed):
+        post(b, path, "one\n")
+    post(a, closed, "two\n")
+
+    # Stopped for longer than a deletion waits, and for less than three looks at the register.
+    os.kill(b.pid, signal.SIGSTOP)
+    reply = httpx.delete(f"{a.url}{gone}", timeout=30)
+    os.kill(b.pid, signal.SIGCONT)
+    assert found(b) == {"kept", "closed"}
+    assert reply.status_code == 202
+    (silent,) = reply.json()["silent"]
+    assert silent.startswith("b-")
+    assert lines(b, gone) == ""
+    assert lines(b, kept) == "one"
+
+    (there,) = [row["node"] for row in leases("nodes")[1] if row["node"].startswith("b-")]
+    status, _, said = leases("forget-node", there)
+    assert (status, "lives" in said) == (1, True)
+    while not _marked(b, {"kept", "closed"}):  # behind the acknowledgement
+        time.sleep(0.2)
+
+    b.kill()
+    assert httpx.post(f"{a.url}{closed}/close", timeout=60).json()["state"] == "closing"
+    rows = _until_over(leases, there)
+    assert rows[0]["state"] == "forgotten"
+    assert {run["run"] for run in rows[0]["runs"]} >= {"kept", "closed"}
+    assert rows[0]["stored_pos"] == 0
+    status, _, said = leases("forget-node", there)
+    assert (status, "a-" in said) == (1, True)  # which nodes there are
+    reply = httpx.delete(f"{a.url}{BASE}/svc.silent/nothing", timeout=30)
+    assert reply.status_code == 200
+    assert httpx.get(f"{a.url}/health/ready").json().get("problems", []) == []
+
+    b.start()
+    assert lines(b, kept) == lines(a, kept) == "one"
+    states = {row["state"]: row["node"] for row in leases("nodes")[1] if row["node"] == there}
+    assert states.keys() >= {"returned"}
+    assert "was let go" in b.output()
+
+
+def _marked(service: ServiceProcess, runs: set[str]) -> bool:
+    store = Path(service.settings["TAILRACE_STORE"])
+    marks = (store / "pipeline-logs" / ".active" / "svc.silent").glob("*/b-*")
+    return runs <= {mark.parent.name for mark in marks}
+
+
+def found(service: ServiceProcess) -> set[str]:
+    """The runs of which a search finds lines."""
+    params = {"fqn": "svc.silent", "from": "0", "format": "ndjson"}
+    reply = httpx.get(f"{service.url}/query", params=params, timeout=30)
+    rows = [json.loads(line) for line in reply.text.splitlines()]
+    return {row["run_id"] for row in rows if "run_id" in row}
+
+
+def _until_over(leases: Any, node: str) -> list[dict[str, Any]]:
+    """What `forget-node` says once the lease of the node is over."""
+    deadline = time.monotonic() + 120
+    while True:
+        status, rows, said = leases("forget-node", node)
+        if status == 0:
+            return list(rows)
+        assert "lives" in said
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
