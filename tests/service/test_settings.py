@@ -177,6 +177,18 @@ def test_insecure_allows_it() -> None:
 
 
 @pytest.mark.parametrize(
+    "more", [{"server": {"workers": 2}}, {"nodes": {"secret": "a secret of some length"}}]
+)
+def test_tls_is_refused_where_processes_would_ask_one_another_without_it(
+    more: dict[str, dict[str, object]],
+) -> None:
+    server = {**more.get("server", {}), "tls_certificate": "chain.pem"}
+    with pytest.raises(InvalidInput, match="without TLS") as caught:
+        load_settings({**more, "server": server})
+    assert "a proxy in front" in caught.value.hint
+
+
+@pytest.mark.parametrize(
     "name", ["logStorageConfiguration", "LogStorageConfiguration", "logStorage"]
 )
 def test_openmetadatas_section_is_understood(empty_folder: Path, name: str) -> None:
