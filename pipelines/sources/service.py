@@ -4,8 +4,9 @@
 `GET /segments/deletions` what must be forgotten. Each pipeline has a consumer group at the service,
 `pipeline:NAME@http`, which keeps its segments, and is evicted by size and not by age as those of
 other pipelines. It moves by leases: what is leased and done is committed, what is leased and needed
-is held by renewals, a few segments at a time. Reading takes no lease. A process that ends lets its
-leases run out, and the next one takes them up.
+is held by renewals, a few segments at a time. Reading takes no lease. A process that stops gives
+its leases back, one that dies lets them run out, and the next one takes them up; a pipeline's
+segments do not fail by attempts, however often its processes end.
 
 Checkpoints, leases of appenders and what operators say are in a store of the processes' own.
 """
@@ -36,7 +37,6 @@ from pipelines.sources.stored import decoded
 _PAGE: Final = 50
 _DELETIONS_PAGE: Final = 10_000
 _LEASE_SECONDS: Final = 60.0
-_NO_SECONDS: Final = 0.001
 _RENEW_SECONDS: Final = 20.0
 _MOST_HELD: Final = 64
 _AT_ONCE: Final = 1000
@@ -169,11 +169,12 @@ class ServiceSegments:
             raise
 
     async def close(self) -> None:
-        """As `Segments.close`. Leases end at once, so that the next process need not wait."""
+        """As `Segments.close`. Leases are given back, so that the next process need not wait."""
         with suppress(TailraceError):
             for pipeline, group in self._groups.items():
                 for origin, lease in group.held.items():
-                    await self._hold(pipeline, origin, lease, _NO_SECONDS)
+                    more = {"reason": "its process ended"}
+                    await self._tell(pipeline, origin, lease, "failed", more)
         await self._client.close()
 
     async def _lease(
@@ -216,11 +217,22 @@ class ServiceSegments:
         self, pipeline: str, origin: Origin, lease: _Lease, seconds: float | None
     ) -> None:
         """Holds a segment for so many seconds from now; None: commits it."""
-        asked: dict[str, str | float] = {"group": remote_group(pipeline), "epoch": lease.epoch}
-        if seconds is not None:
-            asked["lease_seconds"] = seconds
-        verb = "commit" if seconds is None else "renew"
+        if seconds is None:
+            await self._tell(pipeline, origin, lease, "commit", {})
+        else:
+            await self._tell(pipeline, origin, lease, "renew", {"lease_seconds": seconds})
+
+    async def _tell(
+        self,
+        pipeline: str,
+        origin: Origin,
+        lease: _Lease,
+        verb: str,
+        more: Mapping[str, str | float],
+    ) -> None:
+        """Says what becomes of a lease."""
         path = f"/segments/{quote(f'{origin.node}-{origin.seq}', safe='')}/{verb}"
+        asked = {"group": remote_group(pipeline), "epoch": lease.epoch, **more}
         await self._client.ask("POST", path, asked)
 
     async def _look(self, pipeline: str, group: _Group) -> None:

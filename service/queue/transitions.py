@@ -5,6 +5,8 @@
                     │   └──────────────────────┘
                     └─ `max_attempts` leases over or failed ──► failed ──retry──► pending
 
+A pipeline's segments do not fail by attempts: it reads them without a lease, and its own checkpoint
+says what it has, so a lease that is over says only that a process of it ended.
 A lease is valid until the store's time is certainly past its end; nobody takes an expired one
 before `coordination.lease` says that it is over. Each function recognises its own effect, so
 that it may be applied a second time to a version that has it already: a lease by its claim,
@@ -175,10 +177,14 @@ def expired_between(before: Group, after: Group, moment: Moment) -> int:
 def overdue(group: Group, moment: Moment, settings: QueueSettings) -> Group:
     """Fails segments whose leases expired too often, since they may crash their consumers."""
     for name, pending in _pending(group):
-        if _left_behind(pending, moment) and pending.attempts >= settings.max_attempts:
+        if _left_behind(pending, moment) and _too_often(group, pending, settings):
             reason = pending.reason or f"its lease ran out; it was leased {pending.attempts} times"
             group = _failed(group, name, pending, reason, moment)
     return group
+
+
+def _too_often(group: Group, pending: Pending, settings: QueueSettings) -> bool:
+    return pending.attempts >= settings.max_attempts and not group.of_pipeline
 
 
 # --- parts -------------------------------------------------------------------------
@@ -270,11 +276,10 @@ def _returned(
     group: Group, name: Name, pending: Pending, reason: str, moment: Moment, settings: QueueSettings
 ) -> Group:
     reason = reason[:_REASON_CHARACTERS]
-    if pending.attempts >= settings.max_attempts:
+    if _too_often(group, pending, settings):
         return _failed(group, name, pending, reason or "its consumer said so", moment)
-    pause = min(
-        settings.retry_seconds * 2 ** (pending.attempts - 1), settings.longest_retry_seconds
-    )
+    doubled = 0 if group.of_pipeline else pending.attempts - 1
+    pause = min(settings.retry_seconds * 2**doubled, settings.longest_retry_seconds)
     available = moment.at_most_ms + round(pause * 1000)
     again = replace(pending, until_ms=0, claim="", available_ms=available, reason=reason or None)
     return _with(group, name, again)

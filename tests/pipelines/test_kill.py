@@ -12,8 +12,9 @@ from tests.seeds import seeds
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds(1))
-def test_killed_processes_write_each_record_once(tmp_path: Path, seed: int) -> None:
-    torture = Torture(tmp_path, kills=3, seed=seed)
+@pytest.mark.parametrize("http", [False, True], ids=["store", "http"])
+def test_killed_processes_write_each_record_once(tmp_path: Path, seed: int, http: bool) -> None:
+    torture = Torture(tmp_path, kills=3, seed=seed, http=http)
     torture.run()
     assert torture.faults == []
     assert torture.told

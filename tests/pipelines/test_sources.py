@@ -195,9 +195,13 @@ async def test_lists_are_read_by_pages_behind_what_is_known(
         for number in range(5):
             post(operator, "shop.pages", "r", str(number))
             await asyncio.sleep(0.25)
-        found = await segments.nodes({})
-        rows = operator.get("/segments", params={"limit": 1000}).json()["segments"]
-        ((node, known),) = found.items()
+        for _ in range(20):  # lines may still be on their way into a segment
+            found = await segments.nodes({})
+            rows = operator.get("/segments", params={"limit": 1000}).json()["segments"]
+            ((node, known),) = found.items()
+            if len(rows) == len(known.sizes) > 4:
+                break
+            await asyncio.sleep(0.25)
         assert known.sizes == {row["seq"]: row["bytes"] for row in rows}
         assert len(known.sizes) > 4
         asked: list[dict[str, object]] = []
@@ -259,8 +263,10 @@ async def test_an_appender_is_tested_with_segments_in_memory(lake: Lake) -> None
         await until(lambda: process.workers[0].counts.deleted == 1)
         assert process.workers[0].counts.damaged == 1
         await until(lambda: process.workers[0].counts.checkpoints > 1)
-        await process.move_groups()
-        assert len(segments) < 4
+        async with asyncio.timeout(60):
+            while len(segments) == 4:  # until a checkpoint has them
+                await process.move_groups()
+                await asyncio.sleep(0.05)
     segments.put(events(["4"], batch=2))
     async with in_memory(lake, segments, pipeline("a")):
         await until(lambda: sorted(Remembering.lines["a"]) == ["1", "2", "3", "4"])

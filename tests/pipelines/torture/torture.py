@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -27,6 +28,7 @@ import httpx
 import yaml
 
 from tests.e2e.service_process import BASE, ServiceProcess
+from tests.e2e.torture_store import TorturedStore
 
 _PATIENCE_SECONDS = 180.0
 _PARTS = 3
@@ -68,13 +70,13 @@ class Writer(threading.Thread):
 class PipelinesProcess:
     """`tailrace pipelines`, started and killed."""
 
-    def __init__(self, folder: Path, store: Path, pipelines: Path) -> None:
+    def __init__(self, folder: Path, pipelines: Path, settings: Mapping[str, str]) -> None:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._arguments = ["pipelines", "--data", str(folder), "--dir", str(pipelines)]
         self._environment = {
             **os.environ,
-            "TAILRACE_STORE": str(store),
+            **settings,
             "TAILRACE_PIPELINES__LEASE_SECONDS": "10",
             "TAILRACE_PIPELINES__POLL_SECONDS": "0.5",
         }
@@ -119,11 +121,27 @@ class PipelinesProcess:
 
 
 class Torture:
-    """One story; `faults` says what is wrong, `told` what happened."""
+    """One story; `faults` says what is wrong, `told` what happened.
 
-    def __init__(self, folder: Path, *, kills: int, seed: int) -> None:
+    With `http` the processes read from the service, and have a store of their own; `patient` waits
+    for the leases of those that died, a minute, and looks whether the service lets all segments go.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        kills: int,
+        seed: int,
+        store: TorturedStore | None = None,
+        http: bool = False,
+        patient: bool = False,
+    ) -> None:
         self.faults: list[str] = []
         self.told = ""
+        self._store = store or TorturedStore({"TAILRACE_STORE": str(folder / "store")})
+        self._http = http
+        self._patient = patient
         self._folder = folder
         self._kills = kills
         self._seed = seed
@@ -134,13 +152,18 @@ class Torture:
         folder = self._folder
         (folder / "pipelines").mkdir(parents=True)
         (folder / "pipelines" / "files.yaml").write_text(yaml.safe_dump(self._pipeline()))
-        service = ServiceProcess(
-            folder / "node", store=folder / "store", TAILRACE_FLUSH__SEGMENT_SECONDS="0.4"
-        )
+        service = ServiceProcess(folder / "node", TAILRACE_FLUSH__SEGMENT_SECONDS="0.4")
+        service.settings |= {**self._store.settings, "TAILRACE_QUEUE__MAX_ATTEMPTS": "2"}
         service.start()
+        settings = dict(self._store.settings)
+        if self._http:
+            settings = {
+                "TAILRACE_STORE": str(folder / "own"),
+                "TAILRACE_PIPELINES__SOURCE_URL": service.url,
+            }
         writers = [Writer(service.url, number, self._seed) for number in range(5)]
         processes = [
-            PipelinesProcess(folder / name, folder / "store", folder / "pipelines")
+            PipelinesProcess(folder / name, folder / "pipelines", settings)
             for name in ("first", "second")
         ]
         try:
@@ -157,6 +180,8 @@ class Torture:
                 writer.stopped.set()
                 writer.join()
             rows = self._wait(processes[0], sum(len(one.lines) for one in writers))
+            if self._http and self._patient:
+                self._let_go(service.url)
             for process in processes:
                 if process.stop() != 0:
                     self.faults.append(f"a process did not stop well: {process.output()[-2000:]}")
@@ -216,6 +241,15 @@ class Torture:
                 self.faults.append(f"the checkpoints do not come to {count} events: {rows}")
                 return rows
             time.sleep(0.5)
+
+    def _let_go(self, url: str) -> None:
+        """Leases of dead processes run out, and the group lets all segments go: none has failed."""
+        end, group = time.monotonic() + _PATIENCE_SECONDS, {"lag": {"segments": -1}}
+        while group["lag"]["segments"] and time.monotonic() < end:
+            time.sleep(1)
+            group = httpx.get(f"{url}/segments/groups/pipeline%3Afiles%40http", timeout=60).json()
+        if group["lag"]["segments"]:
+            self.faults.append(f"the group keeps what the pipeline has: {group}")
 
     def _judge(self, writers: list[Writer], rows: list[dict[str, Any]]) -> None:
         late = sum(row["late"] for row in rows)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from coordination.groups import (
@@ -99,6 +101,26 @@ def test_a_consumer_that_fails_everything_is_remembered_within_bounds() -> None:
     failed = group.cursor("a").failed
     assert (len(failed), min(failed), group.dropped) == (1000, 101, 100)
     assert all(len(one.reason) == 200 for one in failed.values())
+
+
+@pytest.mark.parametrize(("name", "fails"), [("g", True), ("pipeline:audit@http", False)])
+def test_processes_of_a_pipeline_that_die_fail_no_segment(name: str, fails: bool) -> None:
+    """It reads without leases, and its checkpoint says what it has."""
+    group, time = replace(GROUP, name=name), 0
+    for number in range(SETTINGS.max_attempts * 3):
+        claim = f"{number}"
+        group, found = transitions.lease(group, SEGMENTS[:1], claim, 1000, at(time), SETTINGS)
+        if fails and number >= SETTINGS.max_attempts:
+            assert found is None
+            assert group.cursor("a").failed.keys() == {1}
+            return
+        assert found is not None
+        if number % 2 == 0:
+            group, _ = transitions.fail(group, NAME, found.epoch, "ended", at(time), SETTINGS)
+        time += 10_000
+    assert not fails
+    pending = group.cursor("a").pending[1]
+    assert pending.available_ms == time - 10_000 + SETTINGS.retry_seconds * 1000, "not doubled"
 
 
 def test_a_group_is_the_same_after_a_write_and_keeps_what_it_does_not_know() -> None:
