@@ -244,7 +244,9 @@ async def _until_over(
         stopped.cancel()
     for failed in failures:
         if failed.done():
-            log.error("the node cannot go on: %s", failed.result(), exc_info=failed.result())
+            error = failed.result()
+            hint = getattr(error, "hint", None) or ""
+            log.error("the node cannot go on: %s. %s", error, hint, exc_info=error)
             return 1
     return 0
 

@@ -86,7 +86,7 @@ class Node:
         self.details: Details | None = None
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self.forks = 0
-        self.members = Membership(seams, settings.nodes)
+        self.members = Membership(seams, settings)
         self.shedding = open_shedding(self, self.members, seams, settings.nodes)
         self.confirmations = Confirmations()
         self._folder: DataFolder

@@ -56,11 +56,9 @@ async def remove_deletion_records(compactor: Compactor, report: Report) -> None:
 
 def _oldest_ms(compactor: Compactor) -> int:
     """Older lines are nowhere, and do not come back; 0 if there is no such time."""
-    limits, runs = compactor.limits, compactor.runs.longest_days
-    table = runs if limits.retention_days is None else limits.retention_days
-    if not (runs and table):
-        return 0
-    return now_ms(compactor) - round((max(runs, table) + limits.away_days) * _DAY_MS)
+    limits = compactor.limits
+    days = compactor.runs.remembered_days(limits.retention_days, limits.away_days)
+    return now_ms(compactor) - round(days * _DAY_MS) if days else 0
 
 
 def _is_old(stored: StoredDeletion, purged_ms: int, oldest_ms: int) -> bool:

@@ -191,8 +191,8 @@ class CompactionSettings(RunningSettings):
     away_days: float = Field(
         default=30,
         ge=0,
-        description="The longest that a node may be away and still be started on its data folder: "
-        "deletions are remembered for so long beyond the retention",
+        description="The longest that a node may be away: deletions are remembered for so long"
+        " beyond the retention, and a node refuses a journal with older lines in no segment",
     )
     batch_bytes: Bytes = Field(
         default=256 * MIB, description="Bytes of segments that one commit ingests"

@@ -45,6 +45,16 @@ class RunRetention(BaseModel):
         """Days for which the runs of every pipeline are kept; 0 for ever."""
         return min((days for days in self._all() if days), default=0)
 
+    def remembered_days(self, table_days: int | None, away_days: float) -> float:
+        """The age up to which a line's deletion is remembered for certain; 0 for ever.
+
+        `table_days` is the table's own retention, None for that of the runs; a node may be away for
+        `away_days`, and bring lines that would be as old as that beyond the retention.
+        """
+        runs = self.longest_days
+        table = runs if table_days is None else table_days
+        return max(runs, table) + away_days if runs and table else 0
+
     def _all(self) -> list[int]:
         return [self.expiration_days, *self.expiration_days_of.values()]
 

@@ -14,17 +14,18 @@ from contextlib import suppress
 from logstore import ulid as ulids
 from logstore.errors import OutcomeUnknown, TailraceError, Unavailable
 from service.journal.journal import Journal
+from service.peers.away import refuse_old_lines
 from service.peers.feed import LiveFeed
 from service.peers.forgotten import returned
 from service.peers.others import Others
 from service.peers.peers import Peers
 from service.peers.register import Register
-from service.peers.settings import NodesSettings
 from service.runs.deletions import Deletions
 from service.runs.elsewhere import NoOtherNodes, OtherNodes
 from service.runtime.identity import Identity
 from service.runtime.pulse import Pulse
 from service.runtime.seams import Seams
+from service.settings import Settings
 from service.shipping.lineage import Forked
 from service.tail import Tail
 
@@ -37,10 +38,12 @@ _AWAY_TURNS = 3
 class Membership:
     """One process among others. Without a way to them (`Seams.network`) it is alone."""
 
-    def __init__(self, seams: Seams, settings: NodesSettings) -> None:
+    def __init__(self, seams: Seams, every: Settings) -> None:
+        settings = every.nodes
         self._seams = seams
         self._clock = seams.clock
         self._settings = settings
+        self._every = every
         self.pulse = Pulse(seams.clock)
         self._read: tuple[Deletions, int] | None = None
         """The deletions that were read whole, and how often the process had stood still then."""
@@ -114,7 +117,8 @@ class Membership:
         self._read = deletions, stalls
 
     async def try_to_join(self, identity: Identity, journal: Journal, deletions: Deletions) -> None:
-        """Joins if the store answers; else `stay` does. Raises `Forked`."""
+        """Joins if the store answers; else `stay` does. Raises `Forked`, `AwayTooLong`."""
+        refuse_old_lines(journal, self._every, self._clock)
         self._joining = identity, journal, deletions
         self._joined = False
         fresh = identity.incarnation >= self.instance  # both are ULIDs: this process has made it
