@@ -71,6 +71,21 @@ export async function lastGood(fqn: string, run: string, signal: AbortSignal): P
   return null;
 }
 
+/** Longer than this no piece of work goes on before frames and keys have their turn. */
+const TURN_MS = 8;
+
+/** Lets the browser draw and hear: a message is a task of its own, and is not delayed as timers are. */
+function turn(): Promise<void> {
+  return new Promise((resolve) => {
+    const { port1, port2 } = new MessageChannel();
+    port1.onmessage = () => {
+      port1.close();
+      resolve();
+    };
+    port2.postMessage(null);
+  });
+}
+
 /** Calls `each` for every line up to the bound; whether all were read. */
 async function eachLine(fqn: string, run: string, signal: AbortSignal, each: (line: string, n: number) => boolean, progress: (chars: number) => void): Promise<boolean> {
   const reply = await get(`${runOf(fqn, run)}/download`, { format: "text" }, signal);
@@ -78,6 +93,7 @@ async function eachLine(fqn: string, run: string, signal: AbortSignal, each: (li
   let rest = "";
   let n = 0;
   let chars = 0;
+  let since = performance.now();
   for (;;) {
     const { done, value } = await reader.read();
     if (done) return rest ? each(rest, n) : true;
@@ -88,6 +104,11 @@ async function eachLine(fqn: string, run: string, signal: AbortSignal, each: (li
       if (!each(line, n++)) {
         await reader.cancel();
         return false;
+      }
+      if (performance.now() - since > TURN_MS) {
+        await turn();
+        signal.throwIfAborted();
+        since = performance.now();
       }
     }
     progress(chars);

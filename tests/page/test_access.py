@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from playwright.sync_api import Browser, Page, Request, expect
 
-from tests.e2e.service_process import ServiceProcess
-from tests.page.posting import Poster
+from tests.e2e.service_process import BASE, ServiceProcess
+from tests.page.posting import Poster, copied, numbers, shown
 from tests.service.access.rules_file import rule, token_of, written
 
 pytestmark = pytest.mark.chromium
@@ -107,6 +108,36 @@ def test_a_token_without_the_scope_says_so_and_is_replaced(page: Page, post: Pos
     page.get_by_role("button", name="Use another token").click()
     _log_in(page, ALL)
     expect(page.locator("a.main")).to_have_count(3)
+
+
+def test_a_live_stream_whose_token_ends_goes_on_exactly_after_a_login(
+    page: Page, service: ServiceProcess, post: Poster, rules: Path
+) -> None:
+    stream = token_of("stream")
+    written(rules, *RULES, rule(ENDS, {"read": ["*"]}), rule(stream, {"read": ["*"]}), proxy=PROXY)
+    asked = {"authorization": f"Bearer {stream}"}
+    while httpx.get(f"{service.url}{BASE}", headers=asked).status_code == 401:
+        page.wait_for_timeout(50)
+    post.lines("live", "r", 0, 300)
+    page.goto("/#/run/live/r")
+    _log_in(page, stream)
+    expect(page.locator(".state")).to_have_text("live")
+    post.lines("live", "r", 300, 350)
+    expect(page.locator(".row .tx").last).to_have_text("line 349")
+    written(rules, *RULES, rule(ENDS, {"read": ["*"]}), proxy=PROXY)
+    expect(page.get_by_text("It may have expired")).to_be_visible()
+    post.lines("live", "r", 350, 400)
+    _log_in(page, ALL)
+    expect(page.locator(".state")).to_have_text("live")
+    expect(page.locator(".row .tx").last).to_have_text("line 399")
+    post.lines("live", "r", 400, 420)
+    expect(page.locator(".row .tx").last).to_have_text("line 419")
+    page.keyboard.press("Control+a")
+    page.keyboard.press("Control+c")
+    expect(page.locator("#toast")).to_have_text("Copied 420 lines.")
+    # What is on screen, not what the service reads again.
+    assert shown(page) == [f"line {n}" for n in numbers(page)]
+    assert copied(page) == "".join([f"line {n}\n" for n in range(420)])
 
 
 def test_a_token_that_ends_is_asked_for_again_where_one_is(

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.e2e.service_process import ServiceProcess
-from tests.page.posting import Poster, copied, open_run
+from tests.page.posting import Poster, copied, numbers, open_run
 
 pytestmark = pytest.mark.chromium
 
@@ -76,3 +76,36 @@ def test_a_reader_that_was_away_for_longer_than_the_buffer_gets_all_once(
     page.keyboard.press("Control+c")
     expect(page.locator("#toast")).to_have_text("Copied 200,100 lines.")
     assert copied(page) == "".join([f"line {n}\n" for n in range(200_100)])
+
+
+def test_an_address_stays_valid_through_close_kill_and_restart(
+    page: Page, service: ServiceProcess, post: Poster
+) -> None:
+    body = [b"needle %d\n" % n if n % 700 == 5 else b"straw %d\n" % n for n in range(3000)]
+    post.text("p.place", "r", b"".join(body))
+    open_run(page, "p.place", "r")
+    page.keyboard.press("/")
+    page.keyboard.type("needle")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Enter")
+    expect(page.locator(".row.marked .tx")).to_have_text("needle 705")
+    address = page.url
+    assert "line=" in address
+    assert "needle" in address
+
+    def still_shows_it() -> None:
+        page.goto("about:blank")
+        page.goto(address)
+        expect(page.locator(".row.marked .tx")).to_have_text("needle 705")
+        expect(page.locator(".found")).to_have_text("5 records")
+        assert numbers(page)[0] <= 705 <= numbers(page)[-1]
+
+    still_shows_it()
+    service.kill()
+    service.start()
+    still_shows_it()
+    post.close("p.place", "r")  # what the journal held is in the store now
+    still_shows_it()
+    assert service.stop() == 0
+    service.start()
+    still_shows_it()
