@@ -37,6 +37,7 @@ from logstore.objects.settings import StoreSettings
 from logstore.objects.store import ObjectInfo, Part
 from pipelines.appenders.contract import AppenderFailed, Context, Deleted, State
 from pipelines.appenders.objects import Objects
+from pipelines.appenders.old_objects import old_objects
 from pipelines.appenders.paths import PathTemplate, encoded, of_replay
 from pipelines.appenders.undo_objects import UndoObjects
 from pipelines.layouts import Layout, default_layout
@@ -46,6 +47,7 @@ log = logging.getLogger("tailrace.pipelines")
 
 _MIB: Final = 1 << 20
 _MOST_OPEN: Final = 200
+_SWEEP_SECONDS: Final = 600.0
 _SUFFIXES: Final = {"gzip": ".gz", "zstd": ".zst", "none": ""}
 Open = Callable[[StoreSettings, Clock], Objects]
 
@@ -70,6 +72,9 @@ class RollingObjectSettings(Section):
     max_object_size: Bytes = key(128 * _MIB, "a larger object gets no more lines")
     max_object_age: Seconds = key(6 * 3600.0, "an object that is older gets no more lines")
     buffer_size: Bytes = key(16 * _MIB, "lines that wait for the next checkpoint")
+    keep_objects: int = key(0, "so many objects of each path are kept; 0: all", ge=0)
+    keep_bytes: Bytes = key(0, "objects of each path up to so many bytes are kept; 0: all")
+    keep_for: Seconds = key(0.0, "an object is removed when it was written so long ago; 0: never")
     on_delete: Literal["keep", "remove"] = key(
         "keep", "what becomes of the objects of a run that is deleted"
     )
@@ -78,6 +83,8 @@ class RollingObjectSettings(Section):
     def _fits(self) -> Self:
         if self.on_delete == "remove" and PathTemplate(self.path).run_folders is None:
             raise ValueError("on_delete: remove needs {fqn} and {run} as folders in the path")
+        if 0 < self.keep_for < self.max_object_age:
+            raise ValueError("keep_for is shorter than max_object_age: it is open for so long")
         if self.s3 is not None and not self.store.startswith("s3://"):
             raise ValueError("s3 is for a store s3://bucket/prefix")
         return self
@@ -109,6 +116,7 @@ class RollingObject:
         self._prefix = ""
         self._open: OrderedDict[str, _Open] = OrderedDict()
         self._waiting = 0
+        self._swept = float("-inf")
 
     def start(self, context: Context, state: State | None) -> None:
         if context.parts > 1 and not self._template.of_one_pipeline:
@@ -147,9 +155,14 @@ class RollingObject:
 
     def saved(self) -> None:
         self._safely(self._started()[2].saved)
+        if self._sweep_is_due:
+            self._safely(self._sweep)
 
     def flush(self) -> bool:
-        """Ends objects that are old; what waits for them goes to the next one."""
+        """Ends objects that are old; what waits for them goes to the next one.
+
+        Old ones are removed behind a checkpoint, for none may go back to them.
+        """
         now = self._now
         old = [
             path
@@ -158,7 +171,7 @@ class RollingObject:
         ]
         for path in old:
             del self._open[path]
-        return bool(old)
+        return bool(old) or self._sweep_is_due
 
     def deleted(self, deleted: Deleted) -> None:
         """Removes the objects of deleted runs, if the settings say so."""
@@ -183,6 +196,32 @@ class RollingObject:
         if self._objects is not None:
             self._objects.close()
             self._objects = None
+
+    # --- how long objects are kept -----------------------------------------------------------
+
+    @property
+    def _sweep_is_due(self) -> bool:
+        keeps = self._settings.keep_objects or self._settings.keep_bytes or self._settings.keep_for
+        return bool(keeps) and self._now - self._swept >= _SWEEP_SECONDS
+
+    def _sweep(self) -> None:
+        """Removes what is not kept, but nothing that the saved checkpoint goes on with."""
+        context, objects, _ = self._started()
+        self._swept = self._now
+        fixed = self._template.template.partition("{")[0].rpartition("/")[0]
+        gone = old_objects(
+            objects.list(self._prefix + fixed),
+            self._template,
+            prefix=self._prefix,
+            now_ms=context.clock.now_ms(),
+            keep_objects=self._settings.keep_objects,
+            keep_bytes=self._settings.keep_bytes,
+            keep_for=self._settings.keep_for,
+            opened={self._key(path, one.number) for path, one in self._open.items()},
+        )
+        if gone and context.holds():
+            objects.call(lambda store: store.delete(gone))
+            log.info("%s: old objects are removed: %d", self._name, len(gone))
 
     # --- what is there -----------------------------------------------------------------------
 

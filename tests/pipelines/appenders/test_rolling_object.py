@@ -13,7 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from logstore import ulid
-from logstore.clock import Clock
+from logstore.clock import Clock, SystemClock
 from logstore.disk import Disk
 from logstore.objects.settings import StoreSettings
 from logstore.objects.store import ObjectStore
@@ -143,6 +143,53 @@ def test_objects_are_by_namespace_day_and_program_and_numbered(tmp_path: Path) -
     expected[f"logs/x/{day}/x/log.000001.txt"] = "d\ne\n"
     expected[f"logs/x/{day}/x/log.000002.txt"] = "f\n"
     assert texts(tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("keeps", "kept"),
+    [({"keep_objects": 2}, [4, 5]), ({"keep_bytes": 11}, [5]), ({"keep_for": "1d"}, [])],
+)
+def test_old_objects_are_removed_behind_a_checkpoint(
+    tmp_path: Path, keeps: dict[str, Any], kept: list[int]
+) -> None:
+    """The open one, another path's, and what is not the appender's stay."""
+    world = World(tmp_path, path="logs/{fqn}/log.txt", max_object_size=4, **keeps)
+    world.clock.now = SystemClock().now_ms()
+    world.start()
+    world.objects.append(events(["x"], fqn="other"))
+    other = tmp_path / "logs" / "other" / "log.000001.txt"
+    foreign = tmp_path / "logs" / "a" / "notes.000001.txt"
+    world.save()
+    for number in range(1, 6):
+        world.objects.append(events([f"{number}1234"], fqn="a"))
+        world.objects.sync()
+        world.objects.saved()
+    assert len(list(foreign.parent.iterdir())) == 5, "it was looked at a moment ago"
+    foreign.write_text("not ours")
+    world.clock.now += 2 * 86_400_000
+    assert world.objects.flush(), "it asks for a checkpoint"
+    world.objects.sync()
+    assert len(list(foreign.parent.iterdir())) == 6
+    world.objects.append(events(["new"], fqn="a"))
+    state = world.save()
+    names = [f"logs/a/log.{number:06d}.txt" for number in kept]
+    found = texts(tmp_path)
+    mine = {name for name in found if name.startswith("logs/a/log.")}
+    assert mine == {*names, max(mine)}
+    assert found[max(mine)] == "new\n"
+    assert foreign.exists()
+    assert other.exists() == ("keep_for" not in keeps)
+    world.objects.stop()
+    world.start(state)
+    world.objects.append(events(["more"], fqn="a"))
+    world.save()
+    assert "more\n" in texts(tmp_path).values(), "it goes on from the checkpoint"
+    world.objects.stop()
+
+
+def test_an_object_is_kept_while_it_is_open() -> None:
+    with pytest.raises(ValidationError, match="shorter than max_object_age"):
+        RollingObjectSettings.model_validate({"keep_for": "1h"})
 
 
 def test_tailraces_own_store_is_the_default(tmp_path: Path) -> None:
