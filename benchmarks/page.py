@@ -1,10 +1,10 @@
-"""The page in a real Chromium: `python -m benchmarks.page [--mib 1024] [--hour 3600000] [--smoke]`.
+"""The page in a real Chromium: `python -m benchmarks.page [--mib 1024] [--hour 1800000] [--smoke]`.
 
 A service on this machine gets a run of so many MiB of the corpus; the browser, without a window and
 without a graphics card, shows it. Measured are the first paint and the time until the run's last
 line is on screen, from the beginning of the navigation; frames per second while one scrolls
 backwards, with nothing arriving, and while 5,000 lines/s arrive at the end of another run that is
-followed; and what the tab holds after as many lines as an hour at 1,000 lines/s brings, which
+followed; and what the tab holds after as many lines as an hour at 500 lines/s brings, which
 arrive as fast as the service takes them. The longest frame and the number of those that take more
 than 50 ms say what the mean does not.
 """
@@ -222,7 +222,7 @@ def main() -> int:
     """0 when all was measured."""
     parser = argparse.ArgumentParser(description="First paint, frames and memory of the page.")
     parser.add_argument("--mib", type=int, default=1024, help="size of the long run")
-    parser.add_argument("--hour", type=int, default=3_600_000, help="lines that a tab follows")
+    parser.add_argument("--hour", type=int, default=1_800_000, help="lines that a tab follows")
     parser.add_argument("--seconds", type=float, default=10, help="for each rate of frames")
     parser.add_argument("--rounds", type=int, default=3, help="how often the run is opened")
     parser.add_argument("--smoke", action="store_true", help="16 MiB, 20,000 lines, 1 s, once")

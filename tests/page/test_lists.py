@@ -126,6 +126,9 @@ def test_a_phone_shows_it_without_scrolling_sideways(
         page.reload()
         expect(page.locator("tbody tr, .row, .hits li").first).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
+        expect(page.get_by_role("link", name="Tailrace", exact=True)).to_be_visible()
+    page.get_by_role("link", name="Tailrace", exact=True).tap()
+    expect(page.locator("h1", has_text="Pipelines")).to_be_visible()
     phone.close()
 
 
