@@ -185,7 +185,8 @@ async def print_pages(
         check(response)
         if form is None:
             page = response.json()
-            if page["logs"] or page["after"] is not None:
+            # An empty line alone is an empty text, as is nothing behind the run's end.
+            if page["logs"] or (after.isdigit() and int(after) < page["totalLines"]):
                 lines.write(f"{page['logs']}\n")
         else:
             *records, last = response.text.split("\n")[:-1]

@@ -74,6 +74,9 @@ async def test_it_begins_where_it_is_told_and_ends_where_the_run_does(tmp_path: 
         assert whole["message"] == "line 249"
         with pytest.raises(NotFound, match="nobody has no lines"):
             await printed(client, "p", "nobody")
+        await post(client, "p", "ends-empty", "a\n\n")
+        assert await printed(client, "p", "ends-empty") == "a\n\n"
+        assert await printed(client, "p", "ends-empty", "--tail", "1") == "\n"
         out = io.StringIO()
         asked = parsed("--url", str(client.base_url), "p", "r", "--tail", "1")
         following = asyncio.create_task(_run(asked, out))
