@@ -165,6 +165,7 @@ class Identifier:
             self._shared.tallies[file.source].truncations += 1
             self._locator.lose(file)
             return False
+        self._count_cut(file)
         if moved:
             self._shared.tallies[file.source].rotations += 1
             file.rotated_at = now
@@ -194,6 +195,19 @@ class Identifier:
         if replaced:
             file.path = before
         return replaced
+
+    def _count_cut(self, file: Tracked) -> None:
+        """A file that was cut off behind what was read of it is the same; the rest is lost."""
+        content = file.content
+        if content is None or content.compressed or (end := content.end()) >= file.content_end:
+            return
+        lost, file.content_end = file.content_end - end, end
+        file.lost += lost
+        tally = self._shared.tallies[file.source]
+        tally.lost_bytes += lost
+        tally.truncations += 1
+        self._shared.change(file)
+        self._shared.say(f"{file.path} was cut off: {lost} bytes are gone, and nobody read them")
 
     def _learn(self, file: Tracked, content: Content) -> None:
         """The fingerprint grows with the file, so that a copy is known before it is read."""

@@ -108,6 +108,9 @@ class Tracked:
     def known(self) -> Known:
         """What a file must hold to be this one, or a copy of it."""
         least = max(self.read.offset, self.resend[-1].end.offset if self.resend else 0)
+        if self.unbegun:
+            # Only its first bytes tell it from others: a shorter file is not the one that was seen.
+            least = self.content_end
         ranges = tuple(
             (each.start.offset, each.end.offset - each.start.offset, each.content)
             for each in self.resend

@@ -1,9 +1,10 @@
 """Random histories of writers, rotations, kills and refusals, and what the store must hold then.
 
 A history is made of a seed. Writers append numbered lines to logs, which are rotated by rename or
-by copy and truncate, compressed, deleted and made anew; the engine is polled, starved of the
-service, and killed, with or without what it had sent. At the end every line that is still on the
-disk, or that the engine had the time to read, must be in the store once, in the order of the file.
+by copy and truncate, compressed, deleted and made anew, or are symbolic links that are pointed
+elsewhere; the engine is polled, starved of the service, and killed, with or without what it had
+sent. At the end every line that is still on the disk, or that the engine had the time to read, must
+be in the store once, in the order of the file.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from forwarder.delivery.verdicts import Shipment
 from tests.forwarder.engine.world import World
 
 _KEEP = 4
+_MORE_THAN_ROTATE_WAIT = 6
 
 
 @dataclass
@@ -169,10 +171,33 @@ class Log:
         content.path = path
 
 
-class History:
-    """One seed's history."""
+class LinkedLog(Log):
+    """A log that is a symbolic link; a rotation points it at another file, out of the patterns."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def append(self, lines: int) -> None:
+        if self.live.path is None:
+            target = self.world.logs.parent / "targets" / f"{self.name}.{len(self.contents)}"
+            target.parent.mkdir(exist_ok=True)
+            target.touch()
+            link = self.path.with_suffix(".link")
+            link.symlink_to(target)
+            link.rename(self.path)
+        super().append(lines)
+
+    def rename(self) -> None:
+        # What waits for a lost predecessor is read after that: nothing leads to it behind this.
+        self.world.settle(_MORE_THAN_ROTATE_WAIT)
+        self.live.path = None
+        self.live = Content()
+
+    def copy_truncate(self) -> None:
+        self.rename()
+
+
+class History:
+    """One seed's history; `linked`: its logs are symbolic links."""
+
+    def __init__(self, folder: Path, seed: int, *, linked: bool = False) -> None:
         self.dice = dice = Random(seed)
         include = ["*.log*"] if dice.random() < 0.6 else ["*.log"]
         self.world = World(
@@ -183,9 +208,9 @@ class History:
             max_concurrent_files=dice.choice([2, 3, 1000]),
             order=dice.choice(["fair", "oldest"]),
         )
-        self.inside = include == ["*.log*"]
+        self.inside = include == ["*.log*"] and not linked
         self.logs = [
-            Log(self.world, name, dice, preamble=dice.random() < 0.3)
+            (LinkedLog if linked else Log)(self.world, name, dice, preamble=dice.random() < 0.3)
             for name in "abc"[: dice.randrange(1, 4)]
         ]
         self.trace: list[str] = []

@@ -349,3 +349,40 @@ def test_a_copy_that_is_seen_while_it_is_empty(tmp_path: Path, zipped: Zip) -> N
     world.poll()
     world.over()
     assert world.store.lines() == expected
+
+
+def test_a_shorter_file_is_not_the_one_that_was_seen_and_not_read(tmp_path: Path) -> None:
+    same = "the same first line\n" * 100
+    world = World(tmp_path, include=_only(tmp_path))
+    first, second = same + "first\n", same + "second\n" * 50
+    world.write("a.log", first)
+    world.store.away = True
+    world.poll()
+    world.restart()  # what was sent of the first one is to be sent again, and the file is gone
+    world.path("a.log").unlink()
+    world.write("a.log", second)
+    world.poll()
+    world.restart()  # the second one waited for the first
+    world.path("a.log").unlink()
+    world.write("a.log", same + "third\n")
+    world.store.away = False
+    world.settle(20)
+    assert world.store.lines()[-1] == "third"
+    assert world.store.lines().count("third") == 1
+    assert world.tally.lost_bytes == len(first) + len(second)
+
+
+def test_a_file_that_is_cut_off_behind_what_was_read(tmp_path: Path) -> None:
+    world = World(tmp_path, force_flush_period=0, fingerprint_size=100)
+    expected = world.lines("a.log", 0, 10)
+    world.poll()
+    size = world.path("a.log").stat().st_size
+    world.write("a.log", "an unfinished line")
+    world.poll()
+    os.truncate(world.path("a.log"), size)
+    world.poll()
+    assert world.tally.lost_bytes == len("an unfinished line")
+    expected += world.lines("a.log", 10, 11)
+    world.poll()
+    assert world.store.lines() == expected
+    assert world.tally.lost_bytes == len("an unfinished line")
