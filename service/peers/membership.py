@@ -31,6 +31,7 @@ from service.tail import Tail
 
 log = logging.getLogger(__name__)
 
+_LEAVE_SECONDS = 5.0
 _RETRY_SECONDS = 1.0
 _AWAY_TURNS = 3
 
@@ -145,7 +146,7 @@ class Membership:
             return
         if stored:
             with suppress(TailraceError, TimeoutError):
-                async with asyncio.timeout(_RETRY_SECONDS):
+                async with asyncio.timeout(_LEAVE_SECONDS):
                     await self.register.withdraw()
         await self.register.close()
 

@@ -234,7 +234,8 @@ def test_small_segments_wait_for_one_another_up_to_an_age(scenario: Simulation) 
     assert [report.commits for report in scenario.reports] == [0, 0, 1]
     left = scenario.reports[1].lag
     assert left is not None
-    assert (left.segments, round(left.seconds)) == (2, 10)
+    assert left.segments == 2
+    assert 10 <= left.seconds < 20
 
 
 def test_steady_inflow_is_few_commits_and_none_waits_for_longer_than_its_age(

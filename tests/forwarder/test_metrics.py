@@ -151,6 +151,7 @@ def test_a_file_that_cannot_be_opened(idle: Delivery) -> None:
         Path(folder).chmod(0o711)
         world, watched = World(Path(folder)), Watched()
         watched.look(Sources(world.shared, idle, SyncCounts()))
+        world.logs.chmod(0o755)  # whatever the umask is
         world.lines("a.log", 0, 10)
         world.path("a.log").chmod(0)
         if root:  # who may read everything

@@ -33,7 +33,7 @@ class Stuck(AssertionError):
     """Nothing will ever happen again, or everything happens at one moment for ever."""
 
 
-class _LeapingSelector(selectors.SelectSelector):
+class _LeapingSelector(selectors.PollSelector):
     """Instead of waiting it lets the loop's time pass."""
 
     def __init__(self, halted: Callable[[], bool]) -> None:
