@@ -46,7 +46,8 @@ _FORWARDER = textwrap.fill(
 _PIPELINES = textwrap.fill(
     "Told by `tailrace pipelines` at `pipelines.metrics_listen`, each process for its own work. "
     "`/health/live` there is 503 if the process is stuck, `/health/ready` if the store does not "
-    "answer or a pipeline's file is wrong; both name all problems.",
+    "answer or a pipeline's file is wrong; both name all problems. What appenders declare for "
+    "themselves has names that begin with `tailrace_pipelines_appender_`.",
     100,
 )
 _RENAMED = textwrap.fill(

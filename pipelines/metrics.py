@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 from prometheus_client.core import Metric
 
 from logstore.prometheus import Health, Reading, family
+from pipelines.appenders.own_metrics import LABELS, collect_own
 from pipelines.reader import Counts
 from pipelines.worker import Worker
 
 if TYPE_CHECKING:
     from pipelines.process import PipelinesProcess
 
-_LABELS: Final = ("pipeline", "appender", "part")
 _STUCK_SECONDS: Final = 60.0
 
 
@@ -36,14 +36,14 @@ def _counter(name: str, text: str, read: Callable[[Counts], float]) -> Declared:
     def values(process: PipelinesProcess) -> Reading:
         return {key: read(counts) for key, counts in list(process.counts.items())}
 
-    return Declared(f"tailrace_pipelines_{name}", "counter", text, values, _LABELS)
+    return Declared(f"tailrace_pipelines_{name}", "counter", text, values, LABELS)
 
 
 def _gauge(name: str, text: str, read: Callable[[Worker], float]) -> Declared:
     def values(process: PipelinesProcess) -> Reading:
         return {worker.labels: read(worker) for worker in process.workers}
 
-    return Declared(f"tailrace_pipelines_{name}", "gauge", text, values, _LABELS)
+    return Declared(f"tailrace_pipelines_{name}", "gauge", text, values, LABELS)
 
 
 def _queue_bytes(worker: Worker) -> float:
@@ -139,8 +139,11 @@ METRICS: Final[tuple[Declared, ...]] = (
 
 
 def collect(process: PipelinesProcess) -> Iterator[Metric]:
-    """The samples of all metrics."""
-    return (family(one, one.read(process)) for one in METRICS)
+    """The samples of all metrics, also of those that appenders declare."""
+    for one in METRICS:
+        yield family(one, one.read(process))
+    own = {labels: counts.own for labels, counts in list(process.counts.items())}
+    yield from collect_own(process.own_names, own)
 
 
 def health(process: PipelinesProcess) -> Health:

@@ -30,6 +30,7 @@ from logstore.errors import (
 )
 from logstore.prometheus import serve
 from pipelines import work
+from pipelines.appenders.own_metrics import AppenderMetrics, Names
 from pipelines.config import PipelineConfig
 from pipelines.gate import Gate
 from pipelines.memory import cached, memory_limit, share
@@ -71,6 +72,7 @@ class PipelinesProcess:
         )
         self.counts: dict[tuple[str, ...], Counts] = {}
         """What was done for each part, by pipeline, appender and part."""
+        self.own_names = Names()
         self.evicted: set[str] = set()
         self.unready = False
         """Whether its files are wrong, or the store did not answer when it looked last."""
@@ -241,7 +243,8 @@ class PipelinesProcess:
                     on_disabled=partial(self._disable, pipeline.name),
                     on_failing=partial(self._tell_failing, pipeline.name),
                     counts=self.counts.setdefault(
-                        (pipeline.name, appender.name, str(part)), Counts()
+                        (pipeline.name, appender.name, str(part)),
+                        Counts(own=AppenderMetrics(self.own_names)),
                     ),
                     instance=self._world.identity,
                     store=self._world.settings,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, TypeAlias
 from zlib import crc32
@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from coordination.pipelines.checkpoint import Reading
 from logstore.clock import Clock
 from logstore.errors import Damaged, NotFound
+from pipelines.appenders.own_metrics import AppenderMetrics
 from pipelines.config import AppenderConfig, PipelineConfig
 from pipelines.copies import Copies
 from pipelines.events import Origin
@@ -37,7 +38,7 @@ Patiently: TypeAlias = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
 
 @dataclass(slots=True)
 class Counts:
-    """What was done for a part in this process. Grows only."""
+    """What was done for a part in this process. Grows only; `own` is what its appender declares."""
 
     given: int = 0
     late: int = 0
@@ -50,6 +51,7 @@ class Counts:
     damaged: int = 0
     failures: int = 0
     checkpoints: int = 0
+    own: AppenderMetrics = field(default_factory=AppenderMetrics)
 
 
 class Reader:

@@ -246,6 +246,7 @@ class Worker:
             self._store,
             lambda: self.source.deleted,
             replay,
+            self.counts.own,
         )
 
     async def _begin(

@@ -18,6 +18,7 @@ from typing import ClassVar
 import pyarrow as pa
 
 from pipelines.appenders.contract import AppenderFailed, Context, State
+from pipelines.appenders.own_metrics import AppenderCounter
 from pipelines.section import Section, key
 
 _TABLE = """
@@ -42,9 +43,11 @@ class Sqlite:
     def __init__(self, settings: SqliteSettings) -> None:
         self._file = settings.file
         self._database: sqlite3.Connection | None = None
+        self._rows = AppenderCounter()
 
     def start(self, context: Context, state: State | None) -> None:
         """Opens the database. What fails here is tried again after a pause."""
+        self._rows = context.metrics.counter("rows_written", "Rows that were not there before.")
         try:
             self._database = sqlite3.connect(self._file)
             self._database.execute("PRAGMA journal_mode = WAL")
@@ -59,7 +62,9 @@ class Sqlite:
         table = events.select(columns).set_column(3, "ts", events.column("ts").cast(pa.int64()))
         rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
         try:
-            self._opened().executemany("INSERT OR IGNORE INTO records VALUES (?,?,?,?,?,?)", rows)
+            database, before = self._opened(), self._opened().total_changes
+            database.executemany("INSERT OR IGNORE INTO records VALUES (?,?,?,?,?,?)", rows)
+            self._rows.add(database.total_changes - before)
         except sqlite3.Error as error:
             raise AppenderFailed(f"{self._file}: {error}") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from zlib import crc32
 
@@ -14,6 +15,7 @@ from logstore.clock import SystemClock
 from logstore.disk import Disk
 from logstore.errors import InvalidInput
 from pipelines.appenders.contract import AppenderFailed, Context
+from pipelines.appenders.own_metrics import AppenderMetrics
 from pipelines.appenders.registry import Registry
 from pipelines.config import parse
 from pipelines.events import EVENTS
@@ -33,6 +35,16 @@ def events(*messages: str) -> pa.Table:
 def messages(file: Path) -> list[str]:
     with sqlite3.connect(file) as database:
         return sorted(row[0] for row in database.execute("SELECT message FROM records"))
+
+
+def test_rows_are_counted_for_prometheus(tmp_path: Path) -> None:
+    metrics = AppenderMetrics()
+    appender = Sqlite(SqliteSettings(file=str(tmp_path / "runs.db")))
+    appender.start(replace(CONTEXT, metrics=metrics), None)
+    appender.append(events("1", "2"))
+    appender.append(events("2", "3"))
+    assert metrics.values() == {"rows_written": 3}
+    appender.stop()
 
 
 def test_what_comes_again_after_a_crash_is_there_once(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ says of each run which generation it is: a run that was deleted and written agai
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import pyarrow as pa
@@ -36,6 +36,7 @@ from logstore.clock import Clock
 from logstore.errors import TailraceError
 from logstore.filesystem import FileSystem
 from logstore.objects.settings import StoreSettings
+from pipelines.appenders.own_metrics import AppenderMetrics
 from pipelines.section import Section
 
 Deleted: TypeAlias = Mapping[tuple[str, str | None], int]
@@ -57,7 +58,7 @@ class Context:
     files alone. `instance` is the process. `store` says where the pipeline's own store is; None
     in a test without one. `deletions` gives what is deleted as far as is known. `replay` is the id
     of a replay (a ULID) whose events the appender had before: it keeps them apart from the others.
-    It is empty for all other events.
+    It is empty for all other events. `metrics` are counters and gauges of the appender's own.
     """
 
     pipeline: str
@@ -71,6 +72,7 @@ class Context:
     store: StoreSettings | None = None
     deletions: Callable[[], Deleted] = dict
     replay: str = ""
+    metrics: AppenderMetrics = field(default_factory=AppenderMetrics)
 
     @property
     def name(self) -> str:

@@ -59,6 +59,8 @@ class Remembering:
         if self._context.appender.startswith("hangs"):
             self.hanging.wait()
         messages = events.column("message").to_pylist()
+        self._context.metrics.counter("remembered", "Events, each time.").add(len(messages))
+        self._context.metrics.gauge("newest_length", "Of the newest.").set(len(messages[-1]))
         self._mine.extend(messages[: len(messages) // 2])
         if self._context.appender in self.failing:
             raise AppenderFailed("its disk is full")

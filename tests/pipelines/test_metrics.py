@@ -36,9 +36,10 @@ def lake(tmp_path: Path) -> Lake:
 
 def sample(process: PipelinesProcess, name: str, *labels: str) -> float:
     """The sum of a metric's samples with these first values of their labels."""
-    (metric,) = [one for one in collect(process) if one.name == f"tailrace_pipelines_{name}"]
+    metrics = [one for one in collect(process) if one.name == f"tailrace_pipelines_{name}"]
     return sum(
         one.value
+        for metric in metrics  # none before an appender has declared its own
         for one in metric.samples
         if list(one.labels.values())[: len(labels)] == list(labels)
     )
@@ -109,6 +110,16 @@ async def test_each_metric_moves(lake: Lake, tmp_path: Path) -> None:
         watched = False
         await task
     assert {metric.name for metric in METRICS} == moved
+
+
+async def test_what_an_appender_declares_is_told_by_its_parts(lake: Lake) -> None:
+    await lake.put("1", "22")
+    Remembering.failing = {"y"}
+    async with lake.running(pipeline("x"), named("other", pipeline("y"))) as process:
+        await until(lambda: sample(process, "appender_remembered", "p", "x", "0") == 2)
+        # The count goes on where the appender is started again.
+        await until(lambda: sample(process, "appender_remembered", "other", "y", "0") > 2)
+        assert sample(process, "appender_newest_length", "p") == 2
 
 
 def asked(port: int, path: str) -> tuple[int, bytes]:
