@@ -12,7 +12,8 @@ the connection within the object.
 Records are sent as one JSON object each, as `/query` has them. The last object is
 `{"stats": {…}}`, or `{"error": {…}}` if the reply broke off; a reply without either is truncated.
 `complete` is false if metadata of the records could not be read: times, levels, connectors and
-attributes; `missing` names them. The records are all there.
+attributes; `missing` names them. The records are all there. It is false, too, if nodes do not
+answer that may have newer records; `silent` names those.
 """
 
 from __future__ import annotations
@@ -179,8 +180,9 @@ class _Lines:
 
     def end(self, more: Mapping[str, Any]) -> bytes:
         missing = list(self._missing)[:_SHOWN]
+        complete = self.complete and not more.get("silent")
         return self._output.end(
-            {"complete": self.complete, "records": self._records, "missing": missing, **more}
+            {"complete": complete, "records": self._records, "missing": missing, **more}
         )
 
     def error(self, error: TailraceError) -> bytes:
@@ -198,7 +200,7 @@ async def record_page(
     """
     lines = _Lines(node, key)
     begun = await lines.of(first.parts)
-    status = 200 if lines.complete else 206
+    status = 200 if lines.complete and not first.page.silent else 206
     if not first.page.missing:
         body = begun + lines.end(stats(first.page, first.page))
         return Response(body, status_code=status, media_type=NDJSON)

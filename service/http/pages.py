@@ -7,6 +7,7 @@ in upstream. These two parameters, which upstream does not have, refuse such a c
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -33,7 +34,7 @@ from service.http.page_bodies import (
 )
 from service.http.settings import PageSettings
 from service.http.targets import BASE, run_key
-from service.runs.pages import Page
+from service.runs.pages import NoLines, Page
 from service.runs.records import RecordPage
 
 
@@ -52,6 +53,8 @@ class LogPage(BaseModel):
     totalLines: int  # noqa: N815 -- the wire's spelling
     totalBytes: int  # noqa: N815
     state: str
+    silent: list[str] | None = None
+    """Nodes that do not answer, whose newest lines are not there; absent if there are none."""
     before: str | None
     """Pass it as `before` for the page in front of this one; null at the beginning."""
     line: int | None = None
@@ -67,7 +70,8 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
         "content": {NDJSON: {"schema": {"type": "string"}}},
     },
     206: {
-        "description": "All records, but not all that is known of them could be read.",
+        "description": "Not all that is known of the records could be read (`missing`), or nodes"
+        " did not answer, whose newest records are not there (`silent`).",
         "content": {NDJSON: {"schema": {"type": "string"}}},
     },
 }
@@ -127,12 +131,13 @@ def page_routes(node: NodeApi, settings: PageSettings) -> APIRouter:
                 found = (await _records(node, key, start, most, settings, True)).as_text()
             else:
                 found = await _read(node, key, start, most, settings)
-        except NotFound:
+        except NotFound as error:
             if start.at is not None:  # whoever has the id of a record knows that there was one
                 raise
             # As upstream: a reader may come before the first line, but not to no pipeline.
             await must_know(node, key.fqn)
-            return _nothing() if ndjson else _json(_EMPTY)
+            silent = error.silent if isinstance(error, NoLines) else ()
+            return _nothing(silent) if ndjson else _json(_EMPTY | _named(silent))
         encoder = Compressed() if compressed else Plain()
         more = partial(_more_by_ulid, node, key) if by_ulid else partial(more_lines, node, key)
         return page_response(more, found, "logs", rest, encoder=encoder)
@@ -259,7 +264,7 @@ def _rest(first: Page, last: Page) -> dict[str, Any]:
         value["streaming"] = True
     if first.record_line is not None:
         value |= {"line": first.record_line, "firstLine": first.first_line}
-    return value
+    return value | _named([*first.silent, *last.silent])
 
 
 def _rest_of_records(first: Page, last: Page) -> dict[str, Any]:
@@ -267,10 +272,17 @@ def _rest_of_records(first: Page, last: Page) -> dict[str, Any]:
     return _rest(first, last) | {"firstLine": first.first_line}
 
 
-def _nothing() -> Response:
-    stats = {"complete": True, "records": 0, "missing": []}
+def _named(silent: Iterable[str]) -> dict[str, Any]:
+    """Nodes that did not answer, if there are any."""
+    names = sorted(set(silent))
+    return {"silent": names} if names else {}
+
+
+def _nothing(silent: Sequence[str]) -> Response:
+    stats: dict[str, Any] = {"complete": not silent, "records": 0, "missing": []}
     stats |= {name: value for name, value in _EMPTY.items() if name != "logs"}
-    return Response(orjson.dumps({"stats": stats}) + b"\n", media_type=NDJSON)
+    body = orjson.dumps({"stats": stats | _named(silent)}) + b"\n"
+    return Response(body, status_code=206 if silent else 200, media_type=NDJSON)
 
 
 def _json(value: dict[str, Any]) -> Response:

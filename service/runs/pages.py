@@ -20,13 +20,25 @@ from service.runs.snapshot import Snapshot
 MAX_PAGE_BYTES = 16 << 20
 
 
+class NoLines(NotFound):
+    """The run has no lines; the `silent` nodes did not say whether they have some."""
+
+    def __init__(self, key: RunKey, silent: tuple[str, ...]) -> None:
+        super().__init__(
+            f"no run {key.run!r} of {key.fqn!r}",
+            hint="Its first batch makes a run; look at the list of the pipeline's runs.",
+        )
+        self.silent = silent
+
+
 @dataclass(frozen=True, slots=True)
 class Page:
     """Whole lines, each with its newline; totals are of the run as it is now.
 
     `after` is None when there is no more for now, `before` when nothing comes before.
     `missing` of the requested lines did not fit: they follow `after`. Line numbers count from 0:
-    that of the first line, and that of the record around which the page was requested.
+    that of the first line, and that of the record around which the page was requested. `silent` are
+    nodes that did not say what they have of the run beyond what is stored.
     """
 
     text: bytes
@@ -39,6 +51,7 @@ class Page:
     missing: int
     first_line: int
     record_line: int | None = None
+    silent: tuple[str, ...] = ()
 
     @property
     def streaming(self) -> bool:
@@ -128,13 +141,10 @@ async def read_page(
 
 
 def must_exist(snapshot: Snapshot) -> None:
-    """Raises `NotFound` if the run has no lines."""
+    """Raises `NoLines` if the run has none."""
     if not snapshot.exists:
         key = snapshot.manifest.key
-        raise NotFound(
-            f"no run {key.run!r} of {key.fqn!r}",
-            hint="Its first batch makes a run; look at the list of the pipeline's runs.",
-        )
+        raise NoLines(key, snapshot.elsewhere.silent)
 
 
 def no_record(key: RunKey, ulid: int) -> NotFound:
@@ -201,4 +211,10 @@ async def _page(snapshot: Snapshot, place: _Bounds, found: FoundLines) -> Page:
         missing=max(place.end - found.end, 0),
         first_line=found.start,
         record_line=place.line,
+        silent=silent_of(snapshot),
     )
+
+
+def silent_of(snapshot: Snapshot) -> tuple[str, ...]:
+    """The nodes whose newest lines the run may lack; a closed one has them all."""
+    return () if snapshot.state == "closed" else snapshot.elsewhere.silent

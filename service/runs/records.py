@@ -23,7 +23,15 @@ from logstore.errors import NotFound
 from logstore.position import Cursor
 from service.runs import ulid_order
 from service.runs.cursors import cursor_at, line_of_record, unseen
-from service.runs.pages import MAX_PAGE_BYTES, Page, Wanted, must_exist, no_record, read_page
+from service.runs.pages import (
+    MAX_PAGE_BYTES,
+    Page,
+    Wanted,
+    must_exist,
+    no_record,
+    read_page,
+    silent_of,
+)
 from service.runs.part_lines import read_parts
 from service.runs.parts import SCHEMA, RecordPart, as_records
 from service.runs.snapshot import Snapshot, Snapshots
@@ -237,6 +245,7 @@ class _UlidPage:
             state=snapshot.state,
             missing=max(sum(end - start for start, end in ranges) - lines, 0) if after else 0,
             first_line=0,
+            silent=silent_of(snapshot),
         )
         return RecordPage(snapshot.manifest.key, parts, page)
 

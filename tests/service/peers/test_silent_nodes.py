@@ -87,6 +87,13 @@ def test_a_node_is_stopped_and_later_killed_for_good_let_go_and_returns(
         time.sleep(0.2)
 
     b.kill()
+    page = httpx.get(f"{a.url}{closed}", params={"limit": 5}, timeout=60).json()
+    assert (page["logs"], page["silent"]) == ("two", [there])
+    assert httpx.get(f"{a.url}{kept}", timeout=60).json()["silent"] == [there]
+    for path in (closed, kept):  # of which `a` has a line, and none
+        records = httpx.get(f"{a.url}{path}", params={"format": "ndjson"}, timeout=60)
+        stats = json.loads(records.text.splitlines()[-1])["stats"]
+        assert (records.status_code, stats["complete"], stats["silent"]) == (206, False, [there])
     assert httpx.post(f"{a.url}{closed}/close", timeout=60).json()["state"] == "closing"
     rows = _until_over(leases, there)
     assert rows[0]["state"] == "forgotten"
