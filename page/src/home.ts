@@ -24,11 +24,12 @@ abstract class List {
   private busy = false;
 
   async open(): Promise<void> {
+    document.addEventListener("keydown", this.keyed); // a row that is shown can be reached at once
     await this.renew();
+    if (this.closing.signal.aborted) return;
     this.timer = window.setInterval(() => {
       if (!document.hidden) void this.renew();
     }, RENEW_MS);
-    document.addEventListener("keydown", this.keyed);
   }
 
   close(): void {
