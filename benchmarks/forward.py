@@ -41,6 +41,7 @@ from tests.servers.ports import free_port
 
 COLLECTOR: Final = "OTELCOL"
 _ACCEPTED: Final = re.compile(r"^otelcol_receiver_accepted_log_records\S* (\S+)$", re.MULTILINE)
+_CORPUS_MB: Final = 1000
 _FILES: Final = 1000
 _PATIENCE_SECONDS: Final = 1800.0
 
@@ -200,6 +201,15 @@ def _share(name: str, pid: int, seconds: float) -> None:
     print(f"  {name:28} {share:6.1%} of a core, RSS {watched.peak_mb:.0f} MB", flush=True)
 
 
+def _make_large(path: Path, megabytes: int) -> None:
+    """So many MB of the corpus, of which there is 1 GB: a larger file has it several times."""
+    piece = corpus(min(megabytes, _CORPUS_MB) * 1_000_000)
+    with path.open("wb") as large:
+        while large.tell() < megabytes * 1_000_000:
+            with piece.open("rb") as lines:
+                shutil.copyfileobj(lines, large, 1 << 20)
+
+
 def append(service: ServiceProcess, seconds: float, backlog: int = 0) -> None:
     """A line every 50 ms, alone or beside a large file that is read meanwhile."""
     with ExitStack() as stack:
@@ -207,7 +217,7 @@ def append(service: ServiceProcess, seconds: float, backlog: int = 0) -> None:
         live = folder / "live.log"
         live.touch()
         if backlog:
-            (folder / "large.log").symlink_to(corpus(backlog * 1_000_000))
+            _make_large(folder / "large.log", backlog)
         relay = stack.enter_context(Relay(service.port))
         keys: dict[str, Any] = {"include": [f"{folder}/*.log"], "include_file_name": False}
         one = stack.enter_context(forwarding(relay.url, **keys))
