@@ -193,7 +193,8 @@ class Verification:
 
     async def _said(self, child: asyncio.subprocess.Process) -> AsyncGenerator[bytes, None]:
         assert child.stdout is not None
-        loop, quiet = asyncio.get_running_loop(), self._quiet_seconds
+        loop = asyncio.get_running_loop()
+        quiet: float | None = self._quiet_seconds
         began = loop.time()
         reading = asyncio.ensure_future(child.stdout.readline())
         try:
@@ -202,10 +203,12 @@ class Verification:
                 if not done:
                     yield _line({"progress": {"seconds": round(loop.time() - began)}})
                     continue
-                if not reading.result():
+                if not (line := reading.result()):
                     return
-                yield reading.result()
                 reading = asyncio.ensure_future(child.stdout.readline())
+                if line.startswith(_SUMMARY):
+                    quiet = None  # nothing follows it, however long the command takes to end
+                yield line
         finally:
             reading.cancel()
 

@@ -74,6 +74,12 @@ async def test_its_lines_and_what_is_said_in_a_silence(tmp_path: Path) -> None:
     assert last == {"summary": {"sound": False}}
 
 
+async def test_no_progress_follows_the_summary_while_the_command_ends() -> None:
+    one = child(said(SUMMARY) + "time.sleep(0.5)\nsys.exit(1)", quiet_seconds=0.05)
+    lines = await all_of(await one.begin(repair=False))
+    assert lines[-1] == orjson.loads(SUMMARY)
+
+
 async def test_one_at_a_time_and_repair_is_a_flag() -> None:
     one = child(said(SUMMARY) + "assert sys.argv[1:] == ['--repair']\n")
     first = await one.begin(repair=True)
