@@ -8,8 +8,7 @@ reader that cannot keep up waits in its own send, and continues from storage.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Hashable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Hashable
 from typing import Annotated, Literal, NamedTuple
 
 from fastapi import APIRouter, Header, Query
@@ -22,6 +21,7 @@ from service.http import sse
 from service.http.body import Receive, Scope, Send
 from service.http.node import NodeApi
 from service.http.page_bodies import Order
+from service.http.search_response import unless_gone
 from service.http.targets import BASE, name, run_key
 from service.journal.format import decode_attributes, decode_meta, flags_of
 from service.runs.parts import RecordPart, as_records
@@ -95,11 +95,11 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b""})
             return
         with sse.watching(tail, self._key, self._counters) as watcher:
-            async with _leaving_with_its_client(watcher, receive):
-                try:
-                    await self._run(watcher, send)
-                except TailraceError as error:
-                    await self._send(send, self._error(f"{error} {error.hint}".strip()))
+            try:
+                # Also while the store or another node holds back what the stream waits for.
+                await unless_gone(self._run(watcher, send), receive)
+            except TailraceError as error:
+                await self._send(send, self._error(f"{error} {error.hint}".strip()))
         await send({"type": "http.response.body", "body": b""})
 
     async def _run(self, watcher: Watcher, send: Send) -> None:
@@ -264,24 +264,6 @@ class EventStream(Response):
         self._counters.stream_events += 1
         self._counters.stream_bytes += len(frame)
         await send({"type": "http.response.body", "body": frame, "more_body": True})
-
-
-@asynccontextmanager
-async def _leaving_with_its_client(watcher: Watcher, receive: Receive) -> AsyncIterator[None]:
-    """Ends the watcher when the client disconnects, while the block runs."""
-
-    async def until_gone() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        watcher.leave()
-
-    gone = asyncio.create_task(until_gone())
-    try:
-        yield
-    finally:
-        gone.cancel()
-        with suppress(asyncio.CancelledError):
-            await gone
 
 
 def _part(batch: Published) -> RecordPart:
