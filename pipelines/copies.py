@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from coordination.pipelines.checkpoint import Reading
 from logstore.batch import RunKey
 from logstore.errors import Damaged, NotFound
-from logstore.segments.schema import KEY_COLUMNS
+from logstore.segments.record_keys import KEY_COLUMNS, keys_of
 from pipelines.events import Origin, runs_of
 from pipelines.source import SegmentSource
 from pipelines.sources.contract import Held
@@ -92,9 +92,5 @@ class Copies:
 
 
 def _is_in(events: pa.Table, keys: pa.Table) -> list[bool]:
-    known = {*_rows(keys)}
-    return [one in known for one in _rows(events)]
-
-
-def _rows(table: pa.Table) -> list[tuple[str, ...]]:
-    return list(zip(*(table[name].to_pylist() for name in KEY_COLUMNS), strict=True))
+    known = {*keys_of(keys)}
+    return [one in known for one in keys_of(events)]

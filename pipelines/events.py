@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from coordination.pipelines.checkpoint import EventKey
 from logstore import ulid
 from logstore.batch import RunKey
-from logstore.segments.schema import KEY_COLUMNS
+from logstore.segments.record_keys import KEY_COLUMNS, distinct
 from logstore.segments.ulids import parse
 
 EVENTS: Final = pa.schema(
@@ -225,7 +225,7 @@ class EventBuffer:
         self._parts = [part for part in self._parts if part.left]
         last = _key(table, moments, len(moments) - 1)
         self.frontier = last if self.frontier is None else max(self.frontier, last)
-        found = _without_copies(table)
+        found = distinct(table)
         self.counts.copies += table.num_rows - found.num_rows
         self.counts.late += late
         self.counts.events += found.num_rows
@@ -334,15 +334,3 @@ def _not_above(table: pa.Table, moments: Indexes, frontier: EventKey) -> int:
         else:
             end = middle
     return first
-
-
-def _without_copies(table: pa.Table) -> pa.Table:
-    """The events without those that are the one before them, stored by two nodes."""
-    if table.num_rows < 2:
-        return table
-    columns = [table.column(name).combine_chunks() for name in KEY_COLUMNS]
-    same = [pc.equal(column[1:], column[:-1]) for column in columns]
-    repeated = pc.and_(pc.and_(same[0], same[1]), same[2])
-    if not pc.any(repeated).as_py():
-        return table
-    return table.filter(pa.concat_arrays([pa.array([True]), pc.invert(repeated)]))

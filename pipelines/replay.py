@@ -36,7 +36,7 @@ from coordination.pipelines.checkpoint import (
 from coordination.pipelines.replay import Replay
 from logstore import ulid
 from logstore.errors import Damaged, NotFound
-from logstore.segments.schema import KEY_COLUMNS
+from logstore.segments.record_keys import KEY_COLUMNS
 from pipelines.events import EVENTS, Origin, moments_of
 from pipelines.source import SegmentSource
 from pipelines.table import TableSource

@@ -20,6 +20,7 @@ from logstore import ulid
 from logstore.batch import RunKey
 from logstore.segments.footer import Footer
 from logstore.segments.reader import SegmentFile
+from logstore.segments.record_keys import KEY_COLUMNS
 
 _SLICE_MS: Final = 60_000  # an hour has a whole number of them
 _SHORTEST: Final = 64  # bytes that a line counts for at least: its ids are sorted with it
@@ -54,7 +55,7 @@ def ranges_of(opened: SegmentFile) -> SegmentRanges:
             hour = hour_of(low)
             run_ranges += (RunRange(hour, run, bounds.min, bounds.max) for run in runs[index])
         else:
-            batches = _batches(opened.group(index, ["ulid", "fqn", "run_id"]))
+            batches = _batches(opened.group(index, list(KEY_COLUMNS)))
             time_ranges += _time_ranges(batches, size)
             run_ranges += _run_ranges(batches)
     return SegmentRanges(tuple(time_ranges), tuple(run_ranges))

@@ -14,8 +14,6 @@ VERSION: Final = 1
 MAX_TEXT: Final = 8 << 20  # bytes of text in a row group, unless one line is longer
 MAX_ROWS: Final = 1 << 17  # rows in a row group: short lines must not make it large
 
-KEY_COLUMNS: Final = ("ulid", "fqn", "run_id")
-"""A record's identity; records with one key are copies."""
 LEVELS: Final = ("TRACE", "DEBUG", "INFO", "WARN", "ERROR", "FATAL")
 NAME: Final = pa.dictionary(pa.int32(), pa.string())
 ATTRIBUTES: Final = pa.map_(pa.string(), pa.string())

@@ -20,7 +20,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from logstore import ulid
-from logstore.segments.schema import KEY_COLUMNS
+from logstore.segments.record_keys import KEY_COLUMNS
 from logstore.table.layout import LAYOUT, ROW_GROUP_ROWS, layout_of
 from logstore.table.log import Log
 from logstore.table.schema import EXPIRED, PURGED, application

@@ -16,8 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from logstore.errors import Damaged, StoreUnavailable
+from logstore.segments.record_keys import KEY_COLUMNS
 
-_BOUNDED: Final = ("ulid", "fqn", "run_id", "ts")
+_BOUNDED: Final = (*KEY_COLUMNS, "ts")
 _LONGEST_BOUND: Final = 1_024  # characters
 
 

@@ -35,7 +35,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from logstore.errors import InvalidInput, TailraceError, Unavailable
-from logstore.segments.schema import KEY_COLUMNS
+from logstore.segments.record_keys import KEY_COLUMNS
 from service.http import sse
 from service.http.errors import classify
 from service.http.gate import restricted

@@ -18,18 +18,16 @@ from typing import Any, Final
 import pyarrow as pa
 
 from logstore.errors import InvalidInput, LimitReached
-from logstore.segments.schema import KEY_COLUMNS
+from logstore.segments.record_keys import KEY_ORDER, distinct
 from service.query.cursor import RecordKey
 from service.query.engine import QueryEngine
 from service.query.hot import SCHEMA
-from service.query.live.reorder import distinct
 from service.query.request import QueryRequest
 
 DEFAULT_HITS: Final = 20
 MAX_HITS: Final = 100
 MAX_AROUND: Final = 100
 _MOST_BYTES: Final = 64 << 20
-_ORDER: Final = [(name, "ascending") for name in KEY_COLUMNS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +100,7 @@ class Context:
         request = QueryRequest(
             fqn=key.fqn, run=key.run, after=key, limit=count, descending=descending
         )
-        return (await self._found(request, follow=True)).sort_by(_ORDER)
+        return (await self._found(request, follow=True)).sort_by(KEY_ORDER)
 
     async def _found(self, request: QueryRequest, *, follow: bool) -> pa.Table:
         batches: list[pa.RecordBatch] = []
@@ -143,7 +141,7 @@ def _touches(window: _Window, hit: RecordKey, before: pa.Table) -> bool:
 def _group(window: _Window, hits: pa.Table) -> Group:
     wanted = set(window.hits)
     own = hits.filter(pa.array([key in wanted for key in RecordKey.of(hits)], pa.bool_()))
-    records = distinct(pa.concat_tables([own, *window.parts]).sort_by(_ORDER))
+    records = distinct(pa.concat_tables([own, *window.parts]).sort_by(KEY_ORDER))
     return Group(records, [key in wanted for key in RecordKey.of(records)])
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from logstore import ulid
 from logstore.errors import InvalidCursor, InvalidInput
-from logstore.segments.schema import KEY_COLUMNS
+from logstore.segments.record_keys import KEY_COLUMNS, keys_of
 
 _PREFIX = "q1."
 
@@ -30,8 +30,7 @@ class RecordKey(NamedTuple):
     @classmethod
     def of(cls, records: pa.Table | pa.RecordBatch) -> list[Self]:
         """The keys of records, which have `KEY_COLUMNS`."""
-        columns = [records.column(name).to_pylist() for name in KEY_COLUMNS]
-        return [cls(*key) for key in zip(*columns, strict=True)]
+        return [cls(*key) for key in keys_of(records)]
 
     @classmethod
     def last_of(cls, batch: pa.RecordBatch) -> Self:

@@ -18,13 +18,12 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from logstore import ulid
 from logstore.errors import Damaged
 from logstore.search.conditions import patterns
 from logstore.search.needs import needs_of
-from logstore.segments.schema import KEY_COLUMNS
+from logstore.segments.record_keys import distinct
 from logstore.table.snapshot import TableFile
 from service.query.cursor import RecordKey
 from service.query.deleted import Live, live
@@ -306,13 +305,9 @@ class Search:
         """The batch without records that equal the one before them."""
         if batch.num_rows == 0:
             return batch
-        columns = [batch.column(name) for name in KEY_COLUMNS]
-        same = [pc.equal(column[1:], column[:-1]) for column in columns]
-        repeated = pc.and_(pc.and_(same[0], same[1]), same[2])
-        first = RecordKey(*(column[0].as_py() for column in columns)) == self.last
+        again = self.last is not None and RecordKey.of(batch[:1]) == [self.last]
         self.last = RecordKey.last_of(batch)
-        keep = pa.concat_arrays([pa.array([not first]), pc.invert(repeated)])
-        fresh = batch if pc.all(keep).as_py() else batch.filter(keep)
+        fresh = distinct(batch)[1 if again else 0 :]
         self.matches += fresh.num_rows
         return fresh
 

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from logstore import ulid
 from logstore.search.where import Where
-from logstore.segments.schema import KEY_COLUMNS
+from logstore.segments.record_keys import KEY_COLUMNS
 from service.query.cursor import RecordKey
 from service.query.request import QueryRequest
 from service.query.tiles import Tile

@@ -11,12 +11,12 @@ says that they must be read from storage.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from logstore.segments.schema import KEY_COLUMNS
+from logstore.segments.record_keys import KEY_ORDER, distinct
 from service.query.cursor import RecordKey
 from service.query.hot import SCHEMA
 from service.query.live.cursor import StreamCursor, behind_all
@@ -24,7 +24,6 @@ from service.query.live.cursor import StreamCursor, behind_all
 PIECE_ROWS: Final = 512
 PIECE_BYTES: Final = 256 << 10
 """Of a piece, about: what is made ready for sending at once."""
-_KEY: Final = [(name, "ascending") for name in KEY_COLUMNS]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,7 +74,7 @@ class Reorder:
         """Lets records wait that are above the cursor."""
         if records.num_rows == 0:
             return
-        waiting = distinct(pa.concat_tables([self._waiting, records]).sort_by(_KEY))
+        waiting = distinct(pa.concat_tables([self._waiting, records]).sort_by(KEY_ORDER))
         if self._let_go_from is not None:
             waiting = waiting.slice(0, _count_below(waiting, self._let_go_from))
         if waiting.nbytes > self._most_bytes:
@@ -120,18 +119,6 @@ def late_pieces(records: pa.Table, before: StreamCursor, node: str, end: int) ->
     if found:
         found[-1] = replace(found[-1], after=before.at(node, end))
     return found
-
-
-def distinct(records: pa.Table) -> pa.Table:
-    """Sorted records, each key once."""
-    if records.num_rows < 2:
-        return records
-    columns = [records.column(name).combine_chunks() for name in KEY_COLUMNS]
-    same: Any = pc.equal(columns[0][1:], columns[0][:-1])
-    for column in columns[1:]:
-        same = pc.and_(same, pc.equal(column[1:], column[:-1]))
-    first = pa.array([True])
-    return records.filter(pa.concat_arrays([first, pc.invert(same)]))
 
 
 def _batches(records: pa.Table) -> list[pa.RecordBatch]:
