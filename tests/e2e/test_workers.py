@@ -32,8 +32,8 @@ assert {owner_of(run) for run in RUNS} == {0, 1}
 
 
 def post(service: ServiceProcess, run: str, text: str) -> httpx.Response:
-    """By a connection of its own, again until it is acknowledged."""
-    batch = {**PLAIN}
+    """By a connection of its own, again under the same id until it is acknowledged."""
+    batch = {**PLAIN, "Tailrace-Batch": IDS.mint()}
     while True:
         try:
             reply = httpx.post(
