@@ -64,7 +64,7 @@ class Compactor:
 
     def fresh_id(self) -> str:
         """A ULID that nobody else has: for a job, a version, a mark."""
-        return ulid.encode(ulid.fresh(self.clock, self.entropy))
+        return ulid.fresh_text(self.clock, self.entropy)
 
 
 def now_ms(compactor: Compactor) -> int:

@@ -105,6 +105,11 @@ def fresh(clock: Clock, entropy: Entropy) -> int:
     return lowest_at(clock.now_ms()) | entropy.getrandbits(RANDOM_BITS)
 
 
+def fresh_text(clock: Clock, entropy: Entropy) -> str:
+    """The 26 characters of a `fresh` ULID."""
+    return encode(fresh(clock, entropy))
+
+
 class Minter:
     """Mints batch ids, each above every one that it gave out or was shown before.
 

@@ -48,7 +48,7 @@ class World:
 
     def fresh_id(self) -> str:
         """A new ULID, as text."""
-        return ulid.encode(ulid.fresh(self.clock, self.entropy))
+        return ulid.fresh_text(self.clock, self.entropy)
 
 
 def open_segments(settings: PipelineSettings, store: ObjectStore, clock: Clock) -> Segments:

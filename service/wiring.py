@@ -285,7 +285,7 @@ def make_gate(settings: Settings, machine: Machine) -> Gate | None:
     )
 
     def fresh_id() -> str:
-        return ulids.encode(ulids.fresh(machine.clock, machine.entropy))
+        return ulids.fresh_text(machine.clock, machine.entropy)
 
     return Gate(rules, audit, machine.clock, fresh_id)
 

@@ -46,7 +46,7 @@ class LeaseManager:
         self.clock = clock
         self.entropy = entropy
         self.limits = limits
-        self.owner = f"{identity}/{ulids.encode(ulids.fresh(clock, entropy))}"
+        self.owner = f"{identity}/{ulids.fresh_text(clock, entropy)}"
         self.last_error: str | None = None
         """Of the last heartbeat or hand-over: a store that was away."""
         self._restarted = restarted

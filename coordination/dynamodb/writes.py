@@ -113,7 +113,7 @@ class Writes:
         return int(answer["Attributes"][items.EPOCH]["N"])
 
     def _fresh(self, partition: Partition) -> Partition:
-        version = ulids.encode(ulids.fresh(self._clock, self._entropy))
+        version = ulids.fresh_text(self._clock, self._entropy)
         return replace(partition, version=version)
 
     def _encode(self, partition: Partition) -> items.Item:

@@ -240,4 +240,4 @@ class NamedLeases:
         return Document(self._store, name.key, partial(decode_lease, name), encode_lease)
 
     def _fresh_id(self) -> str:
-        return ulids.encode(ulids.fresh(self._clock, self._entropy))
+        return ulids.fresh_text(self._clock, self._entropy)

@@ -80,7 +80,7 @@ class StoredLeases:
         async def free(found: LeaseRecord | None) -> LeaseRecord | None:
             if found is None or found.version != stored.lease.version:
                 raise PreconditionFailed(f"{stored.key!r} of {stored.source!r} has changed")
-            version = ulids.encode(ulids.fresh(self._clock, self._entropy))
+            version = ulids.fresh_text(self._clock, self._entropy)
             return replace(found, owner=None, version=version)
 
         known = Revision(stored.lease, stored.etag)

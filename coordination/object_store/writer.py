@@ -63,7 +63,7 @@ class WriterContext:
 
     def fresh_id(self) -> str:
         """A fresh ULID."""
-        return ulids.encode(ulids.fresh(self.clock, self.entropy))
+        return ulids.fresh_text(self.clock, self.entropy)
 
     async def pause(self, tries: int) -> None:
         """Waits before the next try, after that many."""

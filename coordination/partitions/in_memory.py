@@ -216,7 +216,7 @@ class InMemoryPartitions:
             raise PreconditionFailed(f"{old.key!r} of {old.source!r} was changed meanwhile")
 
     def _put(self, partition: Partition) -> Partition:
-        version = ulids.encode(ulids.fresh(self._clock, self._entropy))
+        version = ulids.fresh_text(self._clock, self._entropy)
         stored = replace(partition, version=version)
         of_source = self._sources.setdefault(stored.source, {})
         of_source[stored.key] = stored

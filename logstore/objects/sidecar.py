@@ -69,7 +69,7 @@ class Sidecars:
 
     def new_temporary(self) -> str:
         """A path for a file that is not an object yet."""
-        name = ulid.encode(ulid.fresh(self._clock, self._entropy))
+        name = ulid.fresh_text(self._clock, self._entropy)
         return f"{self._paths.temporaries}/{name}"
 
 

@@ -91,7 +91,7 @@ class Manifests:
 
     def fresh_id(self) -> str:
         """A fresh ULID, for versions and chunks."""
-        return ulids.encode(ulids.fresh(self._clock, self._entropy))
+        return ulids.fresh_text(self._clock, self._entropy)
 
     def _fresh(self, manifest: Manifest) -> Manifest:
         return replace(manifest, version=self.fresh_id())

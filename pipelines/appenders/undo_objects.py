@@ -17,7 +17,7 @@ import orjson
 from logstore.clock import SystemClock, system_entropy
 from logstore.errors import NotFound
 from logstore.objects.store import Part
-from logstore.ulid import encode, fresh
+from logstore.ulid import fresh_text
 from pipelines.appenders.objects import Objects
 
 
@@ -44,7 +44,7 @@ class UndoObjects:
         new = {key: size for key, size in sizes.items() if key not in self._noted}
         if not new:
             return
-        ulid = encode(fresh(SystemClock(), system_entropy()))
+        ulid = fresh_text(SystemClock(), system_entropy())
         body = orjson.dumps({"objects": new})
         name = f"{self._prefix}{self._number:012d}-{ulid}.json"
         self._objects.call(lambda store: store.put(name, body, if_absent=True))

@@ -151,7 +151,7 @@ def build_app(node: NodeApi, api: HttpApi) -> Application:
     """The HTTP API of a node."""
 
     def fresh_id() -> str:
-        return ulids.encode(ulids.fresh(api.clock, api.entropy))
+        return ulids.fresh_text(api.clock, api.entropy)
 
     append = AppendRoutes(
         metered_append(node.append, api.clock, api.counters),

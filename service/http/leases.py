@@ -201,7 +201,7 @@ async def open_leases(settings: SourceCoordination, seams: Seams) -> AsyncIterat
             seams.store,
             partitions,
             seams.clock,
-            lambda: ulid.encode(ulid.fresh(seams.clock, seams.entropy)),
+            lambda: ulid.fresh_text(seams.clock, seams.entropy),
             prefix=settings.prefix,
         )
         leases = StoredLeases(seams.store, seams.clock, seams.entropy, time)

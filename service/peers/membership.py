@@ -182,7 +182,7 @@ class Membership:
         seams = self._seams
 
         def fresh_id() -> str:
-            return ulids.encode(ulids.fresh(seams.clock, seams.entropy))
+            return ulids.fresh_text(seams.clock, seams.entropy)
 
         for node in (identity.node, *identity.parents):
             now_ms = seams.clock.now_ms()

@@ -103,7 +103,7 @@ class Register:
         self._store = store
         self._clock = clock
         self._network = network
-        self.instance = ulids.encode(ulids.fresh(clock, entropy))
+        self.instance = ulids.fresh_text(clock, entropy)
         self._own: Entry | None = None
         self._others: dict[str, Entry] = {}
         self._read: dict[str, tuple[str, Entry]] = {}

@@ -170,7 +170,7 @@ class Shedding:
         await swap(self._slots, change, budget=self._budget())
 
     def _made(self, until_ms: Mapping[str, int]) -> Slots:
-        return Slots(ulids.encode(ulids.fresh(self._clock, self._entropy)), until_ms)
+        return Slots(ulids.fresh_text(self._clock, self._entropy), until_ms)
 
     def _budget(self) -> RetryBudget:
         return RetryBudget(Backoff(self._clock, self._entropy), refusals=5)

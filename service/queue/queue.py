@@ -88,7 +88,7 @@ class SegmentQueue:
             time,
             self.catalog,
             self.counters,
-            lambda: ulids.encode(ulids.fresh(clock, entropy)),
+            lambda: ulids.fresh_text(clock, entropy),
         )
 
     def now_ms(self) -> int:

@@ -132,7 +132,7 @@ class DataFolder:
         self._lock.release()
 
     def _incarnation(self) -> str:
-        return ulids.encode(ulids.fresh(self._clock, self._entropy))
+        return ulids.fresh_text(self._clock, self._entropy)
 
     def _load(self) -> Identity | None:
         path = f"{self.path}/{_FILE}"

@@ -104,7 +104,7 @@ class Watermarks:
                 continue
             seq, pos = parsed[1] - 1, await self._first_pos(info.key)
             break
-        version = ulids.encode(ulids.fresh(self._clock, self._entropy))
+        version = ulids.fresh_text(self._clock, self._entropy)
         return Watermark(seq, pos, seq + 1, version)
 
     async def _first_pos(self, key: str) -> int:

@@ -43,7 +43,7 @@ async def forget_node(node: str, *, data: str | None, config: str | None) -> Row
             return await _holder(leases, name)
 
         def fresh_id() -> str:
-            return ulids.encode(ulids.fresh(opened.clock, opened.entropy))
+            return ulids.fresh_text(opened.clock, opened.entropy)
 
         made = await forget(
             opened.store,

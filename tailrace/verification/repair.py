@@ -132,7 +132,7 @@ class Repair:
         return describe(footer, path=path, size=info.size, modified_ms=self.clock.now_ms())
 
     def _fresh(self) -> str:
-        return ulids.encode(ulids.fresh(self.clock, self.entropy))
+        return ulids.fresh_text(self.clock, self.entropy)
 
 
 def _name(job: str, number: int) -> str:

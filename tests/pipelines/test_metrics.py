@@ -79,7 +79,7 @@ async def test_each_metric_moves(lake: Lake, tmp_path: Path) -> None:
         await until(lambda: sample(process, "dead_letters", "broken") == 4)
         await until(lambda: sample(process, "forced_events", "tight") >= 3)
         await until(lambda: len(Remembering.lines["x"]) == 4)
-        fresh = ulid.encode(ulid.fresh(clock, system_entropy()))
+        fresh = ulid.fresh_text(clock, system_entropy())
         asked = Replay(fresh, ulid.encode(0), clock.now_ms())
         await ask_for_replay(lake.store, "p", asked, fresh_id=lambda: fresh)
         await until(lambda: sample(process, "again_events", "p") == 4)

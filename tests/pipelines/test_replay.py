@@ -39,7 +39,7 @@ def lake(tmp_path: Path) -> Lake:
 async def ask(lake: Lake, low: int | None = 0, pipeline: str = "p") -> None:
     clock = SystemClock()
     asked = Replay(
-        ulid.encode(ulid.fresh(clock, system_entropy())),
+        ulid.fresh_text(clock, system_entropy()),
         None if low is None else ulid.encode(low),
         clock.now_ms(),
     )

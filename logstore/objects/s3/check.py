@@ -35,7 +35,7 @@ class Check:
         self._place = place
         self._keeping = keeping
         self._clock = clock
-        self._probe = f"{PROBES}/{ulid.encode(ulid.fresh(clock, entropy))}"
+        self._probe = f"{PROBES}/{ulid.fresh_text(clock, entropy)}"
 
     async def run(self) -> None:
         """Runs the check.

@@ -244,7 +244,7 @@ class Writes:
 
     def _mark(self, target: Target) -> str:
         check_metadata(target.metadata)
-        return ulid.encode(ulid.fresh(self._clock, self._entropy))
+        return ulid.fresh_text(self._clock, self._entropy)
 
     def _written(self, target: Target, size: int, answer: Mapping[str, Any]) -> ObjectInfo:
         at = date_of(answer)

@@ -90,7 +90,7 @@ class Deleting:
         return ulid.time_ms(deletion.t) < self.clock.ms - self.forgotten_days * DAY_MS
 
     def _record(self, fqn: str, run: str | None, t: int) -> None:
-        deletion = Deletion(fqn, run, t, ulid.encode(ulid.fresh(self.clock, self.dice)))
+        deletion = Deletion(fqn, run, t, ulid.fresh_text(self.clock, self.dice))
         self.run(self.store.put(deletion.key, encode_deletion(deletion)))
         self.model.again[deletion.key] = self.clock.ms
         one, first_ms = self.model.deletions.get(deletion.key, (deletion, self.clock.ms))

@@ -155,14 +155,14 @@ class World:
         seq = self._kept.texts[node] = len(self.model.segments.get(node, ()))
 
         def fresh_id() -> str:
-            return ulid.encode(ulid.fresh(self.clock, self.dice))
+            return ulid.fresh_text(self.clock, self.dice)
 
         self.run(raise_watermark(self.store, node, fresh_id=fresh_id, seq=seq))
 
     def commit_nothing(self) -> None:
         """Somebody's commit that changes no line: the table is busy."""
         self.tell("somebody commits")
-        job = ulid.encode(ulid.fresh(self.clock, self.dice))
+        job = ulid.fresh_text(self.clock, self.dice)
         commit(self.table, self.table.create(), Change(), job=job, clock=self.clock)
         self.versions.note(self.clock.ms)
 

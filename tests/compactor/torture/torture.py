@@ -187,7 +187,7 @@ class Torture:
         table = self.lake.compactor.table
         while running.process.poll() is None:
             time.sleep(0.5)
-            job = ulid.encode(ulid.fresh(self.lake.clock, self.dice))
+            job = ulid.fresh_text(self.lake.clock, self.dice)
             with suppress(PreconditionFailed):
                 commit(table, table.create(), Change(), job=job, clock=self.lake.clock)
 

@@ -39,7 +39,7 @@ CLOCK, ENTROPY = SystemClock(), system_entropy()
 
 
 def fresh_id() -> str:
-    return ulid.encode(ulid.fresh(CLOCK, ENTROPY))
+    return ulid.fresh_text(CLOCK, ENTROPY)
 
 
 @pytest.fixture

@@ -151,7 +151,7 @@ async def write(store: ObjectStore, rows: pa.Table, day: str, hour: int) -> NewF
 
 
 def _fresh() -> str:
-    return ulid.encode(ulid.fresh(SystemClock(), system_entropy()))
+    return ulid.fresh_text(SystemClock(), system_entropy())
 
 
 @dataclass
