@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
 
 from forwarder.delivery.delivery import Delivery
 from forwarder.engine.parts import Shared, Tally
 from forwarder.engine.tracked import Tracked
 from logstore import prometheus
-from logstore.prometheus import Reading, family
+from logstore.prometheus import Declared, Reading
 
 
 @dataclass(slots=True)
@@ -84,36 +83,30 @@ class Sources:
         return found
 
 
-class Declared(NamedTuple):
-    """One metric; `read` gives a value, or values by those of its label."""
-
-    name: str
-    kind: Literal["counter", "gauge"]
-    help: str
-    read: Callable[[Sources], Reading]
-    labels: tuple[str, ...] = ()
-
-
 def behind(file: Tracked) -> int:
     """Bytes of a file's content that are known to be there and are not acknowledged."""
     return 0 if file.over else max(file.content_end - file.cursor.offset, 0)
 
 
-def _counter(name: str, text: str, read: Callable[[Sources], Reading], *labels: str) -> Declared:
+def _counter(
+    name: str, text: str, read: Callable[[Sources], Reading], *labels: str
+) -> Declared[Sources]:
     return Declared(f"tailrace_forwarder_{name}", "counter", text, read, labels)
 
 
-def _gauge(name: str, text: str, read: Callable[[Sources], Reading], *labels: str) -> Declared:
+def _gauge(
+    name: str, text: str, read: Callable[[Sources], Reading], *labels: str
+) -> Declared[Sources]:
     return Declared(f"tailrace_forwarder_{name}", "gauge", text, read, labels)
 
 
-def _tally(name: str, text: str, field_name: str) -> Declared:
+def _tally(name: str, text: str, field_name: str) -> Declared[Sources]:
     return _counter(
         name, text, lambda s: s.by_source(lambda tally: getattr(tally, field_name)), "source"
     )
 
 
-_OKLOG: tuple[Declared, ...] = (
+_OKLOG: tuple[Declared[Sources], ...] = (
     Declared(
         "tailrace_forward_bytes",
         "counter",
@@ -142,7 +135,7 @@ _OKLOG: tuple[Declared, ...] = (
     ),
 )
 
-METRICS: tuple[Declared, ...] = (
+METRICS: tuple[Declared[Sources], ...] = (
     _gauge(
         "bytes_behind",
         "Bytes of content that were seen and are not acknowledged.",
@@ -242,5 +235,5 @@ def serve(listen: str, sources: Sources) -> Callable[[], None]:
     Raises `InvalidInput` for an address that cannot be listened on.
     """
     return prometheus.serve(
-        listen, lambda: (family(one, one.read(sources)) for one in METRICS), key="metrics.listen"
+        listen, lambda: (one.family(sources) for one in METRICS), key="metrics.listen"
     )

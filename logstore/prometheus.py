@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 import orjson
@@ -26,31 +26,23 @@ from logstore.errors import InvalidInput
 
 Reading: TypeAlias = float | Mapping[str, float] | Mapping[tuple[str, ...], float]
 """A value, or values by the value of the label, or by those of the labels."""
+Kind: TypeAlias = Literal["counter", "gauge"]
+Source = TypeVar("Source")
 _LISTEN_HINT = "Use host:port, such as 127.0.0.1:8791, that no other program has."
 
 
-class Declared(Protocol):
-    """A metric: its name without `_total`, kind, help and labels."""
+class Declared(NamedTuple, Generic[Source]):
+    """A metric: `read` gives a value, or values by those of its labels."""
 
-    @property
-    def name(self) -> str:
-        """Its name."""
-        ...
+    name: str
+    kind: Kind
+    help: str
+    read: Callable[[Source], Reading]
+    labels: tuple[str, ...] = ()
 
-    @property
-    def kind(self) -> Literal["counter", "gauge"]:
-        """What it is to Prometheus."""
-        ...
-
-    @property
-    def help(self) -> str:
-        """What it says."""
-        ...
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The names of its labels."""
-        ...
+    def family(self, source: Source) -> Metric:
+        """Its samples, as they are now."""
+        return family(self.name, self.kind, self.help, self.labels, self.read(source))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +54,10 @@ class Health:
     problems: Sequence[str] = ()
 
 
-def family(declared: Declared, reading: Reading) -> Metric:
-    """The samples of one metric."""
-    kind = CounterMetricFamily if declared.kind == "counter" else GaugeMetricFamily
-    made = kind(declared.name, declared.help, labels=list(declared.labels))
+def family(name: str, kind: Kind, text: str, labels: Sequence[str], reading: Reading) -> Metric:
+    """The samples of one metric, whose name comes without `_total`."""
+    of_kind = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
+    made = of_kind(name, text, labels=list(labels))
     values: Mapping[Any, float] = reading if isinstance(reading, Mapping) else {(): reading}
     for label, value in values.items():
         made.add_metric([label] if isinstance(label, str) else list(label), float(value))

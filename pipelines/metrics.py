@@ -7,11 +7,11 @@ costs nothing in between. Values are by pipeline, appender and part.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from prometheus_client.core import Metric
 
-from logstore.prometheus import Health, Reading, family
+from logstore.prometheus import Declared, Health, Reading
 from pipelines.appenders.own_metrics import LABELS, collect_own
 from pipelines.reader import Counts
 from pipelines.worker import Worker
@@ -22,24 +22,14 @@ if TYPE_CHECKING:
 _STUCK_SECONDS: Final = 60.0
 
 
-class Declared(NamedTuple):
-    """One metric; `read` gives a value, or values by those of its labels."""
-
-    name: str
-    kind: Literal["counter", "gauge"]
-    help: str
-    read: Callable[[PipelinesProcess], Reading]
-    labels: tuple[str, ...] = ()
-
-
-def _counter(name: str, text: str, read: Callable[[Counts], float]) -> Declared:
+def _counter(name: str, text: str, read: Callable[[Counts], float]) -> Declared[PipelinesProcess]:
     def values(process: PipelinesProcess) -> Reading:
         return {key: read(counts) for key, counts in list(process.counts.items())}
 
     return Declared(f"tailrace_pipelines_{name}", "counter", text, values, LABELS)
 
 
-def _gauge(name: str, text: str, read: Callable[[Worker], float]) -> Declared:
+def _gauge(name: str, text: str, read: Callable[[Worker], float]) -> Declared[PipelinesProcess]:
     def values(process: PipelinesProcess) -> Reading:
         return {worker.labels: read(worker) for worker in process.workers}
 
@@ -64,7 +54,7 @@ def _replaying(worker: Worker) -> float:
     return worker.progress is not None and worker.progress.replay is not None
 
 
-METRICS: Final[tuple[Declared, ...]] = (
+METRICS: Final[tuple[Declared[PipelinesProcess], ...]] = (
     _counter("events", "Events that were given to the appender.", lambda c: c.given),
     _counter(
         "late_events",
@@ -141,7 +131,7 @@ METRICS: Final[tuple[Declared, ...]] = (
 def collect(process: PipelinesProcess) -> Iterator[Metric]:
     """The samples of all metrics, also of those that appenders declare."""
     for one in METRICS:
-        yield family(one, one.read(process))
+        yield one.family(process)
     own = {labels: counts.own for labels, counts in list(process.counts.items())}
     yield from collect_own(process.own_names, own)
 

@@ -15,14 +15,12 @@ import re
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 from prometheus_client.core import Metric
 
 from logstore.errors import InvalidInput
-from logstore.prometheus import family
-
-Kind: TypeAlias = Literal["counter", "gauge"]
+from logstore.prometheus import Kind, family
 
 LABELS: Final = ("pipeline", "appender", "part")
 MOST: Final = 32
@@ -80,47 +78,37 @@ class AppenderMetrics:
 
     def __init__(self, names: Names | None = None) -> None:
         self._names = names or Names()
-        self._made: dict[str, AppenderCounter | AppenderGauge] = {}
+        self._counters: dict[str, AppenderCounter] = {}
+        self._gauges: dict[str, AppenderGauge] = {}
 
     def counter(self, name: str, text: str) -> AppenderCounter:
         """The counter of this name, the same one each time. Raises `InvalidInput`.
 
         A name is lower case, without `_total`, which Prometheus adds; `text` says what is counted.
         """
-        made = self._declared(name, "counter", text).setdefault(name, AppenderCounter())
-        assert isinstance(made, AppenderCounter)
-        return made
+        self._declare(name, "counter", text)
+        return self._counters.setdefault(name, AppenderCounter())
 
     def gauge(self, name: str, text: str) -> AppenderGauge:
         """The gauge of this name, the same one each time. Raises `InvalidInput`."""
-        made = self._declared(name, "gauge", text).setdefault(name, AppenderGauge())
-        assert isinstance(made, AppenderGauge)
-        return made
+        self._declare(name, "gauge", text)
+        return self._gauges.setdefault(name, AppenderGauge())
 
     def values(self) -> Mapping[str, float]:
         """All present values by name; may be called by another thread."""
-        return {name: made.value for name, made in list(self._made.items())}
+        counters = {name: made.value for name, made in list(self._counters.items())}
+        return counters | {name: made.value for name, made in list(self._gauges.items())}
 
-    def _declared(
-        self, name: str, kind: Kind, text: str
-    ) -> dict[str, AppenderCounter | AppenderGauge]:
+    def _declare(self, name: str, kind: Kind, text: str) -> None:
         if not _NAME.fullmatch(name):
             raise InvalidInput(
                 f"{name!r} cannot be the name of a metric",
                 hint="Use a-z, 0-9 and _, at most 60 of them, without _total at the end.",
             )
-        if name not in self._made and len(self._made) >= MOST:
+        there = self._counters.keys() | self._gauges.keys()
+        if name not in there and len(there) >= MOST:
             raise InvalidInput(f"an appender has at most {MOST} metrics of its own")
         self._names.declare(name, kind, text)
-        return self._made
-
-
-@dataclass(frozen=True, slots=True)
-class _Declared:
-    name: str
-    kind: Kind
-    help: str
-    labels: tuple[str, ...] = LABELS
 
 
 def collect_own(names: Names, parts: Mapping[tuple[str, ...], AppenderMetrics]) -> Iterator[Metric]:
@@ -128,4 +116,4 @@ def collect_own(names: Names, parts: Mapping[tuple[str, ...], AppenderMetrics]) 
     values = {labels: part.values() for labels, part in list(parts.items())}
     for name, (kind, text) in sorted(names.known.items()):
         reading = {labels: own[name] for labels, own in values.items() if name in own}
-        yield family(_Declared(_PREFIX + name, kind, text), reading)
+        yield family(_PREFIX + name, kind, text, LABELS, reading)

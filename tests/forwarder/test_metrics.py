@@ -22,7 +22,6 @@ from forwarder.delivery.verdicts import Shipment, VerdictKind
 from forwarder.entries.packer import Packer
 from forwarder.metrics import METRICS, Sources, SyncCounts, Unread, serve
 from logstore.errors import InvalidInput
-from logstore.prometheus import family
 from tailrace_client.ids import BatchIds
 from tests.client.answering import Asked, Given, answering
 from tests.client.programs import until
@@ -52,7 +51,7 @@ class Watched:
 
     def look(self, sources: Sources) -> None:
         for declared in METRICS:
-            samples = family(declared, declared.read(sources)).samples
+            samples = declared.family(sources).samples
             self.shown[declared.name].add(
                 tuple((sample.name, *sample.labels.items(), sample.value) for sample in samples)
             )

@@ -18,7 +18,7 @@ from coordination.pipelines.replay import Replay
 from logstore import keys, ulid
 from logstore.clock import SystemClock, system_entropy
 from logstore.errors import InvalidInput
-from logstore.prometheus import Health, family, serve
+from logstore.prometheus import Health, serve
 from logstore.runs.deletions import Deletion, encode_deletion
 from pipelines.metrics import METRICS, collect, health
 from pipelines.process import PipelinesProcess
@@ -52,7 +52,7 @@ async def test_each_metric_moves(lake: Lake, tmp_path: Path) -> None:
     async def watch(process: PipelinesProcess) -> None:
         while watched:
             for metric in METRICS:
-                if any(one.value for one in family(metric, metric.read(process)).samples):
+                if any(one.value for one in metric.family(process).samples):
                     moved.add(metric.name)
             await asyncio.sleep(0.005)
 
