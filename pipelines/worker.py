@@ -158,7 +158,7 @@ class Worker:
         self.counts.failures += 1
         said = f"{type(error).__name__}: {error}"
         if said != self.failure:
-            hint = getattr(error, "hint", "")
+            hint = error.hint if isinstance(error, TailraceError) else ""
             log.error(
                 "%s failed, and tries again: %s%s", self.name, said, f" ({hint})" if hint else ""
             )

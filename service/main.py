@@ -25,6 +25,7 @@ import uvloop
 
 from logstore.clock import Clock, SystemClock
 from logstore.disk import apply_umask, close_to_others
+from logstore.errors import TailraceError
 from logstore.memory import give_back_freed_memory
 from logstore.objects.open import open_store
 from service.access.watch import following_rules
@@ -245,7 +246,7 @@ async def _until_over(
     for failed in failures:
         if failed.done():
             error = failed.result()
-            hint = getattr(error, "hint", None) or ""
+            hint = error.hint if isinstance(error, TailraceError) else ""
             log.error("the node cannot go on: %s. %s", error, hint, exc_info=error)
             return 1
     return 0

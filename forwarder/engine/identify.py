@@ -202,10 +202,8 @@ class Identifier:
         if content is None or content.compressed or (end := content.end()) >= file.content_end:
             return
         lost, file.content_end = file.content_end - end, end
-        file.lost += lost
-        tally = self._shared.tallies[file.source]
-        tally.lost_bytes += lost
-        tally.truncations += 1
+        self._shared.count_lost(file, lost)
+        self._shared.tallies[file.source].truncations += 1
         self._shared.change(file)
         self._shared.say(f"{file.path} was cut off: {lost} bytes are gone, and nobody read them")
 

@@ -84,8 +84,7 @@ class Lifecycle:
             return inf
         lost = max(file.content_end - file.cursor.offset, 0)
         if lost:
-            file.lost += lost
-            self._shared.tallies[file.source].lost_bytes += lost
+            self._shared.count_lost(file, lost)
             self._shared.say(f"{file.path}: its last {lost} bytes are gone, and nobody read them")
         self._finish(file, "gone")
         return inf

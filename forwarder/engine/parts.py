@@ -124,3 +124,8 @@ class Shared:
     def change(self, file: Tracked) -> None:
         """The file's state is to be saved."""
         self.changed[file.id] = file
+
+    def count_lost(self, file: Tracked, size: int) -> None:
+        """Counts bytes of a file that are gone and that nobody read."""
+        file.lost += size
+        self.tallies[file.source].lost_bytes += size

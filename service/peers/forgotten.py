@@ -1,7 +1,7 @@
 """Nodes that an operator let go: what of theirs may be lost, and that they returned after all.
 
-`coordination/forgotten/{node}` is written by `tailrace leases forget-node` before the node's entries
-leave the register, as JSON that changes by compare-and-swap:
+`coordination/forgotten/{node}` is written by `tailrace leases forget-node` before the node's
+entries leave the register, as JSON that changes by compare-and-swap:
 
 | key | |
 | --- | --- |
@@ -9,21 +9,24 @@ leave the register, as JSON that changes by compare-and-swap:
 | `node` | the node |
 | `forgotten_ms` | when it was let go, by the operator's clock |
 | `seen_ms` | when the node wrote its entry last, by its own clock |
-| `stored_seq`, `stored_pos` | its last segment in the store; its lines from that position on were in its journal only |
-| `runs` | `[fqn, run]` of which it held lines that were in no chunk; of those in segments, others make chunks |
+| `stored_seq` | its last segment in the store |
+| `stored_pos` | its lines from that position on were in its journal only |
+| `runs` | `[fqn, run]` of which it held lines that were in no chunk |
 | `returned_ms` | when it joined again, by its own clock; null: it has not |
 | `version` | a fresh ULID |
+
+Of its runs' lines in segments, other nodes make the chunks.
 
 From then on nobody asks the node, tells it of closes and deletions, or waits for it. It may return:
 its journal is as it was. It joins as the node that it is, because its segments, positions and ids
 were never anybody else's, and it reads the deletions before it shows or takes a line.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
@@ -38,6 +41,7 @@ from logstore.swap import Document, swap
 from service.peers.register import Entry, decode_entry
 
 FORMAT = 1
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,24 +95,12 @@ def decode_forgotten(body: bytes) -> Forgotten:
 
 async def entries(store: ObjectStore, prefix: str = keys.PEERS) -> dict[str, Entry]:
     """The register's entries by their keys. Raises `StoreUnavailable`, `Damaged`."""
-    found = {}
-    async for info in store.list(prefix):
-        try:
-            found[info.key] = decode_entry((await store.get(info.key))[1])
-        except NotFound:
-            continue
-    return found
+    return await _all(store, prefix, decode_entry)
 
 
 async def all_forgotten(store: ObjectStore) -> list[Forgotten]:
     """All records. Raises `StoreUnavailable`, `Damaged`."""
-    found = []
-    async for info in store.list(keys.FORGOTTEN):
-        try:
-            found.append(decode_forgotten((await store.get(info.key))[1]))
-        except NotFound:
-            continue
-    return found
+    return list((await _all(store, keys.FORGOTTEN, decode_forgotten)).values())
 
 
 async def forget(
@@ -170,6 +162,19 @@ async def returned(
 
     stored = await swap(_document(store, node), change)
     return stored.value if stored is not None and stored.written else None
+
+
+async def _all(
+    store: ObjectStore, prefix: str, decode_one: Callable[[bytes], Value]
+) -> dict[str, Value]:
+    """What is below a prefix, by key, without what goes away meanwhile."""
+    found = {}
+    async for info in store.list(prefix):
+        try:
+            found[info.key] = decode_one((await store.get(info.key))[1])
+        except NotFound:
+            continue
+    return found
 
 
 async def _stored(store: ObjectStore, node: str) -> tuple[int, int]:
