@@ -73,7 +73,8 @@ class PipelinesProcess:
     def __init__(self, folder: Path, pipelines: Path, settings: Mapping[str, str]) -> None:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self._arguments = ["pipelines", "--data", str(folder), "--dir", str(pipelines)]
+        self._pipelines = str(pipelines)
+        self._arguments = ["pipelines", "--data", str(folder), "--dir", self._pipelines]
         self._environment = {
             **os.environ,
             **settings,
@@ -106,14 +107,19 @@ class PipelinesProcess:
 
     def status(self) -> list[dict[str, Any]]:
         """What `tailrace pipelines status --json` says."""
-        act, *rest = self._arguments
+        said = self.ask("status", "--json", "--dir", self._pipelines)
+        return [json.loads(line) for line in said.splitlines()]
+
+    def ask(self, *words: str) -> str:
+        """What `tailrace pipelines` with these words prints, beside the process."""
         done = subprocess.run(
-            [sys.executable, "-m", "tailrace", act, "status", "--json", *rest],
+            [sys.executable, "-m", "tailrace", "pipelines", *words, "--data", str(self._folder)],
             env=self._environment,
             capture_output=True,
             check=True,
+            text=True,
         )
-        return [json.loads(line) for line in done.stdout.splitlines()]
+        return done.stdout
 
     def output(self) -> str:
         """What it wrote."""
