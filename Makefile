@@ -6,8 +6,8 @@ SHELL := /bin/sh
 PY := .venv/bin/python
 DATA ?= data
 KILLS ?= 20
-STORE ?= local
 OF ?= service
+STORE ?= $(if $(filter nodes,$(OF)),minio,local)
 SEED ?=
 COUNT ?=
 BENCH ?=
@@ -50,7 +50,7 @@ check: dev ## Lint, types, layers, the page's files, Dockerfile, compose file, u
 	@.ci/newest-uvicorn
 	@.venv/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/ci.yml
 
-torture: dev ## kill -9 at random moments: KILLS=20, SEED=, STORE=local, minio or faults, OF=compactor, pipelines or forwarder
+torture: dev ## kill -9 at random moments: KILLS=20, SEED=, STORE=local, minio or faults, OF=compactor, nodes, pipelines or forwarder
 	@$(PY) -m tests.$(if $(filter service,$(OF)),e2e,$(OF)).torture --store $(STORE) --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 clients: dev ## OpenMetadata's own clients, both generations (800 MB, cached): STORE=local, minio or faults

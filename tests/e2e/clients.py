@@ -7,7 +7,7 @@ import json
 import random
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from urllib.parse import quote
 
 import httpx
@@ -93,12 +93,16 @@ class Follower:
     """A reader of the live tail that reconnects with the last id it has seen.
 
     `text` is what it was given, one frame after another: lines that were lost or
-    repeated show as other bytes.
+    repeated show as other bytes. `node` gives the address for the next connection, if
+    it is not the client's own.
     """
 
-    def __init__(self, client: httpx.AsyncClient, key: RunKey) -> None:
+    def __init__(
+        self, client: httpx.AsyncClient, key: RunKey, node: Callable[[], str] = lambda: ""
+    ) -> None:
         self._client = client
         self._key = key
+        self._node = node
         self._last_id: str | None = None
         self._pieces: list[bytes] = []
         self.connections = 0
@@ -121,8 +125,9 @@ class Follower:
         headers = {"Last-Event-ID": self._last_id} if self._last_id else {}
         parameters = {} if self._last_id else {"after": "0"}
         timeout = httpx.Timeout(10, read=60)
+        url = f"{self._node()}{stream_path(self._key)}"
         async with self._client.stream(
-            "GET", stream_path(self._key), headers=headers, params=parameters, timeout=timeout
+            "GET", url, headers=headers, params=parameters, timeout=timeout
         ) as reply:
             if reply.status_code != 200:
                 await asyncio.sleep(_RETRY_SECONDS)

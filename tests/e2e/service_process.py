@@ -25,12 +25,14 @@ class ServiceProcess:
 
     Whoever ends it hears of a run's log that it repaired: `AssertionError`.
 
-    `open_files` is how many it may have open at most, `ulimit -n`; None: as this process.
+    `module` is what Python runs. `open_files` is how many it may have open at most, `ulimit -n`;
+    None: as this process.
     """
 
     def __init__(self, data: Path, *, store: Path | None = None, **settings: str) -> None:
         self.data = data
         self.open_files: int | None = None
+        self.module = "tailrace"
         self.verify: ssl.SSLContext | bool = True
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -53,7 +55,7 @@ class ServiceProcess:
                     *([] if self.open_files is None else few),
                     sys.executable,
                     "-m",
-                    "tailrace",
+                    self.module,
                     "serve",
                     "--data",
                     str(self.data),

@@ -11,4 +11,6 @@ asked by path style checks the signature over whatever Host it is given.
 known of a request, `http1` how messages are cut from a stream, `answers` what S3 says when
 it refuses, `exchange` how a fault is played, `proxy` who listens, `thread` runs a proxy
 beside tests that have no loop of their own. `python -m tests.faults` is the same as a process.
+
+`link` knows nothing of S3: a way between two programs that can be cut, as a network can.
 """

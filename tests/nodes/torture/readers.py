@@ -1,0 +1,177 @@
+"""Readers that go from node to node: a live stream, pages by cursor, and a group of the queue."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections import Counter
+from contextlib import suppress
+
+import httpx
+
+from logstore.batch import RunKey
+from tests.e2e.clients import Follower, run_path
+from tests.nodes.torture.nodes import Nodes
+
+_PATIENCE_SECONDS = 120
+_PAUSE_SECONDS = 0.1
+_LONGEST_VISIT_SECONDS = 4.0
+
+
+class LiveReader(Follower):
+    """Follows a run at one node after another, also when it was complete and went on."""
+
+    def __init__(
+        self, client: httpx.AsyncClient, key: RunKey, nodes: Nodes, dice: random.Random
+    ) -> None:
+        super().__init__(client, key, nodes.any_url)
+        self._dice = dice
+        self._following = asyncio.create_task(self.run())
+
+    async def run(self) -> None:
+        """Until it is ended: a run that was complete may go on."""
+        while True:
+            visit = self._dice.uniform(0.2, _LONGEST_VISIT_SECONDS)
+            with suppress(TimeoutError, httpx.TransportError):
+                async with asyncio.timeout(visit):
+                    await self._connect()
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+    @property
+    def seen(self) -> Counter[str]:
+        """How often each line came."""
+        return Counter(self.text.decode().splitlines())
+
+    async def end(self, lines: int) -> None:
+        """Follows no more, once it has so many lines or a long time has passed."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                while len(self.seen) < lines and not self._following.done():
+                    await asyncio.sleep(_PAUSE_SECONDS)
+        self._following.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._following
+
+
+class PageReader:
+    """Reads a run page by page, while it grows.
+
+    A page that is the newest has no cursor: it is read again, until another one follows it or the
+    run is closed.
+    """
+
+    def __init__(
+        self, client: httpx.AsyncClient, key: RunKey, nodes: Nodes, dice: random.Random
+    ) -> None:
+        self._client = client
+        self._key = key
+        self._nodes = nodes
+        self._dice = dice
+        self._after: str | None = None
+        self._whole = False
+        self.seen: Counter[str] = Counter()
+        self._reading = asyncio.create_task(self._read())
+
+    async def end(self) -> None:
+        """Reads what is left of a run that is closed. Raises what ended the reading."""
+        self._whole = True
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            await self._reading
+
+    def cancel(self) -> None:
+        """Reads no more."""
+        self._reading.cancel()
+
+    async def _read(self) -> None:
+        while True:
+            last = self._whole  # from here on nothing changes any more
+            page = await self._page()
+            if page is None or (page["after"] is None and not last):
+                await asyncio.sleep(self._dice.uniform(0.0, 2 * _PAUSE_SECONDS))
+                continue
+            self.seen.update(str(page["logs"]).splitlines())
+            if page["after"] is None:
+                return
+            self._after = str(page["after"])
+
+    async def _page(self) -> dict[str, object] | None:
+        """The next page from some node; None if there is none just now."""
+        limit = self._dice.choice([1, 7, 50, 1000])
+        after = {} if self._after is None else {"after": self._after}
+        url = f"{self._nodes.any_url()}{run_path(self._key)}"
+        try:
+            reply = await self._client.get(url, params={"limit": limit, **after}, timeout=5)
+        except httpx.TransportError:
+            return None
+        if reply.status_code in (404, 503):
+            return None
+        reply.raise_for_status()
+        page: dict[str, object] = reply.json()
+        return page
+
+
+class QueueReader:
+    """A group that takes segment after segment at any node, and remembers the records in them."""
+
+    def __init__(self, client: httpx.AsyncClient, nodes: Nodes) -> None:
+        self._client = client
+        self._nodes = nodes
+        self._ended = False
+        self.records: dict[tuple[RunKey, str], str] = {}
+        self.segments = 0
+        self.faults: list[str] = []
+        self._reading = asyncio.create_task(self._read())
+
+    async def end(self) -> None:
+        """Takes what is left. Raises what ended the reading."""
+        self._ended = True
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            await self._reading
+
+    def lines(self, key: RunKey) -> Counter[str]:
+        """How often each line of a run is there, as a record with an id of its own."""
+        return Counter(text for (run, _), text in self.records.items() if run == key)
+
+    async def _read(self) -> None:
+        while True:
+            last = self._ended
+            try:
+                if not await self._next() and last and await self._lag() == 0:
+                    return
+            except (httpx.TransportError, httpx.HTTPStatusError) as error:
+                if isinstance(error, httpx.HTTPStatusError) and error.response.status_code not in (
+                    *(409, 503),
+                ):
+                    raise
+                await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _next(self) -> bool:
+        """Takes a segment; gives whether there was one."""
+        parameters = {"group": "torture", "wait": "1", "lease_seconds": "10"}
+        lease = await self._asked("POST", "/segments/next", parameters)
+        if lease.status_code == 204:
+            return False
+        segment, epoch = lease.json()["id"], lease.json()["epoch"]
+        body = await self._asked("GET", f"/segments/{segment}", {"format": "ndjson"})
+        self._take(body.text)
+        done = {"group": "torture", "epoch": f"{epoch}"}
+        await self._asked("POST", f"/segments/{segment}/commit", done)
+        self.segments += 1
+        return True
+
+    def _take(self, text: str) -> None:
+        for record in map(json.loads, text.splitlines()):
+            identity = RunKey(record["fqn"], record["run_id"]), record["ulid"]
+            if self.records.setdefault(identity, record["message"]) != record["message"]:
+                self.faults.append(f"the queue has two records {identity}")
+
+    async def _lag(self) -> int:
+        reply = await self._asked("GET", "/segments/groups/torture", {})
+        return int(reply.json()["lag"]["segments"])
+
+    async def _asked(self, method: str, path: str, parameters: dict[str, str]) -> httpx.Response:
+        url = f"{self._nodes.any_url()}{path}"
+        reply = await self._client.request(method, url, params=parameters, timeout=8)
+        reply.raise_for_status()
+        return reply
