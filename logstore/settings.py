@@ -45,9 +45,13 @@ _OTHER_VARIABLES = re.compile(
     r"TAILRACE_(CONFIG|URL|TOKEN|TOKEN_FILE|CORPUS(_CACHE)?|SIM_SEED|(\w+_)?SERVICE_(HOST|PORT(_\w+)?)|PORT(_[0-9]+_(TCP|UDP)(_\w+)?)?)"
 )
 _AS_WRITTEN = frozenset(SECTIONS)
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
+_UNITS = {"": 1} | {
+    unit: base**power
+    for power, letter in enumerate("kmgt", 1)
+    for unit, base in ((letter, 1000), (f"{letter}i", 1024))
+}
 _SECRET = re.compile(r"secret|token|password", re.IGNORECASE)
-_SIZE = re.compile(r"\s*([0-9]+)\s*([kmg]i?|)b?\s*", re.IGNORECASE)
+_SIZE = re.compile(r"\s*([0-9]+)\s*([kmgt]i?|)b?\s*", re.IGNORECASE)
 
 
 def _bytes(value: object) -> object:
@@ -57,6 +61,8 @@ def _bytes(value: object) -> object:
 
 
 Bytes = Annotated[int, BeforeValidator(_bytes), Field(ge=1)]
+BytesOrZero = Annotated[int, BeforeValidator(_bytes), Field(ge=0)]
+"""A size whose description says what 0 is."""
 
 
 def _joined(value: object) -> object:

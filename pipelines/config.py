@@ -29,7 +29,7 @@ from pipelines.appenders.contract import Appender, Kind, WrapperKind
 from pipelines.appenders.registry import Registry
 from pipelines.appenders.rolling_file import RollingFile, RollingFileSettings
 from pipelines.layouts import Json
-from pipelines.section import Bytes, Section, key
+from pipelines.section import BytesOrZero, Section, key
 from pipelines.selection import Selection
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -81,10 +81,10 @@ class PipelineSettings(Section):
     idle_node_ms: Milliseconds = key(
         30_000, "a node that has sent nothing for so long is not waited for", ge=0
     )
-    buffer_size_bytes: Bytes = key(
+    buffer_size_bytes: BytesOrZero = key(
         0,
         "events that wait; past it the oldest half goes at once. 0: a share of "
-        "`pipelines.memory_bytes`",
+        "`pipelines.memory_bytes`, which is the most for all together",
     )
     checkpoint_interval_ms: Milliseconds = key(10_000, "how often a checkpoint is saved", ge=1)
     retry_ms: Milliseconds = key(

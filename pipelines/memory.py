@@ -7,7 +7,7 @@ kept decoded a part. Of the rest a part is for what waits, and what is left for 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -30,10 +30,22 @@ def memory_limit() -> int:
     return found
 
 
-def share(memory_bytes: int, ratio: float, parts: int) -> int:
-    """The bytes for one of so many parts that have no size of their own."""
+def share(memory_bytes: int, ratio: float, own: int, sizes: Sequence[int]) -> int:
+    """The bytes of events that may wait for one part, which asks for `own`; 0: an equal share.
+
+    `sizes` is what all parts of the process ask for. If that is more than there is for events,
+    those that ask for most get less, and all of them the same: no pipeline's file makes a process
+    need more than it may, or takes the share of another one.
+    """
     for_events = max(memory_bytes - _CODE_BYTES - cached(memory_bytes), memory_bytes // 4)
-    return max(int(for_events * ratio) // max(parts, 1), 1)
+    left = int(for_events * ratio)
+    equal = max(left // max(len(sizes), 1), 1)
+    for number, size in enumerate(sorted(size or equal for size in sizes)):
+        level = left // (len(sizes) - number)
+        if size > level:
+            return max(min(own or equal, level), 1)
+        left -= size
+    return own or equal
 
 
 def cached(memory_bytes: int) -> int:

@@ -118,10 +118,10 @@ class PipelinesProcess:
         """For how long it has not looked for work."""
         return self._world.clock.monotonic() - self._looked
 
-    def _buffer_share(self) -> int:
-        """The bytes of events that may wait for one of its workers."""
+    def _buffer_share(self, own: int) -> int:
+        """The bytes of events that may wait for one of its workers, which asks for `own`."""
         ratio = self._world.settings.pipelines.auto_buffer_ratio
-        return share(self._memory, ratio, len(self._workers))
+        return share(self._memory, ratio, own, [one.buffer_size for one in self.workers])
 
     def stop(self) -> None:
         """Makes `run` save checkpoints, give its leases back and return."""

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from logstore.settings import Bytes, Section
+from logstore.settings import Bytes, BytesOrZero, Section
 
-__all__ = ["Bytes", "Seconds", "Section", "Texts", "key"]
+__all__ = ["Bytes", "BytesOrZero", "Seconds", "Section", "Texts", "key"]
 
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d)\s*")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}

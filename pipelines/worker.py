@@ -70,7 +70,7 @@ class Worker:
         store: StoreSettings | None = None,
         counts: Counts | None = None,
         gate: Gate | None = None,
-        buffer_share: Callable[[], int] = lambda: BUFFER_BYTES,
+        buffer_share: Callable[[int], int] = lambda own: own or BUFFER_BYTES,
     ) -> None:
         self.counts = Counts() if counts is None else counts
         self.delay_seconds = 0.0
@@ -89,6 +89,7 @@ class Worker:
         self.lease = lease
         self.failure: str | None = None
         self._settings = pipeline.settings
+        self.buffer_size = pipeline.settings.buffer_size_bytes
         self._appender = appender
         self._part = part
         self.source = source
@@ -296,7 +297,7 @@ class Worker:
         """
         buffer, given = progress.buffer, False
         until = progress.until(self.source.nodes, self._settings, self.clock.monotonic())
-        most = self._settings.buffer_size_bytes or self._buffer_share()
+        most = self._buffer_share(self.buffer_size)
         while not given or (buffer.size > most and self._may_go_on):
             events = await self._thread.run(buffer.take, until)
             if events.num_rows == 0:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from logstore.objects.s3.settings import S3Settings
-from logstore.settings import PREFIX, Bytes
+from logstore.settings import PREFIX, Bytes, BytesOrZero
 
 _MIB = 1 << 20
 
@@ -291,7 +291,7 @@ class PipelineSettings(BaseModel):
         description="How long a process that is told to stop waits for its appenders; what one"
         " that hangs has not saved comes again",
     )
-    memory_bytes: Bytes = Field(
+    memory_bytes: BytesOrZero = Field(
         default=512 << 20,
         description="What a process may need; 0: the memory of its container, or of the machine",
     )
@@ -301,7 +301,7 @@ class PipelineSettings(BaseModel):
         lt=1,
         description="This part of `memory_bytes`, less 224 MiB for code and decoded segments, is"
         " for events that wait, in equal shares of the appenders at work that have no"
-        " `buffer_size_bytes` of their own",
+        " `buffer_size_bytes` of their own; those that ask for most get less if it is too much",
     )
     source_url: str = Field(
         default="",

@@ -17,7 +17,7 @@ from typing import Final, Literal
 import zstandard
 
 from logstore.filesystem import FileSystem, Stat
-from pipelines.section import Bytes, Seconds, Section, key
+from pipelines.section import BytesOrZero, Seconds, Section, key
 
 _PIECE: Final = 4 << 20
 _NUMBER_DIGITS: Final = 6
@@ -38,7 +38,7 @@ class RolledSettings(Section):
     keep_for: Seconds = key(
         0.0, "a file is removed when it was last written so long ago, rolled or not; 0: never"
     )
-    keep_bytes: Bytes = key(0, "bytes of rolled files of a path that are kept; 0: all", ge=0)
+    keep_bytes: BytesOrZero = key(0, "bytes of rolled files of a path that are kept; 0: all")
 
 
 class Rolled:

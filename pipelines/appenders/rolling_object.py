@@ -41,7 +41,7 @@ from pipelines.appenders.old_objects import old_objects
 from pipelines.appenders.paths import PathTemplate, encoded, of_replay
 from pipelines.appenders.undo_objects import UndoObjects
 from pipelines.layouts import Layout, default_layout
-from pipelines.section import Bytes, Seconds, Section, key
+from pipelines.section import Bytes, BytesOrZero, Seconds, Section, key
 
 log = logging.getLogger("tailrace.pipelines")
 
@@ -73,7 +73,7 @@ class RollingObjectSettings(Section):
     max_object_age: Seconds = key(6 * 3600.0, "an object that is older gets no more lines")
     buffer_size: Bytes = key(16 * _MIB, "lines that wait for the next checkpoint")
     keep_objects: int = key(0, "so many objects of each path are kept; 0: all", ge=0)
-    keep_bytes: Bytes = key(0, "objects of each path up to so many bytes are kept; 0: all")
+    keep_bytes: BytesOrZero = key(0, "objects of each path up to so many bytes are kept; 0: all")
     keep_for: Seconds = key(0.0, "an object is removed when it was written so long ago; 0: never")
     on_delete: Literal["keep", "remove"] = key(
         "keep", "what becomes of the objects of a run that is deleted"

@@ -106,10 +106,15 @@ async def test_a_slow_turn_holds_up_nobody() -> None:
 
 
 def test_buffers_share_the_memory_and_appenders_get_pieces() -> None:
-    assert [share(4000, 0.7, parts) for parts in (0, 1, 7, 10_000)] == [700, 700, 100, 1]
+    equal = [share(4000, 0.7, 0, [0] * parts) for parts in (0, 1, 7, 10_000)]
+    assert equal == [700, 700, 100, 1]
+    assert [share(4000, 0.7, own, [300, 0]) for own in (300, 0)] == [300, 350]
+    sizes = [1 << 40, 0, 50, 1 << 40]
+    assert [share(4000, 0.7, own, sizes) for own in sizes] == [237, 175, 50, 237]
     for megabytes in (64, 256, 512, 4096):  # code, decoded segments, what waits
         whole = megabytes << 20
-        assert share(whole, 0.7, 1) + cached(whole) <= max(whole - (160 << 20), whole // 2)
+        for_events = share(whole, 0.7, 1 << 60, [1 << 60])
+        assert for_events + cached(whole) <= max(whole - (160 << 20), whole // 2)
     table = events([f"{number:01000}" for number in range(10_000)])
     parts = list(pieces(table))
     assert pa.concat_tables(parts).equals(table)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from pydantic import BaseModel, TypeAdapter
 
 from logstore.errors import InvalidInput
+from logstore.objects.settings import PipelineSettings as ProcessSettings
 from pipelines.appenders.contract import Kind
 from pipelines.appenders.notify import Rule
 from pipelines.appenders.registry import OURS, Registry
@@ -109,6 +111,20 @@ def test_every_key_is_documented() -> None:
     for section in [*known, *kinds]:
         for name in section.model_fields:
             assert f"`{name}`" in page, f"{name} of {section.__name__}"
+
+
+def test_each_default_may_be_written_down() -> None:
+    """Such as the 0 of a size that the documentation says means something."""
+    kinds: list[type[BaseModel]] = [kind.settings for kind in OURS.values()]
+    kinds += [PipelineSettings, AppenderPart, Selection, Rule, ProcessSettings]
+    for section in kinds:
+        for name, field in section.model_fields.items():
+            default = field.get_default(call_default_factory=True)
+            if not field.is_required() and default is not None:
+                kind: Any = Annotated.__class_getitem__((field.annotation, "", *field.metadata))  # type: ignore[attr-defined]
+                assert TypeAdapter(kind).validate_python(default) == default, name
+    made = parse(pipeline(buffer_size_bytes="2TiB"), Registry())
+    assert made.settings.buffer_size_bytes == 2 << 40
 
 
 def test_the_examples_are_pipelines() -> None:

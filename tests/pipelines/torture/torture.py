@@ -70,11 +70,19 @@ class Writer(threading.Thread):
 class PipelinesProcess:
     """`tailrace pipelines`, started and killed."""
 
-    def __init__(self, folder: Path, pipelines: Path, settings: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        pipelines: Path,
+        settings: Mapping[str, str],
+        *,
+        libraries: Path | None = None,
+    ) -> None:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._pipelines = str(pipelines)
         self._arguments = ["pipelines", "--data", str(folder), "--dir", self._pipelines]
+        self._arguments += [] if libraries is None else ["--lib", str(libraries)]
         self._environment = {
             **os.environ,
             **settings,
