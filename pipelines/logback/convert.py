@@ -22,6 +22,7 @@ _PROPERTIES: Final = {
 }
 _OURS: Final = "log.process.pipeline."
 _HANDLED: Final = ("property", "variable", "appender", "logger", "root", "contextName")
+_WITHOUT_TEXT: Final = ("configuration", "appender", "logger", "root", "encoder")
 _JSON: Final = ("JsonEncoder", "LogstashEncoder", "JsonLayout")
 
 
@@ -60,6 +61,7 @@ class _Conversion:
         for one in root.children:
             if one.tag not in _HANDLED and not one.tag.startswith("xsi:"):
                 self._say(one.line, f"<{one.tag}> has no counterpart{_with_lines(one)}")
+        self._texts(root)
         context = root.child("contextName")
         named = name if context is None else self._value(context)
         content = {"name": _fitting(named), **settings, "appenders": self._appenders()}
@@ -69,6 +71,13 @@ class _Conversion:
                 hint="; ".join(f"line {line}: {what}" for line, what in self._remarks),
             )
         return Converted(content, sorted(set(self._remarks)))
+
+    def _texts(self, one: Element) -> None:
+        """Names the text between elements, of which logback takes no notice."""
+        if one.text and (one.children or one.tag in _WITHOUT_TEXT):
+            self._say(one.text_line, f"the text in <{one.tag}> has no counterpart")
+        for child in one.children:
+            self._texts(child)
 
     def _say(self, line: int, what: str) -> None:
         self._remarks.append(Remark(line, what))
@@ -87,7 +96,7 @@ class _Conversion:
             if not name.startswith(_OURS):
                 continue
             ours, value = _PROPERTIES.get(name), self._variables[name]
-            if ours is not None and value.isdigit() and int(value):
+            if ours is not None and value.isdigit():
                 settings[ours] = int(value)
             else:
                 self._say(one.line, f"the property {name} has no counterpart")

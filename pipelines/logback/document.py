@@ -26,6 +26,8 @@ class Element:
     line: int
     children: list[Element] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
+    text_line: int = 0
+    """The line where its text begins, without space before it."""
 
     @property
     def text(self) -> str:
@@ -46,7 +48,6 @@ def parse(body: bytes) -> Element:
     if len(body) > _MOST_BYTES:
         raise InvalidInput(f"the file has {len(body)} bytes, and {_MOST_BYTES} at most are read")
     parser = expat.ParserCreate()
-    parser.buffer_text = True
     root = Element("", {}, 0)
     open_ = [root]
 
@@ -57,6 +58,11 @@ def parse(body: bytes) -> Element:
         open_[-1].children.append(found)
         open_.append(found)
 
+    def text(piece: str) -> None:  # of one line, as long as they are not put together
+        open_[-1].texts.append(piece)
+        if piece.strip() and not open_[-1].text_line:
+            open_[-1].text_line = parser.CurrentLineNumber
+
     def refuse(*_: object) -> None:
         raise InvalidInput(
             f"line {parser.CurrentLineNumber}: a document type is not read",
@@ -65,7 +71,7 @@ def parse(body: bytes) -> Element:
 
     parser.StartElementHandler = start
     parser.EndElementHandler = lambda _: open_.pop()
-    parser.CharacterDataHandler = lambda text: open_[-1].texts.append(text)
+    parser.CharacterDataHandler = text
     parser.StartDoctypeDeclHandler = refuse
     try:
         parser.Parse(body, True)

@@ -124,6 +124,7 @@ def test_cdaps_properties_are_settings_of_the_pipeline() -> None:
 <property name="log.process.pipeline.checkpoint.interval.ms" value="5000"/>
 <property name="log.process.pipeline.buffer.size" value="0"/>
 <property name="log.process.pipeline.logger.cache.size" value="1000"/>
+<property name="log.process.pipeline.kafka.fetch.size" value="1048576"/>
 <appender name="CDAP" class="io.cdap.cdap.logging.appender.system.CDAPLogAppender"/>
 <appender name="METRICS" class="io.cdap.cdap.logging.appender.system.MetricsLogAppender"/>
 <root level="ALL"><appender-ref ref="CDAP"/><appender-ref ref="METRICS"/></root>"""
@@ -133,12 +134,13 @@ def test_cdaps_properties_are_settings_of_the_pipeline() -> None:
         "name": "cdap-log",
         "event_delay_ms": 4000,
         "checkpoint_interval_ms": 5000,
+        "buffer_size_bytes": 0,
     }
     assert (metrics["type"], metrics["labels"]) == ("metrics", ["level", "fqn"])
     said = dict(remarks)
-    assert said[5] == "the property log.process.pipeline.buffer.size has no counterpart"
     assert said[6] == "the property log.process.pipeline.logger.cache.size has no counterpart"
-    assert "have every line already" in said[7]
+    assert said[7] == "the property log.process.pipeline.kafka.fetch.size has no counterpart"
+    assert "have every line already" in said[8]
 
 
 CDAP_DEFAULT = """<?xml version="1.0" encoding="UTF-8"?>
@@ -167,6 +169,78 @@ def test_each_line_of_cdaps_own_pipeline_is_converted_or_named() -> None:
     converted_lines = {1, 2, 9, 11, *range(12, 17)}  # of the document, loggers and references
     lines = range(1, CDAP_DEFAULT.count("\n") + 1)
     assert {one.line for one in found.remarks} == set(lines) - converted_lines
+
+
+# As cdap-standalone's logback.xml and cdap-watchdog's test-appender.xml (Apache-2.0), in short.
+CDAP_STANDALONE = """<?xml version="1.0" encoding="UTF-8"?>
+<configuration scan="true">
+  ${TEMPLATE}
+  <logger name="org.apache.spark" level="WARN"/>
+  <appender name="Rolling" class="ch.qos.logback.core.rolling.RollingFileAppender">
+    <file>logs/cdap.log</file>
+    <encoder>
+      <pattern>%d{ISO8601} - %-5p [%t:%C{1}@%L] - %m%n</pattern>
+    </encoder>
+    <filter class="ch.qos.logback.classic.filter.ThresholdFilter">
+      <level>WARN</level>
+    </filter>
+    <rollingPolicy class="ch.qos.logback.core.rolling.FixedWindowRollingPolicy">
+      <maxIndex>10</maxIndex>
+      <FileNamePattern>logs/cdap.log.%i</FileNamePattern>
+    </rollingPolicy>
+    <triggeringPolicy class="ch.qos.logback.core.rolling.SizeBasedTriggeringPolicy">
+      <MaxFileSize>50000KB</MaxFileSize>
+    </triggeringPolicy>
+  </appender>
+  <appender name="AUDIT" class="ch.qos.logback.core.rolling.RollingFileAppender">
+    <file>${CDAP_LOG_DIR}/access.log</file>
+    <rollingPolicy class="ch.qos.logback.core.rolling.TimeBasedRollingPolicy">
+      <fileNamePattern>${CDAP_LOG_DIR}/access.log.%d{yyyy-MM-dd}</fileNamePattern>
+      <maxHistory>30</maxHistory>
+    </rollingPolicy>
+    <encoder>
+      <pattern>%msg%n</pattern>
+    </encoder>
+  </appender>
+  <logger name="http-access" level="TRACE" additivity="false">
+    <appender-ref ref="AUDIT" />
+  </logger>
+  <root level="DEBUG">
+    <appender-ref ref="Rolling"/>
+  </root>
+</configuration>
+"""
+
+
+def test_each_line_of_cdaps_logback_is_converted_or_named() -> None:
+    found = convert(CDAP_STANDALONE.encode(), "cdap")
+    rolling, audit = found.content["appenders"]
+    assert rolling == {
+        "type": "rolling_file",
+        "name": "Rolling",
+        "filter": {
+            "level": "WARN",
+            "loggers": {"root": "DEBUG", "http-access": "OFF", "org.apache.spark": "WARN"},
+        },
+        "dir": "logs",
+        "path": "cdap.log",
+        "max_file_size": "50000KiB",
+        "names": "fixed_window",
+        "keep_files": 10,
+        "layout": {"type": "pattern", "pattern": "%d{ISO8601} - %-5p [%t:@] - %m%n"},
+    }
+    assert audit["filter"] == {"loggers": {"root": "OFF", "http-access": "TRACE"}}
+    assert (audit["dir"], audit["path"]) == ("${CDAP_LOG_DIR}", "access.log")
+    assert (audit["keep_for"], audit["roll_every"]) == ("2592000s", "1d")
+    undefined = "${CDAP_LOG_DIR} is not defined here: the environment has to"
+    assert [(one.line, one.what) for one in found.remarks] == [
+        (2, "the attribute scan has no counterpart"),
+        (3, "the text in <configuration> has no counterpart"),
+        (8, "the word %C: no record has it"),
+        (8, "the word %L: no record has it"),
+        (22, undefined),
+        (24, undefined),
+    ]
 
 
 def test_files_by_day_are_rolled_by_time_and_size() -> None:
