@@ -122,6 +122,11 @@ class AppenderConfig:
         """Its name within the pipeline."""
         return self.part.name
 
+    @property
+    def innermost(self) -> AppenderConfig:
+        """What writes, behind all wrappers."""
+        return self if self.inner is None else self.inner.innermost
+
     def make(self) -> Appender:
         """An appender that is not started."""
         if self.inner is None:
@@ -174,7 +179,27 @@ def read_folder(folder: str, registry: Registry) -> list[PipelineConfig]:
                 hint="A pipeline's name is that of its checkpoints: give each its own.",
             )
         found[config.name] = config
+    _refuse_shared(list(found.values()))
     return [found[name] for name in sorted(found)]
+
+
+def _refuse_shared(pipelines: Sequence[PipelineConfig]) -> None:
+    """Raises `InvalidInput` if two appenders write the same files.
+
+    Each goes back to its own checkpoint, and would cut off what the other one wrote. The settings
+    of a type of appender say by `output` what it writes; empty: nothing that others write.
+    """
+    writers: dict[str, str] = {}
+    for pipeline in pipelines:
+        for one in pipeline.appenders:
+            output = getattr(one.innermost.settings, "output", "")
+            name = f"{pipeline.name}/{one.name}"
+            if output and writers.setdefault(output, name) != name:
+                raise InvalidInput(
+                    f"{writers[output]} and {name} both write {output}",
+                    field="appenders",
+                    hint="Each file has one writer: give one of them another path.",
+                )
 
 
 def read(path: str, registry: Registry) -> PipelineConfig:
@@ -206,7 +231,9 @@ def parse(content: Any, registry: Registry, path: str = "") -> PipelineConfig:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise InvalidInput(f"two appenders are called {twice[0]!r}", field="appenders", hint=_HINT)
-    return PipelineConfig(settings, appenders, path)
+    made = PipelineConfig(settings, appenders, path)
+    _refuse_shared([made])
+    return made
 
 
 def _appender(content: Any, registry: Registry, where: str) -> AppenderConfig:

@@ -42,6 +42,11 @@ class MetricsSettings(Section):
     labels: Texts = key(("level",), "of level, fqn, service, run, connector, attribute.NAME")
     max_series: int = key(500, "combinations of labels that are counted apart", ge=1, le=2000)
 
+    @property
+    def output(self) -> str:
+        """The file."""
+        return self.file
+
     @field_validator("labels")
     @classmethod
     def _known(cls, value: tuple[str, ...]) -> tuple[str, ...]:

@@ -65,6 +65,11 @@ class RollingFileSettings(RolledSettings, AccessSettings):
         "keep", "what becomes of the files of a run that is deleted"
     )
 
+    @property
+    def output(self) -> str:
+        """The template of all files."""
+        return os.path.join(os.path.abspath(self.dir), self.path)
+
     @field_validator("path")
     @classmethod
     def _is_template(cls, value: str) -> str:

@@ -79,6 +79,14 @@ class RollingObjectSettings(Section):
         "keep", "what becomes of the objects of a run that is deleted"
     )
 
+    @property
+    def output(self) -> str:
+        """The template of all objects; empty: below the name of the appender."""
+        if not self.store:
+            return ""
+        store = self.store if "://" in self.store else os.path.abspath(self.store)
+        return f"{store.rstrip('/')}/{self.path}"
+
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.on_delete == "remove" and PathTemplate(self.path).run_folders is None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
+import yaml
 from pydantic import BaseModel, TypeAdapter
 
 from logstore.errors import InvalidInput
@@ -136,6 +137,26 @@ def test_the_examples_are_pipelines() -> None:
     assert audit.part.filter.of(table).num_rows == 2
     assert metrics.part.filter.of(table).num_rows == 0
     assert debug.part.filter.of(table).num_rows == 2
+
+
+def test_two_appenders_that_write_the_same_files_are_refused(tmp_path: Path) -> None:
+    """In a pipeline and in two, also behind wrappers."""
+    one = {"type": "rolling_file", "name": "a", "dir": "/out/x", "path": "{fqn}.log"}
+    other = {"type": "rolling_file", "dir": "/out/", "path": "x/{fqn}.log"}
+    wrapped = {"type": "async", "name": "b", "to": other}
+    with pytest.raises(InvalidInput, match=r"p/a and p/b both write /out/x/\{fqn\}\.log"):
+        parse(pipeline(appenders=[one, wrapped]), Registry())
+    for name, appender in (("p", one), ("q", wrapped)):
+        content = {"name": name, "appenders": [appender]}
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(content))
+    with pytest.raises(InvalidInput, match="p/a and q/b both write"):
+        read_folder(str(tmp_path), Registry())
+    stores = [{"type": "rolling_object", "name": name} for name in "ab"]
+    parse(pipeline(appenders=stores), Registry())
+    for one in stores:
+        one["store"] = "s3://bucket/logs/"
+    with pytest.raises(InvalidInput, match="p/a and p/b both write s3://bucket/logs/logs/"):
+        parse(pipeline(appenders=stores), Registry())
 
 
 class TokenSettings(Section):
