@@ -18,18 +18,19 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Self, cast
+from typing import Any, Final, Self, cast
 
 import yaml
 from pydantic import ValidationError, field_validator, model_validator
 
 from logstore.errors import InvalidInput
+from logstore.objects.settings import PipelineDefaults
 from logstore.settings import shown, substituted
 from pipelines.appenders.contract import Appender, Kind, WrapperKind
 from pipelines.appenders.registry import Registry
 from pipelines.appenders.rolling_file import RollingFile, RollingFileSettings
 from pipelines.layouts import Json
-from pipelines.section import BytesOrZero, Section, key
+from pipelines.section import Section, key
 from pipelines.selection import Selection
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -38,7 +39,7 @@ _INNER: Final = "to"
 _SECRET: Final = re.compile(r"\.(?:url|headers)\b")
 """Keys of appenders that hold tokens."""
 _HINT: Final = "The keys are listed in docs/pipelines.md."
-Milliseconds = int
+_DEFAULTS: Final = PipelineDefaults()
 
 
 def _checked_name(value: str) -> str:
@@ -57,46 +58,12 @@ class AppenderPart(Section):
     _name = field_validator("name")(_checked_name)
 
 
-class PipelineSettings(Section):
+class PipelineSettings(PipelineDefaults):
     """One pipeline, without its appenders."""
 
     name: str = key(..., "unique; its checkpoints and its consumer group are kept under it")
     description: str = key("", "for people")
-    start: Literal["oldest", "now"] = key(
-        "oldest",
-        "where it begins the first time: with the oldest segment that is kept, or the next one",
-    )
     filter: Selection = key(Selection(), "which records it gets")
-    parts: int = key(
-        1,
-        "so many processes can share an appender's work, divided by the pipelines' names",
-        ge=1,
-        le=1024,
-    )
-    event_delay_ms: Milliseconds = key(
-        2000,
-        "how long an event waits for earlier ones, measured against what the nodes have sent",
-        ge=0,
-    )
-    idle_node_ms: Milliseconds = key(
-        30_000, "a node that has sent nothing for so long is not waited for", ge=0
-    )
-    buffer_size_bytes: BytesOrZero = key(
-        0,
-        "events that wait; past it the oldest half goes at once. 0: a share of "
-        "`pipelines.memory_bytes`, which is the most for all together",
-    )
-    checkpoint_interval_ms: Milliseconds = key(10_000, "how often a checkpoint is saved", ge=1)
-    retry_ms: Milliseconds = key(
-        1000, "first pause after a failure of an appender; it doubles", ge=1
-    )
-    most_retry_ms: Milliseconds = key(60_000, "longest such pause", ge=1)
-    dead_letter_dir: str = key(
-        "", "folder of files for the events of appenders that are disabled; empty: they wait"
-    )
-    error_threshold: int = key(
-        0, "failures in a row after which an appender is disabled; 0: it is tried for ever", ge=0
-    )
 
     _name = field_validator("name")(_checked_name)
 
@@ -163,7 +130,9 @@ class PipelineConfig:
         return self.settings.name
 
 
-def read_folder(folder: str, registry: Registry) -> list[PipelineConfig]:
+def read_folder(
+    folder: str, registry: Registry, defaults: PipelineDefaults = _DEFAULTS
+) -> list[PipelineConfig]:
     """The pipelines of a folder's `*.yaml`, by name. Raises `InvalidInput`."""
     try:
         names = sorted(os.listdir(folder))
@@ -172,7 +141,7 @@ def read_folder(folder: str, registry: Registry) -> list[PipelineConfig]:
     paths = [os.path.join(folder, name) for name in names if name.endswith((".yaml", ".yml"))]
     found: dict[str, PipelineConfig] = {}
     for path in paths:
-        config = read(path, registry)
+        config = read(path, registry, defaults)
         if config.name in found:
             raise InvalidInput(
                 f"{path} and {found[config.name].path} both are the pipeline {config.name!r}",
@@ -202,7 +171,7 @@ def _refuse_shared(pipelines: Sequence[PipelineConfig]) -> None:
                 )
 
 
-def read(path: str, registry: Registry) -> PipelineConfig:
+def read(path: str, registry: Registry, defaults: PipelineDefaults = _DEFAULTS) -> PipelineConfig:
     """The pipeline in a file. Raises `InvalidInput` that names file and key."""
     try:
         with open(path, encoding="utf-8") as file:
@@ -210,12 +179,14 @@ def read(path: str, registry: Registry) -> PipelineConfig:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InvalidInput(f"{path} cannot be read: {error}", hint=_HINT) from None
     try:
-        return parse(content, registry, path)
+        return parse(content, registry, path, defaults)
     except InvalidInput as error:
         raise InvalidInput(f"{path}: {error}", field=error.field, hint=error.hint) from None
 
 
-def parse(content: Any, registry: Registry, path: str = "") -> PipelineConfig:
+def parse(
+    content: Any, registry: Registry, path: str = "", defaults: PipelineDefaults = _DEFAULTS
+) -> PipelineConfig:
     """The pipeline that a file's content is. Raises `InvalidInput` that names the key."""
     if not isinstance(content, Mapping):
         raise InvalidInput("a pipeline is keys and values", hint=_HINT)
@@ -225,7 +196,7 @@ def parse(content: Any, registry: Registry, path: str = "") -> PipelineConfig:
             "appenders must list one appender at least", field="appenders", hint=_HINT
         )
     rest = {name: value for name, value in content.items() if name != "appenders"}
-    settings = _made(PipelineSettings, rest, "")
+    settings = _made(PipelineSettings, {**defaults.model_dump(), **rest}, "")
     appenders = tuple(_appender(one, registry, f"appenders.{n}.") for n, one in enumerate(given))
     names = [one.name for one in appenders]
     twice = sorted({name for name in names if names.count(name) > 1})

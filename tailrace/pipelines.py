@@ -40,6 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     check = verbs.add_parser("check", help="Check files, or all of a folder, without running them.")
     check.add_argument("paths", metavar="FILE", nargs="+", help="a pipeline's file, or a folder")
+    _common(check, argparse.SUPPRESS)
     _libraries(check, argparse.SUPPRESS)
     status = verbs.add_parser("status", help="Say how far each appender is.")
     _common(status, argparse.SUPPRESS)
@@ -124,8 +125,8 @@ def _reader(arguments: argparse.Namespace) -> Callable[[], Sequence[PipelineConf
 
     if not arguments.dir:
         raise InvalidInput("--dir is missing", hint="Say which folder has the pipelines' files.")
-    libraries = Libraries(arguments.lib or ())
-    return lambda: read_folder(arguments.dir, Registry(libraries))
+    libraries, defaults = Libraries(arguments.lib or ()), _settings(arguments).pipelines.defaults
+    return lambda: read_folder(arguments.dir, Registry(libraries), defaults)
 
 
 def _run(
@@ -159,11 +160,11 @@ def _check(arguments: argparse.Namespace) -> int:
     from pipelines.appenders.registry import Registry
     from pipelines.config import read, read_folder
 
-    registry = Registry(Libraries(arguments.lib or ()))
+    rest = Registry(Libraries(arguments.lib or ())), _settings(arguments).pipelines.defaults
     found = [
         one
         for path in arguments.paths
-        for one in (read_folder(path, registry) if os.path.isdir(path) else [read(path, registry)])
+        for one in (read_folder(path, *rest) if os.path.isdir(path) else [read(path, *rest)])
     ]
     for one in found:
         appenders = ", ".join(f"{each.name} ({each.part.type})" for each in one.appenders)

@@ -270,6 +270,59 @@ class SegmentRetention(BaseModel):
     )
 
 
+class PipelineDefaults(BaseModel):
+    """What a pipeline does as long as its own file does not say otherwise, under the same key."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    start: Literal["oldest", "now"] = Field(
+        default="oldest",
+        description="Where it begins the first time: with the oldest segment that is kept, or the"
+        " next one",
+    )
+    parts: int = Field(
+        default=1,
+        ge=1,
+        le=1024,
+        description="So many processes can share an appender's work, divided by the pipelines'"
+        " names",
+    )
+    event_delay_ms: int = Field(
+        default=2000,
+        ge=0,
+        description="How long an event waits for earlier ones, measured against what the nodes"
+        " have sent",
+    )
+    idle_node_ms: int = Field(
+        default=30_000,
+        ge=0,
+        description="A node that has sent nothing for so long is not waited for",
+    )
+    buffer_size_bytes: BytesOrZero = Field(
+        default=0,
+        description="Events that wait; past it the oldest half goes at once. 0: a share of"
+        " `pipelines.memory_bytes`, which is the most for all together",
+    )
+    checkpoint_interval_ms: int = Field(
+        default=10_000, ge=1, description="How often a checkpoint is saved"
+    )
+    retry_ms: int = Field(
+        default=1000, ge=1, description="First pause after a failure of an appender; it doubles"
+    )
+    most_retry_ms: int = Field(default=60_000, ge=1, description="Longest such pause")
+    dead_letter_dir: str = Field(
+        default="",
+        description="Folder of files for the events of appenders that are disabled; empty: they"
+        " wait",
+    )
+    error_threshold: int = Field(
+        default=0,
+        ge=0,
+        description="Failures in a row after which an appender is disabled, if there is a"
+        " `dead_letter_dir`; 0: it is tried for ever",
+    )
+
+
 class PipelineSettings(BaseModel):
     """How processes of `tailrace pipelines` share their work."""
 
@@ -317,6 +370,7 @@ class PipelineSettings(BaseModel):
         default="",
         description="Certificates (PEM) that are trusted for `source_url` instead of the machine's",
     )
+    defaults: PipelineDefaults = PipelineDefaults()
     metrics_listen: str = Field(
         default="",
         description="host:port where a process of pipelines answers /metrics, /health/live and"

@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel, TypeAdapter
 
 from logstore.errors import InvalidInput
+from logstore.objects.settings import PipelineDefaults
 from logstore.objects.settings import PipelineSettings as ProcessSettings
 from pipelines.appenders.contract import Kind
 from pipelines.appenders.notify import Rule
@@ -18,6 +19,7 @@ from pipelines.appenders.rolling_file import RollingFile
 from pipelines.config import AppenderPart, PipelineSettings, parse, read, read_folder
 from pipelines.section import Seconds, Section
 from pipelines.selection import Selection
+from tailrace.cli import main
 from tests.pipelines.events import events
 
 FILES = {"type": "rolling_file", "name": "files", "dir": "/out"}
@@ -108,10 +110,28 @@ def test_a_filter_takes_what_all_of_it_holds_for(settings: Any, taken: list[str]
 def test_every_key_is_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "pipelines.md").read_text()
     kinds: list[type[Section]] = [kind.settings for kind in OURS.values()]
-    known: list[type[Section]] = [PipelineSettings, AppenderPart, Selection, Rule]
+    known: list[type[BaseModel]] = [PipelineSettings, AppenderPart, Selection, Rule]
     for section in [*known, *kinds]:
         for name in section.model_fields:
             assert f"`{name}`" in page, f"{name} of {section.__name__}"
+
+
+def test_what_a_file_does_not_say_is_as_the_settings_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = parse(
+        pipeline(retry_ms=5), Registry(), defaults=PipelineDefaults(event_delay_ms=7, retry_ms=9)
+    )
+    assert (made.settings.event_delay_ms, made.settings.retry_ms) == (7, 5)
+    path, config = tmp_path / "p.yaml", tmp_path / "tailrace.yaml"
+    path.write_text(yaml.safe_dump(pipeline()))
+    config.write_text("pipelines: {defaults: {error_threshold: 3}}")
+    check = ["pipelines", "check", str(path)]
+    assert main(check) == 0
+    assert main([*check, "--config", str(config)]) == 1
+    assert "error_threshold needs a dead_letter_dir" in capsys.readouterr().err
+    monkeypatch.setenv("TAILRACE_PIPELINES__DEFAULTS__DEAD_LETTER_DIR", str(tmp_path))
+    assert main([*check, "--config", str(config)]) == 0
 
 
 def test_each_default_may_be_written_down() -> None:
