@@ -68,7 +68,10 @@ class PipelinesProcess:
         self._said: dict[str, str] = {}
         self._memory = world.settings.pipelines.memory_bytes or memory_limit()
         self.source: SegmentSource = SegmentSource(
-            world.segments, world.clock, cache_bytes=cached(self._memory)
+            world.segments,
+            world.clock,
+            cache_bytes=cached(self._memory),
+            prefetch_bytes=world.settings.pipelines.prefetch_bytes,
         )
         self.counts: dict[tuple[str, ...], Counts] = {}
         """What was done for each part, by pipeline, appender and part."""
@@ -146,6 +149,7 @@ class PipelinesProcess:
             for worker in self._workers.values():
                 worker.stop()
             await self._end_workers()
+            await self.source.close()
             await self._coordinator.stop()
             beating.cancel()
             with suppress(asyncio.CancelledError):

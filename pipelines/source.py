@@ -2,7 +2,8 @@
 
 A segment is fetched whole, checked, decoded to the columns of `EVENTS`, and put into the order of
 keys (`events`), so that those who take all of it share one table. The last ones are kept, up to a
-number of bytes, since all appenders of a process that are up to date ask for the same. Lines of
+number of bytes, since all appenders of a process that are up to date ask for the same. The next
+ones of the node are fetched meanwhile (`ahead`). Lines of
 deleted runs are left out when an event is about to be given to an appender.
 
 A missing number stops its node: later segments wait until it comes, unless the node's low
@@ -20,6 +21,7 @@ import pyarrow as pa
 
 from logstore.clock import Clock
 from logstore.segments.undeleted import undeleted
+from pipelines.ahead import Ahead
 from pipelines.events import Origin, ordered, runs_of
 from pipelines.memory import CACHED_BYTES
 from pipelines.sources.contract import Deletions, Held, Node, Segment, Segments
@@ -33,11 +35,17 @@ class SegmentSource:
     """The segments of a source, for the pipelines of a process."""
 
     def __init__(
-        self, segments: Segments, clock: Clock, *, cache_bytes: int = CACHED_BYTES
+        self,
+        segments: Segments,
+        clock: Clock,
+        *,
+        cache_bytes: int = CACHED_BYTES,
+        prefetch_bytes: int = 0,
     ) -> None:
         self.segments = segments
         self._clock = clock
         self._cache_bytes = cache_bytes
+        self._ahead = Ahead(segments.fetch, clock, prefetch_bytes)
         self._cached: OrderedDict[Origin, Segment] = OrderedDict()
         self._fetching: dict[Origin, asyncio.Task[Segment]] = {}
         self._pause = _LIST_SECONDS
@@ -72,6 +80,7 @@ class SegmentSource:
             return known
         if origin not in self._fetching:
             self._fetching[origin] = asyncio.ensure_future(self._fetch(origin))
+        self._fetch_ahead(origin)
         return await asyncio.shield(self._fetching[origin])
 
     def forget(self) -> None:
@@ -95,7 +104,8 @@ class SegmentSource:
 
     async def _fetch(self, origin: Origin) -> Segment:
         try:
-            segment = await self.segments.read(origin)
+            fetched = await self._ahead.take(origin)
+            segment = await asyncio.to_thread(fetched)
             events = await asyncio.to_thread(ordered, segment.events)
             segment = replace(segment, events=events)
             self.fetched_bytes += segment.fetched
@@ -108,6 +118,22 @@ class SegmentSource:
             _, oldest = self._cached.popitem(last=False)
             size -= oldest.events.get_total_buffer_size()
         return segment
+
+    def _fetch_ahead(self, origin: Origin) -> None:
+        """Begins to fetch what comes behind a segment, as far as that fits."""
+        node, seq = self.nodes.get(origin.node), origin.seq + 1
+        while node is not None and seq in node.sizes:
+            following = Origin(origin.node, seq)
+            known = following in self._cached or following in self._fetching
+            known = known or seq in node.quarantined
+            if not known and not self._ahead.begin(following, node.sizes[seq]):
+                return
+            seq += 1
+
+    async def close(self) -> None:
+        """Lets everything go; it may be used again."""
+        await self._ahead.close()
+        self.forget()
 
     async def _list(self) -> None:
         began = self._clock.monotonic()

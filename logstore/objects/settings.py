@@ -348,6 +348,11 @@ class PipelineSettings(BaseModel):
         default=512 << 20,
         description="What a process may need; 0: the memory of its container, or of the machine",
     )
+    prefetch_bytes: BytesOrZero = Field(
+        default=8 << 20,
+        description="Bytes of segments that a process fetches before its appenders ask for them; 0:"
+        " none",
+    )
     auto_buffer_ratio: float = Field(
         default=0.7,
         gt=0,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import pyarrow as pa
 
@@ -26,6 +26,10 @@ class Segment:
     events: pa.Table
     high_ms: int
     fetched: int = 0
+
+
+Fetched: TypeAlias = Callable[[], Segment]
+"""A segment that was fetched: called, it is decoded, which blocks. Raises `Damaged`."""
 
 
 class Held(NamedTuple):
@@ -70,8 +74,8 @@ class Segments(Protocol):
         """What is deleted by now."""
         ...
 
-    async def read(self, origin: Origin) -> Segment:
-        """A segment. Raises `NotFound`, `Damaged`."""
+    async def fetch(self, origin: Origin) -> Fetched:
+        """A segment as it is transferred. Raises `NotFound`, `Damaged`."""
         ...
 
     async def held(self, origin: Origin) -> Held:

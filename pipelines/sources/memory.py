@@ -16,7 +16,7 @@ from coordination.groups import Start
 from logstore import ulid
 from logstore.errors import Damaged, NotFound
 from pipelines.events import EVENTS, Origin, runs_of
-from pipelines.sources.contract import Deletions, Held, Node, Segment
+from pipelines.sources.contract import Deletions, Fetched, Held, Node, Segment
 
 
 class MemorySegments:
@@ -53,18 +53,18 @@ class MemorySegments:
         """As `Segments.deletions`."""
         return dict(self.deleted)
 
-    async def read(self, origin: Origin) -> Segment:
-        """As `Segments.read`."""
+    async def fetch(self, origin: Origin) -> Fetched:
+        """As `Segments.fetch`."""
         if origin not in self._segments:
             raise NotFound(f"no segment {origin.seq} of {origin.node}")
         found = self._segments[origin]
         if found is None:
             raise Damaged(f"segment {origin.seq} of {origin.node} is damaged")
-        return found
+        return lambda: found
 
     async def held(self, origin: Origin) -> Held:
         """As `Segments.held`."""
-        return held_by((await self.read(origin)).events)
+        return held_by((await self.fetch(origin))().events)
 
     async def keep(self, pipeline: str, start: Start) -> None:  # noqa: ARG002
         """As `Segments.keep`."""

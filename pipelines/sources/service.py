@@ -18,6 +18,7 @@ import io
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -30,7 +31,7 @@ from logstore.clock import Clock
 from logstore.errors import Damaged, GroupEvicted, LeaseLost, NotFound, TailraceError
 from pipelines.events import EVENTS, Origin
 from pipelines.sources.client import ServiceClient
-from pipelines.sources.contract import Deletions, Held, Node, Segment
+from pipelines.sources.contract import Deletions, Fetched, Held, Node, Segment
 from pipelines.sources.memory import held_by, summed
 from pipelines.sources.stored import decoded
 
@@ -127,17 +128,17 @@ class ServiceSegments:
 
     # --- what is in it -------------------------------------------------------------------
 
-    async def read(self, origin: Origin) -> Segment:
-        """As `Segments.read`: Parquet, checked against its seal unless rows were deleted."""
+    async def fetch(self, origin: Origin) -> Fetched:
+        """As `Segments.fetch`: Parquet, checked against its seal unless rows were deleted."""
         path = f"/segments/{quote(f'{origin.node}-{origin.seq}', safe='')}"
         answer = await self._client.ask("GET", path, {"format": "parquet"})
-        if "tailrace-rows" in answer.headers:
-            return await asyncio.to_thread(decoded, answer.content)
-        return await asyncio.to_thread(_rest, answer.content)
+        whole = "tailrace-rows" in answer.headers
+        return partial(decoded if whole else _rest, answer.content)
 
     async def held(self, origin: Origin) -> Held:
         """As `Segments.held`."""
-        return held_by((await self.read(origin)).events)
+        segment = await asyncio.to_thread(await self.fetch(origin))
+        return held_by(segment.events)
 
     # --- what is kept --------------------------------------------------------------------
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
+from functools import partial
 
 import pyarrow as pa
 
@@ -16,7 +16,7 @@ from logstore.runs.watermark import read_watermark
 from logstore.segments.quarantine import quarantined_segments
 from logstore.segments.reader import open_segment, read_footer
 from pipelines.events import EVENTS, Origin
-from pipelines.sources.contract import Deletions, Held, Node, Segment
+from pipelines.sources.contract import Deletions, Fetched, Held, Node, Segment
 
 
 class StoredSegments:
@@ -53,10 +53,9 @@ class StoredSegments:
             highest[name] = max(stored.deletion.t, highest.get(name, 0))
         return highest
 
-    async def read(self, origin: Origin) -> Segment:
-        """As `Segments.read`."""
-        body = (await self._store.get(keys.segment(*origin)))[1]
-        return await asyncio.to_thread(decoded, body)
+    async def fetch(self, origin: Origin) -> Fetched:
+        """As `Segments.fetch`."""
+        return partial(decoded, (await self._store.get(keys.segment(*origin)))[1])
 
     async def held(self, origin: Origin) -> Held:
         """As `Segments.held`: the footer alone is fetched."""

@@ -215,7 +215,7 @@ async def test_lists_are_read_by_pages_behind_what_is_known(
         assert (await segments.nodes(found)).keys() == {node}
         assert len(asked) == 2
         with pytest.raises(NotFound):
-            await segments.read(Origin(node, 10_000))
+            await segments.fetch(Origin(node, 10_000))
         low, high, runs = await segments.held(Origin(node, max(known.sizes)))
         assert ulid.decode(low) <= ulid.decode(high)
         assert runs
