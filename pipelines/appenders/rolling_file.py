@@ -164,7 +164,7 @@ class RollingFile:
     def sync(self) -> State:
         parts = self._started()
         for path in sorted(self._grown):
-            self._file(path).file.sync()
+            self._sync(path, self._file(path))
         for folder in sorted(self._new_in):
             parts.context.fs.sync_folder(folder)
         self._grown.clear()
@@ -217,6 +217,19 @@ class RollingFile:
             parts.catalog.drop(gone)
             log.info("%s: files of deleted runs are removed: %d", parts.context.name, len(gone))
 
+    def _sync(self, path: str, one: _Open) -> None:
+        """Syncs a file. Raises `AppenderFailed` if its name is nobody's, or another file's.
+
+        The appender goes back to its checkpoint then, and begins the file again.
+        """
+        there = self._started().context.fs.stat(os.path.join(self._folder, path))
+        if there is None or there.inode != one.file.stat().inode:
+            raise AppenderFailed(
+                f"{path} was removed or replaced by somebody else while it was written",
+                hint="It is begun again; what it had at the last checkpoint is gone with it.",
+            )
+        one.file.sync()
+
     # --- writing -----------------------------------------------------------------------
 
     def _started(self) -> _Parts:
@@ -267,7 +280,7 @@ class RollingFile:
         one = self._open.pop(path)
         try:
             if path in self._grown:
-                one.file.sync()
+                self._sync(path, one)
                 self._grown.discard(path)
         finally:
             one.file.close()

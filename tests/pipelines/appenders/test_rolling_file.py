@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,6 +51,29 @@ def test_events_go_to_the_files_of_their_pipelines(tmp_path: Any) -> None:
         "x%2F/x%2F..%2Fy/2023-11-14.log": "c\n",
     }
     assert {p.stat().st_mode & 0o777 for p in tmp_path.rglob("*.log")} == {0o600}
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced"])
+def test_a_file_that_somebody_takes_away_is_begun_again(tmp_path: Path, how: str) -> None:
+    """What came since the last checkpoint is in the new one, instead of nowhere."""
+    files, fs, path = appender(str(tmp_path)), Disk(), tmp_path / "a.log"
+    files.start(context(fs), None)
+    files.append(events(["1"], fqn="a"))
+    state = files.sync()
+    files.saved()
+    path.rename(tmp_path / "taken")
+    if how == "replaced":
+        path.write_text("somebody's\n")
+    files.append(events(["2"], fqn="a"))
+    with pytest.raises(AppenderFailed, match=r"a\.log was removed or replaced"):
+        files.sync()
+    files.stop()
+    again = appender(str(tmp_path))
+    again.start(context(fs), state)
+    again.append(events(["2"], fqn="a"))
+    again.sync()
+    again.stop()
+    assert path.read_text() == ("2\n" if how == "removed" else "somebody's\n2\n")
 
 
 def test_twenty_thousand_events_roll_into_a_fixed_window(tmp_path: Any) -> None:
