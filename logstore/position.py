@@ -47,7 +47,8 @@ class Cursor:
     """Per node the last position seen. An empty cursor has seen nothing.
 
     `newest` are ULIDs, of each of the newest batches that of the last record seen, the newest batch
-    last. A cursor that is not `complete` (of an earlier version) has seen more than it names.
+    last; the batch with the highest ULID that was seen is always among them. A cursor that is not
+    `complete` (of an earlier version) has seen more than it names.
     """
 
     positions: Mapping[str, Position] = field(default_factory=dict)
@@ -106,12 +107,16 @@ def _base64(value: Any) -> str:
 
 
 def _joined(first: Sequence[int], then: Sequence[int]) -> tuple[int, ...]:
-    """The newest of both, each batch once, with the last of its records."""
+    """The newest of both and the highest, each batch once, with the last of its records."""
     found: dict[int, int] = {}
     for ulid in [*first, *then]:
         batch = ulids.batch_of(ulid)
         found[batch] = max(ulid, found.pop(batch, 0))
-    return tuple(list(found.values())[-MOST_NEWEST:])
+    kept = list(found.values())[-MOST_NEWEST:]
+    highest = max(found.values(), default=0)
+    if found and highest not in kept:
+        kept[0] = highest
+    return tuple(kept)
 
 
 def _position(entry: Any) -> Position:

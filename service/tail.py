@@ -10,7 +10,9 @@ Why no line is lost or repeated: a reader takes a mark (the number of the next t
 *then* reads storage until nothing is left beyond its cursor, then takes ticks from its
 mark on. Lines are in storage before they are published, so what was published before
 the mark was read; of what comes after the mark, ticks that the cursor has passed are
-left out by their positions, and one that it has passed in part is read from storage.
+left out by their positions, and one that it has passed in part is read from storage. So
+is one with an id no higher than the highest that was seen, once lines of other nodes
+were: it may be a copy of a batch that a client sent there before.
 
 The longer the list of readers, the longer a tick may gather: 200 readers of 1,000
 lines/s then cost 50 writes a second each, not 1,000.
@@ -20,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 from pydantic import Field
@@ -106,9 +108,15 @@ class Tick:
         """The ULIDs of the last records of its newest batches, for cursors."""
         return tuple([b.ulid + b.records - 1 for b in self.batches[-MOST_NEWEST:]])
 
-    def repeats(self, newest: Collection[int]) -> bool:
-        """Whether a batch of it is one of these, by the batch's ULID."""
-        return any(batch.ulid in newest for batch in self.batches)
+    def may_repeat(self, cursor: Cursor) -> bool:
+        """Whether a reader with this cursor may have seen a batch of it, as another node's copy.
+
+        A node knows its own batches again, so what was seen of it alone is not repeated.
+        """
+        if not cursor.positions.keys() - {self.node}:
+            return False
+        highest = batch_of(max(cursor.newest, default=0))
+        return any(batch.ulid <= highest for batch in self.batches)
 
     @property
     def text(self) -> bytes:
@@ -189,14 +197,13 @@ class Channel:
         if next_tick < self._first:
             return Taken([], next_tick, behind=True)
         ticks: list[Tick] = []
-        newest = {batch_of(ulid) for ulid in cursor.newest} if cursor is not None else set()
         end = self._first + len(self._ticks)
         for number in range(next_tick, end):
             tick = self._ticks[number - self._first]
             seen = -1 if cursor is None else cursor.seen(tick.node)
             if seen >= tick.last.pos:
                 continue
-            if seen >= tick.first_pos or (newest and tick.repeats(newest)):
+            if seen >= tick.first_pos or (cursor is not None and tick.may_repeat(cursor)):
                 return Taken([], next_tick, behind=True)
             ticks.append(tick)
         return Taken(ticks, end, behind=False)

@@ -144,6 +144,24 @@ def test_a_live_reader_gets_each_line_once_whoever_takes_it(
     assert found == wanted
 
 
+def test_a_copy_that_comes_long_after_its_batch_is_not_repeated_live(
+    two: Nodes, fqn: str, path: str
+) -> None:
+    """More batches lie between than a cursor names; the reader stays at the node of the copy."""
+    a, b = two
+    ulid = ulids.lowest_at(time.time_ns() // 1_000_000)
+    batches = [ulids.encode(ulid | (number + 1) << ulids.LINE_BITS) for number in range(20)]
+    stream, found = events(a, fqn, None), []
+    for number, batch in enumerate(batches):
+        post(b, path, f"{number}\n", batch)
+        found.append(next(stream)[1])
+    post(a, path, "0\n", batches[0])
+    post(a, path, "last\n")
+    found.append(next(stream)[1])
+    stream.close()
+    assert found == [*[f"{number}" for number in range(20)], "last"]
+
+
 def test_lists_have_runs_that_only_another_node_holds(two: Nodes, fqn: str, path: str) -> None:
     a, b = two
     post(b, path, "two\n")

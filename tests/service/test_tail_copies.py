@@ -1,0 +1,56 @@
+"""What of the live end may be a copy of what a reader has seen at another node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from logstore.position import MOST_NEWEST, Cursor, Position
+from logstore.ulid import LINE_BITS
+from service.tail import Tick
+
+
+@dataclass
+class Batch:
+    """One record."""
+
+    number: int
+    pos: int = 0
+    records: int = 1
+    lines: int = 1
+    text: bytes = b"x\n"
+    meta: bytes = b""
+    connector: str | None = None
+
+    @property
+    def ulid(self) -> int:
+        return self.number << LINE_BITS
+
+
+def seen(*numbers: int, node: str = "a") -> Cursor:
+    cursor = Cursor()
+    for pos, number in enumerate(numbers):
+        cursor = cursor.advanced(node, Position("file", pos), [number << LINE_BITS])
+    return cursor
+
+
+def tick(number: int, node: str = "b") -> Tick:
+    return Tick(node, [Batch(number)], Position("file", 0))
+
+
+def test_a_batch_below_the_highest_seen_at_another_node_may_be_a_copy() -> None:
+    cursor = seen(*range(1, 5 * MOST_NEWEST))
+    for number in (1, 20, 5 * MOST_NEWEST - 1):
+        assert tick(number).may_repeat(cursor)
+    assert not tick(5 * MOST_NEWEST).may_repeat(cursor)
+
+
+def test_the_highest_is_known_after_many_that_were_lower() -> None:
+    cursor = seen(100, *range(1, 5 * MOST_NEWEST))
+    assert len(cursor.newest) == MOST_NEWEST
+    assert tick(100).may_repeat(Cursor.decode(cursor.encode()))
+    assert not tick(101).may_repeat(cursor)
+
+
+def test_what_was_seen_of_one_node_alone_is_not_repeated_by_it() -> None:
+    assert not tick(1, "a").may_repeat(seen(1, 2, 3))
+    assert not tick(1, "a").may_repeat(Cursor())
