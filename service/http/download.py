@@ -7,6 +7,8 @@ ends the connection, so that no client takes a part for the whole.
 Ranges and validators follow RFC 9110. One range is served; a request for several gets the whole
 text, which the RFC allows.
 
+The header `Tailrace-Silent` names nodes that did not say which lines they have of an open run.
+
 `format=ndjson` and `order=ulid` are generated while they are sent, without ranges and ETags.
 """
 
@@ -14,15 +16,15 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Mapping
-from typing import Annotated, Literal, NamedTuple
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import Annotated, Final, Literal, NamedTuple
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response, StreamingResponse
 from isal import isal_zlib
 
 from logstore.batch import RunKey
-from logstore.errors import NotFound
+from logstore.errors import NotFound, Unavailable
 from service.http.errors import HttpError
 from service.http.node import NodeApi
 from service.http.page_bodies import (
@@ -36,6 +38,7 @@ from service.http.page_bodies import (
 from service.http.targets import BASE, run_key
 from service.runs.read import LogSize
 
+SILENT: Final = "tailrace-silent"
 _RANGE = re.compile(r"bytes\s*=\s*(\d*)\s*-\s*(\d*)", re.IGNORECASE)
 _MAX_DIGITS = 18
 
@@ -137,17 +140,40 @@ def download_routes(node: NodeApi) -> APIRouter:
     ) -> Response:
         key = run_key(fqn, runId)
         size = await node.run_logs.reader.size(key)
-        if size.state in ("none", "deleted"):
-            raise NotFound(f"no run {key.run!r} of {key.fqn!r}")
+        must_exist(key, size)
         if wants_ndjson(format, request.headers.get("accept")):
             response = await _records(node, key, order == "ulid", request)
         elif order == "ulid":
             response = _streamed(whole_text(node, key), key, _TYPE, request.headers)
         else:
             response = answer(node, key, size, request.headers)
+        response.headers.update(silence(size.silent))
         return without_body(response) if request.method == "HEAD" else response
 
     return router
+
+
+def must_exist(key: RunKey, size: LogSize) -> None:
+    """Raises `NotFound` for a run without lines, `Unavailable` if a silent node may have some."""
+    if size.state not in ("none", "deleted"):
+        return
+    if size.state == "none" and size.silent:
+        raise not_said(f"no run {key.run!r} of {key.fqn!r} is known", size.silent)
+    raise NotFound(f"no run {key.run!r} of {key.fqn!r}")
+
+
+def not_said(what: str, silent: Iterable[str]) -> Unavailable:
+    """The error for what is not known, and might be at nodes that do not answer."""
+    return Unavailable(
+        f"{what}, and these nodes do not answer: {', '.join(sorted(silent))}",
+        hint="Try again when they do, or let them go (tailrace leases forget-node).",
+    )
+
+
+def silence(nodes: Iterable[str]) -> dict[str, str]:
+    """A header that names nodes that did not answer, if there are any."""
+    names = ", ".join(sorted(set(nodes)))
+    return {SILENT: names} if names else {}
 
 
 async def _records(node: NodeApi, key: RunKey, by_ulid: bool, request: Request) -> Response:

@@ -2,7 +2,8 @@
 
 A flat object of strings: the text under a key by the pipeline's type, `total`, `after`
 when there is more, `streaming` while the run is being written. The run's id is in
-the header `Tailrace-Run`, since the page takes unknown keys for tasks.
+the header `Tailrace-Run`, and nodes that did not answer in `Tailrace-Silent`, since the page takes
+unknown keys for tasks.
 
 The page looks for the log of a run under a key by the pipeline's type. The type is that of the
 request, else that of the run's status (`metadata.pipelineType`, or the type of its
@@ -20,18 +21,17 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 
-from logstore.batch import RunKey
 from logstore.clock import Clock
 from logstore.errors import NotFound
 from logstore.runs.report import Report
-from service.http.download import answer, without_body
+from service.http.download import answer, not_said, silence, without_body
 from service.http.node import NodeApi
 from service.http.page_bodies import Plain, page_response
 from service.http.pages import more_lines, page_from_start, total_of
 from service.http.settings import PageSettings
 from service.http.targets import BASE, name
 from service.runs.pages import Page
-from service.status.status import last_run
+from service.status.status import LastRun, NoRuns, last_run
 
 DEFAULT: Final = "ingestion_task"
 TASKS: Final = {
@@ -90,6 +90,9 @@ def last_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRoute
     """The routes of the last run: its page, and its whole text."""
     router = APIRouter(prefix=BASE, tags=["runs"])
 
+    async def newest(fqn: str) -> LastRun:
+        return await last_run(node.status, node.run_logs.listing, name(fqn.encode(), "fqn"))
+
     @router.get(
         "/{fqn}/last",
         summary="Lines of a pipeline's last run, as OpenMetadata's page reads them",
@@ -109,13 +112,18 @@ def last_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRoute
             str | None, Query(description=f"Of the pipeline: {', '.join(TASKS)}.")
         ] = None,
     ) -> Response:
-        key, report = await last_run(node.status, node.run_logs.listing, name(fqn.encode(), "fqn"))
-        task = task_key(type, report)
+        try:
+            key, report, silent = await newest(fqn)
+        except NoRuns as error:
+            if not error.silent:
+                raise
+            return _nothing(task_key(type, None), silence(error.silent))
+        task, headers = task_key(type, report), {"tailrace-run": _header(key.run)}
         try:
             page = await page_from_start(node, key, after, min(limit, settings.max_lines))
         except NotFound:  # a status came, and no line yet
-            return _flat(key, {task: "", "total": "0"})
-        headers = {"tailrace-run": _header(key.run)}
+            return _nothing(task, headers | silence(silent))
+        headers |= silence([*silent, *page.silent])
         more = partial(more_lines, node, key)
         return page_response(more, page, task, _rest, encoder=Plain(), headers=headers)
 
@@ -129,9 +137,15 @@ def last_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRoute
     )
     @router.head("/{fqn}/last/download", include_in_schema=False)
     async def download(fqn: str, request: Request) -> Response:
-        key, _ = await last_run(node.status, node.run_logs.listing, name(fqn.encode(), "fqn"))
+        try:
+            key, _, silent = await newest(fqn)
+        except NoRuns as error:
+            if not error.silent:
+                raise
+            raise not_said(f"{fqn} has no known run", error.silent) from error
         size = await node.run_logs.reader.size(key)
         response = answer(node, key, size, request.headers)
+        response.headers.update(silence([*silent, *size.silent]))
         response.headers["tailrace-run"] = _header(key.run)
         if response.status_code in (200, 206):
             response.headers["content-type"] = "application/octet-stream"
@@ -151,8 +165,8 @@ def _rest(_: Page, last: Page) -> dict[str, str]:
     return value
 
 
-def _flat(key: RunKey, value: dict[str, str]) -> Response:
-    return JSONResponse(value, headers={"tailrace-run": _header(key.run)})
+def _nothing(task: str, headers: Mapping[str, str]) -> Response:
+    return JSONResponse({task: "", "total": "0"}, headers=headers)
 
 
 def _header(run: str) -> str:

@@ -12,7 +12,7 @@ from logstore.clock import Clock
 from logstore.search.moments import parse_moment
 from service.http.gate import visible
 from service.http.node import NodeApi
-from service.http.pages import must_know
+from service.http.pages import must_know, named
 from service.http.settings import PageSettings
 from service.http.targets import BASE, one_of_each, refuse_unknown, run_key
 from service.http.targets import name as component_name
@@ -53,6 +53,8 @@ class RunList(BaseModel):
     details: list[RunDetails]
     after: str | None
     """Where the next page begins; null at the end. A page with few runs may have one too."""
+    silent: list[str] = []
+    """Nodes that did not answer: runs with lines only there are not listed. Else not there."""
 
 
 class PipelineList(BaseModel):
@@ -61,6 +63,8 @@ class PipelineList(BaseModel):
     pipelines: list[str]
     after: str | None
     """Where the next page begins; null at the end."""
+    silent: list[str] = []
+    """Nodes that did not answer: pipelines with lines only there are not listed. Else not there."""
 
 
 class Deleted(BaseModel):
@@ -80,7 +84,12 @@ def listing_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRo
     """The routes of lists and deletions."""
     router = APIRouter(prefix=BASE, tags=["runs"])
 
-    @router.get("", summary="Pipelines that have runs", response_model=PipelineList)
+    @router.get(
+        "",
+        summary="Pipelines that have runs",
+        response_model=PipelineList,
+        response_model_exclude_unset=True,
+    )
     async def pipelines(
         request: Request,
         limit: Annotated[int, Query(ge=1, description="Pipelines at most.")] = _MAX_RUNS,
@@ -94,12 +103,13 @@ def listing_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRo
             min(limit, _MAX_RUNS),
             after or None,
         )
-        return {"pipelines": sorted(found.names), "after": found.after}
+        return {"pipelines": sorted(found.names), "after": found.after} | named(found.silent)
 
     @router.get(
         "/{fqn}",
         summary="Runs of a pipeline, those that changed last first",
         response_model=RunList,
+        response_model_exclude_unset=True,
     )
     async def runs(
         fqn: str,
@@ -137,13 +147,14 @@ def listing_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRo
             now_ms=now_ms,
             report=node.status.get,
         )
-        if not found.runs and not after:
+        if not found.runs and not after and not found.silent:
             await must_know(node, pipeline)
         details = [_details(run) for run in sorted(found.runs, key=_newest, reverse=True)]
         return {
             "runs": [run["runId"] for run in details],
             "details": details,
             "after": found.after,
+            **named(found.silent),
         }
 
     @router.delete(

@@ -315,7 +315,9 @@ def live_routes(node: NodeApi, max_readers: int, counters: HttpCounters) -> APIR
                 " GET /query/stream?fqn=…&run=…, which waits for a window.",
             )
         if runId == "last":
-            key, _ = await last_run(node.status, node.run_logs.listing, name(fqn.encode(), "fqn"))
+            key = (
+                await last_run(node.status, node.run_logs.listing, name(fqn.encode(), "fqn"))
+            ).key
         else:
             key = run_key(fqn, runId)
         return EventStream(

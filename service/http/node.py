@@ -19,7 +19,7 @@ from service.runs.pages import Page
 from service.runs.parts import RecordPart
 from service.runs.read import LogPiece, LogSize
 from service.runs.records import ArrowRecords, RecordPage, RecordPiece
-from service.runs.run_pages import NamePage, RunFilter, RunPage, RunSummary
+from service.runs.run_pages import NamePage, Newest, RunFilter, RunPage
 from service.status.status import RunStatus
 from service.tail import Tail
 
@@ -109,8 +109,8 @@ class RecordsReader(Protocol):
 class RunListing(Protocol):
     """Lists pipelines and runs."""
 
-    async def runs(self, fqn: str, limit: int) -> Sequence[RunSummary]:
-        """Runs of a pipeline, newest first."""
+    async def newest(self, fqn: str) -> Newest:
+        """The run of a pipeline that began last."""
         ...
 
     async def run_page(

@@ -135,9 +135,10 @@ def page_routes(node: NodeApi, settings: PageSettings) -> APIRouter:
             if start.at is not None:  # whoever has the id of a record knows that there was one
                 raise
             # As upstream: a reader may come before the first line, but not to no pipeline.
-            await must_know(node, key.fqn)
             silent = error.silent if isinstance(error, NoLines) else ()
-            return _nothing(silent) if ndjson else _json(_EMPTY | _named(silent))
+            if not silent:
+                await must_know(node, key.fqn)
+            return _nothing(silent) if ndjson else _json(_EMPTY | named(silent))
         encoder = Compressed() if compressed else Plain()
         more = partial(_more_by_ulid, node, key) if by_ulid else partial(more_lines, node, key)
         return page_response(more, found, "logs", rest, encoder=encoder)
@@ -240,7 +241,8 @@ async def page_from_start(node: NodeApi, key: RunKey, after: str | None, limit: 
 
 async def must_know(node: NodeApi, fqn: str) -> None:
     """Raises `NotFound` if no run of the pipeline ever sent a line or a status."""
-    if not await node.run_logs.listing.runs(fqn, 1) and not await node.status.knows(fqn):
+    newest = await node.run_logs.listing.newest(fqn)
+    if newest.run is None and not newest.silent and not await node.status.knows(fqn):
         raise NotFound(
             f"no pipeline {fqn!r}", hint="Its first batch or pipelineStatus makes a pipeline."
         )
@@ -264,7 +266,7 @@ def _rest(first: Page, last: Page) -> dict[str, Any]:
         value["streaming"] = True
     if first.record_line is not None:
         value |= {"line": first.record_line, "firstLine": first.first_line}
-    return value | _named([*first.silent, *last.silent])
+    return value | named([*first.silent, *last.silent])
 
 
 def _rest_of_records(first: Page, last: Page) -> dict[str, Any]:
@@ -272,7 +274,7 @@ def _rest_of_records(first: Page, last: Page) -> dict[str, Any]:
     return _rest(first, last) | {"firstLine": first.first_line}
 
 
-def _named(silent: Iterable[str]) -> dict[str, Any]:
+def named(silent: Iterable[str]) -> dict[str, Any]:
     """Nodes that did not answer, if there are any."""
     names = sorted(set(silent))
     return {"silent": names} if names else {}
@@ -281,7 +283,7 @@ def _named(silent: Iterable[str]) -> dict[str, Any]:
 def _nothing(silent: Sequence[str]) -> Response:
     stats: dict[str, Any] = {"complete": not silent, "records": 0, "missing": []}
     stats |= {name: value for name, value in _EMPTY.items() if name != "logs"}
-    body = orjson.dumps({"stats": stats | _named(silent)}) + b"\n"
+    body = orjson.dumps({"stats": stats | named(silent)}) + b"\n"
     return Response(body, status_code=206 if silent else 200, media_type=NDJSON)
 
 

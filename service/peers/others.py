@@ -23,7 +23,7 @@ from service.peers import messages
 from service.peers.hot import ask_for_lines
 from service.peers.peers import Peers
 from service.runs.deletions import Deletions
-from service.runs.elsewhere import NOWHERE, Elsewhere, Told
+from service.runs.elsewhere import NOWHERE, Elsewhere, RunsElsewhere, Told
 
 _TOLD_SECONDS = 5.0
 
@@ -57,18 +57,18 @@ class Others:
             return NOWHERE
         return await ask_for_lines(key, self._own, self._peers, self._deletions.note)
 
-    async def runs(self, fqn: str | None) -> list[tuple[RunKey, int]]:
-        """Runs with lines beyond the chunks at those that answer, and their newest ids."""
+    async def runs(self, fqn: str | None) -> RunsElsewhere:
+        """Runs with lines beyond the chunks, of a pipeline or of all. Raises `Unavailable`."""
         await self._current(self._deletions)
         if not self._peers:
-            return []
+            return RunsElsewhere()
         gathered = await self._peers.ask(messages.encode({"fqn": fqn}), "runs")
         found: dict[RunKey, int] = {}
         for answer in gathered.answers.values():
             for name, run, ulid in answer.head.get("runs", ()):
                 key = RunKey(str(name), str(run))
                 found[key] = max(found.get(key, 0), ulids.decode(ulid))
-        return list(found.items())
+        return RunsElsewhere(list(found.items()), tuple(sorted(gathered.silent)))
 
     async def highest(self, fqn: str, run: str | None) -> tuple[int, tuple[str, ...]]:
         """The highest ULID that they know; who did not say. Raises `Unavailable`.

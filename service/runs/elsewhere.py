@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from logstore.batch import RunKey
 from logstore.position import Position
@@ -55,6 +55,13 @@ class Elsewhere:
 NOWHERE = Elsewhere()
 
 
+class RunsElsewhere(NamedTuple):
+    """Runs with lines beyond the chunks at other nodes, and their newest ids; who did not say."""
+
+    runs: Sequence[tuple[RunKey, int]] = ()
+    silent: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Told:
     """Who did not hear of a change, and whether somebody who did is still at it."""
@@ -74,8 +81,8 @@ class OtherNodes(Protocol):
         """Lines of the run beyond the chunks. To be asked before the manifest is read."""
         ...
 
-    async def runs(self, fqn: str | None) -> list[tuple[RunKey, int]]:
-        """Runs with lines beyond the chunks, of a pipeline or of all, and their newest ids."""
+    async def runs(self, fqn: str | None) -> RunsElsewhere:
+        """Runs with lines beyond the chunks, of a pipeline or of all."""
         ...
 
     async def highest(self, fqn: str, run: str | None) -> tuple[int, tuple[str, ...]]:
@@ -104,8 +111,8 @@ class NoOtherNodes:
     async def lines(self, key: RunKey) -> Elsewhere:  # noqa: ARG002
         return NOWHERE
 
-    async def runs(self, fqn: str | None) -> list[tuple[RunKey, int]]:  # noqa: ARG002
-        return []
+    async def runs(self, fqn: str | None) -> RunsElsewhere:  # noqa: ARG002
+        return RunsElsewhere()
 
     async def highest(self, fqn: str, run: str | None) -> tuple[int, tuple[str, ...]]:  # noqa: ARG002
         return 0, ()

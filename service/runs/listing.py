@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from collections.abc import Set as AbstractSet
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,12 +24,13 @@ from logstore.objects.store import ObjectStore
 from logstore.runs.manifest import Manifest, decode_manifest
 from logstore.runs.report import Report
 from service.runs.deletions import Deletions
-from service.runs.elsewhere import OtherNodes
+from service.runs.elsewhere import OtherNodes, RunsElsewhere
 from service.runs.openmetadata.layout import Upstream
 from service.runs.pending import FlushProgress
 from service.runs.pin import Pin
 from service.runs.run_pages import (
     NamePage,
+    Newest,
     RunEntry,
     RunFilter,
     RunNames,
@@ -42,6 +44,13 @@ from service.runs.snapshot import Snapshot, Snapshots
 _READERS = 16
 _READ_PIPELINES = 10_000  # for one page
 _AFTER_NAME = "n1."
+
+
+class _Hot(NamedTuple):
+    """Runs with lines in journals, and the nodes that did not say of which they have some."""
+
+    keys: list[RunKey]
+    silent: tuple[str, ...]
 
 
 class Listing:
@@ -81,7 +90,15 @@ class Listing:
 
     async def runs(self, fqn: str, limit: int) -> list[RunSummary]:
         """The runs of a pipeline, newest first. Raises `StoreUnavailable`, `Damaged`."""
+        return await self._runs(fqn, limit, (await self._hot(fqn)).keys)
+
+    async def newest(self, fqn: str) -> Newest:
+        """The run of a pipeline that began last. Raises `StoreUnavailable`, `Damaged`."""
         hot = await self._hot(fqn)
+        found = await self._runs(fqn, 1, hot.keys)
+        return Newest(found[0] if found else None, hot.silent)
+
+    async def _runs(self, fqn: str, limit: int, hot: Iterable[RunKey]) -> list[RunSummary]:
         infos = [info async for info in self._store.list(keys.manifests_of(fqn))]
         infos.sort(key=lambda info: info.modified_ms, reverse=True)
         found = await self._not_imported(fqn, {info.key for info in infos})
@@ -104,7 +121,8 @@ class Listing:
     async def _names(self, fqn: str) -> RunNames:
         """All runs of a pipeline, none of them read."""
         hot = self._hot_times(fqn)
-        for key, ulid in await self._elsewhere(fqn):
+        elsewhere = await self._elsewhere(fqn)
+        for key, ulid in elsewhere.runs:
             hot[key] = max(hot.get(key, 0), ulid >> 80)
         prefix = keys.manifests_of(fqn)
         found: dict[str, int] = {}
@@ -117,7 +135,8 @@ class Listing:
             name = encode(key.run)
             found[name] = max(found.get(name, 0), moment)
         entries = [RunEntry(moment, name) for name, moment in found.items()]
-        return RunNames(fqn, entries, {encode(key.run): key for key in hot}, others)
+        names = {encode(key.run): key for key in hot}
+        return RunNames(fqn, entries, names, others, elsewhere.silent)
 
     async def _summary(self, names: RunNames, component: str) -> RunSummary | None:
         """A run as it is now; None if it is gone."""
@@ -143,7 +162,7 @@ class Listing:
 
     async def pipelines(self) -> list[str]:
         """Names of all pipelines that have runs, in order."""
-        found = {key.fqn for key in await self._hot()}
+        found = {key.fqn for key in (await self._hot()).keys}
         async for folder in self._store.folders(keys.RUNS):
             name = await self._pipeline(folder)
             if name is not None:
@@ -157,7 +176,8 @@ class Listing:
 
         Fewer if many folders of pipelines have none. Raises `StoreUnavailable`.
         """
-        hot = {encode(key.fqn): key.fqn for key in await self._hot()}
+        known = await self._hot()
+        hot = {encode(key.fqn): key.fqn for key in known.keys}
         behind = _behind_name(after)
         found = set(hot)
         async for folder in self._store.folders(keys.RUNS):
@@ -166,11 +186,11 @@ class Listing:
         left = [c for c in sorted(found) if c > behind and may_match(c, wanted)]
         for number, component in enumerate(left):
             if len(names) == limit or number == _READ_PIPELINES:
-                return NamePage(names, _AFTER_NAME + left[number - 1])
+                return NamePage(names, _AFTER_NAME + left[number - 1], known.silent)
             name = hot.get(component) or await self._pipeline(f"{keys.RUNS}{component}/")
             if name is not None and (wanted is None or wanted.fullmatch(name)):
                 names.append(name)
-        return NamePage(names, None)
+        return NamePage(names, None, known.silent)
 
     async def exists(self, key: RunKey) -> bool:
         """Whether the run has lines."""
@@ -215,9 +235,9 @@ class Listing:
     def _deleted(self, key: RunKey) -> int:
         return self._deletions.horizon(key)
 
-    async def _hot(self, fqn: str | None = None) -> list[RunKey]:
+    async def _hot(self, fqn: str | None = None) -> _Hot:
         """Runs, of a pipeline or of all, with undeleted lines in the journal of any node."""
-        elsewhere = [key for key, _ in await self._elsewhere(fqn)]
+        elsewhere = await self._elsewhere(fqn)
         with self._pin() as pin:
             batches = pin.batches(start=self._progress.flushed_pos)
             rows = batches.rows
@@ -227,12 +247,14 @@ class Listing:
                 horizon = self._deleted(key)
                 if not horizon or lowest_and_highest(rows[rows["run"] == number])[1] > horizon:
                     found.append(key)
-        return list(dict.fromkeys([*found, *elsewhere]))
+        theirs = [key for key, _ in elsewhere.runs]
+        return _Hot(list(dict.fromkeys([*found, *theirs])), elsewhere.silent)
 
-    async def _elsewhere(self, fqn: str | None) -> list[tuple[RunKey, int]]:
+    async def _elsewhere(self, fqn: str | None) -> RunsElsewhere:
         """Runs with undeleted lines at other nodes, and their newest ids."""
         found = await self._others.runs(fqn)
-        return [(key, ulid) for key, ulid in found if ulid > self._deleted(key)]
+        left = [(key, ulid) for key, ulid in found.runs if ulid > self._deleted(key)]
+        return RunsElsewhere(left, found.silent)
 
 
 def _behind_name(after: str | None) -> str:

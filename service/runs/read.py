@@ -28,7 +28,14 @@ from logstore.runs.manifest import Manifest
 from service.runs.chunks import Chunks, Moved
 from service.runs.cursors import cursor_at, resolved, unseen
 from service.runs.lines import read_lines
-from service.runs.pages import MAX_PAGE_BYTES, Page, TextLines, Wanted, read_page
+from service.runs.pages import (
+    MAX_PAGE_BYTES,
+    Page,
+    TextLines,
+    Wanted,
+    read_page,
+    silent_of,
+)
 from service.runs.snapshot import Place, Snapshot, Snapshots, Stretch
 
 _STEP_BYTES = 1 << 20
@@ -131,13 +138,17 @@ class LogPiece:
 
 @dataclass(frozen=True, slots=True)
 class LogSize:
-    """The size of a run's log, and how much of it is in the store under which ETag."""
+    """The size of a run's log, and how much of it is in the store under which ETag.
+
+    `silent` are nodes that did not say which lines they have beyond what is stored.
+    """
 
     stored_bytes: int
     total_bytes: int
     total_lines: int
     etag: str | None
     state: str
+    silent: tuple[str, ...] = ()
 
 
 class RunLogReader:
@@ -226,7 +237,14 @@ class RunLogReader:
         async def measure(snapshot: Snapshot) -> LogSize:
             stored = snapshot.chunk_bytes
             etag = _etag(snapshot) if snapshot.exists else None
-            return LogSize(stored, snapshot.size, snapshot.lines, etag, snapshot.state)
+            return LogSize(
+                stored,
+                snapshot.size,
+                snapshot.lines,
+                etag,
+                snapshot.state,
+                silent_of(snapshot),
+            )
 
         return await self._snapshots.with_one(key, measure)
 

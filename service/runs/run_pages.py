@@ -97,19 +97,37 @@ class ListedRun(NamedTuple):
     report: Report | None
 
 
+class Newest(NamedTuple):
+    """The run of a pipeline that began last, None without any.
+
+    `silent` are nodes that did not say which runs they have lines of.
+    """
+
+    run: RunSummary | None
+    silent: tuple[str, ...] = ()
+
+
 class NamePage(NamedTuple):
-    """Names of pipelines, in order, and what to go on behind; None at the end."""
+    """Names of pipelines, in order, and what to go on behind; None at the end.
+
+    `silent` are nodes that did not say which pipelines they have lines of.
+    """
 
     names: list[str]
     after: str | None
+    silent: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RunPage:
-    """Some runs, and where the next ones begin; None at the end."""
+    """Some runs, and where the next ones begin; None at the end.
+
+    `silent` are nodes that did not say, for the first page, which runs they have lines of.
+    """
 
     runs: list[ListedRun]
     after: str | None
+    silent: tuple[str, ...] = ()
 
 
 class RunEntry(NamedTuple):
@@ -127,6 +145,7 @@ class RunNames:
     entries: list[RunEntry]
     hot: Mapping[str, RunKey] = field(default_factory=dict)
     upstream: Mapping[str, RunSummary] = field(default_factory=dict)
+    silent: tuple[str, ...] = ()
 
 
 class _Place(NamedTuple):
@@ -199,9 +218,10 @@ class RunPages:
                 if len(found) == limit:
                     break
         if at >= len(order.entries):
-            return RunPage(found, None)
+            return RunPage(found, None, order.names.silent)
         last = order.entries[at - 1]
-        return RunPage(found, _encode(_Place(since, at > order.settled, last)))
+        behind = _encode(_Place(since, at > order.settled, last))
+        return RunPage(found, behind, order.names.silent)
 
     async def _listed(
         self,

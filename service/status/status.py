@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from logstore import keys
@@ -23,6 +23,7 @@ from logstore.batch import RunKey
 from logstore.clock import Clock
 from logstore.errors import InvalidCursor, InvalidInput, NotFound, TailraceError
 from logstore.runs.report import Report
+from service.runs.run_pages import Newest, RunSummary
 from service.runs.settings import RunSettings
 from service.status.endings import Endings, is_terminal
 from service.status.reports import Expiry, Head, Reports
@@ -241,37 +242,46 @@ def _place(name: str) -> tuple[int, int]:
         raise InvalidCursor(f"not a place in the statuses: {error}", field="next") from error
 
 
-class Begun(Protocol):
-    """A run in a list, with the time of its first line in milliseconds."""
-
-    @property
-    def run(self) -> str: ...
-    @property
-    def first_ms(self) -> int | None: ...
-
-
 class Runs(Protocol):
     """The lists of runs with lines."""
 
-    async def runs(self, fqn: str, limit: int) -> Sequence[Begun]:
-        """Runs of a pipeline, the one whose first line is newest first."""
+    async def newest(self, fqn: str) -> Newest:
+        """The run of a pipeline whose first line is newest."""
         ...
 
 
-async def last_run(status: RunStatus, text: Runs, fqn: str) -> tuple[RunKey, Report | None]:
-    """The pipeline's last run, and its status if it has one.
+class LastRun(NamedTuple):
+    """A pipeline's last run, and its status if it has one.
 
-    Raises `NotFound` if it has none, `StoreUnavailable`.
+    `silent` are nodes that did not say whether they have lines of a later one.
     """
+
+    key: RunKey
+    report: Report | None
+    silent: tuple[str, ...] = ()
+
+
+class NoRuns(NotFound):
+    """The pipeline has no runs; the `silent` nodes did not say whether they have some."""
+
+    def __init__(self, fqn: str, silent: tuple[str, ...]) -> None:
+        super().__init__(
+            f"{fqn} has no runs", hint="Its first batch or pipelineStatus makes a run."
+        )
+        self.silent = silent
+
+
+async def last_run(status: RunStatus, text: Runs, fqn: str) -> LastRun:
+    """The pipeline's last run. Raises `NoRuns` if it has none, `StoreUnavailable`."""
     reported = (await status.of_pipeline(fqn, limit=1)).reports
-    written = await text.runs(fqn, 1)
-    if reported and not (written and _began_after(written[0], reported[0])):
-        return reported[0].key, reported[0]
-    if not written:
-        raise NotFound(f"{fqn} has no runs", hint="Its first batch or pipelineStatus makes a run.")
-    key = RunKey(fqn, written[0].run)
-    return key, await status.get(key)
+    written, silent = await text.newest(fqn)
+    if reported and not (written and _began_after(written, reported[0])):
+        return LastRun(reported[0].key, reported[0], silent)
+    if written is None:
+        raise NoRuns(fqn, silent)
+    key = RunKey(fqn, written.run)
+    return LastRun(key, await status.get(key), silent)
 
 
-def _began_after(run: Begun, report: Report) -> bool:
+def _began_after(run: RunSummary, report: Report) -> bool:
     return run.run != report.key.run and (run.first_ms or 0) > report.created_ms

@@ -25,7 +25,7 @@ from service.runs.pages import Page
 from service.runs.parts import RecordPart, as_records
 from service.runs.read import LogPiece, LogSize
 from service.runs.records import ArrowRecords, RecordPage, RecordPiece
-from service.runs.run_pages import ListedRun, NamePage, RunFilter, RunPage, RunSummary
+from service.runs.run_pages import ListedRun, NamePage, Newest, RunFilter, RunPage, RunSummary
 from service.runs.settings import RunSettings
 from service.status.reports import Expiry, Reports
 from service.status.settings import OpenMetadataSettings
@@ -234,6 +234,10 @@ class MemoryRunLogs:
             raise self.failures.pop(0)
         keys = [key for key in reversed(self.held) if key.fqn == fqn]
         return [self._summary(key) for key in keys[:limit]]
+
+    async def newest(self, fqn: str) -> Newest:
+        runs = await self.runs(fqn, 1)
+        return Newest(runs[0] if runs else None)
 
     def _summary(self, key: RunKey) -> RunSummary:
         text = self.whole(key)

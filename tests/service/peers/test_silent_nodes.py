@@ -94,6 +94,7 @@ def test_a_node_is_stopped_and_later_killed_for_good_let_go_and_returns(
         records = httpx.get(f"{a.url}{path}", params={"format": "ndjson"}, timeout=60)
         stats = json.loads(records.text.splitlines()[-1])["stats"]
         assert (records.status_code, stats["complete"], stats["silent"]) == (206, False, [there])
+    _lists_and_downloads_name(a, there)
     assert httpx.post(f"{a.url}{closed}/close", timeout=60).json()["state"] == "closing"
     rows = _until_over(leases, there)
     assert rows[0]["state"] == "forgotten"
@@ -104,12 +105,30 @@ def test_a_node_is_stopped_and_later_killed_for_good_let_go_and_returns(
     reply = httpx.delete(f"{a.url}{BASE}/svc.silent/nothing", timeout=30)
     assert reply.status_code == 200
     assert httpx.get(f"{a.url}/health/ready").json().get("problems", []) == []
+    listed = httpx.get(f"{a.url}{BASE}/svc.silent").json()
+    assert (listed["runs"], "silent" in listed) == (["closed"], False)
 
     b.start()
     assert lines(b, kept) == lines(a, kept) == "one"
     states = {row["state"]: row["node"] for row in leases("nodes")[1] if row["node"] == there}
     assert states.keys() >= {"returned"}
     assert "was let go" in b.output()
+
+
+def _lists_and_downloads_name(service: ServiceProcess, node: str) -> None:
+    def get(path: str) -> httpx.Response:
+        return httpx.get(f"{service.url}{BASE}{path}", timeout=60)
+
+    for path in ("", "/svc.silent", "/svc.nobody.knows"):
+        assert get(path).raise_for_status().json()["silent"] == [node]
+    assert get("/svc.silent").json()["runs"] == ["closed"]
+    for path in ("/svc.silent/last", "/svc.silent/last/download", "/svc.silent/closed/download"):
+        reply = get(path).raise_for_status()
+        assert (reply.headers["tailrace-silent"], "two" in reply.text) == (node, True)
+    assert get("/svc.nobody.knows/last").headers["tailrace-silent"] == node
+    for path in ("/svc.silent/kept/download", "/svc.nobody.knows/last/download"):
+        reply = get(path)  # which only the silent node might have
+        assert (reply.status_code, node in reply.json()["detail"]) == (503, True)
 
 
 def _marked(service: ServiceProcess, runs: set[str]) -> bool:
