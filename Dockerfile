@@ -3,8 +3,8 @@
 #   docker build -t tailrace .
 #   docker run -p 127.0.0.1:8790:8790 -v tailrace:/data tailrace
 #
-# Inside the container it listens on all addresses, so publish the port where only those
-# reach it who may read and write logs: there is no authentication.
+# Inside the container it listens on all addresses. Without rules of access (`access.rules`) it lets
+# everybody read and write, so publish the port only where those are who may.
 
 FROM python:3.11-slim-bookworm AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
@@ -16,12 +16,13 @@ RUN /opt/tailrace/bin/pip install --no-cache-dir --require-hashes --no-build-iso
     && /opt/tailrace/bin/pip install --no-cache-dir --require-hashes --no-build-isolation \
         -r requirements/spark.txt
 COPY client client
-COPY pyproject.toml README.md ./
+COPY pyproject.toml README.md LICENSE ./
 COPY logstore logstore
 COPY coordination coordination
 COPY service service
 COPY compactor compactor
 COPY forwarder forwarder
+COPY pipelines pipelines
 COPY tailrace tailrace
 RUN /opt/tailrace/bin/pip install --no-cache-dir --no-deps --no-build-isolation ./client .
 

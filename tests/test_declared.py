@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -70,3 +72,32 @@ def test_tests_and_benchmarks_import_what_is_declared() -> None:
 def test_what_only_another_package_brings_is_found() -> None:
     known = declared(_PROJECT["dependencies"]) | declared(_EXTRAS["spark"])
     assert missing(RUNNING, known - {"starlette"}) == {"starlette"}
+
+
+def test_the_image_has_every_package(tmp_path: Path) -> None:
+    """No engine for containers runs in tests: what the build copies is installed beside it."""
+    allowed = set((ROOT / ".dockerignore").read_text().split())
+    for line in re.findall(r"^COPY ([^-].*) \S+$", (ROOT / "Dockerfile").read_text(), re.MULTILINE):
+        for name in line.split():
+            assert f"!{name.split('/')[0]}" in allowed
+            _copy(name, tmp_path / "build")
+    installed = tmp_path / "installed"
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
+    offline = ["--no-deps", "--no-build-isolation", "--no-index", f"--target={installed}"]
+    subprocess.run([*pip, *offline, "./client", "."], check=True, cwd=tmp_path / "build")
+    for package in [*RUNNING, CLIENT]:
+        folder = ROOT / ("client" if package == CLIENT else "") / package
+        assert _sources(installed / package) == _sources(folder)
+
+
+def _copy(name: str, to: Path) -> None:
+    if (ROOT / name).is_dir():
+        shutil.copytree(ROOT / name, to / name, ignore=shutil.ignore_patterns("__pycache__"))
+    else:
+        (to / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, to / name)
+
+
+def _sources(package: Path) -> set[Path]:
+    found = (path.relative_to(package) for path in package.rglob("*") if path.is_file())
+    return {path for path in found if path.suffix != ".pyc"}
