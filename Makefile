@@ -83,7 +83,7 @@ page: ## Write service/page from page/ (needs Node.js with npm)
 picture: dev ## Write docs/page.png, the picture in the README, from real logs: LOGS=FOLDER (needs Chromium)
 	@$(PY) -m tests.page.picture $(LOGS) $(ARGS)
 
-lock: ## Resolve pyproject.toml into requirements/*.txt, with hashes (needs uv)
+lock: ## Resolve pyproject.toml into requirements/*.txt, with hashes (with uv)
 	@.ci/lock
 
 clean: ## Remove caches and .venv; data stays
