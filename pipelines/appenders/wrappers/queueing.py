@@ -6,7 +6,8 @@
 
 While the wrapped appender writes, the pipeline reads, filters and sorts what is next. When the
 queue is full it waits. `sync` waits until the queue is empty, so a checkpoint holds what it holds
-without this wrapper. A failure is raised by the next call.
+without this wrapper. `flush` is put into the queue, and what it gave is told by a later one. A
+failure is raised by the next call.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class Async(Wrapper):
         self._changed = threading.Condition()
         self._waiting = 0
         self._failure: BaseException | None = None
+        self._flushed: Future[bool] | None = None
         self._thread: threading.Thread | None = None
 
     def start(self, context: Context, state: State | None) -> None:
@@ -81,7 +83,13 @@ class Async(Wrapper):
         self._wait_for(super().saved)
 
     def flush(self) -> bool:
-        return bool(self._wait_for(super().flush))
+        """What the last one gave, once it is through the queue: the pipeline does not wait."""
+        last = self._flushed
+        self._raise_failure()
+        if last is not None and not last.done():
+            return False
+        self._flushed = self._later(super().flush)
+        return last is not None and last.result()
 
     def deleted(self, deleted: Deleted) -> None:
         self._wait_for(super().deleted, deleted)
@@ -100,6 +108,10 @@ class Async(Wrapper):
 
     def _wait_for(self, call: Callable[..., Any], *arguments: Any) -> Any:
         """What the call gives in the thread, behind everything that waits there."""
+        return self._later(call, *arguments).result()
+
+    def _later(self, call: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """The same, without waiting for it."""
         done: Future[Any] = Future()
 
         def work() -> None:
@@ -107,9 +119,10 @@ class Async(Wrapper):
                 done.set_exception(self._failure)
             else:
                 _settle(done, call, *arguments)
+                self._failure = done.exception()
 
         self._calls.put(work)
-        return done.result()
+        return done
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

@@ -6,8 +6,9 @@
     to: {type: otlp, url: "https://collector:4318/v1/logs"}
 
 A failed `append` may have been done half. So a new appender is started from the last saved state
-and gets everything again that came since then; these events are kept, up to `buffer_size`. Behind
-that, and when all attempts failed, the failure is the pipeline's.
+and gets everything again that came since then; these events are kept, up to `buffer_size`. If there
+are more, none is kept, and until the next checkpoint a failure is the pipeline's, as it is when all
+attempts failed.
 """
 
 from __future__ import annotations
@@ -45,11 +46,13 @@ class Retry(Wrapper):
     def __init__(self, settings: RetrySettings, make: Callable[[], Appender]) -> None:
         super().__init__(make)
         self._settings = settings
+        self._most = settings.buffer_size
         self._context: Context | None = None
         self._saved: State | None = None
         self._synced: State | None = None
-        self._settled: list[pa.Table] = []  # in the last `sync`, which is not saved yet
-        self._since: list[pa.Table] = []
+        # None: there were too many. In the last `sync`, which is not saved yet:
+        self._settled: list[pa.Table] | None = []
+        self._since: list[pa.Table] | None = []
 
     def start(self, context: Context, state: State | None) -> None:
         self._context, self._saved = context, state
@@ -61,12 +64,14 @@ class Retry(Wrapper):
 
     def append(self, events: pa.Table) -> None:
         self._trying(lambda: self._inner.append(events))
-        self._since.append(events)
+        if self._since is not None:
+            self._since.append(events)
+        if sum(one.nbytes for one in (*(self._settled or ()), *(self._since or ()))) > self._most:
+            self._settled = self._since = None
 
     def sync(self) -> State:
         state = self._trying(self._inner_sync)
-        self._synced = state
-        self._settled, self._since = [*self._settled, *self._since], []
+        self._synced, self._settled, self._since = state, self._kept(), []
         return state
 
     def saved(self) -> None:
@@ -77,6 +82,12 @@ class Retry(Wrapper):
         return self._trying(super().flush)
 
     # --- attempts ------------------------------------------------------------------------
+
+    def _kept(self) -> list[pa.Table] | None:
+        """All events behind the saved checkpoint; None if there were too many."""
+        if self._settled is None or self._since is None:
+            return None
+        return [*self._settled, *self._since]
 
     def _inner_sync(self) -> State:
         return self._inner.sync()
@@ -94,9 +105,8 @@ class Retry(Wrapper):
                     self._begin_again()
                 return call()
             except Exception as error:
-                kept = sum(one.nbytes for one in (*self._settled, *self._since))
                 attempt += 1
-                if attempt > self._settings.attempts or kept > self._settings.buffer_size:
+                if attempt > self._settings.attempts or self._kept() is None:
                     raise
                 log.warning("%s tries again: %s", self._name, error)
             threading.Event().wait(pause)
@@ -115,5 +125,5 @@ class Retry(Wrapper):
             self._inner.stop()
         self._inner = self._make()
         self._inner.start(self._context, self._saved)
-        for events in (*self._settled, *self._since):
+        for events in self._kept() or ():
             self._inner.append(events)

@@ -171,13 +171,43 @@ def test_attempts_end(tmp_path: Path) -> None:
     appender.stop()
 
 
+def test_no_more_is_kept_for_another_attempt_than_may_be(tmp_path: Path) -> None:
+    """With too much since the checkpoint a failure is the pipeline's, and nothing is kept."""
+    table = events(["a", "b", "c"])
+    settings = RetrySettings(attempts=3, pause=0.0, buffer_size=table.nbytes * 2)
+    appender = Retry(settings, failing(tmp_path, 4, 8))
+    appender.start(context(), None)
+    before = pa.total_allocated_bytes()
+    for _ in range(3):
+        appender.append(events(["a", "b", "c"]))
+    assert pa.total_allocated_bytes() - before < table.nbytes
+    with pytest.raises(AppenderFailed, match="call 4"):
+        appender.append(table)
+    appender.stop()
+    appender = Retry(settings, failing(tmp_path / "2", 8))
+    appender.start(context(), None)
+    for _ in range(3):
+        appender.append(table)
+    appender.sync()
+    appender.saved()
+    for _ in range(2):
+        appender.append(table)
+    appender.sync()  # the seventh call; the eighth fails, and is tried again
+    appender.saved()
+    appender.append(table)
+    appender.sync()
+    appender.stop()
+    lines = sorted((tmp_path / "2").glob("all*.log"))
+    assert sum(path.read_text().count("\n") for path in lines) == 18
+
+
 class Slow:
     """An appender that waits until it may go on, and is told of everything."""
 
     def __init__(self) -> None:
         self.may = threading.Event()
         self.told: list[object] = []
-        self.fails = False
+        self.fails = self.flush_fails = False
 
     def start(self, context: Context, state: State | None) -> None:
         self.told.append(state)
@@ -198,6 +228,9 @@ class Slow:
         self.told.append("stop")
 
     def flush(self) -> bool:
+        self.told.append("flush")
+        if self.flush_fails:
+            raise AppenderFailed("flush")
         return True
 
     def deleted(self, deleted: Deleted) -> None:
@@ -210,14 +243,32 @@ def test_a_queue_takes_events_while_the_appender_writes() -> None:
     appender.start(context(), {"n": 1})
     appender.append(events(["a"]))
     appender.append(events(["b"]))
+    assert not appender.flush()  # nor does this one wait
+    assert not appender.flush()
     assert slow.told == [{"n": 1}]
     slow.may.set()
     appender.deleted({("a", None): 1})
-    assert appender.sync() == {"told": 4}
+    assert appender.sync() == {"told": 5}
     assert appender.flush()
     appender.saved()
     appender.stop()
-    assert slow.told == [{"n": 1}, ["a"], ["b"], {("a", None): 1}, "saved", "stop"]
+    told = [{"n": 1}, ["a"], ["b"], "flush", {("a", None): 1}, "flush", "saved", "stop"]
+    assert slow.told == told
+
+
+def test_a_flush_that_fails_in_the_queue_is_raised_before_a_checkpoint() -> None:
+    slow = Slow()
+    appender = Async(AsyncSettings(), lambda: slow)
+    appender.start(context(), None)
+    appender.append(events(["a"]))
+    assert not appender.flush()
+    slow.flush_fails = True
+    slow.may.set()
+    with pytest.raises(AppenderFailed, match="flush"):
+        appender.sync()
+    with pytest.raises(AppenderFailed, match="flush"):
+        appender.flush()
+    appender.stop()
 
 
 def test_a_queue_that_is_full_waits_and_a_failure_is_raised_by_the_next_call() -> None:
