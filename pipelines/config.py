@@ -39,6 +39,7 @@ _INNER: Final = "to"
 _SECRET: Final = re.compile(r"\.(?:url|headers)\b")
 """Keys of appenders that hold tokens."""
 _HINT: Final = "The keys are listed in docs/pipelines.md."
+_PLUGIN: Final = "The appender is a plugin's: whoever wrote it has to mend that."
 _DEFAULTS: Final = PipelineDefaults()
 
 
@@ -129,46 +130,40 @@ class PipelineConfig:
         """Its name."""
         return self.settings.name
 
-
-def read_folder(
-    folder: str, registry: Registry, defaults: PipelineDefaults = _DEFAULTS
-) -> list[PipelineConfig]:
-    """The pipelines of a folder's `*.yaml`, by name. Raises `InvalidInput`."""
-    try:
-        names = sorted(os.listdir(folder))
-    except OSError as error:
-        raise InvalidInput(f"the folder {folder} cannot be read: {error.strerror}") from None
-    paths = [os.path.join(folder, name) for name in names if name.endswith((".yaml", ".yml"))]
-    found: dict[str, PipelineConfig] = {}
-    for path in paths:
-        config = read(path, registry, defaults)
-        if config.name in found:
-            raise InvalidInput(
-                f"{path} and {found[config.name].path} both are the pipeline {config.name!r}",
-                hint="A pipeline's name is that of its checkpoints: give each its own.",
-            )
-        found[config.name] = config
-    _refuse_shared(list(found.values()))
-    return [found[name] for name in sorted(found)]
+    def try_out(self) -> None:
+        """Makes each appender, without starting it. Raises `InvalidInput` for one that cannot."""
+        for one in self.appenders:
+            try:
+                one.make()
+            except Exception as error:  # a plugin may raise anything
+                said = f"the appender {one.name} of {self.name} cannot be made: {_said(error)}"
+                raise InvalidInput(f"{self.path}: {said}", hint=_PLUGIN) from error
 
 
-def _refuse_shared(pipelines: Sequence[PipelineConfig]) -> None:
-    """Raises `InvalidInput` if two appenders write the same files.
+class Writers:
+    """Who writes which files: no two appenders may write the same.
 
     Each goes back to its own checkpoint, and would cut off what the other one wrote. The settings
     of a type of appender say by `output` what it writes; empty: nothing that others write.
     """
-    writers: dict[str, str] = {}
-    for pipeline in pipelines:
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+
+    def add(self, pipeline: PipelineConfig) -> None:
+        """Raises `InvalidInput` if one of its appenders writes what another one does."""
+        new: dict[str, str] = {}
         for one in pipeline.appenders:
             output = getattr(one.innermost.settings, "output", "")
             name = f"{pipeline.name}/{one.name}"
-            if output and writers.setdefault(output, name) != name:
+            other = self._names.get(output) or new.setdefault(output, name)
+            if output and other != name:
                 raise InvalidInput(
-                    f"{writers[output]} and {name} both write {output}",
+                    f"{other} and {name} both write {output}",
                     field="appenders",
                     hint="Each file has one writer: give one of them another path.",
                 )
+        self._names.update(new)
 
 
 def read(path: str, registry: Registry, defaults: PipelineDefaults = _DEFAULTS) -> PipelineConfig:
@@ -176,12 +171,14 @@ def read(path: str, registry: Registry, defaults: PipelineDefaults = _DEFAULTS) 
     try:
         with open(path, encoding="utf-8") as file:
             content = yaml.safe_load(substituted(file.read(), os.environ))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise InvalidInput(f"{path} cannot be read: {error}", hint=_HINT) from None
     try:
         return parse(content, registry, path, defaults)
     except InvalidInput as error:
         raise InvalidInput(f"{path}: {error}", field=error.field, hint=error.hint) from None
+    except Exception as error:  # the settings of a plugin may
+        raise InvalidInput(f"{path} is not taken: {_said(error)}", hint=_PLUGIN) from error
 
 
 def parse(
@@ -203,7 +200,7 @@ def parse(
     if twice:
         raise InvalidInput(f"two appenders are called {twice[0]!r}", field="appenders", hint=_HINT)
     made = PipelineConfig(settings, appenders, path)
-    _refuse_shared([made])
+    Writers().add(made)
     return made
 
 
@@ -231,7 +228,15 @@ def _inner(rest: dict[str, Any], registry: Registry, name: str, where: str) -> A
     return _appender({**content, "name": name}, registry, where)
 
 
-def _made(cls: type[Any], content: Mapping[str, Any], where: str) -> Any:
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _made(cls: type[Any], content: Mapping[Any, Any], where: str) -> Any:
+    for name in content:
+        if not isinstance(name, str):
+            field = f"{where}{name}"
+            raise InvalidInput(f"the key {field} must be text", field=field, hint=_HINT)
     try:
         return cls(**content)
     except ValidationError as error:

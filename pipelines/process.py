@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -21,17 +21,18 @@ from coordination.pipelines.admin import NAME
 from coordination.pipelines.control import Control, change_control, read_control
 from coordination.pipelines.replay import Replay
 from logstore.errors import (
-    GroupEvicted,
     InvalidInput,
     LeaseLost,
     NotFound,
     OutcomeUnknown,
+    TailraceError,
     Unavailable,
 )
 from logstore.prometheus import serve
 from pipelines import work
 from pipelines.appenders.own_metrics import AppenderMetrics, Names
 from pipelines.config import PipelineConfig
+from pipelines.folder import Folder, beside
 from pipelines.gate import Gate
 from pipelines.memory import cached, memory_limit, share
 from pipelines.metrics import collect, health
@@ -51,21 +52,22 @@ _GROUP_SECONDS: Final = 10.0
 class PipelinesProcess:
     """Runs pipelines until it is stopped.
 
-    `read_again` gives the pipelines as their files say now, or raises `InvalidInput`: then what
-    runs goes on as it is. A pipeline that changed saves its checkpoints and goes on from there with
-    what its file says; the others notice nothing.
+    `read_again` gives what the files say now; what runs of a file that is wrong goes on as it is,
+    and so does everything if it raises `InvalidInput`. A pipeline that changed saves its
+    checkpoints and goes on from there with what its file says; the others notice nothing.
     """
 
     def __init__(
         self,
         world: World,
         pipelines: Sequence[PipelineConfig],
-        read_again: Callable[[], Sequence[PipelineConfig]] | None = None,
+        read_again: Callable[[], Folder] | None = None,
     ) -> None:
         self._world = world
         self._pipelines = {one.name: one for one in pipelines}
         self._read_again = read_again
         self._said: dict[str, str] = {}
+        self._wrong: dict[str, str] = {}
         self._memory = world.settings.pipelines.memory_bytes or memory_limit()
         self.source: SegmentSource = SegmentSource(
             world.segments,
@@ -109,7 +111,8 @@ class PipelinesProcess:
     @property
     def problems(self) -> list[str]:
         """What is wrong with pipelines, and with their files."""
-        return [f"{name}: {what}" if name else what for name, what in sorted(self._said.items())]
+        said = [f"{name}: {what}" if name else what for name, what in sorted(self._said.items())]
+        return [*said, *[what for _, what in sorted(self._wrong.items())]]
 
     @property
     def poll_seconds(self) -> float:
@@ -141,7 +144,7 @@ class PipelinesProcess:
                 for pipeline in self._pipelines.values():
                     await self._take(pipeline)
                 self._hand_over()
-                self.unready = "" in self._said or self._refused
+                self.unready = "" in self._said or bool(self._wrong) or self._refused
                 self._looked = self._world.clock.monotonic()
                 await wait_or_stop(self._world.clock, self.poll_seconds, self._stopping)
         finally:
@@ -172,11 +175,13 @@ class PipelinesProcess:
         if self._read_again is None:
             return
         try:
-            found = {one.name: one for one in await asyncio.to_thread(self._read_again)}
+            folder = beside(await asyncio.to_thread(self._read_again), self._pipelines)
         except InvalidInput as error:
-            self._say("", f"nothing is changed: {error}{f' ({error.hint})' if error.hint else ''}")
+            self._say("", f"nothing is changed: {_with_hint(error)}")
             return
         self._said.pop("", None)
+        self._tell_wrong(folder.wrong)
+        found = {one.name: one for one in folder.pipelines}
         for name in sorted({*found, *self._pipelines}):
             old, new = self._pipelines.get(name), found.get(name)
             if old == new:
@@ -186,6 +191,14 @@ class PipelinesProcess:
             self._said.pop(name, None)
             self._stop(name)
         self._pipelines = found
+
+    def _tell_wrong(self, wrong: Mapping[str, InvalidInput]) -> None:
+        """Says what is wrong with files, each once."""
+        now = {path: _with_hint(error) for path, error in wrong.items()}
+        for path, what in sorted(now.items()):
+            if self._wrong.get(path) != what:
+                log.error("a file is wrong, and what runs of it goes on as it is: %s", what)
+        self._wrong = now
 
     def _stop(self, pipeline: str) -> None:
         for worker in self.workers:
@@ -261,10 +274,12 @@ class PipelinesProcess:
                 self._workers[task] = worker
                 task.add_done_callback(lambda done: self._workers.pop(done, None))
         except InvalidInput as error:
-            self._say(pipeline.name, f"{error} ({error.hint})")
+            self._say(pipeline.name, _with_hint(error))
         except (Unavailable, OutcomeUnknown, LeaseLost, NotFound) as error:
             self._refused = True
             log.warning("%s waits: %s", pipeline.name, error)
+        except TailraceError as error:  # what is stored of it is damaged, or of a newer version
+            self._say(pipeline.name, _with_hint(error))
 
     def _tell(self, control: Control) -> None:
         """Tells the workers of a pipeline what operators want."""
@@ -317,14 +332,18 @@ class PipelinesProcess:
             try:
                 if queue is not None:
                     await work.move_group(self._world, pipeline, queue)
-            except (Unavailable, OutcomeUnknown, GroupEvicted) as error:
+            except TailraceError as error:
                 log.warning("%s keeps segments longer: %s", pipeline.name, error)
+
+
+def _with_hint(error: TailraceError) -> str:
+    return f"{error} ({error.hint})" if error.hint else str(error)
 
 
 async def run_pipelines(
     settings: PipelinesSettings,
     pipelines: Sequence[PipelineConfig],
-    read_again: Callable[[], Sequence[PipelineConfig]],
+    read_again: Callable[[], Folder],
     started: Callable[[PipelinesProcess], None],
 ) -> None:
     """Runs the pipelines until the process that `started` was given is stopped."""

@@ -20,6 +20,7 @@ from typing import Final
 import pyarrow as pa
 
 from logstore.clock import Clock
+from logstore.errors import Damaged, StoreUnavailable
 from logstore.segments.undeleted import undeleted
 from pipelines.ahead import Ahead
 from pipelines.events import Origin, ordered, runs_of
@@ -59,7 +60,10 @@ class SegmentSource:
         """Up to which ULID lines are deleted; another mapping once that changes."""
 
     async def refresh(self, since: float | None = None) -> None:
-        """Lists what is new, at most once a second for all callers. Raises `StoreUnavailable`.
+        """Lists what is new, at most once a second for all callers.
+
+        Raises `StoreUnavailable`, also if what the store says of its segments cannot be read: that
+        is no failure of whoever asks.
 
         While nothing is new it lists less often. `since` is a monotonic time at which, or later,
         the listing is to begin.
@@ -148,5 +152,7 @@ class SegmentSource:
             self.nodes, self._listed = nodes, began
             if whole:
                 self._whole = began
+        except Damaged as error:
+            raise StoreUnavailable(f"what is stored of segments is damaged: {error}") from error
         finally:
             self._listing = None

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from coordination.coordinator.lease import Lease
-from coordination.pipelines.checkpoint import Checkpoint, decode, encode
+from coordination.pipelines.checkpoint import Checkpoint, encode
 from coordination.pipelines.replay import Replay
 from logstore.clock import Clock
 from logstore.errors import LeaseLost, NotFound, OutcomeUnknown, TailraceError, Unavailable
@@ -75,7 +75,7 @@ class Worker:
         self.counts = Counts() if counts is None else counts
         self.delay_seconds = 0.0
         """Age of the oldest event of those that were given last."""
-        self.checkpoint_ms = decode(lease.progress).saved_ms
+        self.checkpoint_ms = 0
         self.progress: Progress | None = None
         """Where it is between two checkpoints; None while it is stopped or waits."""
         self.disabled = False
@@ -156,6 +156,8 @@ class Worker:
                 await self.lease.give_up()
 
     async def _failed(self, error: Exception) -> None:
+        if isinstance(error, Unavailable) and not self._may_go_on:
+            return  # it waited for the store until it was stopped
         self.counts.failures += 1
         said = f"{type(error).__name__}: {error}"
         if said != self.failure:
@@ -187,6 +189,7 @@ class Worker:
     async def _live(self) -> None:
         """From the last checkpoint to a stop, or a change of who takes the events."""
         checkpoint, dead = begun(self.lease.partition, self.asked), self.disabled
+        self.checkpoint_ms = checkpoint.saved_ms
         if dead and not self._settings.dead_letter_dir:
             await wait_or_stop(self.clock, _POLL_SECONDS, self._stopping)
             return

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from logstore.errors import InvalidInput
+from tailrace.cli import complain
 
 if TYPE_CHECKING:
     from pipelines.config import PipelineConfig
+    from pipelines.folder import Folder
     from pipelines.process import PipelinesProcess
 
 
@@ -100,11 +102,18 @@ def run(arguments: argparse.Namespace) -> int:
         return _check(arguments)
     if arguments.act in _ACTS:
         return asyncio.run(_change(arguments))
+    from pipelines.folder import beside
+
     read_again = _reader(arguments)
-    pipelines = read_again()
+    found = beside(read_again())
+    pipelines = found.pipelines
     if not pipelines:
-        raise InvalidInput(f"{arguments.dir} has no pipeline", hint="A pipeline is a file *.yaml.")
+        nothing = InvalidInput(
+            f"{arguments.dir} has no pipeline", hint="A pipeline is a file *.yaml."
+        )
+        raise next(iter(found.wrong.values()), nothing)
     if arguments.act == "status":
+        _complain_of(found)
         return asyncio.run(_status(arguments, pipelines))
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     return _run(arguments, pipelines, read_again)
@@ -117,11 +126,16 @@ def _settings(arguments: argparse.Namespace) -> Any:
     return load_settings(flags, arguments.config)
 
 
-def _reader(arguments: argparse.Namespace) -> Callable[[], Sequence[PipelineConfig]]:
+def _complain_of(found: Folder) -> None:
+    for error in found.wrong.values():
+        complain(str(error), error.hint)
+
+
+def _reader(arguments: argparse.Namespace) -> Callable[[], Folder]:
     """Reads the pipelines of `--dir` with the plugins of `--lib`, as both are then."""
     from pipelines.appenders.libraries import Libraries
     from pipelines.appenders.registry import Registry
-    from pipelines.config import read_folder
+    from pipelines.folder import read_folder
 
     if not arguments.dir:
         raise InvalidInput("--dir is missing", hint="Say which folder has the pipelines' files.")
@@ -132,7 +146,7 @@ def _reader(arguments: argparse.Namespace) -> Callable[[], Sequence[PipelineConf
 def _run(
     arguments: argparse.Namespace,
     pipelines: Sequence[PipelineConfig],
-    read_again: Callable[[], Sequence[PipelineConfig]],
+    read_again: Callable[[], Folder],
 ) -> int:
     from logstore.disk import apply_umask
     from logstore.memory import give_back_freed_memory
@@ -154,22 +168,37 @@ def _run(
 
 
 def _check(arguments: argparse.Namespace) -> int:
+    """Says what each file is, and everything that is wrong; appenders are made, not started."""
     import os
 
     from pipelines.appenders.libraries import Libraries
     from pipelines.appenders.registry import Registry
-    from pipelines.config import read, read_folder
+    from pipelines.config import read
+    from pipelines.folder import Folder, beside, read_folder
 
-    rest = Registry(Libraries(arguments.lib or ())), _settings(arguments).pipelines.defaults
-    found = [
-        one
-        for path in arguments.paths
-        for one in (read_folder(path, *rest) if os.path.isdir(path) else [read(path, *rest)])
-    ]
-    for one in found:
-        appenders = ", ".join(f"{each.name} ({each.part.type})" for each in one.appenders)
-        print(f"{one.path}: pipeline {one.name}: {appenders}")
-    return 0
+    registry = Registry(Libraries(arguments.lib or ()))
+    rest = registry, _settings(arguments).pipelines.defaults
+    wrong = dict(registry.wrong)
+    for path in arguments.paths:
+        try:
+            folder = (
+                read_folder(path, *rest) if os.path.isdir(path) else Folder([read(path, *rest)])
+            )
+        except InvalidInput as error:
+            wrong[path] = error
+            continue
+        folder = beside(folder)
+        wrong |= folder.wrong
+        for one in folder.pipelines:
+            try:
+                one.try_out()
+            except InvalidInput as error:
+                wrong[one.path] = error
+                continue
+            appenders = ", ".join(f"{each.name} ({each.part.type})" for each in one.appenders)
+            print(f"{one.path}: pipeline {one.name}: {appenders}")
+    _complain_of(Folder(wrong=wrong))
+    return 1 if wrong else 0
 
 
 def _import(arguments: argparse.Namespace) -> int:

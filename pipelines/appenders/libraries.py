@@ -32,11 +32,15 @@ Load = Callable[[], Any]
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """A kind of appender that is found, and not loaded yet; `origin` is for people."""
+    """A kind of appender that is found, and not loaded yet; `origin` is for people.
+
+    `value` is what its entry point names, if it has one.
+    """
 
     name: str
     origin: str
     load: Load
+    value: str = ""
 
 
 class Libraries:
@@ -46,8 +50,11 @@ class Libraries:
         self._folders = [os.path.abspath(folder) for folder in folders]
         self._files: dict[str, tuple[tuple[int, int], Mapping[str, Any]]] = {}
 
-    def plugins(self) -> list[Plugin]:
-        """What is there now. Raises `InvalidInput` that names the folder or the file."""
+    def plugins(self, wrong: dict[str, InvalidInput]) -> list[Plugin]:
+        """What is there now; a file that cannot be used comes into `wrong`, by its path.
+
+        Raises `InvalidInput` for a folder that cannot be read.
+        """
         found: list[Plugin] = []
         for folder in self._folders:
             try:
@@ -58,14 +65,22 @@ class Libraries:
                 ) from None
             for name in names:
                 path = os.path.join(folder, name)
-                if name.endswith(".py"):
-                    found += self._of_file(path)
-                elif name.endswith(".whl"):
-                    found += _of_wheel(path)
+                try:
+                    found += self._of(path)
+                except InvalidInput as error:
+                    wrong[path] = error
         return found
 
+    def _of(self, path: str) -> list[Plugin]:
+        if path.endswith(".py"):
+            return self._of_file(path)
+        return _of_wheel(path) if path.endswith(".whl") else []
+
     def _of_file(self, path: str) -> list[Plugin]:
-        found = os.stat(path)
+        try:
+            found = os.stat(path)
+        except OSError as error:  # taken away since it was listed
+            raise InvalidInput(f"{path} cannot be read: {error.strerror}", hint=_HINT) from None
         stamp = found.st_mtime_ns, found.st_size
         known = self._files.get(path)
         if known is None or known[0] != stamp:
@@ -128,7 +143,9 @@ def _of_wheel(path: str) -> list[Plugin]:
             f"{path} has no appenders",
             hint=f"Its entry points need the group {GROUP}.",
         )
-    return [Plugin(one.name, f"{one.value} in {path}", _loading(path, one)) for one in ours]
+    return [
+        Plugin(one.name, f"{one.value} in {path}", _loading(path, one), one.value) for one in ours
+    ]
 
 
 def _loading(path: str, entry: EntryPoint) -> Load:

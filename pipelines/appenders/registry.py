@@ -46,22 +46,33 @@ _METHODS: Final = ("start", "append", "sync", "saved", "stop")
 class Registry:
     """Kinds by the `type` that names them. A plugin is loaded when somebody names it.
 
-    Raises `InvalidInput` for folders of plugins that cannot be used, and for a name that two have.
+    A plugin that cannot be used, or has the name of another, is in `wrong` by what it is of: it
+    keeps nobody from running who does not name it. Raises `InvalidInput` for folders that cannot be
+    read.
     """
 
     def __init__(self, libraries: Libraries | None = None) -> None:
         self._plugins: dict[str, Plugin] = {}
-        installed = [Plugin(one.name, one.value, one.load) for one in entry_points(group=GROUP)]
-        for plugin in [*installed, *(() if libraries is None else libraries.plugins())]:
+        self.wrong: dict[str, InvalidInput] = {}
+        others = [] if libraries is None else libraries.plugins(self.wrong)
+        # A wheel that was loaded is on Python's path, and looks as if it was installed.
+        again = {(one.name, one.value) for one in others}
+        installed = [
+            Plugin(one.name, one.value, one.load)
+            for one in entry_points(group=GROUP)
+            if (one.name, one.value) not in again
+        ]
+        for plugin in [*installed, *others]:
             known = self._plugins.get(plugin.name)
             if known is not None or plugin.name in OURS:
                 other = "Tailrace itself" if known is None else known.origin
-                raise InvalidInput(
+                self.wrong[plugin.origin] = InvalidInput(
                     f"the appender {plugin.name!r} of {plugin.origin} is also one of {other}",
                     field="type",
                     hint="Give it another name, or take one of them away.",
                 )
-            self._plugins[plugin.name] = plugin
+            else:
+                self._plugins[plugin.name] = plugin
 
     @property
     def names(self) -> list[str]:

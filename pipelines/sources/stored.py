@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from functools import partial
 
@@ -9,6 +10,7 @@ import pyarrow as pa
 
 from coordination.groups import Start
 from logstore import keys, ulid
+from logstore.errors import Damaged
 from logstore.names import decode
 from logstore.objects.store import ObjectStore
 from logstore.runs.deletions import StoredDeletions
@@ -17,6 +19,8 @@ from logstore.segments.quarantine import quarantined_segments
 from logstore.segments.reader import open_segment, read_footer
 from pipelines.events import EVENTS, Origin
 from pipelines.sources.contract import Deletions, Fetched, Held, Node, Segment
+
+log = logging.getLogger("tailrace.pipelines")
 
 
 class StoredSegments:
@@ -35,7 +39,7 @@ class StoredSegments:
             if component.startswith(".") or name is None:
                 continue
             old = known.get(name) or Node(0)
-            low = max((await read_watermark(self._store, name)).low, 1)
+            low = max(await self._low(name, old), 1)
             sizes = {seq: size for seq, size in old.sizes.items() if seq >= low}
             last = keys.segment(name, max(sizes)) if sizes else ""
             async for info in self._store.list(keys.segments_of(name), after=last):
@@ -44,6 +48,17 @@ class StoredSegments:
                     sizes[parsed[1]] = info.size
             found[name] = Node(low, sizes, quarantined.get(name, set()))
         return found
+
+    async def _low(self, node: str, known: Node) -> int:
+        """The lowest segment that is kept; as it was known, while a node's mark is damaged.
+
+        Its node makes it anew. Until then what was removed makes that node wait, and no other.
+        """
+        try:
+            return (await read_watermark(self._store, node)).low
+        except Damaged as error:
+            log.warning("the watermark of %s is damaged: %s", node, error)
+            return known.low
 
     async def deletions(self) -> Deletions:
         """As `Segments.deletions`."""

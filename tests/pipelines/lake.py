@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +25,7 @@ from logstore.segments.writer import encode_segment
 from logstore.table.schema import COLUMNS, application
 from logstore.table.table import Table
 from pipelines.config import PipelineConfig
+from pipelines.folder import Folder
 from pipelines.process import PipelinesProcess
 from pipelines.settings import PipelinesSettings
 from pipelines.world import World, open_world
@@ -113,7 +114,7 @@ class Lake:
     async def running(
         self,
         *pipelines: PipelineConfig,
-        read_again: Callable[[], Sequence[PipelineConfig]] | None = None,
+        read_again: Callable[[], Folder] | None = None,
     ) -> AsyncIterator[PipelinesProcess]:
         """A process that runs these."""
         async with self.world() as world:

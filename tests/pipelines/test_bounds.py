@@ -12,6 +12,7 @@ import pytest
 
 from logstore import keys
 from logstore.objects.store import ObjectInfo
+from pipelines.folder import Folder
 from pipelines.gate import Gate
 from pipelines.hooks import Hooks
 from pipelines.memory import cached, pieces, share
@@ -48,7 +49,7 @@ async def test_a_pipeline_that_is_given_up_frees_what_waited(lake: Lake) -> None
     files = [named("x", pipeline("x", **waits)), named("y", pipeline("y", **waits))]
     for number in range(3):
         await lake.put(*[f"{number} {line} " + "x" * 1000 for line in range(1000)])
-    async with lake.running(*files, read_again=lambda: files) as process:
+    async with lake.running(*files, read_again=lambda: Folder(files)) as process:
         await until(lambda: len(process.workers) == 2)
         await until(
             lambda: all(

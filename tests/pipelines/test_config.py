@@ -16,7 +16,8 @@ from pipelines.appenders.contract import Kind
 from pipelines.appenders.notify import Rule
 from pipelines.appenders.registry import OURS, Registry
 from pipelines.appenders.rolling_file import RollingFile
-from pipelines.config import AppenderPart, PipelineSettings, parse, read, read_folder
+from pipelines.config import AppenderPart, PipelineSettings, parse, read
+from pipelines.folder import beside, read_folder
 from pipelines.section import Seconds, Section
 from pipelines.selection import Selection
 from tailrace.cli import main
@@ -32,7 +33,7 @@ def pipeline(**more: Any) -> dict[str, Any]:
 def test_a_pipeline_has_defaults(tmp_path: Path) -> None:
     path = tmp_path / "p.yaml"
     path.write_text("name: p\nappenders: [{type: stdout, name: ${NAME:-out}}]\n")
-    (found,) = read_folder(str(tmp_path), Registry())
+    (found,) = read_folder(str(tmp_path), Registry()).pipelines
     assert (found.settings.event_delay_ms, found.settings.checkpoint_interval_ms) == (2000, 10_000)
     assert [one.name for one in found.appenders] == ["out"]
 
@@ -64,13 +65,6 @@ def test_a_pipeline_has_defaults(tmp_path: Path) -> None:
 def test_what_is_wrong_is_named(content: Any, says: str) -> None:
     with pytest.raises(InvalidInput, match=says):
         parse(content, Registry())
-
-
-def test_two_files_of_one_pipeline_are_refused(tmp_path: Path) -> None:
-    for name in ("a.yaml", "b.yaml"):
-        (tmp_path / name).write_text("name: p\nappenders: [{type: stdout, name: out}]\n")
-    with pytest.raises(InvalidInput, match=r"b\.yaml and .*a\.yaml both are the pipeline 'p'"):
-        read_folder(str(tmp_path), Registry())
 
 
 def test_an_error_names_the_file(tmp_path: Path) -> None:
@@ -150,7 +144,7 @@ def test_each_default_may_be_written_down() -> None:
 
 def test_the_examples_are_pipelines() -> None:
     folder = Path(__file__).parents[2] / "deploy" / "pipelines"
-    found = {one.name: one for one in read_folder(str(folder), Registry())}
+    found = {one.name: one for one in read_folder(str(folder), Registry()).pipelines}
     assert sorted(found) == ["audit", "by-application", "objects"]
     audit, metrics, debug = found["by-application"].appenders
     table = events(["in", "out"], attributes={"logger": "audit.login"})
@@ -169,8 +163,9 @@ def test_two_appenders_that_write_the_same_files_are_refused(tmp_path: Path) -> 
     for name, appender in (("p", one), ("q", wrapped)):
         content = {"name": name, "appenders": [appender]}
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(content))
-    with pytest.raises(InvalidInput, match="p/a and q/b both write"):
-        read_folder(str(tmp_path), Registry())
+    folder = beside(read_folder(str(tmp_path), Registry()))
+    assert [one.name for one in folder.pipelines] == ["p"]
+    assert "p/a and q/b both write" in str(folder.wrong[str(tmp_path / "q.yaml")])
     stores = [{"type": "rolling_object", "name": name} for name in "ab"]
     parse(pipeline(appenders=stores), Registry())
     for one in stores:

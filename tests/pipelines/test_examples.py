@@ -13,14 +13,17 @@ from logstore.clock import SystemClock
 from logstore.disk import Disk
 from pipelines.appenders.contract import Context
 from pipelines.appenders.registry import Registry
-from pipelines.config import read, read_folder
+from pipelines.config import read
+from pipelines.folder import beside, read_folder
 from tests.pipelines.events import BASE_MS, events
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "pipelines"
 
 
 def test_every_example_is_right() -> None:
-    found = {one.name: one for one in read_folder(str(FOLDER), Registry())}
+    folder = beside(read_folder(str(FOLDER), Registry()))
+    found = {one.name: one for one in folder.pipelines}
+    assert folder.wrong == {}
     assert {"audit", "by-application"} <= set(found)
     for path in FOLDER.glob("*.yaml"):
         assert yaml.safe_load(path.read_text())["name"] in found

@@ -14,13 +14,15 @@ import pytest
 from coordination.groups import change_group, evict, pipeline_group, read_group
 from coordination.pipelines.control import change_control
 from logstore import keys
-from logstore.errors import InvalidInput
+from logstore.errors import InvalidInput, StoreUnavailable
 from logstore.objects.settings import PipelineSettings
 from logstore.runs.deletions import Deletion, encode_deletion
 from pipelines.config import PipelineConfig
+from pipelines.folder import Folder
+from pipelines.source import SegmentSource
 from pipelines.status import rows
 from tests.pipelines.lake import Lake
-from tests.pipelines.remembering import Remembering, forget, has, pipeline, until
+from tests.pipelines.remembering import Remembering, forget, has, named, pipeline, until
 
 __all__ = ["forget"]  # a fixture for each test here
 
@@ -40,6 +42,22 @@ async def test_a_failing_appender_holds_up_nobody_and_gets_everything_once(lake:
         await until(has("whole", "1", "2", "3", "4", "5"))
         Remembering.failing = set()
         await until(has("broken", "1", "2", "3", "4", "5"))
+
+
+async def test_a_stop_while_the_store_is_away_disables_no_appender(
+    lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = pipeline("a", error_threshold=1, dead_letter_dir=str(tmp_path / "dead"))
+
+    async def away(self: object, *_: object) -> None:
+        raise StoreUnavailable("no answer")
+
+    monkeypatch.setattr(SegmentSource, "refresh", away)
+    async with lake.running(made) as process:
+        await until(lambda: any("no answer" in (w.failure or "") for w in process.workers))
+    async with lake.world() as world:
+        (row,) = await rows(world, ["p"])
+    assert row["state"] == "running"
 
 
 async def test_appenders_that_hang_hold_up_nobody_and_no_stop(
@@ -212,39 +230,102 @@ async def test_an_appender_that_keeps_failing_is_disabled_and_can_be_enabled(
 async def test_files_that_change_are_taken_over_without_a_restart(
     lake: Lake, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One pipeline is changed, one added, one removed; one that is wrong changes nothing."""
+    """One is changed, one added, one removed; what runs of a file that is wrong goes on."""
     caplog.set_level("INFO")
 
-    def named(name: str, appender: str, **settings: Any) -> PipelineConfig:
-        made = pipeline(appender, **settings)
-        return PipelineConfig(made.settings.model_copy(update={"name": name}), made.appenders)
+    def of_file(name: str, appender: str, **settings: Any) -> PipelineConfig:
+        return replace(named(name, pipeline(appender, **settings)), path=f"{name}.yaml")
 
-    files: list[PipelineConfig | InvalidInput] = [named("x", "a"), named("y", "b")]
+    files = [of_file("x", "a"), of_file("y", "b")]
+    wrong: dict[str, InvalidInput] = {}
 
-    def read_again() -> list[PipelineConfig]:
-        for one in files:
-            if isinstance(one, InvalidInput):
-                raise one
-        return [one for one in files if not isinstance(one, InvalidInput)]
+    def read_again() -> Folder:
+        if "" in wrong:
+            raise wrong[""]
+        return Folder(list(files), dict(wrong))
 
     await lake.put("INFO 1")
-    async with lake.running(*read_again(), read_again=read_again) as process:
+    async with lake.running(*files, read_again=read_again) as process:
         await until(lambda: len(Remembering.lines) == 2 and all(Remembering.lines.values()))
         untouched = next(one for one in process.workers if one.pipeline == "y")
-        files[:] = [named("x", "a", filter={"level": "ERROR"}), named("y", "b"), named("z", "c")]
+        files[:] = [
+            of_file("x", "a", filter={"level": "ERROR"}),
+            of_file("y", "b"),
+            of_file("z", "c"),
+        ]
         await until(has("c", "INFO 1"))
         await lake.put("INFO 2", "ERROR 3")
         await until(has("a", "INFO 1", "ERROR 3"))
         await until(has("b", "INFO 1", "INFO 2", "ERROR 3"))
         assert untouched in process.workers
-        files[:] = [InvalidInput("c.yaml: unknown key filtr")]
-        await until(lambda: "nothing is changed: c.yaml: unknown key filtr" in caplog.text)
-        assert len(process.workers) == 3
-        files[:] = [named("y", "b")]
+        wrong["z.yaml"] = InvalidInput("z.yaml: unknown key filtr")
+        files[:] = [of_file("y", "b")]
+        await until(lambda: sorted(one.pipeline for one in process.workers) == ["y", "z"])
+        assert "what runs of it goes on as it is: z.yaml: unknown key filtr" in caplog.text
+        assert process.problems == ["z.yaml: unknown key filtr"]
+        assert process.unready
+        await lake.put("INFO 4")
+        await until(has("c", "INFO 1", "INFO 2", "ERROR 3", "INFO 4"))
+        wrong[""] = InvalidInput("the folder x cannot be read")
+        await until(lambda: "nothing is changed: the folder x cannot be read" in caplog.text)
+        assert len(process.workers) == 2
+        wrong.clear()
         await until(lambda: [one.pipeline for one in process.workers] == ["y"])
+        await until(lambda: not process.unready)
     assert "pipeline x was changed" in caplog.text
     assert "pipeline z was added" in caplog.text
     assert "pipeline z was removed" in caplog.text
+
+
+@pytest.mark.parametrize("what", ["control", "group", "partitions"])
+async def test_what_is_stored_of_a_pipeline_is_damaged_and_the_others_go_on(
+    lake: Lake, what: str
+) -> None:
+    broken, whole = named("x", pipeline("a")), named("y", pipeline("b"))
+    await lake.put("1")
+    async with lake.running(broken, whole):
+        await until(has("b", "1"))
+        await until(has("a", "1"))
+    where = {
+        "control": keys.pipeline_control("x"),
+        "group": keys.group(pipeline_group("x")),
+    }
+    if what == "partitions":
+        async with lake.world() as world:
+            (one,) = (await world.partitions.page("pipelines|x", after=None)).partitions
+            await world.partitions.change(one, replace(one, progress="{ torn"))
+    else:
+        await lake.store.put(where[what], b"{ torn")
+    await lake.put("2")
+    async with lake.running(broken, whole) as process:
+        await until(has("b", "1", "2"))
+        await until(lambda: bool(process.problems or [w for w in process.workers if w.failure]))
+        await process.move_groups()
+        await lake.put("3")
+        await until(has("b", "1", "2", "3"))
+        assert Remembering.lines["a"] == ["1"]
+    group = await read_group(lake.store, pipeline_group("y"))
+    assert group is not None
+    assert group.cursor("n").seq > 0, "whose group has moved"
+
+
+@pytest.mark.parametrize("what", ["watermark", "deletion"])
+async def test_what_is_damaged_in_the_store_is_waited_for_and_fails_no_appender(
+    lake: Lake, what: str, tmp_path: Path
+) -> None:
+    made = pipeline("a", error_threshold=1, dead_letter_dir=str(tmp_path / "dead"))
+    key = keys.watermark("other") if what == "watermark" else keys.deleted_pipeline("shop.gone")
+    await lake.put("0", node="other")
+    await lake.store.put(key, b"{ torn")
+    async with lake.running(made) as process:
+        await lake.put("1")
+        if what == "deletion":
+            await until(lambda: any("damaged" in (w.failure or "") for w in process.workers))
+            assert Remembering.lines["a"] == []
+            await lake.store.delete([key])
+        await until(lambda: sorted(Remembering.lines.get("a", [])) == ["0", "1"])
+        assert not any(one.disabled for one in process.workers)
+        assert sum(one.failures for one in process.counts.values()) == 0
 
 
 async def test_a_paused_pipeline_does_nothing_until_it_is_resumed(lake: Lake) -> None:
