@@ -2,8 +2,8 @@
 
 The name is resolved for every request, and only an address that was checked is connected to: a
 name that resolves to something else a moment later changes nothing. Private addresses are refused
-unless `allow_private` says otherwise; those of this link (which metadata services of clouds have),
-of groups and of nobody always. Redirects are not followed, proxies of the environment are not used,
+unless `allow_private` says otherwise; those of this link and others where clouds serve credentials
+of machines, of groups and of nobody always. Redirects are not followed, proxies of the environment are not used,
 and what is said about failures has the host alone, since addresses and headers hold secrets.
 """
 
@@ -26,7 +26,16 @@ from pipelines.section import Seconds, Section, key
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 _ANSWER_BYTES: Final = 65_536
-_NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
+_EMBEDDING: Final = tuple(
+    map(ipaddress.IPv6Network, ("64:ff9b::/96", "::/96", "::ffff:0:0:0/96"))
+)
+"""IPv6 whose last 32 bits are an address of IPv4: NAT64, IPv4-compatible, IPv4-translated."""
+_PRIVATE: Final = tuple(map(ipaddress.ip_network, ("fec0::/10", "64:ff9b:1::/48", "192.0.0.0/24")))
+"""Private networks that Python takes for public ones."""
+_MACHINES: Final = frozenset(
+    map(ipaddress.ip_address, ("168.63.129.16", "192.0.0.192", "fd00:ec2::254", "fd20:ce::254"))
+)
+"""Where clouds serve credentials of machines, and that are not addresses of the link."""
 _HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _OURS: Final = frozenset({"host", "content-length", "transfer-encoding", "connection"})
 
@@ -148,9 +157,12 @@ def is_allowed(text: str, *, private: bool) -> bool:
     address = _meant(ipaddress.ip_address(text.partition("%")[0]))
     if address.is_link_local or address.is_multicast or address.is_unspecified:
         return False
-    if address.is_global:
+    if address in _MACHINES or _is_broadcast(address):
+        return False
+    hidden = any(address in network for network in _PRIVATE)
+    if address.is_global and not hidden:
         return True
-    return private and (address.is_private or address.is_loopback) and not _is_broadcast(address)
+    return private and (hidden or address.is_private or address.is_loopback)
 
 
 def _is_broadcast(address: Address) -> bool:
@@ -162,9 +174,10 @@ def _meant(address: Address) -> Address:
     if isinstance(address, ipaddress.IPv4Address):
         return address
     inside = address.ipv4_mapped or address.sixtofour
-    if inside is None and address in _NAT64:
+    if inside is None and any(address in network for network in _EMBEDDING):
         inside = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-    return address if inside is None else inside
+    plain = address.is_loopback or address.is_unspecified
+    return address if inside is None or plain else inside
 
 
 class _Plain(http.client.HTTPConnection):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,7 @@ from pydantic import ValidationError
 from logstore.clock import SystemClock
 from logstore.disk import Disk
 from logstore.errors import InvalidInput
+from pipelines.appenders import http
 from pipelines.appenders.contract import AppenderFailed, Context
 from pipelines.appenders.http import HttpSettings, Poster, is_allowed
 from pipelines.appenders.registry import Registry
@@ -52,6 +54,19 @@ def context() -> Context:
         ("::", False, False),
         ("224.0.0.1", False, False),
         ("255.255.255.255", False, False),
+        ("::127.0.0.1", True, False),
+        ("::a9fe:a9fe", False, False),
+        ("::ffff:0:7f00:1", True, False),
+        ("::ffff:0:a9fe:a9fe", False, False),
+        ("64:ff9b:1::7f00:1", True, False),
+        ("fec0::1", True, False),
+        ("2001::1", True, False),
+        ("192.0.0.8", True, False),
+        ("100.100.100.200", False, False),
+        ("168.63.129.16", False, False),
+        ("192.0.0.192", False, False),
+        ("fd00:ec2::254", False, False),
+        ("fd20:ce::254", False, False),
     ],
 )
 def test_where_a_request_may_go(address: str, private: bool, public: bool) -> None:
@@ -66,6 +81,36 @@ def test_this_machine_is_not_reached_by_any_name_of_it(receiver: Receiver, host:
     poster = Poster(HttpSettings(url=f"http://{host}:{receiver.port}/x"))
     with pytest.raises(AppenderFailed, match=r"where no request is sent to|cannot be resolved"):
         poster.post(b"x", {})
+    assert receiver.requests == []
+
+
+def test_a_name_that_changes_its_address_leads_nowhere_else(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DNS rebinding: what was checked is what is connected to, though the name means another."""
+    asked: list[str] = []
+
+    def resolved(host: str, port: int, *_: object, **__: object) -> list[tuple[object, ...]]:
+        asked.append(host)
+        address = "192.0.2.1" if len(asked) == 1 else "127.0.0.1"
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))]
+
+    connected: list[str] = []
+
+    def connect(address: tuple[str, int], timeout: float | None) -> socket.socket:
+        connected.append(address[0])
+        raise ConnectionRefusedError("nobody there")
+
+    monkeypatch.setattr(http, "is_allowed", lambda address, private: address == "192.0.2.1")
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    monkeypatch.setattr(socket, "create_connection", connect)
+    poster = Poster(HttpSettings(url=f"http://rebound.example:{receiver.port}/x"))
+    with pytest.raises(AppenderFailed, match="rebound.example:.* did not answer"):
+        poster.post(b"x", {})
+    assert (asked, connected) == (["rebound.example"], ["192.0.2.1"])
+    with pytest.raises(AppenderFailed, match="127.0.0.1, where no request is sent to"):
+        poster.post(b"x", {})
+    assert connected == ["192.0.2.1"]
     assert receiver.requests == []
 
 
