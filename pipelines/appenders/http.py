@@ -3,8 +3,9 @@
 The name is resolved for every request, and only an address that was checked is connected to: a
 name that resolves to something else a moment later changes nothing. Private addresses are refused
 unless `allow_private` says otherwise; those of this link and others where clouds serve credentials
-of machines, of groups and of nobody always. Redirects are not followed, proxies of the environment are not used,
-and what is said about failures has the host alone, since addresses and headers hold secrets.
+of machines, of groups and of nobody always. Redirects are not followed, proxies of the environment
+are not used, and what is said about failures has the host alone, since addresses and headers hold
+secrets.
 """
 
 from __future__ import annotations
@@ -26,9 +27,7 @@ from pipelines.section import Seconds, Section, key
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 _ANSWER_BYTES: Final = 65_536
-_EMBEDDING: Final = tuple(
-    map(ipaddress.IPv6Network, ("64:ff9b::/96", "::/96", "::ffff:0:0:0/96"))
-)
+_EMBEDDING: Final = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "::/96", "::ffff:0:0:0/96")))
 """IPv6 whose last 32 bits are an address of IPv4: NAT64, IPv4-compatible, IPv4-translated."""
 _PRIVATE: Final = tuple(map(ipaddress.ip_network, ("fec0::/10", "64:ff9b:1::/48", "192.0.0.0/24")))
 """Private networks that Python takes for public ones."""

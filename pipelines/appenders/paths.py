@@ -81,6 +81,13 @@ class PathTemplate:
         """The field that tells a run, or a pipeline, from an earlier one of the same name."""
         return "run" if "run" in self.fields else "fqn" if "fqn" in self.fields else None
 
+    def owner(self, events: pa.Table, row: int) -> tuple[str, str | None] | None:
+        """Whose deletion ends an event's file: a run's, or all runs' (None); None: nobody's."""
+        if self._generations is None:
+            return None
+        run = events.column("run_id")[row].as_py() if self._generations == "run" else None
+        return events.column("fqn")[row].as_py(), run
+
     @property
     def of_one_pipeline(self) -> bool:
         """Whether no two parts of the pipelines' names have a path in common."""

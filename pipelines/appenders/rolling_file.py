@@ -88,9 +88,13 @@ class RollingFileSettings(RolledSettings, AccessSettings):
 
 @dataclass(slots=True)
 class _Open:
+    """A file that grows: whose deletion ends it, and up to which ULID that was deleted before."""
+
     file: File
     size: int
     used: float
+    owner: tuple[str, str | None] | None = None
+    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +163,9 @@ class RollingFile:
         for path, rows in groups:
             chosen = lines if len(groups) == 1 else lines.take(pa.array(rows))
             self._write(path, *_bytes_of(chosen))
+            one = self._open[path]
+            if one.owner is None and (owner := self._template.owner(events, int(rows[0]))):
+                one.owner, one.generation = owner, parts.context.generation(*owner)
         self._close_idle()
 
     def sync(self) -> State:
@@ -198,11 +205,13 @@ class RollingFile:
         return self._sweep()
 
     def deleted(self, deleted: Deleted) -> None:
-        """Removes the files of deleted runs, if the settings say so."""
-        folders = self._template.run_folders
+        """Closes the files of deleted runs, and removes them if the settings say so."""
+        parts, folders = self._started(), self._template.run_folders
+        for path, one in list(self._open.items()):
+            if one.owner is not None and parts.context.generation(*one.owner) > one.generation:
+                self._close(path)
         if self._settings.on_delete == "keep" or folders is None or not deleted:
             return
-        parts = self._started()
         names = encoded(deleted)
         gone = [path for path in parts.catalog if folders.is_deleted(path, names)]
         for path in gone:

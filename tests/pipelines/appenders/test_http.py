@@ -105,10 +105,10 @@ def test_a_name_that_changes_its_address_leads_nowhere_else(
     monkeypatch.setattr(socket, "getaddrinfo", resolved)
     monkeypatch.setattr(socket, "create_connection", connect)
     poster = Poster(HttpSettings(url=f"http://rebound.example:{receiver.port}/x"))
-    with pytest.raises(AppenderFailed, match="rebound.example:.* did not answer"):
+    with pytest.raises(AppenderFailed, match=r"rebound\.example:.* did not answer"):
         poster.post(b"x", {})
     assert (asked, connected) == (["rebound.example"], ["192.0.2.1"])
-    with pytest.raises(AppenderFailed, match="127.0.0.1, where no request is sent to"):
+    with pytest.raises(AppenderFailed, match=r"127\.0\.0\.1, where no request is sent to"):
         poster.post(b"x", {})
     assert connected == ["192.0.2.1"]
     assert receiver.requests == []

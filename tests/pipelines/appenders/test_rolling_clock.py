@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -250,6 +251,49 @@ def test_a_run_that_is_made_again_has_files_of_its_own(tmp_path: Path, on_delete
     files.files.deleted(files.deletions)
     files.files.stop()
     assert files.names() == ({**old, **new} if on_delete == "keep" else {})
+
+
+@pytest.mark.parametrize(
+    ("path", "deleted", "closed"),
+    [
+        ("{fqn}/{run}.log", ("a", "r"), {"a/r.log"}),
+        ("{fqn}/{run}.log", ("a", None), {"a/r.log", "a/s.log"}),
+        ("{fqn}.log", ("a", "r"), set()),
+        ("{fqn}.log", ("a", None), {"a.log"}),
+        ("{service}/all.log", ("a", None), set()),
+    ],
+)
+def test_open_files_of_what_is_deleted_are_closed(
+    tmp_path: Path, path: str, deleted: tuple[str, str | None], closed: set[str]
+) -> None:
+    """And no others, nor those of the run that is written again."""
+    files = Files(tmp_path, path=path)
+    files.start()
+    for fqn, run in (("a", "r"), ("a", "s"), ("b", "r")):
+        files.write("x", fqn=fqn, run=run)
+    before = opened(tmp_path)
+    files.deletions = {deleted: ulid.decode(T)}
+    files.files.deleted(files.deletions)
+    assert before - opened(tmp_path) == closed
+    files.write("y", fqn="a", run="r", at_ms=BASE_MS + 2000)
+    again = opened(tmp_path)
+    files.deletions = {**files.deletions, ("other", None): 1}
+    files.files.deleted(files.deletions)
+    assert opened(tmp_path) == again
+    files.save()
+    files.files.stop()
+
+
+def opened(folder: Path) -> set[str]:
+    """The files below a folder that this process has open, but for the appender's own."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            found.add(os.readlink(f"/proc/self/fd/{name}"))
+    own = f"{folder}/"
+    return {
+        one.removeprefix(own) for one in found if one.startswith(own) and ".tailrace" not in one
+    }
 
 
 def test_a_pipeline_that_is_made_again_has_a_file_of_its_own(tmp_path: Path) -> None:
