@@ -1,7 +1,7 @@
 # The command list: `make` prints it, CI runs the same commands.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup run dev test check bench demo torture clients sim fuzz lock docs page picture openapi clean
+.PHONY: help setup run dev test check bench demo torture clients collector sim fuzz lock docs page picture openapi clean
 
 PY := .venv/bin/python
 DATA ?= data
@@ -55,6 +55,9 @@ torture: dev ## kill -9 at random moments: KILLS=20, SEED=, STORE=local, minio o
 
 clients: dev ## OpenMetadata's own clients, both generations (800 MB, cached): STORE=local, minio or faults
 	@$(PY) -m tests.e2e.openmetadata --store $(STORE) $(ARGS)
+
+collector: dev ## The appender otlp before a real OpenTelemetry collector, built by its builder (cached)
+	@$(PY) -m tests.pipelines.collector $(SEED)
 
 sim: dev ## Every case of which a run of the tests takes some, histories of compactors: SEED= others, COUNT= more
 	@SIM_ALL=1 $(if $(SEED),TAILRACE_SIM_SEED=$(SEED)) $(if $(COUNT),TAILRACE_SIM_COUNT=$(COUNT)) \

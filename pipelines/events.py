@@ -13,7 +13,8 @@ what is not above the frontier, and stands where the last one stood.
 An event that comes with a key below the frontier is late. It is given out first of the next
 events, out of order, and counted. No checkpoint is made between its coming and its going, for none
 could say that it waits. If more waits than fits, the oldest half is given out before its time is
-over, and is counted as forced.
+over, and is counted as forced. A table that has late or forced events says in the column `ORDER`
+which these are.
 
 Both take some megabytes at a time, for a copy is made of them. What is held is counted as the
 bytes that cannot be freed: a segment of which some events wait is held whole, until half of them
@@ -52,6 +53,8 @@ EVENTS: Final = pa.schema(
     ]
 )
 """The columns that filters, layouts and appenders see."""
+ORDER: Final = "order"
+"""A column beside these, only where it is needed: `late`, `forced`, or null for all others."""
 AHEAD_MS: Final = 60_000
 TAKEN_BYTES: Final = 8 << 20
 _ULID: Final = 26
@@ -69,12 +72,13 @@ class Origin(NamedTuple):
 
 @dataclass(slots=True)
 class Counts:
-    """What became of events. Grows only."""
+    """What became of events; `clamped` had times too far ahead of their coming. Grows only."""
 
     events: int = 0
     late: int = 0
     forced: int = 0
     copies: int = 0
+    clamped: int = 0
 
 
 @dataclass(slots=True)
@@ -167,7 +171,7 @@ class EventBuffer:
             part.let_go()
             self._parts.append(part)
 
-    def take(self, until: int, most_bytes: int = TAKEN_BYTES) -> pa.Table:
+    def take(self, until: int, most_bytes: int = TAKEN_BYTES, *, forced: bool = False) -> pa.Table:
         """Gives out what is not after `until`, in microseconds, and what is late; in order.
 
         That is about `most_bytes`, but all that is late; `more` says whether something was left.
@@ -188,7 +192,7 @@ class EventBuffer:
             )
             fewer = self._ends(int(np.partition(moments, last)[last]))
             self.more, ends = fewer != ends, fewer
-        return self._take(ends)
+        return self._take(ends, forced=forced)
 
     def force(self, most_bytes: int) -> pa.Table:
         """Gives out of the oldest half of what waits, if more than `most_bytes` are held."""
@@ -196,7 +200,7 @@ class EventBuffer:
             return EVENTS.empty_table()
         waiting = np.concatenate([part.moments[part.start :] for part in self._parts])
         half = (len(waiting) - 1) // _FORCED_PART
-        taken = self.take(int(np.partition(waiting, half)[half]))
+        taken = self.take(int(np.partition(waiting, half)[half]), forced=True)
         self.more = False  # of what may go
         self.counts.forced += taken.num_rows
         return taken
@@ -208,14 +212,20 @@ class EventBuffer:
             for part in self._parts
         ]
 
-    def _take(self, ends: Sequence[int]) -> pa.Table:
-        taken, late = [], 0
-        for part, end in zip(self._parts, ends, strict=True):
-            if end > part.start:
-                taken.append((part.table.slice(part.start, end - part.start), part, end))
-                late += max(part.late - part.start, 0)
+    def _take(self, ends: Sequence[int], *, forced: bool) -> pa.Table:
+        taken = [
+            (part.table.slice(part.start, end - part.start), part, end)
+            for part, end in zip(self._parts, ends, strict=True)
+            if end > part.start
+        ]
         if not taken:
             return EVENTS.empty_table()
+        late = sum(max(part.late - part.start, 0) for _, part, _ in taken)
+        if late or forced:
+            taken = [
+                (_flagged(rows, max(part.late - part.start, 0), forced=forced), part, end)
+                for rows, part, end in taken
+            ]
         table, moments = _merged(
             [(rows, part.moments[part.start : end]) for rows, part, end in taken]
         )
@@ -227,9 +237,18 @@ class EventBuffer:
         self.frontier = last if self.frontier is None else max(self.frontier, last)
         found = distinct(table)
         self.counts.copies += table.num_rows - found.num_rows
+        if np.any(moments < _stamps(table)):
+            self.counts.clamped += int(np.sum(_moments(found, self._ahead_us) < _stamps(found)))
         self.counts.late += late
         self.counts.events += found.num_rows
         return found
+
+
+def _flagged(events: pa.Table, late: int, *, forced: bool) -> pa.Table:
+    """The events, of which the first so many are late; the others are forced, or in order."""
+    other = "forced" if forced else None
+    flags = [*["late"] * late, *[other] * (events.num_rows - late)]
+    return events.append_column(ORDER, pa.array(flags, pa.string()))
 
 
 def moments_of(events: pa.Table) -> Indexes:
@@ -251,7 +270,7 @@ def runs_of(events: pa.Table) -> frozenset[RunKey]:
 
 def _moments(table: pa.Table, ahead_us: int) -> Indexes:
     """The time of each event: its own, but at most so much after that of its ULID."""
-    stamps: Indexes = table.column("ts").combine_chunks().cast(pa.int64()).to_numpy()
+    stamps = _stamps(table)
     first = ulid.time_ms(ulid.decode(pc.min(table.column("ulid")).as_py()))
     ahead = np.flatnonzero(stamps > first * 1000 + ahead_us)
     if len(ahead) == 0:
@@ -261,6 +280,11 @@ def _moments(table: pa.Table, ahead_us: int) -> Indexes:
     moments = stamps.copy()
     moments[ahead] = np.minimum(stamps[ahead], most)
     return moments
+
+
+def _stamps(table: pa.Table) -> Indexes:
+    stamps: Indexes = table.column("ts").combine_chunks().cast(pa.int64()).to_numpy()
+    return stamps
 
 
 def _ulids(table: pa.Table) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:

@@ -66,6 +66,11 @@ METRICS: Final[tuple[Declared[PipelinesProcess], ...]] = (
         "Events that were given before their time, because too many waited.",
         lambda c: c.forced,
     ),
+    _counter(
+        "clamped_events",
+        "Events whose time was more than a minute ahead of their coming, and counts as that.",
+        lambda c: c.clamped,
+    ),
     _counter("copies", "Events left out because another node had sent them.", lambda c: c.copies),
     _counter(
         "deleted_events", "Events left out because their run was deleted.", lambda c: c.deleted
@@ -86,7 +91,27 @@ METRICS: Final[tuple[Declared[PipelinesProcess], ...]] = (
     _gauge(
         "delay_seconds",
         "Age of the oldest of the events that were given last, by their own time.",
-        lambda w: w.delay_seconds,
+        lambda w: w.delay.oldest,
+    ),
+    _gauge(
+        "newest_delay_seconds",
+        "Age of the newest of the events that were given last, by its own time.",
+        lambda w: w.delay.newest,
+    ),
+    _gauge(
+        "queue_limit_bytes",
+        "Bytes of events that may wait: with more, events are forced.",
+        lambda w: w.buffer_limit,
+    ),
+    _gauge(
+        "event_delay_seconds",
+        "How long an event waits for earlier ones, as the pipeline's file says.",
+        lambda w: w.settings.event_delay_ms / 1000,
+    ),
+    _gauge(
+        "checkpoint_interval_seconds",
+        "How often a checkpoint is saved, as the pipeline's file says.",
+        lambda w: w.settings.checkpoint_interval_ms / 1000,
     ),
     _gauge(
         "last_checkpoint_timestamp_seconds",

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from coordination.pipelines.checkpoint import Checkpoint, Reading, Replaying
 from pipelines.appenders.contract import Appender, State
 from pipelines.config import PipelineSettings
@@ -23,6 +26,20 @@ class Next(NamedTuple):
     node: str
     seq: int
     lost: int
+
+
+class Delay(NamedTuple):
+    """Ages of the oldest and the newest of some events by their own times, in seconds."""
+
+    oldest: float = 0.0
+    newest: float = 0.0
+
+
+def delay_of(events: pa.Table, now_ms: int) -> Delay:
+    """The ages of these events."""
+    times = pc.min_max(events.column("ts"))
+    found = (times[name].cast(pa.int64()).as_py() for name in ("min", "max"))
+    return Delay(*[max(now_ms - time / 1000, 0) / 1000 for time in found])
 
 
 @dataclass(slots=True)
@@ -47,6 +64,7 @@ class Progress:
     given: int = 0
     again: int = 0
     lost: int = 0
+    deleted: int = 0
 
     def enter(self, nodes: Mapping[str, Node], start: str) -> None:
         """The first start: where the pipeline begins in each node."""
@@ -132,7 +150,9 @@ class Progress:
             "events": ours.events,
             "late": ours.late,
             "forced": ours.forced,
+            "clamped": ours.clamped,
             "copies": ours.copies,
+            "deleted": self.deleted,
             "lost": self.lost,
             "dead": ours.events if self.dead else 0,
             "again": self.again,

@@ -43,6 +43,7 @@ class Counts:
     given: int = 0
     late: int = 0
     forced: int = 0
+    clamped: int = 0
     copies: int = 0
     again: int = 0
     dead_letters: int = 0

@@ -132,8 +132,8 @@ def marked(events: pa.Table, frontier: EventKey | None, *, before: bool) -> pa.T
 
 
 def split(events: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """What the appender had, and what it had not; columns of `EVENTS`."""
+    """What the appender had, and what it had not, without the mark."""
     if _AGAIN not in events.column_names:
         return EVENTS.empty_table(), events
-    had, rest = events.column(_AGAIN), events.select(EVENTS.names)
+    had, rest = events.column(_AGAIN), events.drop_columns([_AGAIN])
     return rest.filter(had), rest.filter(pc.invert(had))

@@ -21,7 +21,6 @@ from dataclasses import replace
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from coordination.coordinator.lease import Lease
 from coordination.pipelines.checkpoint import Checkpoint, encode
@@ -36,7 +35,7 @@ from pipelines.events import EventBuffer
 from pipelines.gate import Gate
 from pipelines.hooks import Hooks
 from pipelines.memory import BUFFER_BYTES, pieces
-from pipelines.progress import Progress
+from pipelines.progress import Delay, Progress, delay_of
 from pipelines.reader import Counts, Reader
 from pipelines.replay import begun, is_due, rewound, split
 from pipelines.source import SegmentSource
@@ -73,8 +72,8 @@ class Worker:
         buffer_share: Callable[[int], int] = lambda own: own or BUFFER_BYTES,
     ) -> None:
         self.counts = Counts() if counts is None else counts
-        self.delay_seconds = 0.0
-        """Age of the oldest event of those that were given last."""
+        self.delay = Delay()
+        """Of those events that were given last."""
         self.checkpoint_ms = 0
         self.progress: Progress | None = None
         """Where it is between two checkpoints; None while it is stopped or waits."""
@@ -87,8 +86,10 @@ class Worker:
         self._stored_failure = True  # perhaps of an earlier process
         self._in_a_row = 0
         self.lease = lease
+        self.pipeline, self.appender = pipeline.name, appender.name
+        self.labels: tuple[str, ...] = (pipeline.name, appender.name, str(part))
         self.failure: str | None = None
-        self._settings = pipeline.settings
+        self.settings = pipeline.settings
         self.buffer_size = pipeline.settings.buffer_size_bytes
         self._appender = appender
         self._part = part
@@ -113,27 +114,17 @@ class Worker:
             patiently=self._patiently,
         )
         self._stopping = asyncio.Event()
-        self._pause_ms = self._settings.retry_ms
+        self._pause_ms = self.settings.retry_ms
 
     @property
     def name(self) -> str:
         """Pipeline, appender and part."""
-        return f"{self._settings.name}/{self._appender.name}/{self._part}"
+        return f"{self.settings.name}/{self._appender.name}/{self._part}"
 
     @property
-    def pipeline(self) -> str:
-        """The pipeline's name."""
-        return self._settings.name
-
-    @property
-    def appender(self) -> str:
-        """The appender's name."""
-        return self._appender.name
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Pipeline, appender and part, as metrics have them."""
-        return self.pipeline, self.appender, str(self._part)
+    def buffer_limit(self) -> int:
+        """Bytes of events that may wait for it now."""
+        return self._buffer_share(self.buffer_size)
 
     def stop(self) -> None:
         """Makes `run` save a checkpoint and return."""
@@ -169,12 +160,12 @@ class Worker:
             self._stored_failure = True
         self.failure = said
         self._in_a_row += 1
-        threshold = self._settings.error_threshold
+        threshold = self.settings.error_threshold
         if threshold and self._in_a_row >= threshold and not self.disabled:
             await self._disable(f"it failed {self._in_a_row} times in a row: {said}")
             return
         await wait_or_stop(self.clock, self._pause_ms / 1000, self._stopping)
-        self._pause_ms = min(self._pause_ms * 2, self._settings.most_retry_ms)
+        self._pause_ms = min(self._pause_ms * 2, self.settings.most_retry_ms)
 
     async def _disable(self, reason: str) -> None:
         """Its events go to the dead-letter file from here on."""
@@ -190,7 +181,7 @@ class Worker:
         """From the last checkpoint to a stop, or a change of who takes the events."""
         checkpoint, dead = begun(self.lease.partition, self.asked), self.disabled
         self.checkpoint_ms = checkpoint.saved_ms
-        if dead and not self._settings.dead_letter_dir:
+        if dead and not self.settings.dead_letter_dir:
             await wait_or_stop(self.clock, _POLL_SECONDS, self._stopping)
             return
         if self.asked is not None and is_due(checkpoint, self.asked):
@@ -198,9 +189,7 @@ class Worker:
             await self.lease.save(encode(checkpoint))
             self.counts.checkpoints += 1
             log.info("%s goes on at %s", self.name, self.asked.low or "what comes")
-        appender = (
-            self._appender.make_dead_letter(self._settings) if dead else self._appender.make()
-        )
+        appender = self._appender.make_dead_letter(self.settings) if dead else self._appender.make()
         state = checkpoint.dead_letter if dead else checkpoint.appender
         started, cancelled = [appender], False
         try:
@@ -239,10 +228,10 @@ class Worker:
 
     def _context(self, *, dead: bool, replay: str = "") -> Context:
         return Context(
-            self._settings.name,
+            self.settings.name,
             f"{self._appender.name}.dead" if dead else self._appender.name,
             self._part,
-            self._settings.parts,
+            self.settings.parts,
             self._fs,
             self.clock,
             self.lease.valid,
@@ -269,7 +258,7 @@ class Worker:
         await self._patiently(self.source.refresh)
         await self._reader.read_again(progress, self._gate)
         if self.lease.progress is None:
-            progress.enter(self.source.nodes, self._settings.start)
+            progress.enter(self.source.nodes, self.settings.start)
             await self._save(progress)
         return progress
 
@@ -289,7 +278,7 @@ class Worker:
         self._count(progress)
         progress.changed |= await hooks.flush()
         due = self.clock.monotonic() - progress.saved_at
-        if progress.changed and due * 1000 >= self._settings.checkpoint_interval_ms:
+        if progress.changed and due * 1000 >= self.settings.checkpoint_interval_ms:
             await self._save(progress)
         return found or given
 
@@ -299,8 +288,8 @@ class Worker:
         That is some megabytes, and more only as long as more waits than fits.
         """
         buffer, given = progress.buffer, False
-        until = progress.until(self.source.nodes, self._settings, self.clock.monotonic())
-        most = self._buffer_share(self.buffer_size)
+        until = progress.until(self.source.nodes, self.settings, self.clock.monotonic())
+        most = self.buffer_limit
         while not given or (buffer.size > most and self._may_go_on):
             events = await self._thread.run(buffer.take, until)
             if events.num_rows == 0:
@@ -317,6 +306,7 @@ class Worker:
         await self._patiently(lambda: self.source.refresh(fresh))
         kept = self.source.kept(events)
         self.counts.deleted += events.num_rows - kept.num_rows
+        progress.deleted += events.num_rows - kept.num_rows
         if kept.num_rows:
             if not self.lease.valid():
                 raise LeaseLost(f"the lease of {self.name} is over")
@@ -328,6 +318,7 @@ class Worker:
         self.counts.late += now.late - before.late
         self.counts.forced += now.forced - before.forced
         self.counts.copies += now.copies - before.copies
+        self.counts.clamped += now.clamped - before.clamped
         progress.counted = replace(now)
 
     async def _append(self, progress: Progress, events: pa.Table) -> None:
@@ -341,8 +332,7 @@ class Worker:
         self.counts.given += events.num_rows
         self.counts.again += again.num_rows
         self.counts.dead_letters += events.num_rows if progress.dead else 0
-        oldest = pc.min(events.column("ts")).cast(pa.int64()).as_py()
-        self.delay_seconds = max(self.clock.now_ms() - oldest / 1000, 0) / 1000
+        self.delay = delay_of(events, self.clock.now_ms())
 
     # --- checkpoints ---------------------------------------------------------------------
 
@@ -374,7 +364,7 @@ class Worker:
 
     async def _works(self) -> None:
         """Something was given, and is in a saved checkpoint."""
-        self._in_a_row, self._pause_ms = 0, self._settings.retry_ms
+        self._in_a_row, self._pause_ms = 0, self.settings.retry_ms
         if self.failure is not None:
             done = "'s dead-letter file takes its events" if self.disabled else " works again"
             log.info("%s%s", self.name, done)

@@ -34,7 +34,17 @@ from logstore.names import decode as decode_name
 from logstore.objects.store import ObjectStore
 
 NAME: Final = "pipelines"
-COUNTS: Final = ("events", "late", "forced", "copies", "dead", "again", "lost")
+COUNTS: Final = (
+    "events",
+    "late",
+    "forced",
+    "clamped",
+    "copies",
+    "deleted",
+    "dead",
+    "again",
+    "lost",
+)
 
 
 class Unread(NamedTuple):

@@ -17,8 +17,8 @@
                 frontier  as above, before it began: what is not above it was given before
                 appender  what the `sync` of the appender gave that is given those again
     saved_at    when it was saved, in milliseconds
-    counts      events, late, forced, copies, lost (segments that were gone before they were
-                read), dead, again (events that a replay gave again), since it began
+    counts      events, late, forced, clamped, copies, deleted, lost (segments that were gone before
+                they were read), dead, again (events that a replay gave again), since it began
 
 Of the segments below `next`, exactly the events up to the frontier are in what the appender has
 synced.

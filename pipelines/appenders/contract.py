@@ -7,7 +7,8 @@
 - `start` gets the state that the last saved checkpoint has, or None. The appender goes back to
   what it had then: the events behind it come again. One that cannot go back (a webhook) gets some
   events twice.
-- `append` gets events in the order of their time (columns of `pipelines.events.EVENTS`).
+- `append` gets events in the order of their time (columns of `pipelines.events.EVENTS`). Where some
+  are out of order there is a column `order` too: `late`, `forced`, or null for those in order.
 - `sync` returns once all that was appended would survive a power cut, and gives the state to be
   saved: JSON of at most some kilobytes. If saving fails, `append` goes on, and `sync` is called
   again later.

@@ -9,7 +9,7 @@
 | `timeUnixNano`, `observedTimeUnixNano` | the event's time; the time of its ULID |
 | `severityNumber`, `severityText` | the level, from TRACE 1 and DEBUG 5 to FATAL 21 |
 | `body` | the message |
-| `attributes` | the record's, `log.record.uid` (the ULID), `tailrace.connector.id` |
+| `attributes` | the record's, `log.record.uid` (ULID), `tailrace.connector.id`, `tailrace.order` |
 | `traceId`, `spanId` | the attributes `trace_id` and `span_id`, if they are such ids |
 
 It cannot go back: after a crash or a lost answer the events behind the last checkpoint are sent
@@ -32,6 +32,7 @@ import pyarrow.compute as pc
 from logstore import ulid
 from pipelines.appenders.contract import AppenderFailed, Context, State
 from pipelines.appenders.http import HttpSettings, Poster
+from pipelines.layouts.columns import orders_of
 from pipelines.section import Bytes, Section, key
 
 log = logging.getLogger("tailrace.pipelines")
@@ -108,7 +109,7 @@ def request_of(events: pa.Table) -> dict[str, Any]:
     """An `ExportLogsServiceRequest` as OTLP writes it in JSON."""
     runs: dict[tuple[str, str], list[dict[str, Any]]] = {}
     names = ("fqn", "run_id", "ulid", "level", "connector_id", "message", "attributes")
-    columns = [events.column(name).to_pylist() for name in names]
+    columns = [*[events.column(name).to_pylist() for name in names], orders_of(events)]
     stamps = events.column("ts").cast(pa.int64()).to_pylist()
     for stamp, (fqn, run, *record) in zip(stamps, zip(*columns, strict=True), strict=True):
         runs.setdefault((fqn, run), []).append(_record(stamp, *record))
@@ -132,11 +133,14 @@ def _record(
     connector: str | None,
     message: str,
     attributes: list[tuple[str, str]] | None,
+    order: str | None,
 ) -> dict[str, Any]:
     given = dict(attributes or ())
     more = {"log.record.uid": uid}
     if connector is not None:
         more["tailrace.connector.id"] = connector
+    if order is not None:
+        more["tailrace.order"] = order
     observed = ulid.time_ms(ulid.decode(uid)) * 1_000_000
     found: dict[str, Any] = {
         "timeUnixNano": str(max(stamp, 0) * 1000),

@@ -207,8 +207,8 @@ class RollingFile:
     def deleted(self, deleted: Deleted) -> None:
         """Closes the files of deleted runs, and removes them if the settings say so."""
         parts, folders = self._started(), self._template.run_folders
-        for path, one in list(self._open.items()):
-            if one.owner is not None and parts.context.generation(*one.owner) > one.generation:
+        for path, open_ in list(self._open.items()):
+            if open_.owner and parts.context.generation(*open_.owner) > open_.generation:
                 self._close(path)
         if self._settings.on_delete == "keep" or folders is None or not deleted:
             return

@@ -11,6 +11,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.events import ORDER
 from pipelines.section import Section
 
 _PLAIN: Final = re.compile(r"[!#-<>-\[\]-~\x80-\U0010ffff]+")
@@ -55,8 +56,9 @@ class Logfmt(Section):
 def _each(events: pa.Table) -> Iterator[dict[str, Any]]:
     names = ("ulid", "fqn", "run_id", "level", "connector_id", "message", "attributes")
     columns = [events.column(name).to_pylist() for name in names]
+    columns.append(orders_of(events))
     stamps = events.column("ts").cast(pa.int64()).to_pylist()
-    for stamp, (ulid, fqn, run, level, connector, message, attributes) in zip(
+    for stamp, (ulid, fqn, run, level, connector, message, attributes, order) in zip(
         stamps, zip(*columns, strict=True), strict=True
     ):
         record = {"ulid": ulid, "ts": moment_text(stamp), "fqn": fqn, "run": run}
@@ -64,10 +66,20 @@ def _each(events: pa.Table) -> Iterator[dict[str, Any]]:
             record["level"] = level
         if connector is not None:
             record["connector"] = connector
+        if order is not None:
+            record["order"] = order
         record["message"] = message
         if attributes:
             record["attributes"] = dict(attributes)
         yield record
+
+
+def orders_of(events: pa.Table) -> list[str | None]:
+    """`late` or `forced` for each event that is out of order."""
+    if ORDER not in events.column_names:
+        return [None] * events.num_rows
+    found: list[str | None] = events.column(ORDER).to_pylist()
+    return found
 
 
 def moment_text(microseconds: int) -> str:

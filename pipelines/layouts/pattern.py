@@ -8,6 +8,7 @@ The words that a record of ours can fill, as logback spells them:
     %t %thread                  attribute `thread`
     %X{name:-default} %mdc      an attribute; without a name, all as `a=b, c=d`
     %fqn %run %connector %ulid  our own
+    %order                      `late` or `forced` of an event that is out of order
 
 Before a word a width may stand: `%-5level` pads at the right, `%20logger` at the left, `%.10msg`
 keeps the last 10 characters, `%.-10msg` the first 10. `%%` and `\\%` are a percent sign.
@@ -26,6 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import field_validator
 
+from pipelines.events import ORDER
 from pipelines.section import Section, key
 
 Column: TypeAlias = Callable[[pa.Table], pa.Array]
@@ -106,6 +108,8 @@ def _word(name: str, option: str | None) -> Column:
     }
     if word in simple:
         return _named(simple[word])
+    if word == "order":
+        return _order
     if word == "n":
         return _literal("\n")
     if word == "p":
@@ -127,6 +131,12 @@ def _named(name: str) -> Column:
         return pc.fill_null(found, "")
 
     return column
+
+
+def _order(events: pa.Table) -> pa.Array:
+    if ORDER not in events.column_names:
+        return pa.repeat(_text(""), events.num_rows)
+    return _named(ORDER)(events)
 
 
 def _attribute(name: str, otherwise: str | None, default: str = "") -> Column:

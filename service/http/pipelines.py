@@ -43,7 +43,9 @@ class AppenderRow(BaseModel):
     events: int
     late: int
     forced: int
+    clamped: int
     copies: int
+    deleted: int
     dead: int
     again: int
     lost: int

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from logstore import ulid
-from pipelines.events import EVENTS, Counts, EventBuffer, Origin, ordered
+from pipelines.events import EVENTS, ORDER, Counts, EventBuffer, Origin, ordered
 from tests.pipelines.events import BASE_MS, events
 from tests.seeds import seeds
 
@@ -38,9 +38,12 @@ def test_an_event_that_comes_too_late_goes_first_and_is_counted() -> None:
     buffer.add(Origin("n", 1), events(["2"], at_ms=BASE_MS + 20))
     assert messages(buffer.take((BASE_MS + 30) * US)) == ["2"]
     buffer.add(Origin("n", 2), events(["1", "3"], at_ms=BASE_MS + 10, step_ms=15))
-    assert messages(buffer.take(0)) == ["1"]
-    assert messages(buffer.take((BASE_MS + 30) * US)) == ["3"]
-    assert buffer.counts == Counts(events=3, late=1)
+    buffer.add(Origin("m", 1), events(["2b"], at_ms=BASE_MS + 21))
+    taken = buffer.take((BASE_MS + 22) * US)
+    assert messages(taken) == ["1", "2b"]
+    assert taken.column(ORDER).to_pylist() == ["late", None]
+    assert ORDER not in buffer.take((BASE_MS + 30) * US).column_names
+    assert buffer.counts == Counts(events=4, late=1)
 
 
 def test_more_than_fits_goes_before_its_time() -> None:
@@ -51,6 +54,7 @@ def test_more_than_fits_goes_before_its_time() -> None:
     assert buffer.force(1 << 20).num_rows == 0
     forced = buffer.force(1024)
     assert messages(forced) == [f"{n:03d}" for n in range(250)]
+    assert forced.column(ORDER).to_pylist() == ["forced"] * 250
     assert buffer.counts.forced == 250
     assert messages(buffer.take((BASE_MS + 11_000) * US)) == [f"{n:03d}" for n in range(250, 500)]
 
@@ -124,7 +128,11 @@ def test_a_clock_that_is_wrong_by_years_holds_up_nothing() -> None:
     future = events(["future"], at_ms=BASE_MS + 10**10, received_ms=BASE_MS)
     buffer.add(Origin("n", 1), future)
     assert messages(buffer.take((BASE_MS + 59_999) * US)) == []
-    assert messages(buffer.take((BASE_MS + 60_000) * US)) == ["future"]
+    copy = events(["copy"], at_ms=BASE_MS + 10**10, received_ms=BASE_MS)
+    buffer.add(Origin("m", 1), copy)
+    buffer.add(Origin("n", 2), events(["now"], at_ms=BASE_MS, batch=1))
+    assert messages(buffer.take((BASE_MS + 60_000) * US)) == ["now", "future"]
+    assert buffer.counts == Counts(events=2, copies=1, clamped=1)
 
 
 def test_copies_of_a_record_are_one_event() -> None:

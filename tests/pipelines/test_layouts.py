@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
+from pipelines.events import ORDER
 from pipelines.layouts import Json, Logfmt, Pattern, Raw
 from tests.pipelines.events import BASE_MS, events
 
@@ -41,6 +42,18 @@ def test_json_is_an_object_a_line() -> None:
         "message": 'a "b"\nc',
         "attributes": {"logger": "com.acme.jobs.Loader", "thread": "main", "k": "v w"},
     }
+
+
+def test_what_is_out_of_order_says_so() -> None:
+    table = pa.concat_tables([ONE, ONE]).append_column(ORDER, pa.array(["late", None]))
+    first, second = lines(Json(), table)
+    assert json.loads(first)["order"] == "late"
+    assert "order" not in json.loads(second)
+    first, second = lines(Logfmt(), table)
+    assert " order=late msg=" in first
+    assert "order" not in second
+    assert lines(Pattern(pattern="[%order]"), table) == ["[late]\n", "[]\n"]
+    assert lines(Pattern(pattern="[%order]")) == ["[]\n"]
 
 
 def test_logfmt_quotes_what_needs_it() -> None:

@@ -8,6 +8,7 @@ import re
 import time
 import urllib.error
 import urllib.request
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -102,11 +103,14 @@ async def test_each_metric_moves(lake: Lake, tmp_path: Path) -> None:
     await lake.put("4", node="a")
     await lake.put("5", node="a")
     await lake.remove("a", 5)
+    ahead = datetime.now(UTC) + timedelta(days=3)
+    await lake.put(f"{ahead:%Y-%m-%dT%H:%M:%SZ} ahead", node="a")
     watched = True
     async with lake.running(pipeline("x")) as process:
         task = asyncio.ensure_future(watch(process))
         await until(lambda: sample(process, "lost_segments", "p") == 1)
         await until(lambda: "tailrace_pipelines_lost_segments" in moved)
+        await until(lambda: "tailrace_pipelines_clamped_events" in moved)
         watched = False
         await task
     assert {metric.name for metric in METRICS} == moved

@@ -88,6 +88,16 @@ def test_records_are_log_records_of_their_run(receiver: Receiver, compression: s
     assert (plain.severity_text, plain.severity_number) == ("", 0)
 
 
+def test_what_is_out_of_order_says_so(receiver: Receiver) -> None:
+    otlp = appender(receiver)
+    otlp.append(events(["a", "b"]).append_column("order", pa.array([None, "forced"])))
+    (resource,) = decoded(receiver.requests[0].body).resource_logs
+    said = [
+        values(one.attributes).get("tailrace.order") for one in resource.scope_logs[0].log_records
+    ]
+    assert said == [None, "forced"]
+
+
 def test_ids_that_are_none_are_left_out(receiver: Receiver) -> None:
     otlp = appender(receiver)
     otlp.append(events(["x"], attributes={"trace_id": "0" * 32, "span_id": "xyz"}))
