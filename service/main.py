@@ -35,10 +35,12 @@ from service.http.leases import open_leases
 from service.http.server import address, bound_socket, serving
 from service.metrics.workers import WorkerPlace
 from service.node import Node
+from service.query_node import QueryNode
 from service.runtime.java import why_no_spark
 from service.runtime.process import raise_limit
 from service.settings import Settings
 from service.wiring import (
+    AnyNode,
     Machine,
     make_app,
     make_engine,
@@ -174,8 +176,10 @@ async def run(
     return status or _left_behind(settings, node)
 
 
-def _left_behind(settings: Settings, node: Node) -> int:
+def _left_behind(settings: Settings, node: AnyNode) -> int:
     """What of a stopped node is nowhere but on its disk, as the exit status."""
+    if isinstance(node, QueryNode):
+        return 0
     waiting = node.journal.next_pos - node.journal.state.confirmed.end
     if not waiting:
         return 0
@@ -193,15 +197,18 @@ def _journal_of(settings: Settings) -> str:
 
 
 def _tell_places(settings: Settings, *, compacting: bool) -> None:
-    where = (_journal_of(settings), settings.store_place)
-    log.info("the journal is in %s, runs and table are in %s", *where)
+    if settings.server.role == "query":
+        log.info("this node only reads; runs and table are in %s", settings.store_place)
+    else:
+        where = (_journal_of(settings), settings.store_place)
+        log.info("the journal is in %s, runs and table are in %s", *where)
     if compacting:
         log.info("a compactor makes the table, every %g s", settings.compaction.every_seconds)
 
 
-def _tell_torn(node: Node) -> None:
+def _tell_torn(node: AnyNode) -> None:
     """A cut-off tail loses nothing that was promised; a disk that cuts files looks the same."""
-    for tail in node.recovered.torn:
+    for tail in node.recovered.torn if isinstance(node, Node) else ():
         log.info(
             "%s: %d bytes at %d do not read and were cut off into aside/: the end of a write that a"
             " crash broke off, or damage there",
@@ -212,6 +219,8 @@ def _tell_torn(node: Node) -> None:
 def _compactor(settings: Settings, machine: Machine) -> CompactionChild:
     """The compactor beside the service, not started, or the reason for its absence."""
     off = why_no_spark() if settings.compaction.enabled else "compaction.enabled is false"
+    if settings.server.role == "query":
+        off = "server.role is query"
     return CompactionChild(
         job_command(settings),
         machine.clock,

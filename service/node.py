@@ -21,6 +21,7 @@ from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.errors import JournalFailed, NodeNotReady, OutcomeUnknown, TailraceError, Unavailable
 from logstore.position import Position
+from logstore.segments.carry import Carry
 from service.ingest.active_runs import ActiveRuns
 from service.ingest.appender import Appender
 from service.ingest.batch import IncomingBatch, Receipt, Submitted
@@ -39,6 +40,7 @@ from service.runs.settings import Tuning
 from service.runs.wiring import Surroundings, open_run_logs
 from service.runtime.clock_skew import ClockSkew
 from service.runtime.identity import DataFolder, Identity, register
+from service.runtime.insist import insist
 from service.runtime.seams import Seams
 from service.settings import Settings
 from service.shipping.confirmations import Confirmations
@@ -49,7 +51,6 @@ from service.status.opening import open_status
 from service.tail import Tail
 
 _START_SECONDS = 10.0  # a batch waits so long for a node that is starting again
-_RETRY_SECONDS = 1.0
 _RELEASE_SECONDS = 5.0
 _ELSEWHERE = "Send it to another node, or later."
 
@@ -220,16 +221,10 @@ class Node:
         await self.run_logs.start()
 
     async def _insist(self, step: Callable[[], Awaitable[None]], waiting: str) -> None:
-        """Retries a step until it is possible; the reason why not is a problem meanwhile."""
-        while True:
-            try:
-                await step()
-            except (Unavailable, OutcomeUnknown) as error:
-                self._waiting = f"{waiting}: {error}"
-                await self.seams.clock.sleep(_RETRY_SECONDS)
-            else:
-                self._waiting = None
-                return
+        def told(why: str | None) -> None:
+            self._waiting = why
+
+        await insist(step, self.seams.clock, told, waiting)
 
     def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.get_running_loop().create_task(work, name=name)
@@ -347,6 +342,11 @@ class Node:
         except TimeoutError as error:
             why = self._waiting or "the node is starting"
             raise NodeNotReady(why, hint="Try again in a moment.") from error
+
+    @property
+    def carry(self) -> Carry:
+        """What the next lines of runs begin with."""
+        return self.shipper.carry
 
     def pin(self) -> JournalPin:
         """Pins the hot part as it is now."""

@@ -90,6 +90,7 @@ def load_settings(
     settings = load(Settings, flags=flags or {}, file=content, strict=True)
     _refuse_open_door(settings)
     _check_tls(settings)
+    _check_role(settings)
     return settings, warnings + _short_expiry(settings)
 
 
@@ -138,6 +139,24 @@ def _check_tls(settings: Settings) -> None:
             field="server.tls_certificate",
             hint="It is a PEM file that the service may read; its key is in server.tls_key.",
         ) from error
+
+
+def _check_role(settings: Settings) -> None:
+    """A node that only reads shows what the store and other nodes have."""
+    if settings.server.role != "query":
+        return
+    if not settings.store:
+        raise InvalidInput(
+            "a node that only reads needs the store of the others",
+            field="store",
+            hint="Name the folder or the s3:// address that they have in `store`.",
+        )
+    if not settings.nodes.secret.get_secret_value():
+        raise InvalidInput(
+            "a node that only reads must ask the others for their newest lines",
+            field="nodes.secret",
+            hint="Give it the nodes.secret that they have.",
+        )
 
 
 def is_loopback(host: str) -> bool:

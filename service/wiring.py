@@ -11,7 +11,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import urlsplit
 
 from fastapi import APIRouter
@@ -57,6 +57,7 @@ from service.query.records import run_details, run_records
 from service.query.segments import SegmentCatalog
 from service.query.view import Deletion
 from service.query.view import Sources as QuerySources
+from service.query_node import QueryNode
 from service.queue.contents import Contents
 from service.queue.queue import SegmentQueue
 from service.runtime.counters import HttpCounters, StoreCounters, SyncCounters
@@ -69,6 +70,9 @@ from service.tail import ALL_RUNS
 
 if TYPE_CHECKING:
     from service.query.bucket import Bucket
+
+
+AnyNode: TypeAlias = Node | QueryNode
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,7 @@ class Machine:
 
 def make_node(
     settings: Settings, machine: Machine, store: ObjectStore, check: StoreCheck, url: str = ""
-) -> Node:
+) -> AnyNode:
     """The node over the settings' store, not started. Call it inside the running loop.
 
     `url` is where it listens, which others are told unless the settings say another one.
@@ -102,7 +106,8 @@ def make_node(
         inner = QuickSyncer(syncer_for(asyncio.get_running_loop()), machine.clock)
         return MeteredSyncer(inner, machine.clock, machine.fsync)
 
-    return Node(
+    kind = QueryNode if settings.server.role == "query" else Node
+    return kind(
         Seams(
             store=MeteredStore(store, machine.clock, machine.store),
             fs=machine.journal_fs,
@@ -132,26 +137,26 @@ def make_store_check(settings: Settings, machine: Machine, store: ObjectStore) -
     return StoreCheck(store, machine.clock, texts=runs.prefix, expiration_days=days)
 
 
-def make_sources(settings: Settings, node: Node) -> QuerySources:
+def make_sources(settings: Settings, node: AnyNode) -> QuerySources:
     """Where the searches of a started node look."""
     return QuerySources(
         store=node.store,
         table=FollowedTable(open_table(settings)),
         pin=node.pin,
-        encode=lambda batches: record_batches(batches, node.shipper.carry),
+        encode=lambda batches: record_batches(batches, node.carry),
         deletions=deletions_of(node),
         catalog=SegmentCatalog(),
         others=None if node.members.peers is None else RecordsOfOthers(node.members.peers),
     )
 
 
-def make_live(engine: QueryEngine, sources: QuerySources, node: Node) -> LiveMatches:
+def make_live(engine: QueryEngine, sources: QuerySources, node: AnyNode) -> LiveMatches:
     """Searches that are followed live, on the same node and sources as the engine's."""
     return LiveMatches(
         engine,
         sources,
         pin=node.pin,
-        carry=lambda: node.shipper.carry.copy(),
+        carry=lambda: node.carry.copy(),
         # Asked each time: a node that finds its folder copied has a new tail.
         wake=lambda: node.tail.nudge(ALL_RUNS),
         limits=LiveLimits(most_searches=engine.settings.max_streams),
@@ -159,7 +164,7 @@ def make_live(engine: QueryEngine, sources: QuerySources, node: Node) -> LiveMat
     )
 
 
-def make_feeds(sources: QuerySources, node: Node) -> RecordFeeds | None:
+def make_feeds(sources: QuerySources, node: AnyNode) -> RecordFeeds | None:
     """What other nodes have for live searches; None without a way to them."""
     peers = node.members.peers
     if peers is None:
@@ -168,7 +173,7 @@ def make_feeds(sources: QuerySources, node: Node) -> RecordFeeds | None:
 
 
 def make_engine(
-    settings: Settings, machine: Machine, node: Node, sources: QuerySources
+    settings: Settings, machine: Machine, node: AnyNode, sources: QuerySources
 ) -> QueryEngine:
     """Searches of a started node: its folder must be locked, for the scratch is emptied."""
     scratch = os.path.join(os.path.abspath(settings.data), "scratch")
@@ -184,7 +189,7 @@ def make_engine(
     return engine
 
 
-def deletions_of(node: Node) -> Callable[[], Awaitable[Sequence[Deletion]]]:
+def deletions_of(node: AnyNode) -> Callable[[], Awaitable[Sequence[Deletion]]]:
     """A function that gives the deletions that the node knows at each call."""
 
     async def deletions() -> Sequence[Deletion]:
@@ -194,7 +199,7 @@ def deletions_of(node: Node) -> Callable[[], Awaitable[Sequence[Deletion]]]:
     return deletions
 
 
-def make_queue(settings: Settings, node: Node) -> SegmentQueue:
+def make_queue(settings: Settings, node: AnyNode) -> SegmentQueue:
     """The segment queue of a started node; it is woken by the node's own segments."""
     seams = node.seams
     return SegmentQueue(
@@ -210,7 +215,7 @@ def make_queue(settings: Settings, node: Node) -> SegmentQueue:
 def make_app(
     settings: Settings,
     machine: Machine,
-    node: Node,
+    node: AnyNode,
     engine: Callable[[], QueryEngine],
     live: LiveMatches,
     queue: SegmentQueue,
@@ -260,7 +265,9 @@ def make_app(
     )
 
 
-def internal(settings: Settings, node: Node, scrape: Callable[[], bytes]) -> tuple[APIRouter, ...]:
+def internal(
+    settings: Settings, node: AnyNode, scrape: Callable[[], bytes]
+) -> tuple[APIRouter, ...]:
     """The routes between nodes; none without a secret."""
     secret = settings.nodes.secret.get_secret_value()
     if not secret:

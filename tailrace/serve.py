@@ -18,6 +18,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workers", metavar="N", type=int, help="processes that serve (default: 1)"
     )
+    parser.add_argument(
+        "--role",
+        choices=["all", "ingest", "query"],
+        help="`ingest` makes no searches, `query` takes nothing (default: all)",
+    )
     parser.add_argument("--config", metavar="FILE", help="settings file (default: ./tailrace.yaml)")
     parser.add_argument("--node-id", metavar="NAME", help="the node's name (default: the host's)")
     parser.add_argument(
@@ -48,6 +53,7 @@ def flags(arguments: argparse.Namespace) -> dict[str, Any]:
         "host": arguments.host,
         "port": arguments.port,
         "workers": arguments.workers,
+        "role": arguments.role,
         "insecure": arguments.insecure or None,
     }
     nested = _given(given) | {"server": _given(server)}

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 
 from logstore import ulid as ulids
 from logstore.clock import Clock, Entropy, SystemClock, system_entropy
-from service.http import errors, openapi
+from service.http import errors, openapi, roles
 from service.http.append import AppendRoutes
 from service.http.body import Receive, Scope, Send
 from service.http.browsers import BrowserGuard
@@ -113,6 +113,9 @@ class Application:
 
     def _answer(self, scope: Scope, receive: Receive, send: TimedRequest) -> Awaitable[None]:
         refusal = self._guard.check(scope["method"], scope["path"], scope["headers"])
+        refusal = refusal or roles.refusal(
+            self.settings.server.role, scope["method"], scope["path"]
+        )
         if refusal is not None:
             return self.append.refuse(refusal, scope, send)
         raw = scope["raw_path"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import Literal
 
 from pydantic import Field, field_validator
 
@@ -37,6 +38,11 @@ class ServerSettings(Section):
         le=256,
         description="Processes that serve, each a node of its own; about one for each core. What"
         " bounds memory, disk and searches is divided among them",
+    )
+    role: Literal["all", "ingest", "query"] = Field(
+        default="all",
+        description="What this node does for others: `ingest` makes no searches; `query` has no"
+        " journal and takes nothing, reads runs and searches, and needs `store` and `nodes.secret`",
     )
     insecure: bool = Field(
         default=False,

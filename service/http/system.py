@@ -69,7 +69,7 @@ def health_routes(
     async def live(request: Request) -> dict[str, Any]:
         return {"status": "live", "problems": problems_for(request)}
 
-    @router.get("/health/ready", summary="The node takes batches", response_model=Health)
+    @router.get("/health/ready", summary="The node does what its role is", response_model=Health)
     async def ready(request: Request) -> Response:
         problems = problems_for(request)
         if not node.ready:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
+from service.query_node import QueryNode
 from service.queue.counters import QueueCounters
 from service.runtime.counters import Distribution, HttpCounters, StoreCounters, SyncCounters
 
@@ -23,11 +24,15 @@ if TYPE_CHECKING:
     from service.query.engine import QueryEngine
 
 
+class TakesNothing(Exception):
+    """The node only reads: it has no numbers of what it takes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sources:
     """The objects whose numbers are shown."""
 
-    node: Node
+    node: Node | QueryNode
     query: QueryEngine
     http: HttpCounters = field(default_factory=HttpCounters)
     store: StoreCounters = field(default_factory=StoreCounters)
@@ -37,6 +42,13 @@ class Sources:
     """What coordinators of this process work on."""
     compaction: CompactionChild | None = None
     compactor_file: CompactorFile | None = None
+
+    @property
+    def writer(self) -> Node:
+        """The node, for numbers of what it takes. Raises `TakesNothing` of one that only reads."""
+        if isinstance(self.node, QueryNode):
+            raise TakesNothing
+        return self.node
 
     @property
     def now(self) -> float:

@@ -66,7 +66,7 @@ STORE: tuple[Declared, ...] = (
 
 def loops(sources: Sources) -> dict[str, Heartbeat]:
     """The heartbeat of every loop that must not stand still."""
-    shipper, text = sources.node.shipper, sources.node.run_logs
+    shipper, text = sources.writer.shipper, sources.node.run_logs
     return {
         "cut": shipper.cutting,
         "ship": shipper.shipping,
@@ -78,7 +78,7 @@ def loops(sources: Sources) -> dict[str, Heartbeat]:
 
 def _left_bytes(sources: Sources) -> float:
     try:
-        return sources.node.journal.space.left_bytes()
+        return sources.writer.journal.space.left_bytes()
     except JournalFailed:
         return nan
 
@@ -92,43 +92,47 @@ NODE: tuple[Declared, ...] = (
         lambda s: s.node.shedding.load,
     ),
     gauge("shedding", "1 while the node sheds load.", lambda s: s.node.shedding.active),
-    counter("batches", "Batches stored.", lambda s: s.node.appender.batches),
-    counter("lines", "Records stored.", lambda s: s.node.appender.lines),
+    counter("batches", "Batches stored.", lambda s: s.writer.appender.batches),
+    counter("lines", "Records stored.", lambda s: s.writer.appender.lines),
     counter(
         "journal_appended_bytes",
         "Bytes of text appended to the journal.",
-        lambda s: s.node.journal.taken_bytes,
+        lambda s: s.writer.journal.taken_bytes,
         alias="text_bytes",
     ),
-    counter("duplicates", "Batches that were known already.", lambda s: s.node.appender.duplicates),
+    counter(
+        "duplicates", "Batches that were known already.", lambda s: s.writer.appender.duplicates
+    ),
     counter(
         "batches_slowed",
         "Batches that waited because the store accepts less than comes.",
-        lambda s: s.node.appender.slowed,
+        lambda s: s.writer.appender.slowed,
     ),
     counter(
         "echoes_ignored",
         "Cookies with a ULID too far ahead.",
-        lambda s: s.node.appender.echoes_ignored,
+        lambda s: s.writer.appender.echoes_ignored,
     ),
-    counter("forks", "Times that the node found its folder to be a copy.", lambda s: s.node.forks),
-    gauge("journal_bytes", "Bytes of all journal files.", lambda s: s.node.journal.bytes),
-    gauge("journal_files", "Journal files.", lambda s: len(s.node.journal.files)),
+    counter(
+        "forks", "Times that the node found its folder to be a copy.", lambda s: s.writer.forks
+    ),
+    gauge("journal_bytes", "Bytes of all journal files.", lambda s: s.writer.journal.bytes),
+    gauge("journal_files", "Journal files.", lambda s: len(s.writer.journal.files)),
     gauge(
         "journal_fullness",
         "Share of `journal.max_bytes` that is used; at 1 no batch is accepted.",
-        lambda s: s.node.journal.fullness,
+        lambda s: s.writer.journal.fullness,
     ),
     gauge(
         "damaged_entries",
         "Damaged places found in the journal, at the last start or since.",
-        lambda s: len(s.node.recovered.found),
+        lambda s: len(s.writer.recovered.found),
     ),
     gauge(
         "journal_cut_off_bytes",
         "Bytes behind the last mark of the journal that the last start could not"
         " read: mostly a write that a crash broke off, but perhaps damage.",
-        lambda s: sum(tail.size for tail in s.node.recovered.torn),
+        lambda s: sum(tail.size for tail in s.writer.recovered.torn),
     ),
     gauge(
         "journal_disk_left_bytes",
@@ -136,7 +140,7 @@ NODE: tuple[Declared, ...] = (
         " no batch is accepted. NaN while the disk does not answer.",
         _left_bytes,
     ),
-    counter("journal_syncs", "Group syncs of the journal.", lambda s: s.node.journal.syncs),
+    counter("journal_syncs", "Group syncs of the journal.", lambda s: s.writer.journal.syncs),
     histogram("fsync_seconds", "Time of one sync of the journal.", lambda s: s.fsync.seconds),
     gauge(
         "fsync_waiting_seconds",
@@ -146,37 +150,37 @@ NODE: tuple[Declared, ...] = (
     gauge(
         "pending_lines",
         "Lines that are in no confirmed segment.",
-        lambda s: s.node.journal.next_pos - s.node.journal.state.confirmed.end,
+        lambda s: s.writer.journal.next_pos - s.writer.journal.state.confirmed.end,
     ),
     gauge(
         "segment_lag_bytes",
         "Bytes of text that are in no confirmed segment.",
-        lambda s: s.node.shipper.unshipped.bytes,
+        lambda s: s.writer.shipper.unshipped.bytes,
     ),
     gauge(
         "segment_lag_seconds",
         "For how long the oldest line that is in no confirmed segment has waited.",
-        lambda s: s.node.shipper.unshipped.seconds,
+        lambda s: s.writer.shipper.unshipped.seconds,
     ),
     counter(
         "segments_cut",
         "Segments cut, in the life of this incarnation.",
-        lambda s: s.node.journal.state.last_cut().seq,
+        lambda s: s.writer.journal.state.last_cut().seq,
     ),
     counter(
         "segments_confirmed",
         "Segments that are in the store, in the life of this incarnation.",
-        lambda s: s.node.journal.state.confirmed.seq,
+        lambda s: s.writer.journal.state.confirmed.seq,
     ),
     counter(
         "segment_failures",
         "Uploads of segments that failed and are tried again.",
-        lambda s: s.node.shipper.failures,
+        lambda s: s.writer.shipper.failures,
     ),
     gauge(
         "segment_consecutive_failures",
         "Uploads of segments that failed since the last success.",
-        lambda s: s.node.shipper.consecutive_failures,
+        lambda s: s.writer.shipper.consecutive_failures,
     ),
     gauge(
         "heartbeat_age_seconds",

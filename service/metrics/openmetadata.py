@@ -15,7 +15,7 @@ from service.runtime.counters import READS, WRITES
 
 
 def _failures_in_a_row(sources: Sources) -> int:
-    node = sources.node
+    node = sources.writer
     return max(node.run_logs.flusher.pending.worst, node.shipper.consecutive_failures)
 
 

@@ -7,13 +7,13 @@ from service.metrics.declared import Declared, Sources, counter, gauge
 
 def lag_bytes(sources: Sources) -> int:
     """Bytes of text that are not yet in their run's chunks, in a segment or not."""
-    return sources.node.shipper.unshipped.bytes + sources.node.run_logs.flusher.pending.bytes
+    return sources.writer.shipper.unshipped.bytes + sources.node.run_logs.flusher.pending.bytes
 
 
 def lag_seconds(sources: Sources) -> float:
     """Seconds since the oldest text that is not yet in its run's chunks was synced."""
     waiting = sources.node.run_logs.flusher.pending.oldest_seconds(sources.now)
-    return max(waiting, sources.node.shipper.unshipped.seconds)
+    return max(waiting, sources.writer.shipper.unshipped.seconds)
 
 
 RUN_LOGS: tuple[Declared, ...] = (
@@ -26,7 +26,7 @@ RUN_LOGS: tuple[Declared, ...] = (
     gauge(
         "run_log_lag_lines",
         "Synced lines that are not yet in their runs' chunks.",
-        lambda s: max(0, s.node.journal.synced_pos - s.node.run_logs.flushed_pos),
+        lambda s: max(0, s.writer.journal.synced_pos - s.node.run_logs.flushed_pos),
         alias="text_lag_lines",
     ),
     gauge(

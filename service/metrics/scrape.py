@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from itertools import chain
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -15,7 +16,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from service.metrics.compaction import COMPACTION, joined
-from service.metrics.declared import Declared, Reading, Sources, Value
+from service.metrics.declared import Declared, Reading, Sources, TakesNothing, Value
 from service.metrics.http import HTTP, REPORTS
 from service.metrics.leases import LEASES
 from service.metrics.node import NODE, STORE
@@ -48,7 +49,7 @@ class NodeCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         file = self._sources.compactor_file
         theirs = {} if file is None else file.families()  # first: it knows then if it is readable
-        ours = (families(declared, declared.read(self._sources)) for declared in METRICS)
+        ours = (_read(declared, self._sources) for declared in METRICS)
         yield from joined(chain.from_iterable(ours), theirs)
 
     def describe(self) -> list[Metric]:
@@ -60,6 +61,12 @@ def scraper(sources: Sources) -> Callable[[], bytes]:
     registry = CollectorRegistry()
     registry.register(NodeCollector(sources))
     return lambda: generate_latest(registry)
+
+
+def _read(declared: Declared, sources: Sources) -> Iterator[Metric]:
+    """The samples of one metric as it is now; none of one that this kind of node has not."""
+    with suppress(TakesNothing):
+        yield from families(declared, declared.read(sources))
 
 
 def families(declared: Declared, reading: Reading) -> Iterator[Metric]:

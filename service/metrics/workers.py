@@ -44,7 +44,7 @@ def of_all(scrape: Callable[[], bytes], place: WorkerPlace, peers: Peers) -> Scr
     """The metrics of all workers; `scrape` gives this one's, the others are asked."""
 
     async def every() -> bytes:
-        entries = {entry.url: entry for entry in peers.entries()}
+        entries = {entry.url: entry for entry in peers.entries(readers=True)}
 
         async def of(number: int, url: str) -> bytes | None:
             if number == place.number:

@@ -23,6 +23,7 @@ from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.clock import Clock
 from logstore.errors import NotFound, TailraceError
+from logstore.segments.carry import Carry
 from logstore.segments.columns import record_batches
 from service.journal.view import JournalPin
 from service.peers import messages
@@ -34,7 +35,6 @@ from service.peers.records import answer_records
 from service.peers.register import Register
 from service.runs.held import HeldLines
 from service.runs.run_logs import RunLogs
-from service.shipping.shipper import SegmentShipper
 from service.tail import Tail
 
 _STEP_BYTES = 4 << 20
@@ -49,7 +49,7 @@ class Answering(Protocol):
     @property
     def tail(self) -> Tail: ...
     @property
-    def shipper(self) -> SegmentShipper: ...
+    def carry(self) -> Carry: ...
     def pin(self) -> JournalPin: ...
 
     async def all_synced(self) -> None:
@@ -71,7 +71,7 @@ class Answers:
     ) -> None:
         self._node = node
         self._scrape = scrape
-        self._journals = JournalAnswers(node.pin, lambda: node.shipper.carry.copy(), clock)
+        self._journals = JournalAnswers(node.pin, lambda: node.carry.copy(), clock)
         self._verbs: dict[str, Callable[[Message], Awaitable[bytes]]] = {
             "hello": self._hello,
             "hot": self._hot,
@@ -136,7 +136,7 @@ class Answers:
     async def _records(self, message: Message) -> bytes:
         node = self._node
         return await answer_records(
-            node.pin, lambda batches: record_batches(batches, node.shipper.carry), message
+            node.pin, lambda batches: record_batches(batches, node.carry), message
         )
 
     async def _highest(self, message: Message) -> bytes:

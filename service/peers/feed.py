@@ -45,7 +45,7 @@ class LiveFeed:
         try:
             while True:
                 changed = self._changed
-                there = self._peers.register.others
+                there = self._peers.register.holders
                 for instance in [i for i in following if i not in there]:
                     following.pop(instance).cancel()
                 for instance, entry in there.items():

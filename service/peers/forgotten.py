@@ -125,6 +125,11 @@ async def forget(
             hint=f"It has {', '.join(others) or 'none'}. A node that was stopped in good order has"
             " left it, and nobody waits for it.",
         )
+    if not any(entry.holds for entry in there.values()):
+        raise Conflict(
+            f"the node {node} only reads: it holds no lines, and nobody waits for it",
+            hint="Its entry goes by itself three minutes after its death.",
+        )
     if await held_by(node) == node:
         raise Conflict(
             f"the node {node} lives: it holds its lease",

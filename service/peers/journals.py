@@ -125,19 +125,19 @@ class RecordFeeds:
     @property
     def met(self) -> bool:
         """See `OtherNodes`."""
-        nodes = {entry.node for entry in self._peers.register.others.values()}
+        nodes = {entry.node for entry in self._peers.register.holders.values()}
         return self._known and nodes <= self._next.keys()
 
     @property
     def silent(self) -> tuple[str, ...]:
         """See `OtherNodes`."""
-        there = {entry.node for entry in self._peers.register.others.values()}
+        there = {entry.node for entry in self._peers.register.holders.values()}
         return tuple(sorted(self._silent & there))
 
     def began(self, node: str) -> Began | None:
         """See `OtherNodes`."""
         register = self._peers.register
-        entries = [*register.others.values(), *([register.own] if register.own else [])]
+        entries = [*register.holders.values(), *([register.own] if register.own else [])]
         for entry in entries:
             if entry.node == node:
                 return Began(ulids.time_ms(ulids.decode(entry.instance)), entry.start)
@@ -193,7 +193,7 @@ class RecordFeeds:
             await self._begin()
             while True:
                 changed = self._changed
-                others = self._peers.register.others.values()
+                others = self._peers.register.holders.values()
                 there = {(entry.instance, entry.node): entry for entry in others}
                 for gone in following.keys() - there.keys():
                     following.pop(gone).cancel()
@@ -214,7 +214,7 @@ class RecordFeeds:
                 await self._clock.sleep(_PAUSE_SECONDS)
             else:
                 break
-        there = {entry.node for entry in self._peers.register.others.values()}
+        there = {entry.node for entry in self._peers.register.holders.values()}
         own = self._peers.register.own
         for node in stored.keys() - there - ({own.node} if own else set()):
             self._put(node, stored[node], None)

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from logstore import ulid as ulids
 from logstore.errors import OutcomeUnknown, TailraceError, Unavailable
@@ -19,7 +20,7 @@ from service.peers.feed import LiveFeed
 from service.peers.forgotten import returned
 from service.peers.others import Others
 from service.peers.peers import Peers
-from service.peers.register import Register
+from service.peers.register import READER, Register
 from service.runs.deletions import Deletions
 from service.runs.elsewhere import NoOtherNodes, OtherNodes
 from service.runtime.identity import Identity
@@ -36,6 +37,19 @@ _RETRY_SECONDS = 1.0
 _AWAY_TURNS = 3
 
 
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """What a process says of itself in the register, and the deletions that it keeps up with."""
+
+    node: str
+    deletions: Deletions
+    parents: Sequence[str] = ()
+    base: int = 0
+    files: Sequence[tuple[str, int, int]] = ()
+    start: int = 0
+    role: str = ""
+
+
 class Membership:
     """One process among others. Without a way to them (`Seams.network`) it is alone."""
 
@@ -49,17 +63,17 @@ class Membership:
         self._read: tuple[Deletions, int] | None = None
         """The deletions that were read whole, and how often the process had stood still then."""
         self._reading = asyncio.Lock()
-        self._joining: tuple[Identity, Journal, Deletions]
+        self._joining: Joining
         self.register: Register | None = None
         self.peers: Peers | None = None
         if seams.network is not None:
             network, seconds = seams.network, settings.timeout_seconds
             self.register = Register(seams.store, seams.clock, seams.entropy, network)
+            self.register.on_removed = self._forget_deletions
             self.peers = Peers(
                 self.register, network.transport, seams.clock, timeout_seconds=seconds
             )
         self._joined = False
-        self._start = 0
 
     @property
     def instance(self) -> str:
@@ -120,10 +134,24 @@ class Membership:
     async def try_to_join(self, identity: Identity, journal: Journal, deletions: Deletions) -> None:
         """Joins if the store answers; else `stay` does. Raises `Forked`, `AwayTooLong`."""
         refuse_old_lines(journal, self._every, self._clock)
-        self._joining = identity, journal, deletions
-        self._joined = False
         fresh = identity.incarnation >= self.instance  # both are ULIDs: this process has made it
-        self._start = identity.base if fresh else journal.next_pos
+        await self._try_to_join(
+            Joining(
+                identity.node,
+                deletions,
+                identity.parents,
+                identity.base,
+                _own_files(identity, journal),
+                identity.base if fresh else journal.next_pos,
+            )
+        )
+
+    async def try_to_join_as_reader(self, node: str, deletions: Deletions) -> None:
+        """Joins as a node without lines if the store answers; else `stay` does."""
+        await self._try_to_join(Joining(node, deletions, role=READER))
+
+    async def _try_to_join(self, joining: Joining) -> None:
+        self._joining, self._joined = joining, False
         with suppress(Unavailable, OutcomeUnknown):
             await self._join()
 
@@ -158,33 +186,38 @@ class Membership:
         while True:
             await self.pulse.beat()
             with suppress(TailraceError):  # whoever reads lines meanwhile hears why
-                await self.current(self._joining[2])
+                await self.current(self._joining.deletions)
 
     async def _join(self) -> None:
         if self.register is None:
             return
-        identity, journal, deletions = self._joining
-        twin = await self.register.twin(identity.node)
+        own = self._joining
+        twin = await self.register.twin(own.node)
         if twin is not None:
             raise Forked(
-                f"the node {identity.node} runs at {twin} already, on a folder of which this is a"
+                f"the node {own.node} runs at {twin} already, on a folder of which this is a"
                 " copy, or the other way round"
             )
-        files = _own_files(identity, journal)
-        names = identity.node, identity.parents, identity.base
-        await self.register.publish(*names, files, self._start)
+        await self.register.publish(
+            own.node, own.parents, own.base, own.files, own.start, role=own.role
+        )
         # From here on others tell it of deletions; those before are in the store.
-        await self._read_deletions(deletions)
-        await self._note_return(identity)
+        await self._read_deletions(own.deletions)
+        if own.role != READER:
+            await self._note_return(own.node, *own.parents)
         self._joined = True
 
-    async def _note_return(self, identity: Identity) -> None:
+    def _forget_deletions(self) -> None:
+        """Others did not tell this node of deletions while its entry was gone."""
+        self._read = None
+
+    async def _note_return(self, *nodes: str) -> None:
         seams = self._seams
 
         def fresh_id() -> str:
             return ulids.fresh_text(seams.clock, seams.entropy)
 
-        for node in (identity.node, *identity.parents):
+        for node in nodes:
             now_ms = seams.clock.now_ms()
             back = await returned(seams.store, node, now_ms=now_ms, fresh_id=fresh_id)
             if back is not None:

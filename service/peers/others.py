@@ -91,7 +91,7 @@ class Others:
     async def deleted(self, fqn: str, run: str | None, t: int) -> Told:
         """Tells them of a deletion. Raises `Unavailable`."""
         body = messages.encode({"fqn": fqn, "run": run, "t": ulids.encode(t)})
-        gathered = await self._peers.everyone(body, "deleted", _TOLD_SECONDS)
+        gathered = await self._peers.everyone(body, "deleted", _TOLD_SECONDS, readers=True)
         return Told(tuple(sorted(gathered.silent)))
 
     async def close(self, key: RunKey) -> Told:
@@ -102,7 +102,7 @@ class Others:
 
     async def ended(self, key: RunKey) -> None:
         """Tells those that answer that the run is closed."""
-        await self._peers.ask(_run(key), "ended")
+        await self._peers.ask(_run(key), "ended", readers=True)
 
 
 def _run(key: RunKey) -> bytes:

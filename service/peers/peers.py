@@ -51,18 +51,19 @@ class Peers:
         self.unanswered = 0
 
     def __bool__(self) -> bool:
-        """Whether there are other nodes."""
-        return bool(self.register.others)
+        """Whether there are other nodes with lines."""
+        return bool(self.register.holders)
 
-    def entries(self) -> list[Entry]:
-        """The other processes, in the order of their nodes."""
-        return sorted(self.register.others.values(), key=lambda e: (e.node, e.instance))
+    def entries(self, *, readers: bool = False) -> list[Entry]:
+        """The other processes that may hold lines, and `readers`, in the order of their nodes."""
+        found = self.register.others if readers else self.register.holders
+        return sorted(found.values(), key=lambda e: (e.node, e.instance))
 
-    async def ask(self, body: bytes, verb: str) -> Gathered:
+    async def ask(self, body: bytes, verb: str, *, readers: bool = False) -> Gathered:
         """Asks all but those that were silent a moment ago."""
         now, found = self._clock.monotonic(), Gathered()
         asked = []
-        for entry in self.entries():
+        for entry in self.entries(readers=readers):
             pause = self._paused.get(entry.instance)
             if pause is not None and now < pause.until:
                 found.silent[entry.node] = pause.why
@@ -71,11 +72,14 @@ class Peers:
         await self._ask(asked, verb, body, self.timeout_seconds, found)
         return found
 
-    async def everyone(self, body: bytes, verb: str, seconds: float | None = None) -> Gathered:
+    async def everyone(
+        self, body: bytes, verb: str, seconds: float | None = None, *, readers: bool = False
+    ) -> Gathered:
         """Asks all that are in the register now. Raises `Unavailable`: it cannot be read."""
         await self.register.look()
         found = Gathered()
-        await self._ask(self.entries(), verb, body, seconds or self.timeout_seconds, found)
+        asked = self.entries(readers=readers)
+        await self._ask(asked, verb, body, seconds or self.timeout_seconds, found)
         return found
 
     async def one(self, entry: Entry, body: bytes, verb: str, seconds: float) -> Message:
@@ -123,7 +127,7 @@ class Peers:
     def problems(self) -> list[str]:
         """Nodes that are silent, as sentences."""
         found = [] if self.register.last_error is None else [self.register.last_error]
-        known = self.register.others
+        known = self.register.holders
         return found + [
             f"the node {known[instance].node} is silent, and its newest lines are not shown: "
             f"{pause.why}"

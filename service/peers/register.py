@@ -12,11 +12,15 @@
 | `files` | of a fork: `[[journal file, first pos, end pos], …]` from before it |
 | `renewed_ms` | when it was written last, by the node's clock |
 | `load` | what it has to do, 1 for as much as it can take |
+| `role` | `query` for a process that only reads |
 
 An entry is there as long as the process may hold lines that nobody else has. It is removed by a
 stop that has brought everything into the store, and by the next process on the same folder. So a
 node that was killed stays in the register until it returns, or until somebody lets it go
 (`tailrace leases forget-node`), and who asks it finds it silent.
+
+A process that only reads holds no lines. It is there to be told of deletions and of runs that end;
+of lines nobody asks it. Its entry goes once it has not been written for three minutes.
 
 If a start finds an entry of its own incarnation whose process answers, two processes continue
 one folder: `twin` names it, and the node that started later forks.
@@ -28,7 +32,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -37,12 +41,14 @@ from logstore import ulid as ulids
 from logstore.clock import Clock, Entropy
 from logstore.errors import Damaged, NotFound, TailraceError, UnsupportedVersion
 from logstore.names import decode
-from logstore.objects.store import ObjectStore
+from logstore.objects.store import ObjectInfo, ObjectStore
 from service.peers import messages
 from service.peers.transport import Address, Network, PeerRefused, PeerSilent
 
 FORMAT = 1
+READER: Final = "query"
 _RENEW_SECONDS = 60.0
+_READER_GONE_SECONDS = 3 * _RENEW_SECONDS
 _HELLO_SECONDS = 2.0
 _LOAD_STEP = 0.1
 _LATELY_MS = 11 * 60_000  # ids of clients may lie ten minutes ahead
@@ -61,6 +67,12 @@ class Entry:
     renewed_ms: int = 0
     load: float = 0.0
     start: int = 0
+    role: str = ""
+
+    @property
+    def holds(self) -> bool:
+        """Whether it may hold lines that nobody else has."""
+        return self.role != READER
 
     @property
     def address(self) -> Address:
@@ -89,6 +101,7 @@ def decode_entry(body: bytes) -> Entry:
             renewed_ms=int(value["renewed_ms"]),
             load=float(value.get("load", 0)),
             start=int(value.get("start", 0)),
+            role=str(value.get("role", "")),
         )
     except (ValueError, TypeError, KeyError) as error:
         raise Damaged(f"not an entry of a node: {error}") from error
@@ -109,6 +122,10 @@ class Register:
         self._read: dict[str, tuple[str, Entry]] = {}
         self._looking = asyncio.Lock()
         self._heard: list[Callable[[], None]] = []
+        self._unchanged: dict[str, tuple[str, float]] = {}
+        """Of entries of readers, the ETag and since when it is there."""
+        self.on_removed: Callable[[], None] = lambda: None
+        """Called when the own entry was gone and is there again: deletions may have been missed."""
         self._looked = clock.monotonic()
         self.last_error: str | None = None
 
@@ -121,6 +138,11 @@ class Register:
     def others(self) -> Mapping[str, Entry]:
         """The other processes, by instance, as they were found last."""
         return self._others
+
+    @property
+    def holders(self) -> Mapping[str, Entry]:
+        """Those of them that may hold lines."""
+        return {instance: entry for instance, entry in self._others.items() if entry.holds}
 
     @property
     def own(self) -> Entry | None:
@@ -138,12 +160,14 @@ class Register:
         base: int = 0,
         files: Sequence[tuple[str, int, int]] = (),
         start: int = 0,
+        role: str = "",
     ) -> None:
         """Writes this process's entry and tells the others. Raises `Unavailable`, `Damaged`."""
         before = self._own
         own = Entry(
             *(node, self.instance, self._network.url, tuple(parents), base, tuple(files)),
             start=start,
+            role=role,
         )
         await self._write(own)
         self._own = own
@@ -186,13 +210,28 @@ class Register:
                         continue
                     known = (newest.etag, decode_entry(body))
                 read[info.key] = known
-                if known[1].instance != self.instance:
+                if known[1].instance != self.instance and await self._is_there(info, known[1]):
                     found[known[1].instance] = known[1]
+            self._unchanged = {k: seen for k, seen in self._unchanged.items() if k in read}
             changed = _names(found) != _names(self._others)
             self._read, self._others, self._looked = read, found, began
         if changed:
             for hear in self._heard:
                 hear()
+
+    async def _is_there(self, info: ObjectInfo, entry: Entry) -> bool:
+        """Removes the entry of a reader that has not written it for long."""
+        now = self._clock.monotonic()
+        etag, since = self._unchanged.get(info.key, ("", now))
+        if entry.holds:
+            return True
+        if etag != info.etag:
+            self._unchanged[info.key] = info.etag, now
+        elif now - since > _READER_GONE_SECONDS:
+            del self._unchanged[info.key]
+            await self._store.delete([info.key])
+            return False
+        return True
 
     async def run(self, seconds: float) -> None:
         """Looks every so often, and renews the own entry, until cancelled."""
@@ -207,6 +246,8 @@ class Register:
                 if self._own is not None and (gone or age >= _RENEW_SECONDS):
                     await self._write(self._own)
                     renewed = self._clock.monotonic()
+                    if gone:
+                        self.on_removed()
                 self.last_error = None
             except TailraceError as error:
                 self.last_error = f"the register of nodes cannot be read: {error}"

@@ -123,13 +123,15 @@ class Closer:
         self.resume(key, pos)
         self._news.tell(key, pos)
 
-    async def _told(self, key: RunKey, pos: int) -> None:
-        """All nodes have closed the run for their lines: it may be closed as a whole now."""
+    async def _told(self, key: RunKey, pos: int) -> bool:
+        """All nodes have closed the run for their lines: whether it is closed as a whole now."""
         if self._wanted.get(key) is None:
             self._close_done(key, pos)
         manifest = (await self._manifests.get(key)).manifest
-        if manifest.state == "closed" and not self._flusher.holds(key):
+        closed = manifest.state == "closed" and not self._flusher.holds(key)
+        if closed:
             self._on_ended(key)
+        return closed
 
     def resume(self, key: RunKey, pos: int) -> asyncio.Task[str]:
         """Continues a close that is recorded."""
@@ -224,6 +226,7 @@ class Closer:
                 return False
             self._remember(key)
         self._on_ended(key)
+        self._news.ended(key)
         return True
 
     def _finished(self, key: RunKey, pos: int, manifest: Manifest) -> None:
@@ -235,11 +238,14 @@ class Closer:
             self._reopened[key] = self._clock.monotonic()
         else:
             self._remember(key)
-        if not self._news.telling(key):
+        telling = self._news.telling(key)
+        if not telling:
             self._close_done(key, pos)
         self.closes += 1
         if not reopened and not self._flusher.follows(key, pos):
             self._on_ended(key)
+            if not telling:  # all had heard before it was closed here
+                self._news.ended(key)
 
     def _remember(self, key: RunKey) -> None:
         self._reopened.pop(key, None)

@@ -28,13 +28,15 @@ class CloseNews:
         others: OtherNodes,
         clock: Clock,
         gone: Callable[[str], Awaitable[bool]],
-        told: Callable[[RunKey, int], Awaitable[None]],
+        told: Callable[[RunKey, int], Awaitable[bool]],
     ) -> None:
+        """`told` gives whether the run is closed as a whole."""
         self._others = others
         self._clock = clock
         self._gone = gone
         self._told = told
         self._tasks: dict[RunKey, asyncio.Task[str]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
 
     def telling(self, key: RunKey) -> bool:
         """Whether there is somebody who has not heard."""
@@ -50,10 +52,22 @@ class CloseNews:
             self._tasks[key] = task
         return task
 
+    def ended(self, key: RunKey) -> None:
+        """Tells the others, behind this call, that the run is closed as a whole."""
+        if self._others:
+            task = asyncio.get_running_loop().create_task(self._others.ended(key))
+            self._ending.add(task)
+            task.add_done_callback(self._said)
+
     def stop(self) -> None:
         """Ends asking; the next start goes on."""
-        for task in self._tasks.values():
+        for task in (*self._tasks.values(), *self._ending):
             task.cancel()
+
+    def _said(self, task: asyncio.Task[None]) -> None:
+        self._ending.discard(task)
+        if not task.cancelled():
+            task.exception()  # who did not hear looks by itself
 
     async def _tell(self, key: RunKey, pos: int) -> str:
         if not self._others:
@@ -70,8 +84,8 @@ class CloseNews:
             pause = min(pause * 2, _MAX_PAUSE_SECONDS)
         self._tasks.pop(key, None)
         try:
-            await self._told(key, pos)
-            await self._others.ended(key)
+            if await self._told(key, pos):
+                self.ended(key)
         except TailraceError:
             return "closing"  # the manifest could not be read: streams look by themselves
         return "closing" if told.working else "closed"

@@ -93,6 +93,11 @@ class RunLogs:
         for (fqn, run), t in self.recorded.tombstones.items():
             self.deleter.resume(fqn, run, t)
 
+    async def start_reading(self) -> None:
+        """Reads the deletions; of a node without lines that is all. Raises `StoreUnavailable`."""
+        await self.deletions.load()
+        self.progress.started()
+
     async def run(self) -> None:
         """Flushes, closes, merges, publishes and sweeps until stopped."""
         async with asyncio.TaskGroup() as group:

@@ -12,6 +12,7 @@ from coordination.named.leases import NamedLeases
 from coordination.named.record import text_lease
 from logstore import ulid as ulids
 from service.peers.forgotten import Forgotten, all_forgotten, entries, forget
+from service.peers.register import Entry
 from tailrace.lease_admin.desks import Opened, open_leases
 
 Row: TypeAlias = Mapping[str, Any]
@@ -25,13 +26,20 @@ async def nodes(*, data: str | None, config: str | None) -> list[Row]:
         rows = [
             {
                 "node": entry.node,
-                "state": "live" if await _holder(leases, entry.node) == entry.node else "silent",
+                "state": await _state(leases, entry),
                 "url": entry.url,
                 "seen_ms": entry.renewed_ms,
             }
             for entry in sorted(there, key=lambda e: (e.node, e.instance))
         ]
         return rows + [spelled(one) for one in await all_forgotten(opened.store)]
+
+
+async def _state(leases: NamedLeases, entry: Entry) -> str:
+    """A reader holds no lease; its entry goes by itself after its death."""
+    if not entry.holds:
+        return "reader"
+    return "live" if await _holder(leases, entry.node) == entry.node else "silent"
 
 
 async def forget_node(node: str, *, data: str | None, config: str | None) -> Row:

@@ -216,6 +216,18 @@ def test_a_close_and_a_deletion_reach_both(two: Nodes, path: str) -> None:
     assert httpx.get(f"{b.url}{path}").status_code == 404
 
 
+def test_a_live_reader_hears_at_another_node_that_its_run_is_closed(
+    two: Nodes, fqn: str, path: str
+) -> None:
+    """That node has no line of the run: it says so before the run is closed."""
+    a, b = two
+    post(a, path, "one\n")
+    stream = events(b, fqn, None)
+    assert next(stream)[1] == "one"
+    assert httpx.post(f"{a.url}{path}/close", timeout=30).json()["state"] == "closed"
+    assert [line for _, line in stream] == [""]  # `complete`, and the end
+
+
 @pytest.mark.parametrize("secret", ["x", "another secret, as long"])
 def test_a_question_without_the_secret_is_refused(two: Nodes, secret: str) -> None:
     headers = {"authorization": f"Bearer {secret}", "tailrace-instance": "x"}

@@ -1,0 +1,72 @@
+"""Entries of the register: a node's stays until somebody lets it go, a reader's does not."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from logstore import keys
+from logstore.objects.local import LocalStore, inline
+from service.peers.register import READER, Register
+from service.peers.transport import Address, Network, PeerSilent
+from tests.simulation.powercut import PowerCutFileSystem
+from tests.simulation.virtual_time import VirtualClock, simulate
+
+START_MS = 1_780_000_000_000
+
+
+class Nobody:
+    """A network in which nobody answers."""
+
+    async def ask(self, address: Address, verb: str, body: bytes, seconds: float) -> bytes:
+        raise PeerSilent(f"{address.node} gives no answer to {verb}")
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_the_entry_of_a_dead_reader_goes_and_that_of_a_node_stays() -> None:
+    async def scenario(clock: VirtualClock) -> None:
+        store = LocalStore("/store", PowerCutFileSystem(), clock, random.Random(1), run=inline)
+
+        def register(name: str) -> Register:
+            return Register(store, clock, random.Random(name), Network(name, Nobody()))
+
+        living, dead, node, looks = (register(name) for name in "ldnx")
+        await living.publish("living", role=READER)
+        await dead.publish("dead", role=READER)
+        await node.publish("node")
+        await looks.look()
+        assert {entry.node for entry in looks.others.values()} == {"living", "dead", "node"}
+        assert {entry.node for entry in looks.holders.values()} == {"node"}
+        renewing = [asyncio.ensure_future(r.run(5.0)) for r in (living, looks)]
+        await clock.sleep(600.0)
+        assert {entry.node for entry in looks.others.values()} == {"living", "node"}
+        assert [info.key async for info in store.list(keys.PEERS)] == sorted(
+            keys.peer(name, r.instance) for name, r in (("living", living), ("node", node))
+        )
+        for task in renewing:
+            task.cancel()
+
+    simulate(scenario, start_ms=START_MS)
+
+
+def test_who_finds_its_entry_gone_writes_it_again_and_knows_that_it_missed_something() -> None:
+    async def scenario(clock: VirtualClock) -> None:
+        store = LocalStore("/store", PowerCutFileSystem(), clock, random.Random(1), run=inline)
+        own = Register(store, clock, random.Random("o"), Network("o", Nobody()))
+        told: list[bool] = []
+        own.on_removed = lambda: told.append(True)
+        await own.publish("own")
+        running = asyncio.ensure_future(own.run(5.0))
+        await clock.sleep(60.0)
+        assert told == []
+        await store.delete([keys.peer("own", own.instance)])
+        await clock.sleep(6.0)
+        assert told == [True]
+        assert [info.key async for info in store.list(keys.PEERS)] == [
+            keys.peer("own", own.instance)
+        ]
+        running.cancel()
+
+    simulate(scenario, start_ms=START_MS)
