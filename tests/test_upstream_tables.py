@@ -13,7 +13,14 @@ import pytest
 ROOT = Path(__file__).parents[1]
 TESTS = ROOT / "tests"
 COUNTS = {
-    "cdap.md": {"Processing": 18, "Files": 12, "Limits": 9, "Gaps": 6},
+    "cdap.md": {
+        "Processing": 18,
+        "Files": 12,
+        "Reading": 5,
+        "Design": 9,
+        "Limits": 12,
+        "Gaps": 7,
+    },
     "data-prepper.md": {
         "LeaseBasedSourceCoordinatorTest": 27,
         "PartitionManagerTest": 3,
