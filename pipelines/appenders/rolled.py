@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import re
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Final, Literal
 
@@ -24,6 +25,8 @@ _NUMBER_DIGITS: Final = 6
 _SUFFIXES: Final = {"gzip": ".gz", "zstd": ".zst", "none": ""}
 _UNFINISHED: Final = ".unfinished"
 _STAMP: Final = r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}-[0-9]{2}-[0-9]{2}\.[0-9]{3}"
+_PACKED: Final = re.compile(r"\.(?:gz|zst)$")
+_NUMBERED: Final = re.compile(rf"\.(?:{_STAMP}|[0-9]+)$")
 Rename = Callable[[str, str], None]
 
 
@@ -39,6 +42,12 @@ class RolledSettings(Section):
         0.0, "a file is removed when it was last written so long ago, rolled or not; 0: never"
     )
     keep_bytes: BytesOrZero = key(0, "bytes of rolled files of a path that are kept; 0: all")
+    quota_bytes: BytesOrZero = key(
+        0, "bytes of all files of a tenant, rolled or not; the oldest are removed; 0: no limit"
+    )
+    quota_folders: int = key(
+        0, "so many folders of the path are a tenant; 0: the appender is one", ge=0
+    )
 
 
 class Rolled:
@@ -48,6 +57,16 @@ class Rolled:
         self._settings = settings
         self._fs = fs
         self._folder = folder
+        self._listed: dict[str, dict[str, list[str]]] | None = None
+
+    @contextmanager
+    def listed_once(self) -> Iterator[None]:
+        """Each folder is listed once while this lasts; what is rolled meanwhile is not seen."""
+        self._listed = {}
+        try:
+            yield
+        finally:
+            self._listed = None
 
     def of(self, path: str) -> list[str]:
         """The rolled files of a path, oldest first."""
@@ -91,6 +110,37 @@ class Rolled:
                 kept, total = kept - 1, total - found.size
         return kept > 0
 
+    def keep_quota(self, paths: Iterable[str], busy: Collection[str]) -> list[str]:
+        """Removes the oldest files of each tenant that has more than its quota.
+
+        `busy` are files that are written, or that no saved checkpoint has as they are: they count,
+        and stay. Gives the paths of which nothing is left.
+        """
+        with self.listed_once():
+            names = {path: [*self.of(path), path] for path in paths}
+        tenants: dict[tuple[str, ...], list[tuple[int, int, str]]] = {}
+        for path, files in names.items():
+            tenant = tuple(path.split("/")[:-1][: self._settings.quota_folders])
+            for name in files:
+                found = self._fs.stat(os.path.join(self._folder, name))
+                if found is not None:
+                    one = found.modified_ns, found.size, name
+                    tenants.setdefault(tenant, []).append(one)
+        left = {name for kept in tenants.values() for name in self._within_quota(kept, busy)}
+        return [path for path, files in names.items() if left.isdisjoint(files)]
+
+    def _within_quota(
+        self, files: list[tuple[int, int, str]], busy: Collection[str]
+    ) -> Iterator[str]:
+        """Removes the oldest of a tenant's files, and gives the others."""
+        over = sum(size for _, size, _ in files) - self._settings.quota_bytes
+        for _, size, name in sorted(files):
+            if over > 0 and name not in busy:
+                self._fs.unlink(os.path.join(self._folder, name))
+                over -= size
+            else:
+                yield name
+
     def too_old(self, found: Stat, now_ms: int) -> bool:
         """Whether `keep_for` is over for a file."""
         age = now_ms / 1000 - found.modified_ns / 1e9
@@ -103,11 +153,24 @@ class Rolled:
         number = _STAMP if self._settings.names == "timestamp" else "[0-9]+"
         form = re.compile(rf"{re.escape(stem)}\.({number}){re.escape(ending)}(?:\.gz|\.zst)?")
         found = {}
-        for one, is_folder in self._fs.scan(os.path.join(self._folder, folder)):
-            match = None if is_folder else form.fullmatch(one)
+        for one in self._names(folder).get(name, ()):
+            match = form.fullmatch(one)
             if match is not None:
                 found[match[1].rjust(20, "0")] = os.path.join(folder, one)
         return found
+
+    def _names(self, folder: str) -> Mapping[str, Sequence[str]]:
+        """The files of a folder that may have been rolled, by the name that they had before."""
+        known = None if self._listed is None else self._listed.get(folder)
+        if known is None:
+            known = {}
+            for one, is_folder in self._fs.scan(os.path.join(self._folder, folder)):
+                if not is_folder:
+                    for path in actives(one):
+                        known.setdefault(path, []).append(one)
+            if self._listed is not None:
+                self._listed[folder] = known
+        return known
 
     def _compress(self, path: str, protect: Callable[[str], None]) -> None:
         ending, fs = _SUFFIXES[self._settings.compress], self._fs
@@ -133,10 +196,11 @@ class Rolled:
         fs.unlink(whole)
 
 
-def active(rolled: str) -> str:
-    """The path whose file was rolled to this name."""
-    stem, ending = os.path.splitext(rolled)
-    return re.sub(rf"\.(?:{_STAMP}|[0-9]+)$", "", stem) + ending
+def actives(rolled: str) -> set[str]:
+    """The paths whose file may have been rolled to this name; one may have no ending."""
+    plain = _PACKED.sub("", rolled)
+    stem, ending = os.path.splitext(plain)
+    return {_NUMBERED.sub("", stem) + ending, _NUMBERED.sub("", plain)}
 
 
 def _stamp(now_ms: int) -> str:

@@ -35,7 +35,7 @@ from pipelines.appenders.access import Access, AccessSettings
 from pipelines.appenders.catalog import Catalog
 from pipelines.appenders.contract import AppenderFailed, Context, Deleted, State
 from pipelines.appenders.paths import PathTemplate, encoded, of_replay
-from pipelines.appenders.rolled import Rolled, RolledSettings, active
+from pipelines.appenders.rolled import Rolled, RolledSettings, actives
 from pipelines.appenders.undo import UndoLog
 from pipelines.layouts import Layout, default_layout
 from pipelines.section import Bytes, Seconds, Section, key
@@ -335,24 +335,28 @@ class RollingFile:
         parts, settings = self._started(), self._settings
         now_ms, period = parts.context.clock.now_ms(), self._period_now()
         ended, rolled, gone = period != self._period, len(self._rolled), []
-        if not (ended or settings.roll_idle or settings.keep_for):
+        if not (ended or settings.roll_idle or settings.keep_for or settings.quota_bytes):
             return False
-        pending = {active(one) for one in (*self._settled, *self._rolled)}
+        pending = {path for one in (*self._settled, *self._rolled) for path in actives(one)}
         roll_idle = settings.roll_idle or float("inf")
-        for path in parts.catalog:
-            found = parts.context.fs.stat(os.path.join(self._folder, path))
-            idle = 0.0 if found is None else now_ms / 1000 - found.modified_ns / 1e9
-            if found is not None and parts.rolled.too_old(found, now_ms):
-                if path not in self._grown:
-                    self._forget(path)
-                    self._unlink(path)
-                    found = None
-            elif found is not None and found.size and (ended or idle > roll_idle):
-                self._roll(path)
-            if not settings.keep_for or path in pending:
-                continue
-            if not parts.rolled.remove_old(path, now_ms) and found is None:
-                gone.append(path)
+        with parts.rolled.listed_once():
+            for path in parts.catalog:
+                found = parts.context.fs.stat(os.path.join(self._folder, path))
+                idle = 0.0 if found is None else now_ms / 1000 - found.modified_ns / 1e9
+                if found is not None and parts.rolled.too_old(found, now_ms):
+                    if path not in self._grown:
+                        self._forget(path)
+                        self._unlink(path)
+                        found = None
+                elif found is not None and found.size and (ended or idle > roll_idle):
+                    self._roll(path)
+                if not settings.keep_for or path in pending:
+                    continue
+                if not parts.rolled.remove_old(path, now_ms) and found is None:
+                    gone.append(path)
+        if settings.quota_bytes:
+            busy = {*self._open, *self._grown, *self._settled, *self._rolled}
+            gone += parts.rolled.keep_quota(parts.catalog, busy)
         parts.catalog.drop(gone)
         self._period = period
         return ended or len(self._rolled) > rolled
@@ -374,7 +378,7 @@ class RollingFile:
         """Compresses what was rolled, and removes what is too old. May be repeated."""
         parts = self._started()
         parts.rolled.finish(rolled, parts.access.file)
-        for path in {active(path) for path in rolled}:
+        for path in {path for one in rolled for path in actives(one)}:
             parts.rolled.remove_old(path, parts.context.clock.now_ms())
 
 

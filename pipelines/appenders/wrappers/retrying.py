@@ -50,6 +50,7 @@ class Retry(Wrapper):
         self._context: Context | None = None
         self._saved: State | None = None
         self._synced: State | None = None
+        self._said = ""
         # None: there were too many. In the last `sync`, which is not saved yet:
         self._settled: list[pa.Table] | None = []
         self._since: list[pa.Table] | None = []
@@ -59,7 +60,7 @@ class Retry(Wrapper):
         try:
             self._inner.start(context, state)
         except Exception as error:  # noqa: BLE001 -- an appender may raise anything
-            log.warning("%s tries again: %s", self._name, error)
+            self._say(error)
             self._trying(self._begin_again)
 
     def append(self, events: pa.Table) -> None:
@@ -75,7 +76,7 @@ class Retry(Wrapper):
         return state
 
     def saved(self) -> None:
-        self._saved, self._settled = self._synced, []
+        self._saved, self._settled, self._said = self._synced, [], ""
         self._trying(self._inner_saved)
 
     def flush(self) -> bool:
@@ -108,7 +109,7 @@ class Retry(Wrapper):
                 attempt += 1
                 if attempt > self._settings.attempts or self._kept() is None:
                     raise
-                log.warning("%s tries again: %s", self._name, error)
+                self._say(error)
             threading.Event().wait(pause)
             if self._context is not None and not self._context.holds():
                 raise AppenderFailed(f"the lease of {self._name} is over")
@@ -117,6 +118,12 @@ class Retry(Wrapper):
     @property
     def _name(self) -> str:
         return "an appender" if self._context is None else self._context.name
+
+    def _say(self, error: Exception) -> None:
+        """Says why it tries again, once until a checkpoint is saved."""
+        if str(error) != self._said:
+            self._said = str(error)
+            log.warning("%s tries again: %s", self._name, error)
 
     def _begin_again(self) -> None:
         """Another appender, at the last saved state, with everything that came since."""

@@ -312,3 +312,53 @@ def test_removal_needs_folders_of_runs() -> None:
     for path in ("{fqn}.log", "{fqn}/{run}.log", "{run}/x.log"):
         with pytest.raises(ValidationError, match=r"needs \{fqn\} and \{run\} as folders"):
             RollingFileSettings(dir="/x", path=path, on_delete="remove")
+
+
+def test_each_tenant_has_a_quota_of_which_the_oldest_files_go(tmp_path: Path) -> None:
+    """Rolled or not, but for files that are written, and none of others."""
+    files = Files(
+        tmp_path,
+        path="{service}/{fqn}.log",
+        max_file_size=10,
+        quota_bytes=25,
+        quota_folders=1,
+        compress="none",
+        idle_close="10m",
+    )
+    files.start()
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "strange.log").write_text("x" * 1000)
+    for fqn in ["a.old", "a.new", "b.one", "a.new", "a.new", "c.big"]:
+        files.write("123456789" if fqn != "c.big" else "x" * 100, fqn=fqn)
+        files.clock.now += 60_000
+        files.save()
+        for path in tmp_path.rglob("a.new.*.log"):
+            os.utime(path, ns=(0, (NOON_MS + int(path.suffixes[-2][1:]) * 1000) * 1_000_000))
+    files.files.flush()
+    files.save()
+    ours = ["a/a.new.log", "a/a.old.log", "a/strange.log", "b/b.one.log", "c/c.big.log"]
+    assert list(files.names()) == ours, "what is open stays, though it is older"
+    files.clock.now += 600_000  # all are closed by now
+    files.files.flush()
+    assert list(files.names()) == ours[:-1]
+    state = files.save()
+    files.files.stop()
+    files.start(state)
+    files.write("123456789", fqn="c.big")
+    files.save()
+    assert "c/c.big.log" in files.names()
+    files.files.stop()
+
+
+def test_a_path_without_an_ending_is_rolled_and_counted(tmp_path: Path) -> None:
+    for names in ("sequence", "timestamp", "fixed_window"):
+        folder = tmp_path / names
+        folder.mkdir()
+        files = Files(folder, path="all", max_file_size=4, names=names, keep_files=2)
+        files.start()
+        for number in range(5):
+            files.write(f"{number}00")
+            files.clock.now += 1000
+            files.save()
+        files.files.stop()
+        assert sorted(files.names().values()) == ["200\n", "300\n", "400\n"]

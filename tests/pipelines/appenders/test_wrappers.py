@@ -163,6 +163,23 @@ def test_what_is_tried_again_is_written_once(tmp_path: Path, calls: list[int]) -
     assert Failing.calls > max(calls)
 
 
+def test_what_fails_again_and_again_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Down(Failing):
+        def append(self, events: pa.Table) -> None:
+            raise AppenderFailed("nobody answers")
+
+    down = RollingFileSettings(dir=str(tmp_path))
+    appender = Retry(RetrySettings(attempts=5, pause=0.0), lambda: Down(down))
+    appender.start(context(), None)
+    for _ in range(2):
+        with pytest.raises(AppenderFailed, match="nobody answers"):
+            appender.append(events(["a"]))
+    appender.stop()
+    assert caplog.text.count("tries again: nobody answers") == 1
+
+
 def test_attempts_end(tmp_path: Path) -> None:
     appender = Retry(RetrySettings(attempts=2, pause=0.0), failing(tmp_path, 1, 2, 3))
     appender.start(context(), None)
