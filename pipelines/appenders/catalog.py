@@ -3,8 +3,9 @@
     DIR/.tailrace/{name}/catalog    a line each: CRC-32 in hex, a space, the path as JSON
 
 Other programs may have files in the same folder whose names look alike. So nothing is removed for
-its name: only what is in the catalog. A path is in the catalog, synced, before a checkpoint has its
-file. A torn line at the end is of a file that no checkpoint has.
+its name: only what is in the catalog. A path is there before its file is begun, where other writers
+see it (`neighbours`), and synced before a checkpoint has its file. A torn line at the end is of a
+file that no checkpoint has.
 """
 
 from __future__ import annotations
@@ -19,6 +20,17 @@ from pipelines.appenders.lines import line_of, read_lines
 _UNFINISHED: Final = ".unfinished"
 
 
+def catalog_in(folder: str) -> str:
+    """The catalog of the writer whose folder DIR/.tailrace/{name} this is."""
+    return os.path.join(folder, "catalog")
+
+
+def paths_in(fs: FileSystem, catalog: str) -> tuple[list[str], bool]:
+    """The paths of a catalog, and whether nothing else is there. Raises `OSError`."""
+    entries, whole = read_lines(fs, catalog)
+    return [str(path) for (path,) in entries], whole
+
+
 class Catalog:
     """The paths, relative to the folder of the files. All calls block; they raise `OSError`."""
 
@@ -26,7 +38,7 @@ class Catalog:
         self._fs = fs
         self._path = path
         self._known: dict[str, None] = {}
-        self._new: list[str] = []
+        self._unsynced = False
         self._file: File | None = None
 
     def __iter__(self) -> Iterator[str]:
@@ -38,25 +50,26 @@ class Catalog:
         if self._fs.stat(draft) is not None:
             self._fs.unlink(draft)
         if self._fs.stat(self._path) is not None:
-            entries, whole = read_lines(self._fs, self._path)
-            self._known = {str(path): None for (path,) in entries}
+            paths, whole = paths_in(self._fs, self._path)
+            self._known = dict.fromkeys(paths)
             if not whole:
                 self._rewrite()
         self._open()
 
-    def add(self, paths: Iterable[str]) -> None:
-        """These files are, or will be, written here."""
-        for path in paths:
-            if path not in self._known:
-                self._known[path] = None
-                self._new.append(path)
+    def add(self, paths: Iterable[str]) -> list[str]:
+        """These files are, or will be, written here; gives those that are new."""
+        new = [path for path in paths if path not in self._known]
+        if new and self._file is not None:
+            self._file.write([line_of([path]) for path in new])
+            self._known.update(dict.fromkeys(new))
+            self._unsynced = True
+        return new
 
     def sync(self) -> None:
         """All that was added survives a power cut."""
-        if self._new and self._file is not None:
-            self._file.write([line_of([path]) for path in self._new])
+        if self._unsynced and self._file is not None:
             self._file.sync()
-            self._new = []
+            self._unsynced = False
 
     def drop(self, paths: Iterable[str]) -> None:
         """Nothing is left of these."""
@@ -65,7 +78,7 @@ class Catalog:
             return
         for path in gone:
             del self._known[path]
-        self._new = []
+        self._unsynced = False
         self.stop()
         self._rewrite()
         self._open()

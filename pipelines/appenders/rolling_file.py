@@ -32,8 +32,9 @@ from pydantic import field_validator, model_validator
 
 from logstore.filesystem import File
 from pipelines.appenders.access import Access, AccessSettings
-from pipelines.appenders.catalog import Catalog
+from pipelines.appenders.catalog import Catalog, catalog_in
 from pipelines.appenders.contract import AppenderFailed, Context, Deleted, State
+from pipelines.appenders.neighbours import refuse_shared
 from pipelines.appenders.paths import PathTemplate, encoded, of_replay
 from pipelines.appenders.rolled import Rolled, RolledSettings, actives
 from pipelines.appenders.undo import UndoLog
@@ -138,7 +139,7 @@ class RollingFile:
         self._parts = parts = _Parts(
             context,
             undo,
-            Catalog(context.fs, os.path.join(undo.folder, "catalog")),
+            Catalog(context.fs, catalog_in(undo.folder)),
             Rolled(self._settings, context.fs, self._folder),
             Access.of(self._settings),
         )
@@ -147,6 +148,7 @@ class RollingFile:
         if new:
             parts.access.folder(self._folder)
         parts.catalog.start()
+        refuse_shared(context.fs, undo.folder, list(parts.catalog))
         self._period = int((state or {}).get("period", self._period_now()))
         self._rolled = list((state or {}).get("rolled", ()))
         self._finish(self._rolled)
@@ -158,8 +160,9 @@ class RollingFile:
             self._sweep()
         lines = self._settings.layout.lines(events)
         groups = list(self._template.groups(events, parts.context.part, parts.context.generation))
+        new = parts.catalog.add(path for path, _ in groups)
+        refuse_shared(parts.context.fs, parts.undo.folder, new)
         parts.undo.touch([path for path, _ in groups])
-        parts.catalog.add(path for path, _ in groups)
         for path, rows in groups:
             chosen = lines if len(groups) == 1 else lines.take(pa.array(rows))
             self._write(path, *_bytes_of(chosen))

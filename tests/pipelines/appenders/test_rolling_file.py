@@ -11,7 +11,7 @@ import pytest
 from logstore.clock import SystemClock
 from logstore.disk import Disk
 from logstore.filesystem import FileSystem
-from pipelines.appenders.contract import AppenderFailed, Context
+from pipelines.appenders.contract import AppenderFailed, Context, State
 from pipelines.appenders.rolling_file import RollingFile, RollingFileSettings
 from tests.pipelines.events import events
 
@@ -135,3 +135,37 @@ def test_parts_that_would_share_a_file_are_refused(tmp_path: Any) -> None:
     with pytest.raises(AppenderFailed, match="several parts"):
         files.start(context(Disk(), parts=2), None)
     files.stop()
+
+
+def test_paths_that_differ_and_lead_to_one_file_have_one_writer(tmp_path: Any) -> None:
+    """Else each would cut off what the other one wrote."""
+
+    def files(name: str, path: str, state: State | None = None) -> RollingFile:
+        made = RollingFile(RollingFileSettings(dir=str(tmp_path), path=path))
+        made.start(Context("p", name, 0, 1, Disk(private=True), SystemClock(), lambda: True), state)
+        return made
+
+    first, second = files("first", "{fqn}.log"), files("second", "{service}.log")
+    first.append(events(["1"], fqn="shop"))
+    second.append(events(["2"], fqn="other.x"))
+    state = second.sync()
+    second.saved()
+    with pytest.raises(AppenderFailed, match=r"shop\.log is written by p\.first\.0, and cannot"):
+        second.append(events(["3"], fqn="shop.x"))
+    second.stop()
+    first.append(events(["4"], fqn="shop"))
+    assert (tmp_path / "shop.log").read_text() == "1\n4\n"
+    again = RollingFile(RollingFileSettings(dir=str(tmp_path), path="{service}.log"))
+    context = Context("p", "second", 0, 1, Disk(private=True), SystemClock(), lambda: True)
+    with pytest.raises(AppenderFailed, match="cannot have a second writer"):
+        again.start(context, state)
+    again.stop()
+    first.sync()
+    first.stop()
+    # Who is not at work any more, such as one that has another name now, leaves its files.
+    again = files("second", "{service}.log", state)
+    again.append(events(["5"], fqn="shop.x"))
+    again.sync()
+    again.stop()
+    assert (tmp_path / "shop.log").read_text() == "1\n4\n5\n"
+    assert (tmp_path / "other.log").read_text() == "2\n"
