@@ -24,6 +24,7 @@ from tests.servers.dynamodb import DynamoDb, running_dynamodb, why_no_dynamodb
 from tests.servers.jars import why_no_jars
 from tests.servers.logrotate import why_no_logrotate
 from tests.servers.minio import Bucket, Minio, memory_folder, running_minio, why_no_minio
+from tests.servers.namespaces import why_no_namespaces
 from tests.servers.nginx import why_no_nginx
 from tests.servers.openssl import why_no_openssl
 from tests.servers.promtool import why_no_promtool
@@ -50,6 +51,7 @@ NEEDS: dict[str, tuple[str, Callable[[], str | None]]] = {
     "dynamodb": ("DynamoDB Local", why_no_dynamodb),
     "upgrading": ("clients that offer HTTP/2", why_no_upgrading_clients),
     "jars": ("jars for Spark on S3", why_no_jars),
+    "namespaces": ("network namespaces", why_no_namespaces),
 }
 _left_out: dict[str, list[str]] = {}
 

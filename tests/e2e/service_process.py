@@ -8,6 +8,7 @@ import ssl
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,14 +26,16 @@ class ServiceProcess:
 
     Whoever ends it hears of a run's log that it repaired: `AssertionError`.
 
-    `module` is what Python runs. `open_files` is how many it may have open at most, `ulimit -n`;
-    None: as this process.
+    `module` is what Python runs, and `within` a command before it that runs another one in its
+    own place. `open_files` is how many it may have open at most, `ulimit -n`; None: as this
+    process.
     """
 
     def __init__(self, data: Path, *, store: Path | None = None, **settings: str) -> None:
         self.data = data
         self.open_files: int | None = None
         self.module = "tailrace"
+        self.within: Sequence[str] = ()
         self.verify: ssl.SSLContext | bool = True
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -53,6 +56,7 @@ class ServiceProcess:
             self._process = subprocess.Popen(
                 [
                     *([] if self.open_files is None else few),
+                    *self.within,
                     sys.executable,
                     "-m",
                     self.module,

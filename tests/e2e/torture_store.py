@@ -25,7 +25,14 @@ from logstore.objects.settings import StoreSettings
 from logstore.objects.store import ObjectStore
 from tests.faults.schedule import Schedule, evenly
 from tests.faults.thread import fault_proxy
-from tests.servers.minio import Bucket, memory_folder, running_minio, why_no_minio
+from tests.servers.minio import (
+    HERE,
+    Bucket,
+    Place,
+    memory_folder,
+    running_minio,
+    why_no_minio,
+)
 
 KINDS: Final = ("local", "minio", "faults")
 RATE: Final = 0.1
@@ -113,8 +120,12 @@ def _messages(segment: bytes) -> dict[RunKey, set[str]]:
 
 
 @contextmanager
-def tortured_store(kind: str, seed: int, folder: Path | None = None) -> Iterator[TorturedStore]:
+def tortured_store(
+    kind: str, seed: int, folder: Path | None = None, place: Place = HERE
+) -> Iterator[TorturedStore]:
     """One of `KINDS`, empty; a local one is in `folder`, or in each node's own if there is none.
+
+    A server of S3 runs at `place`.
 
     Raises `RuntimeError` where MinIO cannot be had.
     """
@@ -125,7 +136,7 @@ def tortured_store(kind: str, seed: int, folder: Path | None = None) -> Iterator
     if reason is not None:
         raise RuntimeError(f"no MinIO here: {reason}")
     with ExitStack() as stack:
-        bucket = stack.enter_context(running_minio(memory_folder())).bucket()
+        bucket = stack.enter_context(running_minio(memory_folder(), place)).bucket()
         if kind == "minio":
             yield TorturedStore(bucket.environment, bucket)
             return

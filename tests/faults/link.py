@@ -59,6 +59,10 @@ class Link:
         host, port = self._server.sockets[0].getsockname()[:2]
         return f"http://{host}:{port}"
 
+    def is_cut(self, who: str) -> bool:
+        """Whether nothing passes between `who` and upstream."""
+        return self._state(who) is not None
+
     def cut(self, how: Cut, who: str | None = None) -> None:
         """Lets nothing pass, or nothing between `who` and upstream."""
         self.cuts += 1
@@ -68,9 +72,10 @@ class Link:
                 if who in (None, name):
                     flow.cancel()
 
-    async def mend(self) -> None:
-        """Ends every cut."""
-        self._cut.clear()
+    async def mend(self, *of: str | None) -> None:
+        """Ends every cut, or only those of these clients."""
+        for who in of or list(self._cut):
+            self._cut.pop(who, None)
         async with self._changed:
             self._changed.notify_all()
 

@@ -87,3 +87,7 @@ async def test_a_cut_may_be_of_one_client_only() -> None:
         link.cut(Cut.RESET, "b")
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
             await echoed(other, b"three")
+        await link.mend("b")
+        assert await echoed(await connect(link), b"four") == b"four"
+        assert link.is_cut("a")
+        assert not link.is_cut("b")

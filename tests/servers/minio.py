@@ -186,23 +186,42 @@ def memory_folder() -> str | None:
     return _MEMORY if free >= _MEMORY_BYTES and os.access(_MEMORY, os.W_OK) else None
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a server runs: its address, and a command that runs another one there."""
+
+    host: str = "127.0.0.1"
+    within: tuple[str, ...] = ()
+
+
+HERE = Place()
+
+
 @contextmanager
-def running_minio(within: str | None = None) -> Iterator[Minio]:
+def running_minio(within: str | None = None, place: Place = HERE) -> Iterator[Minio]:
     """A server with an empty disk, as long as the block runs: below `within`, else on the disk."""
     program = find_minio()
     assert program is not None, why_no_minio()
     with tempfile.TemporaryDirectory(prefix="tailrace-minio-", dir=within) as folder:
-        port = free_port()
+        address = f"{place.host}:{free_port()}"
         with open(f"{folder}/log", "wb") as log:
             process = subprocess.Popen(
-                [program, "server", "--quiet", "--address", f"127.0.0.1:{port}", f"{folder}/data"],
+                [
+                    *place.within,
+                    program,
+                    "server",
+                    "--quiet",
+                    "--address",
+                    address,
+                    f"{folder}/data",
+                ],
                 env=_environment(folder),
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
         try:
-            _wait(f"http://127.0.0.1:{port}", process, f"{folder}/log")
-            minio = Minio(f"http://127.0.0.1:{port}", process)
+            _wait(f"http://{address}", process, f"{folder}/log")
+            minio = Minio(f"http://{address}", process)
             try:
                 yield minio
             finally:

@@ -1,7 +1,6 @@
-"""Three real nodes on one bucket, and what may happen to each.
+"""Three real nodes on one bucket, copies of their folders, and what may happen to each.
 
-A node has its own folder, its own clock, its own way to the bucket, and an address at which only
-the other nodes ask it; ways and addresses are links that can be cut. Clients come to it directly.
+Each has its own folder and its own clock.
 """
 
 from __future__ import annotations
@@ -9,39 +8,40 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import shutil
 import signal
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from tests.e2e.service_process import ServiceProcess
 from tests.e2e.torture.torture import SETTINGS as FLUSHES_SOON
-from tests.e2e.torture_store import TorturedStore
-from tests.faults.link import Link
 from tests.nodes.torture.clock import AHEAD
+from tests.nodes.torture.network import Network
 
-NAMES = ("a", "b", "c")
-SETTINGS = {
+NAMES: Final = ("a", "b", "c")
+LEASE_SECONDS: Final = 15.0
+SETTINGS: Final = {
     **FLUSHES_SOON,
     "TAILRACE_NODES__SECRET": "the secret of all nodes of the torture",
     "TAILRACE_NODES__REFRESH_SECONDS": "0.5",
+    "TAILRACE_COORDINATION__LEASE_SECONDS": f"{LEASE_SECONDS}",
     "TAILRACE_QUEUE__POLL_SECONDS": "0.2",
     "TAILRACE_QUEUE__RETRY_SECONDS": "0.05",
     "TAILRACE_SSE__HEARTBEAT_SECONDS": "1",
 }
-_APART_MS = (-30_000, 0, 30_000)
+APART_MS: Final = 30_000
+"""The clocks of two nodes are so far from the third one's."""
 
 
 @dataclass
 class TorturedNode:
-    """A node, its way to the bucket, and the others' way to it."""
+    """A node as a process, and what may happen to it."""
 
     name: str
     service: ServiceProcess
-    to_store: Link
-    to_node: Link
-    stopped: bool = False
 
     @property
     def url(self) -> str:
@@ -56,6 +56,13 @@ class TorturedNode:
         """Returns when it is ready."""
         await asyncio.to_thread(self.service.start)
 
+    async def end(self) -> list[str]:
+        """kill -TERM; what is wrong with how it ended, in sentences."""
+        status = await asyncio.to_thread(self.service.stop)
+        found = [] if status == 0 else [f"node {self.name} ended with status {status}"]
+        _, traceback, trace = self.service.output().partition("Traceback")
+        return found + ([f"node {self.name} logged: {trace[:2000]}"] if traceback else [])
+
     def stop(self) -> None:
         """SIGSTOP."""
         os.kill(self.service.pid, signal.SIGSTOP)
@@ -66,81 +73,55 @@ class TorturedNode:
 
 
 class Nodes:
-    """The three, by name."""
+    """The three, and copies of them as long as they run, by name."""
 
-    def __init__(self, by_name: dict[str, TorturedNode], dice: random.Random) -> None:
-        self.by_name = by_name
+    def __init__(self, folder: Path, network: Network, dice: random.Random) -> None:
+        self.by_name: dict[str, TorturedNode] = {}
+        self.network = network
+        self._folder = folder
         self._dice = dice
+        self._made: list[TorturedNode] = []
 
     @property
     def all(self) -> list[TorturedNode]:
-        """In the order of their names."""
+        """In the order in which they came."""
         return list(self.by_name.values())
 
     def any_url(self) -> str:
         """Where one of them is asked, whatever its state."""
         return self._dice.choice(self.all).url
 
-    def asking(self, port: int) -> str:
-        """The node whose connection has this local port."""
-        inode = _inode_of(port)
-        for node in self.all:
-            if node.service.running and _holds(node.service.pid, inode):
-                return node.name
-        return ""
+    async def add(self, name: str, ahead_ms: int) -> TorturedNode:
+        """A node on the folder of its name, which does not run yet."""
+        service = ServiceProcess(self._folder / name, store=None, **SETTINGS)
+        service.module = "tests.nodes.torture.clock"
+        service.settings |= {AHEAD: f"{ahead_ms}", "TAILRACE_NODE_ID": name[0]}
+        await self.network.join(name, service)
+        self._made.append(TorturedNode(name, service))
+        return self._made[-1]
+
+    async def copy(self, node: TorturedNode) -> TorturedNode:
+        """A node on a copy of the folder of one that does not run; it does not run either."""
+        name = f"{node.name}{len(self._made)}"
+        await asyncio.to_thread(shutil.copytree, self._folder / node.name, self._folder / name)
+        return await self.add(name, self._dice.randint(-APART_MS, APART_MS))
+
+    async def kill_all(self) -> None:
+        """Those that still run, in whatever state."""
+        for node in self._made:
+            if node.service.running:
+                await node.kill()
 
 
 @asynccontextmanager
-async def three_nodes(
-    folder: Path, store: TorturedStore, dice: random.Random
-) -> AsyncIterator[Nodes]:
+async def three_nodes(folder: Path, network: Network, dice: random.Random) -> AsyncIterator[Nodes]:
     """They run until the context ends, and are killed then if they still do."""
-    assert store.bucket is not None
-    nodes = Nodes({}, dice)
-    clocks = dice.sample(_APART_MS, len(_APART_MS))
-    async with AsyncExitStack() as stack:
-        upstream = store.settings["TAILRACE_S3__ENDPOINT_URL"]
-        for name, ahead_ms in zip(NAMES, clocks, strict=True):
-            service = ServiceProcess(folder / name, store=None, **SETTINGS)
-            service.module = "tests.nodes.torture.clock"
-            to_store = await stack.enter_async_context(Link(upstream))
-            to_node = await stack.enter_async_context(Link(service.url, asks=nodes.asking))
-            service.settings |= {
-                **store.bucket.through(to_store.url).environment,
-                AHEAD: f"{ahead_ms}",
-                "TAILRACE_NODE_ID": name,
-                "TAILRACE_NODES__URL": to_node.url,
-            }
-            nodes.by_name[name] = TorturedNode(name, service, to_store, to_node)
-        try:
-            await asyncio.gather(*[node.start() for node in nodes.all])
-            yield nodes
-        finally:
-            for node in nodes.all:
-                if node.service.running:
-                    await node.kill()
-
-
-def _inode_of(port: int) -> str:
-    """The socket on this machine's side of a local connection from `port`."""
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        fields = line.split()
-        if int(fields[1].partition(":")[2], 16) == port:
-            return fields[9]
-    return ""
-
-
-def _holds(pid: int, inode: str) -> bool:
-    """Whether a process has this socket open."""
+    nodes = Nodes(folder, network, dice)
+    clocks = dice.sample((-APART_MS, 0, APART_MS), len(NAMES))
+    for name, ahead_ms in zip(NAMES, clocks, strict=True):
+        nodes.by_name[name] = await nodes.add(name, ahead_ms)
     try:
-        files = list(Path(f"/proc/{pid}/fd").iterdir())
-    except FileNotFoundError:
-        return False  # killed just now
-    return any(_target(file) == f"socket:[{inode}]" for file in files)
-
-
-def _target(file: Path) -> str:
-    try:
-        return os.readlink(file)
-    except FileNotFoundError:
-        return ""  # closed just now
+        await asyncio.gather(*[node.start() for node in nodes.all])
+        yield nodes
+    finally:
+        await nodes.kill_all()

@@ -1,91 +1,229 @@
-"""Producers that send each batch to a node of their choice, until one has acknowledged it.
+"""Producers that send each batch to a node of their choice, whatever its state.
 
-A batch keeps its id over all tries. Each producer waits for the answer to a batch before it sends
-the next one, so its lines have the order of their ids, whichever nodes took them.
+- `Named` gives each batch an id, and sends it until some node has acknowledged it, now and then
+  once more, as if the answer had been lost.
+- `Nameless` gives none and sends nothing again; it returns the cookie of the last answer, also to
+  another node. Of a batch whose answer it did not get it knows nothing.
+
+Each waits for an answer before it sends the next batch, so its acknowledged lines have the order
+of their ULIDs, whichever nodes took them and whatever their clocks say.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
+
+import httpx
 
 from logstore.batch import RunKey
 from tailrace_client import Run, Unavailable
 from tailrace_client.ids import BatchIds
+from tests.e2e.clients import run_path
+from tests.nodes.torture.nodes import Nodes
 
 _TIMEOUT_SECONDS: Final = 4.0
-_PAUSE_SECONDS: Final = 0.05
+_RETRY_SECONDS: Final = 0.05
 _SENT_TWICE: Final = 0.1
 _MODES: Final = ("fast", "durable", "durable", "bulk")
+_REFUSED: Final = (429, 503, 507)
 
 
 @dataclass
 class Written:
-    """The lines of a run that are acknowledged: each producer's, in its order."""
+    """Lines of a run: those that are acknowledged, each producer's in its order, and the others.
+
+    `unknown` are lines of which nobody knows whether they were taken.
+    """
 
     key: RunKey
     by_producer: dict[str, list[str]] = field(default_factory=dict)
+    unknown: set[str] = field(default_factory=set)
 
     @property
-    def lines(self) -> list[str]:
-        """All of them."""
-        return [line for lines in self.by_producer.values() for line in lines]
+    def lines(self) -> Counter[str]:
+        """All that are acknowledged."""
+        return Counter(line for lines in self.by_producer.values() for line in lines)
 
-
-class Producer:
-    """One of a run."""
-
-    def __init__(self, name: str, urls: list[str], written: Written, dice: random.Random) -> None:
-        self._name = name
-        self._dice = dice
-        self._lines = written.by_producer.setdefault(name, [])
-        self._ids = BatchIds()
-        self._nodes = [
-            Run(
-                url,
-                *written.key,
-                retry_seconds=0,
-                timeout_seconds=_TIMEOUT_SECONDS,
-                ids=self._ids,
-            )
-            for url in urls
+    def faults(self, what: str, found: list[str]) -> list[str]:
+        """What is wrong with these lines of the run, in sentences."""
+        wanted, there = self.lines, Counter(found)
+        more = there - wanted - Counter(self.unknown)
+        return [
+            f"{what} {kind} {lines.total()} of {wanted.total()}: {_some(lines)}"
+            for kind, lines in (("lacks", wanted - there), ("has too often", more))
+            if lines
         ]
+
+    def disorder(self, what: str, found: list[str]) -> list[str]:
+        """The same, and which producers' lines are not in their order."""
+        return self.faults(what, found) + [
+            f"{what}: lines of {name} are out of order"
+            for name, lines in self.by_producer.items()
+            if sorted(_of(lines, found)) == lines != _of(lines, found)
+        ]
+
+
+class Producer(Protocol):
+    """Writes lines of a run."""
+
+    retries: int
+
+    async def write(self, batches: int, pause: float) -> None:
+        """Returns when so many batches were sent."""
+        ...
+
+    def close(self) -> None:
+        """Lets go of its connections."""
+        ...
+
+
+class Lines:
+    """The next lines of a producer."""
+
+    def __init__(self, name: str, written: Written, dice: random.Random) -> None:
+        self.acknowledged = written.by_producer.setdefault(name, [])
+        self._start = f"{written.key.run} {name}"
+        self._dice = dice
+        self._number = 0
+
+    def take(self) -> list[str]:
+        """Some lines; no two of a producer are equal, and all are in their order."""
+        first = self._number
+        self._number += self._dice.randint(1, 20)
+        return [
+            f"{self._start} {number:06d} {'x' * self._dice.randrange(100)}"
+            for number in range(first, self._number)
+        ]
+
+
+class Named:
+    """A producer that names its batches; `ids` are its own."""
+
+    def __init__(
+        self,
+        name: str,
+        nodes: Nodes,
+        written: Written,
+        dice: random.Random,
+        ids: BatchIds | None = None,
+    ) -> None:
+        self._nodes = nodes
+        self._dice = dice
         self._key = written.key
+        self._lines = Lines(name, written, dice)
+        self._ids = ids or BatchIds()
+        self._at: dict[str, Run] = {}
         self.retries = 0
 
     async def write(self, batches: int, pause: float) -> None:
-        """Returns when all is acknowledged."""
+        """As the protocol says. Raises `RunDeleted` if an id is below that of a deletion."""
         for _ in range(batches):
-            lines = self._next_lines()
-            batch = self._ids.mint()
+            lines, batch = self._lines.take(), self._ids.mint()
             await self._deliver(lines, batch)
-            if self._dice.random() < _SENT_TWICE:  # as if its answer had been lost
+            if self._dice.random() < _SENT_TWICE:
                 await self._deliver(lines, batch)
-            self._lines += lines
+            self._lines.acknowledged += lines
             await asyncio.sleep(self._dice.expovariate(1 / pause))
 
     async def _deliver(self, lines: list[str], batch: str) -> None:
         mode = self._dice.choice(_MODES)
         while True:
-            node = self._dice.choice(self._nodes)
+            node = self._run(self._nodes.any_url())
             try:
                 await asyncio.to_thread(node.append, lines=lines, batch=batch, durability=mode)
             except Unavailable:
                 self.retries += 1
-                await asyncio.sleep(_PAUSE_SECONDS)
+                await asyncio.sleep(_RETRY_SECONDS)
             else:
                 return
 
-    def _next_lines(self) -> list[str]:
-        first = len(self._lines)
-        return [
-            f"{self._key.run} {self._name} {first + number:06d} {'x' * self._dice.randrange(100)}"
-            for number in range(self._dice.randint(1, 20))
-        ]
+    def _run(self, url: str) -> Run:
+        if url not in self._at:
+            self._at[url] = Run(
+                *(url, *self._key),
+                retry_seconds=0,
+                timeout_seconds=_TIMEOUT_SECONDS,
+                ids=self._ids,
+            )
+        return self._at[url]
 
     def close(self) -> None:
-        """Lets go of its connections."""
-        for node in self._nodes:
-            node.service.close()
+        """As the protocol says."""
+        for run in self._at.values():
+            run.service.close()
+
+
+class Nameless:
+    """A producer that does not, as OpenMetadata's do not."""
+
+    def __init__(
+        self,
+        name: str,
+        nodes: Nodes,
+        written: Written,
+        dice: random.Random,
+        client: httpx.AsyncClient,
+    ) -> None:
+        self._nodes = nodes
+        self._dice = dice
+        self._client = client
+        self._written = written
+        self._lines = Lines(name, written, dice)
+        self._cookie: dict[str, str] = {}
+        self.retries = 0
+
+    async def write(self, batches: int, pause: float) -> None:
+        """As the protocol says."""
+        for _ in range(batches):
+            lines = self._lines.take()
+            self._written.unknown.update(lines)
+            if await self._sent(lines):
+                self._written.unknown.difference_update(lines)
+                self._lines.acknowledged += lines
+            await asyncio.sleep(self._dice.expovariate(1 / pause))
+
+    async def _sent(self, lines: list[str]) -> bool:
+        """Whether it was acknowledged. It is sent again only where it was refused."""
+        body = "".join(f"{line}\n" for line in lines).encode()
+        while True:
+            url = f"{self._nodes.any_url()}{run_path(self._written.key)}"
+            headers = {"content-type": "text/plain", **self._cookie}
+            try:
+                reply = await self._client.post(
+                    url, content=body, headers=headers, timeout=_TIMEOUT_SECONDS
+                )
+            except httpx.ConnectError:
+                pass
+            except httpx.TransportError:
+                return False
+            else:
+                if reply.status_code == 200:
+                    self._remember(reply)
+                    return True
+                if reply.status_code not in _REFUSED:
+                    raise RuntimeError(f"{reply.status_code}: {reply.text}")
+                return False
+            self.retries += 1
+            await asyncio.sleep(_RETRY_SECONDS)
+
+    def _remember(self, reply: httpx.Response) -> None:
+        for cookie in reply.headers.get_list("set-cookie"):
+            if cookie.startswith("tailrace="):
+                self._cookie = {"cookie": cookie.partition(";")[0]}
+
+    def close(self) -> None:
+        """Its connections are everybody's."""
+
+
+def _of(lines: list[str], found: list[str]) -> list[str]:
+    """Those of the found lines that are these."""
+    known = set(lines)
+    return [line for line in found if line in known]
+
+
+def _some(lines: Counter[str]) -> list[str]:
+    return [line[:40] for line in sorted(lines)[:3]]

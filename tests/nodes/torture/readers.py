@@ -39,16 +39,20 @@ class LiveReader(Follower):
             await asyncio.sleep(_PAUSE_SECONDS)
 
     @property
-    def seen(self) -> Counter[str]:
-        """How often each line came."""
-        return Counter(self.text.decode().splitlines())
+    def seen(self) -> list[str]:
+        """The lines that came, in their order."""
+        return self.text.decode().splitlines()
 
-    async def end(self, lines: int) -> None:
-        """Follows no more, once it has so many lines or a long time has passed."""
+    async def end(self, lines: Counter[str]) -> None:
+        """Follows no more, once it has these lines or a long time has passed."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE_SECONDS):
-                while len(self.seen) < lines and not self._following.done():
+                while lines - Counter(self.seen) and not self._following.done():
                     await asyncio.sleep(_PAUSE_SECONDS)
+        await self.cancel()
+
+    async def cancel(self) -> None:
+        """Follows no more. Raises what ended the following."""
         self._following.cancel()
         with suppress(asyncio.CancelledError):
             await self._following
@@ -57,8 +61,8 @@ class LiveReader(Follower):
 class PageReader:
     """Reads a run page by page, while it grows.
 
-    A page that is the newest has no cursor: it is read again, until another one follows it or the
-    run is closed.
+    A page that is the newest has no cursor: it is read again, until another one follows it or it
+    has the last lines.
     """
 
     def __init__(
@@ -69,31 +73,33 @@ class PageReader:
         self._nodes = nodes
         self._dice = dice
         self._after: str | None = None
-        self._whole = False
-        self.seen: Counter[str] = Counter()
+        self._wanted: Counter[str] | None = None
+        self.seen: list[str] = []
         self._reading = asyncio.create_task(self._read())
 
-    async def end(self) -> None:
-        """Reads what is left of a run that is closed. Raises what ended the reading."""
-        self._whole = True
-        async with asyncio.timeout(_PATIENCE_SECONDS):
-            await self._reading
-
-    def cancel(self) -> None:
-        """Reads no more."""
-        self._reading.cancel()
+    async def end(self, lines: Counter[str]) -> None:
+        """Reads what is left, up to these lines or for a long time. Raises what ended it."""
+        self._wanted = lines
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                await self._reading
 
     async def _read(self) -> None:
         while True:
-            last = self._whole  # from here on nothing changes any more
             page = await self._page()
-            if page is None or (page["after"] is None and not last):
+            lines = [] if page is None else str(page["logs"]).splitlines()
+            if page is not None and (page["after"] is not None or self._are_last(lines)):
+                self.seen += lines
+                if page["after"] is None:
+                    return
+                self._after = str(page["after"])
+            else:
                 await asyncio.sleep(self._dice.uniform(0.0, 2 * _PAUSE_SECONDS))
-                continue
-            self.seen.update(str(page["logs"]).splitlines())
-            if page["after"] is None:
-                return
-            self._after = str(page["after"])
+
+    def _are_last(self, lines: list[str]) -> bool:
+        if self._wanted is None:
+            return False
+        return not self._wanted - Counter(self.seen) - Counter(lines)
 
     async def _page(self) -> dict[str, object] | None:
         """The next page from some node; None if there is none just now."""
@@ -129,9 +135,10 @@ class QueueReader:
         async with asyncio.timeout(_PATIENCE_SECONDS):
             await self._reading
 
-    def lines(self, key: RunKey) -> Counter[str]:
-        """How often each line of a run is there, as a record with an id of its own."""
-        return Counter(text for (run, _), text in self.records.items() if run == key)
+    def lines(self, key: RunKey) -> list[str]:
+        """The lines of a run, each a record with an id of its own, by ULID."""
+        found = [(ulid, text) for (run, ulid), text in self.records.items() if run == key]
+        return [text for _, text in sorted(found)]
 
     async def _read(self) -> None:
         while True:

@@ -1,17 +1,17 @@
 """Many nodes, one log: producers, readers and consumers of three nodes, while these are harmed.
 
-Producers write run after run, each batch to a node of their choice; live readers and readers of
-pages go from node to node, a group of the queue takes all segments. In the end everything is
-healed, and each run is closed. Every acknowledged line must then be there once: at every node in
-one log, in the pages, in the query, in the queue; in the order of its producer where the order
-is that of ULIDs. Every reader must have seen each line once.
+Producers write run after run, each batch to a node of their choice; other runs are deleted and
+begun anew. Live readers and readers of pages go from node to node, a group of the queue takes all
+segments. In the end everything is healed, and each run is closed. Every acknowledged line must
+then be there once: at every node in one log, in the pages, in the query, in the queue, and in the
+table; in the order of its producer where the order is that of ULIDs. Every reader must have seen
+each line once, and nobody a deleted one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
@@ -20,15 +20,20 @@ import httpx
 
 from logstore import keys
 from logstore.batch import RunKey
-from tests.e2e.clients import close_run, query_text, read_pages, run_path
+from tests.e2e.clients import query_text, read_pages, run_path
 from tests.e2e.torture_store import TorturedStore
+from tests.nodes.torture.deletions import DeletedRun
+from tests.nodes.torture.harm import Harm, Tormentor
+from tests.nodes.torture.network import Network
 from tests.nodes.torture.nodes import Nodes, TorturedNode, three_nodes
-from tests.nodes.torture.producers import Producer, Written
+from tests.nodes.torture.producers import Named, Nameless, Producer, Written
 from tests.nodes.torture.readers import LiveReader, PageReader, QueueReader
+from tests.nodes.torture.table import compacted
 
-_PRODUCERS = 3
+_NAMED = 3
 _WRITERS = 2
 _PAUSE_SECONDS = 0.05
+_LOOK_SECONDS = 0.5
 _THREADS = 48
 _PATIENCE_SECONDS = 300.0
 
@@ -36,13 +41,24 @@ _PATIENCE_SECONDS = 300.0
 class Torture:
     """One story; `faults` says what is wrong, `told` what happened."""
 
-    def __init__(self, folder: Path, store: TorturedStore, *, kills: int, seed: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        store: TorturedStore,
+        network: Network,
+        *,
+        kills: int,
+        seed: int,
+        table: bool = True,
+    ) -> None:
         self._folder = folder
         self._store = store
-        self._kills = kills
+        self._network = network
+        self._table = table
         self._dice = random.Random(seed)
-        self._harms: Counter[str] = Counter()
+        self._harm = Harm(kills, self._dice)
         self._runs: list[Written] = []
+        self._deleted: list[DeletedRun] = []
         self._retries = 0
         self._segments = 0
         self.faults: list[str] = []
@@ -50,11 +66,13 @@ class Torture:
     @property
     def told(self) -> str:
         """What was done, in words."""
-        harms = ", ".join(f"{n} {what}" for what, n in sorted(self._harms.items())) or "no harm"
-        lines = sum(len(run.lines) for run in self._runs)
+        harms = ", ".join(f"{n} {what}" for what, n in sorted(self._harm.done.items()))
+        lines = sum(run.lines.total() for run in self._runs)
+        deletions = sum(run.deletions for run in self._deleted)
         return (
-            f"{harms}; {len(self._runs)} runs, {lines} lines, {self._retries} retries,"
-            f" {self._segments} segments in the queue, {len(self.faults)} faults"
+            f"{harms or 'no harm'}; {len(self._runs)} runs, {lines} lines, {deletions} deletions,"
+            f" {self._retries} retries, {self._segments} segments in the queue,"
+            f" {len(self.faults)} faults"
         )
 
     async def run(self) -> None:
@@ -62,26 +80,22 @@ class Torture:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS))
         limits = httpx.Limits(max_connections=200)
         async with (
-            three_nodes(self._folder, self._store, self._dice) as nodes,
+            three_nodes(self._folder, self._network, self._dice) as nodes,
             httpx.AsyncClient(limits=limits, timeout=30) as client,
         ):
             queue = QueueReader(client, nodes)
             async with asyncio.TaskGroup() as tasks:
+                for node in nodes.all:
+                    tasks.create_task(Tormentor(node, nodes, self._harm).run())
                 for number in range(_WRITERS):
                     tasks.create_task(self._write(client, nodes, f"torture.p{number}"))
-            async with asyncio.timeout(_PATIENCE_SECONDS):
-                await queue.end()
-            self.faults += queue.faults
-            self._segments = queue.segments
-            for written in self._runs:
-                await self._compare(client, nodes, written)
-                self._check_lines(f"the queue of {written.key}", written, queue.lines(written.key))
-            await asyncio.gather(*[asyncio.to_thread(self._stop, node) for node in nodes.all])
+                tasks.create_task(self._delete(client, nodes))
+            self.faults += self._harm.faults
+            await self._heal(client, nodes)
+            await self._check_all(client, nodes, queue)
+            for ended in await asyncio.gather(*[node.end() for node in nodes.all]):
+                self.faults += ended
         self.faults += await self._store.faults()
-
-    @property
-    def _going_on(self) -> bool:
-        return self._harms.total() < self._kills
 
     # --- writing -------------------------------------------------------------------
 
@@ -89,7 +103,7 @@ class Torture:
         """Runs, one after another, until the harm is over; each has readers."""
         for number in count():
             await self._write_run(client, nodes, RunKey(fqn, f"run-{number}"))
-            if not self._going_on:
+            if not self._harm.goes_on:
                 return
 
     async def _write_run(self, client: httpx.AsyncClient, nodes: Nodes, key: RunKey) -> None:
@@ -97,18 +111,17 @@ class Torture:
         self._runs.append(written)
         live = LiveReader(client, key, nodes, self._dice)
         pages = PageReader(client, key, nodes, self._dice)
-        await self._produce(nodes, written)
-        await self._close(nodes, key)
-        await live.end(len(written.lines))
-        self._check_lines(f"the live stream of {key}", written, live.seen)
-        await pages.end()
-        self._check_lines(f"pages of {key} by cursor", written, pages.seen)
+        await self._produce(client, nodes, written)
+        await self._close(client, nodes, key)
+        await asyncio.gather(live.end(written.lines), pages.end(written.lines))
+        self.faults += written.faults(f"the live stream of {key}", live.seen)
+        self.faults += written.faults(f"pages of {key} by cursor", pages.seen)
 
-    async def _produce(self, nodes: Nodes, written: Written) -> None:
-        urls = [node.url for node in nodes.all]
-        producers = [
-            Producer(f"p{number}", urls, written, self._dice) for number in range(_PRODUCERS)
+    async def _produce(self, client: httpx.AsyncClient, nodes: Nodes, written: Written) -> None:
+        producers: list[Producer] = [
+            Named(f"p{number}", nodes, written, self._dice) for number in range(_NAMED)
         ]
+        producers.append(Nameless("nameless", nodes, written, self._dice, client))
         await asyncio.gather(
             *[one.write(self._dice.randint(20, 60), _PAUSE_SECONDS) for one in producers]
         )
@@ -116,25 +129,88 @@ class Torture:
             self._retries += producer.retries
             producer.close()
 
-    async def _close(self, nodes: Nodes, key: RunKey) -> None:
-        url = self._dice.choice(nodes.all).url
-        async with httpx.AsyncClient(base_url=url, timeout=30) as client:
-            await close_run(client, key)
+    async def _close(self, client: httpx.AsyncClient, nodes: Nodes, key: RunKey) -> None:
+        """Returns when some node said that it is closed."""
+        while True:
+            url = f"{nodes.any_url()}{run_path(key, verb='close')}"
+            try:
+                reply = await client.post(url, timeout=20)
+            except httpx.TransportError:
+                pass
+            else:
+                if reply.status_code == 200 and reply.json()["state"] == "closed":
+                    return
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _delete(self, client: httpx.AsyncClient, nodes: Nodes) -> None:
+        """Runs that are deleted, one after another, until the harm is over."""
+        for number in count():
+            key = RunKey("torture.deleted", f"run-{number}")
+            self._deleted.append(DeletedRun(key, nodes, self._dice, client))
+            await self._deleted[-1].live()
+            if not self._harm.goes_on:
+                return
 
     # --- comparing -----------------------------------------------------------------
 
-    async def _compare(self, client: httpx.AsyncClient, nodes: Nodes, written: Written) -> None:
+    async def _heal(self, client: httpx.AsyncClient, nodes: Nodes) -> None:
+        """Returns when each node is ready and hears every other one."""
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            for node in nodes.all:
+                while not await _is_well(client, node):
+                    await asyncio.sleep(_LOOK_SECONDS)
+            for key in [run.key for run in self._runs]:  # again: late lines open a run
+                await self._close(client, nodes, key)
+
+    async def _check_all(self, client: httpx.AsyncClient, nodes: Nodes, queue: QueueReader) -> None:
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            await queue.end()
+        self.faults += queue.faults
+        self._segments = queue.segments
+        for written in self._runs:
+            found = queue.lines(written.key)
+            self.faults += written.disorder(f"the queue of {written.key}", found)
+            await self._compare(nodes, written)
+        await self._check_deleted(nodes)
+        if self._table:
+            await self._check_table(nodes)
+
+    async def _compare(self, nodes: Nodes, written: Written) -> None:
         key = written.key
         text = await self._log(key)
-        self._check_lines(f"logs.txt of {key}", written, Counter(text.decode().splitlines()))
+        self.faults += written.faults(f"logs.txt of {key}", text.decode().splitlines())
         for node in nodes.all:
             async with httpx.AsyncClient(base_url=node.url, timeout=60) as one:
                 where = f"of {key} at {node.name}"
                 self._check_same(f"the log {where}", text, await _download(one, key))
                 self._check_same(f"pages {where}", text, await read_pages(one, key, limit=700))
                 ordered = await _download(one, key, order="ulid")
-                self._check_order(f"the log in order {where}", written, ordered)
-                self._check_order(f"the query {where}", written, await query_text(one, key))
+                await self._check_order(f"the log in order {where}", written, ordered)
+                await self._check_order(f"the query {where}", written, await query_text(one, key))
+
+    async def _check_deleted(self, nodes: Nodes) -> None:
+        """Deleted lines are nowhere, and what was written afterwards is everywhere."""
+        for run in self._deleted:
+            for node in nodes.all:
+                where = f"{run.written.key} at {node.name}"
+                shown = await run.shown(node)
+                run.check(f"in the end {node.name}", shown)
+                self.faults += run.written.faults(f"the log of {where}", shown)
+                async with httpx.AsyncClient(base_url=node.url) as one:
+                    found = await query_text(one, run.written.key)
+                self.faults += run.written.disorder(f"the query of {where}", _lines(found))
+            self.faults += run.faults
+
+    async def _check_table(self, nodes: Nodes) -> None:
+        """A compaction, by Spark; then the table itself, and the query that reads it."""
+        table = await compacted(self._folder / "compactor", self._store)
+        self.faults += table.faults
+        for written in [*self._runs, *[run.written for run in self._deleted]]:
+            key = written.key
+            self.faults += written.disorder(f"the table of {key}", table.lines(key))
+            async with httpx.AsyncClient(base_url=nodes.any_url()) as one:
+                found = _lines(await query_text(one, key))
+            self.faults += written.disorder(f"the query over the table of {key}", found)
 
     async def _log(self, key: RunKey) -> bytes:
         """The closed run's object in the bucket."""
@@ -142,36 +218,28 @@ class Torture:
         async with self._store.bucket.open() as store:
             return (await store.get(keys.logs(keys.PREFIX, key)))[1]
 
-    def _check_lines(self, what: str, written: Written, found: Counter[str]) -> None:
-        wanted = Counter(written.lines)
-        for kind, lines in (("lacks", wanted - found), ("has too often", found - wanted)):
-            if lines:
-                some = [line[:40] for line in sorted(lines)[:3]]
-                self.faults.append(f"{what} {kind} {lines.total()} of {wanted.total()}: {some}")
-
-    def _check_order(self, what: str, written: Written, text: bytes) -> None:
-        """Each line once, and those of a producer in its order."""
-        lines = text.decode().splitlines()
-        self._check_lines(what, written, Counter(lines))
-        for name, its_lines in written.by_producer.items():
-            found = [line for line in lines if line.split()[1] == name]
-            if sorted(found) == its_lines != found:
-                self.faults.append(f"{what}: lines of {name} are out of order")
+    async def _check_order(self, what: str, written: Written, text: bytes) -> None:
+        self.faults += written.disorder(what, _lines(text))
 
     def _check_same(self, what: str, expected: bytes, found: bytes) -> None:
         if expected != found:
             self.faults.append(f"{what} is not logs.txt: {len(found)} bytes, not {len(expected)}")
 
-    def _stop(self, node: TorturedNode) -> None:
-        status = node.service.stop()
-        if status != 0:
-            self.faults.append(f"node {node.name} ended with status {status}")
-        _, found, trace = node.service.output().partition("Traceback")
-        if found:
-            self.faults.append(f"node {node.name} logged: {trace[:2000]}")
+
+async def _is_well(client: httpx.AsyncClient, node: TorturedNode) -> bool:
+    """Whether it is ready and hears all others."""
+    try:
+        reply = await client.get(f"{node.url}/health/ready", timeout=5)
+    except httpx.TransportError:
+        return False
+    return reply.status_code == 200 and "silent" not in reply.text
 
 
 async def _download(client: httpx.AsyncClient, key: RunKey, **parameters: str) -> bytes:
     reply = await client.get(run_path(key, verb="download"), params=parameters, timeout=120)
     reply.raise_for_status()
     return reply.content
+
+
+def _lines(text: bytes) -> list[str]:
+    return text.decode().splitlines()

@@ -1,0 +1,141 @@
+"""What is done to a node again and again, and undone again.
+
+| harm | |
+| --- | --- |
+| kill | kill -9; a while later it starts again |
+| stop | SIGSTOP for a moment, or for longer than others wait for an answer |
+| cut | nothing passes between it and the bucket, another node, all others, or anybody |
+| cut and kill | the same, and it is killed meanwhile |
+| drain | kill -TERM; all that it holds must be in the bucket, and it must say so |
+| fork | killed; its folder is copied, and both go on; the copy is drained after a while |
+
+Now and then a harm takes longer than a lease, so others count the node as lost and go on without
+it. Each node has its own tormentor: what they do overlaps in every way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from tests.faults.link import Cut
+from tests.nodes.torture.network import STORE
+from tests.nodes.torture.nodes import LEASE_SECONDS, Nodes, TorturedNode
+
+_PAUSE_SECONDS: Final = 2.0
+_LONG_ODDS: Final = 0.08
+_LONG_SECONDS: Final = LEASE_SECONDS + 3.0
+_BEATS: Final = ((0.0, 0.3), (0.5, 2.0), (3.5, 7.0))
+"""Moments, blinks, and what outlasts the patience of others."""
+
+
+class Harm:
+    """What was done so far, and how much is to be done."""
+
+    def __init__(self, kills: int, dice: random.Random) -> None:
+        self.kills = kills
+        self.done: Counter[str] = Counter()
+        self.faults: list[str] = []
+        self.dice = dice
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is more to come."""
+        return self.done.total() < self.kills
+
+    def seconds(self) -> float:
+        """How long something lasts."""
+        if self.dice.random() < _LONG_ODDS:
+            return _LONG_SECONDS
+        return self.dice.uniform(*self.dice.choice(_BEATS))
+
+
+class Tormentor:
+    """Harms one node, and heals it each time."""
+
+    def __init__(self, node: TorturedNode, nodes: Nodes, harm: Harm) -> None:
+        self._node = node
+        self._nodes = nodes
+        self._harm = harm
+        self._kinds: dict[str, tuple[int, Callable[[], Awaitable[None]]]] = {
+            "kill": (4, self._kill),
+            "stop": (4, self._stop),
+            "cut": (5, self._cut),
+            "cut and kill": (2, self._cut_and_kill),
+            "drain": (1, self._drain),
+            "fork": (2, self._fork),
+        }
+
+    async def run(self) -> None:
+        """Until enough was done to all nodes together."""
+        dice = self._harm.dice
+        while self._harm.goes_on:
+            await asyncio.sleep(dice.expovariate(1 / _PAUSE_SECONDS))
+            weights = [weight for weight, _ in self._kinds.values()]
+            (what,) = dice.choices(list(self._kinds), weights)
+            self._harm.done[what] += 1
+            await self._kinds[what][1]()
+
+    async def _last(self) -> None:
+        await asyncio.sleep(self._harm.seconds())
+
+    async def _kill(self) -> None:
+        await self._node.kill()
+        await self._last()
+        await self._node.start()
+
+    async def _stop(self) -> None:
+        self._node.stop()
+        await self._last()
+        self._node.resume()
+
+    async def _cut(self) -> None:
+        others = self._others()
+        for other in others:
+            self._nodes.network.cut(self._node.name, other, self._how())
+        await self._last()
+        await self._mend(others)
+
+    async def _cut_and_kill(self) -> None:
+        """It starts again when it has a way to the bucket."""
+        others = self._others()
+        for other in others:
+            self._nodes.network.cut(self._node.name, other, self._how())
+        await self._last()
+        await self._node.kill()
+        await self._last()
+        await self._mend(others)
+        await self._node.start()
+
+    async def _drain(self) -> None:
+        self._harm.faults += await self._node.end()
+        await self._last()
+        await self._node.start()
+
+    async def _fork(self) -> None:
+        """The original is there first: until they have met, both have one name."""
+        await self._node.kill()
+        copy = await self._nodes.copy(self._node)
+        await self._node.start()
+        await copy.start()
+        self._nodes.by_name[copy.name] = copy
+        await self._last()
+        await asyncio.sleep(_PAUSE_SECONDS)
+        del self._nodes.by_name[copy.name]
+        self._harm.faults += await copy.end()
+
+    def _others(self) -> list[str]:
+        """Who is cut off from it: some other node, all of them, the bucket, or everybody."""
+        dice = self._harm.dice
+        nodes = [node.name for node in self._nodes.all if node is not self._node]
+        return dice.choice([[STORE], [dice.choice(nodes)], nodes, [STORE, *nodes]])
+
+    def _how(self) -> Cut:
+        return self._harm.dice.choice(list(Cut))
+
+    async def _mend(self, others: list[str]) -> None:
+        for other in others:
+            await self._nodes.network.mend(self._node.name, other)
