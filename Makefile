@@ -70,7 +70,7 @@ fuzz: dev ## Requests made up from openapi.yaml, with and without tokens: COUNT=
 
 bench: dev ## Every figure of the README, or one: BENCH=ingest
 	@for name in $(or $(BENCH),ingest outage live pages compaction amplification executors drivers \
-		query query_busy query_growth s3 runs stall leases queue forward); do \
+		query query_busy query_growth s3 runs stall leases queue nodes forward); do \
 		echo "== $$name"; $(PY) -m benchmarks.$$name $(ARGS) || exit 1; done
 
 ##@ Maintain

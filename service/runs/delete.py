@@ -130,16 +130,22 @@ class Deleter:
         return sorted(gone | {key.run for key in [*hot, *foreign]})
 
     def highest(self, fqn: str, run: str | None) -> int:
-        """The highest ULID that this node knows of a run, or of a pipeline's runs."""
+        """The highest ULID that this node knows of a run, or of a pipeline's runs, or deletes.
+
+        A deletion here may be one whose client heard no answer and asks another node now. It is
+        still going on, and would take what that client writes next.
+        """
+        deleted = self._deletions.highest(fqn, run)
         with self._pin() as pin:
             if run is not None:
                 key = RunKey(fqn, run)
                 rows = pin.batches(run=key).rows
-                return max(self._last_ulid(key), lowest_and_highest(rows)[1] | ulids.LINE_MASK)
+                known = lowest_and_highest(rows)[1] | ulids.LINE_MASK
+                return max(self._last_ulid(key), known, deleted)
             batches = pin.batches()
             ours = [number for number, key in enumerate(batches.runs) if key.fqn == fqn]
             rows = batches.rows[np.isin(batches.rows["run"], ours)]
-            return lowest_and_highest(rows)[1] | ulids.LINE_MASK
+            return max(lowest_and_highest(rows)[1] | ulids.LINE_MASK, deleted)
 
     async def hear(self, fqn: str, run: str | None, t: int) -> None:
         """Takes note of a deletion at another node. Raises as the journal."""

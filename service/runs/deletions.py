@@ -26,6 +26,13 @@ class Deletions:
         """ULIDs of the run at or below it do not exist; 0 if nothing was deleted."""
         return max(self._runs.get(key, 0), self._pipelines.get(key.fqn, 0))
 
+    def highest(self, fqn: str, run: str | None) -> int:
+        """The highest horizon of a run, or of a pipeline and its runs."""
+        if run is not None:
+            return self.horizon(RunKey(fqn, run))
+        of_runs = [t for key, t in self._runs.items() if key.fqn == fqn]
+        return max([self._pipelines.get(fqn, 0), *of_runs])
+
     def note(self, fqn: str, run: str | None, t: int) -> None:
         """Raises a horizon at once, in memory."""
         if run is None:

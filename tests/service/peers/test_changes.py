@@ -6,9 +6,10 @@ import asyncio
 
 import pytest
 
+from logstore import keys
 from logstore.batch import RunKey
 from logstore.clock import Clock
-from logstore.errors import RunDeleted
+from logstore.errors import RunDeleted, StoreUnavailable
 from service.node import Node
 from service.runtime.pulse import STALL_SECONDS, Pulse
 from tests.seeds import seeds, some
@@ -16,6 +17,7 @@ from tests.service.client_model import batches_in, downloaded, exists
 from tests.service.cluster import OTHER, RUN
 from tests.service.peers.worlds import LAZY, cluster
 from tests.settings import settings_with
+from tests.simulation.faulty_store import Fault, Schedule
 from tests.simulation.virtual_time import VirtualClock
 
 
@@ -160,6 +162,46 @@ def test_a_deletion_names_who_is_silent_and_reaches_it_when_it_returns() -> None
         assert b.run_logs.deletions.horizon(RUN) == horizon
         assert not await exists(b, RUN)
         assert ahead.ulid is not None
+
+    world.play(go)
+
+
+@pytest.mark.parametrize("whole_pipeline", [False, True])
+def test_a_deletion_that_is_repeated_elsewhere_takes_nothing_that_came_after_it(
+    whole_pipeline: bool,
+) -> None:
+    """The first try is in a journal, of all ids of the next minutes, and goes on by itself."""
+    world, board = cluster(9, lazy=True)
+
+    async def delete(node: Node) -> None:
+        if whole_pipeline:
+            await node.delete_pipeline(RUN.fqn)
+        else:
+            await node.delete_run(RUN)
+
+    async def go(clock: VirtualClock) -> None:
+        a, b, c = [await world.start(clock, name) for name in "abc"]
+        await clock.sleep(1.0)
+        await world.clients.send(b, clock, RUN)
+        board.sever("a-1", "b-2")
+        world.lines["a"].schedule = Schedule(
+            dict.fromkeys(range(1, 1000), Fault.UNAVAILABLE),
+            applies=lambda call: call.startswith("put") and keys.DELETED in call,
+        )
+        with pytest.raises(StoreUnavailable):
+            await delete(a)
+        board.heal()
+        await clock.sleep(60.0)  # `b` is asked again
+        await delete(c)
+        assert c.untold(RUN.fqn, None if whole_pipeline else RUN.run) == ()
+        with pytest.raises(RunDeleted):  # what is taken would be deleted by the first try
+            await world.clients.send(c, clock, RUN)
+        await clock.sleep(12 * 60.0)
+        kept = await world.clients.send(c, clock, RUN)
+        world.lines["a"].schedule = Schedule.none()
+        await clock.sleep(30.0)
+        for node in (a, b, c):
+            assert batches_in(await text_of(node, RUN)) == [kept.number]
 
     world.play(go)
 
