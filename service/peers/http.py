@@ -22,11 +22,14 @@ class HttpTransport:
     def __init__(self, secret: str) -> None:
         self._secret = secret
         self._session: aiohttp.ClientSession | None = None
+        self._closed = False
 
     async def ask(self, address: Address, verb: str, body: bytes, seconds: float) -> bytes:
         """The body of a reply with status 200. Raises `PeerSilent`, `PeerRefused`."""
         if not address.url:
             raise PeerSilent(f"{address.node} has left no address")
+        if self._closed:
+            raise PeerSilent(f"{address.node} is not asked any more: this node is stopping")
         try:
             async with self._open().post(
                 f"{address.url}{PATH}{verb}",
@@ -46,7 +49,8 @@ class HttpTransport:
         raise kind(f"{address.node} at {address.url} answered {reply.status}: {said}")
 
     async def close(self) -> None:
-        """Ends all connections."""
+        """Ends all connections; nobody is asked any more."""
+        self._closed = True
         if self._session is not None:
             await self._session.close()
 

@@ -53,6 +53,24 @@ def test_a_close_is_of_the_lines_of_all_nodes() -> None:
     world.play(go)
 
 
+@pytest.mark.parametrize("seed", seeds(4))
+def test_readers_at_a_node_without_a_line_hear_of_the_end(seed: int) -> None:
+    """It has nothing to close and says so long before the run's log is made."""
+    world, _ = cluster(seed)
+
+    async def go(clock: VirtualClock) -> None:
+        a, b = [await world.start(clock, name) for name in "ab"]
+        await clock.sleep(1.0)
+        watcher = b.tail.watch(RUN)
+        for _ in range(world.dice.randint(1, 9)):
+            await world.clients.send(a, clock, RUN)
+        assert await a.close_run(RUN) == "closed"
+        await clock.sleep(1.0)
+        assert watcher.channel.ended == "runFinished"
+
+    world.play(go)
+
+
 def test_two_nodes_close_at_once() -> None:
     world, _ = cluster(2)
 
