@@ -82,7 +82,7 @@ class DeletedRun:
                 self.deleted |= gone
                 self.deletions += 1
                 return list(reply.json().get("silent", ()))
-            if reply.status_code not in (503, 507):
+            if reply.status_code not in (500, 503, 507):
                 raise RuntimeError(f"{reply.status_code}: {reply.text}")
             await asyncio.sleep(_PAUSE_SECONDS)
 
@@ -106,6 +106,6 @@ class DeletedRun:
             reply = await self._client.get(url, timeout=5)
         except httpx.TransportError:
             return []
-        if reply.status_code in (404, 503):
+        if reply.status_code in (404, 500, 503):
             return []
         return reply.raise_for_status().text.splitlines()

@@ -110,7 +110,7 @@ class PageReader:
             reply = await self._client.get(url, params={"limit": limit, **after}, timeout=5)
         except httpx.TransportError:
             return None
-        if reply.status_code in (404, 503):
+        if reply.status_code in (404, 500, 503):  # what a node logs of a 500 is a fault
             return None
         reply.raise_for_status()
         page: dict[str, object] = reply.json()
@@ -148,7 +148,7 @@ class QueueReader:
                     return
             except (httpx.TransportError, httpx.HTTPStatusError) as error:
                 if isinstance(error, httpx.HTTPStatusError) and error.response.status_code not in (
-                    *(409, 503),
+                    *(409, 500, 503),
                 ):
                     raise
                 await asyncio.sleep(_PAUSE_SECONDS)
