@@ -4,7 +4,8 @@ Real lines of 13 pipelines in segments of 8 MB of text. A process of `tailrace p
 and 16 pipelines, each with a filter that takes everything and a rolling file per service and
 pipeline, reads all of them, from its start until all is in the files. Beside it, in turn, a bare
 loop: it reads the same segments with pyarrow, and writes the messages to as many files. MB and
-lines count once for each pipeline.
+lines count once for each pipeline. The last row has one more pipeline whose appender never comes
+back from its first events; it is to cost the others nothing.
 """
 
 from __future__ import annotations
@@ -44,6 +45,16 @@ for path in sorted(glob.glob(sys.argv[1] + "/segments/*/*.parquet")):
         lines = "\\n".join(group.column(0).to_pylist()).encode() + b"\\n"
         for file in files:
             file.write(lines)
+"""
+_STUCK = """
+import threading
+from pipelines.appenders.stdout import Stdout
+
+class Stuck(Stdout):
+    def append(self, events):
+        threading.Event().wait()
+
+APPENDERS = {"stuck": Stuck}
 """
 
 
@@ -118,10 +129,15 @@ def _peak(pid: int) -> float:
     )
 
 
-def through_pipelines(folder: Path, count: int, size: int) -> Cost:
-    """`tailrace pipelines` with so many pipelines."""
-    definitions, out = folder / f"pipelines-{count}", folder / f"out-{count}"
-    definitions.mkdir()
+def through_pipelines(folder: Path, count: int, size: int, *, stuck: bool = False) -> Cost:
+    """`tailrace pipelines` with so many pipelines, and perhaps one more that is stuck."""
+    name = f"{count}{'-and-stuck' if stuck else ''}"
+    definitions, out = folder / f"pipelines-{name}", folder / f"out-{name}"
+    (definitions / "lib").mkdir(parents=True)
+    (definitions / "lib" / "stuck.py").write_text(_STUCK)
+    if stuck:
+        never = {"name": f"s{count}", "appenders": [{"type": "stuck", "name": "s"}]}
+        (definitions / "stuck.yaml").write_text(json.dumps(never))
     for number in range(count):
         appender = {
             "type": "rolling_file",
@@ -130,7 +146,7 @@ def through_pipelines(folder: Path, count: int, size: int) -> Cost:
             "path": "{service}/{fqn}.log",
         }
         content = {
-            "name": f"p{count}_{number}",
+            "name": f"p{name}_{number}",
             "filter": {"fqn": "svc*"},
             "idle_node_ms": 1000,
             "checkpoint_interval_ms": 2000,
@@ -138,12 +154,14 @@ def through_pipelines(folder: Path, count: int, size: int) -> Cost:
         }
         (definitions / f"{number}.yaml").write_text(json.dumps(content))
     arguments = ["--data", str(folder), "--dir", str(definitions)]
+    arguments += ["--lib", str(definitions / "lib")]
 
     def done() -> bool:
         return sum(path.stat().st_size for path in out.glob("*/*/*.log")) >= count * size
 
     command = [sys.executable, "-m", "tailrace", "pipelines", *arguments]
-    return measured(command, done, {"TAILRACE_STORE": f"{folder}/store"})
+    settings = {"TAILRACE_STORE": f"{folder}/store", "TAILRACE_PIPELINES__STOP_SECONDS": "1"}
+    return measured(command, done, settings)
 
 
 def bare(folder: Path, count: int) -> Cost:
@@ -174,11 +192,15 @@ def main() -> None:
             "ratio",
         )
         print(" ".join(f"{head:>14}" for head in heads))
-        for count in map(int, arguments.pipelines.split(",")):
-            ours, theirs = through_pipelines(folder, count, size), bare(folder, count)
+        counts = [int(one) for one in arguments.pipelines.split(",")]
+        rows = [*[(one, False) for one in counts], (counts[-1], True)]
+        theirs = Cost(0, 0, 0)
+        for count, stuck in rows:
+            ours = through_pipelines(folder, count, size, stuck=stuck)
+            theirs = theirs if stuck else bare(folder, count)
             total = size * count / 1e6
             cells = (
-                f"{count}",
+                f"{count} + stuck" if stuck else f"{count}",
                 f"{total / ours.seconds:.0f}",
                 f"{total / ours.cpu:.0f}",
                 f"{lines * count / ours.cpu:,.0f}",
