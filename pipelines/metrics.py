@@ -139,6 +139,12 @@ METRICS: Final[tuple[Declared[PipelinesProcess], ...]] = (
         ("pipeline",),
     ),
     Declared(
+        "tailrace_pipelines_wrong_files",
+        "gauge",
+        "Files of pipelines and plugins that are wrong; what runs of them goes on as it was.",
+        lambda process: len(process.wrong),
+    ),
+    Declared(
         "tailrace_pipelines_segments_decoded",
         "counter",
         "Segments that were fetched and decoded, each for all appenders that are up to date.",

@@ -67,7 +67,8 @@ class PipelinesProcess:
         self._pipelines = {one.name: one for one in pipelines}
         self._read_again = read_again
         self._said: dict[str, str] = {}
-        self._wrong: dict[str, str] = {}
+        self.wrong: dict[str, str] = {}
+        """What is wrong with files, by their paths."""
         self._memory = world.settings.pipelines.memory_bytes or memory_limit()
         self.source: SegmentSource = SegmentSource(
             world.segments,
@@ -112,7 +113,7 @@ class PipelinesProcess:
     def problems(self) -> list[str]:
         """What is wrong with pipelines, and with their files."""
         said = [f"{name}: {what}" if name else what for name, what in sorted(self._said.items())]
-        return [*said, *[what for _, what in sorted(self._wrong.items())]]
+        return [*said, *[what for _, what in sorted(self.wrong.items())]]
 
     @property
     def poll_seconds(self) -> float:
@@ -144,7 +145,7 @@ class PipelinesProcess:
                 for pipeline in self._pipelines.values():
                     await self._take(pipeline)
                 self._hand_over()
-                self.unready = "" in self._said or bool(self._wrong) or self._refused
+                self.unready = "" in self._said or bool(self.wrong) or self._refused
                 self._looked = self._world.clock.monotonic()
                 await wait_or_stop(self._world.clock, self.poll_seconds, self._stopping)
         finally:
@@ -196,9 +197,9 @@ class PipelinesProcess:
         """Says what is wrong with files, each once."""
         now = {path: _with_hint(error) for path, error in wrong.items()}
         for path, what in sorted(now.items()):
-            if self._wrong.get(path) != what:
+            if self.wrong.get(path) != what:
                 log.error("a file is wrong, and what runs of it goes on as it is: %s", what)
-        self._wrong = now
+        self.wrong = now
 
     def _stop(self, pipeline: str) -> None:
         for worker in self.workers:

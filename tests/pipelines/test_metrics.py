@@ -21,6 +21,7 @@ from logstore.clock import SystemClock, system_entropy
 from logstore.errors import InvalidInput
 from logstore.prometheus import Health, serve
 from logstore.runs.deletions import Deletion, encode_deletion
+from pipelines.folder import Folder
 from pipelines.metrics import METRICS, collect, health
 from pipelines.process import PipelinesProcess
 from tests.pipelines.lake import Lake
@@ -106,10 +107,13 @@ async def test_each_metric_moves(lake: Lake, tmp_path: Path) -> None:
     ahead = datetime.now(UTC) + timedelta(days=3)
     await lake.put(f"{ahead:%Y-%m-%dT%H:%M:%SZ} ahead", node="a")
     watched = True
-    async with lake.running(pipeline("x")) as process:
+    made, wrong = pipeline("x"), {"w.yaml": InvalidInput("w.yaml: unknown key filtr")}
+    async with lake.running(made, read_again=lambda: Folder([made], wrong)) as process:
         task = asyncio.ensure_future(watch(process))
         await until(lambda: sample(process, "lost_segments", "p") == 1)
         await until(lambda: "tailrace_pipelines_lost_segments" in moved)
+        await until(lambda: "tailrace_pipelines_wrong_files" in moved)
+        await until(lambda: not health(process).ready)
         await until(lambda: "tailrace_pipelines_clamped_events" in moved)
         watched = False
         await task

@@ -263,7 +263,7 @@ async def test_files_that_change_are_taken_over_without_a_restart(
         await until(lambda: sorted(one.pipeline for one in process.workers) == ["y", "z"])
         assert "what runs of it goes on as it is: z.yaml: unknown key filtr" in caplog.text
         assert process.problems == ["z.yaml: unknown key filtr"]
-        assert process.unready
+        await until(lambda: process.unready)
         await lake.put("INFO 4")
         await until(has("c", "INFO 1", "INFO 2", "ERROR 3", "INFO 4"))
         wrong[""] = InvalidInput("the folder x cannot be read")
