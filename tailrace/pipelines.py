@@ -267,6 +267,7 @@ async def _change(arguments: argparse.Namespace) -> int:
 
 
 async def _status(arguments: argparse.Namespace, pipelines: Sequence[PipelineConfig]) -> int:
+    from coordination.pipelines.admin import COUNTS
     from pipelines.status import rows
     from pipelines.world import open_world
 
@@ -285,15 +286,7 @@ async def _status(arguments: argparse.Namespace, pipelines: Sequence[PipelineCon
         "segments behind",
         "lag seconds",
         "checkpoint",
-        "events",
-        "late",
-        "forced",
-        "clamped",
-        "copies",
-        "deleted",
-        "dead",
-        "again",
-        "lost",
+        *COUNTS,
         "error",
     )
     lines = [heads, *(tuple(_text(row, head) for head in heads) for row in found)]
