@@ -43,7 +43,7 @@ class Files:
         if rolls:
             keys |= self._policies(appender, policy)
         if pattern is not None:
-            keys |= self._named(pattern, path)
+            keys |= self._named(pattern, path, window=keys.get("names") == "fixed_window")
             path = path or self._path_of(pattern)
         return {"dir": os.path.dirname(path) or ".", "path": os.path.basename(path), **keys}
 
@@ -105,9 +105,10 @@ class Files:
         self._say(pattern.line, f"files are rolled every day, since {form!r} has no shorter period")
         return 86400, "1d"
 
-    def _named(self, pattern: Element, path: str) -> dict[str, Any]:
+    def _named(self, pattern: Element, path: str, *, window: bool) -> dict[str, Any]:
         """What the name of rolled files says beside the name."""
         text, keys = self._text(pattern), {}
+        self._say_names(pattern.line, os.path.basename(text), os.path.basename(path), window=window)
         if text.endswith((".gz", ".zip")):
             keys["compress"] = "gzip"
             if text.endswith(".zip"):
@@ -118,6 +119,16 @@ class Files:
         if path and folder and folder != os.path.dirname(path):
             self._say(pattern.line, "rolled files stay in the folder of the file")
         return keys
+
+    def _say_names(self, line: int, pattern: str, name: str, *, window: bool) -> None:
+        """Says how files are called that were rolled, if that is not what the pattern says."""
+        plain = re.sub(r"\.(gz|zip)$", "", pattern)
+        if window and not name:
+            name = re.sub(r"[.\-_]?%i", "", plain)
+        stem, ending = os.path.splitext(name)
+        if name and plain != (f"{stem}.%i{ending}" if window else ""):
+            moment = "1" if window else "2026-11-23T18-00-00.000"
+            self._say(line, f"rolled files have names such as {stem}.{moment}{ending}")
 
     def _path_of(self, pattern: Element) -> str:
         """The path of an appender that has no `<file>`: files by day."""

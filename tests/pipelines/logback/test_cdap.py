@@ -102,6 +102,8 @@ def test_each_line_of_cdaps_logback_is_converted_or_named() -> None:
         (3, "the text in <configuration> has no counterpart"),
         (8, "the word %C: no record has it"),
         (8, "the word %L: no record has it"),
+        (15, "rolled files have names such as cdap.1.log"),
         (22, undefined),
         (24, undefined),
+        (24, "rolled files have names such as access.2026-11-23T18-00-00.000.log"),
     ]

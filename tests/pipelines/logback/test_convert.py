@@ -112,6 +112,7 @@ def test_cdaps_rolling_appender_writes_below_namespace_and_application() -> None
         "layout": {"type": "pattern", "pattern": " [%thread] %-5level %logger{35} - %msg%n"},
     }
     assert remarks == [
+        (7, "rolled files have names such as logFile-instanceId.1.log"),
         (13, "the word %relative: no record has it"),
         (14, "<immediateFlush> of an encoder has no counterpart"),
     ]
@@ -167,7 +168,10 @@ def test_files_by_day_are_rolled_by_time_and_size() -> None:
         "compress": "gzip",
         "roll_every": "1h",
     }
-    assert remarks == [(6, "<cleanHistoryOnStart> has no counterpart")]
+    assert remarks == [
+        (4, "rolled files have names such as app.2026-11-23T18-00-00.000.log"),
+        (6, "<cleanHistoryOnStart> has no counterpart"),
+    ]
 
 
 def test_files_that_are_named_by_day_alone_are_so_here() -> None:
