@@ -21,6 +21,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequen
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, TypeAlias
 
+import numpy as np
 import uvloop
 
 from logstore.clock import Clock, SystemClock
@@ -58,6 +59,7 @@ log = logging.getLogger(__name__)
 # By then the node has stopped: who still is at work is a client that does not read.
 _LAST_REPLIES_SECONDS = 5.0
 _LOOK_SECONDS = 1.0
+_RUNS_NAMED = 20
 _WORKERS_RESTART = RestartPolicy(longest_pause_seconds=30.0)
 Serving: TypeAlias = Callable[..., Coroutine[Any, Any, int]]
 
@@ -185,11 +187,23 @@ def _left_behind(settings: Settings, node: AnyNode) -> int:
         return 0
     log.error(
         "%d lines wait in the journal and are nowhere else: keep %s, the next start on it brings"
-        " them on",
+        " them on. They are of %s",
         waiting,
         _journal_of(settings),
+        _runs_left(node),
     )
     return LINES_LEFT
+
+
+def _runs_left(node: Node) -> str:
+    """The runs with lines in no segment: some by name, and how many others."""
+    with node.pin() as pin:
+        batches = pin.batches(start=node.journal.state.confirmed.end)
+        numbers, first = np.unique(batches.rows["run"], return_index=True)
+        keys = [batches.runs[number] for number in numbers[np.argsort(first)]]
+    named = ", ".join([f"{key.fqn}/{key.run}" for key in keys[:_RUNS_NAMED]])
+    others = len(keys) - _RUNS_NAMED
+    return named if others <= 0 else f"{named}, and {others} other runs"
 
 
 def _journal_of(settings: Settings) -> str:

@@ -8,8 +8,8 @@ reader that cannot keep up waits in its own send, and continues from storage.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable
-from typing import Annotated, Literal, NamedTuple
+from collections.abc import Callable, Hashable
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Header, Query
 from starlette.responses import Response
@@ -19,12 +19,14 @@ from logstore.errors import InvalidCursor, InvalidInput, TailraceError, Unavaila
 from logstore.position import Cursor
 from service.http import sse
 from service.http.body import Receive, Scope, Send
+from service.http.line_ids import Batch, Group, line_ids, parse_start, record_ids
 from service.http.node import NodeApi
 from service.http.page_bodies import Order
 from service.http.search_response import unless_gone
 from service.http.targets import BASE, name, run_key
 from service.journal.format import decode_attributes, decode_meta, flags_of
 from service.runs.parts import RecordPart, as_records
+from service.runs.source_pieces import OneSource
 from service.runtime.counters import HttpCounters
 from service.status.status import last_run
 from service.tail import Published, Tick, Watcher
@@ -33,31 +35,9 @@ from service.tail import Published, Tick, Watcher
 _REPLAY_LINES = 100
 _CATCH_UP_BYTES = 256 << 10
 _RETRY_SECONDS = 1.0
-# A line number has fewer.
-_DIGITS = 19
 _CLOSED = ("closed", "deleted")
 
 Form = Literal["json", "text", "ndjson"]
-
-
-class LiveStart(NamedTuple):
-    """The place where a stream begins: `cursor`, then a number of lines to leave out."""
-
-    cursor: Cursor | int | None
-    skip: int = 0
-
-
-def parse_start(text: str) -> LiveStart:
-    """The place that an event's `id` names. Raises `InvalidCursor`."""
-    stem, plus, count = text.partition("+")
-    if plus and not _is_number(count):
-        raise InvalidCursor(f"not a cursor: {text[:80]!r}", field="after")
-    skip = int(count) if plus else 0
-    return LiveStart(int(stem) if _is_number(stem) else Cursor.decode(stem), skip)
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) < _DIGITS
 
 
 class EventStream(Response):
@@ -135,10 +115,13 @@ class EventStream(Response):
             if await self._over():
                 over = "runFinished"
                 continue
-            if not isinstance(self._cursor, Cursor) or not self._cursor.complete:
-                # Lines that came meanwhile are behind it.
-                self._cursor = await self._node.run_logs.reader.resolved(self._key, self._cursor)
+            await self._resolve()  # lines that came meanwhile are behind it
             await self._follow(watcher, mark, send)
+
+    async def _resolve(self) -> None:
+        """Makes the cursor one that names every node."""
+        if not isinstance(self._cursor, Cursor) or not self._cursor.complete:
+            self._cursor = await self._node.run_logs.reader.resolved(self._key, self._cursor)
 
     async def _over(self) -> bool:
         """Whether the run was closed, or its client said some time ago that it is over."""
@@ -159,6 +142,8 @@ class EventStream(Response):
 
     async def _catch_up(self, send: Send) -> bool:
         """Sends a piece of what storage has beyond the cursor; False when there is nothing more."""
+        if self._form != "json" and self._node.tail.shared():
+            await self._resolve()  # ids within a group count from a cursor, not from a line number
         if self._form == "ndjson":
             return await self._catch_up_with_records(send)
         pieces = await self._node.run_logs.reader.batches_after(
@@ -167,7 +152,7 @@ class EventStream(Response):
         for piece in pieces:
             text, skipped = self._without_skipped(piece.text)
             if text:
-                await self._send(send, self._frame(text, piece.cursor, skipped))
+                await self._send(send, self._frame(text, piece.cursor, skipped, piece.source))
             self._cursor = piece.cursor
         return bool(pieces)
 
@@ -179,7 +164,8 @@ class EventStream(Response):
         found = await records.records(self._key, piece.parts)
         skip = self._skip + piece.seen if self._skip else 0
         self._skip = max(skip - sum([part.lines for part in piece.parts]), 0)
-        frame = sse.records(found.batch, self._before(), piece.cursor.encode(), skip)
+        ids = self._ids(record_ids, piece.source)
+        frame = sse.records(found.batch, self._before(), piece.cursor.encode(), skip, ids)
         if frame:
             await self._send(send, frame)
         self._cursor = piece.cursor
@@ -215,19 +201,33 @@ class EventStream(Response):
         after = before.advanced(tick.node, tick.last, newest)
         frame = tick.frames.get(which)
         if frame is None:
-            made = self._frame_of_records(tick, after) if self._form == "ndjson" else None
-            frame = tick.frames[which] = made or self._frame(tick.text, after)
+            source = _source(tick) if self._node.tail.shared() else None
+            made = self._frame_of_records(tick, after, source) if self._form == "ndjson" else None
+            frame = tick.frames[which] = made or self._frame(tick.text, after, source=source)
         self._cursor = after
         return frame
 
-    def _frame(self, text: bytes, after: Cursor, skipped: int = 0) -> bytes:
+    def _frame(
+        self, text: bytes, after: Cursor, skipped: int = 0, source: OneSource | None = None
+    ) -> bytes:
         if self._form == "text":
-            return sse.text_lines(text, self._before(), after.encode(), skipped)
+            ids = self._ids(line_ids, source)
+            return sse.text_lines(text, self._before(), after.encode(), skipped, ids)
         return sse.logs(self._key.run, text, after.encode())
 
-    def _frame_of_records(self, tick: Tick, after: Cursor) -> bytes:
+    def _frame_of_records(self, tick: Tick, after: Cursor, source: OneSource | None) -> bytes:
         batch = as_records(self._key, [_part(batch) for batch in tick.batches])
-        return sse.records(batch, self._before(), after.encode())
+        ids = self._ids(record_ids, source)
+        return sse.records(batch, self._before(), after.encode(), ids=ids)
+
+    def _ids(
+        self, made: Callable[[str, Group], list[bytes]], source: OneSource | None
+    ) -> list[bytes] | None:
+        """Ids of what comes of one node next; None where the order is the same at every node."""
+        cursor = self._cursor
+        if source is None or not isinstance(cursor, Cursor) or not cursor.complete:
+            return None
+        return made(cursor.encode(), _group(source))
 
     def _before(self) -> str:
         cursor = self._cursor
@@ -264,6 +264,16 @@ class EventStream(Response):
         self._counters.stream_events += 1
         self._counters.stream_bytes += len(frame)
         await send({"type": "http.response.body", "body": frame, "more_body": True})
+
+
+def _source(tick: Tick) -> OneSource:
+    batches = [(b.ulid, b.pos, b.records, b.lines, 0) for b in tick.batches]
+    return OneSource(tick.node, tick.last.file, batches)
+
+
+def _group(source: OneSource) -> Group:
+    batches = tuple([Batch(*batch) for batch in source.batches])
+    return Group(source.node, source.file, batches, source.begun)
 
 
 def _part(batch: Published) -> RecordPart:

@@ -6,7 +6,7 @@
 
 With `format=text` each line is an event of its own, without a name:
 
-    id: <cursor before the group>+<lines of the group so far>, or <cursor>
+    id: <cursor before the group>+<lines of the group so far>, or <cursor>, or as in `line_ids`
     data: <the line>
 
 With `format=ndjson` each record is an event of its own, an object as `/query` has it; ids
@@ -21,7 +21,7 @@ text they are shown as escapes (`\r`, `\u2028`), but for a `\r` at the end, whic
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -108,10 +108,12 @@ def logs(run: str, text: bytes, cursor: str) -> bytes:
     return event("logs", run, cursor, logs=shown(text))
 
 
-def text_lines(text: bytes, before: str, cursor: str, skipped: int = 0) -> bytes:
+def text_lines(
+    text: bytes, before: str, cursor: str, skipped: int = 0, ids: Sequence[bytes] | None = None
+) -> bytes:
     """Lines as one event each.
 
-    The group follows `before`, and `skipped` lines of it are left out.
+    The group follows `before`, and `skipped` lines of it are left out. `ids` are of all its lines.
     """
     body = shown(text).encode().replace(b"\r\n", b"\n")
     for separator, escape in _TEXT_ESCAPES:
@@ -120,21 +122,30 @@ def text_lines(text: bytes, before: str, cursor: str, skipped: int = 0) -> bytes
     shown_lines = body[:-1].split(b"\n")
     stem = before.encode()
     frames = [
-        b"id: %b+%d\ndata: %b\n\n" % (stem, i, line)
+        b"id: %b\ndata: %b\n\n" % (b"%b+%d" % (stem, i) if ids is None else ids[i - 1], line)
         for i, line in enumerate(shown_lines, skipped + 1)
     ]
     frames[-1] = b"id: %b\ndata: %b\n\n" % (cursor.encode(), shown_lines[-1])
     return b"".join(frames)
 
 
-def records(batch: pa.RecordBatch, before: str, cursor: str, skipped: int = 0) -> bytes:
-    """Records as one event each; ids count lines, and those of the first `skipped` are left out."""
+def records(
+    batch: pa.RecordBatch,
+    before: str,
+    cursor: str,
+    skipped: int = 0,
+    ids: Sequence[bytes] | None = None,
+) -> bytes:
+    """Records as one event each; those of the first `skipped` lines are left out.
+
+    Without `ids` of all records, ids count lines.
+    """
     objects = one_line(lines(batch))
     ends = np.cumsum(pc.count_substring(batch.column("message"), "\n").to_numpy() + 1)
     stem = before.encode()
     frames = [
-        b"id: %b+%d\ndata: %b\n\n" % (stem, end, text)
-        for end, text in zip(ends.tolist(), objects.split(b"\n"), strict=False)
+        b"id: %b\ndata: %b\n\n" % (b"%b+%d" % (stem, end) if ids is None else ids[number], text)
+        for number, (end, text) in enumerate(zip(ends.tolist(), objects.split(b"\n"), strict=False))
         if end > skipped
     ]
     if frames:

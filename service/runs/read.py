@@ -37,6 +37,7 @@ from service.runs.pages import (
     silent_of,
 )
 from service.runs.snapshot import Place, Snapshot, Snapshots, Stretch
+from service.runs.source_pieces import OneSource, source_of, within_one
 
 _STEP_BYTES = 1 << 20
 _TRIES = 8
@@ -130,10 +131,11 @@ def _hot(snapshot: Snapshot, offset: int, size: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class LogPiece:
-    """Whole lines, and the cursor after the last of them."""
+    """Whole lines, and the cursor after the last of them; `source`: see `source_pieces`."""
 
     text: bytes
     cursor: Cursor
+    source: OneSource | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,11 +197,13 @@ class RunLogReader:
             if not ranges:
                 return []
             start, end = ranges[0]
+            end, stretch = within_one(snapshot, start, end)
             found = await read_lines(snapshot, start, end, max_bytes, whole_blocks=True)
             after = await cursor_at(snapshot, found.end)
             if isinstance(cursor, Cursor) and cursor.complete:
                 after = cursor.joined(after)
-            return [LogPiece(found.text, after)]
+            source = source_of(snapshot, stretch, start, found.end)
+            return [LogPiece(found.text, after, source)]
 
         return await self._snapshots.with_one(key, read)
 

@@ -35,6 +35,7 @@ from service.runs.pages import (
 from service.runs.part_lines import read_parts
 from service.runs.parts import SCHEMA, RecordPart, as_records
 from service.runs.snapshot import Snapshot, Snapshots
+from service.runs.source_pieces import OneSource, source_of, within_one
 
 DETAILS = ("ulid", "ts", "pos", "level", "connector_id", "attributes")
 _STEP_LINES = 1 << 17
@@ -73,12 +74,13 @@ class RecordPage:
 class RecordPiece:
     """Records behind a cursor, and the cursor after the last of them.
 
-    The first record has `seen` lines that were before the cursor.
+    The first record has `seen` lines that were before the cursor. `source`: see `source_pieces`.
     """
 
     parts: Sequence[RecordPart]
     cursor: Cursor
     seen: int
+    source: OneSource | None = None
 
 
 class ArrowRecords(NamedTuple):
@@ -148,11 +150,16 @@ class RecordReader:
             if not ranges:
                 return None
             start, end = ranges[0]
+            end, stretch = within_one(snapshot, start, end)
             found = await read_parts(snapshot, start, end, max_bytes)
             after = await cursor_at(snapshot, found.end)
             if isinstance(cursor, Cursor) and cursor.complete:
                 after = cursor.joined(after)
-            return RecordPiece(found.parts, after, start - found.start)
+            source = source_of(snapshot, stretch, start, found.end)
+            if source is not None:
+                parts = [(p.ulid, p.pos, p.records, p.lines, p.first) for p in found.parts]
+                source = source._replace(batches=parts, begun=0)
+            return RecordPiece(found.parts, after, start - found.start, source)
 
         return await self._snapshots.with_one(key, read)
 

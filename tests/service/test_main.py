@@ -135,6 +135,7 @@ async def test_a_stop_says_what_it_could_not_bring_into_the_store(
         await client.post(RUN, content=b"a\n" * 100_000, headers=PLAIN)
     said = f"100000 lines wait in the journal and are nowhere else: keep {settings.data}/journal,"
     assert said in caplog.text
+    assert "They are of p/r" in caplog.text
     async with service(settings_for(tmp_path)) as (client, _):
         assert (await client.get(RUN, params={"limit": 1})).json()["totalLines"] == 100_000
 

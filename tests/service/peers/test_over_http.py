@@ -102,10 +102,12 @@ def test_who_is_killed_is_silent_and_is_read_again_when_it_returns(two: Nodes, p
     assert sorted(lines(b, path).splitlines()) == ["one", "two"]
 
 
-def events(service: ServiceProcess, fqn: str, last: str | None) -> Generator[tuple[str, str]]:
-    """The events of a stream of text: cursor and line."""
+def events(
+    service: ServiceProcess, fqn: str, last: str | None, run: str = "run", form: str = "text"
+) -> Generator[tuple[str, str]]:
+    """The events of a stream of text, or of records: cursor and line."""
     headers = {} if last is None else {"last-event-id": last}
-    url = f"{service.url}{BASE}/{fqn}/stream/run?format=text"
+    url = f"{service.url}{BASE}/{fqn}/stream/{run}?format={form}"
     with httpx.stream("GET", url, headers=headers, timeout=60) as reply:
         cursor = ""
         for line in reply.iter_lines():
@@ -142,6 +144,27 @@ def test_a_live_reader_gets_each_line_once_whoever_takes_it(
         for word in ("one", "two")
     ]
     assert found == wanted
+
+
+@pytest.mark.parametrize("form", ["text", "ndjson"])
+def test_a_live_reader_that_changes_nodes_at_each_line_gets_each_once(
+    two: Nodes, fqn: str, path: str, form: str
+) -> None:
+    """Each node shows its own lines first, so a place within a group is not the same number."""
+    path, wanted = f"{path}-{form}", []
+    for number in range(3):
+        for name, service in zip("ab", two, strict=True):
+            texts = [f"{name}{number} {line}" for line in range(3)]
+            wanted += texts
+            post(service, path, "".join([f"{text}\n" for text in texts]))
+    found: list[str] = []
+    last: str | None = None
+    for turn in range(len(wanted)):
+        stream = events(two[turn % 2], fqn, last, run=f"run-{form}", form=form)
+        last, line = next(stream)
+        found.append(json.loads(line)["message"] if form == "ndjson" else line)
+        stream.close()
+    assert sorted(found) == sorted(wanted)
 
 
 def test_a_copy_that_comes_long_after_its_batch_is_not_repeated_live(
