@@ -9,7 +9,8 @@ is written at each checkpoint, and is what node_exporter's textfile collector re
 
     tailrace_log_events_total{pipeline="audit",appender="levels",level="ERROR",fqn="shop.load"} 3
 
-What has more label values than `max_series` is counted under the values `other`.
+What has more label values than `max_series`, or than a checkpoint holds, is counted under the
+values `other`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import os
 from collections import Counter
 from typing import Annotated, ClassVar, Final
 
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import AfterValidator, field_validator
@@ -29,6 +31,8 @@ _COLUMNS: Final = {"level": "level", "fqn": "fqn", "run": "run_id", "connector":
 _NAME: Final = "tailrace_log_events_total"
 _UNFINISHED: Final = ".unfinished"
 _NONE: Final = "none"
+_MOST_BYTES: Final = 192 * 1024
+_COUNT_BYTES: Final = 24
 
 
 def _absolute(path: str) -> str:
@@ -67,6 +71,7 @@ class LevelMetrics:
     def __init__(self, settings: MetricsSettings) -> None:
         self._settings = settings
         self._counts: Counter[tuple[str, ...]] = Counter()
+        self._size = 0
         self._context: Context | None = None
 
     def start(self, context: Context, state: State | None) -> None:
@@ -81,6 +86,7 @@ class LevelMetrics:
         self._counts = Counter(
             {tuple(map(str, labels)): int(n) for *labels, n in (state or {}).get("counts", ())}
         )
+        self._size = sum(map(_size_of, self._counts))
         self._write()
 
     def append(self, events: pa.Table) -> None:
@@ -91,9 +97,7 @@ class LevelMetrics:
         table = pa.table([*columns, events.column("ulid")], names=[*names, "ulid"])
         for row in table.group_by(names).aggregate([("ulid", "count")]).to_pylist():
             labels = tuple(row[name] or _NONE for name in names)
-            if labels not in self._counts and len(self._counts) >= self._settings.max_series:
-                labels = ("other",) * len(names)
-            self._counts[labels] += row["ulid_count"]
+            self._counts[self._known(labels)] += row["ulid_count"]
 
     def sync(self) -> State:
         if self._started.replay:
@@ -106,6 +110,17 @@ class LevelMetrics:
 
     def stop(self) -> None:
         """Nothing is to be done."""
+
+    def _known(self, labels: tuple[str, ...]) -> tuple[str, ...]:
+        """These labels if they are counted apart; else `other`."""
+        if labels in self._counts:
+            return labels
+        size = _size_of(labels)
+        full = len(self._counts) >= self._settings.max_series
+        if full or self._size + size > _MOST_BYTES:
+            return ("other",) * len(labels)
+        self._size += size
+        return labels
 
     @property
     def _started(self) -> Context:
@@ -133,6 +148,11 @@ class LevelMetrics:
             file.close()
         os.chmod(path + _UNFINISHED, 0o644)  # the exporter is another user
         fs.rename(path + _UNFINISHED, path)
+
+
+def _size_of(labels: tuple[str, ...]) -> int:
+    """The bytes of a count in a checkpoint, at most."""
+    return len(orjson.dumps(labels)) * 2 + _COUNT_BYTES
 
 
 def _column(events: pa.Table, label: str) -> pa.Array:

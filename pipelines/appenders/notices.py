@@ -2,7 +2,9 @@
 
 A group is a rule and the values that a notice is grouped by. A group's first notice is due at
 once. What comes within `every` after it is counted, and due together when that is over. Of all
-groups together at most `most_per_hour` are due in an hour; the rest waits, and is counted.
+groups together at most `most_per_hour` are due in an hour; the rest waits, and is counted. What
+waits is in a checkpoint, so it is bounded: of more groups than that, those that had nothing new for
+longest are let go.
 """
 
 from __future__ import annotations
@@ -12,9 +14,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+import orjson
+
 Key = tuple[str, ...]
 _HOUR: Final = 3600.0
 _MOST_GROUPS: Final = 1000
+_MOST_BYTES: Final = 128 * 1024
 
 
 @dataclass(slots=True)
@@ -66,11 +71,19 @@ class Notices:
         self._groups[key] = Notice(sent=now)
 
     def state(self) -> dict[str, Any]:
-        """What `restore` takes; JSON."""
-        return {
-            "groups": [[list(key), asdict(notice)] for key, notice in self._groups.items()],
-            "sent": list(self._sent),
-        }
+        """What `restore` takes; JSON of bounded size. The groups that do not fit are let go."""
+        groups: list[list[Any]] = []
+        size = 0
+        for key in reversed(list(self._groups)):
+            notice = self._groups[key]
+            group = [list(key), asdict(notice)]
+            size += len(orjson.dumps(group))
+            if size > _MOST_BYTES:
+                del self._groups[key]
+                self.forgotten += notice.count > 0
+            else:
+                groups.append(group)
+        return {"groups": groups[::-1], "sent": list(self._sent)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """As it was."""

@@ -88,6 +88,12 @@ class Rolled:
             rename(name, _with(path, str(int(number) + 1)) + name[len(plain) :])
         return _with(path, "1")
 
+    def unpacked(self, paths: Iterable[str]) -> list[str]:
+        """The rolled files of these paths that are not compressed."""
+        with self.listed_once():
+            found = [name for path in paths for name in self.of(path)]
+        return [name for name in found if not _PACKED.search(name)]
+
     def finish(self, rolled: Sequence[str], protect: Callable[[str], None]) -> None:
         """Compresses what was rolled; `protect` is called for each new file. May be repeated."""
         for path in rolled:

@@ -45,6 +45,7 @@ log = logging.getLogger("tailrace.pipelines")
 
 _MIB: Final = 1 << 20
 _SWEEP_SECONDS: Final = 60.0
+_MOST_NAMED: Final = 200
 
 
 class RollingFileSettings(RolledSettings, AccessSettings):
@@ -150,9 +151,8 @@ class RollingFile:
         parts.catalog.start()
         refuse_shared(context.fs, undo.folder, list(parts.catalog))
         self._period = int((state or {}).get("period", self._period_now()))
-        self._rolled = list((state or {}).get("rolled", ()))
-        self._finish(self._rolled)
-        self._rolled = []
+        rolled = (state or {}).get("rolled", ())
+        self._finish(parts.rolled.unpacked(parts.catalog) if rolled is None else rolled)
 
     def append(self, events: pa.Table) -> None:
         parts = self._started()
@@ -181,7 +181,9 @@ class RollingFile:
         self._new_in.clear()
         self._settled, self._rolled = [*self._settled, *self._rolled], []
         parts.catalog.sync()
-        state = {"undo": parts.undo.prepare(), "rolled": list(self._settled)}
+        # A checkpoint is small: of very many files a start looks which are to be finished.
+        rolled = list(self._settled) if len(self._settled) <= _MOST_NAMED else None
+        state = {"undo": parts.undo.prepare(), "rolled": rolled}
         return {**state, "period": self._period} if self._settings.roll_every else state
 
     def saved(self) -> None:

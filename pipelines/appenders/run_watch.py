@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+import orjson
+
 from logstore import keys
 from logstore.batch import RunKey
 from logstore.errors import NotFound
@@ -20,6 +22,7 @@ from pipelines.appenders.objects import Objects
 
 _TERMINAL: Final = frozenset({"success", "failed", "partialSuccess", "stopped"})
 _MOST_RUNS: Final = 1000
+_MOST_BYTES: Final = 128 * 1024
 _QUIET_SECONDS: Final = 10.0
 
 
@@ -34,7 +37,10 @@ class _Watched:
 
 
 class RunWatch:
-    """The runs that are watched; the longest quiet of more than 1,000 are let go."""
+    """The runs that are watched: at most 1,000, and as many as a checkpoint holds.
+
+    Of more, those that are quiet for longest are let go.
+    """
 
     def __init__(self) -> None:
         self._runs: OrderedDict[RunKey, _Watched] = OrderedDict()
@@ -66,8 +72,18 @@ class RunWatch:
                 yield "silent", key, one.ulid
 
     def state(self) -> list[list[Any]]:
-        """What `restore` takes; JSON."""
-        return [[*key, one.ulid, one.heard, one.silent] for key, one in self._runs.items()]
+        """What `restore` takes; JSON of bounded size. The runs that do not fit are let go."""
+        found: list[list[Any]] = []
+        size = 0
+        for key in reversed(list(self._runs)):
+            one = self._runs[key]
+            run = [*key, one.ulid, one.heard, one.silent]
+            size += len(orjson.dumps(run))
+            if size > _MOST_BYTES:
+                del self._runs[key]
+            else:
+                found.append(run)
+        return found[::-1]
 
     def restore(self, state: Iterable[Any]) -> None:
         """As it was."""

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from coordination.coordinator.lease import Lease
 from coordination.groups import change_group, evict, pipeline_group, read_group
 from coordination.pipelines.control import change_control
 from logstore import keys
-from logstore.errors import InvalidInput, StoreUnavailable
+from logstore.errors import InvalidInput, OutcomeUnknown, StoreUnavailable
 from logstore.objects.settings import PipelineSettings
 from logstore.runs.deletions import Deletion, encode_deletion
 from pipelines.config import PipelineConfig
@@ -58,6 +59,38 @@ async def test_a_stop_while_the_store_is_away_disables_no_appender(
     async with lake.world() as world:
         (row,) = await rows(world, ["p"])
     assert row["state"] == "running"
+
+
+async def test_a_checkpoint_that_is_not_saved_fails_nothing(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store refuses it, or does not say that it has it: the next one is as good."""
+    save, refused = Lease.save, 0
+
+    async def perhaps(self: Lease, progress: str) -> None:
+        nonlocal refused
+        if not Remembering.lines.get("a") or refused == 4:
+            await save(self, progress)
+            return
+        refused += 1
+        if refused % 2:
+            raise StoreUnavailable("it is away")
+        await save(self, progress)
+        raise OutcomeUnknown("its answer is lost")
+
+    monkeypatch.setattr(Lease, "save", perhaps)
+    async with lake.running(pipeline("a", error_threshold=1, dead_letter_dir="/none")) as process:
+        for number in range(4):
+            await lake.put(str(number))
+            await until(lambda: refused > number)  # noqa: B023
+        await until(has("a", "0", "1", "2", "3"))
+        before = process.workers[0].counts.checkpoints
+        await lake.put("4")
+        await until(lambda: process.workers[0].counts.checkpoints > before)
+        assert process.workers[0].counts.failures == 0
+    async with lake.running(pipeline("a")):
+        await lake.put("5")
+        await until(has("a", "0", "1", "2", "3", "4", "5"))
 
 
 async def test_appenders_that_hang_hold_up_nobody_and_no_stop(

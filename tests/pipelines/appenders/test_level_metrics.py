@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pyarrow as pa
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ValidationError
 
+from coordination.partitions.partition import MAX_PROGRESS_BYTES
 from logstore.clock import SystemClock
 from logstore.disk import Disk
 from pipelines.appenders.contract import AppenderFailed, Context, State
@@ -57,6 +59,24 @@ def test_labels_are_bounded_and_may_be_attributes_of_any_text(tmp_path: Path) ->
     metrics.append(events(["x"]))
     metrics.sync()
     assert counts(path) == {('a"\\\n',): 1, ("b",): 1, ("other",): 3}
+
+
+def test_what_is_counted_apart_fits_into_a_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "logs.prom"
+    metrics = counting(path, labels=["attribute.k"], max_series=2000)
+    for number in range(300):
+        metrics.append(events(["x"], attributes={"k": f"{number} " + "ü" * 1000}))
+    state = metrics.sync()
+    metrics.stop()
+    assert len(orjson.dumps(state)) < MAX_PROGRESS_BYTES
+    again = counting(path, state, labels=["attribute.k"], max_series=2000)
+    again.append(events(["x"], attributes={"k": "new " + "x" * 1000}))
+    again.sync()
+    again.stop()
+    found = counts(path)
+    assert 10 < len(found) < 300
+    assert sum(found.values()) == 301
+    assert found["other",] == 301 - len(found) + 1
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import orjson
 import pytest
 from pydantic import ValidationError
 
+from coordination.partitions.partition import MAX_PROGRESS_BYTES
 from logstore import keys, ulid
 from logstore.batch import RunKey
 from logstore.clock import SystemClock
@@ -96,6 +97,25 @@ def test_so_many_notices_an_hour_and_the_rest_later(receiver: Receiver, tmp_path
     assert world.told() == []
     world.clock.now += 1000
     assert [one["fqn"] for one in world.told()] == ["c", "d"]
+    world.notify.stop()
+
+
+def test_what_waits_fits_into_a_checkpoint(receiver: Receiver, tmp_path: Path) -> None:
+    """The newest of it: a storm of errors must not keep the appender from saving any."""
+    world = World(receiver, tmp_path, rules=[ERRORS, *RUNS], most_per_hour=1, group_by=["run"])
+    world.start()
+    for number in range(1200):
+        table = events(["ü" * 600], fqn="a" * 200, run=f"{number:04}" + "r" * 60, level="ERROR")
+        world.notify.append(table)
+    state = world.notify.sync()
+    world.notify.stop()
+    assert len(orjson.dumps(state)) < MAX_PROGRESS_BYTES
+    groups = [key[1][:4] for key, _ in state["notices"]["groups"]]
+    assert groups == [f"{number:04}" for number in range(1200 - len(groups), 1200)]
+    assert len(groups) > 50
+    assert [run[1][:4] for run in state["runs"]][-1] == "1199"
+    world.start(state)
+    assert world.notify.sync() == state
     world.notify.stop()
 
 

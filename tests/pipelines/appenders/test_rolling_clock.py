@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from pydantic import ValidationError
 
@@ -348,6 +349,24 @@ def test_each_tenant_has_a_quota_of_which_the_oldest_files_go(tmp_path: Path) ->
     files.save()
     assert "c/c.big.log" in files.names()
     files.files.stop()
+
+
+def test_very_many_files_that_are_rolled_at_once_fit_into_a_checkpoint(tmp_path: Path) -> None:
+    """And are compressed behind a crash as behind none."""
+    files = Files(tmp_path, path="{run}.log", roll_every="1h", compress="gzip", keep_files=1)
+    files.start()
+    names = [f"run-{number:04}-{'x' * 60}" for number in range(300)]
+    for hour in range(2):
+        for name in names:
+            files.files.append(events([f"{hour}"], run=name))
+        files.clock.now += HOUR_MS
+        files.files.flush()
+        state = files.files.sync()
+        assert len(orjson.dumps(state)) < 1000
+        files.files.stop()  # as if it was killed before it heard that this was saved
+        files.start(state)
+    files.files.stop()
+    assert sorted(os.listdir(tmp_path)) == [".tailrace", *[f"{n}.000002.log.gz" for n in names]]
 
 
 def test_a_path_without_an_ending_is_rolled_and_counted(tmp_path: Path) -> None:
