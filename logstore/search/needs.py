@@ -49,6 +49,8 @@ class AnyNeeded:
 
 Needs: TypeAlias = Grams | AllNeeded | AnyNeeded
 
+_MOST_TEXTS: Final = 8
+
 
 def may_hold(needs: Needs, index: SkipIndex) -> NDArray[np.bool_]:
     """For each row group of the index, False only if none of its messages has what is needed."""
@@ -95,6 +97,34 @@ def _logfmt(leaf: Contains | Is | StartsWith | Matches | Compares | Exists) -> N
     if isinstance(leaf, Matches | Compares | Exists) or '"' in leaf.text or "\\" in leaf.text:
         return key
     return _all(key, _text(leaf.text, leaf.ignore_case))
+
+
+def sure_texts(condition: Condition | None) -> tuple[str, ...]:
+    """Texts of which each message has one, as it is written, for which the condition holds.
+
+    The longest for which that is certain, none if it is for no text.
+    """
+    match condition:
+        case All(parts):
+            return max(map(sure_texts, parts), key=_narrowness, default=())
+        case AnyOf(parts):
+            each = [sure_texts(part) for part in parts]
+            texts = {text for some in each for text in some}
+            return tuple(sorted(texts)) if all(each) and len(texts) <= _MOST_TEXTS else ()
+        case Matches(pattern, field, False) if field == MESSAGE:
+            return tuple(sorted(literals(pattern), key=len)[-1:])
+        case Contains(text, field, False) | Is(text, field, False) | StartsWith(text, field, False):
+            if field == MESSAGE:
+                return (text,) if text else ()
+        case None | Not():
+            return ()
+    at = condition.field
+    return (f"{at.key}=",) if isinstance(at, Logfmt) else ()
+
+
+def _narrowness(texts: tuple[str, ...]) -> int:
+    """How much a choice of texts is likely to leave out."""
+    return min(map(len, texts), default=0)
 
 
 _TOKEN: Final = re.compile(

@@ -84,13 +84,13 @@ class Database:
         Raises `LimitReached` (memory, spill, or interrupted), `Damaged` (a file is gone or not
         what was written), `StoreUnavailable` (the bucket does not answer) or what a feed raised.
         """
-        self._check()
+        self.check()
         self._clean = False
         try:
             result = self._connection.execute(statement, dict(parameters))
             for batch in result.to_arrow_reader(PIECE_ROWS):
                 yield batch
-                self._check()
+                self.check()
             self._clean = True
         except _VENDOR as error:
             raise self._translated(error) from error
@@ -126,7 +126,8 @@ class Database:
             clean = False
         self._give_back(self._locked, clean)
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raises the reason for which the search was stopped, if it was."""
         if self._stopped is not None:
             raise self._stopped
 
@@ -134,7 +135,7 @@ class Database:
         """DuckDB turns an error in a feed into text; this keeps it."""
         try:
             for batch in batches:
-                self._check()
+                self.check()
                 yield batch
         except TailraceError as error:
             self._feed_failure = error

@@ -26,7 +26,9 @@ from logstore import keys
 from logstore.clock import Clock
 from logstore.errors import Unavailable
 from logstore.search.conditions import patterns
+from service.query.footers import Footers
 from service.query.pool import DatabasePool
+from service.query.prefilter import Prefilter
 from service.query.request import QueryRequest
 from service.query.running import RunningSearch
 from service.query.scan_copies import ScanCopies, budget
@@ -86,6 +88,8 @@ class QueryEngine:
         self._unread: dict[RunningSearch, None] = {}
         self._paused: dict[RunningSearch, None] = {}
         self._threads = ThreadPoolExecutor(self.settings.max_concurrent, thread_name_prefix="query")
+        self._scanning = ThreadPoolExecutor(2 * self.settings.threads, thread_name_prefix="scan")
+        self._footers = Footers()
         # What a killed process spilled is of no use to anybody.
         shutil.rmtree(scratch, ignore_errors=True)
         os.makedirs(scratch, mode=0o700, exist_ok=True)
@@ -132,6 +136,7 @@ class QueryEngine:
         self.databases.close()
         self.copies.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._scanning.shutdown(wait=False, cancel_futures=True)
 
     async def enter(self) -> None:
         """Waits for a slot and takes it. Searches that nobody reads make room."""
@@ -173,6 +178,10 @@ class QueryEngine:
         self.databases.watch()
         self.running -= 1
         self._slots.release()
+
+    def prefilter(self, request: QueryRequest, check: Callable[[], None]) -> Prefilter:
+        """That of a search; `check` raises once it is to stop."""
+        return Prefilter(request, self._footers, self._scanning, check)
 
     def _database(self, request: QueryRequest) -> Callable[[], Database]:
         return lambda: self.databases.take(separate=bool(patterns(request.condition)))

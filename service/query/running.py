@@ -150,7 +150,12 @@ class RunningSearch:
         self._search = Search(
             *(self.request, self._view, self._database),
             *(engine.tile_sizes, engine.indexes.in_thread, engine.copies),
+            engine.prefilter(self.request, self._check),
         )
+
+    def _check(self) -> None:
+        if self._stopped is not None:
+            raise self._stopped
 
     def _resume(self) -> None:
         self._database = self._make_database()

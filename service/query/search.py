@@ -26,8 +26,10 @@ from logstore.search.needs import needs_of
 from logstore.segments.record_keys import distinct
 from logstore.table.snapshot import TableFile
 from service.query.cursor import RecordKey
-from service.query.deleted import Live, live
+from service.query.deleted import MOST_TERMS, Live, live
 from service.query.hot import SCHEMA
+from service.query.plain import is_plain, matching
+from service.query.prefilter import Prefilter
 from service.query.request import QueryRequest
 from service.query.scan_copies import ScanCopies, ScanCopy
 from service.query.skip_indexes import Indexes
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from service.query.database import Database
 
 _GROWTH: Final = 4
+_PIECE_ROWS: Final = 8_192
 _READ_AHEAD: Final = 4
 """Times as many rows as its limit, that a search for nothing but the nearest records reads."""
 _NARROW: Final = 0.1
@@ -61,6 +64,7 @@ class Search:
         sizes: TileSizes,
         indexes: Indexes,
         copies: ScanCopies,
+        prefilter: Prefilter,
     ) -> None:
         self._request = request
         self._view = view
@@ -69,7 +73,10 @@ class Search:
         self._indexes = indexes
         self._copies: ScanCopies | None = copies
         self._scanned: dict[str, None] = {}  # paths of files that were read as copies
-        self._found: tuple[Tile, TableReads] | None = None  # until what is there has changed
+        self._prefilter = prefilter
+        self._planned: tuple[Tile, TableReads] | None = None  # until what is there has changed
+        self._looked: TableReads | None = None  # the same, prefiltered
+        self._plain = is_plain(request) and len(view.deletions) <= MOST_TERMS
         self._uncopied: list[tuple[TableFile, float]] = []  # what was read of others, in bytes
         self._needs = needs_of(request.condition)
         self._statement = Statement(request)
@@ -205,36 +212,56 @@ class Search:
     def _select(
         self, tile: Tile, after: RecordKey | None, limit: int | None
     ) -> Generator[pa.RecordBatch]:
-        reads = self._reads(tile)
+        reads = self._prefiltered(tile)
         sources = self._sources(reads, tile)
         if not sources and reads.empty:
             return _nothing()
+        if self._plain and sources.keys() == {"found"} and not reads.parts:
+            return self._matching(reads, tile, after, limit)
         live, scans = self._live(tile), _scans(sources, reads)
         statement = self._statement.records(scans, after, limit, live.terms)
         return self._database.run(statement, self._bound(sources, reads, tile, after, live))
 
+    def _matching(
+        self, reads: TableReads, tile: Tile, after: RecordKey | None, limit: int | None
+    ) -> Generator[pa.RecordBatch]:
+        """`_select` for what was found already, without DuckDB."""
+        deletions = self._view.deletions
+        found = matching(reads.found, self._request, tile, after, deletions)[:limit]
+        for start in range(0, found.num_rows, _PIECE_ROWS):
+            yield found[start : start + _PIECE_ROWS]
+
     def _totals(self, tile: Tile, summary: Summary) -> list[pa.RecordBatch]:
         while True:
-            reads = self._reads(tile)
-            sources = self._sources(reads, tile)
-            if not sources and reads.empty:
-                return []
-            after, live = self._request.after, self._live(tile)
-            statement = summary(self._statement, tile, _scans(sources, reads), live.terms)
-            bound = self._bound(sources, reads, tile, after, live)
             try:
-                return list(self._database.run(statement, bound))
+                return self._totals_of(self._prefiltered(tile), tile, summary)
             except Damaged:
                 if not self._without_copies() and not self._leave_out_unreadable(tile):
                     raise
 
-    def _reads(self, tile: Tile) -> TableReads:
-        """What the tile needs of the table; found once, for what it reads and how much that is."""
-        if self._found is None or self._found[0] != tile:
-            self._found = tile, self._find_reads(tile)
-        return self._found[1]
+    def _totals_of(self, reads: TableReads, tile: Tile, summary: Summary) -> list[pa.RecordBatch]:
+        sources = self._sources(reads, tile)
+        if not sources and reads.empty:
+            return []
+        after, live = self._request.after, self._live(tile)
+        statement = summary(self._statement, tile, _scans(sources, reads), live.terms)
+        bound = self._bound(sources, reads, tile, after, live)
+        return list(self._database.run(statement, bound))
 
-    def _find_reads(self, tile: Tile) -> TableReads:
+    def _reads(self, tile: Tile) -> TableReads:
+        """What the tile needs of the table; planned once, for what it reads and how much it is."""
+        if self._planned is None or self._planned[0] != tile:
+            self._planned, self._looked = (tile, self._plan(tile)), None
+        return self._planned[1]
+
+    def _prefiltered(self, tile: Tile) -> TableReads:
+        """The same, once lines with the text were found, so that the rest is read."""
+        reads = self._reads(tile)
+        if self._looked is None:
+            self._looked = self._prefilter(reads, tile)
+        return self._looked
+
+    def _plan(self, tile: Tile) -> TableReads:
         files = self._view.table_files(tile)
         indexes = self._indexes(files) if files and self._needs is not None else {}
         return table_reads(tile, files, self._needs, indexes, self._copy_of)
@@ -249,6 +276,8 @@ class Search:
         """What is read whole, by source, as names of files."""
         view = self._view
         sources = dict(reads.files)
+        if reads.found:
+            sources["found"] = []
         if segments := view.segment_files(tile):
             sources["segments"] = segments
         if view.hot.size(tile):
@@ -270,6 +299,8 @@ class Search:
         after: RecordKey | None,
         live: Live,
     ) -> dict[str, Any]:
+        if reads.found:
+            self._database.hold("found", pa.Table.from_batches(reads.found, SCHEMA))
         if "hot" in sources:
             self._database.feed("hot", SCHEMA, self._view.hot.records(tile))
         files = {name: [literal(n) for n in names] for name, names in sources.items() if names}
@@ -286,12 +317,12 @@ class Search:
             return False
         for path in self._scanned:
             self._copies.forget(path)
-        self._copies = self._found = None
+        self._copies = self._planned = None
         return True
 
     def _leave_out_unreadable(self, tile: Tile) -> bool:
         """Finds segments and files of the tile that cannot be read and goes on without them."""
-        found, self._found = False, None
+        found, self._planned = False, None
         stored = [file.uri for file in self._view.table_files(tile)]
         for file in [*self._view.segment_files(tile), *stored]:
             try:

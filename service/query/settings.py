@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from logstore.settings import Bytes, Section
+from logstore.settings import Bytes, BytesOrZero, Section
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -22,7 +22,7 @@ class QuerySettings(Section):
         description="Memory of a node for skip indexes of table files, which say what a search"
         " may leave out",
     )
-    scan_copies_bytes: Bytes | None = Field(
+    scan_copies_bytes: BytesOrZero | None = Field(
         default=None,
         description="Disk of a node for copies of table files without compression, which searches"
         " scan three times as fast; empty: a quarter of the machine's memory, 0: none",

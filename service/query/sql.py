@@ -43,13 +43,17 @@ def _without_attributes(files: str) -> str:
 
 # Oldest copy first: what the table says of a record does not change any more.
 _SOURCES: Final = {
+    "found": (0, "found"),
     "table": (0, "read_parquet($table, hive_partitioning = false)"),
     "copies": (0, "read_parquet($copies, hive_partitioning = false)"),
     "bare_copies": (0, _without_attributes("$bare_copies")),
     "segments": (1, "read_parquet($segments, hive_partitioning = false)"),
     "hot": (2, "hot"),
 }
-"""By name, the rank among copies of a record, and what stands behind FROM. Copies are the table."""
+"""By name, the rank among copies of a record, and what stands behind FROM.
+
+Copies are the table, and so is what was `found` in it before the statement.
+"""
 
 
 _BOUNDS: Final = " AND r.ulid >= $low AND r.ulid <= $high"

@@ -8,8 +8,10 @@ anyway all is read. Where there is a copy of a file (`scan_copies`), the copy is
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, TypeAlias
+
+import pyarrow as pa
 
 from logstore import ulid
 from logstore.search.needs import Needs, may_hold
@@ -22,7 +24,7 @@ _MOST_RANGES: Final = 64
 """In a statement. Each takes DuckDB about 0.5 ms to plan."""
 _WORTH: Final = 0.7
 """Of a file's rows: above it all of the file is read, in one scan by all threads."""
-
+_BARE: Final = "bare_copies"
 
 CopyOf: TypeAlias = Callable[[TableFile], ScanCopy | None]
 
@@ -39,19 +41,52 @@ class RowRange(NamedTuple):
     bare: bool = False
 
 
+class Part(NamedTuple):
+    """What is read of a file or of its copy: these rows, first and last, or all of them.
+
+    A `source` is a name of `sql`.
+    """
+
+    path: str
+    source: str
+    bounds: tuple[tuple[int, int], ...] = ()
+
+    def meets(self, first: int, end: int) -> bool:
+        """Whether it has rows from `first` to before `end`."""
+        return not self.bounds or any(low < end and first <= high for low, high in self.bounds)
+
+
 @dataclass(frozen=True, slots=True)
 class TableReads:
-    """Files to be read whole by source (`sql`), and ranges of others.
+    """The parts of files that are read, and lines that were `found` in others before.
 
     `shares` says how much of each file is read, by its size as stored, and `copied` which of them
     are read as copies. `inside`: none of their lines has a ULID outside of the tile.
     """
 
-    files: Mapping[str, Sequence[str]]
-    ranges: Sequence[RowRange]
+    parts: Sequence[Part]
     shares: Sequence[tuple[TableFile, float]]
     copied: Sequence[TableFile]
     inside: bool
+    found: Sequence[pa.RecordBatch] = ()
+
+    @property
+    def files(self) -> Mapping[str, Sequence[str]]:
+        """Files that are read whole, by source."""
+        sources: dict[str, list[str]] = {}
+        for part in self.parts:
+            if not part.bounds:
+                sources.setdefault(part.source, []).append(part.path)
+        return sources
+
+    @property
+    def ranges(self) -> Sequence[RowRange]:
+        """Ranges of rows of other files."""
+        return [
+            RowRange(part.path, first, last, part.source == _BARE)
+            for part in self.parts
+            for first, last in part.bounds
+        ]
 
     @property
     def bytes(self) -> int:
@@ -60,8 +95,12 @@ class TableReads:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing of the table is read."""
-        return not self.shares
+        """Whether nothing of the table is read or was found."""
+        return not self.parts and not self.found
+
+    def prefiltered(self, parts: Sequence[Part], found: Sequence[pa.RecordBatch]) -> TableReads:
+        """The same, of which only these parts are still to be read."""
+        return replace(self, parts=parts, found=found)
 
 
 def table_reads(
@@ -73,7 +112,7 @@ def table_reads(
 ) -> TableReads:
     """What may hold a match, by the indexes that there are, by path."""
     whole: list[TableFile] = []
-    parts: list[tuple[TableFile, list[tuple[int, int]], float]] = []
+    parts: list[tuple[TableFile, tuple[tuple[int, int], ...], float]] = []
     for file in files:
         index = indexes.get(file.path)
         if needs is None or index is None:
@@ -84,23 +123,21 @@ def table_reads(
         if share > _WORTH:
             whole.append(file)
         elif share > 0:
-            parts.append((file, list(ranges(index.rows, wanted)), share))
+            parts.append((file, tuple(ranges(index.rows, wanted)), share))
     parts.sort(key=lambda one: len(one[1]))
     while sum(len(found) for _, found, _ in parts) > _MOST_RANGES:
         whole.append(parts.pop()[0])
     shares = [*((file, 1.0) for file in whole), *((file, share) for file, _, share in parts)]
     copies = {file.path: copy for file, _ in shares if (copy := copy_of(file)) is not None}
-    sources: dict[str, list[str]] = {}
-    for file in whole:
-        copy = copies.get(file.path)
-        name = "table" if copy is None else "bare_copies" if copy.bare else "copies"
-        sources.setdefault(name, []).append(file.uri if copy is None else copy.path)
-    found = []
-    for file, bounds, _ in parts:
-        copy = copies.get(file.path)
-        path, bare = (file.uri, False) if copy is None else (copy.path, copy.bare)
-        found += [RowRange(path, first, last, bare) for first, last in bounds]
+    bounds = {file.path: found for file, found, _ in parts}
+    read = [_part(file, copies.get(file.path), bounds.get(file.path, ())) for file, _ in shares]
     low, high = ulid.encode(tile.low), ulid.encode(tile.high)
     inside = all(f.ulids is not None and low <= f.ulids[0] and f.ulids[1] <= high for f in files)
     copied = [file for file, _ in shares if file.path in copies]
-    return TableReads(sources, found, shares, copied, inside)
+    return TableReads(read, shares, copied, inside)
+
+
+def _part(file: TableFile, copy: ScanCopy | None, bounds: tuple[tuple[int, int], ...]) -> Part:
+    if copy is None:
+        return Part(file.uri, "table", bounds)
+    return Part(copy.path, _BARE if copy.bare else "copies", bounds)

@@ -25,7 +25,7 @@ from logstore.search.conditions import (
     Not,
     StartsWith,
 )
-from logstore.search.needs import literals, may_hold, needs_of
+from logstore.search.needs import literals, may_hold, needs_of, sure_texts
 from logstore.table.skip_index import Builder, SkipIndex, parse
 from tests.logstore.search.evaluate import holds
 from tests.seeds import seeds
@@ -85,6 +85,48 @@ def test_no_row_group_with_a_match_lacks_what_is_needed(seed: int) -> None:
             left_out += not may
     assert needing > 30
     assert left_out > 100
+
+
+@pytest.mark.parametrize("seed", seeds(6))
+def test_each_match_has_one_of_the_sure_texts(seed: int) -> None:
+    dice = random.Random(seed)
+    messages, sure, matches = [message(dice) for _ in range(40)], 0, 0
+    for _ in range(150):
+        asked = condition(dice)
+        texts = sure_texts(asked)
+        sure += bool(texts)
+        assert all(texts)
+        for text in messages:
+            if texts and holds(asked, {"message": text, "fqn": "alpha", "attributes": {}}):
+                matches += 1
+                assert any(one in text for one in texts), (asked, text)
+    assert sure > 30
+    assert matches > 100
+
+
+@pytest.mark.parametrize(
+    ("asked", "texts"),
+    [
+        (Contains("ab"), ("ab",)),
+        (Contains(""), ()),
+        (Contains("ab", ignore_case=True), ()),
+        (Contains("ab", Column("fqn")), ()),
+        (All((Contains("ab"), Contains("abc"), Not(Contains("abcd")))), ("abc",)),
+        (AnyOf((Contains("ab"), Contains("c"), Contains("ab"))), ("ab", "c")),
+        (AnyOf((Contains("ab"), Exists(MESSAGE))), ()),
+        (AnyOf(tuple(Contains(str(n)) for n in range(9))), ()),
+        (AnyOf(()), ()),
+        (All(()), ()),
+        (Matches(r"a\d+bcd"), ("bcd",)),
+        (Matches("abc", ignore_case=True), ()),
+        (Matches("(?i)abc"), ()),
+        (Compares(Logfmt("ms"), ">", 5), ("ms=",)),
+        (Not(Contains("ab")), ()),
+        (None, ()),
+    ],
+)
+def test_the_longest_sure_texts_are_taken(asked: Condition | None, texts: tuple[str, ...]) -> None:
+    assert sure_texts(asked) == texts
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from logstore.table.snapshot import TableFile
 from service.query import scan_copies
 from service.query.engine import QueryEngine
 from service.query.request import QueryRequest
+from service.query.settings import QuerySettings
 from tests.batches import make_batches
 from tests.seeds import seeds, some
 from tests.servers.minio import Bucket as S3Bucket
@@ -366,3 +367,8 @@ async def test_nothing_is_left_when_it_closes_beside_a_copy(tmp_path: Path) -> N
                 await asyncio.sleep(pause * 0.002)
         await asyncio.sleep(0.05)
         assert not list((tmp_path / "scratch").glob("*"))
+
+
+def test_no_copies_is_a_setting() -> None:
+    settings = QuerySettings.model_validate({"scan_copies_bytes": "0"})
+    assert scan_copies.budget(settings.scan_copies_bytes) == 0

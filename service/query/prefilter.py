@@ -1,0 +1,259 @@
+"""Finds the lines of the table that have a text, before DuckDB sees them.
+
+A search for a word needs few lines of most files. Here only the messages of a row group are read,
+all of its bytes are searched for the text at once, and only where it is are other columns read, of
+its lines alone. In a copy without compression messages are searched as they lie on the disk, so
+that a row group without the text is not decoded at all.
+
+What is found are candidates, a superset of the matches: the search's whole condition is applied
+to them as to anything else. Row groups that are not looked at here, since it would not pay, are
+left to DuckDB: those on S3, those of very long lines, and all that follow once it has turned out
+that the text is in many lines, or in most row groups.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+import pyarrow as pa
+
+from logstore.errors import Damaged
+from logstore.search.needs import sure_texts
+from service.query.footers import MESSAGE, Footer, Footers, Group
+from service.query.hot import SCHEMA
+from service.query.request import QueryRequest
+from service.query.table_reads import Part, TableReads
+from service.query.text_rows import TooMany, candidate_rows, has_one
+from service.query.tiles import Tile
+
+_AT_ONCE: Final = 4  # row groups; two threads that decompress, and two that wait for the disk
+_FEW: Final = 4
+"""So few row groups are looked at without other threads. Of copies, more that have the text are
+left to DuckDB."""
+_MOST_SHARE: Final = 32  # one row of so many may hold the text
+_FEWEST_ROWS: Final = 256  # that may hold it in any case
+_LONGEST_TEXT: Final = 16 << 20  # of a row group: some are in memory at a time
+_MOST_FOUND: Final = 32 << 20  # bytes of candidates of a tile
+_NAMES: Final = [name for name in SCHEMA.names if name != MESSAGE]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A row group to look at."""
+
+    part: Part
+    footer: Footer
+    group: Group
+
+
+@dataclass
+class _Seen:
+    """What came of the row groups of a tile."""
+
+    found: list[pa.RecordBatch] = field(default_factory=list)
+    left: list[_Work] = field(default_factory=list)
+    looked: set[Part] = field(default_factory=set)
+    bytes: int = 0
+
+    def add(self, work: _Work, batch: pa.RecordBatch | None) -> None:
+        """The candidates of a row group; None: it was given up."""
+        if batch is None:
+            self.left.append(work)
+            return
+        self.looked.add(work.part)
+        if batch.num_rows:
+            self.found.append(batch)
+            self.bytes += batch.nbytes
+
+
+class Prefilter:
+    """For one search. `check` raises once the search is to stop."""
+
+    def __init__(
+        self, request: QueryRequest, footers: Footers, threads: Executor, check: Callable[[], None]
+    ) -> None:
+        self._request = request
+        self._footers = footers
+        self._threads = threads
+        self._check = check
+        texts = sure_texts(request.condition)
+        self._texts = [text.encode("utf-8", "surrogatepass") for text in texts]
+        self._given_up = not texts
+
+    def __call__(self, reads: TableReads, tile: Tile) -> TableReads:
+        """The same reads with what was found in place of what was looked at. Raises `Damaged`."""
+        local = [part for part in reads.parts if not part.path.startswith("s3://")]
+        if self._given_up or not local:
+            return reads
+        seen = _Seen()
+        try:
+            work = self._planned(local, None if reads.inside else tile, seen)
+            self._decode(self._candidates, [w for w in work if w.group.span is None], seen)
+            found = self._with_text([w for w in work if w.group.span is not None], seen)
+            self._decode(self._few_candidates, found, seen)
+        except (OSError, KeyError, ValueError, pa.ArrowException) as error:
+            raise Damaged(f"what is stored cannot be read: {error}") from error
+        remote = [part for part in reads.parts if part not in local]
+        return reads.prefiltered([*remote, *_parts(seen.left, seen.looked)], seen.found)
+
+    def _planned(self, parts: Sequence[Part], tile: Tile | None, seen: _Seen) -> list[_Work]:
+        """Row groups to be looked at; the others that may hold something are left."""
+        work: list[_Work] = []
+        for part in parts:
+            footer = self._footers.of(part.path)
+            for group in footer.groups:
+                if part.meets(group.first, group.end) and footer.may_hold(
+                    group, self._request, tile
+                ):
+                    chosen = work if group.text_bytes <= _LONGEST_TEXT else seen.left
+                    chosen.append(_Work(part, footer, group))
+        return work
+
+    def _with_text(self, work: Sequence[_Work], seen: _Seen) -> list[_Work]:
+        """Those that have a text somewhere in their bytes, if they are few: else they are left."""
+        waiting, found = deque(work), []
+        for number, (one, has) in enumerate(self._each(self._has_text, waiting), 1):
+            seen.looked.add(one.part)
+            if has:
+                found.append(one)
+            if _are_most(len(found), number):
+                self._give_up(waiting, seen)
+        if len(found) <= _FEW and not self._given_up:
+            return found
+        seen.left += found
+        return []
+
+    def _decode(
+        self, look: Callable[[_Work], pa.RecordBatch | None], work: Sequence[_Work], seen: _Seen
+    ) -> None:
+        waiting, before = deque(work), len(seen.found)
+        for number, (one, batch) in enumerate(self._each(look, waiting), 1):
+            seen.add(one, batch)
+            many = _are_most(len(seen.found) - before, number) or seen.bytes > _MOST_FOUND
+            if batch is None or many:
+                self._give_up(waiting, seen)
+
+    def _give_up(self, waiting: deque[_Work], seen: _Seen) -> None:
+        """The rest of the search is DuckDB's."""
+        self._given_up = True
+        seen.left += waiting
+        waiting.clear()
+
+    def _each(self, look: Callable[[_Work], T], waiting: deque[_Work]) -> Iterator[tuple[_Work, T]]:
+        """What `look` gives for each that waits, in turn; several at once if they are many."""
+        at_once = _AT_ONCE if len(waiting) > _FEW else 0
+        running: deque[tuple[_Work, Future[T]]] = deque()
+        try:
+            while waiting or running:
+                self._check()
+                while waiting and len(running) < at_once:
+                    one = waiting.popleft()
+                    running.append((one, self._threads.submit(look, one)))
+                if running:
+                    one, future = running.popleft()
+                    yield one, future.result()
+                else:
+                    one = waiting.popleft()
+                    yield one, look(one)
+        finally:
+            for _, future in running:
+                future.cancel()
+
+    def _has_text(self, work: _Work) -> bool:
+        return self._given_up or has_one(_bytes(work), self._texts)
+
+    def _candidates(self, work: _Work) -> pa.RecordBatch | None:
+        """The lines of the row group that may match, None if they are many."""
+        if self._given_up:
+            return None
+        group = work.group
+        most = max((group.end - group.first) // _MOST_SHARE, _FEWEST_ROWS)
+        try:
+            messages = _read(work, [MESSAGE]).column(0)
+            rows = candidate_rows(messages, self._texts, most)
+        except TooMany:
+            return None
+        return _batch(_others(work), messages, rows) if rows else _NOTHING
+
+    def _few_candidates(self, work: _Work) -> pa.RecordBatch | None:
+        """The same where the text is known to be: another thread reads the other columns.
+
+        Not for one of these threads, which could all wait for another.
+        """
+        others = self._threads.submit(_others, work)
+        try:
+            messages = _read(work, [MESSAGE]).column(0)
+            rows = candidate_rows(messages, self._texts, _FEWEST_ROWS)
+        except TooMany:
+            return None
+        return _batch(others.result(), messages, rows)
+
+
+def _are_most(found: int, looked: int) -> bool:
+    """Whether so many row groups have a text that it is likely to be in all."""
+    return looked > _FEW and 2 * found > looked
+
+
+def _read(work: _Work, names: Sequence[str]) -> pa.Table:
+    with work.footer.open() as file:
+        return file.read_row_group(work.group.number, columns=names, use_threads=False)
+
+
+def _others(work: _Work) -> pa.Table:
+    return _read(work, [name for name in _NAMES if name in work.footer.names])
+
+
+_NOTHING: Final = pa.RecordBatch.from_pylist([], SCHEMA)
+
+
+def _bytes(work: _Work) -> pa.Buffer:
+    """The messages as they lie in the file."""
+    assert work.group.span is not None, "only of files without compression"
+    offset, size = work.group.span
+    with pa.OSFile(work.footer.path) as file:
+        file.seek(offset)
+        data = file.read_buffer(size)
+    if data.size < size:
+        raise OSError(f"{work.footer.path} is cut off")
+    return data
+
+
+def _batch(others: pa.Table, messages: pa.ChunkedArray, rows: Sequence[int]) -> pa.RecordBatch:
+    """These rows, as a search gives them."""
+    chosen = pa.array(rows, pa.int64())
+    table = others.take(chosen).append_column(MESSAGE, messages.take(chosen)).combine_chunks()
+    columns = [
+        table.column(one.name).combine_chunks().cast(one.type)
+        if one.name in table.schema.names
+        else pa.nulls(len(rows), one.type)
+        for one in SCHEMA
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def _parts(left: Sequence[_Work], looked: Collection[Part]) -> list[Part]:
+    """What is left for DuckDB: parts as they were, or the row groups that nobody looked at."""
+    groups: dict[Part, list[Group]] = {}
+    for one in left:
+        groups.setdefault(one.part, []).append(one.group)
+    return [
+        part._replace(bounds=_bounds(found)) if part in looked else part
+        for part, found in groups.items()
+    ]
+
+
+def _bounds(groups: Sequence[Group]) -> tuple[tuple[int, int], ...]:
+    """First and last rows, of neighbours together."""
+    bounds: list[tuple[int, int]] = []
+    for group in sorted(groups, key=lambda g: g.first):
+        first = group.first
+        if bounds and bounds[-1][1] + 1 == first:
+            first = bounds.pop()[0]
+        bounds.append((first, group.end - 1))
+    return tuple(bounds)

@@ -1,0 +1,276 @@
+"""What is found before DuckDB is what DuckDB finds, by way of it and without it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from logstore import ulid
+from logstore.errors import LimitReached
+from logstore.search.conditions import (
+    All,
+    AnyOf,
+    Column,
+    Condition,
+    Contains,
+    Is,
+    Matches,
+)
+from service.query import prefilter
+from service.query.database import Database
+from service.query.engine import QueryEngine
+from service.query.request import QueryRequest
+from service.query.table_reads import table_reads
+from service.query.text_rows import TooMany, candidate_rows, has_one
+from service.query.tiles import Tile
+from tests.seeds import seeds, some
+from tests.service.query.scattered import ALL, scattered, some_requests
+from tests.service.query.test_scan_copies import copied, files_of, put_with_attributes, records
+from tests.service.query.test_skipping import batch_at, put_in_table, requests_like
+from tests.service.query.world import NOW_MS, RUNS, World, engine_of, entry, search
+
+
+@contextmanager
+def statements() -> Iterator[list[str]]:
+    """Those that DuckDB is asked meanwhile."""
+    asked: list[str] = []
+    run = Database.run
+
+    def noting(self: Database, statement: str, parameters: Any) -> Any:
+        asked.append(statement)
+        return run(self, statement, parameters)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Database, "run", noting)
+        yield asked
+
+
+def plain_requests(words: list[str], rng: random.Random) -> list[QueryRequest]:
+    """Those that need no DuckDB where all is in the table."""
+    a, b = (Contains(rng.choice(words)) for _ in range(2))
+    run = rng.choice(RUNS)
+    conditions: list[Condition] = [
+        a,
+        All((a, b)),
+        AnyOf((a, b)),
+        All((AnyOf((a, b)), Is("svc.pipe", Column("fqn")))),
+    ]
+    return [
+        QueryRequest(
+            condition=one,
+            fqn=rng.choice([None, None, run.fqn, "svc.pipe"]),
+            run=rng.choice([None, None, run.run, "run"]),
+            levels=rng.choice([(), (), ("ERROR",), ("ERROR", "INFO")]),
+            limit=rng.choice([None, 1, 3, 50]),
+            descending=rng.random() < 0.5,
+            low=ulid.lowest_at(NOW_MS - rng.randrange(3_600_000)) if rng.random() < 0.2 else 0,
+        )
+        for one in conditions
+        for _ in range(3)
+    ]
+
+
+async def in_pages(engine: QueryEngine, request: QueryRequest) -> list[dict[str, Any]]:
+    """All that match, a few at a time, each page behind the cursor of the one before."""
+    found: list[dict[str, Any]] = []
+    after = None
+    while True:
+        page = replace(request, limit=5, after=after)
+        keys, _ = await search(engine, page)
+        found += await records(engine, page)
+        if len(keys) < 5:
+            return found
+        after = keys[-1]
+
+
+def lines_of(words: list[str], number: int, rng: random.Random) -> list[str]:
+    starts = ["INFO ", "ERROR ", "", "späße 🎉 "]
+    return [f"{rng.choice(starts)}{rng.choice(words)} {number}-{i}" for i in range(30)]
+
+
+async def filled(world: World, words: list[str], rng: random.Random) -> None:
+    """Files of small and large row groups, with and without attributes, and deletions."""
+    entries = [batch_at(n, lines_of(words, n, rng)) for n in range(40)]
+    put_in_table(world, entries[:20], group_rows=50)
+    put_in_table(world, entries[20:], group_rows=400)
+    put_in_table(world, [entry(rng, lines=40) for _ in range(20)], group_rows=90)
+    put_with_attributes(world, words)
+    world.deletions = [
+        ("svc.pipe", rng.choice([None, "run"]), entries[rng.randrange(20)][1]),
+        (RUNS[0].fqn, RUNS[0].run, ulid.highest_at(NOW_MS)),
+    ]
+
+
+@pytest.mark.parametrize("seed", some(seeds(4), 4, "prefilter"))
+@pytest.mark.parametrize("with_copies", [False, True])
+async def test_each_answer_is_that_of_duckdb_alone_and_of_a_plain_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, with_copies: bool
+) -> None:
+    rng = random.Random(seed)
+    words = [f"word{rng.randrange(10**6):06}" for _ in range(40)]
+    world = await scattered(World(tmp_path), seed) if seed % 2 else World(tmp_path)
+    await filled(world, words, rng)
+    if seed % 4 > 1:
+        await world.index()
+    asked = [*plain_requests(words, rng), *requests_like(words, rng), *some_requests(rng)]
+    paged = asked[:6]
+    with monkeypatch.context() as patch:
+        patch.setattr(prefilter, "sure_texts", lambda _: ())
+        async with engine_of(world, scan_copies_bytes=0) as engine:
+            expected = [await records(engine, request) for request in asked]
+            pages = [await in_pages(engine, request) for request in paged]
+    settings: dict[str, Any] = {} if with_copies else {"scan_copies_bytes": 0}
+    async with engine_of(world, **settings) as engine:
+        if with_copies:
+            await copied(engine, len(files_of(world)))
+        for request, found in zip(asked, expected, strict=True):
+            assert await records(engine, request) == found, request
+            if not request.levels:  # of which the model knows nothing
+                keys, _ = await search(engine, request)
+                assert keys == world.expected(request), request
+            if request.limit is None:
+                async with await engine.open(request) as running:
+                    assert await running.count() == len(found), request
+        assert [await in_pages(engine, request) for request in paged] == pages
+        assert engine.copies.failed == 0
+
+
+@pytest.mark.parametrize("with_copies", [False, True])
+async def test_a_text_that_only_the_table_may_have_needs_no_statement(
+    tmp_path: Path, with_copies: bool
+) -> None:
+    world, rng = World(tmp_path), random.Random(3)
+    lines = [f"{rng.getrandbits(64):016x} done" for _ in range(2_000)]
+    lines[777] = "needle-4711 is here"
+    put_in_table(world, [batch_at(0, lines)], group_rows=100)
+    asked = [replace(ALL, condition=Contains(text)) for text in ("needle-4711", "nowhere")]
+    async with engine_of(world) as engine:
+        if with_copies:
+            await copied(engine, 1)
+        with statements() as made:
+            for request in asked:
+                assert (await search(engine, request))[0] == world.expected(request)
+            assert not made
+            two = replace(ALL, condition=Matches("needle-47.1"))
+            assert len((await search(engine, two))[0]) == 1
+            assert "found" in made[0]
+            assert "read_parquet" not in made[0]
+
+
+@pytest.mark.parametrize("with_copies", [False, True])
+async def test_of_a_text_that_is_everywhere_only_the_first_row_groups_are_looked_at(
+    tmp_path: Path, with_copies: bool
+) -> None:
+    world, rng = World(tmp_path), random.Random(3)
+    lines = [f"{rng.getrandbits(64):016x} done" for _ in range(2_000)]
+    lines[::50] = ["needle-4711 is here"] * 40
+    put_in_table(world, [batch_at(0, lines)], group_rows=100)
+    request = replace(ALL, condition=Contains("needle"))
+    async with engine_of(world) as engine:
+        if with_copies:
+            await copied(engine, 1)
+        with statements() as made:
+            assert (await search(engine, request))[0] == world.expected(request)
+        assert len(made) == 1
+        assert "file_row_number BETWEEN" in made[0]
+        assert ("found" in made[0]) != with_copies
+
+
+async def test_what_begins_in_one_message_and_ends_in_the_next_is_not_found(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path)
+    put_in_table(world, [batch_at(0, ["xx nee", "dle xx", "", "needle", "ne", "edle"] * 30)])
+    request = replace(ALL, condition=Contains("needle"))
+    async with engine_of(world) as engine:
+        assert len((await search(engine, request))[0]) == 30
+        await copied(engine, 1)
+        assert (await search(engine, request))[0] == world.expected(request)
+
+
+@pytest.mark.parametrize(
+    ("limit", "value"),
+    [("_LONGEST_TEXT", 700), ("_FEWEST_ROWS", 1), ("_MOST_FOUND", 700)],
+)
+@pytest.mark.parametrize("with_copies", [False, True])
+async def test_what_is_beyond_a_limit_is_left_to_duckdb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int, with_copies: bool
+) -> None:
+    world, rng = World(tmp_path), random.Random(6)
+    words = [f"word{n:02}" for n in range(20)]
+    put_in_table(world, [batch_at(n, lines_of(words, n, rng)) for n in range(20)])
+    put_in_table(world, [batch_at(n, lines_of(words, n, rng)) for n in range(20, 30)])
+    request = replace(ALL, condition=Contains("word07"))
+    async with engine_of(world) as engine:
+        if with_copies:
+            await copied(engine, 2)
+            monkeypatch.setattr(prefilter, "_FEW", 100)  # at which all are decoded
+        monkeypatch.setattr(prefilter, limit, value)
+        monkeypatch.setattr(prefilter, "_MOST_SHARE", 1_000)
+        with statements() as made:
+            assert (await search(engine, request))[0] == world.expected(request)
+        assert len(made) == 1
+
+
+async def test_it_ends_between_two_row_groups(tmp_path: Path) -> None:
+    world, rng = World(tmp_path), random.Random(6)
+    lines = [f"{rng.getrandbits(64):016x} done" for _ in range(2_000)]
+    put_in_table(world, [batch_at(0, lines)], group_rows=10)
+    request = replace(ALL, condition=Contains("needle-4711"))
+    async with engine_of(world) as engine:
+        looked = 0
+
+        def check() -> None:
+            nonlocal looked
+            looked += 1
+            if looked > 5:
+                raise LimitReached("enough")
+
+        files = files_of(world)
+        made = engine.prefilter(request, check)
+        reads = table_reads(Tile(0, (1 << 128) - 1), files, None, {}, lambda _: None)
+        with pytest.raises(LimitReached):
+            await asyncio.to_thread(made, reads, Tile(0, (1 << 128) - 1))
+        assert looked == 6
+
+
+@pytest.mark.parametrize("seed", seeds(20))
+def test_rows_are_those_that_hold_a_text(seed: int) -> None:
+    rng = random.Random(seed)
+    letters = "aab é🎉"
+    rows = ["".join(rng.choices(letters, k=rng.randrange(8))) for _ in range(rng.randrange(200))]
+    texts = ["".join(rng.choices(letters, k=rng.randrange(1, 4))) for _ in range(2)]
+    wanted = [text.encode() for text in texts]
+    cuts = sorted(rng.choices(range(len(rows) + 1), k=2))
+    chunks = [rows[: cuts[0]], rows[cuts[0] : cuts[1]], rows[cuts[1] :]]
+    padded = [pa.array(["ab", *chunk, "ba"], pa.string())[1:-1] for chunk in chunks]
+    column = pa.chunked_array(padded)
+    found = candidate_rows(column, wanted, len(rows))
+    holding = [n for n, row in enumerate(rows) if any(text in row for text in texts)]
+    assert set(holding) <= set(found)
+    assert found == sorted(set(found))
+    assert all(_begins(chunks, n, texts) for n in found)
+    joined = pa.py_buffer("".join(rows).encode())
+    assert has_one(joined, wanted) == any(text in "".join(rows) for text in texts)
+    if len(found) > 1:
+        with pytest.raises(TooMany):
+            candidate_rows(column, wanted, 1)
+
+
+def _begins(chunks: list[list[str]], number: int, texts: list[str]) -> bool:
+    """Whether a text begins in the row, though it may end in another one."""
+    for chunk in chunks:
+        if number < len(chunk):
+            joined = "".join(chunk[number:]).encode()
+            size = len(chunk[number].encode())
+            return any(0 <= joined.find(text.encode()) < size for text in texts)
+        number -= len(chunk)
+    return False
