@@ -18,12 +18,13 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, TypeAlias
 
 import numpy as np
 import uvloop
 
+from logstore import ulid as ulids
 from logstore.clock import Clock, SystemClock
 from logstore.disk import apply_umask, close_to_others
 from logstore.errors import TailraceError
@@ -31,8 +32,10 @@ from logstore.memory import give_back_freed_memory
 from logstore.objects.open import open_store
 from service.access.watch import following_rules
 from service.compaction import CompactionChild, RestartPolicy, job_command, job_environment
+from service.http.gate import Gate
 from service.http.handover import Sharing
 from service.http.leases import open_leases
+from service.http.node_listener import answering_nodes, node_socket
 from service.http.server import address, bound_socket, serving
 from service.metrics.workers import WorkerPlace
 from service.node import Node
@@ -43,6 +46,7 @@ from service.settings import Settings
 from service.wiring import (
     AnyNode,
     Machine,
+    internal,
     make_app,
     make_engine,
     make_gate,
@@ -140,7 +144,8 @@ async def run(
         gate = make_gate(settings, machine)
         bound = bound or bound_socket(settings.server.host, settings.server.port)
         stack.callback(bound.close)
-        node = make_node(settings, machine, store, check, address(bound))
+        asked = node_socket(settings.nodes)
+        node = make_node(settings, machine, store, check, _asked_at(asked, bound))
         await node.start()
         _tell_torn(node)
         sources = make_sources(settings, node)
@@ -158,12 +163,11 @@ async def run(
         problems = [node.lasting_problems, queue.problems]
         if gate is not None:
             problems.append(gate.problems)
-            seconds = settings.access.reload_seconds
-            following = following_rules(gate.access, gate.audit, machine.clock, seconds)
-            await stack.enter_async_context(following)
+            await stack.enter_async_context(_following(settings, gate, machine))
         http = await stack.enter_async_context(
             serving(app, bound, stop_seconds=_LAST_REPLIES_SECONDS, sharing=sharing)
         )
+        await stack.enter_async_context(_answering(settings, node, asked))
         await stack.enter_async_context(_beside(child.run(), "compaction"))
         watch = ProblemLog(lambda: [p for each in problems for p in each()], machine.clock)
         await stack.enter_async_context(_beside(watch.run(), "problems"))
@@ -241,6 +245,35 @@ def _compactor(settings: Settings, machine: Machine) -> CompactionChild:
         off=off,
         environment=job_environment(settings),
     )
+
+
+def _following(
+    settings: Settings, gate: Gate, machine: Machine
+) -> AbstractAsyncContextManager[object]:
+    seconds = settings.access.reload_seconds
+    return following_rules(gate.access, gate.audit, machine.clock, seconds)
+
+
+def _asked_at(asked: socket.socket | None, bound: socket.socket) -> str:
+    """Where other nodes reach this one, unless the settings say another URL."""
+    return address(bound) if asked is None else address(asked, "https")
+
+
+@asynccontextmanager
+async def _answering(
+    settings: Settings, node: AnyNode, asked: socket.socket | None
+) -> AsyncIterator[None]:
+    """Other nodes are answered at their own address while the block runs, if there is one."""
+    if asked is None:
+        yield
+        return
+
+    def fresh_id() -> str:
+        return ulids.fresh_text(node.seams.clock, node.seams.entropy)
+
+    (router,) = internal(settings, node, bytes)
+    async with answering_nodes(router, asked, settings.nodes, fresh_id):
+        yield
 
 
 @asynccontextmanager

@@ -90,6 +90,7 @@ def load_settings(
     settings = load(Settings, flags=flags or {}, file=content, strict=True)
     _refuse_open_door(settings)
     _check_tls(settings)
+    _check_nodes(settings)
     _check_role(settings)
     return settings, warnings + _short_expiry(settings)
 
@@ -123,11 +124,13 @@ def _check_tls(settings: Settings) -> None:
         raise InvalidInput("there is a key and no certificate", field="server.tls_certificate")
     if not server.tls_certificate:
         return
-    if server.workers > 1 or settings.nodes.secret.get_secret_value():
+    asked_in_clear = settings.nodes.ask and not settings.nodes.listen
+    if server.workers > 1 or asked_in_clear:
         raise InvalidInput(
             "workers and nodes ask one another without TLS",
             field="server.tls_certificate",
-            hint="Put a proxy in front of them that speaks TLS.",
+            hint="Put a proxy in front of them that speaks TLS, or let nodes ask each other at an"
+            " address of their own (nodes.listen).",
         )
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -141,6 +144,23 @@ def _check_tls(settings: Settings) -> None:
         ) from error
 
 
+def _check_nodes(settings: Settings) -> None:
+    """TLS of both sides needs all of its parts, and one process. Raises `InvalidInput`."""
+    nodes = settings.nodes
+    if bool(nodes.listen) != bool(nodes.tls_certificate and nodes.tls_ca):
+        raise InvalidInput(
+            "nodes that ask each other with TLS need an address, a certificate and an authority",
+            field="nodes.listen",
+            hint="Set nodes.listen, nodes.tls_certificate and nodes.tls_ca, or none of them.",
+        )
+    if nodes.listen and settings.server.workers > 1:
+        raise InvalidInput(
+            "several workers cannot share the address in nodes.listen",
+            field="nodes.listen",
+            hint="Use nodes.secret, or one worker per node.",
+        )
+
+
 def _check_role(settings: Settings) -> None:
     """A node that only reads shows what the store and other nodes have."""
     if settings.server.role != "query":
@@ -151,11 +171,11 @@ def _check_role(settings: Settings) -> None:
             field="store",
             hint="Name the folder or the s3:// address that they have in `store`.",
         )
-    if not settings.nodes.secret.get_secret_value():
+    if not settings.nodes.ask:
         raise InvalidInput(
             "a node that only reads must ask the others for their newest lines",
             field="nodes.secret",
-            hint="Give it the nodes.secret that they have.",
+            hint="Give it the nodes.secret that they have, or nodes.listen and certificates.",
         )
 
 

@@ -37,6 +37,7 @@ from service.http.browsers import BrowserGuard
 from service.http.gate import Gate
 from service.http.internal import internal_routes
 from service.http.leases import LeasesOfStore
+from service.http.node_listener import client_context
 from service.http.settings import HttpSettings
 from service.http.verify import Verification, verify_command, verify_environment
 from service.metrics.compaction import CompactorFile
@@ -125,9 +126,12 @@ def make_node(
 
 
 def make_network(settings: Settings, url: str) -> Network | None:
-    """The way to other nodes; None without a secret that they share."""
-    secret = settings.nodes.secret.get_secret_value()
-    return Network(settings.nodes.url or url, HttpTransport(secret)) if secret else None
+    """The way to other nodes; None without a secret that they share, or certificates."""
+    nodes = settings.nodes
+    if not nodes.ask:
+        return None
+    tls = client_context(nodes) if nodes.listen else None
+    return Network(nodes.url or url, HttpTransport(nodes.secret.get_secret_value(), tls))
 
 
 def make_store_check(settings: Settings, machine: Machine, store: ObjectStore) -> StoreCheck:
@@ -259,7 +263,7 @@ def make_app(
             verification=lambda: verification,
             reported_version=settings.openmetadata.version,
             guard=browser_guard(settings),
-            routers=internal(settings, node, scrape),
+            routers=() if settings.nodes.listen else internal(settings, node, scrape),
             gate=gate,
         ),
     )
@@ -268,10 +272,10 @@ def make_app(
 def internal(
     settings: Settings, node: AnyNode, scrape: Callable[[], bytes]
 ) -> tuple[APIRouter, ...]:
-    """The routes between nodes; none without a secret."""
-    secret = settings.nodes.secret.get_secret_value()
-    if not secret:
+    """The routes between nodes; none for one that asks no others."""
+    if not settings.nodes.ask:
         return ()
+    secret = settings.nodes.secret.get_secret_value()
     answers = Answers(node, node.seams.clock, scrape)
     return (internal_routes(secret, lambda: node.members.instance, answers.answer),)
 

@@ -1,8 +1,9 @@
 """`POST /internal/{verb}`: what nodes ask each other. No part of the public API.
 
-A request needs `Authorization: Bearer {nodes.secret}`, and `Tailrace-Instance`: the process that it
-is meant for. Without a secret in the settings there are no such routes. The public document leaves
-them out, because their format may change with any version.
+A request needs `Authorization: Bearer {nodes.secret}`, if there is a secret, and in
+`Tailrace-Instance` the process that it is meant for. With `nodes.listen` they are at that address,
+where the handshake asks for a certificate (`node_listener`). Without either there are no such
+routes. The public document leaves them out, because their format may change with any version.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ _MEDIA_TYPE: Final = "application/octet-stream"
 
 
 def internal_routes(secret: str, instance: Callable[[], str], answer: Answer) -> APIRouter:
-    """The routes between nodes."""
+    """The routes between nodes; without a `secret` the connection says who asks."""
     router = APIRouter(include_in_schema=False)
     wanted = f"Bearer {secret}".encode()
 
     @router.post(PATH + "{verb}")
     async def ask(verb: str, request: Request) -> Response:
         given = request.headers.get("authorization", "").encode(errors="replace")
-        if not hmac.compare_digest(given, wanted):
+        if secret and not hmac.compare_digest(given, wanted):
             raise HttpError(
                 401,
                 "another secret than this node's",

@@ -1,7 +1,11 @@
-"""Questions over HTTP: `POST {url}/internal/{verb}` with the shared secret; pooled connections."""
+"""Questions over HTTP: `POST {url}/internal/{verb}`; pooled connections.
+
+The shared secret, or the certificate that a node shows, says that it is one.
+"""
 
 from __future__ import annotations
 
+import ssl
 from typing import Final
 
 import aiohttp
@@ -19,8 +23,10 @@ _ENDED = 500
 class HttpTransport:
     """The HTTP client of one node. Made inside the running loop; `close` it."""
 
-    def __init__(self, secret: str) -> None:
-        self._secret = secret
+    def __init__(self, secret: str, tls: ssl.SSLContext | None = None) -> None:
+        """`tls` is what it shows and whom it trusts; None: as any program."""
+        self._headers = {"authorization": f"Bearer {secret}"} if secret else {}
+        self._tls: ssl.SSLContext | bool = True if tls is None else tls
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
 
@@ -57,8 +63,8 @@ class HttpTransport:
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, limit_per_host=_PER_NODE),
-                headers={"authorization": f"Bearer {self._secret}"},
+                connector=aiohttp.TCPConnector(limit=0, limit_per_host=_PER_NODE, ssl=self._tls),
+                headers=self._headers,
                 auto_decompress=False,
             )
         return self._session

@@ -20,6 +20,22 @@ class NodesSettings(Section):
         description="Secret that all nodes on the store share, at least 16 characters; empty: this"
         " node asks no other node and answers none",
     )
+    listen: str = Field(
+        default="",
+        pattern=r"^(.+:\d{1,5})?$",
+        description="`HOST:PORT` at which this node answers others alone, with TLS: they show a"
+        " certificate of `nodes.tls_ca`. Empty: at the service's own address, by `nodes.secret`",
+    )
+    tls_certificate: str = Field(
+        default="",
+        description="File with this node's certificate (PEM), which it shows to others",
+    )
+    tls_key: str = Field(
+        default="", description="File with its private key (PEM); empty: it is with the certificate"
+    )
+    tls_ca: str = Field(
+        default="", description="File with the authority that signs nodes' certificates (PEM)"
+    )
     url: str = Field(
         default="",
         description="URL under which other nodes reach this one (`http://10.0.0.7:8790`); empty:"
@@ -54,6 +70,11 @@ class NodesSettings(Section):
         ge=0,
         description="The same if a request waits so long for the processor; 0: not for this reason",
     )
+
+    @property
+    def ask(self) -> bool:
+        """Whether this node asks others, and answers them."""
+        return bool(self.secret.get_secret_value() or self.listen)
 
     @field_validator("url")
     @classmethod
