@@ -22,11 +22,11 @@ from compactor.ingest.prune import HOUR_MS, TimeRange, hour_of
 from compactor.ingest.ranges import text_of
 from compactor.maintenance.retention import expiring
 from compactor.report import Batch, Lag, duration_text, rfc3339
-from compactor.reporting.progress import size
 from compactor.rewrite.hours import plan_hours
 from logstore import ulid
 from logstore.errors import Damaged, NotFound, StoreUnavailable, UnsupportedVersion
 from logstore.objects.store import ObjectStore
+from logstore.progress import size
 from logstore.segments.reader import SegmentFile, fetch_statistics
 from logstore.table.snapshot import Snapshot
 

@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 
 from forwarder.checkpoints.log import Checkpoints
@@ -30,10 +31,11 @@ from forwarder.files.finder import Finder
 from forwarder.files.globs import Glob
 from forwarder.files.handles import Handles
 from forwarder.files.ordering import Ordering
-from forwarder.metrics import Sources, SyncCounts, serve
+from forwarder.metrics import Sources, SyncCounts, behind, serve
 from forwarder.naming import Namer
 from logstore.clock import SystemClock
 from logstore.errors import InvalidInput
+from logstore.progress import Line, Pace, Progress, size
 from tailrace_client.ids import BatchIds
 
 log = logging.getLogger(__name__)
@@ -44,15 +46,16 @@ Say = Callable[[str], None]
 def forward(config: Forwarder) -> int:
     """Forwards until a signal; the exit status. Raises what makes a start impossible."""
     refuse_windows(sys.platform)
+    line = Line(sys.stderr)
     logging.basicConfig(
         level=logging.INFO,
-        stream=sys.stderr,
+        stream=line,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     syncs = SyncCounts()
     checkpoints = Checkpoints(config.folder, say=log.warning, on_sync=syncs.add)
     try:
-        return _forward(config, checkpoints, syncs)
+        return _forward(config, checkpoints, syncs, line)
     finally:
         checkpoints.close()
 
@@ -67,7 +70,7 @@ def refuse_windows(platform: str) -> None:
         )
 
 
-def _forward(config: Forwarder, checkpoints: Checkpoints, syncs: SyncCounts) -> int:
+def _forward(config: Forwarder, checkpoints: Checkpoints, syncs: SyncCounts, line: Line) -> int:
     box: list[Engine] = []
     shared = make_shared(config, checkpoints, log.warning)
 
@@ -87,9 +90,10 @@ def _forward(config: Forwarder, checkpoints: Checkpoints, syncs: SyncCounts) -> 
         ca_file=config.ca_file,
     )
     stop_metrics: Callable[[], None] | None = None
+    sources, clock = Sources(shared, delivery, syncs), shared.clock
     try:
         if config.metrics.listen:
-            stop_metrics = serve(config.metrics.listen, Sources(shared, delivery, syncs))
+            stop_metrics = serve(config.metrics.listen, sources)
         engine = Engine(
             shared,
             delivery,
@@ -100,16 +104,29 @@ def _forward(config: Forwarder, checkpoints: Checkpoints, syncs: SyncCounts) -> 
         box.append(engine)
         _stop_on_signals(engine)
         log.info("forwards to %s", ", ".join(config.targets))
-        engine.run()
-        if not engine.drain(config.shutdown_timeout):
-            log.warning(
-                "batches were not acknowledged in time; the next start sends them under their ids"
-            )
+        with Progress(line, partial(delivered, sources, Pace(clock)), clock, log.info):
+            engine.run()
+            if not engine.drain(config.shutdown_timeout):
+                log.warning(
+                    "batches were not acknowledged in time; the next start sends them under their"
+                    " ids"
+                )
     finally:
         if stop_metrics is not None:
             stop_metrics()
         delivery.stop(0)
     return 0
+
+
+def delivered(sources: Sources, pace: Pace) -> str:
+    """How much is acknowledged, how fast, and how much is known to be left to read."""
+    done = sum(sources.by_source(lambda tally: tally.acknowledged_bytes).values())
+    records = sum(sources.by_source(lambda tally: tally.acknowledged_records).values())
+    left = sum(behind(file) for file in sources.files)
+    return (
+        f"{records:,.0f} records of {len(sources.files):,} files delivered, {size(done)},"
+        f" {size(pace.of(done))}/s, {size(left)} to go"
+    )
 
 
 def make_shared(config: Forwarder, checkpoints: Checkpoints, say: Say) -> Shared:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from logstore.clock import Clock
+from logstore.progress import Pace
 from tailrace_client.buffer import Options
 from tailrace_client.delivery import Delivery
 from tailrace_client.records import encode_record
@@ -104,6 +105,13 @@ class Forwarding:
         self._woken, self._wake = os.pipe()
         self._dropped = 0
         self._said_at = float("-inf")
+        self._pace = Pace(clock)
+
+    def progress(self) -> str:
+        """How many records are delivered, how fast, and how many wait."""
+        stats = self._delivery.stats
+        pace = self._pace.of(stats.delivered)
+        return f"{stats.delivered:,} records delivered, {pace:,.0f}/s, {stats.pending:,} waiting"
 
     def run(self) -> None:
         """Puts all lines into the spool."""

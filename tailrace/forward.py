@@ -13,6 +13,8 @@ import argparse
 import os
 import signal
 import sys
+from collections.abc import Callable
+from functools import partial
 from types import FrameType
 
 from forwarder.balanced import Balanced
@@ -22,6 +24,7 @@ from forwarder.delivery.token import Token
 from forwarder.stdin import LEAST_SPOOL_BYTES, POLICIES, Forwarding, Shape, options_for
 from logstore.clock import SystemClock
 from logstore.errors import InvalidInput
+from logstore.progress import Line, Progress
 from tailrace_client.command import DEFAULT_SPOOL
 from tailrace_client.delivery import Delivery
 from tailrace_client.errors import InvalidRequest
@@ -151,25 +154,30 @@ def _forward_stdin(arguments: argparse.Namespace) -> int:
     name = arguments.run or ids.mint()
     closing = _closing(arguments.close)
     shape = Shape(arguments.prefix, _attributes(arguments.attr))
-    delivery = _delivery(arguments, name, ids)
+    line = Line(sys.stderr)
+    say = partial(_say, line)
+    delivery = _delivery(arguments, name, ids, say)
     if arguments.run is None:
-        _say(f"the lines become run {arguments.fqn}/{name}")
+        say(f"the lines become run {arguments.fqn}/{name}")
     forwarding = Forwarding(
         sys.stdin.fileno(),
         delivery,
         shape,
         waits=arguments.on_full != "drop-oldest",
         clock=SystemClock(),
-        say=_say,
+        say=say,
     )
     stopped = _stop_on_signals(forwarding)
-    forwarding.run()
-    if stopped:
-        _say(f"signal {stopped[0]}: reads no more, and delivers what was read")
-    return forwarding.finish(None if stopped else closing, arguments.exit_seconds)
+    with Progress(line, forwarding.progress, SystemClock(), say):
+        forwarding.run()
+        if stopped:
+            say(f"signal {stopped[0]}: reads no more, and delivers what was read")
+        return forwarding.finish(None if stopped else closing, arguments.exit_seconds)
 
 
-def _delivery(arguments: argparse.Namespace, run: str, ids: BatchIds) -> Delivery:
+def _delivery(
+    arguments: argparse.Namespace, run: str, ids: BatchIds, say: Callable[[str], None]
+) -> Delivery:
     if arguments.spool_bytes < LEAST_SPOOL_BYTES:
         raise InvalidInput(
             f"--spool-bytes {arguments.spool_bytes} is too small",
@@ -181,7 +189,7 @@ def _delivery(arguments: argparse.Namespace, run: str, ids: BatchIds) -> Deliver
     pool = open_pool(
         arguments.target,
         token,
-        say=_say,
+        say=say,
         ca_file=arguments.ca_file,
         backoff=lambda: Backoff(longest=_LONGEST_PAUSE_SECONDS),
     )
@@ -195,7 +203,7 @@ def _delivery(arguments: argparse.Namespace, run: str, ids: BatchIds) -> Deliver
             os.path.expanduser(arguments.spool),
             Target(url, arguments.fqn, run, arguments.durability),
             options_for(arguments.on_full, arguments.spool_bytes),
-            say=_say,
+            say=say,
             ids=ids,
         )
     except InvalidRequest as error:
@@ -242,5 +250,6 @@ def _stop_on_signals(forwarding: Forwarding) -> list[str]:
     return came
 
 
-def _say(sentence: str) -> None:
-    print(f"tailrace forward: {sentence}", file=sys.stderr)
+def _say(line: Line, sentence: str) -> None:
+    line.write(f"tailrace forward: {sentence}\n")
+    line.flush()

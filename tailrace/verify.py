@@ -18,10 +18,10 @@ from typing import Any, Final, TextIO
 import orjson
 
 from logstore.disk import apply_umask
+from logstore.progress import Line
 from tailrace.verification.fault import Fault, Findings
 
 _SHOWN_EVERY: Final = 50
-_WIDTH: Final = 70
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     from tailrace.verification.wiring import verify  # after a refusal, which need not wait for it
 
     apply_umask(settings.umask)
-    printer = Printer(sys.stdout, sys.stderr, as_json=arguments.json)
+    printer = Printer(sys.stdout, Line(sys.stderr), as_json=arguments.json)
     findings = Findings(printer.fault, printer.progress)
     with tempfile.TemporaryDirectory(prefix="tailrace-verify-") as spill:
         try:
@@ -69,16 +69,16 @@ async def _until_told(work: Coroutine[Any, Any, None]) -> None:
 class Printer:
     """Says faults as they are found; in a terminal, how far it is on a line of its own."""
 
-    def __init__(self, out: TextIO, terminal: TextIO, *, as_json: bool) -> None:
+    def __init__(self, out: TextIO, line: Line, *, as_json: bool) -> None:
         self._out = out
-        self._terminal = terminal if terminal.isatty() else None
+        self._line = line
         self._json = as_json
         self._calls = 0
         self._told = 0
 
     def fault(self, fault: Fault) -> None:
         """One line, at once."""
-        self._clear()
+        self._line.clear()
         self._told += 1
         if self._json:
             line = orjson.dumps(asdict(fault)).decode()
@@ -91,14 +91,12 @@ class Printer:
     def progress(self, what: str, count: int) -> None:
         """How many of them were looked at by now."""
         self._calls += 1
-        if self._terminal is not None and self._calls % _SHOWN_EVERY == 1:
-            text = f"{what}: {count}, faults: {self._told}"[:_WIDTH]
-            self._terminal.write(f"\r{text:<{_WIDTH}}")
-            self._terminal.flush()
+        if self._line.terminal and self._calls % _SHOWN_EVERY == 1:
+            self._line.draw(f"{what}: {count}, faults: {self._told}")
 
     def summary(self, findings: Findings) -> None:
         """The result as text: what was compared, what was not, and the faults."""
-        self._clear()
+        self._line.clear()
         if self._json:
             whole = {
                 "sound": findings.sound,
@@ -119,8 +117,3 @@ class Printer:
             f"{repaired} repaired" if repaired else "", end="; " if repaired else "", file=self._out
         )
         print(f"faults: {faults}" if faults else "no fault", file=self._out)
-
-    def _clear(self) -> None:
-        if self._terminal is not None:
-            self._terminal.write(f"\r{'':<{_WIDTH}}\r")
-            self._terminal.flush()

@@ -16,13 +16,13 @@ from typing import Final, TextIO, TypeAlias
 
 from compactor.report import Lag, Report, duration_text
 from logstore.clock import Clock
+from logstore.progress import size
 
 Tasks: TypeAlias = Callable[[], Awaitable[tuple[int, int] | None]]
 """Of the job under way: tasks done, and all that are known; None if there is none."""
 
 _SHORTEST, _LONGEST = 6, 40
 _CLEAR: Final = "\r\x1b[2K"
-_UNITS: Final = ("B", "kB", "MB", "GB", "TB")
 
 
 class Progress:
@@ -86,15 +86,6 @@ class Progress:
         if report.batch is None or report.phase != "merge" or not tasks or not tasks[1]:
             return report.segment_bytes
         return report.segment_bytes + report.batch.bytes * tasks[0] / tasks[1]
-
-
-def size(amount: float) -> str:
-    """Bytes for people, as in `1.4 GB`."""
-    unit = 0
-    while amount >= 999.5 and unit < len(_UNITS) - 1:
-        amount, unit = amount / 1000, unit + 1
-    digits = 1 if unit and amount < 9.95 else 0
-    return f"{amount:.{digits}f} {_UNITS[unit]}"
 
 
 def _columns(out: TextIO) -> int:

@@ -20,12 +20,15 @@ import sys
 import tempfile
 from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Final
 
 import duckdb
 import httpx
 from deltalake import DeltaTable
 
 from logstore.batch import RunKey
+from logstore.clock import SystemClock
+from logstore.progress import Line, Progress
 from tests.e2e.clients import (
     Follower,
     batches_of,
@@ -53,6 +56,9 @@ class Demo:
         self._store = folder / "store"
         self._service = self._make("node")
         self.faults: list[str] = []
+        self._clock = SystemClock()
+        self._began = self._step_began = self._clock.monotonic()
+        self._act = ""
         self.texts: Texts = {
             RunKey(f"demo.{name}", "run-1"): whole_lines(data) for name, data in demo_logs()
         }
@@ -65,8 +71,22 @@ class Demo:
             TAILRACE_RUNS__PARTIAL_FLUSH_INTERVAL_MINUTES="0.03",
         )
 
+    def _step(self, sentence: str) -> None:
+        """Says what begins now, which a terminal shows with its time until the next step."""
+        say(sentence)
+        self._act, self._step_began = sentence, self._clock.monotonic()
+
+    def _progress(self) -> str:
+        now = self._clock.monotonic()
+        step, whole = now - self._step_began, now - self._began
+        return self._act and f"{self._act}: {step:.0f} s of {whole:.0f} s"
+
     async def play(self) -> None:
         """All acts."""
+        with Progress(_LINE, self._progress, self._clock, say):
+            await self._play()
+
+    async def _play(self) -> None:
         self._service.start()
         await self._write_and_kill()
         await self._close_and_compact()
@@ -79,7 +99,7 @@ class Demo:
     # --- act one: write, watch, kill -------------------------------------------------
 
     async def _write_and_kill(self) -> None:
-        say(f"posting {len(self.texts)} runs, a reader on each live tail")
+        self._step(f"posting {len(self.texts)} runs, a reader on each live tail")
         async with self._client(self._service) as client:
             followers = {key: Follower(client, key) for key in self.texts}
             following = [asyncio.create_task(f.run()) for f in followers.values()]
@@ -88,11 +108,11 @@ class Demo:
                 for key, text in self.texts.items()
             ]
             await asyncio.sleep(0.8)
-            say("kill -9, and start again")
+            self._step("kill -9, and start again")
             self._service.kill()
             await asyncio.to_thread(self._service.start)
             retries = sum(await asyncio.gather(*posting))
-            say(f"all posted, {retries} tries were repeated by the clients; closing the runs")
+            self._step(f"all posted, with {retries} repeated tries; closing the runs")
             await asyncio.gather(*(close_run(client, key) for key in self.texts))
             async with asyncio.timeout(300):
                 await asyncio.gather(*following)
@@ -101,7 +121,8 @@ class Demo:
 
     async def _close_and_compact(self) -> None:
         for _ in range(2):
-            say("compacting")
+            self._step("compacting")
+            self._act = ""  # it shows how far it is itself
             await asyncio.to_thread(self._compact)
 
     def _compact(self) -> None:
@@ -114,7 +135,7 @@ class Demo:
     # --- checking --------------------------------------------------------------------
 
     async def _check_all(self, service: ServiceProcess) -> None:
-        say("comparing pages, download and query with what was posted")
+        self._step("comparing pages, download and query with what was posted")
         async with self._client(service) as client:
             for key, text in self.texts.items():
                 limit = self._dice.choice([7, 100, 1000, 5000])
@@ -125,7 +146,7 @@ class Demo:
                 self._compare(f"query of {key.fqn}", text, await query_text(client, key))
 
     def _check_table(self) -> None:
-        say("comparing the table")
+        self._step("comparing the table")
         files = DeltaTable(str(self._store / "table")).file_uris()
         for key, text in self.texts.items():
             rows = duckdb.execute(
@@ -145,7 +166,7 @@ class Demo:
     # --- acts two and three: copies of the folder --------------------------------------
 
     async def _clone(self) -> None:
-        say("cloning the data folder: both copies go on against one store")
+        self._step("cloning the data folder: both copies go on against one store")
         await self._post_more(self._service, "before-clone")
         self._service.kill()
         shutil.copytree(self._folder / "node", self._folder / "clone")
@@ -161,7 +182,7 @@ class Demo:
         await self._check_all(self._service)
 
     async def _restore(self) -> None:
-        say("restoring an older copy of the data folder")
+        self._step("restoring an older copy of the data folder")
         self._service.kill()
         shutil.copytree(self._folder / "node", self._folder / "older")
         self._service.start()
@@ -195,9 +216,13 @@ class Demo:
         return httpx.AsyncClient(base_url=service.url, limits=limits, timeout=120)
 
 
+_LINE: Final = Line(sys.stdout)
+
+
 def say(sentence: str) -> None:
     """Tells the person who watches."""
-    print(sentence, flush=True)
+    _LINE.write(f"{sentence}\n")
+    _LINE.flush()
 
 
 def in_folder(folder: Path | None, play: Callable[[Path], Coroutine[None, None, int]]) -> int:

@@ -14,9 +14,10 @@ from compactor.report import Batch, Lag, Report
 from compactor.reporting.listeners import SummaryListener, listeners
 from compactor.reporting.logs import configure
 from compactor.reporting.passes import Passes
-from compactor.reporting.progress import Progress, size
+from compactor.reporting.progress import Progress
 from compactor.settings import CompactorSettings
 from logstore.disk import Disk
+from logstore.progress import size
 from tests.simulation.virtual_time import VirtualClock, simulate
 
 LOG = logging.getLogger("tailrace.compactor")
