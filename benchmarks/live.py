@@ -1,10 +1,12 @@
-"""From POST to SSE event: `python -m benchmarks.live [--readers 200] [--rate 1000]`.
+"""From POST to SSE event: `python -m benchmarks.live [--readers 1000] [--runs 1] [--rate 1000]`.
 
-One run, so many readers, so many lines a second in batches of ten. Every line carries
-the moment of its POST; the readers, in a process of their own, note when it came.
-Printed: latencies over all readers, how many lines were lost or repeated, and what the
-service used of CPU and memory meanwhile. The limit beside it: the same posts without a reader, up
-to their ack.
+So many readers, spread evenly over the runs; so many lines a second, in batches of ten over one
+run, or of one line each to many runs in turn. The readers, in a process of their own,
+note when each event came; what an event holds is looked at once for all readers that got the same
+bytes, so they cost less than the service that they measure. Printed: the time from POST, and from
+its ack, to the event, over all lines and readers; how many lines were lost or repeated, and what
+the service used of CPU and memory meanwhile. The limit beside it: the same posts without a reader,
+up to their ack.
 """
 
 from __future__ import annotations
@@ -18,129 +20,237 @@ import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any, Final, NamedTuple, cast
 
-import httpx
 import numpy as np
+import numpy.typing as npt
 import orjson
+import uvloop
 
 from benchmarks.process import Watched
 from logstore.batch import RunKey
 from tests.e2e.clients import run_path, stream_path
 from tests.e2e.service_process import ServiceProcess
 
-_KEY = RunKey("bench.live", "run")
-_UNWATCHED = RunKey("bench.live", "unwatched")
-_BATCH = 10
+_FQN: Final = "bench.live"
+_CONNECTIONS: Final = 8
+_AT_ONCE: Final = 50
+_DATA: Final = b'data: {"eventType":"logs"'
+_END: Final = b'data: {"eventType":"complete"'
+Array = npt.NDArray[np.float64]
 
 
-class Reader:
-    """One SSE connection on a bare socket, so that the readers cost little."""
+class Event(NamedTuple):
+    """The lines of one event, and when each reader got it."""
 
-    def __init__(self) -> None:
-        self.delays: list[float] = []
-        self.expected = 0
-        self.events = 0
-        self.faults = 0
-        self.complete = False
+    first: int
+    end: int
+    whole: bool
+    came: list[float]
 
-    async def run(self, port: int) -> None:
-        """Reads until the stream completes."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
-        writer.write(f"GET {stream_path(_KEY)} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-        while not self.complete:
-            line = await reader.readline()
-            if not line:
-                break
-            if line.startswith(b"data: {"):
-                self._take(orjson.loads(line[6:]))
+
+class Reader(asyncio.Protocol):
+    """One SSE connection; `seen` has the events of all readers of its run by their bytes."""
+
+    def __init__(self, key: RunKey, seen: dict[bytes, Event]) -> None:
+        self._key, self._seen = key, seen
+        self._rest = b""
+        self.expected = self.events = self.faults = 0
+        loop = asyncio.get_running_loop()
+        self.begun: asyncio.Future[None] = loop.create_future()
+        self.complete: asyncio.Future[None] = loop.create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        head = f"GET {stream_path(self._key)} HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        cast("asyncio.Transport", transport).write(head.encode())
+
+    def data_received(self, data: bytes) -> None:
+        *frames, self._rest = (self._rest + data).split(b"\n\n")
+        for frame in frames:
+            at = frame.find(_DATA)
+            if at >= 0:
+                self._take(frame[at:])
+            elif _END in frame and not self.complete.done():
+                self.complete.set_result(None)
+
+    def connection_lost(self, _: Exception | None) -> None:
+        if not self.complete.done():
+            self.complete.set_result(None)
+
+    def _take(self, data: bytes) -> None:
+        event = self._seen.get(data)
+        if event is None:
+            event = self._seen[data] = _event_of(data)
+        event.came.append(time.monotonic())
+        self.faults += event.first != self.expected or not event.whole
+        self.expected = event.end
+        self.events += 1
+        if not self.begun.done():
+            self.begun.set_result(None)
+
+
+def _event_of(data: bytes) -> Event:
+    numbers = [int(line.split()[0]) for line in orjson.loads(data[6:])["logs"].splitlines()]
+    whole = numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    return Event(numbers[0], numbers[-1] + 1, whole, [])
+
+
+def _run(number: int) -> RunKey:
+    return RunKey(_FQN, f"run-{number}")
+
+
+def _read(port: int, count: int, runs: int, results: Connection) -> None:
+    async def all_readers() -> tuple[list[dict[bytes, Event]], list[Reader]]:
+        loop = asyncio.get_running_loop()
+        seen: list[dict[bytes, Event]] = [{} for _ in range(runs)]
+        readers = [Reader(_run(n % runs), seen[n % runs]) for n in range(count)]
+        for at in range(0, count, _AT_ONCE):
+            some = readers[at : at + _AT_ONCE]
+            next_one = iter(some).__next__
+            await asyncio.gather(
+                *[loop.create_connection(next_one, "127.0.0.1", port) for _ in some]
+            )
+        results.send("connected")
+        await asyncio.gather(*[reader.begun for reader in readers])
+        results.send("ready")
+        await asyncio.gather(*[reader.complete for reader in readers])
+        return seen, readers
+
+    seen, readers = uvloop.run(all_readers())
+    found = [
+        [(event.first, event.end, np.array(event.came)) for event in events.values()]
+        for events in seen
+    ]
+    results.send((found, [(r.expected, r.events, r.faults) for r in readers]))
+
+
+class Posts:
+    """Lines at an even pace over a few connections; knows when each was sent and acknowledged."""
+
+    def __init__(self, port: int, runs: Sequence[RunKey], batch: int) -> None:
+        self._port, self._runs, self._batch = port, runs, batch
+        self.sent: list[list[float]] = [[] for _ in runs]
+        self.acked: list[list[float]] = [[] for _ in runs]
+
+    async def first(self) -> None:
+        """One batch to each run, which shows whether all readers follow it."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        for run in range(len(self._runs)):
+            await self._post(run, reader, writer)
         writer.close()
 
-    def _take(self, event: dict[str, str]) -> None:
-        if event["eventType"] == "complete":
-            self.complete = True
-            return
-        self.events += 1
+    async def run(self, rate: int, seconds: float) -> None:
+        """Sends so many lines a second. A run's batches go one after another."""
+        self._begin = time.monotonic()
+        workers = min(_CONNECTIONS, len(self._runs))
+        await asyncio.gather(*[self._work(at, workers, rate, seconds) for at in range(workers)])
+
+    async def _work(self, at: int, workers: int, rate: int, seconds: float) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        for number in range(at, int(rate * seconds) // self._batch, workers):
+            wait = self._begin + number * self._batch / rate - time.monotonic()
+            if wait > 0:
+                await asyncio.sleep(wait)
+            await self._post(number % len(self._runs), reader, writer)
+        writer.close()
+
+    async def _post(
+        self, run: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        first = len(self.sent[run])
         now = time.monotonic()
-        for line in event.get("logs", "").splitlines():
-            number, sent = line.split()[:2]
-            self.faults += int(number) != self.expected
-            self.expected = int(number) + 1
-            self.delays.append(now - float(sent))
+        lines = [f"{first + i} {'x' * 90}\n" for i in range(self._batch)]
+        await _exchange(reader, writer, run_path(self._runs[run]), "".join(lines).encode())
+        self.sent[run] += [now] * self._batch
+        self.acked[run] += [time.monotonic()] * self._batch
+
+    async def close(self) -> None:
+        """Closes all runs."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        for run in self._runs:
+            await _exchange(reader, writer, run_path(run, verb="close"), b"")
+        writer.close()
 
 
-def _read(port: int, count: int, results: Connection) -> None:
-    async def all_readers() -> list[Reader]:
-        readers = [Reader() for _ in range(count)]
-        running = [asyncio.create_task(reader.run(port)) for reader in readers]
-        await asyncio.sleep(1)
-        results.send("ready")
-        await asyncio.gather(*running)
-        return readers
-
-    readers = asyncio.run(all_readers())
-    delays = np.concatenate([np.array(reader.delays) for reader in readers])
-    ends, faults = [r.expected for r in readers], sum(r.faults for r in readers)
-    results.send((delays, ends, faults, sum(r.events for r in readers)))
+async def _exchange(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str, body: bytes
+) -> None:
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\n"
+    writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    reply = await reader.readuntil(b"\r\n\r\n")
+    if b" 200 " not in reply[:16]:
+        raise RuntimeError(reply.decode())
+    length = reply.lower().partition(b"content-length: ")[2].partition(b"\r")[0]
+    await reader.readexactly(int(length or b"0"))
 
 
-async def _post(url: str, key: RunKey, rate: int, seconds: float) -> tuple[int, list[float]]:
-    """Posts at an even pace, then closes: lines, and seconds from POST to ack."""
-    acks: list[float] = []
-    number = 0
-    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
-        begin = time.monotonic()
-        while time.monotonic() - begin < seconds:
-            now = time.monotonic()
-            lines = [f"{number + i} {now:.6f} {'x' * 80}" for i in range(_BATCH)]
-            number += _BATCH
-            await client.post(
-                run_path(key),
-                content="\n".join(lines) + "\n",
-                headers={"Content-Type": "text/plain"},
-            )
-            acks.append(time.monotonic() - now)
-            await asyncio.sleep(begin + number / rate - time.monotonic())
-        await client.post(run_path(key, verb="close"))
-    return number, acks
+def _delays(posts: Sequence[Sequence[float]], found: Sequence[Sequence[Any]], skip: int) -> Array:
+    """Seconds from each post to each event that has its line, but for the first lines."""
+    all_delays = [np.zeros(0)]
+    for times, events in zip(posts, found, strict=True):
+        at = np.array(times)
+        all_delays += [
+            (came[:, None] - at[None, first:end]).ravel()
+            for first, end, came in events
+            if first >= skip
+        ]
+    return np.concatenate(all_delays)
 
 
-def _percentiles(values: Sequence[float]) -> str:
+def _percentiles(values: Array) -> str:
     p50, p99, top = np.percentile(values, [50, 99, 100]) * 1000
     return f"p50 {p50:.1f} ms, p99 {p99:.1f} ms, max {top:.1f} ms"
+
+
+def _acks(posts: Posts) -> str:
+    return _percentiles(np.concatenate(posts.acked) - np.concatenate(posts.sent))
 
 
 def main() -> int:
     """0 if nothing was lost or repeated."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--readers", type=int, default=200)
-    parser.add_argument("--rate", type=int, default=1000)
+    parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--rate", type=int, default=1000, help="lines a second")
     parser.add_argument("--seconds", type=float, default=20)
     arguments = parser.parse_args()
+    batch = 10 if arguments.runs == 1 else 1
+    runs = [_run(number) for number in range(arguments.runs)]
     with tempfile.TemporaryDirectory(prefix="tailrace-bench-", dir=".") as temporary:
         service = ServiceProcess(Path(temporary).resolve() / "data")
         service.start()
-        _, alone = asyncio.run(
-            _post(service.url, _UNWATCHED, arguments.rate, arguments.seconds / 2)
-        )
+        alone = Posts(service.port, [RunKey(_FQN, f"{run.run}-unwatched") for run in runs], batch)
+        uvloop.run(alone.run(arguments.rate, arguments.seconds / 2))
         mine, theirs = multiprocessing.Pipe()
         readers = multiprocessing.Process(
-            target=_read, args=(service.port, arguments.readers, theirs)
+            target=_read, args=(service.port, arguments.readers, arguments.runs, theirs)
         )
         readers.start()
+        opening = Watched(service.pid)
+        posts = Posts(service.port, runs, batch)
         mine.recv()
+        uvloop.run(posts.first())
+        mine.recv()
+        opened = opening.end()
+        print(f"the service is process {service.pid}", file=sys.stderr, flush=True)
         used = Watched(service.pid)
-        lines, acks = asyncio.run(_post(service.url, _KEY, arguments.rate, arguments.seconds))
-        delays, ends, faults, events = mine.recv()
-        readers.join()
+        uvloop.run(posts.run(arguments.rate, arguments.seconds))
         cpu = used.end()
+        uvloop.run(posts.close())
+        found, ends = mine.recv()
+        readers.join()
         service.stop()
-    lost = sum(end != lines for end in ends)
+    lines = [len(sent) for sent in posts.sent]
+    lost = sum(end[0] != lines[at % len(runs)] for at, end in enumerate(ends))
+    events, faults = sum(end[1] for end in ends), sum(end[2] for end in ends)
+    begun, each = opened / arguments.readers * 1e3, cpu / max(events, 1) * 1e6
     print(
-        f"{arguments.readers} readers, {arguments.rate} lines/s: POST to event "
-        f"{_percentiles(delays)}; POST to ack {_percentiles(acks)}, without a reader "
-        f"{_percentiles(alone)}; "
-        f"{faults} lines lost or repeated, {lost} readers without the last line; the service used "
-        f"{cpu:.2f} s of CPU, {cpu / events * 1e6:.0f} µs for each of {events} events, and "
+        f"{arguments.readers} readers of {len(runs)} run(s), {arguments.rate} lines/s: POST to "
+        f"event {_percentiles(_delays(posts.sent, found, batch))}; ack to event "
+        f"{_percentiles(_delays(posts.acked, found, batch))}; POST to ack {_acks(posts)}, without "
+        f"a reader {_acks(alone)}; {faults} lines lost or repeated, {lost} readers without the "
+        f"last line; the service used {cpu:.2f} s of CPU in {arguments.seconds:g} s, {each:.0f} µs "
+        f"for each of {events} events, {begun:.1f} ms for a reader's beginning, and "
         f"{used.peak_mb:.0f} MB"
     )
     return 1 if faults or lost else 0

@@ -20,12 +20,10 @@ and compares the present state with the last one.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
-from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
@@ -36,6 +34,7 @@ from uvicorn.server import ServerState
 from logstore.errors import InvalidInput, Unavailable
 from service.http.clients import Clients, peer_of
 from service.http.errors import Headers, HttpError, problem
+from service.http.flow import Flow
 from service.http.http10 import VERSION, ended_by_closing
 from service.http.ids import request_id
 from service.http.receipt import response_bytes
@@ -73,19 +72,6 @@ _OURS = b"tailrace-"
 _UPGRADE_TOKENS = frozenset([b"upgrade", b"http2-settings"])
 _HEADER_HINT = "Send the request's line and headers without pauses."
 _MALFORMED = "this is no HTTP/1.1 request"
-
-
-class Flow(FlowControl):
-    """Reads on only when no request waits for its turn, so that pipelined input is bounded."""
-
-    def __init__(self, transport: Any, waiting: deque[Any]) -> None:
-        super().__init__(transport)
-        self._waiting = waiting
-
-    def resume_reading(self) -> None:
-        """Resumes as uvicorn does, for a request that waits for its body or the disconnection."""
-        if not self._waiting:
-            super().resume_reading()
 
 
 class Connection(HttpToolsProtocol):
@@ -354,6 +340,26 @@ class Connection(HttpToolsProtocol):
             return None
         connection = self.transport.get_extra_info("socket")
         return None if connection is None else acknowledged(connection)
+
+    def push(self, chunk: bytes) -> bool:
+        """Sends a chunk of the reply in progress at once; False if `send` has to do it.
+
+        `chunk` is framed as HTTP/1.1 frames it. The client may read slowly, be gone, or speak
+        HTTP/1.0.
+        """
+        cycle = self._current
+        if (
+            cycle is None
+            or not cycle.response_started
+            or cycle.response_complete
+            or cycle.disconnected
+            or not cycle.chunked_encoding
+            or self.flow.write_paused
+            or self.transport.is_closing()
+        ):
+            return False
+        self.transport.write(chunk)
+        return True
 
     def cut_off(self) -> None:
         """Closes the connection, whatever its client has not read."""

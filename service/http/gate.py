@@ -31,6 +31,8 @@ from service.http.rights import INGEST, Need, Pipelines, need_of
 from service.http.targets import name
 from service.query.request import QueryRequest
 
+WATCHED: Final = "tailrace.watched"
+"""Key of a request's scope: what asks again about a reply that lasts, if there are rules."""
 NAMES: Final = "tailrace.names"
 """Key of a request's scope: the pipelines that it may see, if there are rules."""
 WHO: Final = "tailrace.who"
@@ -139,7 +141,8 @@ class Gate:
                 send = await self._audited(scope, who, send)
             if who.quota is not None:
                 receive = _counting(receive, who)
-            await app(scope, receive, _Watched(self, scope, need, who, send))
+            watched = scope[WATCHED] = Lasting(self, scope, need, who, send)
+            await app(scope, receive, watched)
 
         return asked
 
@@ -194,7 +197,7 @@ class Gate:
         )
 
 
-class _Watched:
+class Lasting:
     """A `send` that asks again about a reply that lasts, and counts its bytes."""
 
     __slots__ = ("_due", "_gate", "_loads", "_need", "_scope", "_send", "_who")
@@ -213,15 +216,24 @@ class _Watched:
         return clock.monotonic() + seconds
 
     async def __call__(self, message: Message) -> None:
-        body = message.get("body")
-        if body and self._who.quota is not None:
-            self._who.quota.take(0, len(body))
+        self.count(len(message.get("body", b"")))
         gate = self._gate
-        if gate.clock.monotonic() >= self._due or gate.access.loads != self._loads:
+        if self.due:
             self._due, self._loads = self._next(), gate.access.loads
             if not self._gate.still(self._scope, self._need):
                 self._end()
         await self._send(message)
+
+    @property
+    def due(self) -> bool:
+        """Whether to ask again before anything more is sent."""
+        gate = self._gate
+        return gate.clock.monotonic() >= self._due or gate.access.loads != self._loads
+
+    def count(self, size: int) -> None:
+        """Counts bytes of the reply that were sent, also past this `send`."""
+        if self._who.quota is not None:
+            self._who.quota.take(0, size)
 
     def _end(self) -> None:
         connection: Any = self._scope.get(CONNECTION)

@@ -8,8 +8,9 @@ reader that cannot keep up waits in its own send, and continues from storage.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable
-from typing import Annotated, Literal
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from functools import partial
+from typing import Annotated, Literal, TypeVar
 
 from fastapi import APIRouter, Header, Query
 from starlette.responses import Response
@@ -19,17 +20,23 @@ from logstore.errors import InvalidCursor, InvalidInput, TailraceError, Unavaila
 from logstore.position import Cursor
 from service.http import sse
 from service.http.body import Receive, Scope, Send
-from service.http.line_ids import Batch, Group, line_ids, parse_start, record_ids
+from service.http.connection import Connection
+from service.http.frames import Frame, group_of, part_of, source_of
+from service.http.gate import WATCHED, Lasting
+from service.http.line_ids import Group, line_ids, parse_start, record_ids
 from service.http.node import NodeApi
 from service.http.page_bodies import Order
+from service.http.replies import CONNECTION
 from service.http.search_response import unless_gone
 from service.http.targets import BASE, name, run_key
-from service.journal.format import decode_attributes, decode_meta, flags_of
-from service.runs.parts import RecordPart, as_records
+from service.runs.parts import as_records
+from service.runs.records import ArrowRecords, RecordPiece
 from service.runs.source_pieces import OneSource
 from service.runtime.counters import HttpCounters
+from service.runtime.shared_calls import SharedCalls
 from service.status.status import last_run
-from service.tail import Published, Tick, Watcher
+from service.tail import Watcher
+from service.ticks import Tick
 
 # Lines that a stream begins with when it is given no cursor.
 _REPLAY_LINES = 100
@@ -38,6 +45,7 @@ _RETRY_SECONDS = 1.0
 _CLOSED = ("closed", "deleted")
 
 Form = Literal["json", "text", "ndjson"]
+T = TypeVar("T")
 
 
 class EventStream(Response):
@@ -52,8 +60,10 @@ class EventStream(Response):
         form: Form,
         max_readers: int,
         counters: HttpCounters,
+        reads: SharedCalls,
     ) -> None:
         super().__init__()
+        self._reads = reads
         self._node = node
         self._key = key
         self._after = after
@@ -62,6 +72,7 @@ class EventStream(Response):
         self._counters = counters
         self._cursor: Cursor | int | None = None
         self._skip = 0
+        self._next_tick = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         tail = self._node.tail
@@ -75,6 +86,9 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b""})
             return
         with sse.watching(tail, self._key, self._counters) as watcher:
+            connection: Connection | None = scope.get(CONNECTION)
+            if connection is not None:
+                watcher.push = partial(self._push, watcher, connection, scope.get(WATCHED))
             try:
                 # Also while the store or another node holds back what the stream waits for.
                 await unless_gone(self._run(watcher, send), receive)
@@ -121,10 +135,18 @@ class EventStream(Response):
     async def _resolve(self) -> None:
         """Makes the cursor one that names every node."""
         if not isinstance(self._cursor, Cursor) or not self._cursor.complete:
-            self._cursor = await self._node.run_logs.reader.resolved(self._key, self._cursor)
+            cursor, reader = self._cursor, self._node.run_logs.reader
+            self._cursor = await self._asked("resolved", lambda: reader.resolved(self._key, cursor))
+
+    async def _asked(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
+        """What storage answers to all readers at this place who ask it at the same time."""
+        return await self._reads.call((what, self._key, self._at()), ask)
 
     async def _over(self) -> bool:
         """Whether the run was closed, or its client said some time ago that it is over."""
+        return await self._reads.call(("over", self._key), self._is_over)
+
+    async def _is_over(self) -> bool:
         if (await self._node.run_logs.reader.size(self._key)).state in _CLOSED:
             return True
         return await self._node.status.over(self._key)
@@ -138,7 +160,10 @@ class EventStream(Response):
                 await self._send(send, self._start_over())
             else:
                 return
-        self._cursor = await self._node.run_logs.reader.tail_start(self._key, _REPLAY_LINES)
+        reader = self._node.run_logs.reader
+        self._cursor = await self._reads.call(
+            ("tail", self._key), lambda: reader.tail_start(self._key, _REPLAY_LINES)
+        )
 
     async def _catch_up(self, send: Send) -> bool:
         """Sends a piece of what storage has beyond the cursor; False when there is nothing more."""
@@ -146,8 +171,9 @@ class EventStream(Response):
             await self._resolve()  # ids within a group count from a cursor, not from a line number
         if self._form == "ndjson":
             return await self._catch_up_with_records(send)
-        pieces = await self._node.run_logs.reader.batches_after(
-            self._key, self._cursor, max_bytes=_CATCH_UP_BYTES
+        cursor, reader = self._cursor, self._node.run_logs.reader
+        pieces = await self._asked(
+            "text", lambda: reader.batches_after(self._key, cursor, max_bytes=_CATCH_UP_BYTES)
         )
         for piece in pieces:
             text, skipped = self._without_skipped(piece.text)
@@ -157,11 +183,18 @@ class EventStream(Response):
         return bool(pieces)
 
     async def _catch_up_with_records(self, send: Send) -> bool:
-        records = self._node.run_logs.records
-        piece = await records.after(self._key, self._cursor, max_bytes=_CATCH_UP_BYTES)
-        if piece is None:
+        cursor, records = self._cursor, self._node.run_logs.records
+
+        async def ask() -> tuple[RecordPiece, ArrowRecords] | None:
+            piece = await records.after(self._key, cursor, max_bytes=_CATCH_UP_BYTES)
+            if piece is None:
+                return None
+            return piece, await records.records(self._key, piece.parts)
+
+        answer = await self._asked("records", ask)
+        if answer is None:
             return False
-        found = await records.records(self._key, piece.parts)
+        piece, found = answer
         skip = self._skip + piece.seen if self._skip else 0
         self._skip = max(skip - sum([part.lines for part in piece.parts]), 0)
         ids = self._ids(record_ids, piece.source)
@@ -171,17 +204,33 @@ class EventStream(Response):
         self._cursor = piece.cursor
         return True
 
+    def _push(self, watcher: Watcher, connection: Connection, lasting: Lasting | None) -> bool:
+        """Sends new ticks while this reader waits: past its task, and past `send`."""
+        assert isinstance(self._cursor, Cursor)
+        ticks, next_tick, behind = watcher.channel.take(self._next_tick, self._cursor)
+        for tick in ticks:
+            frame = self._frame_of(tick)
+            if (lasting is not None and lasting.due) or not connection.push(frame.chunk):
+                return False
+            if lasting is not None:
+                lasting.count(len(frame.event))
+            self._cursor = frame.after
+            self._counters.stream_events += 1
+            self._counters.stream_bytes += len(frame.event)
+        self._next_tick = next_tick
+        return not behind
+
     async def _follow(self, watcher: Watcher, next_tick: int, send: Send) -> None:
         """Sends ticks as they come; returns at the end, or when storage has to be read again."""
-        self._skip = 0
+        self._skip, self._next_tick = 0, next_tick
         channel = watcher.channel
         while not watcher.gone:
             assert isinstance(self._cursor, Cursor)
-            ticks, next_tick, behind = channel.take(next_tick, self._cursor)
+            ticks, self._next_tick, behind = channel.take(self._next_tick, self._cursor)
             if behind:
                 return
             if ticks:
-                await self._send(send, b"".join([self._frame_of(tick) for tick in ticks]))
+                await self._send_ticks(ticks, send)
                 continue
             if channel.ended is not None:
                 return
@@ -190,21 +239,40 @@ class EventStream(Response):
                 if await self._node.status.over(self._key):  # said to another node
                     self._node.tail.ended(self._key)
 
-    def _frame_of(self, tick: Tick) -> bytes:
-        """The tick's frame for this cursor, made by the first reader that needs it."""
+    async def _send_ticks(self, ticks: Sequence[Tick], send: Send) -> None:
+        """Sends them in one piece; what each is made of depends on the place after the last."""
+        frames = []
+        for tick in ticks:
+            frames.append(self._frame_of(tick))
+            self._cursor = frames[-1].after
+        await self._send(send, b"".join([frame.event for frame in frames]))
+
+    def _frame_of(self, tick: Tick) -> Frame:
+        """The tick's frame for this cursor, made by the first reader that needs it.
+
+        Readers that were sent one tick have one cursor, and are known by it; others by its text.
+        """
         before = self._cursor
         assert isinstance(before, Cursor), "it was resolved before ticks are followed"
-        others = tuple(sorted([(n, p.pos) for n, p in before.positions.items() if n != tick.node]))
+        this: Hashable = (self._form, id(before))
+        frame: Frame | None = tick.frames.get(this)
+        if frame is None or frame.before is not before:
+            frame = tick.frames[this] = self._shared_frame(tick, before)._replace(before=before)
+        return frame
+
+    def _shared_frame(self, tick: Tick, before: Cursor) -> Frame:
         ids = None if self._form == "json" else self._before()
-        newest = tick.newest if self._node.tail.shared() else ()
-        which: Hashable = (self._form, others, before.newest, ids)
-        after = before.advanced(tick.node, tick.last, newest)
-        frame = tick.frames.get(which)
+        places = sorted([(n, p.file, p.pos) for n, p in before.positions.items() if n != tick.node])
+        which: Hashable = (self._form, tuple(places), before.newest, ids)
+        frame: Frame | None = tick.frames.get(which)
         if frame is None:
-            source = _source(tick) if self._node.tail.shared() else None
+            shared = self._node.tail.shared()
+            after = before.advanced(tick.node, tick.last, tick.newest if shared else ())
+            source = source_of(tick) if shared else None
             made = self._frame_of_records(tick, after, source) if self._form == "ndjson" else None
-            frame = tick.frames[which] = made or self._frame(tick.text, after, source=source)
-        self._cursor = after
+            event = made or self._frame(tick.text, after, source=source)
+            chunk = b"%x\r\n%b\r\n" % (len(event), event)
+            frame = tick.frames[which] = Frame(before, after, event, chunk)
         return frame
 
     def _frame(
@@ -216,7 +284,7 @@ class EventStream(Response):
         return sse.logs(self._key.run, text, after.encode())
 
     def _frame_of_records(self, tick: Tick, after: Cursor, source: OneSource | None) -> bytes:
-        batch = as_records(self._key, [_part(batch) for batch in tick.batches])
+        batch = as_records(self._key, [part_of(batch) for batch in tick.batches])
         ids = self._ids(record_ids, source)
         return sse.records(batch, self._before(), after.encode(), ids=ids)
 
@@ -227,7 +295,7 @@ class EventStream(Response):
         cursor = self._cursor
         if source is None or not isinstance(cursor, Cursor) or not cursor.complete:
             return None
-        return made(cursor.encode(), _group(source))
+        return made(cursor.encode(), group_of(source))
 
     def _before(self) -> str:
         cursor = self._cursor
@@ -266,38 +334,13 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": frame, "more_body": True})
 
 
-def _source(tick: Tick) -> OneSource:
-    batches = [(b.ulid, b.pos, b.records, b.lines, 0) for b in tick.batches]
-    return OneSource(tick.node, tick.last.file, batches)
-
-
-def _group(source: OneSource) -> Group:
-    batches = tuple([Batch(*batch) for batch in source.batches])
-    return Group(source.node, source.file, batches, source.begun)
-
-
-def _part(batch: Published) -> RecordPart:
-    shared = decode_attributes(batch.meta) if flags_of(batch.meta) else None
-    meta = decode_meta(batch.meta) if batch.meta and shared is None else None
-    return RecordPart(
-        batch.ulid,
-        0,
-        batch.pos,
-        batch.records,
-        batch.lines,
-        batch.text,
-        meta,
-        batch.connector,
-        shared,
-    )
-
-
 _EVENTS = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
 
 
 def live_routes(node: NodeApi, max_readers: int, counters: HttpCounters) -> APIRouter:
     """`GET /logs/{fqn}/stream/{runId}`."""
     router = APIRouter(prefix=BASE, tags=["runs"])
+    reads = SharedCalls()
 
     @router.get(
         "/{fqn}/stream/{runId}",
@@ -338,6 +381,7 @@ def live_routes(node: NodeApi, max_readers: int, counters: HttpCounters) -> APIR
             form=format,
             max_readers=max_readers,
             counters=counters,
+            reads=reads,
         )
 
     return router

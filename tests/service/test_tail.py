@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from logstore.batch import RunKey
 from logstore.position import Cursor, Position
 from service.journal.writer import Appended
-from service.tail import Channel, SseSettings, Tail
+from service.tail import Channel, SseSettings, Tail, Watcher
 from tests.settings import changed
 
 KEY = RunKey("p", "r")
@@ -122,3 +123,31 @@ async def test_nobody_waits_once_it_is_stopped() -> None:
     tail.stop()
     assert await before.wait() == "gone"
     assert await tail.watch(KEY).wait() == "gone"
+
+
+async def test_a_reader_that_waits_is_given_a_tick_without_being_woken() -> None:
+    channel = Channel(KEY, QUICK)
+    given: list[int] = []
+
+    def push(to: int, result: bool) -> bool:
+        given.append(to)
+        return result
+
+    def fails() -> bool:
+        raise OSError("this reader's own")
+
+    fast, slow, broken = (Watcher(channel) for _ in range(3))
+    fast.push, slow.push, broken.push = partial(push, 1, True), partial(push, 2, False), fails
+    channel.watchers |= {fast, slow, broken}
+    waiting = [asyncio.create_task(watcher.wait()) for watcher in (fast, slow, broken)]
+    await asyncio.sleep(0)
+    channel.publish("n", published(b"x\n", 0), Position("f", 0))
+    channel.mark()
+    assert await asyncio.gather(*waiting[1:]) == ["news", "news"]
+    assert sorted(given) == [1, 2]
+    assert not waiting[0].done()
+    fast.wake("heartbeat")
+    channel.publish("n", published(b"y\n", 1), Position("f", 1))
+    channel.mark()
+    assert await waiting[0] == "heartbeat"
+    assert sorted(given) == [1, 2], "a reader that is awake takes what is new by itself"

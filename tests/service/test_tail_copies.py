@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from logstore.position import MOST_NEWEST, Cursor, Position
 from logstore.ulid import LINE_BITS
-from service.tail import Tick
+from service.ticks import Tick
 
 
 @dataclass

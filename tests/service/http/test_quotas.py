@@ -129,6 +129,22 @@ async def ends_unsaid(stream: Any) -> None:
         await rest()
 
 
+async def test_lines_that_are_followed_count(serve: Serve, tmp_path: Path) -> None:
+    limited = rule(TOKEN, {"read": ["p"]}, bytes_per_second=1000)
+    async with gate_with(tmp_path, limited) as (gate, _):
+        served = await serve(gate=gate)
+        await put(served.node, "first")
+        opened, stream, _ = await begun(served, TOKEN)
+        for text in ("y" * 9999, "last"):
+            await put(served.node, text)
+            async for event in stream:
+                if text in event.get("data", ""):
+                    break
+        refused = await served.client.get(f"{RUNS}/p/r", headers=HEADERS)
+        assert refused.status_code == 429
+        await opened.__aexit__(None, None, None)
+
+
 async def test_a_stream_ends_when_its_token_is_taken_away(serve: Serve, tmp_path: Path) -> None:
     both = [rule(token, {"read": ["p"]}) for token in (TOKEN, STAYS)]
     async with gate_with(tmp_path, *both) as (gate, _):
