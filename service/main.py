@@ -165,7 +165,13 @@ async def run(
             problems.append(gate.problems)
             await stack.enter_async_context(_following(settings, gate, machine))
         http = await stack.enter_async_context(
-            serving(app, bound, stop_seconds=_LAST_REPLIES_SECONDS, sharing=sharing)
+            serving(
+                app,
+                bound,
+                stop_seconds=_LAST_REPLIES_SECONDS,
+                secured=place is None,
+                sharing=sharing,
+            )
         )
         await stack.enter_async_context(_answering(settings, node, asked))
         await stack.enter_async_context(_beside(child.run(), "compaction"))

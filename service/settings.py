@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-import ssl
 from collections.abc import Mapping
 from typing import Any
 
@@ -124,17 +123,15 @@ def _check_tls(settings: Settings) -> None:
         raise InvalidInput("there is a key and no certificate", field="server.tls_certificate")
     if not server.tls_certificate:
         return
-    asked_in_clear = settings.nodes.ask and not settings.nodes.listen
-    if server.workers > 1 or asked_in_clear:
+    if settings.nodes.ask and not settings.nodes.listen:
         raise InvalidInput(
-            "workers and nodes ask one another without TLS",
+            "nodes ask one another without TLS",
             field="server.tls_certificate",
             hint="Put a proxy in front of them that speaks TLS, or let nodes ask each other at an"
             " address of their own (nodes.listen).",
         )
     try:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(server.tls_certificate, server.tls_key or None)
+        server.tls_context()
     except OSError as error:
         why = error.strerror or type(error).__name__
         raise InvalidInput(

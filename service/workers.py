@@ -56,6 +56,7 @@ Connections and readers are not divided: nobody deals them out evenly.
 FOLDER: Final = "workers"
 _DRAINED: Final = "drained"
 _PATIENCE_SECONDS = 10.0
+_LOOPBACK = "127.0.0.1"
 
 LINES_LEFT: Final = 3
 """The exit status of a stop that could not bring all lines into the store."""
@@ -211,7 +212,7 @@ class Workers:
             shared = bound_socket(self._settings.server.host, self._settings.server.port)
             stack.callback(shared.close)
             numbers = [*range(self._count), *left_behind(self._settings, self._count)]
-            owns = [listen(self._settings.server.host, 0) for _ in numbers]
+            owns = [listen(self._own_host(), 0) for _ in numbers]
             for own in owns:
                 stack.callback(own.close)
             self._serving = stack.enter_context(TemporaryFile())
@@ -225,7 +226,8 @@ class Workers:
             for number, own in zip(numbers, owns, strict=True):
                 self.workers.append(self._worker(WorkerPlace(number, urls), shared, own))
             lives = [asyncio.create_task(self._keep(worker)) for worker in self.workers]
-            serving = asyncio.create_task(self._announce(address(shared), on_listening))
+            scheme = "https" if self._settings.server.tls_certificate else "http"
+            serving = asyncio.create_task(self._announce(address(shared, scheme), on_listening))
             stopped = asyncio.create_task(stop.wait())
             await asyncio.wait(
                 [stopped, *lives[: self._count]], return_when=asyncio.FIRST_COMPLETED
@@ -255,6 +257,11 @@ class Workers:
                 os.pwrite(self._serving.fileno(), bytes([serves]), number)
 
         return Worker(number, assign, said, drains=drains)
+
+    def _own_host(self) -> str:
+        """Where workers listen for each other, without TLS: then on this machine alone."""
+        server = self._settings.server
+        return _LOOPBACK if server.tls_certificate else server.host
 
     def _url(self, own: socket.socket) -> str:
         """Where other nodes ask the worker: at the host that the settings tell them."""

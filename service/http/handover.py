@@ -8,13 +8,15 @@ if the request names a run that is another's. Which run is whose follows from it
 
 This is for order and speed alone: every worker can serve every request. A connection stays where it
 is if the first request names no run, does not come at once, or the other has no room for it.
-Requests behind the first stay on their connection.
+Requests behind the first stay on their connection. With TLS nobody can read a request before the
+connection is taken: it stays with the worker that accepted it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -67,6 +69,7 @@ class Handover:
         *,
         connected: Callable[[], asyncio.Protocol],
         patience_seconds: float,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._number = sharing.number
         self._shared = sharing.shared
@@ -75,6 +78,7 @@ class Handover:
         self._serving = sharing.serving
         self._connected = connected
         self._patience = patience_seconds
+        self._tls = tls
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[socket.socket, asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -118,7 +122,10 @@ class Handover:
                 )
                 return
             connection.setblocking(False)
-            self._look(connection, waits=True)
+            if self._tls is None:
+                self._look(connection, waits=True)
+            else:
+                self._serve(connection)
 
     def _receive(self) -> None:
         for _ in range(_AT_ONCE):
@@ -175,7 +182,7 @@ class Handover:
 
     async def _connect(self, connection: socket.socket) -> None:
         try:
-            await self._loop.connect_accepted_socket(self._connected, connection)
+            await self._loop.connect_accepted_socket(self._connected, connection, ssl=self._tls)
         except OSError:  # the client is gone
             with suppress(OSError):
                 connection.close()

@@ -77,11 +77,17 @@ def address(bound: socket.socket, scheme: str = "http") -> str:
 
 
 def configured(
-    app: Application, clients: Clients, *, stop_seconds: float, quick: bool = True
+    app: Application,
+    clients: Clients,
+    *,
+    stop_seconds: float,
+    quick: bool = True,
+    secured: bool = True,
 ) -> Config:
     """uvicorn's settings: `app` behind connections that `clients` counts.
 
-    Without `quick` every append uses ASGI, which gives the same answers later.
+    Without `quick` every append uses ASGI, which gives the same answers later. Without `secured`
+    there is no TLS, though the settings have a certificate.
     """
     server = app.settings.server
     connection = fast_path(app.append, clients) if quick else partial(Connection, clients)
@@ -98,23 +104,29 @@ def configured(
         server_header=False,
         backlog=_BACKLOG,
         headers=[*_HEADERS, _TLS_ALONE] if server.tls_certificate else _HEADERS,
-        ssl_certfile=server.tls_certificate or None,
-        ssl_keyfile=server.tls_key or None,
+        ssl_certfile=(server.tls_certificate or None) if secured else None,
+        ssl_keyfile=(server.tls_key or None) if secured else None,
         timeout_graceful_shutdown=max(1, round(stop_seconds)),
     )
 
 
 @asynccontextmanager
 async def serving(
-    app: Application, bound: socket.socket, *, stop_seconds: float, sharing: Sharing | None = None
+    app: Application,
+    bound: socket.socket,
+    *,
+    stop_seconds: float,
+    secured: bool = True,
+    sharing: Sharing | None = None,
 ) -> AsyncIterator[asyncio.Task[None]]:
     """Serves while the block runs, and then until the requests in progress are answered.
 
-    A worker accepts what is its own of the service's connections too, which it is `sharing`.
+    A worker accepts what is its own of the service's connections too, which it is `sharing`. Those
+    have TLS if the settings have a certificate; those of `bound` if they are `secured` as well.
     """
     append = app.append
     clients = Clients(app.settings, append.counters, append.fresh_id)
-    server = Server(configured(app, clients, stop_seconds=stop_seconds))
+    server = Server(configured(app, clients, stop_seconds=stop_seconds, secured=secured))
     patience = app.settings.server.header_timeout_seconds
     handover: Handover | None = None
     task = asyncio.create_task(server.serve(sockets=[bound]), name="http")
@@ -123,7 +135,12 @@ async def serving(
         while not server.started and not task.done():  # noqa: ASYNC110 -- it is a plain flag
             await asyncio.sleep(0.001)
         if sharing is not None and server.started:
-            handover = Handover(sharing, connected=server.connected, patience_seconds=patience)
+            handover = Handover(
+                sharing,
+                connected=server.connected,
+                patience_seconds=patience,
+                tls=app.settings.server.tls_context(),
+            )
             handover.start()
         yield task
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import ssl
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -126,6 +127,14 @@ class ServerSettings(Section):
     @classmethod
     def _are_origins(cls, listed: str) -> str:
         return _each(_ORIGIN, listed, "an origin: scheme://host[:port]")
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """What speaks TLS with the certificate, if there is one. Raises `OSError`."""
+        if not self.tls_certificate:
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.tls_certificate, self.tls_key or None)
+        return context
 
 
 class PageSettings(Section):

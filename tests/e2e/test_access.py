@@ -232,7 +232,8 @@ def let_read_pages_of_set_origins_alone(client: httpx.Client) -> None:
             assert "access-control-allow-origin" not in each.headers
 
 
-def test_it_speaks_tls(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_it_speaks_tls(tmp_path: Path, workers: int) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
     certificate = (
@@ -255,6 +256,7 @@ def test_it_speaks_tls(tmp_path: Path) -> None:
         TAILRACE_ACCESS__RULES=rules(tmp_path / "rules.yaml"),
         TAILRACE_SERVER__TLS_CERTIFICATE=str(chain),
         TAILRACE_SERVER__TLS_KEY=str(secret),
+        TAILRACE_SERVER__WORKERS=str(workers),
         TAILRACE_SERVER__CORS_ORIGINS="https://tools.example, http://localhost:3000",
     )
     service.verify = ssl.create_default_context(cafile=str(chain))

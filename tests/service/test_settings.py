@@ -176,15 +176,10 @@ def test_insecure_allows_it() -> None:
     assert settings.server.host == "0.0.0.0"
 
 
-@pytest.mark.parametrize(
-    "more", [{"server": {"workers": 2}}, {"nodes": {"secret": "a secret of some length"}}]
-)
-def test_tls_is_refused_where_processes_would_ask_one_another_without_it(
-    more: dict[str, dict[str, object]],
-) -> None:
-    server = {**more.get("server", {}), "tls_certificate": "chain.pem"}
+def test_tls_is_refused_where_nodes_would_ask_one_another_without_it() -> None:
+    nodes = {"secret": "a secret of some length"}
     with pytest.raises(InvalidInput, match="without TLS") as caught:
-        load_settings({**more, "server": server})
+        load_settings({"nodes": nodes, "server": {"tls_certificate": "chain.pem"}})
     assert "a proxy in front" in caught.value.hint
 
 
