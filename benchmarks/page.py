@@ -1,17 +1,19 @@
-"""The page in a real Chromium: `python -m benchmarks.page [--mib 1024] [--hour 1800000] [--smoke]`.
+"""The page in a real Chromium: `python -m benchmarks.page [--mib 1024] [--tall 10000000]`.
 
 A service on this machine gets a run of so many MiB of the corpus; the browser, without a window and
 without a graphics card, shows it. Measured are the first paint and the time until the run's last
 line is on screen, from the beginning of the navigation; frames per second while one scrolls
 backwards, with nothing arriving, and while 5,000 lines/s arrive at the end of another run that is
-followed; and what the tab holds after as many lines as an hour at 500 lines/s brings, which
-arrive as fast as the service takes them. The longest frame and the number of those that take more
-than 50 ms say what the mean does not.
+followed; the same in a run of so many short lines, and the time from a move of its scroll bar to
+any place until that place is on screen; and what the tab holds after as many lines as an hour at
+500 lines/s brings, which arrive as fast as the service takes them. The longest frame and the number
+of those that take more than 50 ms say what the mean does not.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import sys
 import tempfile
 import threading
@@ -50,6 +52,20 @@ _FRAMES = """([seconds, pixels]) => new Promise((done) => {
         else done({ frames: frames.slice(1), seconds: (now - first) / 1000 });
     };
     requestAnimationFrame(tick);
+})"""
+
+_JUMP = """(part) => new Promise((done) => {
+    const log = document.querySelector(".log");
+    const begin = performance.now();
+    const seen = new Set(Array.from(document.querySelectorAll(".row"), (row) => row.dataset.n));
+    log.scrollTop = part * (log.scrollHeight - log.clientHeight);
+    const look = () => {
+        const rows = Array.from(document.querySelectorAll(".row:not(.pinned)"));
+        const there = rows.length > 10 && rows.every((row) => !row.classList.contains("waiting"));
+        if (there && rows.some((row) => !seen.has(row.dataset.n))) done(performance.now() - begin);
+        else requestAnimationFrame(look);
+    };
+    requestAnimationFrame(look);
 })"""
 
 
@@ -144,6 +160,26 @@ def frames(tab: Page, seconds: float, pixels: int) -> str:
     return f"{len(each) / found['seconds']:.0f} fps, longest {max(each):.0f} ms, {slow} over 50 ms"
 
 
+def jumps(tab: Page, count: int) -> str:
+    """How long it takes until another place of the run is on screen."""
+    dice = random.Random(count)
+    took = sorted(float(tab.evaluate(_JUMP, dice.random())) for _ in range(count))
+    return f"p50 {took[count // 2]:.0f} ms, longest {took[-1]:.0f} ms"
+
+
+def tall(browser: Browser, url: str, posts: Posts, options: argparse.Namespace) -> None:
+    """Rows for a run of many short lines."""
+    lines = [b"line %d of a run that is tall\n" % number for number in range(100_000)]
+    count = feed(posts, "tall", lines, most_bytes=1 << 60, most_lines=options.tall)
+    tab, paint, last = opened(browser, url, "tall")
+    row(f"{count:,} lines opened", f"first paint {paint:.0f} ms, last line {last:.0f} ms")
+    row("frames, 30 px each backwards", frames(tab, options.seconds, 30))
+    row("frames, 600 px each backwards", frames(tab, options.seconds, 600))
+    row("a jump to any of its lines", jumps(tab, 30))
+    row("tab", memory(browser, tab))
+    tab.context.close()
+
+
 def memory(browser: Browser, tab: Page) -> str:
     """MiB of the tab's heap after a collection, and of the largest renderer's resident memory."""
     session = tab.context.new_cdp_session(tab)
@@ -185,6 +221,7 @@ def measured(browser: Browser, url: str, options: argparse.Namespace) -> None:
     row("frames, 30 px each backwards", frames(tab, options.seconds, 30))
     row("frames, 600 px each backwards", frames(tab, options.seconds, 600))
     tab.context.close()
+    tall(browser, url, posts, options)
     posts.text("busy", b"".join(lines[:1000]))
     tab = shown(browser, url, "busy")
     expect(tab.locator(".state")).to_have_text("live", timeout=_PATIENCE_MS)
@@ -222,6 +259,7 @@ def main() -> int:
     """0 when all was measured."""
     parser = argparse.ArgumentParser(description="First paint, frames and memory of the page.")
     parser.add_argument("--mib", type=int, default=1024, help="size of the long run")
+    parser.add_argument("--tall", type=int, default=10_000_000, help="lines of the tall run")
     parser.add_argument("--hour", type=int, default=1_800_000, help="lines that a tab follows")
     parser.add_argument("--seconds", type=float, default=10, help="for each rate of frames")
     parser.add_argument("--rounds", type=int, default=3, help="how often the run is opened")
@@ -229,6 +267,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.smoke:
         options.mib, options.hour, options.seconds, options.rounds = 16, 20_000, 1, 1
+        options.tall = 100_000
     reason = why_no_chromium()
     if reason is not None:
         print(f"error: {reason}", file=sys.stderr)

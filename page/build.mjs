@@ -9,10 +9,11 @@ import { build } from "esbuild";
 const here = dirname(fileURLToPath(import.meta.url));
 const target = join(here, "..", "service", "page");
 
-async function bundled(entry) {
+async function bundled(entry, define = {}) {
   const made = await build({
     absWorkingDir: here,
     entryPoints: [entry],
+    define,
     bundle: true,
     minify: true,
     format: "esm",
@@ -29,14 +30,15 @@ const named = (stem, end, body) => {
   const digest = createHash("sha256").update(body).digest("hex").slice(0, 12);
   return [`${stem}-${digest}.${end}`, body];
 };
-const script = named("page", "js", await bundled("src/main.ts"));
+const worker = named("compare", "js", await bundled("src/worker.ts"));
+const script = named("page", "js", await bundled("src/main.ts", { WORKER: JSON.stringify(`page/${worker[0]}`) }));
 const style = named("page", "css", await bundled("src/page.css"));
 const icon = named("icon", "svg", readFileSync(join(here, "src", "icon.svg")));
 const html = readFileSync(join(here, "src", "index.html"), "utf8")
   .replace("page.js", `page/${script[0]}`)
   .replace("page.css", `page/${style[0]}`)
   .replace("icon.svg", `page/${icon[0]}`);
-const files = new Map([script, style, icon, ["index.html", Buffer.from(html)]]);
+const files = new Map([script, worker, style, icon, ["index.html", Buffer.from(html)]]);
 
 const isBuilt = (name) => /\.(html|js|css|svg)$/.test(name);
 mkdirSync(target, { recursive: true });

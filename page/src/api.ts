@@ -29,8 +29,14 @@ export type Params = Record<string, string | number | boolean | undefined>;
 /** What the service answered in place of a result; `message` is a sentence for people. */
 export class Problem extends Error {
   constructor(readonly status: number, detail: string, readonly hint: string) {
-    super(hint ? `${detail} ${hint}` : detail);
+    super([detail, hint].filter(Boolean).map(sentence).join(" "));
   }
+}
+
+/** A text that begins with a capital letter, unless it is a name, and ends with a stop. */
+function sentence(text: string): string {
+  const begun = /^[a-z]+[ ,]/.test(text) ? text[0]!.toUpperCase() + text.slice(1) : text;
+  return /[.!?…:]$/.test(begun) ? begun : `${begun}.`;
 }
 
 const LOGS = "api/v1/services/ingestionPipelines/logs";
@@ -137,7 +143,7 @@ export interface ServerEvent {
 
 const SILENCE_MS = 60_000;
 
-/** Server-sent events in groups as they arrive; ends with the reply. Raises `Problem`. */
+/** Server-sent events in groups as they arrive, the first of them empty; ends with the reply. Raises `Problem`. */
 export async function* events(path: string, params: Params, signal: AbortSignal): AsyncGenerator<ServerEvent[]> {
   const own = new AbortController();
   const stop = (): void => own.abort();
@@ -147,6 +153,7 @@ export async function* events(path: string, params: Params, signal: AbortSignal)
     const reply = await get(path, params, own.signal);
     const reader = reply.body!.pipeThrough(new TextDecoderStream()).getReader();
     let rest = "";
+    yield [];
     for (;;) {
       clearTimeout(watchdog);
       watchdog = window.setTimeout(stop, SILENCE_MS);

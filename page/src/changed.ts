@@ -1,56 +1,26 @@
 // What a run says that the last successful run of its pipeline did not: both texts are read from
-// their beginnings, and a line is new if its text, with what differs from run to run masked, is
-// not among the masked lines of the other.
+// their beginnings and handed to a worker, which compares them, so frames and keys never wait.
 
 import { get, json, logsOf, runOf, type RunDetails } from "./api";
+import { MOST_KINDS, type Compared } from "./comparison";
+import type { Answer, Piece } from "./worker";
 
 /** Of each run at most so much is read, in characters. */
 export const MOST_CHARS = 200_000_000;
-/** Different masked lines of the successful run that are kept. */
-const MOST_KNOWN = 300_000;
-const MOST_KINDS = 500;
-const MOST_LINES = 1_000_000;
-const MOST_COMPARED = 2000;
 const PAGES = 20;
+/** The address of the worker's script, which the build knows. */
+declare const WORKER: string;
 
-// eslint-disable-next-line no-control-regex
-const ESCAPES = /\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])/g;
-const UUIDS = /[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}/gi;
-const IDS = /\b(?:0x[0-9a-f]+|[0-7][0-9A-HJKMNP-TV-Z]{25}|(?=[a-f]*[0-9])[0-9a-f]{7,})\b/gi;
-const DAYS = /\b(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]*,? +)?(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]* +\d+/g;
-const NUMBERS = /[-+]?\d+(?:[.,:]\d+)*/g;
-const SPACES = /\s+/g;
-
-/** A line without what differs from run to run: numbers, ids, times, colours, progress. */
-export function masked(line: string): string {
-  const shown = line.slice(0, MOST_COMPARED).replace(/\r+$/, "");
-  return shown
-    .slice(shown.lastIndexOf("\r") + 1)
-    .replace(ESCAPES, "")
-    .replace(UUIDS, "#")
-    .replace(IDS, "#")
-    .replace(DAYS, "#")
-    .replace(NUMBERS, "#")
-    .replace(SPACES, " ")
-    .trim();
+interface Policy {
+  createScriptURL(address: string): string;
+}
+interface Policies {
+  createPolicy(name: string, rules: Policy): Policy;
 }
 
-export interface Kind {
-  /** The first such line, as it is. */
-  text: string;
-  first: number;
-  count: number;
-}
-
-export interface Changes {
+export interface Changes extends Compared {
   /** The successful run with which this one was compared. */
   against: string;
-  /** Lines of this run that were compared. */
-  compared: number;
-  /** Lines that are new, in order, and how many there are, if those are too many to keep. */
-  lines: number[];
-  total: number;
-  kinds: Kind[];
   /** What was not read, as a sentence. */
   limits: string;
 }
@@ -71,79 +41,67 @@ export async function lastGood(fqn: string, run: string, signal: AbortSignal): P
   return null;
 }
 
-/** Longer than this no piece of work goes on before frames and keys have their turn. */
-const TURN_MS = 8;
+const policies = (window as unknown as { trustedTypes?: Policies }).trustedTypes;
+/** The page runs no script but its own: this is the one that it names itself. */
+const policy: Policy = policies?.createPolicy("tailrace", { createScriptURL: (address) => address }) ?? { createScriptURL: (address) => address };
 
-/** Lets the browser draw and hear: a message is a task of its own, and is not delayed as timers are. */
-function turn(): Promise<void> {
-  return new Promise((resolve) => {
-    const { port1, port2 } = new MessageChannel();
-    port1.onmessage = () => {
-      port1.close();
-      resolve();
-    };
-    port2.postMessage(null);
-  });
+/** A worker that answers one piece at a time. */
+class Comparer {
+  private readonly worker = new Worker(policy.createScriptURL(new URL(WORKER, document.baseURI).href));
+
+  ask(piece: Piece): Promise<Answer> {
+    return new Promise((resolve, reject) => {
+      this.worker.onmessage = (event: MessageEvent<Answer>) => resolve(event.data);
+      this.worker.onerror = (event) => reject(new Error(event.message));
+      this.worker.postMessage(piece, piece.bytes ? [piece.bytes.buffer] : []);
+    });
+  }
+
+  end(): void {
+    this.worker.terminate();
+  }
 }
 
-/** Calls `each` for every line up to the bound; whether all were read. */
-async function eachLine(fqn: string, run: string, signal: AbortSignal, each: (line: string, n: number) => boolean, progress: (chars: number) => void): Promise<boolean> {
-  const reply = await get(`${runOf(fqn, run)}/download`, { format: "text" }, signal);
-  const reader = reply.body!.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  let n = 0;
-  let chars = 0;
-  let since = performance.now();
+interface Read {
+  chars: number;
+  whole: boolean;
+  result: Compared | undefined;
+}
+
+/** Hands a run's text to the worker, up to the bounds. Raises `Problem`. */
+async function hand(comparer: Comparer, of: Piece["of"], path: string, signal: AbortSignal, progress: (chars: number) => void): Promise<Read> {
+  const reply = await get(`${path}/download`, { format: "text" }, signal);
+  const reader = reply.body!.getReader();
+  let whole = true;
   for (;;) {
     const { done, value } = await reader.read();
-    if (done) return rest ? each(rest, n) : true;
-    chars += value.length;
-    const parts = (rest + value).split("\n");
-    rest = parts.pop()!;
-    for (const line of parts) {
-      if (!each(line, n++)) {
-        await reader.cancel();
-        return false;
-      }
-      if (performance.now() - since > TURN_MS) {
-        await turn();
-        signal.throwIfAborted();
-        since = performance.now();
-      }
-    }
+    signal.throwIfAborted();
+    if (done) break;
+    const { chars, more } = await comparer.ask({ of, bytes: value });
     progress(chars);
-    if (chars > MOST_CHARS) {
-      await reader.cancel();
-      return false;
-    }
+    if (more && chars <= MOST_CHARS) continue;
+    whole = false;
+    await reader.cancel();
+    break;
   }
+  const { chars, result } = await comparer.ask({ of, bytes: null });
+  return { chars, whole, result };
 }
 
 /** Compares a run with one that succeeded. Raises `Problem`. */
 export async function changes(fqn: string, run: string, good: string, signal: AbortSignal, progress: (chars: number) => void): Promise<Changes> {
-  const known = new Set<string>();
-  let before = 0;
-  const allKnown = await eachLine(fqn, good, signal, (line) => known.add(masked(line)).size <= MOST_KNOWN, (chars) => progress((before = chars)));
-  const kinds = new Map<string, Kind>();
-  const lines: number[] = [];
-  let total = 0;
-  let compared = 0;
-  const look = (line: string, n: number): boolean => {
-    compared = n + 1;
-    const text = masked(line);
-    if (!text || known.has(text)) return true;
-    total++;
-    if (lines.length < MOST_LINES) lines.push(n);
-    const kind = kinds.get(text);
-    if (kind) kind.count++;
-    else if (kinds.size < MOST_KINDS) kinds.set(text, { text: line.slice(0, MOST_COMPARED), first: n, count: 1 });
-    return true;
-  };
-  const all = await eachLine(fqn, run, signal, look, (chars) => progress(before + chars));
-  const limits = [
-    allKnown ? "" : `Only the beginning of ${good} was read, so some of these may be in its rest.`,
-    all ? "" : "Only the beginning of this run was compared.",
-    kinds.size < MOST_KINDS ? "" : `Only the first ${MOST_KINDS} kinds are listed.`,
-  ];
-  return { against: good, compared, lines, total, kinds: [...kinds.values()], limits: limits.filter(Boolean).join(" ") };
+  const comparer = new Comparer();
+  try {
+    const before = await hand(comparer, "good", runOf(fqn, good), signal, progress);
+    const after = await hand(comparer, "run", runOf(fqn, run), signal, (chars) => progress(before.chars + chars));
+    const found = after.result!;
+    const limits = [
+      before.whole ? "" : `Only the beginning of ${good} was read, so some of these may be in its rest.`,
+      after.whole ? "" : "Only the beginning of this run was compared.",
+      found.kinds.length < MOST_KINDS ? "" : `Only the first ${MOST_KINDS} kinds are listed.`,
+    ];
+    return { ...found, against: good, limits: limits.filter(Boolean).join(" ") };
+  } finally {
+    comparer.end();
+  }
 }

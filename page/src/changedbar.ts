@@ -5,7 +5,7 @@ import { pieces } from "./ansi";
 import { changes, lastGood, type Changes } from "./changed";
 import { bytes, count, h, plural } from "./dom";
 import { runLink } from "./place";
-import { styled } from "./view";
+import { styled } from "./rows";
 
 interface Owner {
   /** The line at which a person is. */

@@ -1,6 +1,6 @@
 // Copying and saving: bytes as they are stored, also of lines that are not on screen.
 
-import { get, token } from "./api";
+import { address, get, runOf, token } from "./api";
 import { rawColumn } from "./ansi";
 import { count, h, plural, toast } from "./dom";
 import type { RunLines } from "./lines";
@@ -86,3 +86,10 @@ export async function save(path: string, name: string): Promise<void> {
   anchor.remove();
   if (href !== path) setTimeout(() => URL.revokeObjectURL(href), 60_000);
 }
+
+/** Saves a whole run. Raises `Problem`. */
+export const saveRun = (fqn: string, run: string): Promise<void> => save(address(`${runOf(fqn, run)}/download`), `${fqn}-${run}.log`);
+
+/** Saves what matches in a run. Raises `Problem`. */
+export const saveMatches = (fqn: string, run: string, q: string): Promise<void> =>
+  save(address("query", { fqn, run, q, from: 0, order: "asc", format: "text" }), `${fqn}-${run}-matches.log`);

@@ -2,7 +2,7 @@
 
 import { Problem, json, logInAnew, logsOf, type RunDetails } from "./api";
 import { together } from "./attempts";
-import { bytes, count, duration, h, plural, sayIn, time } from "./dom";
+import { bytes, count, duration, h, plural, sayIn, time, toast } from "./dom";
 import { link, runLink } from "./place";
 
 interface RunList {
@@ -12,13 +12,16 @@ interface RunList {
 }
 
 const RENEW_MS = 5000;
+const RECENT = 12;
 const AT_ONCE = 6;
 const SHOWN_PIPELINES = 200;
 
 abstract class List {
   readonly element = h("div", { class: "list" });
   protected readonly body = h("tbody");
-  protected readonly note = h("p", { class: "note", role: "status" }, "reading…");
+  protected readonly filters = h("div", { class: "filters" });
+  protected readonly table = h("div", { class: "scroll", hidden: true });
+  protected readonly note = h("div", { class: "note", role: "status" }, "reading…");
   protected readonly closing = new AbortController();
   private timer = 0;
   private busy = false;
@@ -59,6 +62,7 @@ abstract class List {
 
   /** Replaces the rows, and leaves the focus where it is. */
   protected show(rows: HTMLElement[]): void {
+    this.table.hidden = !rows.length;
     const focused = document.activeElement instanceof HTMLAnchorElement ? document.activeElement.getAttribute("href") : null;
     const inside = focused !== null && this.body.contains(document.activeElement);
     this.body.replaceChildren(...rows);
@@ -89,8 +93,8 @@ const WORDS: Record<string, string> = { partialSuccess: "partial" };
 const wordOf = (run: RunDetails): string => (run.outcome ? WORDS[run.outcome] ?? run.outcome : run.state);
 
 /** The outcome of a run; its state while it has none. */
-export function badge(run: RunDetails): HTMLElement {
-  return h("span", { class: `badge ${run.outcome ?? run.state}` }, wordOf(run));
+export function badge(run: RunDetails, href?: string): HTMLElement {
+  return h(href ? "a" : "span", { class: `badge ${run.outcome ?? run.state}`, href }, wordOf(run));
 }
 
 /** Attempts before the newest, each a link to its run, and one to both of the last side by side. */
@@ -117,11 +121,11 @@ function rate(run: RunDetails, before: { lines: number; at: number } | undefined
   return seconds >= 1 ? `${count(Math.ceil(run.lines / seconds))}/s` : "";
 }
 
-function cells(run: RunDetails, before?: { lines: number; at: number }, others: HTMLElement[] = []): HTMLElement[] {
+function cells(run: RunDetails, before?: { lines: number; at: number }, others: HTMLElement[] = [], href?: string): HTMLElement[] {
   const last = run.last === null ? "" : time(run.last);
   const attempts = others.length ? h("span", { class: "attempts" }, ...others) : null;
   return [
-    h("td", {}, attempts, badge(run), run.attempt !== null ? h("span", { class: "attempt" }, `attempt ${run.attempt}`) : null),
+    h("td", {}, attempts, badge(run, href), run.attempt !== null ? h("span", { class: "attempt" }, `attempt ${run.attempt}`) : null),
     h("td", { class: "wide" }, run.state),
     h("td", { class: "n wide" }, run.lines === null ? "" : count(run.lines)),
     h("td", { class: "n wide" }, bytes(run.bytes)),
@@ -132,11 +136,37 @@ function cells(run: RunDetails, before?: { lines: number; at: number }, others: 
 }
 
 const heads = (first: string[]): HTMLElement =>
-  h("thead", {}, h("tr", {}, ...first.map((name) => h("th", { scope: "col" }, name)), h("th", { scope: "col" }, "Outcome"), h("th", { scope: "col", class: "wide" }, "State"), ...([["Lines", "n wide"], ["Size", "n wide"], ["Rate", "n wide"], ["Took", "wide"], ["Last line", ""]] as const).map(([name, kind]) => h("th", { scope: "col", class: kind }, name))));
+  h("thead", {}, h("tr", {}, ...first.map((name, at) => h("th", { scope: "col", class: at ? "wide" : undefined }, name)), h("th", { scope: "col" }, "Outcome"), h("th", { scope: "col", class: "wide" }, "State"), ...([["Lines", "n wide"], ["Size", "n wide"], ["Rate", "n wide"], ["Took", "wide"], ["Last line", ""]] as const).map(([name, kind]) => h("th", { scope: "col", class: kind }, name))));
+
+/** The outcomes of the latest runs, oldest first, each a link to its run. */
+function strip(fqn: string, runs: RunDetails[]): HTMLElement {
+  const dots = runs.slice().reverse().map((run) => {
+    const title = `${run.runId}: ${wordOf(run)}${run.last === null ? "" : `, ${age(run.last)}`}`;
+    return h("a", { class: `dot ${run.outcome ?? run.state}`, href: runLink(fqn, run.runId), title, "aria-label": title, tabindex: "-1" });
+  });
+  return h("span", { class: "recent" }, ...dots);
+}
+
+/** The first thing that somebody sees who has just started a service. */
+function welcome(): HTMLElement {
+  const target = new URL(`${logsOf("shop.orders")}/run-1`, document.baseURI).href;
+  const command = `curl -X POST -H 'Content-Type: text/plain' \\\n  --data-binary $'hello\\nworld\\n' \\\n  ${target}`;
+  const copy = h("button", { type: "button", onclick: () => void navigator.clipboard?.writeText(command).then(() => toast("Copied. Paste it into a terminal.")) }, "Copy");
+  return h(
+    "div",
+    { class: "welcome" },
+    h("h2", {}, "Nothing was written yet"),
+    h("p", {}, "A pipeline is here as soon as it sends its first line. Try it, in a terminal:"),
+    h("code", {}, command),
+    navigator.clipboard ? copy : null,
+    h("p", { class: "note" }, "Its run appears on this page by itself. Open it and post more lines: they come as you send them."),
+  );
+}
 
 export class PipelineList extends List {
   private readonly filter: HTMLInputElement;
   private latest = new Map<string, RunDetails>();
+  private recent = new Map<string, RunDetails[]>();
   private before = new Map<string, { runId: string; lines: number; at: number }>();
   private readAt = new Map<string, number>();
 
@@ -147,7 +177,9 @@ export class PipelineList extends List {
       history.replaceState(null, "", link("", [], { name: this.filter.value }));
       void this.renew();
     });
-    this.element.append(h("h1", {}, "Pipelines"), h("div", { class: "filters" }, this.filter), h("div", { class: "scroll" }, h("table", {}, heads(["Pipeline", "Latest run"]), this.body)), this.note);
+    this.filters.append(this.filter);
+    this.table.append(h("table", {}, heads(["Pipeline", "Recent", "Latest run"]), this.body));
+    this.element.append(h("h1", {}, "Pipelines"), this.filters, this.table, this.note);
   }
 
   protected async load(): Promise<void> {
@@ -158,21 +190,28 @@ export class PipelineList extends List {
     const waiting = names.slice();
     const work = async (): Promise<void> => {
       for (let name = waiting.shift(); name !== undefined; name = waiting.shift()) {
-        const list = await json<RunList>(logsOf(name), { limit: 1 }, signal);
-        const old = this.latest.get(name);
-        if (old) this.before.set(name, { runId: old.runId, lines: old.lines ?? 0, at: this.readAt.get(name) ?? 0 });
-        if (list.details[0]) this.latest.set(name, list.details[0]);
-        this.readAt.set(name, Date.now());
+        await this.read(name, signal);
       }
     };
     await Promise.all(Array.from({ length: AT_ONCE }, work));
     this.draw(names);
     const more = found.after ? ` The first ${plural(names.length, "pipeline")} are shown: type a name.` : "";
-    this.note.textContent = names.length ? more : this.filter.value ? "No pipeline has such a name." : "Nothing was written yet. A pipeline is here as soon as it sends its first line:";
-    if (!names.length && !this.filter.value) {
-      const target = new URL(`${logsOf("shop.orders")}/run-1`, document.baseURI).href;
-      this.note.append(h("code", {}, `curl -X POST -H 'Content-Type: text/plain' --data-binary $'hello\\nworld\\n' ${target}`));
-    }
+    const empty = !names.length && !this.filter.value;
+    this.filters.hidden = empty;
+    if (!empty) this.note.textContent = names.length ? more : "No pipeline has such a name.";
+    else if (!this.note.querySelector("code")) this.note.replaceChildren(welcome());
+  }
+
+  /** Reads a pipeline's latest run; those before it only when there is another one, or it has ended. */
+  private async read(name: string, signal: AbortSignal): Promise<void> {
+    const list = await json<RunList>(logsOf(name), { limit: 1 }, signal);
+    const old = this.latest.get(name);
+    if (old) this.before.set(name, { runId: old.runId, lines: old.lines ?? 0, at: this.readAt.get(name) ?? 0 });
+    const run = list.details[0];
+    if (run) this.latest.set(name, run);
+    this.readAt.set(name, Date.now());
+    if (!run || (old?.runId === run.runId && old.outcome === run.outcome && old.state === run.state)) return;
+    this.recent.set(name, (await json<RunList>(logsOf(name), { limit: RECENT }, signal)).details);
   }
 
   private draw(names: string[]): void {
@@ -182,8 +221,8 @@ export class PipelineList extends List {
       sorted.map((name) => {
         const run = this.latest.get(name);
         const cell = h("td", {}, h("a", { class: "main", href: link("pipeline", [name]) }, name));
-        if (!run) return h("tr", {}, cell, ...Array.from({ length: 8 }, () => h("td")));
-        return h("tr", {}, cell, h("td", { class: "id" }, h("a", { href: runLink(name, run.runId) }, run.runId)), ...cells(run, this.before.get(name)?.runId === run.runId ? this.before.get(name) : undefined));
+        if (!run) return h("tr", {}, cell, ...Array.from({ length: 9 }, () => h("td")));
+        return h("tr", {}, cell, h("td", { class: "wide" }, strip(name, (this.recent.get(name) ?? [run]).map((one) => (one.runId === run.runId ? run : one)))), h("td", { class: "id wide" }, h("a", { href: runLink(name, run.runId) }, run.runId)), ...cells(run, this.before.get(name)?.runId === run.runId ? this.before.get(name) : undefined, [], runLink(name, run.runId)));
       }),
     );
   }
@@ -220,7 +259,9 @@ export class Runs extends List {
       this.limit += 100;
       void this.renew();
     });
-    this.element.append(h("h1", {}, fqn), h("div", { class: "filters" }, ...Object.values(this.controls), h("a", { class: "button", href: link("search", [], { fqn }) }, "Search its lines")), h("div", { class: "scroll" }, h("table", {}, heads(["Run"]), this.body)), this.more, this.note);
+    this.filters.append(...Object.values(this.controls), h("a", { class: "button", href: link("search", [], { fqn }) }, "Search its lines"));
+    this.table.append(h("table", {}, heads(["Run"]), this.body));
+    this.element.append(h("h1", {}, fqn), this.filters, this.table, this.more, this.note);
   }
 
   private wanted(): Record<string, string> {
@@ -230,7 +271,7 @@ export class Runs extends List {
   protected async load(): Promise<void> {
     const found = await json<RunList>(logsOf(this.fqn), { ...this.wanted(), limit: this.limit }, this.closing.signal);
     this.more.hidden = found.after === null;
-    this.note.textContent = found.details.length ? "" : Object.values(this.wanted()).some(Boolean) ? "No run is so. Change the filters above." : "This pipeline has no runs, or no such pipeline is there for you.";
+    this.note.textContent = found.details.length ? "" : Object.values(this.wanted()).some(Boolean) ? "No run is so. Change the filters above." : "There is no such pipeline, or it has no runs yet. It is here as soon as it sends its first line.";
     this.show(
       together(found.details).map((attempts) => {
         const run = attempts.at(-1)!;

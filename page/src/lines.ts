@@ -7,6 +7,7 @@ export const BLOCK = 500;
 const MAX_BLOCKS = 160;
 const MAX_CHARS = 48_000_000;
 const PATIENCE_MS = 120;
+const OPENED_MS = 150;
 /** A line of which nothing but the text is known yet. */
 const NOBODY: LogRecord = { ulid: "", ts: null, fqn: "", run_id: "", level: null, connector_id: null, pos: 0, message: "", attributes: null };
 /** Longer lines are kept by their beginnings; the rest is fetched when somebody wants it. */
@@ -283,32 +284,31 @@ export class RunLines {
     this.following = new AbortController();
     this.refusal = "";
     const params = { format: "ndjson", after: this.cursor ?? undefined };
+    let opened = 0;
     try {
-      // A silent stream is open when its first heartbeat comes; that is too late to say so.
-      const opened = setTimeout(() => this.become("live"), 1000);
-      try {
-        for await (const group of events(streamOf(this.fqn, this.run), params, this.following.signal)) {
-          const came: LogRecord[] = [];
-          let over = false;
-          for (const event of group) {
-            if (event.name === "complete") over = true;
-            else if (event.name === "error") throw new Error(event.data);
-            else if (event.name === "message") {
-              came.push(JSON.parse(event.data) as LogRecord);
-              if (event.id !== null) this.cursor = event.id;
-            }
+      for await (const group of events(streamOf(this.fqn, this.run), params, this.following.signal)) {
+        // A silent stream says nothing until its first heartbeat; one that is over says so at once.
+        if (!group.length) opened = window.setTimeout(() => this.become("live"), OPENED_MS);
+        const came: LogRecord[] = [];
+        let over = false;
+        for (const event of group) {
+          if (event.name === "complete") over = true;
+          else if (event.name === "error") throw new Error(event.data);
+          else if (event.name === "message") {
+            came.push(JSON.parse(event.data) as LogRecord);
+            if (event.id !== null) this.cursor = event.id;
           }
-          this.failures = 0;
-          if (!over) this.become("live");
-          if (came.length) this.append(came);
-          if (over) return true;
         }
-      } finally {
-        clearTimeout(opened);
+        if (group.length) this.failures = 0;
+        if (group.length && !over) this.become("live");
+        if (came.length) this.append(came);
+        if (over) return true;
       }
     } catch (error) {
       if (error instanceof Problem && error.status < 500 && error.status !== 429) this.refusal = error.message;
       else if (!this.closing.signal.aborted && !(error instanceof TypeError)) console.debug(String(error));
+    } finally {
+      clearTimeout(opened);
     }
     return false;
   }

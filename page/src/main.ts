@@ -2,7 +2,7 @@
 
 import { forget, onLogin, token } from "./api";
 import { Compare } from "./compare";
-import { h } from "./dom";
+import { h, toast } from "./dom";
 import { PipelineList, Runs } from "./home";
 import { link, placeOf } from "./place";
 import { RunView } from "./run";
@@ -48,9 +48,12 @@ function theme(change = false): void {
   const name = THEMES[Math.max(0, at)]!;
   localStorage.setItem("theme", name);
   document.documentElement.dataset.theme = name;
-  themeButton.textContent = `Theme: ${name}`;
+  const said = `Colours: ${name === "auto" ? "as the system" : name}`;
+  themeButton.title = `${said}. Press for others.`;
+  themeButton.setAttribute("aria-label", said);
+  if (change) toast(`${said}.`);
 }
-const themeButton = h("button", { type: "button", class: "theme", title: "Colours: as the system, light, dark", onclick: () => theme(true) });
+const themeButton = h("button", { type: "button", class: "theme", onclick: () => theme(true) }, "◐");
 
 function keys(): void {
   const list = h("dl", { class: "keys" });
@@ -117,7 +120,7 @@ function start(): void {
     forget();
     location.reload();
   });
-  const search = h("a", { class: "button", href: "#/search", title: "Key s" }, "Search");
+  const search = h("a", { class: "button", href: "#/search", title: "Search across all runs (key s)" }, "Search");
   const help = h("button", { type: "button", title: "Keys", "aria-label": "Keys", onclick: keys }, "?");
   document.getElementById("page")!.append(h("header", {}, trail, h("span", { class: "space" }), search, themeButton, leave, help), main);
   theme();

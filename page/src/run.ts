@@ -1,20 +1,26 @@
 // The view of a run: its lines at the live end or anywhere else, and what can be done with them.
 
-import { Problem, address, logInAnew, records, runOf, type LogRecord } from "./api";
+import { Problem, logInAnew, type RunDetails } from "./api";
 import { before, latest } from "./attempts";
+import { Bars } from "./bars";
 import { ChangedBar } from "./changedbar";
-import { chart } from "./chart";
-import { bytes, count, h, isUtc, plural, sayIn, setUtc, time, toast } from "./dom";
+import { group, keyButton, toggle } from "./controls";
+import { copyRange, saveMatches, saveRun } from "./copy";
+import { details } from "./details";
+import { h, isUtc, plural, sayIn, setUtc, toast } from "./dom";
+import { Finder } from "./find";
 import { FindBar } from "./findbar";
-import { Finder, histogram } from "./find";
 import { Folds } from "./folds";
-import { copyRange, save } from "./copy";
 import { RunLines } from "./lines";
 import { link, replace, runLink } from "./place";
-import { details } from "./details";
+import { statusOf } from "./status";
 import { LogView } from "./view";
+import { SEVERE, Why, detailsOf } from "./why";
 
-const SEVERE = "level>=ERROR";
+/** How often the page asks what has become of a run. */
+const LOOK_MS = 10_000;
+/** Below this width lines wrap unless somebody said otherwise. */
+const NARROW = 640;
 
 export class RunView {
   readonly element: HTMLElement;
@@ -23,11 +29,15 @@ export class RunView {
   private readonly finder: Finder;
   private readonly find: FindBar;
   private readonly news: ChangedBar;
+  private readonly why: Why;
   private readonly closing = new AbortController();
   private readonly status = h("span", { class: "status" }, "reading…");
   private readonly fresh = h("button", { class: "fresh", type: "button", hidden: true });
   private readonly followButton: HTMLButtonElement;
-  private readonly bars = h("div", { class: "bars-box", hidden: true });
+  private readonly bars: Bars;
+  private known: RunDetails | null = null;
+  private looked = 0;
+  private connection = "";
   private all = false;
   private newLines = 0;
   private refused = false;
@@ -41,18 +51,18 @@ export class RunView {
     this.lines = new RunLines(fqn, run, (appended) => this.changed(appended), (error) => this.say(error));
     this.view = new LogView(this.lines, new Folds(this.lines), beside && RunView.active !== null ? "found-beside" : "found");
     RunView.active = this;
-    this.view.wrap = localStorage.getItem("wrap") === "yes";
+    this.view.wrap = (localStorage.getItem("wrap") ?? (innerWidth < NARROW ? "yes" : "no")) === "yes";
     this.view.times = localStorage.getItem("times") === "yes";
     this.finder = new Finder(fqn, run);
     this.find = new FindBar(this.finder, {
       current: () => this.current(),
-      go: (record) => this.go(record),
+      go: (record) => this.goTo(record.ulid),
       mark: (pattern, q) => {
         this.view.marks.pattern = pattern;
         this.address({ q });
         this.view.schedule();
       },
-      save: (q) => void this.saveMatches(q),
+      save: (q) => void saveMatches(fqn, run, q).catch((error: unknown) => this.say(error)),
       only: (q) => (location.hash = link("search", [], { q, fqn, run, from: "0" })),
       closed: () => this.view.scroller.focus(),
     });
@@ -65,12 +75,18 @@ export class RunView {
       },
       closed: () => this.view.scroller.focus(),
     });
-    this.followButton = this.button("Follow", "f", () => this.toggleFollow());
+    this.bars = new Bars(fqn, run, this.closing.signal, {
+      go: (record) => this.goTo(record.ulid),
+      say: (error) => this.say(error),
+      end: () => (this.lines.connection === "ended" ? this.lines.row(this.lines.total - 1)?.entry.ulid || undefined : undefined),
+    });
+    this.why = new Why(this.finder, (record) => void this.goTo(record.ulid));
+    this.followButton = keyButton("Follow", "f", () => this.toggleFollow());
     this.fresh.addEventListener("click", () => this.end());
     this.view.onplace = () => this.placed();
     this.view.onopen = (n) => void details(this.lines, n);
     this.view.onnumber = (n) => this.point(n);
-    this.element = h("div", { class: "run" }, h("h1", { class: "unseen" }, run), this.toolbar(), this.find.element, this.news.element, this.bars, h("div", { class: "frame" }, this.view.scroller, this.empty, this.fresh));
+    this.element = h("div", { class: "run" }, h("h1", { class: "unseen" }, run), this.toolbar(), this.why.element, this.find.element, this.news.element, this.bars.element, h("div", { class: "frame" }, this.view.scroller, this.empty, this.fresh));
     for (const name of ["pointerdown", "focusin"]) this.element.addEventListener(name, () => (RunView.active = this));
     this.view.scroller.classList.toggle("wrap", this.view.wrap);
     document.addEventListener("keydown", this.keyed);
@@ -80,39 +96,32 @@ export class RunView {
   }
 
   private toolbar(): HTMLElement {
-    const toggle = (label: string, key: string, on: boolean, act: (on: boolean) => void): HTMLElement => {
-      const button = this.button(label, key, () => {
-        on = !on;
-        button.setAttribute("aria-pressed", String(on));
-        act(on);
-      });
-      button.setAttribute("aria-pressed", String(on));
-      return button;
-    };
     return h(
       "div",
       { class: "tools", role: "toolbar", "aria-label": "Run" },
       this.status,
       h("span", { class: "space" }),
       this.followButton,
-      this.button("Find", "/", () => this.find.open()),
-      this.button("First error", "e", () => void this.severe(true)),
-      this.button("Last error", "E", () => void this.severe(false)),
-      this.button("What is new", "c", () => void this.news.open(), "Lines that the last successful run did not have"),
-      this.beside ? null : this.button("Compare", "a", () => void this.compare(), "Side by side with the attempt or run before"),
-      toggle("Chart", "h", false, (on) => void this.showBars(on)),
-      toggle("Wrap", "w", this.view.wrap, (on) => this.set("wrap", on)),
-      toggle("Times", "t", this.view.times, (on) => this.set("times", on)),
-      toggle("UTC", "u", isUtc(), (on) => {
-        setUtc(on);
-        this.view.redraw();
-      }),
-      this.button("Download", "d", () => void this.download()),
+      group(
+        keyButton("Find", "/", () => this.find.open(), "Find in the whole run"),
+        keyButton("First error", "e", () => void this.severe(true)),
+        keyButton("Last error", "E", () => void this.severe(false)),
+      ),
+      group(
+        keyButton("What is new", "c", () => void this.news.open(), "Lines that the last successful run did not have"),
+        this.beside ? null : keyButton("Compare", "a", () => void this.compare(), "Side by side with the attempt or run before"),
+      ),
+      group(
+        toggle("Chart", "h", false, (on) => void this.bars.show(on)),
+        toggle("Wrap", "w", this.view.wrap, (on) => this.set("wrap", on)),
+        toggle("Times", "t", this.view.times, (on) => this.set("times", on)),
+        toggle("UTC", "u", isUtc(), (on) => {
+          setUtc(on);
+          this.view.redraw();
+        }),
+      ),
+      keyButton("Download", "d", () => void saveRun(this.fqn, this.run).catch((error: unknown) => this.say(error)), "Download the whole run"),
     );
-  }
-
-  private button(label: string, key: string, act: () => void, what = ""): HTMLButtonElement {
-    return h("button", { type: "button", onclick: act, "data-key": key, title: what ? `${what} (key ${key})` : `Key ${key}`, "aria-keyshortcuts": key }, label);
   }
 
   private set(name: "wrap" | "times", on: boolean): void {
@@ -128,6 +137,7 @@ export class RunView {
       await this.begin();
       if (this.closing.signal.aborted) return;
       this.opened = true;
+      this.element.classList.remove("nothing");
       this.tell();
       this.view.folds.foldGroups(Math.max(0, this.lines.total - 500), this.lines.total);
       const line = this.params.get("line");
@@ -149,9 +159,11 @@ export class RunView {
       } catch (error) {
         if (this.closing.signal.aborted) return;
         const [status, text] = error instanceof Problem ? [error.status, error.message] : [503, "The service does not answer. The page tries again."];
-        this.status.textContent = "no answer";
+        this.status.textContent = status === 404 ? "no such run" : "no answer";
+        this.element.classList.add("nothing");
         this.empty.hidden = false;
         this.empty.textContent = text;
+        if (status === 404) sayIn(this.empty, `There is no pipeline “${this.fqn}” here. It begins with its first line.`, "All pipelines", () => (location.hash = "#/"));
         if (status === 403) {
           this.status.textContent = "no access";
           sayIn(this.empty, text, "Use another token", () => void logInAnew());
@@ -186,6 +198,11 @@ export class RunView {
 
   private changed(appended: number): void {
     if (appended && !this.view.follow) this.newLines += appended;
+    if (this.connection !== this.lines.connection) this.tell();
+    if (this.lines.total) {
+      this.empty.hidden = true;
+      this.element.classList.remove("nothing");
+    }
     this.view.schedule();
   }
 
@@ -196,25 +213,36 @@ export class RunView {
     this.fresh.hidden = follow || !this.newLines;
     const label = `▼ ${plural(this.newLines, "new line")}`;
     if (!this.fresh.hidden && this.fresh.textContent !== label) this.fresh.textContent = label;
-    const pressed = String(follow);
-    if (this.followButton.getAttribute("aria-pressed") !== pressed) {
-      this.followButton.setAttribute("aria-pressed", pressed);
-      this.followButton.textContent = follow ? "Following" : "Follow";
+    const ended = this.lines.connection === "ended";
+    const said = ended ? "To the end" : follow ? "Following" : "Follow";
+    if (this.followButton.textContent !== said) this.followButton.textContent = said;
+    if (ended) this.followButton.removeAttribute("aria-pressed");
+    else this.followButton.setAttribute("aria-pressed", String(follow));
+  }
+
+  /** Asks what has become of the run: now and then, and when its stream begins or ends. */
+  private async look(): Promise<void> {
+    this.looked = performance.now();
+    try {
+      this.known = await detailsOf(this.fqn, this.run, this.closing.signal);
+      if (!this.beside) void this.why.show(this.known?.outcome ?? null, this.closing.signal);
+    } catch {
+      // What was known stays; the stream says that the service is away.
     }
+    if (!this.closing.signal.aborted) this.tell();
   }
 
   private tell(): void {
     if (!this.opened) return;
     const { lines } = this;
+    const turned = this.connection !== lines.connection;
+    this.connection = lines.connection;
+    if (turned || (lines.connection === "live" && performance.now() - this.looked > LOOK_MS)) void this.look();
     this.empty.hidden = lines.total > 0;
     if (!lines.total) this.empty.textContent = lines.connection === "ended" ? "This run is over and has no lines." : "This run has no lines yet. They are here as soon as they are written. If it should have some, look whether the names of pipeline and run in the address are right.";
-    const words: Record<string, string> = { live: "live", connecting: "connecting", lost: "reconnecting", refused: "no access", ended: lines.state === "closed" ? "closed" : "finished" };
-    const rate = lines.rate();
-    const parts = [plural(lines.total, "line"), bytes(lines.bytes)];
-    if (lines.connection === "live" && rate) parts.push(`${count(Math.ceil(rate))} lines/s`);
     if (lines.refusal && !this.refused) toast(`${lines.refusal} The page shows what it has read.`);
     this.refused = !!lines.refusal;
-    this.status.replaceChildren(h("span", { class: `state ${lines.connection}`, title: lines.refusal || undefined }, words[lines.connection] ?? ""), ` ${parts.join(" · ")}`);
+    this.status.replaceChildren(...statusOf(lines, this.beside ? null : this.known));
   }
 
   // --- the place -----------------------------------------------------------------------
@@ -242,10 +270,6 @@ export class RunView {
     const { line } = this.view.marks;
     if (line !== null && line >= this.view.first && line <= this.view.last) return this.lines.row(line)?.entry.ulid ?? null;
     return null;
-  }
-
-  private async go(record: LogRecord): Promise<void> {
-    await this.goTo(record.ulid);
   }
 
   private async goTo(ulid: string): Promise<void> {
@@ -281,7 +305,7 @@ export class RunView {
   }
 
   private toggleFollow(): void {
-    if (this.view.follow) {
+    if (this.view.follow && this.lines.connection !== "ended") {
       this.view.follow = false;
       this.view.schedule();
     } else this.end();
@@ -290,38 +314,8 @@ export class RunView {
   private async severe(first: boolean): Promise<void> {
     try {
       const found = await this.finder.next(SEVERE, null, first, this.closing.signal);
-      if (found) await this.go(found);
+      if (found) await this.goTo(found.ulid);
       else toast("This run has no line of level ERROR or FATAL.");
-    } catch (error) {
-      this.say(error);
-    }
-  }
-
-  private async showBars(on: boolean): Promise<void> {
-    this.bars.hidden = !on;
-    if (!on) return;
-    this.bars.replaceChildren("Counting…");
-    try {
-      const params = { fqn: this.fqn, run: this.run, from: 0, to: this.lastUlid(), buckets: 120 };
-      const found = await histogram(params, this.closing.signal);
-      this.bars.replaceChildren(chart(found, (from, to) => void this.zoom(from, to)));
-    } catch (error) {
-      this.bars.hidden = true;
-      this.say(error);
-    }
-  }
-
-  /** The end of a chart: that of the run, or now while it is written. */
-  private lastUlid(): string | undefined {
-    return this.lines.connection === "ended" ? this.lines.row(this.lines.total - 1)?.entry.ulid || undefined : undefined;
-  }
-
-  private async zoom(from: number, to: number): Promise<void> {
-    try {
-      const params = { fqn: this.fqn, run: this.run, from, to, limit: 1, order: "asc" };
-      const found = await records("query", params, this.closing.signal);
-      if (found.records[0]) await this.go(found.records[0]);
-      else toast(`No lines from ${time(from)} to ${time(to)}.`);
     } catch (error) {
       this.say(error);
     }
@@ -340,16 +334,6 @@ export class RunView {
     this.all = on;
     this.view.scroller.classList.toggle("all", on);
     if (on) toast(`All ${plural(this.lines.total, "line")} are selected. Ctrl-C copies them.`);
-  }
-
-  private async download(): Promise<void> {
-    const path = address(`${runOf(this.fqn, this.run)}/download`);
-    await save(path, `${this.fqn}-${this.run}.log`).catch((error: unknown) => this.say(error));
-  }
-
-  private async saveMatches(q: string): Promise<void> {
-    const path = address("query", { fqn: this.fqn, run: this.run, q, from: 0, order: "asc", format: "text" });
-    await save(path, `${this.fqn}-${this.run}-matches.log`).catch((error: unknown) => this.say(error));
   }
 
   // --- keys --------------------------------------------------------------------------------

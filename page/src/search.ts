@@ -8,7 +8,7 @@ import { save } from "./copy";
 import { h, plural, time, toast } from "./dom";
 import { histogram } from "./find";
 import { link, replace, runLink } from "./place";
-import { styled } from "./view";
+import { styled } from "./rows";
 
 const PAGE = 100;
 const MOST_LIVE = 1000;
@@ -19,6 +19,11 @@ interface Stats {
   matches: number;
   complete: boolean;
   next: string | null;
+}
+
+/** Hits that follow each other and are of one run have its name above the first of them. */
+function grouped(above: Element | null, below: Element): void {
+  below.classList.toggle("same", above?.getAttribute("data-run") === below.getAttribute("data-run"));
 }
 
 export class Search {
@@ -123,9 +128,18 @@ export class Search {
       this.bars.hidden = !found.buckets.length;
       this.bars.replaceChildren(chart(found, (from, to) => this.zoom(from, to)));
       this.said.textContent = `${plural(found.stats.matches, "record")}${found.stats.complete ? "" : "; not everything could be read"}`;
+      if (!found.stats.matches) this.suggest();
     } catch (error) {
       if (!signal.aborted) this.say(error);
     }
+  }
+
+  /** What may help where nothing was found. */
+  private suggest(): void {
+    this.bars.hidden = true;
+    if (this.times.value === "0") return;
+    const wider = h("button", { type: "button", onclick: () => { this.params.delete("to"); this.times.value = "0"; this.ask(); } }, "Search all time");
+    this.hits.replaceChildren(h("li", { class: "nothing" }, "Nothing matches in this time. ", wider));
   }
 
   private zoom(from: number, to: number): void {
@@ -140,7 +154,12 @@ export class Search {
     this.more.disabled = true;
     try {
       const found = await records<Stats>("query", { ...this.query(), limit: PAGE, after: this.next ?? undefined }, signal);
-      this.hits.append(...found.records.map((record) => this.hit(record)));
+      if (found.records.length) this.hits.querySelector(".nothing")?.remove();
+      for (const record of found.records) {
+        const hit = this.hit(record);
+        grouped(this.hits.lastElementChild, hit);
+        this.hits.append(hit);
+      }
       this.next = found.stats.next;
       this.more.hidden = this.next === null || found.records.length < PAGE;
     } catch (error) {
@@ -161,8 +180,9 @@ export class Search {
     const params = { line: record.ulid, q: this.input.value };
     return h(
       "li",
-      { class: `lv-${record.level ?? ""}` },
-      h("a", { class: "main", href: runLink(record.fqn, record.run_id, params) }, h("span", { class: "at" }, record.ts ? time(record.ts) : ""), h("span", { class: "where" }, `${record.fqn} / ${record.run_id}`), text, more),
+      { class: `lv-${record.level ?? ""}`, "data-run": JSON.stringify([record.fqn, record.run_id]) },
+      h("a", { class: "where", href: runLink(record.fqn, record.run_id), tabindex: "-1" }, h("b", {}, record.fqn), ` / ${record.run_id}`),
+      h("a", { class: "main", href: runLink(record.fqn, record.run_id, params) }, h("span", { class: "at" }, record.ts ? time(record.ts) : ""), h("span", {}, text, more)),
     );
   }
 
@@ -192,7 +212,9 @@ export class Search {
             if (event.name === "gap") toast("Some records may be missing here: search for them.");
             if (event.name === "error") throw new Error(event.data);
             if (event.name !== "message" || !event.data) continue;
-            this.hits.prepend(this.hit(JSON.parse(event.data) as LogRecord));
+            const hit = this.hit(JSON.parse(event.data) as LogRecord);
+            if (this.hits.firstElementChild) grouped(hit, this.hits.firstElementChild);
+            this.hits.prepend(hit);
             came++;
           }
           while (this.hits.childElementCount > MOST_LIVE) this.hits.lastElementChild?.remove();

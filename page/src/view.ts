@@ -3,22 +3,12 @@
 // The scroll bar's range is bounded (browsers end at some 10 million pixels); small movements
 // are taken as they are, large ones as a part of the run.
 
-import { count, h, time } from "./dom";
-import { pieces, type Piece } from "./ansi";
+import { count, h } from "./dom";
 import type { Folds } from "./folds";
 import type { Row, RunLines } from "./lines";
+import { placeOf, rangesOf, rowOf, type Marks } from "./rows";
 
 const RANGE = 4_000_000;
-const SHOWN_CHARS = 4000;
-
-export interface Marks {
-  /** The line that the address names. */
-  line: number | null;
-  /** What a search looks for, to be highlighted. */
-  pattern: RegExp | null;
-  /** Lines that are new since the last successful run. */
-  changed: Set<number>;
-}
 
 export class LogView {
   readonly scroller: HTMLElement;
@@ -342,28 +332,7 @@ export class LogView {
   }
 
   private make(n: number, row: Row): HTMLElement {
-    const { entry } = row;
-    const level = entry.level ?? "";
-    const { pieces: parts, overwritten } = pieces(row.text.slice(0, SHOWN_CHARS));
-    const text = h("span", { class: "tx" }, ...parts.map(styled));
-    const fold = this.folds.at(n, row);
-    const tools: HTMLElement[] = [];
-    if (fold) {
-      const label = fold.open ? "fold" : `${count(fold.lines)} more ${fold.lines === 1 ? "line" : "lines"}`;
-      tools.push(h("button", { class: "fold", "aria-expanded": String(fold.open), "data-fold": n, type: "button" }, `${fold.open ? "▾" : "▸"} ${label}`));
-    }
-    const hidden = row.length - Math.min(row.text.length, SHOWN_CHARS);
-    if (hidden > 0) tools.push(h("button", { class: "fold", "data-open": n, type: "button" }, `… ${count(hidden)} more characters`));
-    if (overwritten) tools.push(h("span", { class: "over", title: "Earlier text of this line was overwritten; copy the line to have all of it" }, "↻"));
-    const mark = `${n === this.marks.line ? " marked" : ""}${this.marks.changed.has(n) ? " new" : ""}`;
-    return h(
-      "div",
-      { class: `row lv-${level}${mark}${entry.first === n ? "" : " inside"}`, "data-n": n },
-      h("a", { class: "no", href: "#", draggable: "false", tabindex: "-1", "data-line": n, title: "Link to this line" }, count(n + 1)),
-      this.times ? h("span", { class: "at" }, entry.first === n && entry.ts ? time(entry.ts) : "") : null,
-      text,
-      ...tools,
-    );
+    return rowOf(n, row, this.folds.at(n, row), this.marks, this.times);
   }
 
   private highlight(): void {
@@ -425,45 +394,4 @@ export class LogView {
     const ordered = anchor[0] < focus[0] || (anchor[0] === focus[0] && anchor[1] <= focus[1]);
     return ordered ? { from: anchor, to: focus } : { from: focus, to: anchor };
   }
-}
-
-function placeOf(node: Node, offset: number, rows: HTMLElement): [number, number] | null {
-  if (!rows.contains(node) || node === rows) return null;
-  const element = node instanceof Element ? node : node.parentElement;
-  const row = element?.closest<HTMLElement>(".row");
-  const text = row?.querySelector(".tx");
-  if (!row || !text) return null;
-  const before = document.createRange();
-  before.setStart(text, 0);
-  const n = Number(row.dataset.n);
-  if (text.contains(node)) before.setEnd(node, offset);
-  else if (text.compareDocumentPosition(node) & Node.DOCUMENT_POSITION_FOLLOWING || node === row) {
-    if (node === row && offset === 0) return [n, 0];
-    before.setEnd(text, text.childNodes.length);
-  } else return [n, 0];
-  return [n, before.toString().length];
-}
-
-function rangesOf(text: Element, pattern: RegExp): Range[] {
-  const ranges: Range[] = [];
-  const walker = document.createTreeWalker(text, NodeFilter.SHOW_TEXT);
-  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
-    for (const match of (node.nodeValue ?? "").matchAll(pattern)) {
-      if (!match[0] || ranges.length > 500) break;
-      const range = document.createRange();
-      range.setStart(node, match.index);
-      range.setEnd(node, match.index + match[0].length);
-      ranges.push(range);
-    }
-  }
-  return ranges;
-}
-
-/** A piece of a line as an element, or as text where it has no style. */
-export function styled(piece: Piece): Node | string {
-  if (!piece.style && !piece.color && !piece.background) return piece.text;
-  const element = h("span", { class: piece.style || undefined }, piece.text);
-  if (piece.color) element.style.color = piece.color;
-  if (piece.background) element.style.backgroundColor = piece.background;
-  return element;
 }

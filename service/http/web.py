@@ -29,7 +29,7 @@ _INDEX: Final = "index.html"
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-    "require-trusted-types-for 'script'"
+    "require-trusted-types-for 'script'; trusted-types tailrace"
 )
 # Beside those that the server adds to every reply.
 HEADERS: Final = {

@@ -52,7 +52,7 @@ def test_keys_lead_from_the_list_to_a_run_and_back(page: Page) -> None:
 @pytest.mark.usefixtures("runs")
 def test_names_of_any_characters_are_links(page: Page) -> None:
     page.goto("/")
-    page.get_by_role("link", name="r#1?").click()
+    page.get_by_role("link", name="r#1?", exact=True).click()
     expect(page.locator(".row .tx")).to_have_text("one line")
     page.reload()
     expect(page.locator(".row .tx")).to_have_text("one line")
@@ -73,7 +73,7 @@ def test_a_search_is_completed_and_leads_to_the_line(page: Page) -> None:
     expect(page.locator(".hits li")).to_have_count(3)
     expect(page.locator(".note")).to_have_text("3 records")
     expect(page.locator(".bars rect.lv-ERROR")).not_to_have_count(0)
-    page.locator(".hits a").first.click()
+    page.locator(".hits a.main").first.click()
     expect(page.locator(".row.marked .tx")).to_contain_text("no such column")
     assert re.search(r"#/run/shop\.orders/bad\?.*line=[0-9A-Z]{26}", page.url)
 
