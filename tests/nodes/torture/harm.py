@@ -77,6 +77,7 @@ class Tormentor:
             weights = [weight for weight, _ in self._kinds.values()]
             (what,) = dice.choices(list(self._kinds), weights)
             self._harm.done[what] += 1
+            print(f"{self._node.name}: {what}", flush=True)
             await self._kinds[what][1]()
 
     async def _last(self) -> None:

@@ -91,7 +91,9 @@ class Torture:
                     tasks.create_task(self._write(client, nodes, f"torture.p{number}"))
                 tasks.create_task(self._delete(client, nodes))
             self.faults += self._harm.faults
+            _say("all harm is done; healing")
             await self._heal(client, nodes)
+            _say("comparing")
             await self._check_all(client, nodes, queue)
             for ended in await asyncio.gather(*[node.end() for node in nodes.all]):
                 self.faults += ended
@@ -239,6 +241,11 @@ async def _download(client: httpx.AsyncClient, key: RunKey, **parameters: str) -
     reply = await client.get(run_path(key, verb="download"), params=parameters, timeout=120)
     reply.raise_for_status()
     return reply.content
+
+
+def _say(sentence: str) -> None:
+    """Tells the person who watches."""
+    print(sentence, flush=True)
 
 
 def _lines(text: bytes) -> list[str]:
