@@ -107,7 +107,7 @@ def measure_bare_asgi(case: Case, seconds: float, folder: Path, options: Sequenc
         [*command, "--log-level", "error", "--no-access-log", *options]
     ) as process:
         url = f"http://127.0.0.1:{port}"
-        _wait(url)
+        until_up(url)
         try:
             return load(
                 url,
@@ -122,7 +122,8 @@ def measure_bare_asgi(case: Case, seconds: float, folder: Path, options: Sequenc
             process.terminate()
 
 
-def _wait(url: str) -> None:
+def until_up(url: str) -> None:
+    """Returns when somebody answers there."""
     for _ in range(200):
         try:
             httpx.post(url, content=b"x")

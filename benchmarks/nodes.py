@@ -28,7 +28,7 @@ import httpx
 
 from benchmarks.across import ack_to_event
 from benchmarks.corpus import lines_of
-from benchmarks.ingest import CONNECTIONS, PATHS, Case, make_case
+from benchmarks.ingest import CONNECTIONS, PATHS, Case, make_case, until_up
 from benchmarks.process import Load, Watched, load
 from benchmarks.producers import produce
 from logstore import keys
@@ -73,23 +73,15 @@ def bare_apps(count: int, processes: int = 1) -> Iterator[list[str]]:
     options = ["--log-level", "error", "--workers", str(processes), *_UVICORN]
     command = [sys.executable, "-m", "uvicorn", "benchmarks.bare_asgi:app", *options]
     running = [subprocess.Popen([*command, "--port", str(port)]) for port in ports]
+    urls = [f"http://127.0.0.1:{port}" for port in ports]
     try:
-        yield [_there(f"http://127.0.0.1:{port}") for port in ports]
+        for url in urls:
+            until_up(url)
+        yield urls
     finally:
         for process in running:
             process.terminate()
             process.wait()
-
-
-def _there(url: str) -> str:
-    for _ in range(200):
-        try:
-            httpx.post(url, content=b"x")
-        except httpx.TransportError:
-            time.sleep(0.05)
-        else:
-            return url
-    raise RuntimeError(f"{url} did not come up")
 
 
 async def _segments(bucket: Bucket) -> int:
