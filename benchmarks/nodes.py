@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
@@ -57,8 +58,8 @@ def cluster(
         for name in names
     ]
     try:
-        for node in nodes:
-            node.start()
+        with ThreadPoolExecutor() as starts:
+            list(starts.map(ServiceProcess.start, nodes))
         yield nodes
     finally:
         for node in nodes:

@@ -2,7 +2,7 @@
 
 The bucket is on a real S3 server; with `--store faults` all nodes reach it through a proxy that
 misbehaves. With `--namespaces` each node has a network of its own, where the machine allows it.
-`--no-table` leaves out the compaction by Spark at the end.
+`--no-table` leaves out the compaction by Spark at the end, and `--short` writes less.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.e2e.torture_store import TorturedStore, tortured_store
 from tests.nodes.torture.network import STORE, Cables, Links, Network
-from tests.nodes.torture.torture import Torture
+from tests.nodes.torture.torture import SHORT, Size, Torture
 from tests.servers.namespaces import Namespaces, why_no_namespaces
 
 
@@ -29,6 +29,7 @@ def main() -> int:
     parser.add_argument("--store", choices=("minio", "faults"), default="minio")
     parser.add_argument("--namespaces", action="store_true", help="a network for each node")
     parser.add_argument("--no-table", action="store_true", help="no compaction at the end")
+    parser.add_argument("--short", action="store_true", help="few runs, and small ones")
     arguments = parser.parse_args()
     print(f"seed {arguments.seed}", flush=True)  # also of a run that does not come to its end
     reason = why_no_namespaces() if arguments.namespaces else None
@@ -78,6 +79,7 @@ async def _torture(
         kills=arguments.kills,
         seed=arguments.seed,
         table=not arguments.no_table,
+        size=SHORT if arguments.short else Size(),
     )
     await torture.run()
     print(f"seed {arguments.seed}: {torture.told}")

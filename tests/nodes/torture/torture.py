@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import random
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
@@ -31,11 +32,22 @@ from tests.nodes.torture.readers import LiveReader, PageReader, QueueReader
 from tests.nodes.torture.table import compacted
 
 _NAMED = 3
-_WRITERS = 2
 _PAUSE_SECONDS = 0.05
 _LOOK_SECONDS = 0.5
 _THREADS = 48
 _PATIENCE_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class Size:
+    """How many runs are written at once, and how many batches a producer sends to one."""
+
+    writers: int = 2
+    least: int = 20
+    most: int = 60
+
+
+SHORT = Size(writers=1, least=10, most=25)
 
 
 class Torture:
@@ -50,11 +62,13 @@ class Torture:
         kills: int,
         seed: int,
         table: bool = True,
+        size: Size = Size(),
     ) -> None:
         self._folder = folder
         self._store = store
         self._network = network
         self._table = table
+        self._size = size
         self._dice = random.Random(seed)
         self._harm = Harm(kills, self._dice)
         self._runs: list[Written] = []
@@ -87,7 +101,7 @@ class Torture:
             async with asyncio.TaskGroup() as tasks:
                 for node in nodes.all:
                     tasks.create_task(Tormentor(node, nodes, self._harm).run())
-                for number in range(_WRITERS):
+                for number in range(self._size.writers):
                     tasks.create_task(self._write(client, nodes, f"torture.p{number}"))
                 tasks.create_task(self._delete(client, nodes))
             self.faults += self._harm.faults
@@ -124,8 +138,12 @@ class Torture:
             Named(f"p{number}", nodes, written, self._dice) for number in range(_NAMED)
         ]
         producers.append(Nameless("nameless", nodes, written, self._dice, client))
+        size = self._size
         await asyncio.gather(
-            *[one.write(self._dice.randint(20, 60), _PAUSE_SECONDS) for one in producers]
+            *[
+                one.write(self._dice.randint(size.least, size.most), _PAUSE_SECONDS)
+                for one in producers
+            ]
         )
         for producer in producers:
             self._retries += producer.retries
