@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from logstore.errors import InvalidInput
 from service.settings import load_settings
+from tailrace.cli import main
 from tests.e2e.service_process import BASE, ServiceProcess
 from tests.service.peers.test_over_http import LAZY, SECRET, events, lines, post
 
@@ -117,6 +119,22 @@ def test_it_hears_of_deletions_at_once(writer: ServiceProcess, reader: ServicePr
     assert httpx.delete(f"{writer.url}{path}").status_code == 200
     assert found(reader, "svc.deleted").text == ""
     assert httpx.get(f"{reader.url}{path}").status_code == 404
+
+
+def test_operators_see_it_and_need_not_let_it_go(
+    folder: Path,
+    reader: ServiceProcess,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert reader.running
+    monkeypatch.setenv("TAILRACE_STORE", str(folder / "store"))
+    assert main(["leases", "--json", "nodes"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    states = {row["state"]: row["node"] for row in rows}
+    assert states.keys() == {"live", "reader"}
+    assert main(["leases", "forget-node", states["reader"]]) == 1
+    assert "three minutes" in capsys.readouterr().err
 
 
 def test_nobody_misses_it_when_it_is_killed(writer: ServiceProcess, reader: ServiceProcess) -> None:
