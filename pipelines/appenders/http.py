@@ -15,7 +15,9 @@ import ipaddress
 import re
 import socket
 import ssl
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Final, TypeAlias
 from urllib.parse import SplitResult, urlsplit
@@ -27,6 +29,7 @@ from pipelines.section import Seconds, Section, key
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 _ANSWER_BYTES: Final = 65_536
+_STEPS: Final = 6
 _EMBEDDING: Final = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "::/96", "::ffff:0:0:0/96")))
 """IPv6 whose last 32 bits are an address of IPv4: NAT64, IPv4-compatible, IPv4-translated."""
 _PRIVATE: Final = tuple(map(ipaddress.ip_network, ("fec0::/10", "64:ff9b:1::/48", "192.0.0.0/24")))
@@ -59,7 +62,9 @@ class HttpSettings(Section):
 
     url: Url = key(..., "where requests are posted to")
     headers: Annotated[dict[str, str], Field(repr=False)] = key({}, "headers of each request")
-    timeout: Seconds = key(10.0, "how long a request may take, for each step of it")
+    timeout: Seconds = key(
+        10.0, "how long each step of a request may take; six times that for all of it"
+    )
     allow_private: bool = key(False, "whether `url` may lead to a private address")
     ca_file: str = key("", "certificates (PEM) that are trusted instead of the machine's")
 
@@ -98,6 +103,9 @@ class Poster:
     def post(self, body: bytes, headers: Mapping[str, str]) -> Answer:
         """The answer. Raises `AppenderFailed` for any other than a status of 200 to 299."""
         connection = self._connection()
+        whole = threading.Timer(self._settings.timeout * _STEPS, _break_off, [connection])
+        whole.daemon = True
+        whole.start()
         path = f"{self._url.path or '/'}{f'?{self._url.query}' if self._url.query else ''}"
         try:
             connection.request("POST", path, body, {**headers, **self._settings.headers})
@@ -108,6 +116,7 @@ class Poster:
                 f"{self.host} did not answer: {type(error).__name__}: {error}"
             ) from error
         finally:
+            whole.cancel()
             connection.close()
         if 300 <= answer.status < 400:
             raise AppenderFailed(
@@ -149,6 +158,12 @@ class Poster:
                 " credentials of machines, and those of groups are never allowed.",
             )
         return allowed
+
+
+def _break_off(connection: http.client.HTTPConnection) -> None:
+    """Ends a request that takes too long, though each of its steps is in time."""
+    with suppress(OSError, AttributeError):  # it is over, or was not connected yet
+        connection.sock.shutdown(socket.SHUT_RDWR)
 
 
 def is_allowed(text: str, *, private: bool) -> bool:

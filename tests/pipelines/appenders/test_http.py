@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 from pydantic import ValidationError
@@ -82,6 +84,34 @@ def test_this_machine_is_not_reached_by_any_name_of_it(receiver: Receiver, host:
     with pytest.raises(AppenderFailed, match=r"where no request is sent to|cannot be resolved"):
         poster.post(b"x", {})
     assert receiver.requests == []
+
+
+@pytest.mark.parametrize(
+    "head", [b"HTTP/1.1 200 OK\r\nContent-Length: 60000\r\n\r\n", b"HTTP/1.1 "]
+)
+def test_an_answer_that_comes_a_byte_a_time_is_broken_off(head: bytes) -> None:
+    """Each byte is in time. What was answered before counts."""
+    ended = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def drip() -> None:
+            connection, _ = server.accept()
+            with connection, suppress(OSError):
+                connection.sendall(head)
+                while True:
+                    connection.sendall(b"2")
+                    ended.wait(0.02)
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/"
+        poster = Poster(HttpSettings(url=url, allow_private=True, timeout=0.1))
+        if head.endswith(b"\n"):
+            assert poster.post(b"x", {}).status == 200
+        else:
+            with pytest.raises(AppenderFailed, match="did not answer"):
+                poster.post(b"x", {})
+        thread.join()
 
 
 def test_a_name_that_changes_its_address_leads_nowhere_else(
