@@ -246,9 +246,9 @@ class EventBuffer:
 
 def _flagged(events: pa.Table, late: int, *, forced: bool) -> pa.Table:
     """The events, of which the first so many are late; the others are forced, or in order."""
-    other = "forced" if forced else None
-    flags = [*["late"] * late, *[other] * (events.num_rows - late)]
-    return events.append_column(ORDER, pa.array(flags, pa.string()))
+    rest = pa.scalar("forced" if forced else None, pa.string())
+    flags = [pa.repeat(pa.scalar("late"), late), pa.repeat(rest, events.num_rows - late)]
+    return events.append_column(ORDER, pa.concat_arrays(flags))
 
 
 def moments_of(events: pa.Table) -> Indexes:
