@@ -81,6 +81,7 @@ def received(requests: list[Request]) -> Iterator[tuple[str, dict[str, Any]]]:
                 for one in scope["logRecords"]:
                     attributes = _values(one["attributes"])
                     uid = attributes.pop("log.record.uid")
+                    attributes.pop("tailrace.order", None)  # of this delivery, not of the record
                     yield (
                         uid,
                         {
