@@ -111,6 +111,7 @@ class Search:
                 quiet = self.matches - before < self._sizes.busy_rows
                 budget = self._grown(budget) if quiet else self._sizes.first_bytes
         finally:
+            self._planned = self._looked = None  # one that pauses holds no lines
             self._ask_for_copies()
 
     @property

@@ -56,7 +56,7 @@ class Part(NamedTuple):
         return not self.bounds or any(low < end and first <= high for low, high in self.bounds)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TableReads:
     """The parts of files that are read, and lines that were `found` in others before.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,10 +26,12 @@ from logstore.search.conditions import (
     Matches,
 )
 from service.query import prefilter
+from service.query import search as search_module
+from service.query.cursor import RecordKey
 from service.query.database import Database
 from service.query.engine import QueryEngine
 from service.query.request import QueryRequest
-from service.query.table_reads import table_reads
+from service.query.table_reads import TableReads, table_reads
 from service.query.text_rows import TooMany, candidate_rows, has_one
 from service.query.tiles import Tile
 from tests.seeds import seeds, some
@@ -218,6 +221,34 @@ async def test_what_is_beyond_a_limit_is_left_to_duckdb(
         with statements() as made:
             assert (await search(engine, request))[0] == world.expected(request)
         assert len(made) == 1
+
+
+async def test_a_search_that_pauses_holds_no_lines_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search_module, "_PIECE_ROWS", 10)
+    world, rng = World(tmp_path), random.Random(6)
+    words = ["alpha", "beta"]
+    put_in_table(world, [batch_at(n, lines_of(words, n, rng)) for n in range(6)], group_rows=200)
+    request = replace(ALL, condition=Contains("alpha"))
+    held: list[weakref.ref[TableReads]] = []
+    made = TableReads.prefiltered
+
+    def noting(*given: Any) -> TableReads:
+        reads = made(*given)
+        held.append(weakref.ref(reads))
+        return reads
+
+    monkeypatch.setattr(TableReads, "prefiltered", noting)
+    async with engine_of(world) as engine, await engine.open(request) as running:
+        batches = running.batches()
+        found = [RecordKey.of(await anext(batches))]
+        assert held[0]() is not None
+        await running.pause()
+        assert held[0]() is None
+        found += [RecordKey.of(batch) async for batch in batches]
+        assert [key for keys in found for key in keys] == world.expected(request)
+        assert len(held) > 1
 
 
 async def test_it_ends_between_two_row_groups(tmp_path: Path) -> None:
