@@ -35,3 +35,13 @@ def test_all_lines_in_any_mixture_are_in_order(written: Written) -> None:
 def test_what_is_wrong_is_said(written: Written, found: list[str], said: str) -> None:
     (fault,) = written.disorder("it", found)
     assert said in fault
+
+
+def test_a_reader_may_get_again_only_what_was_sent_again(written: Written) -> None:
+    twice = [*LINES, *OTHERS, LINES[0]]
+    (fault,) = written.reader_faults("it", twice)
+    assert "it has too often 1 of 9" in fault
+    written.again.add(LINES[0])
+    assert written.reader_faults("it", twice) == []
+    assert written.repeated == 1
+    assert written.reader_faults("it", [*twice, LINES[0]]) != []

@@ -36,12 +36,15 @@ _REFUSED: Final = (429, 503, 507)
 class Written:
     """Lines of a run: those that are acknowledged, each producer's in its order, and the others.
 
-    `unknown` are lines of which nobody knows whether they were taken.
+    `unknown` are lines of which nobody knows whether they were taken, `again` those that were sent
+    more than once, so that several nodes may hold them.
     """
 
     key: RunKey
     by_producer: dict[str, list[str]] = field(default_factory=dict)
     unknown: set[str] = field(default_factory=set)
+    again: set[str] = field(default_factory=set)
+    repeated: int = 0
 
     @property
     def lines(self) -> Counter[str]:
@@ -57,6 +60,20 @@ class Written:
             for kind, lines in (("lacks", wanted - there), ("has too often", more))
             if lines
         ]
+
+    def reader_faults(self, what: str, found: list[str]) -> list[str]:
+        """What is wrong with the lines that a reader had who went from node to node.
+
+        A copy at another node is known by its id while the node that had the first one is away,
+        if the batch is among the newest that the reader has seen (docs/guarantees.md). Others come
+        again, and are counted.
+        """
+        twice = {line for line, times in Counter(found).items() if times == 2} & self.again
+        self.repeated += len(twice)
+        once = list(found)
+        for line in twice:
+            once.remove(line)
+        return self.faults(what, once)
 
     def disorder(self, what: str, found: list[str]) -> list[str]:
         """The same, and which producers' lines are not in their order."""
@@ -114,6 +131,7 @@ class Named:
         self._nodes = nodes
         self._dice = dice
         self._key = written.key
+        self._written = written
         self._lines = Lines(name, written, dice)
         self._ids = ids or BatchIds()
         self._at: dict[str, Run] = {}
@@ -125,6 +143,7 @@ class Named:
             lines, batch = self._lines.take(), self._ids.mint()
             await self._deliver(lines, batch)
             if self._dice.random() < _SENT_TWICE:
+                self._written.again.update(lines)
                 await self._deliver(lines, batch)
             self._lines.acknowledged += lines
             await asyncio.sleep(self._dice.expovariate(1 / pause))
@@ -137,6 +156,7 @@ class Named:
                 await asyncio.to_thread(node.append, lines=lines, batch=batch, durability=mode)
             except Unavailable:
                 self.retries += 1
+                self._written.again.update(lines)
                 await asyncio.sleep(_RETRY_SECONDS)
             else:
                 return

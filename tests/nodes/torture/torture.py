@@ -82,10 +82,12 @@ class Torture:
         """What was done, in words."""
         harms = ", ".join(f"{n} {what}" for what, n in sorted(self._harm.done.items()))
         lines = sum(run.lines.total() for run in self._runs)
+        repeated = sum(run.repeated for run in self._runs)
         deletions = sum(run.deletions for run in self._deleted)
         return (
             f"{harms or 'no harm'}; {len(self._runs)} runs, {lines} lines, {deletions} deletions,"
             f" {self._retries} retries, {self._segments} segments in the queue,"
+            f" {repeated} lines of batches that were sent again came again at readers,"
             f" {len(self.faults)} faults"
         )
 
@@ -130,8 +132,8 @@ class Torture:
         await self._produce(client, nodes, written)
         await self._close(client, nodes, key)
         await asyncio.gather(live.end(written.lines), pages.end(written.lines))
-        self.faults += written.faults(f"the live stream of {key}", live.seen)
-        self.faults += written.faults(f"pages of {key} by cursor", pages.seen)
+        self.faults += written.reader_faults(f"the live stream of {key}", live.seen)
+        self.faults += written.reader_faults(f"pages of {key} by cursor", pages.seen)
 
     async def _produce(self, client: httpx.AsyncClient, nodes: Nodes, written: Written) -> None:
         producers: list[Producer] = [
