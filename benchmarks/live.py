@@ -125,7 +125,10 @@ def _read(port: int, count: int, runs: int, results: Connection) -> None:
 
 
 class Posts:
-    """Lines at an even pace over a few connections; knows when each was sent and acknowledged."""
+    """Lines at an even pace over a few connections; knows when each was sent and acknowledged.
+
+    Batches of one run go one after another. They grow while acks are late, so the pace is kept.
+    """
 
     def __init__(self, port: int, runs: Sequence[RunKey], batch: int) -> None:
         self._port, self._runs, self._batch = port, runs, batch
@@ -147,22 +150,27 @@ class Posts:
 
     async def _work(self, at: int, workers: int, rate: int, seconds: float) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
-        for number in range(at, int(rate * seconds) // self._batch, workers):
+        number, end = at, int(rate * seconds) // self._batch
+        while number < end:
             wait = self._begin + number * self._batch / rate - time.monotonic()
             if wait > 0:
                 await asyncio.sleep(wait)
-            await self._post(number % len(self._runs), reader, writer)
+            # What has become due while the ack before was waited for goes in one batch.
+            late = int(-wait * rate / self._batch) // workers if len(self._runs) == 1 else 0
+            due = min(max(late, 1), end - number)
+            await self._post(number % len(self._runs), reader, writer, due)
+            number += due * workers
         writer.close()
 
     async def _post(
-        self, run: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, run: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, batches: int = 1
     ) -> None:
-        first = len(self.sent[run])
+        first, count = len(self.sent[run]), self._batch * batches
         now = time.monotonic()
-        lines = [f"{first + i} {'x' * 90}\n" for i in range(self._batch)]
+        lines = [f"{first + i} {'x' * 90}\n" for i in range(count)]
         await _exchange(reader, writer, run_path(self._runs[run]), "".join(lines).encode())
-        self.sent[run] += [now] * self._batch
-        self.acked[run] += [time.monotonic()] * self._batch
+        self.sent[run] += [now] * count
+        self.acked[run] += [time.monotonic()] * count
 
     async def close(self) -> None:
         """Closes all runs."""
