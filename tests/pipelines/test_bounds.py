@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -89,8 +91,12 @@ async def test_what_waits_stays_within_the_size_of_the_buffer(
     assert lines == sorted(set(lines))
 
 
-async def test_a_slow_turn_holds_up_nobody() -> None:
-    gate, done = Gate(1, seconds=0.01), asyncio.Event()
+@pytest.mark.parametrize("load", [0.0, 0.09, 1.0])
+async def test_a_slow_turn_holds_up_nobody(load: float) -> None:
+    """Also while others compute, which keeps it for some times as long."""
+    started = time.monotonic()
+    spent = lambda: (time.monotonic() - started) * load  # noqa: E731
+    gate, done = Gate(1, seconds=0.01, spent=spent), asyncio.Event()
 
     async def hangs() -> None:
         async with gate.turn():
@@ -104,6 +110,19 @@ async def test_a_slow_turn_holds_up_nobody() -> None:
     async with asyncio.timeout(60), gate.turn():
         assert gate.free == 0
     assert gate.free == 1
+
+
+@pytest.mark.parametrize(("load", "lasts"), [(0.0, 1), (0.5, 4)])
+async def test_a_turn_that_computes_lasts_longer_than_one_that_waits(
+    load: float, lasts: int
+) -> None:
+    """Counted in looks at the processors' time: on a busy machine each turn takes longer."""
+    looks = itertools.count()
+    gate = Gate(1, seconds=0.001, spent=lambda: next(looks) * 0.001 * load)
+    async with gate.turn():
+        async with asyncio.timeout(60), gate.turn():
+            first = next(looks)
+    assert first == 1 + lasts + 1  # its beginning, its looks, the beginning of the second
 
 
 def test_buffers_share_the_memory_and_appenders_get_pieces() -> None:
