@@ -45,7 +45,8 @@ def test_one_reader_serves_all_viewers() -> None:
         assert len(read) <= 2, "other loops look, viewers do not"
         (channel,) = server.node.tail.watched.values()
         ticks, _, _ = channel.take(channel._first, None)
-        assert len(ticks[-1].frames) == 1
+        frames = ticks[-1].frames.values()
+        assert len({id(frame.event) for frame in frames}) == 1, "encoded once for all"
         assert {viewer.text for viewer in viewers} == {"seed\n" + numbered(0, 50)}
 
     play(scenario)
