@@ -12,7 +12,7 @@ import asyncio
 import errno
 import os
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from logstore.clock import Clock
 from logstore.filesystem import File
@@ -113,7 +113,27 @@ def syncer_for(loop: asyncio.AbstractEventLoop) -> Syncer:
         # Its import fails where the kernel has no AIO, so it cannot stand at the top.
         from caio.linux_aio_asyncio import AsyncioContext
 
-        make: Callable[..., Fdsync] = AsyncioContext
+        make: Callable[..., Fdsync] = _resumed(AsyncioContext)
         return AioSyncer(make(loop=loop))
     except (ImportError, OSError, SystemError, NotImplementedError):
         return ThreadSyncer()
+
+
+def _resumed(context: Any) -> Any:
+    """caio's context that goes on when a signal interrupts its look at what has ended.
+
+    The kernel has reported these ends by then, and would not again: who waits for them would wait
+    until the end of another sync.
+    """
+
+    class Resumed(context):  # type: ignore[misc]
+        def _on_read_event(self) -> None:
+            while True:
+                try:
+                    super()._on_read_event()
+                    break
+                except SystemError as error:
+                    if error.args[:1] != (errno.EINTR,):
+                        raise
+
+    return Resumed

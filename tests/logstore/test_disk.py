@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -137,6 +137,38 @@ async def test_a_file_that_cannot_be_synced(make: type[ThreadSyncer], tmp_path: 
     pipe = Disk().open(str(tmp_path / "pipe"), "append")
     with refused(errno.EINVAL):
         await make().sync(pipe)
+
+
+class Interrupted:
+    """A context of the kernel; signals interrupt the first looks at what has ended."""
+
+    def __init__(self, context: Any, times: int) -> None:
+        self._context = context
+        self.left = times
+
+    def process_events(self, *given: Any) -> Any:
+        if self.left:
+            self.left -= 1
+            raise SystemError(errno.EINTR, os.strerror(errno.EINTR))
+        return self._context.process_events(*given)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+
+async def test_a_signal_leaves_no_sync_without_an_end(tmp_path: Path) -> None:
+    syncer = syncer_for(asyncio.get_running_loop())
+    if not isinstance(syncer, AioSyncer):
+        pytest.skip("the kernel has no asynchronous I/O here")
+    context: Any = syncer._context
+    context.context = interrupted = Interrupted(context.context, 3)
+    file = Disk().open(str(tmp_path / "f"), "create")
+    file.write([b"x"])
+    async with asyncio.timeout(60):
+        await syncer.sync(file)
+    assert interrupted.left == 0
+    syncer.close()
+    file.close()
 
 
 async def test_the_simulated_sync_fails_as_told() -> None:
