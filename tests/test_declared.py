@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 RUNNING = ["logstore", "coordination", "service", "compactor", "forwarder", "pipelines", "tailrace"]
 DEVELOPING = ["tests", "benchmarks", "docs"]
@@ -74,6 +76,7 @@ def test_what_only_another_package_brings_is_found() -> None:
     assert missing(RUNNING, known - {"starlette"}) == {"starlette"}
 
 
+@pytest.mark.in_turn(2, "the image")
 def test_the_image_has_every_package(tmp_path: Path) -> None:
     """No engine for containers runs in tests: what the build copies is installed beside it."""
     allowed = set((ROOT / ".dockerignore").read_text().split())

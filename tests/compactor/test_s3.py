@@ -162,6 +162,7 @@ def test_sparks_event_log_in_a_bucket_is_whole(lake: Lake) -> None:
     assert b"SparkListenerTaskEnd" in body
 
 
+@pytest.mark.in_turn(2, "killed in a bucket")
 def test_killed_between_steps_the_lines_are_there_once(lake: Lake) -> None:
     sent = [batch("f", f"r{i}", NOON + i * HOUR, 30) for i in range(2)]
     lake.put("a", sent)
@@ -236,6 +237,7 @@ def test_two_drivers_lease_hours(lake: Lake, tmp_path: Path) -> None:
     lake.holds(lake.taken)
 
 
+@pytest.mark.in_turn(2, "two drivers in a bucket")
 def test_two_drivers_at_once_one_of_them_submitted(lake: Lake) -> None:
     sent = [batch("f", f"r{i % 3}", NOON + i * 1_000, 40) for i in range(8)]
     for i, one in enumerate(sent):

@@ -15,7 +15,7 @@ from logstore import ulid
 from logstore.clock import SystemClock
 from tests.pipelines.lake import Lake
 from tests.pipelines.torture.torture import PipelinesProcess, Torture
-from tests.seeds import seeds
+from tests.seeds import seeds, some
 
 _HOURS = 40
 _LINES = 400
@@ -25,9 +25,9 @@ _PATIENCE_SECONDS = 120
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds(1))
-@pytest.mark.parametrize("http", [False, True], ids=["store", "http"])
-def test_killed_processes_write_each_record_once(tmp_path: Path, seed: int, http: bool) -> None:
-    torture = Torture(tmp_path, kills=3, seed=seed, http=http)
+@pytest.mark.parametrize("source", some(["store", "http"], 2, "killed pipelines"))
+def test_killed_processes_write_each_record_once(tmp_path: Path, seed: int, source: str) -> None:
+    torture = Torture(tmp_path, kills=3, seed=seed, http=source == "http")
     torture.run()
     assert torture.faults == []
     assert torture.told

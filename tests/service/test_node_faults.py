@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from logstore.errors import TailraceError
-from tests.seeds import choose, first_of, seeds
+from tests.seeds import choose, first_of, seeds, some
 from tests.service.client_model import PatientClients
 from tests.service.node_simulation import end_well, first_life
 from tests.service.simulated_node import START_MS, Life
@@ -103,7 +103,7 @@ def try_all(seed: int, total: int, stride: int, trouble: Callable[[int], Trouble
     return [choose(), *failures] if failures else []
 
 
-@pytest.mark.parametrize("seed", seeds(2))
+@pytest.mark.parametrize("seed", some(seeds(2), 2, "full disks"))
 def test_a_disk_that_is_full_for_a_while(seed: int) -> None:
     def trouble(call: int) -> Trouble:
         return Trouble(seed, lambda fs: fs.fail_with(errno.ENOSPC, at=call))
@@ -112,7 +112,7 @@ def test_a_disk_that_is_full_for_a_while(seed: int) -> None:
     assert not failures, "\n".join(failures)
 
 
-@pytest.mark.parametrize("seed", seeds(2))
+@pytest.mark.parametrize("seed", some(seeds(2), 2, "failing stores"))
 @pytest.mark.parametrize("once", [True, False])
 def test_a_store_whose_disk_fails(seed: int, once: bool) -> None:
     def trouble(call: int) -> Trouble:
@@ -138,7 +138,7 @@ def test_a_process_without_descriptors_for_a_while(seed: int, under: str) -> Non
     assert sum(trouble.lives > 1 for trouble in made) <= 2
 
 
-@pytest.mark.parametrize("seed", seeds(2))
+@pytest.mark.parametrize("seed", some(seeds(2), 2, "failing journals"))
 def test_a_journal_whose_disk_fails_once(seed: int) -> None:
     def trouble(call: int) -> Trouble:
         return Trouble(seed, lambda fs: fs.fail_with(errno.EIO, at=call, under=DATA, once=True))

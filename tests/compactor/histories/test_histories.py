@@ -36,7 +36,7 @@ from tests.compactor.histories.troubles import Troubles
 from tests.compactor.histories.turns import Runner, Turns
 from tests.compactor.histories.world import NODES, World
 from tests.compactor.lake import Batch, batch
-from tests.seeds import seeds
+from tests.seeds import seeds, some
 from tests.simulation.faulty_store import WRITES, Fault, Schedule
 
 FQNS = ("f", "g", "svc.pipe")
@@ -51,9 +51,10 @@ ENOUGH = 400
 RARE = {"deletion removed": 8, "group settled": 4, "rebased": 4, "expired": 3}
 """How often drivers are killed where they seldom come, beside other steps."""
 KILLED = Counter[str]()
+HISTORIES = seeds(6)
 
 
-@pytest.mark.parametrize("seed", seeds(5))
+@pytest.mark.parametrize("seed", some(HISTORIES, 3, "histories of compactors"))
 def test_a_history_ends_as_the_model_says(tmp_path: Path, seed: int) -> None:
     dice = Random(seed)
     world = World(tmp_path, dice, limits=limits(dice), runs=runs(dice))
@@ -76,7 +77,7 @@ def test_a_history_ends_as_the_model_says(tmp_path: Path, seed: int) -> None:
         raise
 
 
-if len(seeds(5)) >= ENOUGH and "PYTEST_XDIST_WORKER" not in os.environ:  # each counts its own
+if len(HISTORIES) >= ENOUGH and "PYTEST_XDIST_WORKER" not in os.environ:  # each counts its own
     # Not there otherwise, instead of left out: in CI nothing may be left out.
     def test_each_step_was_the_last_of_some_driver() -> None:
         print(dict(KILLED))
