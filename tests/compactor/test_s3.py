@@ -90,8 +90,7 @@ def environment(lake: Lake) -> dict[str, str]:
         "TAILRACE_COMPACTION__DRIVER_MEMORY": "1g",
         "TAILRACE_COMPACTION__JARS": str(jars_folder()),
     }
-    found.pop("PYTHONPATH", None)
-    return found
+    return {name: value for name, value in found.items() if name != "PYTHONPATH"}
 
 
 def start(lake: Lake, command: list[str], **more: str) -> subprocess.Popen[str]:
@@ -112,8 +111,7 @@ def submitted(*flags: str) -> list[str]:
 def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
     out, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
-    report: dict[str, Any] = orjson.loads(out.splitlines()[-1])
-    return report
+    return dict(orjson.loads(out.splitlines()[-1]))
 
 
 def test_merged_twice_and_kept_as_the_settings_say(lake: Lake) -> None:
