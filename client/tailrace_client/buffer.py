@@ -164,7 +164,7 @@ class Buffer:
             self.write(until)  # the disk may be well again
         while not self._fits(size):
             if policy == "drop-oldest":
-                if not self._drop_oldest(until):
+                if not self._drop_oldest(size, until):
                     return False
             elif policy == "drop-newest" or system.monotonic() >= until:
                 return False
@@ -180,12 +180,16 @@ class Buffer:
             memory + spooled <= self._options.spool_bytes
         )
 
-    def _drop_oldest(self, until: float) -> bool:
-        """Makes room; False if there is nothing to drop."""
+    def _drop_oldest(self, size: int, until: float) -> bool:
+        """Makes room where there still is none; False if there is nothing to drop."""
         with self.locked(until) as held:
             queue = self.queue
             if not held:
                 return False
+            if not self._memory:
+                self._memory_size = 0  # a thread may have added to it after its record was written
+            if self._fits(size):
+                return True  # what was in memory was written while this thread waited
             if queue is not None:
                 queue.seal()
                 for batch in queue.sealed():

@@ -7,11 +7,14 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tailrace_client import Handler, Options, Service
-from tailrace_client.buffer import POLICIES
+from tailrace_client.buffer import POLICIES, Buffer
+from tailrace_client.ids import BatchIds
+from tailrace_client.spool import Queue, Target
 from tests.client.answering import Asked, Given, answering
 from tests.client.programs import FQN, left_in, messages, records
 from tests.e2e.service_process import ServiceProcess
@@ -163,6 +166,36 @@ def test_a_spool_that_cannot_be_written_is_said_and_counted(
     notes = [text for text in found if "dropped" in text]
     assert notes
     assert "No such file" in notes[0]
+
+
+def test_what_another_thread_is_writing_is_no_reason_to_drop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory counts as full until the thread that has its records in hand has written them."""
+    options = Options(memory_bytes=100, block_seconds=60, write_through=False)
+    target = Target("http://127.0.0.1:9", FQN, "r")
+    buffer = Buffer(str(tmp_path / "spool"), target, BatchIds(), options, lambda _: None)
+    writing, wanted = threading.Event(), threading.Event()
+    append, drop_oldest = Queue.append, Buffer._drop_oldest
+
+    def slow_append(queue: Queue, payloads: list[bytes], ids: BatchIds) -> None:
+        writing.set()
+        assert wanted.wait(60)
+        append(queue, payloads, ids)
+
+    def watched(*given: Any) -> bool:
+        wanted.set()
+        return drop_oldest(*given)
+
+    monkeypatch.setattr(Queue, "append", slow_append)
+    monkeypatch.setattr(Buffer, "_drop_oldest", watched)
+    assert buffer.put(b"x" * 90)
+    writer = threading.Thread(target=buffer.write)
+    writer.start()
+    assert writing.wait(60)
+    assert buffer.put(b"y" * 90)
+    writer.join()
+    assert (buffer.dropped, buffer.pending) == (0, 2)
 
 
 def test_a_spool_that_cannot_be_made_is_an_error_at_once(tmp_path: Path) -> None:
