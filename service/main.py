@@ -85,6 +85,7 @@ def prepare(settings: Settings) -> None:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its starts and stops are ours to tell
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells whole addresses
     apply_umask(settings.umask)
     close_to_others(os.path.join(settings.data, "journal"))
     give_back_freed_memory()

@@ -116,6 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
         _complain_of(found)
         return asyncio.run(_status(arguments, pipelines))
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells every request
     return _run(arguments, pipelines, read_again)
 
 

@@ -142,10 +142,10 @@ class Issuer:
             self.problem = str(error)
             return
         except (ValueError, TypeError, AttributeError, KeyError):
-            self.problem = f"{self.rule.keys} has no JWKS"
+            self.problem = f"{_named(self.rule.keys)} has no JWKS"
             return
         if not keys:
-            self.problem = f"{self.rule.keys} has no key for signatures"
+            self.problem = f"{_named(self.rule.keys)} has no key for signatures"
             return
         self._keys, self.problem = keys, ""
         self._fetched = self._clock.monotonic()
@@ -200,15 +200,21 @@ async def fetched(place: str) -> bytes:
             client.stream("GET", place) as response,
         ):
             if response.status_code != 200:
-                raise Unavailable(f"{place} answers {response.status_code}")
+                raise Unavailable(f"{_named(place)} answers {response.status_code}")
             body = b""
             async for piece in response.aiter_bytes():
                 body += piece
                 if len(body) > _MOST_BYTES:
-                    raise Unavailable(f"{place} answers with more than {_MOST_BYTES} bytes")
+                    raise Unavailable(f"{_named(place)} answers with more than {_MOST_BYTES} bytes")
             return body
     except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
-        raise Unavailable(f"{place} does not answer: {type(error).__name__}") from error
+        raise Unavailable(f"{_named(place)} does not answer: {type(error).__name__}") from error
+
+
+def _named(place: str) -> str:
+    """The address without what may be a secret in it."""
+    parts = urlsplit(place)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
 
 
 def _of_file(path: str) -> bytes:

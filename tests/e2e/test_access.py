@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
+import jwt
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -21,6 +22,7 @@ from cryptography.x509.oid import NameOID
 
 from logstore import ulid
 from logstore.batch import RunKey
+from tests.client.answering import Given, answering
 from tests.e2e.service_process import BASE, ServiceProcess
 from tests.service.access.rules_file import rule, token_of, written
 from tests.service.query.world import World
@@ -28,6 +30,7 @@ from tests.service.query.world import World
 PLAIN = {"content-type": "text/plain"}
 PIPELINES = ("shop.a", "shopping", "bank")
 ALL, SHOP, WRITER = token_of("every"), token_of("shop"), token_of("writer")
+KEY = "key-in-an-address"
 
 
 def until_true(holds: Callable[[], bool]) -> None:
@@ -40,12 +43,13 @@ def bearer(token: str) -> dict[str, str]:
     return {"authorization": f"Bearer {token}"}
 
 
-def rules(path: Path, *more: object) -> str:
+def rules(path: Path, *more: object, **parts: object) -> str:
     return written(
         path,
         rule(ALL, {scope: ["*"] for scope in ("ingest", "read", "consume", "admin", "metrics")}),
         rule(SHOP, {"read": ["shop.*"]}),
         *more,  # type: ignore[arg-type]
+        **parts,
     )
 
 
@@ -150,7 +154,10 @@ def test_rules_are_read_again_and_no_secret_is_told(
     service: ServiceProcess, tmp_path: Path
 ) -> None:
     file = tmp_path / "rules.yaml"
-    with httpx.Client(base_url=service.url, timeout=30) as client:
+    with (
+        httpx.Client(base_url=service.url, timeout=30) as client,
+        answering(lambda _: Given(200, {}, b"{}")) as keys,
+    ):
 
         def append(token: str) -> int:
             return client.post(
@@ -160,10 +167,13 @@ def test_rules_are_read_again_and_no_secret_is_told(
             ).status_code
 
         later = token_of("later")
+        theirs = jwt.encode({"iss": "them"}, ec.generate_private_key(ec.SECP256R1()), "ES256")
+        issuer = {"issuer": "them", "keys": f"{keys}/jwks?key={KEY}", "algorithms": ["ES256"]}
         assert [append(WRITER), append(WRITER), append(later)] == [200, 200, 401]
-        rules(file, rule(later, {"ingest": ["*"]}))
+        rules(file, rule(later, {"ingest": ["*"]}), issuers=[issuer])
         until_true(lambda: append(later) == 200)
         assert append(WRITER) == 401
+        assert append(theirs) == 503  # at that address are no keys
         file.write_text(f"tokens: [{WRITER}")
         os.kill(service.pid, signal.SIGHUP)
         until_true(lambda: "rules before" in client.get("/health/ready", headers=bearer(ALL)).text)
@@ -180,7 +190,7 @@ def test_rules_are_read_again_and_no_secret_is_told(
     deleted = [event for event in events if event["event"] == "deleted"]
     assert [(event["who"], event["method"]) for event in deleted] == [("name of every", "DELETE")]
     everything = [metrics, command, audit, service.output()]
-    for secret in (ALL, SHOP, WRITER, later, "0" * 64):
+    for secret in (ALL, SHOP, WRITER, later, theirs, KEY, "0" * 64):
         assert not any(secret in text for text in everything)
 
 
