@@ -49,7 +49,8 @@ def complete(parser: argparse.ArgumentParser, verbs: dict[str, Any]) -> None:
     if words and words[0] in verbs:
         os.environ["_ARGCOMPLETE"] = str(first + 2)
         parser = verbs[words[0]].parser(words[0])
-    argcomplete.autocomplete(parser, always_complete_options="long")
+    # Beside names flags would be noise: they are offered behind a dash, and where there are none.
+    argcomplete.autocomplete(parser, always_complete_options=False)
 
 
 def pipelines(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:

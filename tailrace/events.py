@@ -5,6 +5,7 @@ When a connection ends without an end of the stream, it is opened again at the l
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from tailrace.api import check, errors_as_ours
 READ_SECONDS = 60  # several heartbeats: silence beyond it is a dead connection
 _PATIENCE_SECONDS = 60
 _LONGEST_PAUSE_SECONDS = 5.0
+_SAID_AFTER = 2  # attempts: a connection that is there again at once is not worth a word
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,12 @@ class EventParser:
             self._id = value
 
 
+def _note(text: str) -> None:
+    """Says something to a person; a file of errors would only grow by it."""
+    if sys.stderr.isatty():
+        print(text, file=sys.stderr)
+
+
 def _split(line: str) -> tuple[str, str]:
     name, _, value = line.partition(":")
     return name, value.removeprefix(" ")
@@ -82,6 +90,7 @@ class EventFollower(ABC):
         self._path = path
         self._parameters = parameters
         self.cursor: str | None = None
+        self._failures = 0
 
     async def follow(self, after: str | None = None) -> None:
         """Returns at the end of the stream.
@@ -97,9 +106,12 @@ class EventFollower(ABC):
                     if await self._connection():
                         return
                 quiet_since = self._clock.monotonic()
-            except Unavailable:
+            except Unavailable as error:
                 if self._clock.monotonic() - quiet_since > _PATIENCE_SECONDS:
                     raise
+                self._failures += 1
+                if self._failures == _SAID_AFTER:
+                    _note(f"{error}; trying again")
             if self.cursor != before:
                 pause, quiet_since = 0.1, self._clock.monotonic()
             await self._clock.sleep(pause)
@@ -118,6 +130,9 @@ class EventFollower(ABC):
             if not response.is_success:
                 await response.aread()
             check(response)
+            if self._failures >= _SAID_AFTER:
+                _note("connected again: going on behind the last line")
+            self._failures = 0
             return await self._read(response)
 
     async def _read(self, response: httpx.Response) -> bool:

@@ -46,12 +46,13 @@ def test_bash_completes_commands_flags_and_names(capsys: pytest.CaptureFixture[s
     assert main(["completion", "bash"]) == 0
     script = capsys.readouterr().out
     with answering(answer) as url:
-        verbs, flags, choices, names, runs = completed(
+        verbs, flags, choices, names, other, runs = completed(
             script,
             "tailrace ta",
             "tailrace tail --no-",
             "tailrace tail --prefix f",
             "tailrace tail shop.",
+            "tailrace tail shop.a ",
             "tailrace query --fqn shop.a --run r",
             url=url,
         )
@@ -59,7 +60,7 @@ def test_bash_completes_commands_flags_and_names(capsys: pytest.CaptureFixture[s
     assert flags == ["--no-follow", "--no-pager"]
     assert choices == ["full"]
     assert names == ["shop.a", "shop.b"]
-    assert runs == ["r1", "r2"]
+    assert other == runs == ["r1", "r2"]
     # Where no service answers nothing is offered, and nothing is said.
     assert completed(script, "tailrace tail shop.", url="http://127.0.0.1:1") == [[]]
 

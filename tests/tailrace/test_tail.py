@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from collections.abc import AsyncIterator, Callable
 
 import httpx
@@ -106,6 +108,30 @@ async def test_patience_with_a_service_that_is_away_ends() -> None:
     with pytest.raises(Unavailable, match="refused"):
         await _follow(handler)
     assert tries > 10
+
+
+@pytest.mark.parametrize(("failures", "person"), [(1, True), (3, True), (3, False)])
+async def test_a_person_is_told_that_a_service_is_away_and_that_it_is_back(
+    failures: int, person: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = 0
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        nonlocal tries
+        tries += 1
+        if tries <= failures:
+            raise httpx.ConnectError("refused")
+        return httpx.Response(200, content=_events(request.url.params.get("after"), 99))
+
+    said = io.StringIO()
+    monkeypatch.setattr(said, "isatty", lambda: person)
+    monkeypatch.setattr(sys, "stderr", said)
+    assert (await _follow(handler))[0] == "".join(LINES)
+    told = [
+        "no answer from http://node: refused; trying again",
+        "connected again: going on behind the last line",
+    ]
+    assert said.getvalue().splitlines() == (told if person and failures > 1 else [])
 
 
 async def test_the_newest_run_of_a_pipeline() -> None:
