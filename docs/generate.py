@@ -150,9 +150,10 @@ def _command(parser: argparse.ArgumentParser) -> list[str]:
     for acts in parser._actions:
         if isinstance(acts, argparse._SubParsersAction):
             known = {name for name, _ in _arguments(parser)}
+            said = {action.dest: action.help for action in acts._choices_actions}
             for act, below in acts.choices.items():
                 rows = [row for row in _arguments(below) if row[0] not in known]
-                lines += [f"`{act}`: {below.description}", ""]
+                lines += [f"`{act}`: {below.description or said[act]}", ""]
                 lines += [*_table("argument | what it says", rows), ""] if rows else []
     return lines
 

@@ -21,6 +21,7 @@ def test_each_threat_names_tests_that_are_there(head: str, threats: int) -> None
     code = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     there = set(re.findall(r"^ *(?:async )?def (test_\w+)\(", code, re.MULTILINE))
     for row in table:
+        assert row.count(" | ") == head.count(" | "), f"its cells are not those of the head: {row}"
         named = re.findall(r"`(test_\w+)`", row.rpartition("| ")[2])
         assert named, f"no test: {row}"
         assert set(named) <= there, f"not there: {set(named) - there}"
