@@ -6,6 +6,10 @@ pipeline, reads all of them, from its start until all is in the files. Beside it
 loop: it reads the same segments with pyarrow, and writes the messages to as many files. MB and
 lines count once for each pipeline. The last row has one more pipeline whose appender never comes
 back from its first events; it is to cost the others nothing.
+
+`--stuck-seconds 600` measures the same over time: segments of half a megabyte come every two
+seconds, and two processes with as many pipelines read them at once, one of them with the stuck
+pipeline beside. A delay is from when a segment is in the store until its lines are in all files.
 """
 
 from __future__ import annotations
@@ -21,7 +25,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +41,9 @@ from logstore.segments.writer import encode_segment
 from tests.batches import Entry, make_batches
 
 _SEGMENT_BYTES = 8_000_000
+_SMALL_SEGMENT_BYTES = 500_000
+_SMALL_SEGMENT_SECONDS = 2.0
+_PATIENCE_SECONDS = 120.0
 _BATCH_LINES = 1000
 _BARE = """
 import sys, glob, pyarrow.parquet as pq
@@ -67,39 +75,43 @@ class Cost:
     megabytes: float
 
 
+class Node:
+    """Fills a store with the segments of a node, of real lines."""
+
+    def __init__(self, folder: Path, megabytes: int) -> None:
+        self._store = LocalStore(f"{folder}/store", Disk(), SystemClock(), random.Random(1))
+        self._lines = lines_of(megabytes * 12_000)
+        self._at = SystemClock().now_ms() - 10_000_000
+        self._number = self._seq = self.lines = self.bytes = 0
+
+    def put(self, size: int, at_ms: int | None = None) -> None:
+        """Puts a segment of so many bytes of text; its batches came at that time."""
+        entries: list[Entry] = []
+        first, end = self.lines, self.bytes + size
+        while self.bytes < end:
+            number = self._number
+            start = number * _BATCH_LINES % max(len(self._lines) - _BATCH_LINES, 1)
+            lines = self._lines[start : start + _BATCH_LINES]
+            text = b"".join(lines).decode(errors="replace").encode()
+            run = RunKey(f"svc{number % 3}.pipeline_{number % 13}", "run")
+            moment = self._at + number if at_ms is None else at_ms
+            entries.append((run, moment << 80 | number << 32, text))
+            self._number += 1
+            self.bytes += len(text)
+            self.lines += _BATCH_LINES
+        self._seq += 1
+        body = encode_segment(
+            make_batches("n", entries, first_pos=first), node="n", seq=self._seq, carry=Carry()
+        )
+        asyncio.run(self._store.put(keys.segment("n", self._seq), bytes(body.body)))
+
+
 def build(folder: Path, megabytes: int) -> tuple[int, int]:
     """Fills a store with segments; bytes and lines of text."""
-    store = LocalStore(f"{folder}/store", Disk(), SystemClock(), random.Random(1))
-    lines, total, seq, at = lines_of(megabytes * 12_000), 0, 0, SystemClock().now_ms() - 10_000_000
-    entries: list[Entry] = []
-    size, first, count = 0, 0, 0
-
-    async def put() -> None:
-        body = encode_segment(
-            make_batches("n", entries, first_pos=first), node="n", seq=seq, carry=Carry()
-        )
-        await store.put(keys.segment("n", seq), bytes(body.body))
-
-    number = 0
-    while total < megabytes * 1_000_000:
-        start = number * _BATCH_LINES % max(len(lines) - _BATCH_LINES, 1)
-        text = b"".join(lines[start : start + _BATCH_LINES]).decode(errors="replace").encode()
-        run = RunKey(f"svc{number % 3}.pipeline_{number % 13}", "run")
-        entries.append((run, at + number << 80, text))
-        number, size, total, count = (
-            number + 1,
-            size + len(text),
-            total + len(text),
-            count + _BATCH_LINES,
-        )
-        if size >= _SEGMENT_BYTES:
-            seq += 1
-            asyncio.run(put())
-            entries, size, first = [], 0, count
-    if entries:
-        seq += 1
-        asyncio.run(put())
-    return total, count
+    node, total = Node(folder, megabytes), megabytes * 1_000_000
+    while node.bytes < total:
+        node.put(min(_SEGMENT_BYTES, total - node.bytes))
+    return node.bytes, node.lines
 
 
 def measured(command: list[str], done: Callable[[], bool], environment: dict[str, str]) -> Cost:
@@ -109,7 +121,7 @@ def measured(command: list[str], done: Callable[[], bool], environment: dict[str
     while child.poll() is None and not done():
         time.sleep(0.2)
     seconds = time.perf_counter() - began
-    memory = _peak(child.pid)
+    memory = _memory(child.pid, "VmHWM")
     if child.poll() is None:
         child.send_signal(signal.SIGTERM)
     child.wait()
@@ -118,18 +130,31 @@ def measured(command: list[str], done: Callable[[], bool], environment: dict[str
     return Cost(seconds, cpu, memory or after.ru_maxrss / 1024)
 
 
-def _peak(pid: int) -> float:
+def _memory(pid: int, name: str) -> float:
+    """MB of a process by the kernel's name for them; 0 if it is gone."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return 0.0
     return (
-        int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
-        / 1024
+        int(next(line for line in status.splitlines() if line.startswith(name)).split()[1]) / 1024
     )
 
 
-def through_pipelines(folder: Path, count: int, size: int, *, stuck: bool = False) -> Cost:
+@dataclass(frozen=True)
+class Setup:
+    """A process of `tailrace pipelines` to be started, and the folder of its pipelines' files."""
+
+    command: list[str]
+    environment: dict[str, str]
+    out: Path
+
+    def written(self) -> int:
+        """Bytes in all files."""
+        return sum(path.stat().st_size for path in self.out.glob("*/*/*.log"))
+
+
+def pipelines(folder: Path, count: int, *, stuck: bool = False) -> Setup:
     """`tailrace pipelines` with so many pipelines, and perhaps one more that is stuck."""
     name = f"{count}{'-and-stuck' if stuck else ''}"
     definitions, out = folder / f"pipelines-{name}", folder / f"out-{name}"
@@ -155,13 +180,14 @@ def through_pipelines(folder: Path, count: int, size: int, *, stuck: bool = Fals
         (definitions / f"{number}.yaml").write_text(json.dumps(content))
     arguments = ["--data", str(folder), "--dir", str(definitions)]
     arguments += ["--lib", str(definitions / "lib")]
-
-    def done() -> bool:
-        return sum(path.stat().st_size for path in out.glob("*/*/*.log")) >= count * size
-
-    command = [sys.executable, "-m", "tailrace", "pipelines", *arguments]
     settings = {"TAILRACE_STORE": f"{folder}/store", "TAILRACE_PIPELINES__STOP_SECONDS": "1"}
-    return measured(command, done, settings)
+    return Setup([sys.executable, "-m", "tailrace", "pipelines", *arguments], settings, out)
+
+
+def through_pipelines(folder: Path, count: int, size: int, *, stuck: bool = False) -> Cost:
+    """All segments through so many pipelines."""
+    setup = pipelines(folder, count, stuck=stuck)
+    return measured(setup.command, lambda: setup.written() >= count * size, setup.environment)
 
 
 def bare(folder: Path, count: int) -> Cost:
@@ -173,13 +199,119 @@ def bare(folder: Path, count: int) -> Cost:
     )
 
 
+class Follower:
+    """A process that reads segments as they come, and the delays of its files, in seconds."""
+
+    def __init__(self, setup: Setup, count: int) -> None:
+        self._setup, self._count = setup, count
+        self._expected: deque[tuple[int, float]] = deque()
+        self.delays: list[float] = []
+        self._child = subprocess.Popen(
+            setup.command,
+            env={**os.environ, **setup.environment},
+            stderr=subprocess.DEVNULL,
+        )
+
+    def expect(self, size: int, now: float) -> None:
+        """From now on the store has so many bytes of text in all."""
+        self._expected.append((size * self._count, now))
+
+    def look(self, now: float) -> None:
+        """Notes the delays of what is in the files by now."""
+        written = self._setup.written()
+        while self._expected and written >= self._expected[0][0]:
+            self.delays.append(now - self._expected.popleft()[1])
+
+    @property
+    def waiting(self) -> int:
+        """Segments that are not in all files."""
+        return len(self._expected)
+
+    def memory(self) -> tuple[float, float]:
+        """MB that it has, and had at most."""
+        return _memory(self._child.pid, "VmRSS"), _memory(self._child.pid, "VmHWM")
+
+    def end(self) -> None:
+        """Stops it."""
+        if self._child.poll() is None:
+            self._child.send_signal(signal.SIGTERM)
+        self._child.wait()
+
+
+def beside_a_stuck_one(folder: Path, count: int, seconds: float) -> None:
+    """Prints delays of two processes over time; one has a pipeline that is stuck beside."""
+    node = Node(folder, 20)
+    node.put(_SMALL_SEGMENT_BYTES, SystemClock().now_ms())
+    both = {
+        f"{count}{' + stuck' if stuck else ''}": Follower(
+            pipelines(folder, count, stuck=stuck), count
+        )
+        for stuck in (False, True)
+    }
+    try:
+        for one in both.values():
+            one.expect(node.bytes, time.perf_counter())
+        _until_empty(both.values())  # the start is not measured
+        for one in both.values():
+            one.delays.clear()
+        began = {name: one.memory()[0] for name, one in both.items()}
+        end = next_at = time.perf_counter()
+        end += seconds
+        while (now := time.perf_counter()) < end:
+            if now >= next_at:
+                node.put(_SMALL_SEGMENT_BYTES, SystemClock().now_ms())
+                next_at += _SMALL_SEGMENT_SECONDS
+                for one in both.values():
+                    one.expect(node.bytes, time.perf_counter())
+            for one in both.values():
+                one.look(time.perf_counter())
+            time.sleep(0.02)
+        _until_empty(both.values())
+        heads = "pipelines", "segments", "p50 s", "p99 s", "most s", "last p50", "RSS MB", "peak MB"
+        print(" ".join(f"{head:>12}" for head in (*heads, "began MB")))
+        for name, one in both.items():
+            cells = (name, f"{len(one.delays)}", *_delays(one.delays))
+            memory = (*one.memory(), began[name])
+            print(" ".join(f"{cell:>12}" for cell in (*cells, *(f"{mb:.0f}" for mb in memory))))
+    finally:
+        for one in both.values():
+            one.end()
+
+
+def _until_empty(followers: Iterable[Follower]) -> None:
+    end = time.perf_counter() + _PATIENCE_SECONDS
+    while any(one.waiting for one in followers):
+        if time.perf_counter() > end:
+            raise SystemExit(f"segments are not in the files after {_PATIENCE_SECONDS:.0f} s")
+        for one in followers:
+            one.look(time.perf_counter())
+        time.sleep(0.02)
+
+
+def _delays(found: list[float]) -> tuple[str, ...]:
+    """p50, p99, the longest, and p50 of the last tenth."""
+    ordered, last = sorted(found), sorted(found[-max(len(found) // 10, 1) :])
+    chosen = ordered[len(ordered) // 2], ordered[len(ordered) * 99 // 100], ordered[-1]
+    return tuple(f"{one:.2f}" for one in (*chosen, last[len(last) // 2]))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Log pipelines over stored segments.")
     parser.add_argument("--megabytes", type=int, default=200)
     parser.add_argument("--pipelines", default="1,4,16")
+    parser.add_argument(
+        "--stuck-seconds",
+        type=float,
+        default=0,
+        help="measure delays beside a stuck appender for so long, and nothing else",
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tailrace-bench-") as temporary:
         folder = Path(temporary)
+        counts = [int(one) for one in arguments.pipelines.split(",")]
+        if arguments.stuck_seconds:
+            beside_a_stuck_one(folder, counts[-1], arguments.stuck_seconds)
+            return
         size, lines = build(folder, arguments.megabytes)
         print(f"{size / 1e6:.0f} MB of text, {lines:,} lines ({source()})")
         heads = (
@@ -192,7 +324,6 @@ def main() -> None:
             "ratio",
         )
         print(" ".join(f"{head:>14}" for head in heads))
-        counts = [int(one) for one in arguments.pipelines.split(",")]
         rows = [*[(one, False) for one in counts], (counts[-1], True)]
         theirs = Cost(0, 0, 0)
         for count, stuck in rows:
