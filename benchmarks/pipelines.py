@@ -254,9 +254,9 @@ def beside_a_stuck_one(folder: Path, count: int, seconds: float) -> None:
         _until_empty(both.values())  # the start is not measured
         for one in both.values():
             one.delays.clear()
-        began = {name: one.memory()[0] for name, one in both.items()}
-        end = next_at = time.perf_counter()
-        end += seconds
+        half: dict[str, float] = {}
+        next_at = began = time.perf_counter()
+        end = began + seconds
         while (now := time.perf_counter()) < end:
             if now >= next_at:
                 node.put(_SMALL_SEGMENT_BYTES, SystemClock().now_ms())
@@ -265,13 +265,15 @@ def beside_a_stuck_one(folder: Path, count: int, seconds: float) -> None:
                     one.expect(node.bytes, time.perf_counter())
             for one in both.values():
                 one.look(time.perf_counter())
+            if not half and now >= began + seconds / 2:
+                half = {name: one.memory()[0] for name, one in both.items()}
             time.sleep(0.02)
         _until_empty(both.values())
         heads = "pipelines", "segments", "p50 s", "p99 s", "most s", "last p50", "RSS MB", "peak MB"
-        print(" ".join(f"{head:>12}" for head in (*heads, "began MB")))
+        print(" ".join(f"{head:>12}" for head in (*heads, "half MB")))
         for name, one in both.items():
             cells = (name, f"{len(one.delays)}", *_delays(one.delays))
-            memory = (*one.memory(), began[name])
+            memory = (*one.memory(), half.get(name, 0.0))
             print(" ".join(f"{cell:>12}" for cell in (*cells, *(f"{mb:.0f}" for mb in memory))))
     finally:
         for one in both.values():

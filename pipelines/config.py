@@ -28,7 +28,8 @@ from logstore.objects.settings import PipelineDefaults
 from logstore.settings import shown, substituted
 from pipelines.appenders.contract import Appender, Kind, WrapperKind
 from pipelines.appenders.registry import Registry
-from pipelines.appenders.rolling_file import RollingFile, RollingFileSettings
+from pipelines.appenders.rolling_file import RollingFile
+from pipelines.appenders.rolling_settings import RollingFileSettings
 from pipelines.layouts import Json
 from pipelines.section import Section, key
 from pipelines.selection import Selection

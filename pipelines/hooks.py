@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pipelines.appenders.contract import Appender, Deletable, Deleted, Flushable
+from pipelines.appenders.contract import Appender, Deletable, Flushable
+from pipelines.deletions import Deleted
 from pipelines.source import SegmentSource
 from pipelines.thread import OwnThread
 

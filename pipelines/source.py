@@ -17,15 +17,13 @@ from collections import OrderedDict
 from dataclasses import replace
 from typing import Final
 
-import pyarrow as pa
-
 from logstore.clock import Clock
 from logstore.errors import Damaged, StoreUnavailable
-from logstore.segments.undeleted import undeleted
 from pipelines.ahead import Ahead
-from pipelines.events import Origin, ordered, runs_of
+from pipelines.deletions import Deleted
+from pipelines.events import Origin, ordered
 from pipelines.memory import CACHED_BYTES
-from pipelines.sources.contract import Deletions, Held, Node, Segment, Segments
+from pipelines.sources.contract import Held, Node, Segment, Segments
 
 _LIST_SECONDS: Final = 1.0
 _IDLE_SECONDS: Final = 4.0
@@ -56,7 +54,7 @@ class SegmentSource:
         self.decoded = 0
         """Segments that were fetched and decoded."""
         self.fetched_bytes = 0
-        self.deleted: Deletions = {}
+        self.deleted: Deleted = {}
         """Up to which ULID lines are deleted; another mapping once that changes."""
 
     async def refresh(self, since: float | None = None) -> None:
@@ -94,15 +92,6 @@ class SegmentSource:
     async def held(self, origin: Origin) -> Held:
         """What a segment holds. Raises `NotFound`, `Damaged`, `StoreUnavailable`."""
         return await self.segments.held(origin)
-
-    def kept(self, events: pa.Table) -> pa.Table:
-        """The events that no deletion covers, as far as `refresh` knows."""
-        if not self.deleted:
-            return events
-        runs = runs_of(events)
-        names: set[tuple[str, str | None]] = {*runs, *((run.fqn, None) for run in runs)}
-        touching = [(*name, self.deleted[name]) for name in names if name in self.deleted]
-        return undeleted(events, touching)
 
     # --- reading -------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ from logstore.filesystem import FileSystem
 from logstore.objects.settings import StoreSettings
 from pipelines.appenders.contract import Appender, Context
 from pipelines.config import AppenderConfig, PipelineConfig
+from pipelines.deletions import Deleted, kept
 from pipelines.events import EventBuffer
 from pipelines.gate import Gate
 from pipelines.hooks import Hooks
@@ -94,6 +95,7 @@ class Worker:
         self._appender = appender
         self._part = part
         self.source = source
+        self._deleted: Deleted = {}  # covers nothing of what the appender is given
         self._table = table
         self.asked: Replay | None = None
         """The last replay that was asked for; may be changed at any time."""
@@ -237,7 +239,7 @@ class Worker:
             self.lease.valid,
             self._instance,
             self._store,
-            lambda: self.source.deleted,
+            lambda: self._deleted,
             replay,
             self.counts.own,
         )
@@ -304,13 +306,14 @@ class Worker:
         """Gives the appender those that were not deleted."""
         fresh = self.clock.monotonic() - _DELETIONS_SECONDS
         await self._patiently(lambda: self.source.refresh(fresh))
-        kept = self.source.kept(events)
-        self.counts.deleted += events.num_rows - kept.num_rows
-        progress.deleted += events.num_rows - kept.num_rows
-        if kept.num_rows:
+        self._deleted = self.source.deleted
+        left = kept(events, self._deleted)
+        self.counts.deleted += events.num_rows - left.num_rows
+        progress.deleted += events.num_rows - left.num_rows
+        if left.num_rows:
             if not self.lease.valid():
                 raise LeaseLost(f"the lease of {self.name} is over")
-            await self._append(progress, kept)
+            await self._append(progress, left)
 
     def _count(self, progress: Progress) -> None:
         """Adds what the buffer counted since the last call."""

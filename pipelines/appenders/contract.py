@@ -38,10 +38,9 @@ from logstore.errors import TailraceError
 from logstore.filesystem import FileSystem
 from logstore.objects.settings import StoreSettings
 from pipelines.appenders.own_metrics import AppenderMetrics
+from pipelines.deletions import Deleted, generation
 from pipelines.section import Section
 
-Deleted: TypeAlias = Mapping[tuple[str, str | None], int]
-"""Up to which ULID the lines of (fqn, run) are deleted; run None: of all the pipeline's runs."""
 State: TypeAlias = Mapping[str, Any]
 """What an appender needs to go back to a checkpoint; JSON."""
 
@@ -57,9 +56,10 @@ class Context:
     `part` is which part of the pipelines' names it gets, of `parts`. `holds` says whether its
     lease is valid: an appender whose effects others see asks before each. `fs` makes the owner's
     files alone. `instance` is the process. `store` says where the pipeline's own store is; None
-    in a test without one. `deletions` gives what is deleted as far as is known. `replay` is the id
-    of a replay (a ULID) whose events the appender had before: it keeps them apart from the others.
-    It is empty for all other events. `metrics` are counters and gauges of the appender's own.
+    in a test without one. `deletions` gives what is deleted, as it was known when the events that
+    are appended were looked at: it covers none of them. `replay` is the id of a replay (a ULID)
+    whose events the appender had before: it keeps them apart from the others. It is empty for all
+    other events. `metrics` are counters and gauges of the appender's own.
     """
 
     pipeline: str
@@ -83,9 +83,7 @@ class Context:
 
     def generation(self, fqn: str, run: str | None) -> int:
         """The ULID up to which lines of this run, or of the pipeline, were deleted; 0: never."""
-        deleted = self.deletions()
-        whole = deleted.get((fqn, None), 0)
-        return whole if run is None else max(whole, deleted.get((fqn, run), 0))
+        return generation(self.deletions(), fqn, run)
 
 
 class Appender(Protocol):

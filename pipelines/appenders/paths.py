@@ -77,9 +77,19 @@ class PathTemplate:
             _column(field)
 
     @property
+    def tells_runs(self) -> bool:
+        """Whether a run that was deleted and made again has other paths."""
+        return "run" in self.fields
+
+    @property
+    def tells_pipelines(self) -> bool:
+        """Whether a pipeline that was deleted as a whole and made again has other paths."""
+        return self._generations is not None
+
+    @property
     def _generations(self) -> str | None:
         """The field that tells a run, or a pipeline, from an earlier one of the same name."""
-        return "run" if "run" in self.fields else "fqn" if "fqn" in self.fields else None
+        return "run" if self.tells_runs else "fqn" if "fqn" in self.fields else None
 
     def owner(self, events: pa.Table, row: int) -> tuple[str, str | None] | None:
         """Whose deletion ends an event's file: a run's, or all runs' (None); None: nobody's."""
@@ -140,19 +150,25 @@ def _of_generations(
     events: pa.Table, codes: Indexes, names: list[str], field: str, generation: Generation
 ) -> tuple[Indexes, list[str]]:
     """The column with the names of those runs that were deleted before, made other names."""
-    fqns, fqn_texts = _encoded(events.column("fqn"))
-    runs, run_texts = _encoded(events.column("run_id"))
-    pairs, place = np.unique(np.stack([fqns, runs]), axis=1, return_inverse=True)
+    place, pairs = pairs_of(events)
     found: list[str] = []
-    for fqn, run in pairs.T.tolist():
-        one = run_texts[run] if field == "run" else None
-        t = generation(fqn_texts[fqn], one)
+    for fqn, run in pairs:
+        t = generation(fqn, run if field == "run" else None)
         found.append(f"~{encode_ulid(t)}" if t else "")
     if not any(found):
         return codes, names
     kept = sorted(set(found))
-    which = np.array([kept.index(one) for one in found], dtype=np.int64)[place.reshape(-1)]
+    which = np.array([kept.index(one) for one in found], dtype=np.int64)[place]
     return codes * len(kept) + which, [name + one for name in names for one in kept]
+
+
+def pairs_of(events: pa.Table) -> tuple[Indexes, list[tuple[str, str]]]:
+    """For each event the number of its pipeline and run, and all of these."""
+    fqns, fqn_texts = _encoded(events.column("fqn"))
+    runs, run_texts = _encoded(events.column("run_id"))
+    codes, pairs = _encoded_numbers(fqns * max(len(run_texts), 1) + runs)
+    split = [divmod(pair, max(len(run_texts), 1)) for pair in pairs]
+    return codes, [(fqn_texts[fqn], run_texts[run]) for fqn, run in split]
 
 
 def of_replay(template: str, replay: str) -> str:
@@ -194,6 +210,11 @@ def _encoded(column: pa.ChunkedArray | pa.Array) -> tuple[Indexes, list[str]]:
     found = array.dictionary_encode(null_encoding="encode")
     codes: Indexes = found.indices.to_numpy().astype(np.int64)
     return codes, [text or "" for text in found.dictionary.to_pylist()]
+
+
+def _encoded_numbers(numbers: Indexes) -> tuple[Indexes, list[int]]:
+    found = pa.array(numbers).dictionary_encode()
+    return found.indices.to_numpy().astype(np.int64), found.dictionary.to_pylist()
 
 
 def _changed(

@@ -12,7 +12,8 @@ What was rolled is compressed, and old files are removed, only when a checkpoint
 saved: nobody goes back behind it any more. The files are known by a catalog (`catalog`).
 
 A run that was deleted and written again is another one: `{run}` is then `RUN~ULID`, with the ULID
-of the deletion, and `{fqn}` alike where the path has no run (`paths`).
+of the deletion, and `{fqn}` alike where the path has no run (`paths`). A file of several runs is
+rolled before such a run's first line (`generations`).
 """
 
 from __future__ import annotations
@@ -23,69 +24,29 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import ClassVar, Final, Literal, Self
+from typing import ClassVar, Final
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pydantic import field_validator, model_validator
 
 from logstore.filesystem import File
-from pipelines.appenders.access import Access, AccessSettings
+from pipelines.appenders.access import Access
 from pipelines.appenders.catalog import Catalog, catalog_in
-from pipelines.appenders.contract import AppenderFailed, Context, Deleted, State
+from pipelines.appenders.contract import AppenderFailed, Context, State
+from pipelines.appenders.generations import Generations
 from pipelines.appenders.neighbours import refuse_shared
 from pipelines.appenders.paths import PathTemplate, encoded, of_replay
-from pipelines.appenders.rolled import Rolled, RolledSettings, actives
+from pipelines.appenders.rolled import Rolled, actives
+from pipelines.appenders.rolling_settings import RollingFileSettings
 from pipelines.appenders.undo import UndoLog
-from pipelines.layouts import Layout, default_layout
-from pipelines.section import Bytes, Seconds, Section, key
+from pipelines.deletions import Deleted, generation
+from pipelines.section import Section
 
 log = logging.getLogger("tailrace.pipelines")
 
-_MIB: Final = 1 << 20
 _SWEEP_SECONDS: Final = 60.0
 _MOST_NAMED: Final = 200
-
-
-class RollingFileSettings(RolledSettings, AccessSettings):
-    """Where the files are, and when they are rolled."""
-
-    dir: str = key(..., "the folder below which all files are")
-    path: str = key("{fqn}.log", "the file of an event, below `dir`")
-    layout: Layout = key(default_layout(), "how an event becomes a line")
-    max_file_size: Bytes = key(100 * _MIB, "a file is rolled before it is larger")
-    roll_every: Seconds = key(
-        0.0, "files are rolled when such a period of UTC is over, as 1h or 1d; 0: never"
-    )
-    roll_idle: Seconds = key(
-        0.0, "a file that nothing was written to for so long is rolled; 0: never"
-    )
-    idle_close: Seconds = key(1800.0, "a file that nothing was written to for so long is closed")
-    max_open_files: int = key(200, "files that are open at once", ge=1)
-    on_delete: Literal["keep", "remove"] = key(
-        "keep", "what becomes of the files of a run that is deleted"
-    )
-
-    @property
-    def output(self) -> str:
-        """The template of all files."""
-        return os.path.join(os.path.abspath(self.dir), self.path)
-
-    @field_validator("path")
-    @classmethod
-    def _is_template(cls, value: str) -> str:
-        PathTemplate(value)
-        return value
-
-    @model_validator(mode="after")
-    def _can_remove(self) -> Self:
-        if self.on_delete == "remove" and PathTemplate(self.path).run_folders is None:
-            raise ValueError(
-                "on_delete: remove needs {fqn} and {run} as folders in the path, such as"
-                " {fqn}/{run}/log.txt: a file of several runs cannot be removed for one"
-            )
-        return self
 
 
 @dataclass(slots=True)
@@ -108,6 +69,7 @@ class _Parts:
     catalog: Catalog
     rolled: Rolled
     access: Access
+    generations: Generations
 
 
 class RollingFile:
@@ -143,6 +105,7 @@ class RollingFile:
             Catalog(context.fs, catalog_in(undo.folder)),
             Rolled(self._settings, context.fs, self._folder),
             Access.of(self._settings),
+            Generations(self._template, (state or {}).get("generations", ())),
         )
         new = not os.path.isdir(self._folder)
         parts.undo.start(None if state is None else int(state["undo"]))
@@ -162,6 +125,9 @@ class RollingFile:
         groups = list(self._template.groups(events, parts.context.part, parts.context.generation))
         new = parts.catalog.add(path for path, _ in groups)
         refuse_shared(parts.context.fs, parts.undo.folder, new)
+        for path in parts.generations.begin(events, groups, parts.context.deletions()):
+            if self._size(path):
+                self._roll(path)
         parts.undo.touch([path for path, _ in groups])
         for path, rows in groups:
             chosen = lines if len(groups) == 1 else lines.take(pa.array(rows))
@@ -183,8 +149,12 @@ class RollingFile:
         parts.catalog.sync()
         # A checkpoint is small: of very many files a start looks which are to be finished.
         rolled = list(self._settled) if len(self._settled) <= _MOST_NAMED else None
-        state = {"undo": parts.undo.prepare(), "rolled": rolled}
-        return {**state, "period": self._period} if self._settings.roll_every else state
+        state: dict[str, object] = {"undo": parts.undo.prepare(), "rolled": rolled}
+        if self._settings.roll_every:
+            state["period"] = self._period
+        if parts.generations:
+            state["generations"] = parts.generations.known
+        return state
 
     def saved(self) -> None:
         self._started().undo.saved()
@@ -213,7 +183,7 @@ class RollingFile:
         """Closes the files of deleted runs, and removes them if the settings say so."""
         parts, folders = self._started(), self._template.run_folders
         for path, open_ in list(self._open.items()):
-            if open_.owner and parts.context.generation(*open_.owner) > open_.generation:
+            if open_.owner and generation(deleted, *open_.owner) > open_.generation:
                 self._close(path)
         if self._settings.on_delete == "keep" or folders is None or not deleted:
             return
@@ -289,6 +259,13 @@ class RollingFile:
         known.used = context.clock.monotonic()
         self._open.move_to_end(path)
         return known
+
+    def _size(self, path: str) -> int:
+        """How large the file of a path is; 0 without one."""
+        if path in self._open:
+            return self._open[path].size
+        found = self._started().context.fs.stat(os.path.join(self._folder, path))
+        return 0 if found is None else found.size
 
     def _close(self, path: str) -> None:
         one = self._open.pop(path)

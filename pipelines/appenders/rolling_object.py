@@ -21,7 +21,7 @@ import logging
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Final, Literal, Self
 
@@ -35,11 +35,13 @@ from logstore.names import encode
 from logstore.objects.s3.settings import S3Settings
 from logstore.objects.settings import StoreSettings
 from logstore.objects.store import ObjectInfo, Part
-from pipelines.appenders.contract import AppenderFailed, Context, Deleted, State
+from pipelines.appenders.contract import AppenderFailed, Context, State
+from pipelines.appenders.generations import Generations
 from pipelines.appenders.objects import Objects
 from pipelines.appenders.old_objects import old_objects
 from pipelines.appenders.paths import PathTemplate, encoded, of_replay
 from pipelines.appenders.undo_objects import UndoObjects
+from pipelines.deletions import Deleted
 from pipelines.layouts import Layout, default_layout
 from pipelines.section import Bytes, BytesOrZero, Seconds, Section, key
 
@@ -123,6 +125,7 @@ class RollingObject:
         self._undo: UndoObjects | None = None
         self._prefix = ""
         self._open: OrderedDict[str, _Open] = OrderedDict()
+        self._generations = Generations(self._template)
         self._waiting = 0
         self._swept = float("-inf")
 
@@ -139,12 +142,15 @@ class RollingObject:
         self._prefix += "" if self._settings.store else f"{encode(context.appender)}/"
         self._objects = self._open_objects(self._place(context), context.clock)
         self._undo = UndoObjects(self._objects, f"{self._prefix}.tailrace/{context.name}/")
+        self._generations = Generations(self._template, (state or {}).get("generations", ()))
         self._safely(lambda: self._go_back(state or {}))
 
     def append(self, events: pa.Table) -> None:
         context = self._started()[0]
         lines = self._settings.layout.lines(events)
-        for path, rows in self._template.groups(events, context.part, context.generation):
+        groups = list(self._template.groups(events, context.part, context.generation))
+        self._begin_others(self._generations.begin(events, groups, context.deletions()))
+        for path, rows in groups:
             one = self._object(path)
             data = "".join(lines.take(pa.array(rows)).to_pylist()).encode()
             one.lines.append(data)
@@ -159,7 +165,8 @@ class RollingObject:
         while len(self._open) > _MOST_OPEN:
             self._open.popitem(last=False)
         found = {path: [one.number, one.size, one.began] for path, one in self._open.items()}
-        return {"number": number, "open": found}
+        state: State = {"number": number, "open": found}
+        return {**state, "generations": self._generations.known} if self._generations else state
 
     def saved(self) -> None:
         self._safely(self._started()[2].saved)
@@ -288,6 +295,14 @@ class RollingObject:
             one = self._open[path] = _Open(number, self._now)
         self._open.move_to_end(path)
         return one
+
+    def _begin_others(self, paths: Sequence[str]) -> None:
+        """The open objects of these get no more lines; those that wait are in the store."""
+        there = [path for path in paths if path in self._open]
+        if any(self._open[path].lines for path in there):
+            self._safely(self._write)
+        for path in there:
+            self._open[path] = _Open(self._open[path].number + 1, self._now)
 
     def _last(self, path: str) -> int:
         """The highest number of a path that is in the store, or 0."""

@@ -10,10 +10,8 @@ import pyarrow as pa
 
 from coordination.groups import Start
 from logstore.batch import RunKey
+from pipelines.deletions import Deleted
 from pipelines.events import Origin
-
-Deletions = Mapping[tuple[str, str | None], int]
-"""The highest ULID that is deleted of a run, or, with None, of all runs of a pipeline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +68,7 @@ class Segments(Protocol):
         """
         ...
 
-    async def deletions(self) -> Deletions:
+    async def deletions(self) -> Deleted:
         """What is deleted by now."""
         ...
 

@@ -15,8 +15,9 @@ import pyarrow.compute as pc
 from coordination.groups import Start
 from logstore import ulid
 from logstore.errors import Damaged, NotFound
+from pipelines.deletions import Deleted
 from pipelines.events import EVENTS, Origin, runs_of
-from pipelines.sources.contract import Deletions, Fetched, Held, Node, Segment
+from pipelines.sources.contract import Fetched, Held, Node, Segment
 
 
 class MemorySegments:
@@ -49,7 +50,7 @@ class MemorySegments:
             found[node].sizes[seq] = 1
         return found
 
-    async def deletions(self) -> Deletions:
+    async def deletions(self) -> Deleted:
         """As `Segments.deletions`."""
         return dict(self.deleted)
 

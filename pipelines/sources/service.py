@@ -29,9 +29,10 @@ from coordination.groups import Start, remote_group
 from logstore import ulid
 from logstore.clock import Clock
 from logstore.errors import Damaged, GroupEvicted, LeaseLost, NotFound, TailraceError
+from pipelines.deletions import Deleted
 from pipelines.events import EVENTS, Origin
 from pipelines.sources.client import ServiceClient
-from pipelines.sources.contract import Deletions, Fetched, Held, Node, Segment
+from pipelines.sources.contract import Fetched, Held, Node, Segment
 from pipelines.sources.memory import held_by, summed
 from pipelines.sources.stored import decoded
 
@@ -65,7 +66,7 @@ class ServiceSegments:
         self._clock = clock
         self._groups: dict[str, _Group] = {}
         self._whole = False
-        self._deleted: Deletions = {}
+        self._deleted: Deleted = {}
         self._tag = ""
 
     # --- what there is -------------------------------------------------------------------
@@ -101,7 +102,7 @@ class ServiceSegments:
         decided = [group.cursors.get(node, 0) for group in self._groups.values()]
         return min(decided, default=0) + 1
 
-    async def deletions(self) -> Deletions:
+    async def deletions(self) -> Deleted:
         """As `Segments.deletions`; pages that have not changed are not sent again."""
         found: dict[tuple[str, str | None], int] = {}
         tag, after = self._tag, ""

@@ -17,8 +17,9 @@ from logstore.runs.deletions import StoredDeletions
 from logstore.runs.watermark import read_watermark
 from logstore.segments.quarantine import quarantined_segments
 from logstore.segments.reader import open_segment, read_footer
+from pipelines.deletions import Deleted
 from pipelines.events import EVENTS, Origin
-from pipelines.sources.contract import Deletions, Fetched, Held, Node, Segment
+from pipelines.sources.contract import Fetched, Held, Node, Segment
 
 log = logging.getLogger("tailrace.pipelines")
 
@@ -60,7 +61,7 @@ class StoredSegments:
             log.warning("the watermark of %s is damaged: %s", node, error)
             return known.low
 
-    async def deletions(self) -> Deletions:
+    async def deletions(self) -> Deleted:
         """As `Segments.deletions`."""
         highest: dict[tuple[str, str | None], int] = {}
         for stored in await self._deletions.all(self._store):

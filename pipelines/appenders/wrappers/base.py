@@ -7,7 +7,8 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from pipelines.appenders.contract import Appender, Context, Deletable, Deleted, Flushable, State
+from pipelines.appenders.contract import Appender, Context, Deletable, Flushable, State
+from pipelines.deletions import Deleted
 
 
 class Wrapper:

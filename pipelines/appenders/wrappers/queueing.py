@@ -16,12 +16,14 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from pipelines.appenders.contract import Appender, Context, Deleted, State
+from pipelines.appenders.contract import Appender, Context, State
 from pipelines.appenders.wrappers.base import Wrapper
+from pipelines.deletions import Deleted
 from pipelines.section import Bytes, Section, key
 
 
@@ -45,16 +47,20 @@ class Async(Wrapper):
         self._failure: BaseException | None = None
         self._flushed: Future[bool] | None = None
         self._thread: threading.Thread | None = None
+        self._context: Context | None = None
+        self._deleted: Deleted = {}  # as it was known when the events came that are written
 
     def start(self, context: Context, state: State | None) -> None:
+        self._context, self._deleted = context, context.deletions()
         self._thread = threading.Thread(
             target=self._work, name=f"{context.name}.async", daemon=True
         )
         self._thread.start()
-        self._wait_for(super().start, context, state)
+        inner = replace(context, deletions=lambda: self._deleted)
+        self._wait_for(super().start, inner, state)
 
     def append(self, events: pa.Table) -> None:
-        size = events.nbytes
+        size, deleted = events.nbytes, {} if self._context is None else self._context.deletions()
         with self._changed:
             self._changed.wait_for(
                 lambda: not self._waiting or self._waiting + size <= self._most or self._failure
@@ -65,6 +71,7 @@ class Async(Wrapper):
         def work() -> None:
             try:
                 if self._failure is None:
+                    self._deleted = deleted
                     self._inner.append(events)
             except BaseException as error:  # noqa: BLE001 -- it is raised by the next call
                 self._failure = error

@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from pipelines.appenders.contract import Appender, AppenderFailed, Context, State
 from pipelines.appenders.wrappers.base import Wrapper
+from pipelines.deletions import kept
 from pipelines.section import Bytes, Seconds, Section, key
 
 log = logging.getLogger("tailrace.pipelines")
@@ -132,5 +133,7 @@ class Retry(Wrapper):
             self._inner.stop()
         self._inner = self._make()
         self._inner.start(self._context, self._saved)
-        for events in self._kept() or ():
-            self._inner.append(events)
+        for events in self._kept() or ():  # what was deleted meanwhile does not come again
+            left = kept(events, self._context.deletions())
+            if left.num_rows:
+                self._inner.append(left)

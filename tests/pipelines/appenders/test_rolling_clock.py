@@ -17,8 +17,10 @@ from logstore.clock import SystemClock
 from logstore.disk import Disk
 from logstore.filesystem import FileSystem
 from pipelines.appenders.catalog import Catalog
-from pipelines.appenders.contract import AppenderFailed, Context, Deleted, State
-from pipelines.appenders.rolling_file import RollingFile, RollingFileSettings
+from pipelines.appenders.contract import AppenderFailed, Context, State
+from pipelines.appenders.rolling_file import RollingFile
+from pipelines.appenders.rolling_settings import RollingFileSettings
+from pipelines.deletions import Deleted
 from tests.pipelines.events import BASE_MS, events
 
 HOUR_MS = 3_600_000

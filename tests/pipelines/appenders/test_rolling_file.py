@@ -12,7 +12,8 @@ from logstore.clock import SystemClock
 from logstore.disk import Disk
 from logstore.filesystem import FileSystem
 from pipelines.appenders.contract import AppenderFailed, Context, State
-from pipelines.appenders.rolling_file import RollingFile, RollingFileSettings
+from pipelines.appenders.rolling_file import RollingFile
+from pipelines.appenders.rolling_settings import RollingFileSettings
 from tests.pipelines.events import events
 
 

@@ -17,9 +17,10 @@ from logstore.clock import Clock, SystemClock
 from logstore.disk import Disk
 from logstore.objects.settings import StoreSettings
 from logstore.objects.store import ObjectStore
-from pipelines.appenders.contract import AppenderFailed, Context, Deleted, State
+from pipelines.appenders.contract import AppenderFailed, Context, State
 from pipelines.appenders.objects import Objects
 from pipelines.appenders.rolling_object import RollingObject, RollingObjectSettings
+from pipelines.deletions import Deleted
 from tests.pipelines.appenders.test_rolling_clock import HandClock
 from tests.pipelines.events import BASE_MS, events
 from tests.seeds import some

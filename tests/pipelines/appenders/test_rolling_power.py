@@ -13,7 +13,8 @@ from logstore.clock import SystemClock
 from logstore.filesystem import FileSystem
 from pipelines.appenders.contract import Context, State
 from pipelines.appenders.rolled import Rolled, RolledSettings
-from pipelines.appenders.rolling_file import RollingFile, RollingFileSettings
+from pipelines.appenders.rolling_file import RollingFile
+from pipelines.appenders.rolling_settings import RollingFileSettings
 from tests.pipelines.events import events
 from tests.seeds import some
 from tests.simulation.powercut import EPOCH_NS, PowerCut, PowerCutFileSystem

@@ -14,12 +14,14 @@ import pytest
 from logstore.clock import SystemClock
 from logstore.disk import Disk
 from logstore.errors import InvalidInput
-from pipelines.appenders.contract import Appender, AppenderFailed, Context, Deleted, State
+from pipelines.appenders.contract import Appender, AppenderFailed, Context, State
 from pipelines.appenders.registry import Registry
-from pipelines.appenders.rolling_file import RollingFile, RollingFileSettings
+from pipelines.appenders.rolling_file import RollingFile
+from pipelines.appenders.rolling_settings import RollingFileSettings
 from pipelines.appenders.wrappers.queueing import Async, AsyncSettings
 from pipelines.appenders.wrappers.retrying import Retry, RetrySettings
 from pipelines.config import PipelineConfig, parse
+from pipelines.deletions import Deleted
 from tests.pipelines.events import events
 
 
