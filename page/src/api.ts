@@ -35,6 +35,7 @@ export class Problem extends Error {
 
 /** A text that begins with a capital letter, unless it is a name, and ends with a stop. */
 function sentence(text: string): string {
+  text = text.replace(/^q, /, "the query, ");
   const begun = /^[a-z]+[ ,]/.test(text) ? text[0]!.toUpperCase() + text.slice(1) : text;
   return /[.!?…:]$/.test(begun) ? begun : `${begun}.`;
 }

@@ -5,7 +5,8 @@ import { count, h, plural, toast } from "./dom";
 import { patternOf, queryOf, type Finder, type Mode } from "./find";
 
 interface Owner {
-  current: () => string | null;
+  /** The record behind which a search begins, or before which: `last` was found last. */
+  current: (forward: boolean, last: string | null) => string | null;
   go: (record: LogRecord) => Promise<void>;
   mark: (pattern: RegExp | null, q: string | undefined) => void;
   only: (q: string) => void;
@@ -34,8 +35,8 @@ export class FindBar {
       h("option", { value: "regex" }, "regular expression"),
       h("option", { value: "query" }, "query"),
     );
-    const button = (label: string, title: string, act: () => void): HTMLElement =>
-      h("button", { type: "button", title, "aria-label": label.length > 1 ? undefined : title, onclick: act }, label);
+    const button = (label: string, title: string, act: () => void, kind?: string): HTMLElement =>
+      h("button", { type: "button", class: kind, title, "aria-label": label.length > 1 ? undefined : title, onclick: act }, label);
     this.element = h(
       "form",
       { class: "find", role: "search", hidden: true, onsubmit: (event: Event) => event.preventDefault() },
@@ -45,7 +46,7 @@ export class FindBar {
       button("↓", "Next match (Enter, n)", () => this.step(true)),
       this.said,
       button("Only matches", "List only what matches", () => this.only()),
-      button("Download matches", "Save what matches as a file", () => this.save()),
+      button("Download matches", "Save what matches as a file", () => this.save(), "wide"),
       button("✕", "Close (Esc)", () => this.close()),
     );
     this.input.addEventListener("keydown", (event) => {
@@ -109,7 +110,7 @@ export class FindBar {
     }
     this.said.textContent = "searching…";
     try {
-      const from = this.owner.current() ?? this.at;
+      const from = this.owner.current(forward, this.at);
       let hit = await this.finder.next(q, from, forward, signal);
       if (!hit && from) {
         hit = await this.finder.next(q, null, forward, signal);

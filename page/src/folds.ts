@@ -10,6 +10,9 @@ const IN_FILE = /^\s+File "/;
 const GROUP = /^(?:\S+ )?(?:::|##\[)group(?:::|\])(.*)/;
 const END = /^(?:\S+ )?(?:::|##\[)endgroup(?:::|\])/;
 const LONG_RECORD = 4;
+const LONGEST_GROUP = 5000;
+/** So many groups whose end is not loaded are looked at again when more is. */
+const MOST_ENDLESS = 100;
 
 export interface Fold {
   key: string;
@@ -22,8 +25,17 @@ export interface Fold {
 export class Folds {
   private turned = new Set<string>();
   private groups = new Map<number, number>();
-  /** Folds are off while all of the text is wanted. */
-  constructor(private readonly lines: RunLines) {}
+  /** Groups that were folded, or left open because somebody reads in them. */
+  private met = new Set<number>();
+  /** Groups whose end is not loaded. */
+  private endless = new Set<number>();
+  private revealed = -1;
+  /** The lines that somebody reads now. */
+  read: () => number[] = () => [];
+
+  constructor(private readonly lines: RunLines) {
+    lines.onloaded = (from, to) => this.foldGroups(from, to);
+  }
 
   toggle(fold: Fold, n: number): void {
     if (fold.title !== undefined) this.turn(n, fold);
@@ -38,6 +50,7 @@ export class Folds {
 
   /** Opens whatever hides the line. */
   reveal(n: number): void {
+    this.revealed = n;
     for (const [start, end] of this.groups) if (n > start && n <= end) this.groups.delete(start);
     const row = this.lines.row(n);
     if (row) this.turned.add(`r${row.entry.first}`);
@@ -94,7 +107,7 @@ export class Folds {
 
   private end(n: number): number | null {
     let depth = 0;
-    for (let at = n + 1; at < n + 5000; at++) {
+    for (let at = n + 1; at < n + LONGEST_GROUP; at++) {
       const row = this.lines.row(at);
       if (!row) return null;
       if (GROUP.test(row.text)) depth++;
@@ -103,20 +116,28 @@ export class Folds {
     return null;
   }
 
-  /** Folds groups that are whole among lines that were there when the run was opened. */
-  foldGroups(from: number, to: number): void {
+  /** Folds, once, groups that are whole since these lines are loaded, and in which nobody reads. */
+  private foldGroups(from: number, to: number): void {
+    const read = [this.revealed, ...this.read()];
+    for (const n of this.endless) this.fold(n, read);
     for (let n = from; n < to; n++) {
       const row = this.lines.row(n);
-      if (!row || !GROUP.test(row.text)) continue;
-      const end = this.end(n);
-      if (!end || end >= to) continue;
-      this.groups.set(n, end);
-      n = end;
+      if (row && !this.met.has(n) && GROUP.test(row.text)) n = this.fold(n, read);
     }
+    for (const n of this.endless) if (this.endless.size > MOST_ENDLESS) this.endless.delete(n);
   }
 
-  clear(): void {
-    this.turned.clear();
-    this.groups.clear();
+  /** Folds a group; its last line, its first while the last is not loaded. */
+  private fold(n: number, read: number[]): number {
+    const end = this.end(n);
+    if (end === null && !this.lines.row(n + LONGEST_GROUP - 1)) {
+      this.endless.add(n);
+      return n;
+    }
+    this.endless.delete(n);
+    this.met.add(n);
+    if (end === null) return n;
+    if (!read.some((line) => line > n && line <= end)) this.groups.set(n, end);
+    return end;
   }
 }

@@ -97,15 +97,19 @@ export function badge(run: RunDetails, href?: string): HTMLElement {
   return h(href ? "a" : "span", { class: `badge ${run.outcome ?? run.state}`, href }, wordOf(run));
 }
 
-/** Attempts before the newest, each a link to its run, and one to both of the last side by side. */
+/** Attempts before the newest, each a link to its run. */
 function earlier(fqn: string, attempts: RunDetails[]): HTMLElement[] {
-  const links = attempts.slice(0, -1).map((run) => {
+  return attempts.slice(0, -1).map((run) => {
     const title = `Attempt ${run.attempt}: ${wordOf(run)}, ${plural(run.lines ?? 0, "line")}, ${bytes(run.bytes)}, ${age(run.last)}`;
-    return h("a", { class: `badge ${run.outcome ?? run.state}`, href: runLink(fqn, run.runId), title }, `${run.attempt} ${wordOf(run)}`);
+    return h("a", { class: `badge ${run.outcome ?? run.state}`, href: runLink(fqn, run.runId), title }, `#${run.attempt} ${wordOf(run)}`);
   });
+}
+
+/** A link to the last two attempts. */
+function sideBySide(fqn: string, attempts: RunDetails[]): HTMLElement | null {
   const [one, two] = attempts.slice(-2).map((run) => run.runId);
-  if (one !== undefined && two !== undefined) links.push(h("a", { class: "beside", href: link("compare", [fqn, one, two]), title: "The last two attempts side by side" }, "⇄ side by side"));
-  return links;
+  if (one === undefined || two === undefined) return null;
+  return h("a", { class: "beside", href: link("compare", [fqn, one, two]), title: "The last two attempts side by side" }, "⇄ side by side");
 }
 
 const age = (at: number | null): string => (at === null ? "" : `${duration(Date.now() - at).split(" ").slice(0, 2).join(" ")} ago`);
@@ -121,11 +125,11 @@ function rate(run: RunDetails, before: { lines: number; at: number } | undefined
   return seconds >= 1 ? `${count(Math.ceil(run.lines / seconds))}/s` : "";
 }
 
-function cells(run: RunDetails, before?: { lines: number; at: number }, others: HTMLElement[] = [], href?: string): HTMLElement[] {
+function cells(run: RunDetails, before?: { lines: number; at: number }, href?: string, others: HTMLElement[] = [], beside: HTMLElement | null = null): HTMLElement[] {
   const last = run.last === null ? "" : time(run.last);
   const attempts = others.length ? h("span", { class: "attempts" }, ...others) : null;
   return [
-    h("td", {}, attempts, badge(run, href), run.attempt !== null ? h("span", { class: "attempt" }, `attempt ${run.attempt}`) : null),
+    h("td", {}, attempts, badge(run, href), run.attempt !== null ? h("span", { class: "attempt" }, `attempt ${run.attempt}`) : null, beside),
     h("td", { class: "wide" }, run.state),
     h("td", { class: "n wide" }, run.lines === null ? "" : count(run.lines)),
     h("td", { class: "n wide" }, bytes(run.bytes)),
@@ -222,7 +226,7 @@ export class PipelineList extends List {
         const run = this.latest.get(name);
         const cell = h("td", {}, h("a", { class: "main", href: link("pipeline", [name]) }, name));
         if (!run) return h("tr", {}, cell, ...Array.from({ length: 9 }, () => h("td")));
-        return h("tr", {}, cell, h("td", { class: "wide" }, strip(name, (this.recent.get(name) ?? [run]).map((one) => (one.runId === run.runId ? run : one)))), h("td", { class: "id wide" }, h("a", { href: runLink(name, run.runId) }, run.runId)), ...cells(run, this.before.get(name)?.runId === run.runId ? this.before.get(name) : undefined, [], runLink(name, run.runId)));
+        return h("tr", {}, cell, h("td", { class: "wide" }, strip(name, (this.recent.get(name) ?? [run]).map((one) => (one.runId === run.runId ? run : one)))), h("td", { class: "id wide" }, h("a", { href: runLink(name, run.runId) }, run.runId)), ...cells(run, this.before.get(name)?.runId === run.runId ? this.before.get(name) : undefined, runLink(name, run.runId)));
       }),
     );
   }
@@ -276,7 +280,7 @@ export class Runs extends List {
       together(found.details).map((attempts) => {
         const run = attempts.at(-1)!;
         const before = this.before.get(run.runId);
-        const row = h("tr", {}, h("td", { class: "id" }, h("a", { class: "main", href: runLink(this.fqn, run.runId) }, run.runId)), ...cells(run, before, attempts.length > 1 ? earlier(this.fqn, attempts) : []));
+        const row = h("tr", {}, h("td", { class: "id" }, h("a", { class: "main", href: runLink(this.fqn, run.runId) }, run.runId)), ...cells(run, before, undefined, earlier(this.fqn, attempts), sideBySide(this.fqn, attempts)));
         this.before.set(run.runId, { lines: run.lines ?? 0, at: Date.now() });
         return row;
       }),

@@ -75,6 +75,8 @@ export class RunLines {
   private failures = 0;
   private opened = false;
   private wakeUp: (() => void) | null = null;
+  /** Called when lines were read, but for those that came at the live end. */
+  onloaded: (from: number, to: number) => void = () => {};
 
   constructor(
     readonly fqn: string,
@@ -98,6 +100,7 @@ export class RunLines {
     this.noted(found.stats);
     const first = found.stats.firstLine ?? 0;
     this.total = this.put(found.records, first);
+    this.onloaded(first, this.total);
     this.cursor = String(this.total);
     this.changed(0);
     void this.follow();
@@ -186,6 +189,7 @@ export class RunLines {
         const found = await records<PageStats>(this.path, params, this.closing.signal);
         if (!found.records.length) break;
         const end = this.put(found.records, found.stats.firstLine ?? from);
+        this.onloaded(found.stats.firstLine ?? from, end);
         if (end <= from) break;
         from = end;
       }
@@ -334,7 +338,9 @@ export class RunLines {
   async lineOf(ulid: string): Promise<number> {
     const found = await records<PageStats>(this.path, { at: ulid, limit: BLOCK }, this.closing.signal);
     const first = found.stats.firstLine ?? 0;
-    this.total = Math.max(this.total, this.put(found.records, first));
+    const end = this.put(found.records, first);
+    this.total = Math.max(this.total, end);
+    this.onloaded(first, end);
     return found.stats.line ?? first;
   }
 

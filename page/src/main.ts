@@ -121,7 +121,7 @@ function start(): void {
     location.reload();
   });
   const search = h("a", { class: "button", href: "#/search", title: "Search across all runs (key s)" }, "Search");
-  const help = h("button", { type: "button", title: "Keys", "aria-label": "Keys", onclick: keys }, "?");
+  const help = h("button", { type: "button", class: "help", title: "Keys", "aria-label": "Keys", onclick: keys }, "?");
   document.getElementById("page")!.append(h("header", {}, trail, h("span", { class: "space" }), search, themeButton, leave, help), main);
   theme();
   addEventListener("hashchange", show);

@@ -35,3 +35,8 @@ export const runLink = (fqn: string, run: string, params: Record<string, string 
 
 /** Changes the address without showing another place. */
 export const replace = (hash: string): void => history.replaceState(null, "", hash);
+
+/** The same, with a way back to the address before. */
+export function push(hash: string): void {
+  if (hash !== location.hash) history.pushState(null, "", hash);
+}

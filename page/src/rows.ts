@@ -59,7 +59,7 @@ export function placeOf(node: Node, offset: number, rows: HTMLElement): [number,
 }
 
 /** What of a text a pattern matches. */
-export function rangesOf(text: Element, pattern: RegExp): Range[] {
+function rangesOf(text: Element, pattern: RegExp): Range[] {
   const ranges: Range[] = [];
   const walker = document.createTreeWalker(text, NodeFilter.SHOW_TEXT);
   for (let node = walker.nextNode(); node; node = walker.nextNode()) {
@@ -72,6 +72,16 @@ export function rangesOf(text: Element, pattern: RegExp): Range[] {
     }
   }
   return ranges;
+}
+
+/** Marks what of some texts a pattern matches, in place of what was marked under this name. */
+export function highlight(name: string, texts: Iterable<Element>, pattern: RegExp | null): void {
+  const found = CSS.highlights;
+  if (!found) return;
+  found.delete(name);
+  if (!pattern) return;
+  const ranges = [...texts].flatMap((text) => rangesOf(text, pattern));
+  if (ranges.length) found.set(name, new Highlight(...ranges));
 }
 
 /** A piece of a line as an element, or as text where it has no style. */

@@ -55,7 +55,7 @@ export class RunView {
     this.view.times = localStorage.getItem("times") === "yes";
     this.finder = new Finder(fqn, run);
     this.find = new FindBar(this.finder, {
-      current: () => this.current(),
+      current: (forward, last) => this.current(forward, last),
       go: (record) => this.goTo(record.ulid),
       mark: (pattern, q) => {
         this.view.marks.pattern = pattern;
@@ -139,7 +139,6 @@ export class RunView {
       this.opened = true;
       this.element.classList.remove("nothing");
       this.tell();
-      this.view.folds.foldGroups(Math.max(0, this.lines.total - 500), this.lines.total);
       const line = this.params.get("line");
       const q = this.params.get("q");
       if (line) await this.goTo(line);
@@ -202,6 +201,7 @@ export class RunView {
     if (this.lines.total) {
       this.empty.hidden = true;
       this.element.classList.remove("nothing");
+      if (!this.opened) this.status.textContent = "reading…";
     }
     this.view.schedule();
   }
@@ -265,11 +265,12 @@ export class RunView {
     toast("The address now points at this line.");
   }
 
-  /** The record at which a search begins: that which was found last, if it is on screen. */
-  private current(): string | null {
+  /** Where a search begins: at the marked line if it is on screen, else at the last hit, else at what is on screen. */
+  private current(forward: boolean, last: string | null): string | null {
     const { line } = this.view.marks;
-    if (line !== null && line >= this.view.first && line <= this.view.last) return this.lines.row(line)?.entry.ulid ?? null;
-    return null;
+    const marked = line !== null && line >= this.view.first && line <= this.view.last ? this.lines.row(line) : undefined;
+    const from = marked ?? this.lines.row(this.view.first - (forward ? 1 : 0));
+    return !marked && last ? last : from?.entry.ulid || null;
   }
 
   private async goTo(ulid: string): Promise<void> {

@@ -6,9 +6,9 @@ import { chart } from "./chart";
 import { completing } from "./complete";
 import { save } from "./copy";
 import { h, plural, time, toast } from "./dom";
-import { histogram } from "./find";
-import { link, replace, runLink } from "./place";
-import { styled } from "./rows";
+import { histogram, patternOf } from "./find";
+import { link, push, runLink } from "./place";
+import { highlight, styled } from "./rows";
 
 const PAGE = 100;
 const MOST_LIVE = 1000;
@@ -37,6 +37,7 @@ export class Search {
   private readonly live = h("button", { type: "button", "aria-pressed": "false" }, "Follow live");
   private next: string | null = null;
   private asking = new AbortController();
+  private frame = 0;
 
   constructor(private readonly params: URLSearchParams) {
     this.input = h("input", { type: "search", "aria-label": "Query", placeholder: 'level>=WARN "connection refused" NOT /retry \\d+/', autocomplete: "off", spellcheck: "false", value: params.get("q") ?? "" });
@@ -88,7 +89,17 @@ export class Search {
 
   close(): void {
     this.asking.abort();
+    cancelAnimationFrame(this.frame);
+    highlight("found", [], null);
     document.removeEventListener("keydown", this.keyed);
+  }
+
+  /** Marks in the hits what the query names, at the next frame. */
+  private mark(): void {
+    this.frame ||= requestAnimationFrame(() => {
+      this.frame = 0;
+      highlight("found", this.hits.querySelectorAll(".tx"), patternOf(this.input.value, "query"));
+    });
   }
 
   private scope(): Record<string, string> {
@@ -107,7 +118,7 @@ export class Search {
   private ask(): void {
     this.params.set("q", this.input.value);
     this.params.set("from", this.times.value);
-    replace(link("search", [], Object.fromEntries(this.params)));
+    push(link("search", [], Object.fromEntries(this.params)));
     void this.run();
   }
 
@@ -160,6 +171,7 @@ export class Search {
         grouped(this.hits.lastElementChild, hit);
         this.hits.append(hit);
       }
+      this.mark();
       this.next = found.stats.next;
       this.more.hidden = this.next === null || found.records.length < PAGE;
     } catch (error) {
@@ -217,6 +229,7 @@ export class Search {
             this.hits.prepend(hit);
             came++;
           }
+          this.mark();
           while (this.hits.childElementCount > MOST_LIVE) this.hits.lastElementChild?.remove();
           this.said.textContent = `Following what matches, in all runs: ${plural(came, "record")}. Newest first.`;
         }
@@ -235,7 +248,8 @@ export class Search {
   }
 
   private keyed = (event: KeyboardEvent): void => {
-    if (event.target instanceof HTMLInputElement || event.target instanceof HTMLSelectElement || document.querySelector("dialog[open]")) return;
+    const down = event.target === this.input && event.key === "ArrowDown"; // out of the query into its hits
+    if (((event.target instanceof HTMLInputElement || event.target instanceof HTMLSelectElement) && !down) || document.querySelector("dialog[open]")) return;
     if (event.key === "/" || (event.ctrlKey && event.key === "f")) {
       event.preventDefault();
       this.input.focus();

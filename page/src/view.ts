@@ -6,7 +6,7 @@
 import { count, h } from "./dom";
 import type { Folds } from "./folds";
 import type { Row, RunLines } from "./lines";
-import { placeOf, rangesOf, rowOf, type Marks } from "./rows";
+import { highlight, placeOf, rowOf, type Marks } from "./rows";
 
 const RANGE = 4_000_000;
 
@@ -42,6 +42,7 @@ export class LogView {
     this.scroller.addEventListener("wheel", (event) => this.wheeled(event), { passive: true });
     this.scroller.addEventListener("click", (event) => this.clicked(event));
     document.addEventListener("selectionchange", this.selected);
+    folds.read = () => (this.follow ? [] : [this.top, ...[...this.mounted].filter(([, row]) => !row.matches(".waiting, .pinned")).map(([n]) => n)]);
     this.resized = new ResizeObserver(() => {
       this.heights.clear();
       this.render();
@@ -54,7 +55,7 @@ export class LogView {
     document.removeEventListener("selectionchange", this.selected);
     cancelAnimationFrame(this.frame);
     clearTimeout(this.settling);
-    CSS.highlights?.delete(this.highlightName);
+    highlight(this.highlightName, [], null);
   }
 
   get height(): number {
@@ -289,7 +290,7 @@ export class LogView {
     this.rows.style.transform = `translate(${-this.scroller.scrollLeft}px, ${-this.offset}px)`;
     const width = this.wrap ? "100%" : `${Math.max(this.rows.scrollWidth, 1)}px`;
     if (this.spacer.style.width !== width) this.spacer.style.width = width;
-    this.highlight();
+    highlight(this.highlightName, this.rows.querySelectorAll(".tx"), this.marks.pattern);
     this.onplace();
   }
 
@@ -333,20 +334,6 @@ export class LogView {
 
   private make(n: number, row: Row): HTMLElement {
     return rowOf(n, row, this.folds.at(n, row), this.marks, this.times);
-  }
-
-  private highlight(): void {
-    const found = CSS.highlights;
-    if (!found) return;
-    found.delete(this.highlightName);
-    const { pattern } = this.marks;
-    if (!pattern) return;
-    const ranges: Range[] = [];
-    for (const element of this.mounted.values()) {
-      const text = element.querySelector(".tx");
-      if (text) ranges.push(...rangesOf(text, pattern));
-    }
-    if (ranges.length) found.set(this.highlightName, new Highlight(...ranges));
   }
 
   private clicked(event: Event): void {

@@ -75,7 +75,7 @@ def test_attempts_are_one_row_and_are_read_side_by_side(page: Page, post: Poster
     page.goto("/#/pipeline/p.tries")
     expect(page.locator("tbody tr")).to_have_count(2)
     row = page.locator("tbody tr", has_text="7/attempt-3")
-    expect(row.locator(".badge")).to_have_text(["1 failed", "2 failed", "running"])
+    expect(row.locator(".badge")).to_have_text(["#1 failed", "#2 failed", "running"])
     row.get_by_role("link", name="side by side").click()
     left = page.get_by_role("region", name="Run 7/attempt-2")
     right = page.get_by_role("region", name="Run 7/attempt-3")

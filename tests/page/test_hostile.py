@@ -92,3 +92,22 @@ def test_traces_and_groups_are_folded_and_open(page: Page, post: Poster) -> None
     expect(tx).to_have_count(len(text))
     page.get_by_role("button", name="fold", exact=False).first.click()
     expect(tx).to_have_count(len(text) - 3)
+
+
+def test_groups_are_folded_as_they_are_read_and_stay_as_they_were_turned(
+    page: Page, post: Poster
+) -> None:
+    lines = [[f"::group::{n}", *(f"in {n}" for _ in range(6)), "::endgroup::"] for n in range(300)]
+    post.text("p.groups", "r", "\n".join(line for group in lines for line in group).encode())
+    open_run(page, "p.groups", "r")
+    page.keyboard.press("g")
+    tx = page.locator(".row .tx")
+    expect(tx.nth(2)).to_have_text("::group::2")
+    page.locator("button.fold").first.click()
+    expect(tx.nth(2)).to_have_text("in 0")
+    page.locator(".log").evaluate("log => { log.scrollTop = log.scrollHeight / 2; }")
+    expect(tx.first).to_contain_text("::group::1")
+    assert not [text for text in tx.all_text_contents() if text.startswith("in ")]
+    page.keyboard.press("g")
+    expect(tx.nth(2)).to_have_text("in 0")
+    expect(tx.nth(8)).to_have_text("::group::1")

@@ -73,15 +73,23 @@ def test_a_search_is_completed_and_leads_to_the_line(page: Page) -> None:
     expect(page.locator(".hits li")).to_have_count(3)
     expect(page.locator(".note")).to_have_text("3 records")
     expect(page.locator(".bars rect.lv-ERROR")).not_to_have_count(0)
-    page.locator(".hits a.main").first.click()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
     expect(page.locator(".row.marked .tx")).to_contain_text("no such column")
     assert re.search(r"#/run/shop\.orders/bad\?.*line=[0-9A-Z]{26}", page.url)
+    # The way back leads through what was asked.
+    page.go_back()
+    expect(page.locator(".hits li")).to_have_count(3)
+    page.go_back()
+    expect(page.get_by_label("Query")).to_have_value("")
 
 
 @pytest.mark.usefixtures("runs")
 def test_a_query_that_cannot_be_read_says_what_to_write(page: Page) -> None:
     page.goto("/#/search?q=levle%3AERROR")
     expect(page.locator(".note")).to_contain_text("levle")
+    page.goto("/#/search?q=level%3E")
+    expect(page.locator(".note")).to_contain_text("The query, character 7:")
 
 
 @pytest.mark.usefixtures("runs")
@@ -92,6 +100,7 @@ def test_matches_are_followed_live(page: Page, post: Poster) -> None:
     expect(page.locator(".note")).to_contain_text("Following")
     post.text("shop.live", "r", b"seen as it happens\nnot this\n")
     expect(page.locator(".hits li .tx")).to_have_text(["seen as it happens"])
+    page.wait_for_function("CSS.highlights.get('found')?.size === 1")
 
 
 @pytest.mark.npm

@@ -119,6 +119,14 @@ def test_finding_counts_the_whole_run_and_goes_from_hit_to_hit(page: Page, post:
     expect(found).to_have_text("10 of 10 records")
     expect(page.locator(".row.marked .tx")).to_have_text("needle 6305")
     address = page.url
+    # Another search begins at what is on screen.
+    page.keyboard.press("Escape")
+    page.locator(".log").evaluate("log => { log.scrollTop = log.scrollHeight / 2; }")
+    expect(page.locator(".row .tx").first).to_contain_text("straw 3500")
+    page.keyboard.press("/")
+    page.keyboard.type("needle ")
+    page.keyboard.press("Enter")
+    expect(found).to_have_text("6 of 10 records")
     page.keyboard.press("Escape")
     expect(page.locator(".find")).to_be_hidden()
     # The address names the line and the query; it is as good in another tab.
