@@ -30,8 +30,9 @@ from service.http.replies import CONNECTION
 from service.http.search_response import unless_gone
 from service.http.targets import BASE, name, run_key
 from service.runs.parts import as_records
+from service.runs.read import LogPiece
 from service.runs.records import ArrowRecords, RecordPiece
-from service.runs.source_pieces import OneSource
+from service.runs.source_pieces import After, OneSource
 from service.runtime.counters import HttpCounters
 from service.runtime.shared_calls import SharedCalls
 from service.status.status import last_run
@@ -121,12 +122,13 @@ class EventStream(Response):
             # before the end is read after it was known.
             ended = watcher.channel.ended or over
             mark = watcher.channel.mark()
-            if await self._catch_up(send):
+            after = await self._catch_up(send)
+            if after.more:
                 continue
-            if ended is not None:
-                await self._send(send, self._complete(ended))
+            if ended is not None or after.state in _CLOSED:
+                await self._send(send, self._complete(ended or "runFinished"))
                 return
-            if await self._over():
+            if await self._node.status.over(self._key):
                 over = "runFinished"
                 continue
             await self._resolve()  # lines that came meanwhile are behind it
@@ -142,15 +144,6 @@ class EventStream(Response):
         """What storage answers to all readers at this place who ask it at the same time."""
         return await self._reads.call((what, self._key, self._at()), ask)
 
-    async def _over(self) -> bool:
-        """Whether the run was closed, or its client said some time ago that it is over."""
-        return await self._reads.call(("over", self._key), self._is_over)
-
-    async def _is_over(self) -> bool:
-        if (await self._node.run_logs.reader.size(self._key)).state in _CLOSED:
-            return True
-        return await self._node.status.over(self._key)
-
     async def _begin(self, send: Send) -> None:
         if self._after is not None:
             try:
@@ -165,36 +158,41 @@ class EventStream(Response):
             ("tail", self._key), lambda: reader.tail_start(self._key, _REPLAY_LINES)
         )
 
-    async def _catch_up(self, send: Send) -> bool:
-        """Sends a piece of what storage has beyond the cursor; False when there is nothing more."""
+    async def _catch_up(self, send: Send) -> After[LogPiece] | After[RecordPiece]:
+        """Sends a piece of what storage has beyond the cursor.
+
+        What follows it, and the state of the run, are of the same moment as the piece: a wake
+        costs one look at the run, at all nodes, and not another to find out that it was the last.
+        """
         if self._form != "json" and self._node.tail.shared():
             await self._resolve()  # ids within a group count from a cursor, not from a line number
         if self._form == "ndjson":
             return await self._catch_up_with_records(send)
         cursor, reader = self._cursor, self._node.run_logs.reader
-        pieces = await self._asked(
+        after = await self._asked(
             "text", lambda: reader.batches_after(self._key, cursor, max_bytes=_CATCH_UP_BYTES)
         )
-        for piece in pieces:
+        piece = after.piece
+        if piece is not None:
             text, skipped = self._without_skipped(piece.text)
             if text:
                 await self._send(send, self._frame(text, piece.cursor, skipped, piece.source))
             self._cursor = piece.cursor
-        return bool(pieces)
+        return after
 
-    async def _catch_up_with_records(self, send: Send) -> bool:
+    async def _catch_up_with_records(self, send: Send) -> After[RecordPiece]:
         cursor, records = self._cursor, self._node.run_logs.records
 
-        async def ask() -> tuple[RecordPiece, ArrowRecords] | None:
-            piece = await records.after(self._key, cursor, max_bytes=_CATCH_UP_BYTES)
-            if piece is None:
-                return None
-            return piece, await records.records(self._key, piece.parts)
+        async def ask() -> tuple[After[RecordPiece], ArrowRecords | None]:
+            after = await records.after(self._key, cursor, max_bytes=_CATCH_UP_BYTES)
+            if after.piece is None:
+                return after, None
+            return after, await records.records(self._key, after.piece.parts)
 
-        answer = await self._asked("records", ask)
-        if answer is None:
-            return False
-        piece, found = answer
+        after, found = await self._asked("records", ask)
+        piece = after.piece
+        if piece is None or found is None:
+            return after
         skip = self._skip + piece.seen if self._skip else 0
         self._skip = max(skip - sum([part.lines for part in piece.parts]), 0)
         ids = self._ids(record_ids, piece.source)
@@ -202,7 +200,7 @@ class EventStream(Response):
         if frame:
             await self._send(send, frame)
         self._cursor = piece.cursor
-        return True
+        return after
 
     def _push(self, watcher: Watcher, connection: Connection, lasting: Lasting | None) -> bool:
         """Sends new ticks while this reader waits: past its task, and past `send`."""

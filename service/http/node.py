@@ -20,6 +20,7 @@ from service.runs.parts import RecordPart
 from service.runs.read import LogPiece, LogSize
 from service.runs.records import ArrowRecords, RecordPage, RecordPiece
 from service.runs.run_pages import NamePage, Newest, RunFilter, RunPage
+from service.runs.source_pieces import After
 from service.status.status import RunStatus
 from service.tail import Tail
 
@@ -48,7 +49,7 @@ class RunReader(Protocol):
 
     async def batches_after(
         self, key: RunKey, cursor: Cursor | int | None, *, max_bytes: int
-    ) -> Sequence[LogPiece]:
+    ) -> After[LogPiece]:
         """The batches after a cursor, up to about `max_bytes`; none at the live end."""
         ...
 
@@ -91,8 +92,8 @@ class RecordsReader(Protocol):
 
     async def after(
         self, key: RunKey, cursor: Cursor | int | None, *, max_bytes: int
-    ) -> RecordPiece | None:
-        """The records after a cursor, up to about `max_bytes`; None at the live end."""
+    ) -> After[RecordPiece]:
+        """The records after a cursor, up to about `max_bytes`; none at the live end."""
         ...
 
     def whole(

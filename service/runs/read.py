@@ -37,7 +37,7 @@ from service.runs.pages import (
     silent_of,
 )
 from service.runs.snapshot import Place, Snapshot, Snapshots, Stretch
-from service.runs.source_pieces import OneSource, source_of, within_one
+from service.runs.source_pieces import After, OneSource, after_piece, source_of, within_one
 
 _STEP_BYTES = 1 << 20
 _TRIES = 8
@@ -189,13 +189,13 @@ class RunLogReader:
 
     async def batches_after(
         self, key: RunKey, cursor: Cursor | int | None, *, max_bytes: int
-    ) -> list[LogPiece]:
+    ) -> After[LogPiece]:
         """Lines after a cursor, up to about `max_bytes`; nothing at the hot end."""
 
-        async def read(snapshot: Snapshot) -> list[LogPiece]:
+        async def read(snapshot: Snapshot) -> After[LogPiece]:
             ranges = await unseen(snapshot, cursor)
             if not ranges:
-                return []
+                return after_piece(snapshot, None, ranges, 0)
             start, end = ranges[0]
             end, stretch = within_one(snapshot, start, end)
             found = await read_lines(snapshot, start, end, max_bytes, whole_blocks=True)
@@ -203,7 +203,8 @@ class RunLogReader:
             if isinstance(cursor, Cursor) and cursor.complete:
                 after = cursor.joined(after)
             source = source_of(snapshot, stretch, start, found.end)
-            return [LogPiece(found.text, after, source)]
+            piece = LogPiece(found.text, after, source)
+            return after_piece(snapshot, piece, ranges, found.end)
 
         return await self._snapshots.with_one(key, read)
 

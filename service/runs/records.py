@@ -35,7 +35,7 @@ from service.runs.pages import (
 from service.runs.part_lines import read_parts
 from service.runs.parts import SCHEMA, RecordPart, as_records
 from service.runs.snapshot import Snapshot, Snapshots
-from service.runs.source_pieces import OneSource, source_of, within_one
+from service.runs.source_pieces import After, OneSource, after_piece, source_of, within_one
 
 DETAILS = ("ulid", "ts", "pos", "level", "connector_id", "attributes")
 _STEP_LINES = 1 << 17
@@ -142,13 +142,13 @@ class RecordReader:
 
     async def after(
         self, key: RunKey, cursor: Cursor | int | None, *, max_bytes: int
-    ) -> RecordPiece | None:
-        """Records after a cursor, up to about `max_bytes`; None at the hot end."""
+    ) -> After[RecordPiece]:
+        """Records after a cursor, up to about `max_bytes`; nothing at the hot end."""
 
-        async def read(snapshot: Snapshot) -> RecordPiece | None:
+        async def read(snapshot: Snapshot) -> After[RecordPiece]:
             ranges = await unseen(snapshot, cursor)
             if not ranges:
-                return None
+                return after_piece(snapshot, None, ranges, 0)
             start, end = ranges[0]
             end, stretch = within_one(snapshot, start, end)
             found = await read_parts(snapshot, start, end, max_bytes)
@@ -159,7 +159,8 @@ class RecordReader:
             if source is not None:
                 parts = [(p.ulid, p.pos, p.records, p.lines, p.first) for p in found.parts]
                 source = source._replace(batches=parts, begun=0)
-            return RecordPiece(found.parts, after, start - found.start, source)
+            piece = RecordPiece(found.parts, after, start - found.start, source)
+            return after_piece(snapshot, piece, ranges, found.end)
 
         return await self._snapshots.with_one(key, read)
 

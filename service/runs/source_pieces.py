@@ -2,20 +2,38 @@
 
 Of lines beyond the chunks each node shows its own first. A piece that a reader may leave in the
 middle, and go on with at another node, therefore has lines of one node only (`within_one`).
+
+`After` is a piece with what else its snapshot says, so that a live reader needs no second one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
 from logstore.batch import ulid_of
+from service.runs.pages import silent_of
 from service.runs.snapshot import Snapshot, Stretch
 
 Placed: TypeAlias = "tuple[int, int, int, int, int]"
 """ULID, position, records and lines of a batch, or of whole records from a number in it on."""
+
+
+P = TypeVar("P")
+
+
+class After(NamedTuple, Generic[P]):
+    """What a snapshot has after a cursor: a piece, None at the hot end, and whether more follows.
+
+    `state` is the run's; `silent` are nodes that did not say which lines they have of it.
+    """
+
+    piece: P | None
+    more: bool
+    state: str
+    silent: tuple[str, ...] = ()
 
 
 class OneSource(NamedTuple):
@@ -55,3 +73,11 @@ def source_of(
         return OneSource(node, snapshot.pin.position(pos).file, batches, begun)
     place = snapshot.elsewhere.positions(node, pos)
     return OneSource(node, "" if place is None else place.file, batches, begun)
+
+
+def after_piece(
+    snapshot: Snapshot, piece: P | None, ranges: Sequence[tuple[int, int]], end: int
+) -> After[P]:
+    """What the snapshot says with a piece up to line `end`; `ranges` are the unseen ones."""
+    more = piece is not None and (end < ranges[0][1] or len(ranges) > 1)
+    return After(piece, more, snapshot.state, silent_of(snapshot))

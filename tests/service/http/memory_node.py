@@ -27,6 +27,7 @@ from service.runs.read import LogPiece, LogSize
 from service.runs.records import ArrowRecords, RecordPage, RecordPiece
 from service.runs.run_pages import ListedRun, NamePage, Newest, RunFilter, RunPage, RunSummary
 from service.runs.settings import RunSettings
+from service.runs.source_pieces import After
 from service.status.reports import Expiry, Reports
 from service.status.settings import OpenMetadataSettings
 from service.status.status import RunStatus
@@ -73,14 +74,15 @@ class MemoryRecords:
 
     async def after(
         self, key: RunKey, cursor: Cursor | int | None, *, max_bytes: int
-    ) -> RecordPiece | None:
+    ) -> After[RecordPiece]:
         assert max_bytes > 0
+        state = self._run_logs.state(key)
         seen = cursor.seen(NODE) if isinstance(cursor, Cursor) else -1
         held = [h for h in self._run_logs.held.get(key, []) if h.pos > seen]
         if not held:
-            return None
-        last = held[-1].pos + held[-1].batch.records - 1
-        return RecordPiece([h.part for h in held], after_record(last), 0)
+            return After(None, False, state)
+        end = after_record(held[-1].pos + held[-1].batch.records - 1)
+        return After(RecordPiece([h.part for h in held], end, 0), False, state)
 
     async def records(self, key: RunKey, parts: Sequence[RecordPart]) -> ArrowRecords:
         return ArrowRecords(as_records(key, parts), ())
@@ -169,31 +171,33 @@ class MemoryRunLogs:
 
     async def batches_after(
         self, key: RunKey, cursor: Cursor | int | None, *, max_bytes: int
-    ) -> Sequence[LogPiece]:
+    ) -> After[LogPiece]:
         self.reads += 1
         if self.failures:
             raise self.failures.pop(0)
-        held = list(self.held.get(key, []))
+        held, state = list(self.held.get(key, [])), self.state(key)
         await asyncio.sleep(0)
         if not isinstance(cursor, Cursor):
-            return self._from_line(held, cursor or 0)
-        seen = cursor.seen(NODE)
-        news = [h for h in held if h.pos > seen][:3]
+            return After(*self._from_line(held, cursor or 0), state)
+        behind = [h for h in held if h.pos > cursor.seen(NODE)]
+        news = behind[:3]
         if not news:
-            return []
-        last = news[-1].pos + news[-1].batch.records - 1
-        return [LogPiece(b"".join(h.batch.text for h in news), after_record(last))]
+            return After(None, False, state)
+        end = after_record(news[-1].pos + news[-1].batch.records - 1)
+        text = b"".join(h.batch.text for h in news)
+        return After(LogPiece(text, end), len(behind) > len(news), state)
 
     @staticmethod
-    def _from_line(held: list[Held], line: int) -> Sequence[LogPiece]:
+    def _from_line(held: list[Held], line: int) -> tuple[LogPiece | None, bool]:
         at = 0
         for entry in held:
             lines = entry.batch.text.split(b"\n")[:-1]
             if at + len(lines) > line:
                 text = b"".join(piece + b"\n" for piece in lines[max(0, line - at) :])
-                return [LogPiece(text, after_record(entry.pos + entry.batch.records - 1))]
+                end = after_record(entry.pos + entry.batch.records - 1)
+                return LogPiece(text, end), entry is not held[-1]
             at += len(lines)
-        return []
+        return None, False
 
     @property
     def records(self) -> MemoryRecords:
@@ -236,8 +240,7 @@ class MemoryRunLogs:
         return [self._summary(key) for key in keys[:limit]]
 
     async def newest(self, fqn: str) -> Newest:
-        runs = await self.runs(fqn, 1)
-        return Newest(runs[0] if runs else None)
+        return Newest(next(iter(await self.runs(fqn, 1)), None))
 
     def _summary(self, key: RunKey) -> RunSummary:
         text = self.whole(key)

@@ -14,8 +14,10 @@ import pytest
 
 from logstore.batch import RunKey
 from logstore.errors import StoreUnavailable
+from logstore.position import Cursor
 from service.ingest.batch import IncomingBatch
-from service.runs.read import LogSize
+from service.runs.read import LogPiece
+from service.runs.source_pieces import After
 from service.tail import SseSettings
 from service.ticks import Tick
 from tests.service.http.conftest import RUNS, Serve, Served
@@ -297,24 +299,39 @@ async def test_a_reader_that_does_not_read_costs_a_ring_and_catches_up(serve: Se
         assert await drained(stream) == [line] * 20_000
 
 
-async def test_lines_that_come_while_it_is_asked_whether_the_run_is_over_are_sent(
-    serve: Serve,
-) -> None:
+async def test_lines_that_come_while_the_run_is_looked_at_are_sent(serve: Serve) -> None:
     """The store takes its time; meanwhile the last lines come and the run is closed."""
     node = MemoryNode()
     served = await serve(node)
     await put(node, "a")
-    ask = node.run_logs.size
+    ask = node.run_logs.batches_after
     asked = 0
 
-    async def slow(key: RunKey) -> LogSize:
+    async def slow(key: RunKey, cursor: Cursor | int | None, *, max_bytes: int) -> After[LogPiece]:
         nonlocal asked
         asked += 1
+        answer = await ask(key, cursor, max_bytes=max_bytes)
         if asked == 1:
             await put(node, "last")
             await node.close_run(KEY)
-        return await ask(key)
+        return answer
 
-    node.run_logs.size = slow  # type: ignore[method-assign]
+    node.run_logs.batches_after = slow  # type: ignore[method-assign]
     async with watching(served) as stream:
         assert await drained(stream) == ["a", "last"]
+
+
+async def test_a_wake_costs_one_look_at_the_run(serve: Serve) -> None:
+    """Lines of another node: this one hears that there are some, and readers read storage."""
+    node = MemoryNode()
+    served = await serve(node)
+    await put(node, "a")
+    async with watching(served) as stream:
+        assert lines_of(await anext(stream)) == ["a"]
+        node.tail.publish = lambda *_: None  # type: ignore[method-assign]
+        before = node.run_logs.reads
+        for number in range(3):
+            await put(node, str(number))
+            node.tail.missed(KEY)
+            assert lines_of(await anext(stream)) == [str(number)]
+        assert node.run_logs.reads == before + 3

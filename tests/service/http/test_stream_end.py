@@ -8,7 +8,7 @@ from tests.openmetadata.server import Server, play
 from tests.service.runs.interrupted import Interrupted
 
 
-@pytest.mark.parametrize("skip", range(4))
+@pytest.mark.parametrize("skip", range(2))
 @pytest.mark.parametrize("flushed", [False, True])
 def test_what_comes_with_the_end_is_sent_before_it(flushed: bool, skip: int) -> None:
     """The last batch and the close come just after the stream has looked at the run."""

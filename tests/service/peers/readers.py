@@ -50,11 +50,12 @@ class CursorReader:
     async def _follow(self, node: Node) -> bool:
         reader = node.run_logs.reader
         size = self.dice.choice([1, 300, 1 << 20])
-        pieces = await reader.batches_after(self.key, self.cursor, max_bytes=size)
-        for piece in pieces:
-            self.text += piece.text
-            self.cursor = Cursor.decode(piece.cursor.encode())
-        return bool(pieces)
+        piece = (await reader.batches_after(self.key, self.cursor, max_bytes=size)).piece
+        if piece is None:
+            return False
+        self.text += piece.text
+        self.cursor = Cursor.decode(piece.cursor.encode())
+        return True
 
     def _token(self) -> str | None:
         if isinstance(self.cursor, Cursor):

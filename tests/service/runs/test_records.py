@@ -70,10 +70,13 @@ async def paged_back(world: World, limit: int, *, by_ulid: bool) -> list[RecordP
 async def caught_up(world: World) -> list[RecordPart]:
     parts: list[RecordPart] = []
     cursor: Cursor | None = None
-    while (piece := await world.run_logs.records.after(KEY, cursor, max_bytes=61)) is not None:
-        parts += piece.parts
-        cursor = piece.cursor
-    return parts
+    while True:
+        after = await world.run_logs.records.after(KEY, cursor, max_bytes=61)
+        if after.piece is not None:
+            parts += after.piece.parts
+            cursor = after.piece.cursor
+        if not after.more:
+            return parts
 
 
 async def downloaded(world: World, *, by_ulid: bool) -> list[RecordPart]:

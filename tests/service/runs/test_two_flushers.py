@@ -248,8 +248,9 @@ async def test_a_reader_gets_what_becomes_text_before_lines_that_it_has_seen(
         _away, heir, texts = await met(seen)
         page = await heir.run_logs.reader.page(RUN, after=None, limit=seen)
         got = page.text
-        pieces = await heir.run_logs.reader.batches_after(RUN, None, max_bytes=1 << 20)
-        token = page.after or pieces[-1].cursor.encode()
+        after = await heir.run_logs.reader.batches_after(RUN, None, max_bytes=1 << 20)
+        assert after.piece is not None
+        token = page.after or after.piece.cursor.encode()
         await heir.run_logs.takeover.look()
         if limit % 2:
             await heir.run_logs.flusher.drain()
@@ -276,9 +277,9 @@ async def rest(world: World, token: str, limit: int, by_pages: bool) -> bytes:
             token = page.after
         else:
             where = parse_token(token)
-            pieces = await world.run_logs.reader.batches_after(RUN, where, max_bytes=10 * limit)
-            if not pieces:
+            after = await world.run_logs.reader.batches_after(RUN, where, max_bytes=10 * limit)
+            if after.piece is None:
                 return got
-            got += pieces[0].text
-            token = pieces[0].cursor.encode()
+            got += after.piece.text
+            token = after.piece.cursor.encode()
     raise AssertionError("it never ends")

@@ -230,12 +230,12 @@ class World:
         text = b""
         cursor = None
         while True:
-            pieces = await self.run_logs.reader.batches_after(key, cursor, max_bytes=max_bytes)
-            if not pieces:
+            after = await self.run_logs.reader.batches_after(key, cursor, max_bytes=max_bytes)
+            if after.piece is not None:
+                text += after.piece.text
+                cursor = after.piece.cursor
+            if not after.more:
                 return text
-            for piece in pieces:
-                text += piece.text
-                cursor = piece.cursor
 
 
 def ulid_text(value: int) -> str:

@@ -235,11 +235,13 @@ async def test_a_page_is_one_ranged_get_also_far_into_a_large_text() -> None:
 async def test_pages_go_on_with_tokens_from_before_a_close() -> None:
     world = await started(partial=b"a\nb\nc\n")
     page = await world.run_logs.reader.page(DOTTED, after=None, limit=2)
-    pieces = await world.run_logs.reader.batches_after(DOTTED, None, max_bytes=1)
+    first = (await world.run_logs.reader.batches_after(DOTTED, None, max_bytes=1)).piece
     await world.run_logs.close_run(DOTTED)
     rest = await world.run_logs.reader.page(DOTTED, after=page.after, limit=2)
     assert page.text + rest.text == b"a\nb\nc\n"
-    assert await world.run_logs.reader.batches_after(DOTTED, pieces[-1].cursor, max_bytes=9) == []
+    assert first is not None
+    after = await world.run_logs.reader.batches_after(DOTTED, first.cursor, max_bytes=9)
+    assert (after.piece, after.more, after.state) == (None, False, "closed")
 
 
 async def test_the_writers_epoch_goes_on_rising() -> None:
