@@ -161,7 +161,7 @@ class Disk:
         os.unlink(path)
 
     def make_folders(self, path: str) -> None:
-        missing = []
+        missing, path = [], os.path.abspath(path)
         while not os.path.isdir(path):
             missing.append(path)
             path = os.path.dirname(path)

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Self, cast
 
@@ -172,7 +173,9 @@ def read(path: str, registry: Registry, defaults: PipelineDefaults = _DEFAULTS) 
     try:
         with open(path, encoding="utf-8") as file:
             content = yaml.safe_load(substituted(file.read(), os.environ))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise InvalidInput(f"{path} cannot be read: {error}", hint=_HINT) from None
     try:
         return parse(content, registry, path, defaults)
@@ -185,7 +188,7 @@ def read(path: str, registry: Registry, defaults: PipelineDefaults = _DEFAULTS) 
 def parse(
     content: Any, registry: Registry, path: str = "", defaults: PipelineDefaults = _DEFAULTS
 ) -> PipelineConfig:
-    """The pipeline that a file's content is. Raises `InvalidInput` that names the key."""
+    """The pipeline that a file's content is. Raises `InvalidInput` that names all wrong keys."""
     if not isinstance(content, Mapping):
         raise InvalidInput("a pipeline is keys and values", hint=_HINT)
     given = content.get("appenders")
@@ -194,8 +197,15 @@ def parse(
             "appenders must list one appender at least", field="appenders", hint=_HINT
         )
     rest = {name: value for name, value in content.items() if name != "appenders"}
-    settings = _made(PipelineSettings, {**defaults.model_dump(), **rest}, "")
-    appenders = tuple(_appender(one, registry, f"appenders.{n}.") for n, one in enumerate(given))
+    wrong: list[InvalidInput] = []
+    with _noted(wrong):
+        settings = _made(PipelineSettings, {**defaults.model_dump(), **rest}, "")
+    appenders: tuple[AppenderConfig, ...] = ()
+    for number, one in enumerate(given):
+        with _noted(wrong):
+            appenders += (_appender(one, registry, f"appenders.{number}."),)
+    if wrong:
+        raise _all_of(wrong)
     names = [one.name for one in appenders]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -241,18 +251,35 @@ def _made(cls: type[Any], content: Mapping[Any, Any], where: str) -> Any:
     try:
         return cls(**content)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = where + ".".join(str(part) for part in first["loc"])
-        if first["type"] == "extra_forbidden":
-            raise InvalidInput(f"unknown key {field}", field=field, hint=_HINT) from None
-        if first["type"] == "missing":
-            raise InvalidInput(f"{field} is missing", field=field, hint=_HINT) from None
-        message = first["msg"].removeprefix("Value error, ")
-        if not first["loc"]:
-            raise InvalidInput(message, field=where[:-1], hint=_HINT) from None
-        seen = "" if _SECRET.search(field) else shown(field, first["input"])
-        raise InvalidInput(
-            f"{field}: {message[:1].lower()}{message[1:]}{seen}",
-            field=field,
-            hint=_HINT,
-        ) from None
+        each = {one["loc"][:1]: one for one in reversed(error.errors())}  # the first of each key
+        raise _all_of([_wrong(one, where) for one in reversed(each.values())]) from None
+
+
+def _wrong(error: Mapping[str, Any], where: str) -> InvalidInput:
+    field = where + ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        return InvalidInput(f"unknown key {field}", field=field, hint=_HINT)
+    if error["type"] == "missing":
+        return InvalidInput(f"{field} is missing", field=field, hint=_HINT)
+    message = error["msg"].removeprefix("Value error, ")
+    if not error["loc"]:
+        return InvalidInput(message, field=where[:-1], hint=_HINT)
+    seen = "" if _SECRET.search(field) else shown(field, error["input"])
+    text = f"{field}: {message[:1].lower()}{message[1:]}{seen}"
+    return InvalidInput(text, field=field, hint=_HINT)
+
+
+@contextmanager
+def _noted(wrong: list[InvalidInput]) -> Iterator[None]:
+    """What is wrong within is put into the list."""
+    try:
+        yield
+    except InvalidInput as error:
+        wrong.append(error)
+
+
+def _all_of(wrong: Sequence[InvalidInput]) -> InvalidInput:
+    """One error that says them all."""
+    hints = dict.fromkeys(one.hint for one in wrong if one.hint)
+    said = "; ".join(map(str, wrong))
+    return InvalidInput(said, field=wrong[0].field, hint=" ".join(hints) or None)

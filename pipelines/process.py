@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -20,6 +19,7 @@ from coordination.groups import State
 from coordination.pipelines.admin import NAME
 from coordination.pipelines.control import Control, change_control, read_control
 from coordination.pipelines.replay import Replay
+from logstore.disk import Disk
 from logstore.errors import (
     InvalidInput,
     LeaseLost,
@@ -87,11 +87,6 @@ class PipelinesProcess:
         self._looked = world.clock.monotonic()
         self._workers: dict[asyncio.Task[None], Worker] = {}
         self._stopping = asyncio.Event()
-        limits = replace(
-            world.settings.source_coordination.limits,
-            lease_seconds=world.settings.pipelines.lease_seconds,
-            max_attempts=0,
-        )
         self._coordinator = Coordinator(
             world.partitions,
             world.clock,
@@ -100,9 +95,14 @@ class PipelinesProcess:
             identity=world.identity,
             configured=world.configured,
             prefix=world.settings.source_coordination.prefix,
-            limits=limits,
+            limits=world.settings.limits,
         )
         self._queues: dict[str, WorkQueue] = {}
+
+    @property
+    def identity(self) -> str:
+        """Who it is among those that share work."""
+        return self._world.identity
 
     @property
     def workers(self) -> list[Worker]:
@@ -347,7 +347,12 @@ async def run_pipelines(
     read_again: Callable[[], Folder],
     started: Callable[[PipelinesProcess], None],
 ) -> None:
-    """Runs the pipelines until the process that `started` was given is stopped."""
+    """Runs the pipelines until the process that `started` was given is stopped.
+
+    With a data folder of its own, which is made if need be, it has its leases back after a crash.
+    """
+    with suppress(OSError):  # it is not ours to write in
+        Disk(private=True).make_folders(settings.data)
     async with open_world(settings) as world:
         process = PipelinesProcess(world, pipelines, read_again)
         stop_metrics = None

@@ -147,14 +147,14 @@ class Progress:
             nodes[name] = reading._replace(low=reading.next if oldest is None else oldest)
         ours, old = self.buffer.counts, self.begun.counts
         new = {
-            "events": ours.events,
+            "events": self.given,
             "late": ours.late,
             "forced": ours.forced,
             "clamped": ours.clamped,
             "copies": ours.copies,
             "deleted": self.deleted,
             "lost": self.lost,
-            "dead": ours.events if self.dead else 0,
+            "dead": self.given if self.dead else 0,
             "again": self.again,
         }
         return Checkpoint(

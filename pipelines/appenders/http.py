@@ -152,8 +152,9 @@ class Poster:
             one for one in addresses if is_allowed(one, private=self._settings.allow_private)
         ]
         if not allowed:
+            meant = "" if addresses == [host] else f" ({', '.join(addresses)})"
             raise AppenderFailed(
-                f"{host} is {', '.join(addresses)}, where no request is sent to",
+                f"no request is sent to {host}{meant}",
                 hint="Private addresses need allow_private: true; those of the link, which serve"
                 " credentials of machines, and those of groups are never allowed.",
             )

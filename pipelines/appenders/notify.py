@@ -38,6 +38,7 @@ from pipelines.appenders.http import HttpSettings, Poster
 from pipelines.appenders.notices import Key, Notice, Notices
 from pipelines.appenders.objects import Objects
 from pipelines.appenders.run_watch import RunWatch
+from pipelines.deletions import Deleted
 from pipelines.layouts.columns import moment_text
 from pipelines.section import Seconds, Section, Texts, key
 from pipelines.selection import Selection
@@ -137,6 +138,10 @@ class Notify:
             self._notices.sent(group, self._now)
             changed = True
         return changed
+
+    def deleted(self, deleted: Deleted) -> None:
+        """Watches no run that was deleted: it is not silent."""
+        self._watch.forget(deleted)
 
     def sync(self) -> State:
         return {"notices": self._notices.state(), "runs": self._watch.state()}

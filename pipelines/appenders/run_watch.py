@@ -14,11 +14,13 @@ from typing import Any, Final
 import orjson
 
 from logstore import keys
+from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.errors import NotFound
 from logstore.runs.manifest import decode_manifest
 from logstore.runs.report import decode_report
 from pipelines.appenders.objects import Objects
+from pipelines.deletions import Deleted, generation
 
 _TERMINAL: Final = frozenset({"success", "failed", "partialSuccess", "stopped"})
 _MOST_RUNS: Final = 1000
@@ -52,6 +54,12 @@ class RunWatch:
             self._runs[RunKey(fqn, run)] = _Watched(ulid, now)
         while len(self._runs) > _MOST_RUNS:
             self._runs.popitem(last=False)
+
+    def forget(self, deleted: Deleted) -> None:
+        """Those of which nothing is left are not watched."""
+        for key, one in list(self._runs.items()):
+            if ulids.decode(one.ulid) <= generation(deleted, *key):
+                del self._runs[key]
 
     def changes(
         self, objects: Objects, now: float, silent_after: float | None

@@ -19,7 +19,7 @@ from pipelines.appenders.registry import Registry
 from pipelines.config import AppenderConfig, AppenderPart, PipelineConfig, parse
 from pipelines.section import Section
 
-_PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 60.0
 FAST = {
     "event_delay_ms": 0,
     "idle_node_ms": 200,
@@ -102,7 +102,7 @@ def named(name: str, made: PipelineConfig) -> PipelineConfig:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(_PATIENCE_SECONDS):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not holds():
             await asyncio.sleep(0.01)
 

@@ -67,6 +67,31 @@ def test_what_is_wrong_is_named(content: Any, says: str) -> None:
         parse(content, Registry())
 
 
+def test_all_that_is_wrong_is_named() -> None:
+    appenders = [
+        {**FILES, "sizes": 1, "compress": "xz", "keep_for": "7 weeks"},
+        {"type": "kafka", "name": "k"},
+        {
+            "type": "mask",
+            "name": "m",
+            "rules": [{"pattern": "a"}],
+            "to": {"type": "stdout", "x": 1},
+        },
+    ]
+    with pytest.raises(InvalidInput) as caught:
+        parse(pipeline(event_delay_ms=-1, evnt=1, appenders=appenders), Registry())
+    said = str(caught.value).split("; ")
+    assert [one.split(":")[0] for one in said] == [
+        "event_delay_ms",
+        "unknown key evnt",
+        "appenders.0.compress",
+        "appenders.0.keep_for",
+        "unknown key appenders.0.sizes",
+        "no appender is of type 'kafka'",
+        "unknown key appenders.2.to.x",
+    ]
+
+
 def test_an_error_names_the_file(tmp_path: Path) -> None:
     path = tmp_path / "p.yaml"
     path.write_text("name: [\n")

@@ -11,7 +11,9 @@ from logstore.clock import SystemClock
 from logstore.objects.settings import PipelineSettings
 from pipelines.appenders.registry import Registry
 from pipelines.config import parse
-from pipelines.process import PipelinesProcess
+from pipelines.folder import Folder
+from pipelines.process import PipelinesProcess, run_pipelines
+from pipelines.settings import PipelinesSettings
 from tests.pipelines.lake import Lake
 from tests.pipelines.remembering import FAST, Remembering, forget, has, named, pipeline, until
 
@@ -69,6 +71,32 @@ async def test_a_part_goes_to_a_second_process_and_back_and_each_line_is_written
         await until(lambda: owned(first) == parts)
         await put_each()
         await until(lambda: written() == put)
+
+
+@pytest.mark.parametrize(("lease", "silent"), [(10, 10), (60, 60), (3600, 60)])
+def test_who_is_silent_for_a_lease_has_no_share_of_the_work(lease: int, silent: int) -> None:
+    """Otherwise what a process had that died waits for longer than its lease."""
+    settings = PipelinesSettings(pipelines=PipelineSettings(lease_seconds=lease))
+    assert settings.limits.lease_seconds == lease
+    assert settings.limits.worker_seconds == silent
+
+
+async def test_a_process_makes_its_data_folder_and_is_known_by_it(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So it goes on at once when it is started again; one whose folder cannot be made runs too."""
+    monkeypatch.chdir(lake.folder)
+    made = pipeline("a")
+    for data in ("new/data", "/proc/none"):
+        settings = lake.settings.model_copy(update={"data": data, "store": f"{lake.folder}/store"})
+        owners: list[str] = []
+
+        def started(process: PipelinesProcess, owners: list[str] = owners) -> None:
+            owners.append(process.identity)
+            process.stop()
+
+        await run_pipelines(settings, [made], lambda: Folder([made]), started)
+        assert [one.endswith(f"/{data}") for one in owners] == [data != "/proc/none"]
 
 
 class FasterClock(SystemClock):

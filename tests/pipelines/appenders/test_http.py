@@ -81,7 +81,7 @@ def test_where_a_request_may_go(address: str, private: bool, public: bool) -> No
 )
 def test_this_machine_is_not_reached_by_any_name_of_it(receiver: Receiver, host: str) -> None:
     poster = Poster(HttpSettings(url=f"http://{host}:{receiver.port}/x"))
-    with pytest.raises(AppenderFailed, match=r"where no request is sent to|cannot be resolved"):
+    with pytest.raises(AppenderFailed, match=r"no request is sent to|cannot be resolved"):
         poster.post(b"x", {})
     assert receiver.requests == []
 
@@ -105,7 +105,7 @@ def test_an_answer_that_comes_a_byte_a_time_is_broken_off(head: bytes) -> None:
         thread = threading.Thread(target=drip)
         thread.start()
         url = f"http://127.0.0.1:{server.getsockname()[1]}/"
-        poster = Poster(HttpSettings(url=url, allow_private=True, timeout=0.1))
+        poster = Poster(HttpSettings(url=url, allow_private=True, timeout=0.5))
         if head.endswith(b"\n"):
             assert poster.post(b"x", {}).status == 200
         else:
@@ -138,7 +138,7 @@ def test_a_name_that_changes_its_address_leads_nowhere_else(
     with pytest.raises(AppenderFailed, match=r"rebound\.example:.* did not answer"):
         poster.post(b"x", {})
     assert (asked, connected) == (["rebound.example"], ["192.0.2.1"])
-    with pytest.raises(AppenderFailed, match=r"127\.0\.0\.1, where no request is sent to"):
+    with pytest.raises(AppenderFailed, match=r"no request is sent to .*127\.0\.0\.1"):
         poster.post(b"x", {})
     assert connected == ["192.0.2.1"]
     assert receiver.requests == []

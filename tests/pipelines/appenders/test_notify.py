@@ -23,7 +23,7 @@ from pipelines.appenders.notify import Notify, NotifySettings
 from pipelines.settings import PipelinesSettings
 from tests.pipelines.appenders.receiver import Receiver
 from tests.pipelines.appenders.test_rolling_clock import HandClock
-from tests.pipelines.events import events
+from tests.pipelines.events import BASE_MS, events
 from tests.pipelines.lake import Lake
 
 ERRORS = {"name": "errors", "matches": {"level": "ERROR"}}
@@ -157,6 +157,21 @@ def test_runs_that_failed_or_are_silent_are_told_once(receiver: Receiver, tmp_pa
     world.notify.append(events(["z"], run="quiet"))  # it may be silent again
     world.clock.now += 1_900_000
     assert sorted(one["run"] for one in world.told()) == ["loud", "quiet"]
+    world.notify.stop()
+
+
+def test_a_run_that_is_deleted_is_not_silent(receiver: Receiver, tmp_path: Path) -> None:
+    """But the same run is once it was made again."""
+    world = World(receiver, tmp_path, rules=RUNS, group_by=["fqn", "run"])
+    world.start()
+    for run in ("deleted", "again", "left"):
+        world.notify.append(events(["x"], run=run))
+    world.notify.append(events(["y"], run="again", at_ms=BASE_MS + 2000))
+    world.notify.deleted({("a.b", run): BASE_MS + 1000 << 80 for run in ("deleted", "again")})
+    world.clock.now += 1_900_000
+    assert sorted(one["run"] for one in world.told()) == ["again", "left"]
+    world.notify.deleted({("a.b", None): BASE_MS + 3000 << 80})
+    assert world.notify.sync()["runs"] == []
     world.notify.stop()
 
 
