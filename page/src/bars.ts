@@ -26,19 +26,20 @@ export class Bars {
     try {
       const params = { fqn: this.fqn, run: this.run, from: 0, to: this.owner.end(), buckets: BUCKETS };
       const found = await histogram(params, this.signal);
-      this.element.replaceChildren(chart(found, (from, to) => void this.zoom(from, to)));
+      this.element.replaceChildren(chart(found, (from) => void this.zoom(from)));
     } catch (error) {
       this.element.hidden = true;
       this.owner.say(error);
     }
   }
 
-  private async zoom(from: number, to: number): Promise<void> {
+  /** Goes to the first line since a time: also from a time without any. */
+  private async zoom(from: number): Promise<void> {
     try {
-      const params = { fqn: this.fqn, run: this.run, from, to, limit: 1, order: "asc" };
+      const params = { fqn: this.fqn, run: this.run, from, limit: 1, order: "asc" };
       const found = await records("query", params, this.signal);
       if (found.records[0]) await this.owner.go(found.records[0]);
-      else toast(`No lines from ${time(from)} to ${time(to)}.`);
+      else toast(`No lines since ${time(from)}.`);
     } catch (error) {
       this.owner.say(error);
     }

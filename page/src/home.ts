@@ -161,7 +161,7 @@ function welcome(): HTMLElement {
     { class: "welcome" },
     h("h2", {}, "Nothing was written yet"),
     h("p", {}, "A pipeline is here as soon as it sends its first line. Try it, in a terminal:"),
-    h("code", {}, command),
+    h("code", { tabindex: "0" }, command),
     navigator.clipboard ? copy : null,
     h("p", { class: "note" }, "Its run appears on this page by itself. Open it and post more lines: they come as you send them."),
   );

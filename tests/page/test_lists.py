@@ -152,6 +152,18 @@ def test_an_empty_service_says_how_to_begin(
     expect(page.locator(".note code")).to_contain_text("curl -X POST")
 
 
+@pytest.mark.npm
+def test_axe_finds_nothing_where_a_phone_shows_nothing(page: Page, axe: str) -> None:
+    page.set_viewport_size({"width": 360, "height": 640})
+    page.route("**/logs?*", lambda route: route.fulfill(json={"pipelines": [], "after": None}))
+    for place, said in (("", "Nothing was written yet"), ("run/nobody/r", "There is no pipeline")):
+        page.goto(f"/#/{place}")
+        expect(page.get_by_text(said)).to_be_visible()
+        page.evaluate(axe)
+        found = page.evaluate("axe.run().then(found => found.violations)")
+        assert [(one["id"], [node["html"] for node in one["nodes"]]) for one in found] == []
+
+
 def test_a_run_without_lines_waits_for_the_first(page: Page, post: Poster) -> None:
     post.text("p.waits", "other", b"x\n")
     page.goto("/#/run/p.waits/new")

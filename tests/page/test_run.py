@@ -149,3 +149,19 @@ def test_keys_lead_to_the_first_and_the_last_error(page: Page, post: Poster) -> 
     expect(page.locator(".row.marked.lv-ERROR .tx")).to_contain_text("ERROR last")
     page.keyboard.press("h")
     expect(page.locator(".bars svg rect.bar").first).to_be_visible()
+
+
+def test_a_click_in_the_chart_leads_to_the_first_line_since_then(page: Page, post: Poster) -> None:
+    post.lines("p.chart", "r", 0, 100)
+    open_run(page, "p.chart", "r")
+    post.lines("p.chart", "r", 100, 200)
+    expect(page.locator(".row .tx").last).to_have_text("line 199")
+    page.keyboard.press("h")
+    bars = page.locator(".bars rect.bar")
+    expect(bars).to_have_count(2)
+    first, second = (bar.bounding_box() for bar in bars.all())
+    assert first is not None
+    assert second is not None
+    for x, line in ((first["x"] + 1, "line 0"), (second["x"] - 5, "line 100")):
+        page.mouse.click(x, second["y"] + 1)
+        expect(page.locator(".row.marked .tx")).to_have_text(line)
