@@ -7,6 +7,7 @@ import os
 import sys
 from typing import Any
 
+from logstore.garbage import collection_paused
 from logstore.settings import PREFIX
 
 
@@ -34,14 +35,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serves until a signal stops it; returns the exit code."""
-    from service.settings import load_settings
+    with collection_paused():
+        from service.settings import load_settings
 
     settings, warnings = load_settings(flags(arguments), config=arguments.config)
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
     if arguments.config:  # the compactor, a child of the service, reads the same file
         os.environ[f"{PREFIX}CONFIG"] = os.path.abspath(arguments.config)
-    from service.main import serve  # after a refusal, which need not wait for it
+    with collection_paused():
+        from service.main import serve  # after a refusal, which need not wait for it
 
     return serve(settings)
 
