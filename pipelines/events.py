@@ -74,7 +74,6 @@ class Origin(NamedTuple):
 class Counts:
     """What became of events; `clamped` had times too far ahead of their coming. Grows only."""
 
-    events: int = 0
     late: int = 0
     forced: int = 0
     copies: int = 0
@@ -240,7 +239,6 @@ class EventBuffer:
         if np.any(moments < _stamps(table)):
             self.counts.clamped += int(np.sum(_moments(found, self._ahead_us) < _stamps(found)))
         self.counts.late += late
-        self.counts.events += found.num_rows
         return found
 
 

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from logstore.names import encode
 from logstore.ulid import decode as decode_ulid
 from logstore.ulid import encode as encode_ulid
+from pipelines.appenders.contract import AppenderFailed, Context
 
 Indexes = NDArray[np.int64]
 Column = Callable[[pa.Table, int], tuple[Indexes, list[str]]]
@@ -171,8 +172,19 @@ def pairs_of(events: pa.Table) -> tuple[Indexes, list[tuple[str, str]]]:
     return codes, [(fqn_texts[fqn], run_texts[run]) for fqn, run in split]
 
 
-def of_replay(template: str, replay: str) -> str:
-    """The template of the files of a replay: its id stands before the ending."""
+def template_in(context: Context, path: str) -> PathTemplate:
+    """The template for one part: of a replay there are other files. Raises `AppenderFailed`."""
+    template = PathTemplate(path)
+    if context.parts > 1 and not template.of_one_pipeline:
+        raise AppenderFailed(
+            f"the path {path} is written by several parts of the pipeline",
+            hint="Put {fqn} or {part} into the path, or set parts: 1.",
+        )
+    return PathTemplate(_of_replay(path, context.replay)) if context.replay else template
+
+
+def _of_replay(template: str, replay: str) -> str:
+    """Its id stands before the ending."""
     dot = template.rfind(".")
     if dot <= max(template.rfind("}"), template.rfind("/")):
         dot = len(template)

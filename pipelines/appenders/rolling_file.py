@@ -36,7 +36,7 @@ from pipelines.appenders.catalog import Catalog, catalog_in
 from pipelines.appenders.contract import AppenderFailed, Context, State
 from pipelines.appenders.generations import Generations
 from pipelines.appenders.neighbours import refuse_shared
-from pipelines.appenders.paths import PathTemplate, encoded, of_replay
+from pipelines.appenders.paths import PathTemplate, encoded, template_in
 from pipelines.appenders.rolled import Rolled, actives
 from pipelines.appenders.rolling_settings import RollingFileSettings
 from pipelines.appenders.undo import UndoLog
@@ -91,13 +91,7 @@ class RollingFile:
         self._parts: _Parts | None = None
 
     def start(self, context: Context, state: State | None) -> None:
-        if context.parts > 1 and not self._template.of_one_pipeline:
-            raise AppenderFailed(
-                f"the path {self._settings.path} is written by several parts of the pipeline",
-                hint="Put {fqn} or {part} into the path, or set parts: 1.",
-            )
-        if context.replay:
-            self._template = PathTemplate(of_replay(self._settings.path, context.replay))
+        self._template = template_in(context, self._settings.path)
         undo = UndoLog(context.fs, self._folder, context.name)
         self._parts = parts = _Parts(
             context,

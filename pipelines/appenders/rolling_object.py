@@ -39,7 +39,7 @@ from pipelines.appenders.contract import AppenderFailed, Context, State
 from pipelines.appenders.generations import Generations
 from pipelines.appenders.objects import Objects
 from pipelines.appenders.old_objects import old_objects
-from pipelines.appenders.paths import PathTemplate, encoded, of_replay
+from pipelines.appenders.paths import PathTemplate, encoded, template_in
 from pipelines.appenders.undo_objects import UndoObjects
 from pipelines.deletions import Deleted
 from pipelines.layouts import Layout, default_layout
@@ -130,13 +130,7 @@ class RollingObject:
         self._swept = float("-inf")
 
     def start(self, context: Context, state: State | None) -> None:
-        if context.parts > 1 and not self._template.of_one_pipeline:
-            raise AppenderFailed(
-                f"the path {self._settings.path} is written by several parts of the pipeline",
-                hint="Put {fqn} or {part} into the path, or set parts: 1.",
-            )
-        if context.replay:
-            self._template = PathTemplate(of_replay(self._settings.path, context.replay))
+        self._template = template_in(context, self._settings.path)
         self._context = context
         self._prefix = "" if self._settings.store else f"pipelines/{context.pipeline}/"
         self._prefix += "" if self._settings.store else f"{encode(context.appender)}/"

@@ -15,7 +15,8 @@ from pipelines.appenders.contract import Context, State
 from pipelines.appenders.rolled import Rolled, RolledSettings
 from pipelines.appenders.rolling_file import RollingFile
 from pipelines.appenders.rolling_settings import RollingFileSettings
-from tests.pipelines.events import events
+from pipelines.deletions import Deleted
+from tests.pipelines.events import BASE_MS, events
 from tests.seeds import some
 from tests.simulation.powercut import EPOCH_NS, PowerCut, PowerCutFileSystem
 
@@ -29,10 +30,12 @@ STORIES: dict[str, dict[str, Any]] = {
     "by time": {"roll_every": "20m", "names": "timestamp", "compress": "gzip"},
     "by time and size": {"roll_every": "20m", "max_file_size": 40, "names": "fixed_window"},
     "idle": {"roll_idle": "5m", "names": "timestamp"},
+    "made again": {"compress": "gzip"},
     "some of them": {"max_file_size": 40, "compress": "gzip", "keep_files": 1},
     "some of a window": {"max_file_size": 30, "names": "fixed_window", "keep_bytes": 40},
 }
 _BATCH_SECONDS = 600
+_DELETED_AT = 3  # the batch before which the runs of "made again" are deleted
 
 
 class BatchClock(SystemClock):
@@ -64,18 +67,30 @@ class Checkpoint:
         self.batches = 0
 
 
-def work(fs: FileSystem, saved: Checkpoint, settings: dict[str, Any]) -> None:
-    """Writes what is behind the checkpoint, and saves one after every second batch."""
+def work(
+    fs: FileSystem, saved: Checkpoint, settings: dict[str, Any], *, again: bool = False
+) -> None:
+    """Writes what is behind the checkpoint, and saves one after every second batch.
+
+    `again`: the runs are deleted meanwhile, and go on as others.
+    """
     files = RollingFile(RollingFileSettings(dir="/out", path="{fqn}.log", **settings))
     clock = BatchClock()
     clock.batch = saved.batches
+
+    def deletions() -> Deleted:
+        known = again and clock.batch >= _DELETED_AT
+        return {("a", "r"): BASE_MS << 80, ("b", "r"): BASE_MS << 80} if known else {}
+
+    context = Context("p", "files", 0, 1, fs, clock, lambda: True, deletions=deletions)
     try:
-        files.start(Context("p", "files", 0, 1, fs, clock, lambda: True), saved.state)
+        files.start(context, saved.state)
         todo = list(batches())
         for number in range(saved.batches, len(todo)):
             clock.batch = number
             fqn, messages = todo[number]
-            files.append(events(messages, fqn=fqn))
+            files.append(events(messages, fqn=fqn, at_ms=BASE_MS + number * 1000))
+            files.deleted(deletions())
             files.flush()
             if number % 2:
                 state = files.sync()
@@ -105,18 +120,20 @@ def contents(fs: FileSystem, settings: dict[str, Any]) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("story", STORIES)
 def test_a_power_cut_at_every_call_loses_and_doubles_nothing(story: str) -> None:
-    settings = STORIES[story]
+    settings, again = STORIES[story], story == "made again"
     whole = PowerCutFileSystem()
-    work(whole, Checkpoint(), settings)
+    work(whole, Checkpoint(), settings, again=again)
     calls = list(whole.calls)
     expected = contents(whole, settings)
+    rolled = whole.stat("/out/a.000001.log.gz") is not None
+    assert rolled or not again
     assert sum(map(len, expected.values())) > (5 if story.startswith("some") else 20)
     for call in some(range(1, len(calls) + 1), 4, f"power cut {story}"):
         fs, saved = PowerCutFileSystem(fail_at=call), Checkpoint()
         with pytest.raises(PowerCut):
-            work(fs, saved, settings)
+            work(fs, saved, settings, again=again)
         fs = fs.reboot(seed=call)
-        work(fs, saved, settings)
+        work(fs, saved, settings, again=again)
         assert contents(fs, settings) == expected, (call, calls[call - 1])
 
 
