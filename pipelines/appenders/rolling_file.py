@@ -21,7 +21,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar, Final
@@ -187,10 +187,7 @@ class RollingFile:
             self._forget(path)
             for one in (path, *parts.rolled.of(path)):
                 self._unlink(one)
-            folder = os.path.dirname(os.path.join(self._folder, path))
-            with suppress(OSError):  # it has files of others
-                parts.context.fs.remove_folder(folder)
-                self._new_in.discard(folder)
+        self._remove_folders(gone)
         if gone:
             parts.catalog.drop(gone)
             log.info("%s: files of deleted runs are removed: %d", parts.context.name, len(gone))
@@ -334,6 +331,7 @@ class RollingFile:
             busy = {*self._open, *self._grown, *self._settled, *self._rolled}
             gone += parts.rolled.keep_quota(parts.catalog, busy)
         parts.catalog.drop(gone)
+        self._remove_folders(gone)
         self._period = period
         return ended or len(self._rolled) > rolled
 
@@ -343,6 +341,17 @@ class RollingFile:
         self._grown.discard(path)
         if one is not None:
             one.file.close()
+
+    def _remove_folders(self, paths: Iterable[str]) -> None:
+        """Removes the folders of files that are gone, if they are empty."""
+        for path in paths:
+            folder = os.path.dirname(path)
+            with suppress(OSError):  # it has other files, or is gone
+                while folder:
+                    whole = os.path.join(self._folder, folder)
+                    self._started().context.fs.remove_folder(whole)
+                    self._new_in.discard(whole)
+                    folder = os.path.dirname(folder)
 
     def _unlink(self, path: str) -> None:
         with suppress(FileNotFoundError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import orjson
 import pytest
 from pydantic import ValidationError
 
-from logstore import ulid
 from logstore.clock import SystemClock
 from logstore.disk import Disk
 from logstore.filesystem import FileSystem
@@ -171,6 +169,32 @@ def test_old_files_go_rolled_or_not_and_no_file_of_others(tmp_path: Path) -> Non
     assert list(_catalog(files)) == ["2023-11-15.log"]
 
 
+def test_empty_folders_go_with_their_files(tmp_path: Path) -> None:
+    files = Files(tmp_path, path="{service}/{date}/{fqn}/x.log", keep_for="2h", compress="gzip")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "of somebody else").write_text("stays")
+    files.start()
+    files.write("1", fqn="a.one", at_ms=BASE_MS)
+    files.write("1", fqn="b.one", at_ms=BASE_MS)
+    files.write("2", fqn="a.one", at_ms=BASE_MS + 24 * HOUR_MS)
+    files.clock.now += HOUR_MS
+    files.write("3", fqn="a.two", at_ms=BASE_MS)
+    files.save()
+    files.clock.now += HOUR_MS + 1
+    files.files.flush()
+    files.save()
+    assert [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.glob("[ab]/**/*"))] == [
+        "a/2023-11-14",
+        "a/2023-11-14/a.two",
+        "a/2023-11-14/a.two/x.log",
+        "b/of somebody else",
+    ]
+    files.write("4", fqn="a.one", at_ms=BASE_MS)
+    files.save()
+    files.files.stop()
+    assert (tmp_path / "a" / "2023-11-14" / "a.one" / "x.log").read_text() == "4\n"
+
+
 def _catalog(files: Files) -> Catalog:
     catalog = Catalog(files.fs, f"{files.folder}/.tailrace/p.files.0/catalog")
     catalog.start()
@@ -224,97 +248,6 @@ def test_owners_that_are_not_there_are_named(tmp_path: Path) -> None:
         files.files.stop()
     with pytest.raises(ValidationError, match="file_permissions"):
         RollingFileSettings(dir="/x", file_permissions="rw")
-
-
-T = ulid.encode(BASE_MS + 1000 << 80)
-
-
-@pytest.mark.parametrize("on_delete", ["keep", "remove"])
-def test_a_run_that_is_made_again_has_files_of_its_own(tmp_path: Path, on_delete: str) -> None:
-    files = Files(tmp_path, path="{fqn}/{run}/x.log", on_delete=on_delete, max_file_size=6)
-    files.start()
-    files.write("old 1", "old 2", fqn="a.b", run="r")
-    files.write("other", fqn="a.b", run="r2")
-    files.save()
-    files.write("old 3", fqn="a.b", run="r")
-    files.deletions = {("a.b", "r"): ulid.decode(T)}
-    files.files.deleted(files.deletions)
-    files.write("new", fqn="a.b", run="r", at_ms=BASE_MS + 2000)
-    state = files.save()
-    files.files.stop()
-    old = {
-        "a.b/r/x.000001.log": "old 1\n",
-        "a.b/r/x.000002.log": "old 2\n",
-        "a.b/r/x.log": "old 3\n",
-    }
-    new = {"a.b/r2/x.log": "other\n", f"a.b/r~{T}/x.log": "new\n"}
-    assert files.names() == ({**old, **new} if on_delete == "keep" else new)
-    files.deletions = {("a.b", None): ulid.decode(T) + 1}
-    files.start(state)
-    files.files.deleted(files.deletions)
-    files.files.stop()
-    assert files.names() == ({**old, **new} if on_delete == "keep" else {})
-
-
-@pytest.mark.parametrize(
-    ("path", "deleted", "closed"),
-    [
-        ("{fqn}/{run}.log", ("a", "r"), {"a/r.log"}),
-        ("{fqn}/{run}.log", ("a", None), {"a/r.log", "a/s.log"}),
-        ("{fqn}.log", ("a", "r"), set()),
-        ("{fqn}.log", ("a", None), {"a.log"}),
-        ("{service}/all.log", ("a", None), set()),
-    ],
-)
-def test_open_files_of_what_is_deleted_are_closed(
-    tmp_path: Path, path: str, deleted: tuple[str, str | None], closed: set[str]
-) -> None:
-    """And no others, nor those of the run that is written again."""
-    files = Files(tmp_path, path=path)
-    files.start()
-    for fqn, run in (("a", "r"), ("a", "s"), ("b", "r")):
-        files.write("x", fqn=fqn, run=run)
-    before = opened(tmp_path)
-    files.deletions = {deleted: ulid.decode(T)}
-    files.files.deleted(files.deletions)
-    assert before - opened(tmp_path) == closed
-    files.write("y", fqn="a", run="r", at_ms=BASE_MS + 2000)
-    again = opened(tmp_path)
-    files.deletions = {**files.deletions, ("other", None): 1}
-    files.files.deleted(files.deletions)
-    assert opened(tmp_path) == again
-    files.save()
-    files.files.stop()
-
-
-def opened(folder: Path) -> set[str]:
-    """The files below a folder that this process has open, but for the appender's own."""
-    found = set()
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):
-            found.add(os.readlink(f"/proc/self/fd/{name}"))
-    own = f"{folder}/"
-    return {
-        one.removeprefix(own) for one in found if one.startswith(own) and ".tailrace" not in one
-    }
-
-
-def test_a_pipeline_that_is_made_again_has_a_file_of_its_own(tmp_path: Path) -> None:
-    files = Files(tmp_path, path="{fqn}.log")
-    files.start()
-    files.write("old", fqn="a.b")
-    files.deletions = {("a.b", None): ulid.decode(T), ("a.b", "r"): 1}
-    table = [events([f"{name}"], fqn=name) for name in ("a.b", "c")]
-    for one in table:
-        files.files.append(one)
-    files.files.stop()
-    assert files.names() == {"a.b.log": "old\n", f"a.b~{T}.log": "a.b\n", "c.log": "c\n"}
-
-
-def test_removal_needs_folders_of_runs() -> None:
-    for path in ("{fqn}.log", "{fqn}/{run}.log", "{run}/x.log"):
-        with pytest.raises(ValidationError, match=r"needs \{fqn\} and \{run\} as folders"):
-            RollingFileSettings(dir="/x", path=path, on_delete="remove")
 
 
 def test_each_tenant_has_a_quota_of_which_the_oldest_files_go(tmp_path: Path) -> None:
