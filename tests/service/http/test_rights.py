@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import AsyncIterator, Iterator
 from itertools import product
@@ -112,6 +113,7 @@ async def guarded(tmp_path: Path) -> AsyncIterator[Guarded]:
             for scope in SCOPES
         ],
         rule(token_of("mine"), {scope: ["shop.*"] for scope in ("ingest", "read", "admin")}),
+        rule(token_of("exact"), {"read": ["a"]}),
     )
     transport = httpx.ASGITransport(cast("Any", app), raise_app_exceptions=False)
     async with httpx.AsyncClient(base_url="http://localhost", transport=transport) as client:
@@ -194,6 +196,31 @@ async def test_names_are_compared_decoded(guarded: Guarded) -> None:
         assert reply.status_code == status, url
         reply = await guarded.client.get(url, headers=headers)
         assert (reply.status_code == 403) == (status == 403), url
+
+
+async def test_a_slash_between_names_and_one_in_a_name_are_told_apart(guarded: Guarded) -> None:
+    """`a/b` is the run `b` of `a`; `a%2Fb`, and what stands before a run's id, is a pipeline."""
+    base = "/api/v1/services/ingestionPipelines/logs"
+    headers = {"authorization": f"Bearer {token_of('exact')}"}
+    for path, refused in (("a", 0), ("a/b", 0), ("a%2Fb", 1), ("a%2Fb/r", 1), ("a/b/r", 1)):
+        reply = await guarded.client.get(f"{base}/{path}", headers=headers)
+        assert (reply.status_code == 403) == bool(refused), path
+
+
+async def test_nothing_is_deleted_before_the_audit_log_has_it(guarded: Guarded) -> None:
+    run = f"{LOGS}/{MINE}/r"
+    headers = {"authorization": f"Bearer {token_of('mine')}", "content-type": "text/plain"}
+    assert (await guarded.client.post(run, content=b"line\n", headers=headers)).status_code == 200
+    guarded.audit.unlink(missing_ok=True)
+    guarded.audit.mkdir()  # so that it cannot be written
+    reply = await guarded.client.delete(run, headers=headers)
+    assert (reply.status_code, reply.json()["type"]) == (503, "unavailable")
+    assert (await guarded.client.get(run, headers=headers)).status_code == 200
+    guarded.audit.rmdir()
+    assert (await guarded.client.delete(run, headers=headers)).status_code == 200
+    first = json.loads(guarded.audit.read_text().splitlines()[0])
+    assert (first["event"], first["method"], first["path"]) == ("deleted", "DELETE", run)
+    assert (await guarded.client.get(run, headers=headers)).status_code == 404
 
 
 async def test_other_methods_say_nothing_of_what_is_stored(guarded: Guarded) -> None:
