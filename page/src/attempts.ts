@@ -4,7 +4,7 @@
 import { json, logsOf, type RunDetails } from "./api";
 
 /** What attempts of one thing have in common; null for a run that is no numbered attempt. */
-export function baseOf(run: RunDetails): string | null {
+function baseOf(run: RunDetails): string | null {
   if (run.attempt === null) return null;
   const found = /^(.+?)[\W_]*(?:attempt|retry|try)?[\W_]*?0*(\d+)$/i.exec(run.runId);
   return found && Number(found[2]) === run.attempt ? found[1]! : null;

@@ -6,7 +6,7 @@ import { MOST_KINDS, type Compared } from "./comparison";
 import type { Answer, Piece } from "./worker";
 
 /** Of each run at most so much is read, in characters. */
-export const MOST_CHARS = 200_000_000;
+const MOST_CHARS = 200_000_000;
 const PAGES = 20;
 /** The address of the worker's script, which the build knows. */
 declare const WORKER: string;

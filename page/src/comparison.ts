@@ -17,7 +17,7 @@ const NUMBERS = /[-+]?\d+(?:[.,:]\d+)*/g;
 const SPACES = /\s+/g;
 
 /** A line without what differs from run to run: numbers, ids, times, colours, progress. */
-export function masked(line: string): string {
+function masked(line: string): string {
   const shown = line.slice(0, MOST_COMPARED).replace(/\r+$/, "");
   return shown
     .slice(shown.lastIndexOf("\r") + 1)

@@ -3,7 +3,7 @@
 
 import { Problem, events, json, records, runOf, streamOf, type LogRecord, type Params } from "./api";
 
-export const BLOCK = 500;
+const BLOCK = 500;
 const MAX_BLOCKS = 160;
 const MAX_CHARS = 48_000_000;
 const PATIENCE_MS = 120;
@@ -11,7 +11,7 @@ const OPENED_MS = 150;
 /** A line of which nothing but the text is known yet. */
 const NOBODY: LogRecord = { ulid: "", ts: null, fqn: "", run_id: "", level: null, connector_id: null, pos: 0, message: "", attributes: null };
 /** Longer lines are kept by their beginnings; the rest is fetched when somebody wants it. */
-export const MAX_LINE = 10_000;
+const MAX_LINE = 10_000;
 
 export interface Entry {
   ulid: string;

@@ -9,6 +9,7 @@ import type { Row, RunLines } from "./lines";
 import { highlight, placeOf, rowOf, type Marks } from "./rows";
 
 const RANGE = 4_000_000;
+const LEAST_DIGITS = 5;
 
 export class LogView {
   readonly scroller: HTMLElement;
@@ -31,6 +32,7 @@ export class LogView {
   private lastTop = 0;
   private frame = 0;
   private settling = 0;
+  private digits = 0;
   private readonly resized: ResizeObserver;
 
   constructor(private readonly lines: RunLines, readonly folds: Folds, private readonly highlightName = "found") {
@@ -249,6 +251,9 @@ export class LogView {
   private resize(): void {
     const height = `${this.range()}px`;
     if (this.spacer.style.height !== height) this.spacer.style.height = height;
+    // Texts begin below each other, whatever their numbers.
+    const digits = Math.max(LEAST_DIGITS, count(this.lines.total).length);
+    if (digits !== this.digits) this.scroller.style.setProperty("--digits", String((this.digits = digits)));
   }
 
   // --- drawing ---------------------------------------------------------------------------

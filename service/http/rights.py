@@ -55,6 +55,7 @@ _TABLE: Final[dict[str, dict[str, Need | None]]] = {
     "/health/ready": {"GET": PUBLIC},
     "/": {"GET": PUBLIC},
     "/page/{name}": {"GET": PUBLIC},
+    "/openapi.json": {"GET": PUBLIC},
     "/docs": {"GET": PUBLIC},
     "/docs/start.js": {"GET": PUBLIC},
     "/docs/{name}": {"GET": PUBLIC},
