@@ -26,9 +26,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from pydantic import Field
 
@@ -42,6 +42,7 @@ ALL_RUNS = RunKey("", "")
 EndReason = Literal["runFinished", "idleTimeout", "maxDuration", "maxBytes"]
 Woken = Literal["news", "heartbeat", "gone"]
 MIB = 1 << 20
+T = TypeVar("T")
 _COALESCE_SECONDS_PER_READER = 0.0001
 _MAX_COALESCE_SECONDS = 0.1
 
@@ -87,13 +88,29 @@ class Watcher:
     itself.
     """
 
-    __slots__ = ("_wake", "channel", "gone", "push")
+    __slots__ = ("_wake", "_work", "channel", "gone", "push")
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.gone = False
         self.push: Callable[[], bool] | None = None
         self._wake: asyncio.Future[Woken] | None = None
+        self._work: asyncio.Future[Any] | None = None
+
+    async def unless_left(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """The result of `work`; None, and the work is cancelled, once the reader is to end.
+
+        A stop then does not wait for a store, another node or a client that takes its time.
+        """
+        working = self._work = asyncio.ensure_future(work)
+        if self.gone:
+            working.cancel()
+        try:
+            await asyncio.wait({working})
+        finally:
+            self._work = None
+            working.cancel()
+        return None if working.cancelled() else working.result()
 
     async def wait(self) -> Woken:
         """Returns when there is news, a heartbeat is due, or the reader is to end."""
@@ -122,6 +139,8 @@ class Watcher:
         """Ends the reader's wait for good: it went away, or the node stops."""
         self.gone = True
         self.wake("gone")
+        if self._work is not None:
+            self._work.cancel()
 
 
 class Channel:

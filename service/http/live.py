@@ -92,7 +92,7 @@ class EventStream(Response):
                 watcher.push = partial(self._push, watcher, connection, scope.get(WATCHED))
             try:
                 # Also while the store or another node holds back what the stream waits for.
-                await unless_gone(self._run(watcher, send), receive)
+                await unless_gone(watcher.unless_left(self._run(watcher, send)), receive)
             except TailraceError as error:
                 await self._send(send, self._error(f"{error} {error.hint}".strip()))
         await send({"type": "http.response.body", "body": b""})

@@ -50,7 +50,7 @@ from service.query.live.storage import Gap
 from service.query.output import lines
 from service.query.request import QueryRequest, refuse_unknown, whole_number
 from service.runtime.counters import HttpCounters
-from service.tail import ALL_RUNS
+from service.tail import ALL_RUNS, Watcher
 
 _SEARCHED: Final = ("q", "regex", "fqn", "run", "level")
 _MOST_TAIL: Final = 10_000
@@ -160,21 +160,21 @@ class QueryStream(Response):
     async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": 200, "headers": sse.HEADERS})
-            await unless_gone(self._run(send), receive)
+            with sse.watching(self._node.tail, ALL_RUNS, self._counters) as watcher:
+                await unless_gone(watcher.unless_left(self._run(watcher, send)), receive)
+            await send({"type": "http.response.body", "body": b""})
         finally:
             self._reader.close()
 
-    async def _run(self, send: Send) -> None:
-        with sse.watching(self._node.tail, ALL_RUNS, self._counters) as watcher:
-            try:
-                async with aclosing(self._reader.follow(watcher.wait)) as pieces:
-                    async for piece in pieces:
-                        await self._send(send, self._frame(piece))
-                        if watcher.gone:
-                            break
-            except TailraceError as error:
-                await self._send(send, _error(error))
-        await send({"type": "http.response.body", "body": b""})
+    async def _run(self, watcher: Watcher, send: Send) -> None:
+        try:
+            async with aclosing(self._reader.follow(watcher.wait)) as pieces:
+                async for piece in pieces:
+                    await self._send(send, self._frame(piece))
+                    if watcher.gone:
+                        break
+        except TailraceError as error:
+            await self._send(send, _error(error))
 
     def _frame(self, piece: Matches | Gap | Silent | None) -> bytes:
         if piece is None:

@@ -287,7 +287,7 @@ class ProgressStream(EventSourceResponse):
         if tail.readers >= self._max_readers:
             return
         with sse.watching(tail, self._key, self._counters) as watcher:
-            stored = await self._stored()
+            stored = await watcher.unless_left(self._stored())
             over: bool | None = None
             while not watcher.gone:
                 # Nothing is awaited between the last look and the wait: no nudge is missed.
@@ -296,12 +296,12 @@ class ProgressStream(EventSourceResponse):
                     self._sent = news.version
                     yield self._counted(_event(news))
                 elif over is None:
-                    over = await self._over()
+                    over = await watcher.unless_left(self._over())
                 elif over or watcher.channel.ended is not None:
                     yield self._counted(sse.COMPLETE)
                     return
                 elif await watcher.wait() == "heartbeat":
-                    stored = await self._stored()
+                    stored = await watcher.unless_left(self._stored())
                     over = None
 
     async def _stored(self) -> Report | None:

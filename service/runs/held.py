@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from logstore.batch import Indexes, RunKey, lowest_and_highest
+from logstore.errors import Conflict
 from logstore.runs.manifest import Manifest
 from service.runs.backlog import Backlog
 from service.runs.pending import FlushProgress
@@ -45,6 +46,7 @@ class HeldLines:
         self._backlog = backlog
         self._progress = progress
         self._waiting: dict[RunKey, set[asyncio.Future[None]]] = {}
+        self._stopped = False
 
     def arrived(self, key: RunKey) -> None:
         """Takes note that lines of the run were synced."""
@@ -56,6 +58,7 @@ class HeldLines:
         """The runs with lines at or above a position each, as soon as there are any.
 
         None after `seconds`. The positions are those of an earlier answer's `end`, or -1.
+        Raises `Conflict` once the node has stopped.
         """
         found = self._since(since)
         if found.runs:
@@ -77,7 +80,15 @@ class HeldLines:
                     del self._waiting[key]
         return self._since(since)
 
+    def stop(self) -> None:
+        """Ends all waiting, which a stop of the node would wait for."""
+        self._stopped = True
+        for key in list(self._waiting):
+            self.arrived(key)
+
     def _since(self, since: Sequence[tuple[RunKey, int]]) -> News:
+        if self._stopped:
+            raise Conflict("the node has stopped", hint="What it held is in the store.")
         with self._pin() as pin:
             runs = [
                 number

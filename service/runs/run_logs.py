@@ -116,6 +116,7 @@ class RunLogs:
 
     async def stop(self) -> None:
         """Ends running work; the next start repeats it."""
+        self.held.stop()
         self.importer.stop()
         self.rebuilder.stop()
         self.chunk_repairer.stop()

@@ -1,8 +1,10 @@
-"""Readers that leave while the store holds back what they wait for: nothing of them stays."""
+"""A store holds back what readers wait for: they may leave, or the node may stop, all the same."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -40,27 +42,19 @@ async def held(schedule: Schedule) -> None:
         await asyncio.sleep(0.02)
 
 
-@pytest.mark.parametrize(
-    ("path", "read"),
-    [
-        (STREAM, "runs/"),
-        (f"{STREAM}?format=ndjson&after=0", "runs/"),
-        (PROGRESS, "progress/"),
-        ("/query/stream?from=0", "table/"),
-    ],
-    ids=["text", "records", "progress", "search"],
-)
-async def test_a_reader_that_leaves_while_a_read_hangs_is_gone(
-    bucket: Bucket, tmp_path: Path, path: str, read: str
-) -> None:
+@asynccontextmanager
+async def hanging(
+    bucket: Bucket, folder: Path, path: str, read: str
+) -> AsyncIterator[tuple[httpx.AsyncClient, asyncio.Event, httpx.Response]]:
+    """A reader of `path` at a service, when the store keeps back what it reads."""
     schedule = Schedule(stall_seconds=FOR_EVER)
     with fault_proxy(bucket.endpoint_url, schedule) as url:
         place = bucket.through(url, attempts=1, read_timeout_seconds=FOR_EVER)
         settings = settings_for(
-            tmp_path, store=place.settings.store, s3=place.settings.s3, **STOPS_AT_ONCE
+            folder, store=place.settings.store, s3=place.settings.s3, **STOPS_AT_ONCE
         )
         # What it holds when it stops, it may not bring to a store that does not answer: 3.
-        async with service(settings, statuses=(0, 3)) as (client, _):
+        async with service(settings, statuses=(0, 3)) as (client, stop):
             sent = await client.post(RUN, content=b"a\n", headers=PLAIN)
             assert sent.status_code == 200
 
@@ -68,7 +62,34 @@ async def test_a_reader_that_leaves_while_a_read_hangs_is_gone(
                 return request.method in ("GET", "HEAD") and read in request.head.request_line()[1]
 
             schedule.plan(Kind.STALL, times=FOR_EVER, applies=meant)
-            async with client.stream("GET", path):
+            async with client.stream("GET", path) as reply:
                 await counted(client, 1)
                 await held(schedule)
-            await counted(client, 0)
+                yield client, stop, reply
+
+
+OF_A_RUN = [
+    pytest.param(STREAM, "runs/", id="text"),
+    pytest.param(f"{STREAM}?format=ndjson&after=0", "runs/", id="records"),
+    pytest.param(PROGRESS, "progress/", id="progress"),
+]
+A_SEARCH = pytest.param("/query/stream?from=0", "table/", id="search")
+
+
+@pytest.mark.parametrize(("path", "read"), [*OF_A_RUN, A_SEARCH])
+async def test_a_reader_that_leaves_while_a_read_hangs_is_gone(
+    bucket: Bucket, tmp_path: Path, path: str, read: str
+) -> None:
+    async with hanging(bucket, tmp_path, path, read) as (client, _, reply):
+        await reply.aclose()
+        await counted(client, 0)
+
+
+@pytest.mark.parametrize(("path", "read"), OF_A_RUN)
+async def test_a_stop_ends_a_stream_of_which_a_read_hangs(
+    bucket: Bucket, tmp_path: Path, path: str, read: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with hanging(bucket, tmp_path, path, read) as (_, stop, reply):
+        stop.set()
+        assert "complete" not in "".join([text async for text in reply.aiter_text()])
+    assert "was cut off by the stop" not in caplog.text
