@@ -72,6 +72,7 @@ class EventStream(Response):
         self._max_readers = max_readers
         self._counters = counters
         self._cursor: Cursor | int | None = None
+        self._silent: tuple[str, ...] = ()
         self._skip = 0
         self._next_tick = 0
 
@@ -123,6 +124,9 @@ class EventStream(Response):
             ended = watcher.channel.ended or over
             mark = watcher.channel.mark()
             after = await self._catch_up(send)
+            if after.silent != self._silent:
+                self._silent = after.silent
+                await self._send(send, sse.silent(after.silent, named=self._form != "json"))
             if after.more:
                 continue
             if ended is not None or after.state in _CLOSED:
@@ -332,6 +336,10 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": frame, "more_body": True})
 
 
+_DESCRIPTION = (
+    "Events logs, complete, error; silent names the nodes that do not answer, whose newest lines"
+    " come once they do (a comment in the JSON form)."
+)
 _EVENTS = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
 
 
@@ -344,7 +352,7 @@ def live_routes(node: NodeApi, max_readers: int, counters: HttpCounters) -> APIR
         "/{fqn}/stream/{runId}",
         summary="A run live, as server-sent events; `last` is the pipeline's last run",
         response_class=Response,
-        responses={200: {"description": "Events logs, complete, error.", **_EVENTS}},
+        responses={200: {"description": _DESCRIPTION, **_EVENTS}},
     )
     async def stream(
         fqn: str,

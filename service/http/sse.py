@@ -12,6 +12,9 @@ With `format=text` each line is an event of its own, without a name:
 With `format=ndjson` each record is an event of its own, an object as `/query` has it; ids
 count lines here as well, so that each is a place in every format.
 
+    event: silent                     these nodes do not answer, and their newest lines come once
+    data: {"nodes": […]}              they do; none: all answer again. In JSON `: silent {…}`
+
 No line of a log can begin or end a frame. In JSON everything that any client takes
 for a line end is escaped (Python's `splitlines` takes more than the standard does). In
 text they are shown as escapes (`\r`, `\u2028`), but for a `\r` at the end, which goes.
@@ -152,6 +155,15 @@ def records(
         last = objects[objects.rfind(b"\n", 0, -1) + 1 : -1]
         frames[-1] = b"id: %b\ndata: %b\n\n" % (cursor.encode(), last)
     return b"".join(frames)
+
+
+def silent(nodes: Sequence[str], *, named: bool) -> bytes:
+    """Which nodes do not answer; none: all answer again. Without an id: it is no place in a run.
+
+    In the JSON form, not `named`, it is a comment: upstream takes every event for one of its own.
+    """
+    body = orjson.dumps({"nodes": list(nodes)})
+    return b"event: silent\ndata: %b\n\n" % body if named else b": silent %b\n\n" % body
 
 
 def text_complete() -> bytes:

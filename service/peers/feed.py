@@ -5,6 +5,9 @@ lines there; it answers when there are some. Readers of such a run then read sto
 has the lines of all nodes, from their cursors on. So nothing depends on an answer that is lost: the
 next one names all runs with lines at or above the position that the last one had looked at.
 
+When a node becomes silent, answers again or is gone, all readers read storage: so they can say whom
+they do not hear, and have what they missed of it. A silent node is asked once a second.
+
 | `wait` asks | `{"runs": [[fqn, run, position], …], "seconds"}`; position -1: all that there is |
 | --- | --- |
 | it answers | `{"runs": [number, …], "end"}`: which of them have news, and the next position |
@@ -41,13 +44,17 @@ class LiveFeed:
         """Follows them until cancelled."""
         self._tail.changed = self._change
         self._peers.register.on_change(self._change)
+        self._peers.on_change = self._reread
         following: dict[str, asyncio.Task[None]] = {}
         try:
             while True:
                 changed = self._changed
                 there = self._peers.register.holders
-                for instance in [i for i in following if i not in there]:
+                gone = [instance for instance in following if instance not in there]
+                for instance in gone:
                     following.pop(instance).cancel()
+                if gone:
+                    self._miss_all()
                 for instance, entry in there.items():
                     if instance not in following:
                         following[instance] = asyncio.ensure_future(self._follow(entry))
@@ -61,9 +68,21 @@ class LiveFeed:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
+    def _reread(self) -> None:
+        """A node became silent, or answers again."""
+        self._miss_all()
+        self._change()
+
+    def _miss_all(self) -> None:
+        for key in [key for key in self._tail.watched if key != ALL_RUNS]:
+            self._tail.missed(key)
+
     async def _follow(self, entry: Entry) -> None:
         seen: dict[RunKey, int] = {}
+        failed = False
         while True:
+            if failed or self._peers.is_silent(entry):
+                await self._clock.sleep(_PAUSE_SECONDS)
             changed = self._changed
             watched = [key for key in self._tail.watched if key != ALL_RUNS][:_MOST_RUNS]
             seen = {key: seen.get(key, -1) for key in watched}
@@ -78,15 +97,16 @@ class LiveFeed:
                 changing.cancel()
                 if not asking.done():
                     asking.cancel()
-            if asking.done() and not asking.cancelled() and not asking.result():
-                await self._clock.sleep(_PAUSE_SECONDS)
+            failed = asking.done() and not asking.cancelled() and not asking.result()
 
     async def _ask(self, entry: Entry, seen: dict[RunKey, int]) -> bool:
         """Asks once; moves `seen` on and wakes readers. Gives whether it answered."""
         runs = [[*key, start] for key, start in seen.items()]
-        body = messages.encode({"runs": runs, "seconds": _WAIT_SECONDS})
+        # A silent one need not have news to be heard again.
+        seconds = 0.0 if self._peers.is_silent(entry) else _WAIT_SECONDS
+        body = messages.encode({"runs": runs, "seconds": seconds})
         try:
-            answer = await self._peers.one(entry, body, "wait", _WAIT_SECONDS + _GRACE_SECONDS)
+            answer = await self._peers.one(entry, body, "wait", seconds + _GRACE_SECONDS)
             keys = list(seen)
             news = [keys[number] for number in answer.head["runs"]]
             seen |= dict.fromkeys(keys, int(answer.head["end"]))

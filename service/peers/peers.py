@@ -8,7 +8,7 @@ Whoever changes something (`everyone`) asks it all the same.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from logstore.clock import Clock
@@ -47,6 +47,8 @@ class Peers:
         self._transport = transport
         self._clock = clock
         self._paused: dict[str, _Pause] = {}
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when a node becomes silent, and when a silent one answers."""
         self.asked = 0
         self.unanswered = 0
 
@@ -94,7 +96,8 @@ class Peers:
             self.unanswered += 1
             self._silent(entry, str(error))
             raise
-        self._paused.pop(entry.instance, None)
+        if self._paused.pop(entry.instance, None) is not None:
+            self.on_change()
         return answer
 
     async def _ask(
@@ -123,6 +126,12 @@ class Peers:
             _FIRST_PAUSE_SECONDS if pause is None else min(pause.seconds * 2, _MAX_PAUSE_SECONDS)
         )
         self._paused[entry.instance] = _Pause(now + seconds, seconds, why)
+        if pause is None:
+            self.on_change()
+
+    def is_silent(self, entry: Entry) -> bool:
+        """Whether the last question that it was asked has no answer."""
+        return entry.instance in self._paused
 
     def problems(self) -> list[str]:
         """Nodes that are silent, as sentences."""

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 from urllib.parse import quote
 
 import httpx
@@ -337,3 +338,26 @@ async def test_a_wake_costs_one_look_at_the_run(serve: Serve) -> None:
             node.tail.missed(KEY)
             assert lines_of(await anext(stream)) == [str(number)]
         assert node.run_logs.reads == before + 3
+
+
+@pytest.mark.parametrize("query", ["", "?format=text"])
+async def test_nodes_that_do_not_answer_are_named_until_they_do(serve: Serve, query: str) -> None:
+    node = MemoryNode()
+    silent: tuple[str, ...] = ("c",)
+    served = await serve(node)
+    ask = node.run_logs.batches_after
+
+    async def without(key: RunKey, cursor: Cursor | int | None, *, max_bytes: int) -> Any:
+        return (await ask(key, cursor, max_bytes=max_bytes))._replace(silent=silent)
+
+    node.run_logs.batches_after = without  # type: ignore[method-assign]
+    async with watching(served, query) as stream:
+        for nodes in ('{"nodes":["c"]}', '{"nodes":[]}'):
+            said = await anext(stream)
+            if not query:
+                assert said == {"comment": f"silent {nodes}"}
+                await anext(stream)  # the empty line behind it
+            else:
+                assert said == {"event": "silent", "data": nodes}
+            silent = ()
+            node.tail.missed(KEY)

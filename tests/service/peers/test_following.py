@@ -1,4 +1,4 @@
-"""A live search over two real processes, one of which is killed and returns."""
+"""Live streams over two real processes, one of which is killed and returns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import httpx
 
 from logstore import ulid as ulids
-from tests.e2e.service_process import ServiceProcess
+from tests.e2e.service_process import BASE, ServiceProcess
 from tests.service.peers.test_over_http import (  # noqa: F401  fixtures
     Nodes,
     cluster,
@@ -22,15 +22,17 @@ from tests.service.peers.test_over_http import (  # noqa: F401  fixtures
 
 
 class Following:
-    """One connection of a live search: records and names of silent nodes as they come."""
+    """One connection of a live search, or of a run: records and names of silent nodes."""
 
-    def __init__(self, service: ServiceProcess, pipeline: str, cursor: str | None) -> None:
+    def __init__(
+        self, service: ServiceProcess, pipeline: str, cursor: str | None, url: str | None = None
+    ) -> None:
         self.cursor = cursor
         self.silent: list[str] = []
         headers = {} if cursor is None else {"last-event-id": cursor}
         self._open = httpx.stream(
             "GET",
-            f"{service.url}/query/stream?window=0.2&fqn={pipeline}",
+            service.url + (url or f"/query/stream?window=0.2&fqn={pipeline}"),
             headers=headers,
             timeout=60,
         )
@@ -91,22 +93,26 @@ def test_a_node_that_is_killed_is_named_and_its_lines_come_when_it_returns(
     path: str,  # noqa: F811
 ) -> None:
     a, b = two
-    following = Following(a, fqn, None)
+    post(b, path, "zero\n")
+    of_run = f"{BASE}/{fqn}/stream/run?format=ndjson"
+    streams = [Following(a, fqn, None), Following(a, fqn, None, of_run)]
     post(b, path, "one\n")
-    assert following.next() == "one"
+    for stream in streams:
+        _until(stream, "one")
     post(b, path, "two\n")
     b.kill()
-    said = _until(following, "silent")
-    assert [name.partition("-")[0] for name in following.silent] == ["b"]
+    said = [_until(stream, "silent") for stream in streams]
+    assert [[name.partition("-")[0] for name in stream.silent] for stream in streams] == [["b"]] * 2
     post(a, path, "three\n")
-    said += _until(following, "three")
+    said = [seen + _until(one, "three") for one, seen in zip(streams, said, strict=True)]
     b.start()
-    said += _until(following, "silent")
-    assert following.silent == []
-    if "two" not in said:
-        said += _until(following, "two")
-    assert sorted(said) == ["silent", "silent", "three", "two"]
-    following.close()
+    for stream, before in zip(streams, said, strict=True):
+        seen = before + _until(stream, "silent")
+        assert stream.silent == []
+        if "two" not in seen:
+            seen += _until(stream, "two")
+        assert sorted(seen) == ["silent", "silent", "three", "two"]
+        stream.close()
 
 
 def _until(following: Following, wanted: str) -> list[str]:
