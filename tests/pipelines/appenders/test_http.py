@@ -105,7 +105,7 @@ def test_an_answer_that_comes_a_byte_a_time_is_broken_off(head: bytes) -> None:
         thread = threading.Thread(target=drip)
         thread.start()
         url = f"http://127.0.0.1:{server.getsockname()[1]}/"
-        poster = Poster(HttpSettings(url=url, allow_private=True, timeout=0.5))
+        poster = Poster(HttpSettings(url=url, allow_private=True, timeout=1))
         if head.endswith(b"\n"):
             assert poster.post(b"x", {}).status == 200
         else:
