@@ -3,6 +3,9 @@
 Each line says who wrote it, its number, and the time that its record carries. The files must have
 every acknowledged line once, and each file's lines in order of time, but for as many as the
 checkpoints count as late. Lines of one writer are a millisecond apart, and come in batches.
+
+Some writers delete their run now and then, and go on with it. A file has lines of one generation
+of it; those of earlier ones may be missing, and are there once at most.
 """
 
 from __future__ import annotations
@@ -35,6 +38,9 @@ _PARTS = 3
 _MOST_BATCH = 200
 _LINE = 56
 _ROLLED_BYTES = 40_000
+_WRITERS = 5
+_DELETING = (3, 4)
+_DELETIONS = 0.01  # of batches
 
 
 class Writer(threading.Thread):
@@ -44,6 +50,9 @@ class Writer(threading.Thread):
         super().__init__(daemon=True)
         self.fqn = f"shop.p{number}"
         self.lines: list[str] = []
+        self.deleted: list[str] = []
+        self.generation = 0
+        self._deletes = number in _DELETING
         self.stopped = threading.Event()
         self._url = f"{url}{BASE}/{self.fqn}/run1"
         self._dice = random.Random(seed * 1000 + number)
@@ -55,7 +64,8 @@ class Writer(threading.Thread):
                 lines, records = [], []
                 for number in range(count):
                     moment = datetime.fromtimestamp(begin + number * 1e-5, UTC).isoformat()
-                    lines.append(f"{moment} {self.fqn} {len(self.lines) + number:06d}")
+                    what = f"g{self.generation:03d} {len(self.lines) + number:06d}"
+                    lines.append(f"{moment} {self.fqn} {what}")
                     records.append(json.dumps({"message": lines[-1], "ts": moment}))
                 answer = client.post(
                     self._url,
@@ -64,6 +74,11 @@ class Writer(threading.Thread):
                 )
                 answer.raise_for_status()
                 self.lines += lines
+                if self._deletes and self._dice.random() < _DELETIONS:
+                    client.delete(self._url).raise_for_status()
+                    self.deleted += self.lines
+                    self.lines = []
+                    self.generation += 1
                 time.sleep(self._dice.random() * 0.05)
 
 
@@ -175,7 +190,7 @@ class Torture:
                 "TAILRACE_STORE": str(folder / "own"),
                 "TAILRACE_PIPELINES__SOURCE_URL": service.url,
             }
-        writers = [Writer(service.url, number, self._seed) for number in range(5)]
+        writers = [Writer(service.url, number, self._seed) for number in range(_WRITERS)]
         processes = [
             PipelinesProcess(folder / name, folder / "pipelines", settings)
             for name in ("first", "second")
@@ -193,7 +208,7 @@ class Torture:
             for writer in writers:
                 writer.stopped.set()
                 writer.join()
-            rows = self._wait(processes[0], sum(len(one.lines) for one in writers))
+            self._wait(processes[0], writers)
             if self._http and self._patient:
                 self._let_go(service.url)
             for process in processes:
@@ -203,7 +218,7 @@ class Torture:
             for process in processes:
                 process.kill()
             service.stop()
-        self._judge(writers, rows)
+        self._judge(writers, processes[0].status())
         for process in processes:
             if "Traceback" in process.output():
                 self.faults.append(process.output()[-3000:])
@@ -244,17 +259,22 @@ class Torture:
                 total += path.stat().st_size
         return total
 
-    def _wait(self, process: PipelinesProcess, count: int) -> list[dict[str, Any]]:
-        """Until the checkpoints have all that was written, or nothing moves any more."""
+    def _wait(self, process: PipelinesProcess, writers: list[Writer]) -> None:
+        """Until the files have all that was not deleted, or for long enough."""
         end = time.monotonic() + _PATIENCE_SECONDS
         while True:
             rows = process.status()
-            if sum(row["events"] for row in rows) >= count:
-                return rows
+            behind = any(row["segments_behind"] for row in rows)
+            if not behind and all(self._has_all(one) for one in writers):
+                return
             if time.monotonic() > end:
-                self.faults.append(f"the checkpoints do not come to {count} events: {rows}")
-                return rows
-            time.sleep(0.5)
+                self.faults.append(f"not all lines come: {rows}")
+                return
+            time.sleep(1)
+
+    def _has_all(self, writer: Writer) -> bool:
+        found = {line for file in self._files_of(writer.fqn) for line in file}
+        return found.issuperset(writer.lines)
 
     def _let_go(self, url: str) -> None:
         """Leases of dead processes run out, and the group lets all segments go: none has failed."""
@@ -269,10 +289,14 @@ class Torture:
         late = sum(row["late"] for row in rows)
         backward = total = 0
         for writer in writers:
-            found = self._lines_of(writer.fqn)
+            files = self._files_of(writer.fqn)
+            mixed = sum(len({line.split()[2] for line in file}) > 1 for file in files)
+            if mixed:
+                self.faults.append(f"{writer.fqn}: {mixed} files have several generations")
+            found = [line for file in files for line in file]
             total += len(found)
             wanted, have = Counter(writer.lines), Counter(found)
-            missing, more = wanted - have, have - wanted
+            missing, more = wanted - have, have - wanted - Counter(writer.deleted)
             if missing:
                 self.faults.append(f"{writer.fqn} lacks {len(missing)}: {sorted(missing)[:3]}")
             if more:
@@ -280,15 +304,18 @@ class Torture:
             backward += sum(one > other for one, other in pairwise(found))
         if backward > late:
             self.faults.append(f"{backward} lines are out of order, {late} were counted as late")
-        self.told = f"{total} lines, {self._kills} kills, {late} late, {len(self.faults)} faults"
+        deletions = sum(one.generation for one in writers)
+        told = f"{total} lines, {self._kills} kills, {deletions} deletions, {late} late"
+        self.told = f"{told}, {len(self.faults)} faults"
 
-    def _lines_of(self, fqn: str) -> list[str]:
-        found: list[str] = []
+    def _files_of(self, fqn: str) -> list[list[str]]:
+        """The lines of each file, the oldest first; one that is being rolled may be missing."""
+        found: list[list[str]] = []
         folder = self._folder / "out" / "shop"
         rolled = sorted(folder.glob(f"{fqn}.??????.log*"))
         for path in [*rolled, folder / f"{fqn}.log"]:
-            if path.exists():
+            with suppress(FileNotFoundError):
                 data = path.read_bytes()
                 text = gzip.decompress(data) if path.suffix == ".gz" else data
-                found += text.decode().splitlines()
+                found.append(text.decode().splitlines())
         return found
