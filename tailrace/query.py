@@ -56,7 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--context", metavar="N", type=int, help="each hit with N records of its run around it"
     )
     parser.add_argument(
-        "--follow", action="store_true", help="go on with what is acknowledged from now on"
+        "-f", "--follow", action="store_true", help="go on with what is acknowledged from now on"
     )
     parser.add_argument(
         "--histogram", action="store_true", help="counts over time, by level, as a chart"

@@ -55,6 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--since", metavar="T", help="start at this time: 5m, 2h, 1d before now, or RFC 3339"
     )
     parser.add_argument(
+        "-n",
         "--tail",
         metavar="N",
         type=int,
@@ -66,7 +67,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="the attempt before this one; for a run that is no attempt, the run before it",
     )
-    parser.add_argument(
+    end = parser.add_mutually_exclusive_group()
+    end.add_argument("-f", "--follow", action="store_true", help="go on with what comes, as always")
+    end.add_argument(
         "--no-follow", action="store_true", help="print what is there, then end; in a pager"
     )
     parser.add_argument(

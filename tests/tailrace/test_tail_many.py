@@ -178,3 +178,11 @@ def test_a_name_is_no_pattern_and_a_broken_one_is_refused() -> None:
 def test_flags_that_say_nothing_together_are_refused(words: list[str]) -> None:
     with pytest.raises(InvalidInput, match="--"):
         tail(parsed(*words))
+
+
+def test_letters_are_those_of_tail_and_kubectl() -> None:
+    given = parsed("p", "-f", "-n", "3")
+    assert (given.tail, given.no_follow) == (3, False)
+    assert parsed("p", "-p").previous
+    with pytest.raises(SystemExit):
+        parsed("p", "-f", "--no-follow")
