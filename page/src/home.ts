@@ -1,6 +1,6 @@
 // Lists: pipelines with their latest runs, and the runs of a pipeline. They renew themselves.
 
-import { Problem, json, logInAnew, logsOf, type RunDetails } from "./api";
+import { Problem, json, logInAnew, logsOf, token, type RunDetails } from "./api";
 import { together } from "./attempts";
 import { bytes, count, duration, h, plural, sayIn, time, toast } from "./dom";
 import { link, runLink } from "./place";
@@ -15,6 +15,10 @@ const RENEW_MS = 5000;
 const RECENT = 12;
 const AT_ONCE = 6;
 const SHOWN_PIPELINES = 200;
+/** Of more pipelines those that are quiet are not asked about each time. */
+const FEW = 30;
+const QUIET_MS = 600_000;
+const SELDOM = 6;
 
 abstract class List {
   readonly element = h("div", { class: "list" });
@@ -154,7 +158,8 @@ function strip(fqn: string, runs: RunDetails[]): HTMLElement {
 /** The first thing that somebody sees who has just started a service. */
 function welcome(): HTMLElement {
   const target = new URL(`${logsOf("shop.orders")}/run-1`, document.baseURI).href;
-  const command = `curl -X POST -H 'Content-Type: text/plain' \\\n  --data-binary $'hello\\nworld\\n' \\\n  ${target}`;
+  const rights = token() === null ? "" : ` \\\n  -H "Authorization: Bearer $TAILRACE_TOKEN"`;
+  const command = `curl -X POST -H 'Content-Type: text/plain'${rights} \\\n  --data-binary $'hello\\nworld\\n' \\\n  ${target}`;
   const copy = h("button", { type: "button", onclick: () => void navigator.clipboard?.writeText(command).then(() => toast("Copied. Paste it into a terminal.")) }, "Copy");
   return h(
     "div",
@@ -163,6 +168,7 @@ function welcome(): HTMLElement {
     h("p", {}, "A pipeline is here as soon as it sends its first line. Try it, in a terminal:"),
     h("code", { tabindex: "0" }, command),
     navigator.clipboard ? copy : null,
+    rights ? h("p", { class: "note" }, "TAILRACE_TOKEN is a token with the scope ingest.") : null,
     h("p", { class: "note" }, "Its run appears on this page by itself. Open it and post more lines: they come as you send them."),
   );
 }
@@ -173,6 +179,7 @@ export class PipelineList extends List {
   private recent = new Map<string, RunDetails[]>();
   private before = new Map<string, { runId: string; lines: number; at: number }>();
   private readAt = new Map<string, number>();
+  private renewals = 0;
 
   constructor(name: string) {
     super();
@@ -191,7 +198,8 @@ export class PipelineList extends List {
     const found = await json<{ pipelines: string[]; after: string | null }>(logsOf(), { name: this.filter.value, limit: SHOWN_PIPELINES }, signal);
     const names = found.pipelines;
     this.draw(names);
-    const waiting = names.slice();
+    const everyone = names.length <= FEW || this.renewals++ % SELDOM === 0;
+    const waiting = names.filter((name) => everyone || Date.now() - (this.latest.get(name)?.last ?? Infinity) < QUIET_MS);
     const work = async (): Promise<void> => {
       for (let name = waiting.shift(); name !== undefined; name = waiting.shift()) {
         await this.read(name, signal);

@@ -96,6 +96,11 @@ def test_a_token_is_asked_for_sent_as_a_header_and_shows_its_pipelines_only(
     assert "trl_" not in page.url
     stored = page.evaluate("JSON.stringify(localStorage) + document.cookie")
     assert "trl_" not in stored
+    # Where there is nothing yet, it is said how one writes with a token, without this one.
+    page.route("**/logs?*", lambda route: route.fulfill(json={"pipelines": [], "after": None}))
+    page.goto("/#/")
+    expect(page.locator(".note code")).to_contain_text("Authorization: Bearer $TAILRACE_TOKEN")
+    page.unroute_all()
     page.get_by_role("button", name="Log out").click()
     expect(page.get_by_label("Token")).to_be_visible()
     assert page.evaluate("sessionStorage.length") == 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.e2e.service_process import ServiceProcess
 from tests.page.posting import Poster, open_run
@@ -173,3 +173,28 @@ def test_a_run_without_lines_waits_for_the_first(page: Page, post: Poster) -> No
     expect(page.locator(".row .tx")).to_have_text("line 0")
     expect(page.get_by_text("This run has no lines yet.")).to_be_hidden()
     open_run(page, "p.waits", "new")
+
+
+def test_pipelines_that_are_quiet_are_asked_about_seldom(page: Page) -> None:
+    names = [f"quiet.{number:02}" for number in range(40)]
+    asked: list[str] = []
+    run: dict[str, Any] = {"runId": "r", "state": "closed", "outcome": "success", "attempt": None}
+    run |= {"lines": 1, "bytes": 1, "first": 1000, "last": 1000}
+
+    def answer(route: Route) -> None:
+        asked.append(route.request.url)
+        route.fulfill(json={"runs": ["r"], "details": [run], "after": None})
+
+    page.route("**/logs?*", lambda route: route.fulfill(json={"pipelines": names, "after": None}))
+    page.route("**/logs/*", answer)
+    page.clock.install()
+    page.goto("/")
+    expect(page.locator(".badge.success")).to_have_count(40)
+    expect(page.locator(".dot")).to_have_count(40)
+    asked.clear()
+    for _ in range(5):
+        with page.expect_response("**/logs?*"):
+            page.clock.run_for(5000)
+    assert asked == []
+    with page.expect_request(lambda request: names[-1] in request.url):
+        page.clock.run_for(5000)
