@@ -6,12 +6,13 @@ of which one is a copy of the other, so that both continue from the same number.
 
 A **cursor** holds, per node, the last position seen, and no line of a node that it does not name
 was seen. Where several nodes are on the store it also has the ULIDs of the last records that were
-seen of the newest batches: a batch that a client sent to another node again is known by them, even
-if the node that had it first is away.
+seen of each node's newest batches: a batch that a client sent to another node again is known by
+them, even if the node that had it first is away, and however much came of the others meanwhile.
 
 It is opaque to clients: `c3.` and base64url of a JSON list, so it is never mistaken for a line
-number. Cursors of earlier versions, `c2.` without ULIDs and `c1.`, are still read. One with `c1.`
-need not name every node: all lines before the last line seen count as seen too.
+number. Cursors of earlier versions, `c3.` with ULIDs of no node, `c2.` without ULIDs and `c1.`, are
+still read. One with `c1.` need not name every node: all lines before the last line seen count as
+seen too.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ _WITHOUT_ULIDS = "c2."
 _PARTIAL = "c1."
 _PREFIXES = (_PRESENT, _WITHOUT_ULIDS, _PARTIAL)
 MOST_NEWEST = 8
+"""Of one node."""
+_MOST_NODES = 4
+_NO_NODE = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +50,19 @@ class Position:
 class Cursor:
     """Per node the last position seen. An empty cursor has seen nothing.
 
-    `newest` are ULIDs, of each of the newest batches that of the last record seen, the newest batch
-    last; the batch with the highest ULID that was seen is always among them. A cursor that is not
-    `complete` (of an earlier version) has seen more than it names.
+    `newest` are ULIDs by node, of each of its newest batches that of the last record seen, the
+    newest batch last; the one with the highest ULID that was seen is always among them. A cursor
+    that is not `complete` (of an earlier version) has seen more than it names.
     """
 
     positions: Mapping[str, Position] = field(default_factory=dict)
-    newest: tuple[int, ...] = ()
+    newest: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     complete: bool = True
+
+    @property
+    def last_records(self) -> tuple[int, ...]:
+        """The ULIDs of all nodes in `newest`."""
+        return tuple([ulid for found in self.newest.values() for ulid in found])
 
     def seen(self, node: str) -> int:
         """The highest `pos` of `node` that was seen, -1 if none was."""
@@ -65,7 +74,7 @@ class Cursor:
         return replace(
             self,
             positions={**self.positions, node: position},
-            newest=_joined(self.newest, newest) if newest else self.newest,
+            newest=_joined(self.newest, {node: newest}) if newest else self.newest,
         )
 
     def joined(self, other: Cursor) -> Cursor:
@@ -79,7 +88,8 @@ class Cursor:
         value = {node: [p.file, p.pos] for node, p in self.positions.items()}
         if not self.complete:
             return _PARTIAL + _base64(value)
-        return _PRESENT + _base64([value, [ulids.encode(ulid) for ulid in self.newest]])
+        newest = {node: [ulids.encode(u) for u in found] for node, found in self.newest.items()}
+        return _PRESENT + _base64([value, newest])
 
     @staticmethod
     def decode(text: str) -> Cursor:
@@ -89,15 +99,11 @@ class Cursor:
         body = text[len(_PRESENT) :]
         try:
             value = orjson.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
-            newest: list[str] = []
+            newest: dict[str, list[str]] | list[str] = {}
             if text.startswith(_PRESENT):
                 value, newest = value
             positions = {str(node): _position(entry) for node, entry in value.items()}
-            return Cursor(
-                positions,
-                tuple([int(ulids.parse(ulid)) for ulid in newest[-MOST_NEWEST:]]),
-                complete=not text.startswith(_PARTIAL),
-            )
+            return Cursor(positions, _newest(newest), complete=not text.startswith(_PARTIAL))
         except (ValueError, TypeError, AttributeError, binascii.Error, InvalidInput) as error:
             raise InvalidCursor(f"not a cursor: {text[:80]!r}", field="cursor") from error
 
@@ -106,7 +112,26 @@ def _base64(value: Any) -> str:
     return base64.urlsafe_b64encode(orjson.dumps(value)).decode().rstrip("=")
 
 
-def _joined(first: Sequence[int], then: Sequence[int]) -> tuple[int, ...]:
+def _newest(found: dict[str, list[str]] | list[str]) -> dict[str, tuple[int, ...]]:
+    """What `encode` has written; a list is of an earlier version."""
+    if isinstance(found, list):
+        found = {_NO_NODE: found} if found else {}
+    return {
+        str(node): tuple([int(ulids.parse(text)) for text in texts[-MOST_NEWEST:]])
+        for node, texts in list(found.items())[-_MOST_NODES:]
+    }
+
+
+def _joined(
+    first: Mapping[str, Sequence[int]], then: Mapping[str, Sequence[int]]
+) -> dict[str, tuple[int, ...]]:
+    """The newest of each node; of many nodes those with the highest."""
+    found = {n: _joined_of_node(first.get(n, ()), then.get(n, ())) for n in {**first, **then}}
+    kept = sorted(found, key=lambda node: max(found[node], default=0))[-_MOST_NODES:]
+    return {node: found[node] for node in found if node in kept}
+
+
+def _joined_of_node(first: Sequence[int], then: Sequence[int]) -> tuple[int, ...]:
     """The newest of both and the highest, each batch once, with the last of its records."""
     found: dict[int, int] = {}
     for ulid in [*first, *then]:

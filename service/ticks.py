@@ -60,7 +60,7 @@ class Tick:
         """
         if not cursor.positions.keys() - {self.node}:
             return False
-        highest = batch_of(max(cursor.newest, default=0))
+        highest = batch_of(max(cursor.last_records, default=0))
         return any(batch.ulid <= highest for batch in self.batches)
 
     @property

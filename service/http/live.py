@@ -265,7 +265,7 @@ class EventStream(Response):
     def _shared_frame(self, tick: Tick, before: Cursor) -> Frame:
         ids = None if self._form == "json" else self._before()
         places = sorted([(n, p.file, p.pos) for n, p in before.positions.items() if n != tick.node])
-        which: Hashable = (self._form, tuple(places), before.newest, ids)
+        which: Hashable = (self._form, tuple(places), tuple(before.newest.items()), ids)
         frame: Frame | None = tick.frames.get(which)
         if frame is None:
             shared = self._node.tail.shared()

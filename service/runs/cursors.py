@@ -29,6 +29,8 @@ from service.runs.elsewhere import Fork
 from service.runs.large_batch import lines_through, records_through
 from service.runs.snapshot import Place, Snapshot, Stretch
 
+_NOWHERE = Position("", 0)
+
 
 def parse_token(token: str) -> Cursor | int:
     """Parses what a client passed back: a line number or a cursor. Raises `InvalidCursor`."""
@@ -74,7 +76,7 @@ async def cursor_at(snapshot: Snapshot, line: int) -> Cursor:
             last = _last_seen(snapshot, stretch, min(line, stretch.end_line))
             _raise(seen, {stretch.batches.node: last})
     positions = {node: _place_of(snapshot, node, pos) for node, pos in seen.items()}
-    return Cursor(positions, () if snapshot.elsewhere.alone else _newest(snapshot, line))
+    return Cursor(positions, {} if snapshot.elsewhere.alone else _newest(snapshot, line))
 
 
 def _place_of(snapshot: Snapshot, node: str, pos: int) -> Position:
@@ -83,25 +85,22 @@ def _place_of(snapshot: Snapshot, node: str, pos: int) -> Position:
     return snapshot.elsewhere.positions(node, pos) or Position("", pos)
 
 
-def _newest(snapshot: Snapshot, line: int) -> tuple[int, ...]:
-    """Of the newest batches beyond the chunks and before `line` the last records."""
-    found: list[tuple[int, int, Stretch]] = []
+def _newest(snapshot: Snapshot, line: int) -> Mapping[str, tuple[int, ...]]:
+    """Of each node's newest batches beyond the chunks and before `line` the last records."""
+    found = Cursor()
     for stretch in snapshot.stretches:
         if stretch.first_line < line:
             end = int(np.searchsorted(stretch.ends, line, "left")) + 1
-            rows = stretch.rows[max(end - MOST_NEWEST, 0) : end]
-            batches = [ulid_of(row) for row in rows]
             first = max(end - MOST_NEWEST, 0)
-            found += [(ulid, first + n, stretch) for n, ulid in enumerate(batches)]
-    found.sort(key=lambda entry: entry[0])
-    ulids_ = []
-    for ulid, at, stretch in found[-MOST_NEWEST:]:
-        records = int(stretch.rows["records"][at])
-        if line < int(stretch.ends[at]):
-            records = _last_seen(snapshot, stretch, line) + 1 - int(stretch.rows["pos"][at])
-        if records > 0:
-            ulids_.append(ulid + records - 1)
-    return tuple(ulids_)
+            ulids_ = []
+            for at, row in enumerate(stretch.rows[first:end], first):
+                records = int(row["records"])
+                if line < int(stretch.ends[at]):
+                    records = _last_seen(snapshot, stretch, line) + 1 - int(row["pos"])
+                if records > 0:
+                    ulids_.append(ulid_of(row) + records - 1)
+            found = found.advanced(stretch.batches.node, _NOWHERE, ulids_)
+    return found.newest
 
 
 async def line_of_record(snapshot: Snapshot, ulid: int) -> int | None:
@@ -154,7 +153,7 @@ async def _without_copies(
     snapshot: Snapshot, ranges: Sequence[tuple[int, int]], cursor: Cursor
 ) -> list[tuple[int, int]]:
     """The ranges without lines of which another copy was seen."""
-    seen = {ulids.batch_of(last): last - ulids.batch_of(last) + 1 for last in cursor.newest}
+    seen = {ulids.batch_of(last): last - ulids.batch_of(last) + 1 for last in cursor.last_records}
     for copy in snapshot.copies:
         records = min(cursor.seen(copy.node) + 1 - copy.pos, copy.records)
         if records > 0:

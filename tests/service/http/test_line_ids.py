@@ -9,7 +9,7 @@ from logstore.position import Cursor, Position
 from service.http.line_ids import Batch, Group, LiveStart, line_ids, parse_start, record_ids
 
 ULID = 7 << 80
-BEFORE = Cursor({"a": Position("FILE", 3), "b": Position("OTHER", 8)}, (ULID - 1,))
+BEFORE = Cursor({"a": Position("FILE", 3), "b": Position("OTHER", 8)}, {"b": (ULID - 1,)})
 GROUP = Group("a", "FILE", (Batch(ULID, 4, 2, 2), Batch(ULID + (1 << 25), 6, 2, 5)))
 
 

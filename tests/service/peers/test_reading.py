@@ -144,6 +144,6 @@ def test_readers_get_each_line_once_whatever_happens(seed: int) -> None:
 
 def test_cursors_of_earlier_versions_are_read() -> None:
     old = Cursor.decode("c2.eyJuIjpbImYiLDRdfQ")
-    assert (old.seen("n"), old.complete, old.newest) == (4, True, ())
+    assert (old.seen("n"), old.complete, old.newest) == (4, True, {})
     assert Cursor.decode(old.encode()) == old
     assert not Cursor.decode("c1.eyJuIjpbImYiLDRdfQ").complete
