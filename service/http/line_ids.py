@@ -8,7 +8,8 @@ chunks each node shows its own first. There an id says which record it follows:
     <cursor>~<file>.<pos>.<ulid>.-1@<node>+<k>     behind k lines of it, if records have several
 
 `file` and `node` are where the batch is, `pos` and `ulid` are the batch's. A group has lines of one
-node, in the order of its positions, so whoever has seen one of them has seen those before it.
+node, in the order of its positions, so whoever has seen one of them has seen those before it. Of
+a batch that was begun, what is left comes first at every node.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import NamedTuple
 from logstore import ulid as ulids
 from logstore.errors import InvalidCursor, InvalidInput
 from logstore.position import Cursor, Position
+from service.runs.source_pieces import Begun
 
 _DIGITS = 19  # a line number has fewer
 
@@ -43,10 +45,14 @@ class Group(NamedTuple):
 
 
 class LiveStart(NamedTuple):
-    """The place where a stream begins: `cursor`, then a number of lines to leave out."""
+    """The place where a stream begins: `cursor`, then a number of lines to leave out.
+
+    Or lines of a batch that was `begun`, wherever it comes.
+    """
 
     cursor: Cursor | int | None
     skip: int = 0
+    begun: Begun | None = None
 
 
 def line_ids(before: str, group: Group) -> list[bytes]:
@@ -83,19 +89,20 @@ def parse_start(text: str) -> LiveStart:
         skip = _number(count) if plus else 0
         stem, tilde, place = stem.partition("~")
         cursor = _number(stem) if _is_number(stem) else Cursor.decode(stem)
-        return LiveStart(_behind(cursor, place) if tilde else cursor, skip)
+        return _behind(cursor, place, skip) if tilde else LiveStart(cursor, skip)
     except (ValueError, InvalidInput) as error:
         raise InvalidCursor(f"not a cursor: {text[:80]!r}", field="after") from error
 
 
-def _behind(cursor: Cursor | int, place: str) -> Cursor:
+def _behind(cursor: Cursor | int, place: str, lines: int) -> LiveStart:
     where, at, node = place.partition("@")
     file, pos, ulid, number = where.split(".")
     if not (at and node) or isinstance(cursor, int):
         raise ValueError(place)
     batch, record = int(ulids.parse(ulid)), -1 if number == "-1" else _number(number)
     newest = (batch + record,) if record >= 0 else ()
-    return cursor.advanced(node, Position(file, _number(pos) + record), newest)
+    behind = cursor.advanced(node, Position(file, _number(pos) + record), newest)
+    return LiveStart(behind) if record >= 0 else LiveStart(behind, begun=Begun(batch, lines))
 
 
 def _number(text: str) -> int:

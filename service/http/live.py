@@ -32,7 +32,7 @@ from service.http.targets import BASE, name, run_key
 from service.runs.parts import as_records
 from service.runs.read import LogPiece
 from service.runs.records import ArrowRecords, RecordPiece
-from service.runs.source_pieces import After, OneSource
+from service.runs.source_pieces import After, Begun, OneSource
 from service.runtime.counters import HttpCounters
 from service.runtime.shared_calls import SharedCalls
 from service.status.status import last_run
@@ -74,6 +74,7 @@ class EventStream(Response):
         self._cursor: Cursor | int | None = None
         self._silent: tuple[str, ...] = ()
         self._skip = 0
+        self._begun: Begun | None = None
         self._next_tick = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -146,12 +147,12 @@ class EventStream(Response):
 
     async def _asked(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
         """What storage answers to all readers at this place who ask it at the same time."""
-        return await self._reads.call((what, self._key, self._at()), ask)
+        return await self._reads.call((what, self._key, self._at(), self._begun), ask)
 
     async def _begin(self, send: Send) -> None:
         if self._after is not None:
             try:
-                self._cursor, self._skip = parse_start(self._after)
+                self._cursor, self._skip, self._begun = parse_start(self._after)
             except InvalidCursor:
                 # Upstream's way to say "start your view over": an empty replay.
                 await self._send(send, self._start_over())
@@ -172,13 +173,17 @@ class EventStream(Response):
             await self._resolve()  # ids within a group count from a cursor, not from a line number
         if self._form == "ndjson":
             return await self._catch_up_with_records(send)
-        cursor, reader = self._cursor, self._node.run_logs.reader
-        after = await self._asked(
-            "text", lambda: reader.batches_after(self._key, cursor, max_bytes=_CATCH_UP_BYTES)
-        )
+        cursor, begun, reader = self._cursor, self._begun, self._node.run_logs.reader
+
+        def ask() -> Awaitable[After[LogPiece]]:
+            most = _CATCH_UP_BYTES
+            return reader.batches_after(self._key, cursor, max_bytes=most, begun=begun)
+
+        after = await self._asked("text", ask)
         piece = after.piece
         if piece is not None:
             text, skipped = self._without_skipped(piece.text)
+            skipped += piece.seen
             if text:
                 await self._send(send, self._frame(text, piece.cursor, skipped, piece.source))
             self._cursor = piece.cursor
@@ -197,6 +202,8 @@ class EventStream(Response):
         piece = after.piece
         if piece is None or found is None:
             return after
+        if self._begun is not None:  # it was given lines before, and takes records now
+            self._skip, self._begun = self._begun.lines, None
         skip = self._skip + piece.seen if self._skip else 0
         self._skip = max(skip - sum([part.lines for part in piece.parts]), 0)
         ids = self._ids(record_ids, piece.source)
@@ -224,7 +231,7 @@ class EventStream(Response):
 
     async def _follow(self, watcher: Watcher, next_tick: int, send: Send) -> None:
         """Sends ticks as they come; returns at the end, or when storage has to be read again."""
-        self._skip, self._next_tick = 0, next_tick
+        self._skip, self._begun, self._next_tick = 0, None, next_tick
         channel = watcher.channel
         while not watcher.gone:
             assert isinstance(self._cursor, Cursor)

@@ -20,7 +20,7 @@ from service.runs.parts import RecordPart
 from service.runs.read import LogPiece, LogSize
 from service.runs.records import ArrowRecords, RecordPage, RecordPiece
 from service.runs.run_pages import NamePage, Newest, RunFilter, RunPage
-from service.runs.source_pieces import After
+from service.runs.source_pieces import After, Begun
 from service.status.status import RunStatus
 from service.tail import Tail
 
@@ -48,9 +48,17 @@ class RunReader(Protocol):
         ...
 
     async def batches_after(
-        self, key: RunKey, cursor: Cursor | int | None, *, max_bytes: int
+        self,
+        key: RunKey,
+        cursor: Cursor | int | None,
+        *,
+        max_bytes: int,
+        begun: Begun | None = None,
     ) -> After[LogPiece]:
-        """The batches after a cursor, up to about `max_bytes`; none at the live end."""
+        """The batches after a cursor, up to about `max_bytes`; none at the live end.
+
+        Of a batch that was `begun` only the lines that are left.
+        """
         ...
 
     async def tail_start(self, key: RunKey, lines: int) -> Cursor | int | None:

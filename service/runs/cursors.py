@@ -73,13 +73,14 @@ async def cursor_at(snapshot: Snapshot, line: int) -> Cursor:
             await _seen_in_chunk(snapshot, place, line - place.line, seen)
     for stretch in snapshot.stretches:
         if stretch.first_line < line:
-            last = _last_seen(snapshot, stretch, min(line, stretch.end_line))
+            last = last_seen(snapshot, stretch, min(line, stretch.end_line))
             _raise(seen, {stretch.batches.node: last})
-    positions = {node: _place_of(snapshot, node, pos) for node, pos in seen.items()}
+    positions = {node: place_of(snapshot, node, pos) for node, pos in seen.items()}
     return Cursor(positions, {} if snapshot.elsewhere.alone else _newest(snapshot, line))
 
 
-def _place_of(snapshot: Snapshot, node: str, pos: int) -> Position:
+def place_of(snapshot: Snapshot, node: str, pos: int) -> Position:
+    """The place of a record of a node, for cursors."""
     if node == snapshot.pin.node:
         return snapshot.pin.position(pos)
     return snapshot.elsewhere.positions(node, pos) or Position("", pos)
@@ -96,7 +97,7 @@ def _newest(snapshot: Snapshot, line: int) -> Mapping[str, tuple[int, ...]]:
             for at, row in enumerate(stretch.rows[first:end], first):
                 records = int(row["records"])
                 if line < int(stretch.ends[at]):
-                    records = _last_seen(snapshot, stretch, line) + 1 - int(row["pos"])
+                    records = last_seen(snapshot, stretch, line) + 1 - int(row["pos"])
                 if records > 0:
                     ulids_.append(ulid_of(row) + records - 1)
             found = found.advanced(stretch.batches.node, _NOWHERE, ulids_)
@@ -143,7 +144,7 @@ async def unseen(snapshot: Snapshot, where: Cursor | int | None) -> list[tuple[i
     else:
         start = 0 if where is None else await line_of(snapshot, where)
         found.append((start, snapshot.lines))
-    found = _merged(found)
+    found = merged(found)
     if found and isinstance(where, Cursor):
         found = await _without_copies(snapshot, found, where)
     return found
@@ -160,17 +161,17 @@ async def _without_copies(
             seen[copy.ulid] = max(records, seen.get(copy.ulid, 0))
     found = list(ranges)
     for batch, records in seen.items():
-        for low, high in await _lines_of(snapshot, batch, records, found):
-            found = _merged([part for span in found for part in _cut(span, low, high)])
+        for low, high in await lines_of_batch(snapshot, batch, records, found):
+            found = merged([part for span in found for part in cut(span, low, high)])
     return found
 
 
-def _cut(span: tuple[int, int], low: int, high: int) -> list[tuple[int, int]]:
+def cut(span: tuple[int, int], low: int, high: int) -> list[tuple[int, int]]:
     """What is left of the range without the lines from `low` to before `high`."""
     return [(span[0], min(span[1], low)), (max(span[0], high), span[1])]
 
 
-async def _lines_of(
+async def lines_of_batch(
     snapshot: Snapshot, batch: int, records: int, within: Sequence[tuple[int, int]]
 ) -> list[tuple[int, int]]:
     """The lines of the first records of a batch, where they may be in these ranges."""
@@ -222,7 +223,7 @@ def of_forks(cursor: Cursor, forks: Sequence[Fork]) -> Cursor:
     return cursor
 
 
-def _merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """The ranges without empty ones, with neighbours joined."""
     found: list[tuple[int, int]] = []
     for low, high in ranges:
@@ -257,7 +258,7 @@ async def _seen_in_chunk(snapshot: Snapshot, place: Place, line: int, seen: dict
     _raise(seen, {writers[int(last["writer"])]: int(last["pos"]) + records - 1})
 
 
-def _last_seen(snapshot: Snapshot, stretch: Stretch, line: int) -> int:
+def last_seen(snapshot: Snapshot, stretch: Stretch, line: int) -> int:
     """The position of the last record before `line`."""
     at = int(np.searchsorted(stretch.ends, line, "left"))
     row, index = stretch.rows[at], int(stretch.indexes[at])
@@ -284,7 +285,7 @@ async def _unseen_in_chunk(
         if part is None:
             part = _unseen_in_piece(await snapshot.chunks.piece(key, chunk, number), cursor)
         found += part
-    return _merged([(place.line + low, place.line + high) for low, high in found])
+    return merged([(place.line + low, place.line + high) for low, high in found])
 
 
 def _unseen_of_ranges(
@@ -308,7 +309,7 @@ def _unseen_in_piece(piece: Piece, cursor: Cursor) -> list[tuple[int, int]]:
         if seen < records:
             # Fewer records than the block has: each is a line, or it would be a block of its own.
             found.append((line + (max(seen, 0) if records == lines else 0), line + lines))
-    return _merged(found)
+    return merged(found)
 
 
 def _unseen_in_stretch(snapshot: Snapshot, stretch: Stretch, cursor: Cursor) -> tuple[int, int]:

@@ -37,7 +37,16 @@ from service.runs.pages import (
     silent_of,
 )
 from service.runs.snapshot import Place, Snapshot, Snapshots, Stretch
-from service.runs.source_pieces import After, OneSource, after_piece, source_of, within_one
+from service.runs.source_pieces import (
+    After,
+    Begun,
+    OneSource,
+    after_piece,
+    resumed,
+    seen_of,
+    source_of,
+    within_one,
+)
 
 _STEP_BYTES = 1 << 20
 _TRIES = 8
@@ -131,11 +140,15 @@ def _hot(snapshot: Snapshot, offset: int, size: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class LogPiece:
-    """Whole lines, and the cursor after the last of them; `source`: see `source_pieces`."""
+    """Whole lines, and the cursor after the last of them; `source`: see `source_pieces`.
+
+    `seen` lines between the cursor before and the first line were left out, since they were seen.
+    """
 
     text: bytes
     cursor: Cursor
     source: OneSource | None = None
+    seen: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,22 +201,39 @@ class RunLogReader:
         return await self._snapshots.with_one(key, read)
 
     async def batches_after(
-        self, key: RunKey, cursor: Cursor | int | None, *, max_bytes: int
+        self,
+        key: RunKey,
+        cursor: Cursor | int | None,
+        *,
+        max_bytes: int,
+        begun: Begun | None = None,
     ) -> After[LogPiece]:
-        """Lines after a cursor, up to about `max_bytes`; nothing at the hot end."""
+        """Lines after a cursor, up to about `max_bytes`; nothing at the hot end.
+
+        Of a batch that was `begun` only the lines that are left.
+        """
 
         async def read(snapshot: Snapshot) -> After[LogPiece]:
             ranges = await unseen(snapshot, cursor)
             if not ranges:
                 return after_piece(snapshot, None, ranges, 0)
+            first, left = ranges[0][0], None
+            if begun is not None:
+                ranges, left = await resumed(snapshot, ranges, begun)
+                if not ranges:
+                    return after_piece(snapshot, None, ranges, 0)
             start, end = ranges[0]
             end, stretch = within_one(snapshot, start, end)
             found = await read_lines(snapshot, start, end, max_bytes, whole_blocks=True)
-            after = await cursor_at(snapshot, found.end)
+            if left is None:
+                after = await cursor_at(snapshot, found.end)
+            else:
+                after = seen_of(snapshot, left, found.end)
             if isinstance(cursor, Cursor) and cursor.complete:
                 after = cursor.joined(after)
             source = source_of(snapshot, stretch, start, found.end)
-            piece = LogPiece(found.text, after, source)
+            seen = start - first if begun is not None and left is None else 0
+            piece = LogPiece(found.text, after, source, seen)
             return after_piece(snapshot, piece, ranges, found.end)
 
         return await self._snapshots.with_one(key, read)

@@ -4,6 +4,9 @@ Of lines beyond the chunks each node shows its own first. A piece that a reader 
 middle, and go on with at another node, therefore has lines of one node only (`within_one`).
 
 `After` is a piece with what else its snapshot says, so that a live reader needs no second one.
+
+A reader of lines may leave within a record of several lines, and go on at another node. What is
+left of its batch is then first there too (`resumed`): no other node's lines come within a record.
 """
 
 from __future__ import annotations
@@ -14,6 +17,9 @@ from typing import Generic, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 
 from logstore.batch import ulid_of
+from logstore.position import Cursor
+from logstore.ulid import MAX_LINES
+from service.runs.cursors import cut, last_seen, lines_of_batch, merged, place_of
 from service.runs.pages import silent_of
 from service.runs.snapshot import Snapshot, Stretch
 
@@ -34,6 +40,13 @@ class After(NamedTuple, Generic[P]):
     more: bool
     state: str
     silent: tuple[str, ...] = ()
+
+
+class Begun(NamedTuple):
+    """A batch of which a reader has seen the first `lines`, but not all lines of a record."""
+
+    batch: int
+    lines: int
 
 
 class OneSource(NamedTuple):
@@ -81,3 +94,30 @@ def after_piece(
     """What the snapshot says with a piece up to line `end`; `ranges` are the unseen ones."""
     more = piece is not None and (end < ranges[0][1] or len(ranges) > 1)
     return After(piece, more, snapshot.state, silent_of(snapshot))
+
+
+async def resumed(
+    snapshot: Snapshot, ranges: Sequence[tuple[int, int]], begun: Begun
+) -> tuple[list[tuple[int, int]], Stretch | None]:
+    """The ranges without the lines of the batch that were seen.
+
+    What is left of it is the first range if nodes differ in the order; it is in the given stretch.
+    """
+    for low, high in await lines_of_batch(snapshot, begun.batch, MAX_LINES, ranges):
+        seen, left = (low, low + begun.lines), (low + begun.lines, high)
+        ranges = merged([part for span in ranges for part in cut(span, *seen)])
+        stretches = [] if snapshot.elsewhere.alone else snapshot.stretches
+        for stretch in stretches:
+            there = stretch.first_line <= low < stretch.end_line
+            if there and any(span[0] <= left[0] < left[1] <= span[1] for span in ranges):
+                others = [part for span in ranges for part in cut(span, *left)]
+                return [left, *merged(others)], stretch
+    return list(ranges), None
+
+
+def seen_of(snapshot: Snapshot, stretch: Stretch, line: int) -> Cursor:
+    """A cursor that has seen the stretch before `line`, and nothing of other nodes."""
+    node, pos = stretch.batches.node, last_seen(snapshot, stretch, line)
+    at = int(np.searchsorted(stretch.ends, line, "left"))
+    last = ulid_of(stretch.rows[at]) + pos - int(stretch.rows["pos"][at])
+    return Cursor({node: place_of(snapshot, node, pos)}, {node: (last,)})

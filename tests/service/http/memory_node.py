@@ -170,9 +170,10 @@ class MemoryRunLogs:
         return min(int(after or 0), total)
 
     async def batches_after(
-        self, key: RunKey, cursor: Cursor | int | None, *, max_bytes: int
+        self, key: RunKey, cursor: Cursor | int | None, *, max_bytes: int, begun: object = None
     ) -> After[LogPiece]:
         self.reads += 1
+        assert begun is None
         if self.failures:
             raise self.failures.pop(0)
         held, state = list(self.held.get(key, [])), self.state(key)
@@ -359,11 +360,10 @@ class MemoryNode:
         known = self._known.get((batch.key, ulid))
         if known is not None and known.batch.text != batch.text:
             raise BatchConflict("known with other bytes")
+        if known is None:
+            self._keep(batch, ulid)
         last = ulid + batch.records - 1
-        if known is not None:
-            return Receipt(ulid, batch.records, True, batch.durability, last)
-        self._keep(batch, ulid)
-        return Receipt(ulid, batch.records, False, batch.durability, last)
+        return Receipt(ulid, batch.records, known is not None, batch.durability, last)
 
     def _keep(self, batch: IncomingBatch, ulid: int) -> None:
         held = self._known[batch.key, ulid] = Held(ulid, self.next_pos, batch)

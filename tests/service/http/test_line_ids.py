@@ -7,6 +7,7 @@ import pytest
 from logstore.errors import InvalidCursor
 from logstore.position import Cursor, Position
 from service.http.line_ids import Batch, Group, LiveStart, line_ids, parse_start, record_ids
+from service.runs.source_pieces import Begun
 
 ULID = 7 << 80
 BEFORE = Cursor({"a": Position("FILE", 3), "b": Position("OTHER", 8)}, {"b": (ULID - 1,)})
@@ -28,7 +29,9 @@ def test_a_line_is_behind_a_record_of_its_node() -> None:
         LiveStart(behind(5, ULID + 1)),
     )
     at = BEFORE.advanced("a", Position("FILE", 5))
-    assert several == [LiveStart(at, number) for number in range(1, 6)]
+    assert several == [
+        LiveStart(at, begun=Begun(GROUP.batches[-1].ulid, number)) for number in range(1, 6)
+    ]
 
 
 def test_a_record_is_behind_itself_also_in_a_part_of_a_batch() -> None:

@@ -15,7 +15,6 @@ import pytest
 
 from logstore.batch import RunKey
 from logstore.errors import StoreUnavailable
-from logstore.position import Cursor
 from service.ingest.batch import IncomingBatch
 from service.runs.read import LogPiece
 from service.runs.source_pieces import After
@@ -310,10 +309,10 @@ async def test_lines_that_come_while_the_run_is_looked_at_are_sent(serve: Serve)
     ask = node.run_logs.batches_after
     asked = 0
 
-    async def slow(key: RunKey, cursor: Cursor | int | None, *, max_bytes: int) -> After[LogPiece]:
+    async def slow(*place: Any, **most: Any) -> After[LogPiece]:
         nonlocal asked
         asked += 1
-        answer = await ask(key, cursor, max_bytes=max_bytes)
+        answer = await ask(*place, **most)
         if asked == 1:
             await put(node, "last")
             await node.close_run(KEY)
@@ -347,8 +346,8 @@ async def test_nodes_that_do_not_answer_are_named_until_they_do(serve: Serve, qu
     served = await serve(node)
     ask = node.run_logs.batches_after
 
-    async def without(key: RunKey, cursor: Cursor | int | None, *, max_bytes: int) -> Any:
-        return (await ask(key, cursor, max_bytes=max_bytes))._replace(silent=silent)
+    async def without(*place: Any, **most: Any) -> After[LogPiece]:
+        return (await ask(*place, **most))._replace(silent=silent)
 
     node.run_logs.batches_after = without  # type: ignore[method-assign]
     async with watching(served, query) as stream:

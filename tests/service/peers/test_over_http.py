@@ -167,6 +167,26 @@ def test_a_live_reader_that_changes_nodes_at_each_line_gets_each_once(
     assert sorted(found) == sorted(wanted)
 
 
+def test_a_record_of_several_lines_is_whole_for_a_reader_that_changes_nodes_in_it(
+    two: Nodes, fqn: str, path: str
+) -> None:
+    wanted, found = [], []
+    for number in range(2):
+        for name, service in zip("ab", two, strict=True):
+            records = [[f"{name}{number}{one} {line}" for line in range(3)] for one in range(2)]
+            wanted += records
+            body = "".join([json.dumps({"message": "\n".join(lines)}) + "\n" for lines in records])
+            headers = {"content-type": "application/x-ndjson"}
+            httpx.post(f"{service.url}{path}", content=body, headers=headers).raise_for_status()
+    last: str | None = None
+    for turn in range(sum(map(len, wanted))):
+        stream = events(two[turn % 2], fqn, last)
+        last, line = next(stream)
+        found.append(line)
+        stream.close()
+    assert sorted(found[at : at + 3] for at in range(0, len(found), 3)) == sorted(wanted)
+
+
 def test_a_copy_that_comes_long_after_its_batch_is_not_repeated_live(
     two: Nodes, fqn: str, path: str
 ) -> None:
