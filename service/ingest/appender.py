@@ -53,10 +53,11 @@ from service.ingest.batch import (
     Submitted,
     attributes_digest,
 )
-from service.ingest.settings import IngestSettings
+from service.ingest.settings import DELETED_AHEAD_MS, IngestSettings
 from service.journal.connectors import Connector, LastBatch
 from service.journal.format import decode_attributes, flags_of
 from service.journal.journal import Journal
+from service.runtime.clock_skew import MOST_MS
 
 RETRY_MS = 30_000
 
@@ -229,12 +230,21 @@ class Appender:
         self.slowed += 1
         await self._sleep(min(excess, 1.0) * _SLOWEST_SECONDS)
 
+    @property
+    def _most_ahead_ms(self) -> int:
+        """How far ahead of this node's clock an id may lie that some node has given out.
+
+        As far as those of clients, or what a deletion goes beyond; and clocks may be apart.
+        """
+        most = max(self._settings.max_future_seconds * 1000, DELETED_AHEAD_MS)
+        return most + 2 * MOST_MS
+
     def _floor(self, batch: IncomingBatch, run: ActiveRun) -> int:
         """The ULID above which an id is minted: the run's last, the client's echo, a deletion."""
         floor = run.last
         if batch.above > floor:
             ahead_ms = ulids.time_ms(batch.above) - self._now_ms()
-            if ahead_ms > self._settings.max_future_seconds * 1000:
+            if ahead_ms > self._most_ahead_ms:
                 self.echoes_ignored += 1
             else:
                 floor = batch.above

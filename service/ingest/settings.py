@@ -8,6 +8,9 @@ from logstore.settings import Bytes, Section
 
 KIB, MIB = 1 << 10, 1 << 20
 
+DELETED_AHEAD_MS = 11 * 60_000
+"""A deletion that a node does not hear of is of all ids of this time: they may lie ahead so far."""
+
 
 class IngestSettings(Section):
     """Which batches are accepted, and how much of them at once."""

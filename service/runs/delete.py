@@ -27,6 +27,7 @@ from logstore.objects.store import ObjectStore
 from logstore.runs.deletions import Deletion
 from logstore.runs.manifest import Manifest, decode_manifest
 from logstore.runs.manifests import Manifests
+from service.ingest.settings import DELETED_AHEAD_MS
 from service.runs.chunks import stored_directory
 from service.runs.deletion_news import DeletionNews
 from service.runs.deletions import Deletions
@@ -39,7 +40,6 @@ from service.runs.trim import Trimmer
 
 _RETRY_SECONDS = 5.0
 _DELETE_COUNT = 500
-_AHEAD_MS = 11 * 60_000  # ids of clients may lie ten minutes ahead
 
 
 class Deleter:
@@ -160,7 +160,7 @@ class Deleter:
             return 0
         highest, silent = await self._others.highest(fqn, run)
         if silent:
-            highest = max(highest, ulids.highest_at(self._clock.now_ms() + _AHEAD_MS))
+            highest = max(highest, ulids.highest_at(self._clock.now_ms() + DELETED_AHEAD_MS))
         return highest
 
     async def _begin(self, fqn: str, run: str | None, t: int) -> None:

@@ -55,9 +55,18 @@ async def test_a_minted_id_rises_above_echo_run_and_deletion() -> None:
     await gated.journal.close()
 
 
+async def test_a_minted_id_rises_above_the_echo_of_one_that_a_deletion_raised_elsewhere() -> None:
+    """Eleven minutes ahead, by a clock that is two minutes ahead of this one."""
+    gated = GatedAppender()
+    echo = at(13 * MINUTE)
+    assert (await gated.appender.append(batch(above=echo))).ulid > echo
+    assert gated.appender.echoes_ignored == 0
+    await gated.journal.close()
+
+
 async def test_an_echo_far_ahead_is_ignored_and_counted() -> None:
     gated = GatedAppender()
-    receipt = await gated.appender.append(batch(above=at(11 * MINUTE)))
+    receipt = await gated.appender.append(batch(above=at(14 * MINUTE)))
     assert ulids.time_ms(receipt.ulid) == START_MS
     assert gated.appender.echoes_ignored == 1
     await gated.journal.close()
