@@ -12,8 +12,7 @@ that finds that its folder is a copy (`Forked`) starts again as a new incarnatio
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -30,24 +29,16 @@ from service.journal.recovery import Recovered, recover
 from service.journal.state import JournalState
 from service.journal.view import JournalPin
 from service.journal.writer import Appended
+from service.node_base import NodeBase
 from service.node_problems import problems_of
-from service.peers.membership import Membership
 from service.peers.shedding import open_shedding
-from service.runs.records import Details
-from service.runs.repair.rebuild import Records
-from service.runs.run_logs import RunLogs
 from service.runs.settings import Tuning
 from service.runs.wiring import Surroundings, open_run_logs
-from service.runtime.clock_skew import ClockSkew
-from service.runtime.identity import DataFolder, Identity, register
-from service.runtime.insist import insist
+from service.runtime.identity import DataFolder, register
 from service.runtime.seams import Seams
 from service.settings import Settings
-from service.shipping.confirmations import Confirmations
 from service.shipping.lineage import Lineage, forked_in
 from service.shipping.shipper import SegmentShipper
-from service.shipping.watermarks import Watermarks
-from service.status.opening import open_status
 from service.tail import Tail
 
 _START_SECONDS = 10.0  # a batch waits so long for a node that is starting again
@@ -55,11 +46,8 @@ _RELEASE_SECONDS = 5.0
 _ELSEWHERE = "Send it to another node, or later."
 
 
-class Node:
-    """One node. `failed` is done when it cannot go on and the process should end.
-
-    Without a configured name its folder keeps its name, and a new folder gets `default_name`.
-    """
+class Node(NodeBase):
+    """One node that takes lines."""
 
     def __init__(
         self,
@@ -70,35 +58,17 @@ class Node:
         table_mark: Callable[[str], int],
         tuning: Tuning | None = None,
     ) -> None:
-        self.seams = seams
-        self.store = seams.store
-        self.clock_skew = ClockSkew(seams.newest_date)
-        self._settings = settings
-        self._tuning = tuning or Tuning()
-        self._default_name = default_name
-        self._data = os.path.abspath(settings.data)
-        self.marks = Watermarks(seams.store, seams.clock, seams.entropy, seams.offload, table_mark)
+        super().__init__(
+            seams, settings, default_name=default_name, table_mark=table_mark, tuning=tuning
+        )
         self._tasks: list[asyncio.Task[None]] = []
-        self._started = asyncio.Event()
-        self._stopping = False
-        self._waiting: str | None = None
-        self.status = open_status(self, seams, settings)
-        self.records: Records | None = None
-        self.details: Details | None = None
-        self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self.forks = 0
-        self.members = Membership(seams, settings)
         self.shedding = open_shedding(self, self.members, seams, settings.nodes)
-        self.confirmations = Confirmations()
-        self._folder: DataFolder
         self.recovered: Recovered
-        self.identity: Identity
         self.journal: Journal
         self.lineage: Lineage
         self.shipper: SegmentShipper
         self.appender: Appender
-        self.run_logs: RunLogs
-        self.tail: Tail
 
     async def start(self) -> None:
         """Opens the folder and the journal; raises what makes that impossible.
@@ -219,12 +189,6 @@ class Node:
         await self.lineage.look_if_due()
         await self.marks.check(self.identity.parents)
         await self.run_logs.start()
-
-    async def _insist(self, step: Callable[[], Awaitable[None]], waiting: str) -> None:
-        def told(why: str | None) -> None:
-            self._waiting = why
-
-        await insist(step, self.seams.clock, told, waiting)
 
     def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = asyncio.get_running_loop().create_task(work, name=name)

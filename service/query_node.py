@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NoReturn
@@ -20,20 +20,10 @@ from logstore.segments.carry import Carry
 from service.ingest.batch import IncomingBatch, Receipt, Submitted
 from service.journal.nothing import ELSEWHERE, ONLY_READS, NoJournal
 from service.journal.view import JournalPin
-from service.peers.membership import Membership
-from service.runs.records import Details
-from service.runs.repair.rebuild import Records
+from service.node_base import NodeBase
 from service.runs.run_logs import RunLogs
-from service.runs.settings import Tuning
 from service.runs.wiring import Surroundings, open_run_logs
-from service.runtime.clock_skew import ClockSkew
-from service.runtime.identity import DataFolder, Identity
-from service.runtime.insist import insist
-from service.runtime.seams import Seams
-from service.settings import Settings
-from service.shipping.confirmations import Confirmations
-from service.shipping.watermarks import Watermarks
-from service.status.opening import open_status
+from service.runtime.identity import DataFolder
 from service.tail import Tail
 
 _START_SECONDS = 10.0
@@ -56,42 +46,11 @@ class NoShedding:
     load = 0.0
 
 
-class QueryNode:
-    """A node without a journal. `failed` is done when it cannot go on."""
+class QueryNode(NodeBase):
+    """A node without a journal."""
 
-    def __init__(
-        self,
-        seams: Seams,
-        settings: Settings,
-        *,
-        default_name: str,
-        table_mark: Callable[[str], int],
-        tuning: Tuning | None = None,
-    ) -> None:
-        self.seams = seams
-        self.store = seams.store
-        self.clock_skew = ClockSkew(seams.newest_date)
-        self._settings = settings
-        self._tuning = tuning or Tuning()
-        self._default_name = default_name
-        self._data = os.path.abspath(settings.data)
-        self.marks = Watermarks(seams.store, seams.clock, seams.entropy, seams.offload, table_mark)
-        self.status = open_status(self, seams, settings)
-        self.records: Records | None = None
-        self.details: Details | None = None
-        self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
-        self.members = Membership(seams, settings)
-        self.confirmations = Confirmations()
-        self.shedding = NoShedding()
-        self.carry = Carry()
-        self._started = asyncio.Event()
-        self._stopping = False
-        self._waiting: str | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._folder: DataFolder
-        self.identity: Identity
-        self.run_logs: RunLogs
-        self.tail: Tail
+    shedding = NoShedding()
+    _task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Locks the folder and begins to read. Raises `FolderLocked`, `HasJournal`."""
@@ -127,7 +86,7 @@ class QueryNode:
         """Joins, then follows the others until the node stops."""
         deletions = self.run_logs.deletions
         await self.members.try_to_join_as_reader(self.identity.node, deletions)
-        await self._insist(self.run_logs.start_reading)
+        await self._insist(self.run_logs.start_reading, "waiting for the object store")
         self._started.set()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.members.stay(self.tail))
@@ -139,12 +98,6 @@ class QueryNode:
             await self.seams.clock.sleep(_READ_DELETIONS_SECONDS)
             with suppress(TailraceError):
                 await self.run_logs.deletions.load()
-
-    async def _insist(self, step: Callable[[], Awaitable[None]]) -> None:
-        def told(why: str | None) -> None:
-            self._waiting = why
-
-        await insist(step, self.seams.clock, told, "waiting for the object store")
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
@@ -179,6 +132,11 @@ class QueryNode:
         """Problems as sentences, without a start or a stop that is in progress."""
         found = [] if self._waiting is None else [self._waiting]
         return [*found, *self.members.problems(), *self.seams.problems()]
+
+    @property
+    def carry(self) -> Carry:
+        """Nothing is carried on here."""
+        return Carry()
 
     def pin(self) -> JournalPin:
         """The hot part: nothing."""

@@ -10,7 +10,6 @@ import json
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,8 @@ import httpx
 import pytest
 
 from tests.e2e.service_process import BASE, ServiceProcess
-from tests.service.peers.test_over_http import SECRET, Nodes, lines, post
+from tests.service.peers.processes import Nodes, running
+from tests.service.peers.test_over_http import SECRET, lines, post
 
 QUICK = {
     "TAILRACE_FLUSH__SEGMENT_SECONDS": "0.2",
@@ -32,18 +32,12 @@ PATH = f"{BASE}/{FQN}/run"
 @pytest.fixture
 def two(tmp_path: Path) -> Iterator[Nodes]:
     names = {"TAILRACE_NODES__SECRET": SECRET, **QUICK}
-    made = [
+    a, b = [
         ServiceProcess(tmp_path / name, store=tmp_path / "store", TAILRACE_NODE_ID=name, **names)
         for name in "ab"
     ]
-    try:
-        for one in made:
-            one.start()
-        yield made[0], made[1]
-    finally:
-        for one in made:
-            with suppress(AssertionError):
-                one.kill()
+    with running(a, b):
+        yield a, b
 
 
 def test_what_was_flushed_or_sent_as_bulk_is_behind_every_door(two: Nodes, tmp_path: Path) -> None:

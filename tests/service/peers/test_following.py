@@ -10,8 +10,8 @@ import httpx
 
 from logstore import ulid as ulids
 from tests.e2e.service_process import BASE, ServiceProcess
+from tests.service.peers.processes import Nodes
 from tests.service.peers.test_over_http import (  # noqa: F401  fixtures
-    Nodes,
     cluster,
     cluster_store,
     fqn,

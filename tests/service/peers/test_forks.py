@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from tests.e2e.service_process import BASE, ServiceProcess
-from tests.service.peers.test_over_http import Nodes, events, found, lines, node, post
+from tests.service.peers.processes import Nodes
+from tests.service.peers.test_over_http import events, found, lines, node, post
 
 FQN = "svc.forks"
 PATH = f"{BASE}/{FQN}/run"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -15,7 +14,8 @@ from service.settings import load_settings
 from tests.e2e.service_process import BASE, ServiceProcess
 from tests.servers.openssl import Authority
 from tests.servers.ports import free_port
-from tests.service.peers.test_over_http import LAZY, Nodes, lines, post
+from tests.service.peers.processes import Nodes, running
+from tests.service.peers.test_over_http import LAZY, lines, post
 
 PATH = f"{BASE}/svc.tls/run"
 
@@ -42,14 +42,8 @@ def two(tmp_path: Path, authority: Authority) -> Iterator[Nodes]:
                 **LAZY,
             )
         )
-    try:
-        for one in made:
-            one.start()
+    with running(*made):
         yield made[0], made[1]
-    finally:
-        for one in made:
-            with suppress(AssertionError):
-                one.kill()
 
 
 def client(folder: Path, trusted: Authority, shown: str | None) -> httpx.Client:

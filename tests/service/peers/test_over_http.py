@@ -5,21 +5,18 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Generator, Iterator
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import httpx
 import pytest
 
 from logstore import ulid as ulids
 from tests.e2e.service_process import BASE, ServiceProcess
+from tests.service.peers.processes import Nodes, running
 
 SECRET = "a secret that all nodes share"
 LAZY = {"TAILRACE_FLUSH__SEGMENT_SECONDS": "3600", "TAILRACE_NODES__REFRESH_SECONDS": "0.2"}
-
-
-Nodes: TypeAlias = tuple[ServiceProcess, ServiceProcess]
 
 
 def node(tmp_path: Path, name: str, secret: str = SECRET) -> ServiceProcess:
@@ -40,12 +37,8 @@ def cluster_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def cluster(cluster_store: Path) -> Iterator[Nodes]:
     nodes = node(cluster_store.parent, "a"), node(cluster_store.parent, "b")
-    try:
+    with running(*nodes):
         yield nodes
-    finally:
-        for one in nodes:
-            with suppress(AssertionError):
-                one.kill()
 
 
 @pytest.fixture

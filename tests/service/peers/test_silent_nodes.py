@@ -16,7 +16,8 @@ import pytest
 
 from tailrace.cli import main
 from tests.e2e.service_process import BASE, ServiceProcess
-from tests.service.peers.test_over_http import SECRET, Nodes, lines, post
+from tests.service.peers.processes import Nodes
+from tests.service.peers.test_over_http import SECRET, lines, post
 
 PATIENT = {"TAILRACE_FLUSH__SEGMENT_SECONDS": "3600", "TAILRACE_COORDINATION__LEASE_SECONDS": "15"}
 """Nothing leaves the journals; the register is read as often as it is by default."""
