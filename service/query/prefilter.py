@@ -3,18 +3,19 @@
 A search for a word needs few lines of most files. Here only the messages of a row group are read,
 all of its bytes are searched for the text at once, and only where it is are other columns read, of
 its lines alone. In a copy without compression messages are searched as they lie on the disk, so
-that a row group without the text is not decoded at all.
+that a row group without the text, or with many, is not decoded at all.
 
 What is found are candidates, a superset of the matches: the search's whole condition is applied
 to them as to anything else. Row groups that are not looked at here, since it would not pay, are
-left to DuckDB: those on S3, those of very long lines, and all that follow once it has turned out
-that the text is in many lines, or in most row groups.
+left to DuckDB: those on S3, those of very long lines, compressed ones and few of a file unless the
+skip index leaves out most of it, and all that follow once it has turned out that the text is in
+many lines, or in most row groups.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
@@ -27,13 +28,19 @@ from service.query.footers import MESSAGE, Footer, Footers, Group
 from service.query.hot import SCHEMA
 from service.query.request import QueryRequest
 from service.query.table_reads import Part, TableReads
-from service.query.text_rows import TooMany, candidate_rows, has_one
+from service.query.text_rows import TooMany, candidate_rows, occurrences
 from service.query.tiles import Tile
 
 _AT_ONCE: Final = 4  # row groups; two threads that decompress, and two that wait for the disk
 _FEW: Final = 4
-"""So few row groups are looked at without other threads. Of copies, more that have the text are
-left to DuckDB."""
+"""So few row groups are looked at without other threads."""
+_MOST_DECODED: Final = 1
+"""Of copies, so many row groups that have the text: DuckDB reads one in less time, but takes longer
+to begin."""
+_TRIED: Final = 3
+"""So many row groups tell whether the text is in most."""
+_MANY: Final = 8
+"""Of a file of which the skip index leaves out little, fewer row groups are not looked at."""
 _MOST_SHARE: Final = 32  # one row of so many may hold the text
 _FEWEST_ROWS: Final = 256  # that may hold it in any case
 _LONGEST_TEXT: Final = 16 << 20  # of a row group: some are in memory at a time
@@ -58,7 +65,6 @@ class _Seen:
 
     found: list[pa.RecordBatch] = field(default_factory=list)
     left: list[_Work] = field(default_factory=list)
-    looked: set[Part] = field(default_factory=set)
     bytes: int = 0
 
     def add(self, work: _Work, batch: pa.RecordBatch | None) -> None:
@@ -66,7 +72,6 @@ class _Seen:
         if batch is None:
             self.left.append(work)
             return
-        self.looked.add(work.part)
         if batch.num_rows:
             self.found.append(batch)
             self.bytes += batch.nbytes
@@ -94,37 +99,44 @@ class Prefilter:
         seen = _Seen()
         try:
             work = self._planned(local, None if reads.inside else tile, seen)
+            planned = Counter(one.part for one in (*work, *seen.left))
             self._decode(self._candidates, [w for w in work if w.group.span is None], seen)
             found = self._with_text([w for w in work if w.group.span is not None], seen)
             self._decode(self._few_candidates, found, seen)
         except (OSError, KeyError, ValueError, pa.ArrowException) as error:
             raise Damaged(f"what is stored cannot be read: {error}") from error
         remote = [part for part in reads.parts if part not in local]
-        return reads.prefiltered([*remote, *_parts(seen.left, seen.looked)], seen.found)
+        return reads.prefiltered([*remote, *_parts(seen.left, planned)], seen.found)
 
     def _planned(self, parts: Sequence[Part], tile: Tile | None, seen: _Seen) -> list[_Work]:
         """Row groups to be looked at; the others that may hold something are left."""
         work: list[_Work] = []
         for part in parts:
             footer = self._footers.of(part.path)
-            for group in footer.groups:
-                if part.meets(group.first, group.end) and footer.may_hold(
-                    group, self._request, tile
-                ):
-                    chosen = work if group.text_bytes <= _LONGEST_TEXT else seen.left
-                    chosen.append(_Work(part, footer, group))
+            groups = [
+                group
+                for group in footer.groups
+                if part.meets(group.first, group.end)
+                and footer.may_hold(group, self._request, tile)
+            ]
+            many = len(groups) >= _MANY
+            for group in groups:
+                pays = part.rare or (many and group.span is not None)
+                chosen = work if pays and group.text_bytes <= _LONGEST_TEXT else seen.left
+                chosen.append(_Work(part, footer, group))
         return work
 
     def _with_text(self, work: Sequence[_Work], seen: _Seen) -> list[_Work]:
-        """Those that have a text somewhere in their bytes, if they are few: else they are left."""
+        """Those that have few of the texts in their bytes, if they are few: else they are left."""
         waiting, found = deque(work), []
-        for number, (one, has) in enumerate(self._each(self._has_text, waiting), 1):
-            seen.looked.add(one.part)
-            if has:
+        for number, (one, has) in enumerate(self._each(self._has_few, waiting), 1):
+            if has is None:
+                seen.left.append(one)
+            elif has:
                 found.append(one)
-            if _are_most(len(found), number):
+            if has is None or _are_most(len(found), number):
                 self._give_up(waiting, seen)
-        if len(found) <= _FEW and not self._given_up:
+        if len(found) <= _MOST_DECODED and not self._given_up:
             return found
         seen.left += found
         return []
@@ -165,8 +177,14 @@ class Prefilter:
             for _, future in running:
                 future.cancel()
 
-    def _has_text(self, work: _Work) -> bool:
-        return self._given_up or has_one(_bytes(work), self._texts)
+    def _has_few(self, work: _Work) -> bool | None:
+        """Whether a text is in the bytes of the row group; None: often, or it was given up."""
+        if self._given_up:
+            return None
+        try:
+            return occurrences(_bytes(work), self._texts, _FEWEST_ROWS) > 0
+        except TooMany:
+            return None
 
     def _candidates(self, work: _Work) -> pa.RecordBatch | None:
         """The lines of the row group that may match, None if they are many."""
@@ -197,7 +215,7 @@ class Prefilter:
 
 def _are_most(found: int, looked: int) -> bool:
     """Whether so many row groups have a text that it is likely to be in all."""
-    return looked > _FEW and 2 * found > looked
+    return looked >= _TRIED and 2 * found > looked
 
 
 def _read(work: _Work, names: Sequence[str]) -> pa.Table:
@@ -237,13 +255,13 @@ def _batch(others: pa.Table, messages: pa.ChunkedArray, rows: Sequence[int]) -> 
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
-def _parts(left: Sequence[_Work], looked: Collection[Part]) -> list[Part]:
-    """What is left for DuckDB: parts as they were, or the row groups that nobody looked at."""
+def _parts(left: Sequence[_Work], planned: Mapping[Part, int]) -> list[Part]:
+    """What is left for DuckDB: parts as they were, or some of their `planned` row groups."""
     groups: dict[Part, list[Group]] = {}
     for one in left:
         groups.setdefault(one.part, []).append(one.group)
     return [
-        part._replace(bounds=_bounds(found)) if part in looked else part
+        part if len(found) == planned[part] else part._replace(bounds=_bounds(found))
         for part, found in groups.items()
     ]
 

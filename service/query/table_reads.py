@@ -24,6 +24,8 @@ _MOST_RANGES: Final = 64
 """In a statement. Each takes DuckDB about 0.5 ms to plan."""
 _WORTH: Final = 0.7
 """Of a file's rows: above it all of the file is read, in one scan by all threads."""
+_RARE: Final = 0.25
+"""Of a file's rows: what is in no row group beyond them is in few lines."""
 _BARE: Final = "bare_copies"
 
 CopyOf: TypeAlias = Callable[[TableFile], ScanCopy | None]
@@ -44,12 +46,13 @@ class RowRange(NamedTuple):
 class Part(NamedTuple):
     """What is read of a file or of its copy: these rows, first and last, or all of them.
 
-    A `source` is a name of `sql`.
+    A `source` is a name of `sql`. `rare`: the skip index leaves out most of the file.
     """
 
     path: str
     source: str
     bounds: tuple[tuple[int, int], ...] = ()
+    rare: bool = False
 
     def meets(self, first: int, end: int) -> bool:
         """Whether it has rows from `first` to before `end`."""
@@ -130,14 +133,19 @@ def table_reads(
     shares = [*((file, 1.0) for file in whole), *((file, share) for file, _, share in parts)]
     copies = {file.path: copy for file, _ in shares if (copy := copy_of(file)) is not None}
     bounds = {file.path: found for file, found, _ in parts}
-    read = [_part(file, copies.get(file.path), bounds.get(file.path, ())) for file, _ in shares]
+    read = [
+        _part(file, copies.get(file.path), bounds.get(file.path, ()), rare=share <= _RARE)
+        for file, share in shares
+    ]
     low, high = ulid.encode(tile.low), ulid.encode(tile.high)
     inside = all(f.ulids is not None and low <= f.ulids[0] and f.ulids[1] <= high for f in files)
     copied = [file for file, _ in shares if file.path in copies]
     return TableReads(read, shares, copied, inside)
 
 
-def _part(file: TableFile, copy: ScanCopy | None, bounds: tuple[tuple[int, int], ...]) -> Part:
+def _part(
+    file: TableFile, copy: ScanCopy | None, bounds: tuple[tuple[int, int], ...], *, rare: bool
+) -> Part:
     if copy is None:
-        return Part(file.uri, "table", bounds)
-    return Part(copy.path, _BARE if copy.bare else "copies", bounds)
+        return Part(file.uri, "table", bounds, rare)
+    return Part(copy.path, _BARE if copy.bare else "copies", bounds, rare)

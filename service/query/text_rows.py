@@ -23,9 +23,17 @@ class TooMany(Exception):
     """More rows hold the text than is worth looking at one by one."""
 
 
-def has_one(data: pa.Buffer, texts: Sequence[bytes]) -> bool:
-    """Whether one of the texts is somewhere in the bytes."""
-    return any(_memmem(data.address, data.size, text, len(text)) for text in texts)
+def occurrences(data: pa.Buffer, texts: Sequence[bytes], most: int) -> int:
+    """How often the texts are in the bytes. Raises `TooMany` as soon as it is more than `most`."""
+    number = 0
+    for text in texts:
+        at, end = data.address, data.address + data.size
+        while place := _memmem(at, end - at, text, len(text)):
+            number += 1
+            if number > most:
+                raise TooMany
+            at = place + len(text)
+    return number
 
 
 def candidate_rows(column: pa.ChunkedArray, texts: Sequence[bytes], most: int) -> list[int]:

@@ -32,7 +32,7 @@ from service.query.database import Database
 from service.query.engine import QueryEngine
 from service.query.request import QueryRequest
 from service.query.table_reads import TableReads, table_reads
-from service.query.text_rows import TooMany, candidate_rows, has_one
+from service.query.text_rows import TooMany, candidate_rows, occurrences
 from service.query.tiles import Tile
 from tests.seeds import seeds, some
 from tests.service.query.scattered import ALL, scattered, some_requests
@@ -156,8 +156,10 @@ async def test_a_text_that_only_the_table_may_have_needs_no_statement(
     put_in_table(world, [batch_at(0, lines)], group_rows=100)
     asked = [replace(ALL, condition=Contains(text)) for text in ("needle-4711", "nowhere")]
     async with engine_of(world) as engine:
-        if with_copies:
+        if with_copies:  # without an index
             await copied(engine, 1)
+        else:
+            await world.index()
         with statements() as made:
             for request in asked:
                 assert (await search(engine, request))[0] == world.expected(request)
@@ -168,23 +170,69 @@ async def test_a_text_that_only_the_table_may_have_needs_no_statement(
             assert "read_parquet" not in made[0]
 
 
-@pytest.mark.parametrize("with_copies", [False, True])
+@contextmanager
+def looks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Numbers of the row groups whose bytes are looked through meanwhile."""
+    numbers: list[int] = []
+    read = prefilter._bytes
+
+    def noting(work: prefilter._Work) -> pa.Buffer:
+        numbers.append(work.group.number)
+        return read(work)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prefilter, "_bytes", noting)
+        yield numbers
+
+
+@pytest.mark.parametrize(("each", "most"), [(50, 7), (1, 5)], ids=["in some lines", "in all"])
 async def test_of_a_text_that_is_everywhere_only_the_first_row_groups_are_looked_at(
-    tmp_path: Path, with_copies: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, each: int, most: int
+) -> None:
+    world, rng = World(tmp_path), random.Random(3)
+    lines = [f"{rng.getrandbits(64):016x} done" for _ in range(8_000)]
+    lines[::each] = ["needle-4711 is here"] * len(lines[::each])
+    put_in_table(world, [batch_at(0, lines)], group_rows=400)
+    request = replace(ALL, condition=Contains("needle"))
+    async with engine_of(world) as engine:
+        await copied(engine, 1)
+        with statements() as made, looks(monkeypatch) as numbers:
+            assert (await search(engine, request))[0] == world.expected(request)
+        assert 0 < len(numbers) <= most  # some are looked at beside the one that tells
+        assert len(made) == 1
+        assert "file_row_number BETWEEN" not in made[0]  # all of the file is read, in one scan
+
+
+async def test_where_the_index_leaves_out_little_few_row_groups_are_not_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world, rng = World(tmp_path), random.Random(3)
     lines = [f"{rng.getrandbits(64):016x} done" for _ in range(2_000)]
     lines[::50] = ["needle-4711 is here"] * 40
+    put_in_table(world, [batch_at(0, lines)], group_rows=300)
+    await world.index()
+    request = replace(ALL, condition=Contains("needle"))
+    async with engine_of(world) as engine:
+        await copied(engine, 1)
+        with statements() as made, looks(monkeypatch) as numbers:
+            assert (await search(engine, request))[0] == world.expected(request)
+        assert (len(made), numbers) == (1, [])
+
+
+async def test_of_copies_several_row_groups_with_the_text_are_left_to_duckdb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, rng = World(tmp_path), random.Random(3)
+    lines = [f"{rng.getrandbits(64):016x} done" for _ in range(2_000)]
+    lines[777] = lines[1777] = "needle-4711 is here"
     put_in_table(world, [batch_at(0, lines)], group_rows=100)
     request = replace(ALL, condition=Contains("needle"))
     async with engine_of(world) as engine:
-        if with_copies:
-            await copied(engine, 1)
-        with statements() as made:
+        await copied(engine, 1)
+        with statements() as made, looks(monkeypatch) as numbers:
             assert (await search(engine, request))[0] == world.expected(request)
-        assert len(made) == 1
+        assert sorted(numbers) == list(range(20))
         assert "file_row_number BETWEEN" in made[0]
-        assert ("found" in made[0]) != with_copies
 
 
 async def test_what_begins_in_one_message_and_ends_in_the_next_is_not_found(
@@ -257,6 +305,7 @@ async def test_it_ends_between_two_row_groups(tmp_path: Path) -> None:
     put_in_table(world, [batch_at(0, lines)], group_rows=10)
     request = replace(ALL, condition=Contains("needle-4711"))
     async with engine_of(world) as engine:
+        await copied(engine, 1)
         looked = 0
 
         def check() -> None:
@@ -267,7 +316,7 @@ async def test_it_ends_between_two_row_groups(tmp_path: Path) -> None:
 
         files = files_of(world)
         made = engine.prefilter(request, check)
-        reads = table_reads(Tile(0, (1 << 128) - 1), files, None, {}, lambda _: None)
+        reads = table_reads(Tile(0, (1 << 128) - 1), files, None, {}, engine.copies.of)
         with pytest.raises(LimitReached):
             await asyncio.to_thread(made, reads, Tile(0, (1 << 128) - 1))
         assert looked == 6
@@ -290,7 +339,11 @@ def test_rows_are_those_that_hold_a_text(seed: int) -> None:
     assert found == sorted(set(found))
     assert all(_begins(chunks, n, texts) for n in found)
     joined = pa.py_buffer("".join(rows).encode())
-    assert has_one(joined, wanted) == any(text in "".join(rows) for text in texts)
+    number = sum("".join(rows).count(text) for text in texts)
+    assert occurrences(joined, wanted, number) == number
+    if number:
+        with pytest.raises(TooMany):
+            occurrences(joined, wanted, number - 1)
     if len(found) > 1:
         with pytest.raises(TooMany):
             candidate_rows(column, wanted, 1)
