@@ -42,6 +42,7 @@ from service.metrics.workers import WorkerPlace
 from service.node import Node
 from service.query_node import QueryNode
 from service.runtime.java import why_no_spark
+from service.runtime.lost_writes import log_but_lost_writes
 from service.runtime.process import raise_limit
 from service.settings import Settings
 from service.wiring import (
@@ -138,7 +139,7 @@ async def run(
     Raises `FolderLocked`, `Unavailable`, and `InvalidInput` for a store that refuses what the
     service needs.
     """
-    machine = Machine()
+    machine = _machine()
     async with AsyncExitStack() as stack:
         opening = open_store(settings, machine.clock, machine.entropy, machine.fs)
         store = await stack.enter_async_context(opening)
@@ -189,6 +190,12 @@ async def run(
         _tell_places(settings, compacting=child.starts_any)
         status = await _until_over(stop, http, [node.failed, check.refused])
     return status or _left_behind(settings, node)
+
+
+def _machine() -> Machine:
+    """The machine, and the loop told what to log of errors that nobody awaits."""
+    asyncio.get_running_loop().set_exception_handler(log_but_lost_writes)
+    return Machine()
 
 
 def _left_behind(settings: Settings, node: AnyNode) -> int:
