@@ -86,7 +86,7 @@ class LiveFeed:
             changed = self._changed
             watched = [key for key in self._tail.watched if key != ALL_RUNS][:_MOST_RUNS]
             seen = {key: seen.get(key, -1) for key in watched}
-            if not seen:
+            if not seen and not self._peers.is_silent(entry):
                 await changed.wait()
                 continue
             asking = asyncio.ensure_future(self._ask(entry, seen))

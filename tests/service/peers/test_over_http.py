@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -93,6 +95,17 @@ def test_who_is_killed_is_silent_and_is_read_again_when_it_returns(two: Nodes, p
     assert "is silent" in said
     b.start()
     assert sorted(lines(b, path).splitlines()) == ["one", "two"]
+
+
+def test_who_stood_still_is_heard_again_though_nobody_reads(two: Nodes, path: str) -> None:
+    a, b = two
+    post(a, path, "one\n")
+    os.kill(b.pid, signal.SIGSTOP)
+    assert lines(a, path) == "one"
+    assert "is silent" in httpx.get(f"{a.url}/health/ready").text
+    os.kill(b.pid, signal.SIGCONT)
+    while "is silent" in httpx.get(f"{a.url}/health/ready").text:
+        time.sleep(0.05)
 
 
 def events(
