@@ -181,8 +181,9 @@ class Prefilter:
         """Whether a text is in the bytes of the row group; None: often, or it was given up."""
         if self._given_up:
             return None
+        assert work.group.span is not None, "only of files without compression"
         try:
-            return occurrences(_bytes(work), self._texts, _FEWEST_ROWS) > 0
+            return occurrences(work.footer.path, work.group.span, self._texts, _FEWEST_ROWS) > 0
         except TooMany:
             return None
 
@@ -228,18 +229,6 @@ def _others(work: _Work) -> pa.Table:
 
 
 _NOTHING: Final = pa.RecordBatch.from_pylist([], SCHEMA)
-
-
-def _bytes(work: _Work) -> pa.Buffer:
-    """The messages as they lie in the file."""
-    assert work.group.span is not None, "only of files without compression"
-    offset, size = work.group.span
-    with pa.OSFile(work.footer.path) as file:
-        file.seek(offset)
-        data = file.read_buffer(size)
-    if data.size < size:
-        raise OSError(f"{work.footer.path} is cut off")
-    return data
 
 
 def _batch(others: pa.Table, messages: pa.ChunkedArray, rows: Sequence[int]) -> pa.RecordBatch:

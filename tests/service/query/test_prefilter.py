@@ -172,17 +172,15 @@ async def test_a_text_that_only_the_table_may_have_needs_no_statement(
 
 @contextmanager
 def looks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Numbers of the row groups whose bytes are looked through meanwhile."""
-    numbers: list[int] = []
-    read = prefilter._bytes
-
-    def noting(work: prefilter._Work) -> pa.Buffer:
-        numbers.append(work.group.number)
-        return read(work)
+    """Where the row groups begin whose bytes are looked through meanwhile."""
+    places: list[int] = []
+    def noting(path: str, span: tuple[int, int], *given: Any) -> int:
+        places.append(span[0])
+        return occurrences(path, span, *given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(prefilter, "_bytes", noting)
-        yield numbers
+        patch.setattr("service.query.prefilter.occurrences", noting)
+        yield places
 
 
 @pytest.mark.parametrize(("each", "most"), [(50, 7), (1, 5)], ids=["in some lines", "in all"])
@@ -196,9 +194,9 @@ async def test_of_a_text_that_is_everywhere_only_the_first_row_groups_are_looked
     request = replace(ALL, condition=Contains("needle"))
     async with engine_of(world) as engine:
         await copied(engine, 1)
-        with statements() as made, looks(monkeypatch) as numbers:
+        with statements() as made, looks(monkeypatch) as looked:
             assert (await search(engine, request))[0] == world.expected(request)
-        assert 0 < len(numbers) <= most  # some are looked at beside the one that tells
+        assert 0 < len(looked) <= most  # some are looked at beside the one that tells
         assert len(made) == 1
         assert "file_row_number BETWEEN" not in made[0]  # all of the file is read, in one scan
 
@@ -214,9 +212,9 @@ async def test_where_the_index_leaves_out_little_few_row_groups_are_not_looked_a
     request = replace(ALL, condition=Contains("needle"))
     async with engine_of(world) as engine:
         await copied(engine, 1)
-        with statements() as made, looks(monkeypatch) as numbers:
+        with statements() as made, looks(monkeypatch) as looked:
             assert (await search(engine, request))[0] == world.expected(request)
-        assert (len(made), numbers) == (1, [])
+        assert (len(made), looked) == (1, [])
 
 
 async def test_of_copies_several_row_groups_with_the_text_are_left_to_duckdb(
@@ -229,9 +227,9 @@ async def test_of_copies_several_row_groups_with_the_text_are_left_to_duckdb(
     request = replace(ALL, condition=Contains("needle"))
     async with engine_of(world) as engine:
         await copied(engine, 1)
-        with statements() as made, looks(monkeypatch) as numbers:
+        with statements() as made, looks(monkeypatch) as looked:
             assert (await search(engine, request))[0] == world.expected(request)
-        assert sorted(numbers) == list(range(20))
+        assert len(set(looked)) == len(looked) == 20
         assert "file_row_number BETWEEN" in made[0]
 
 
@@ -338,15 +336,28 @@ def test_rows_are_those_that_hold_a_text(seed: int) -> None:
     assert set(holding) <= set(found)
     assert found == sorted(set(found))
     assert all(_begins(chunks, n, texts) for n in found)
-    joined = pa.py_buffer("".join(rows).encode())
-    number = sum("".join(rows).count(text) for text in texts)
-    assert occurrences(joined, wanted, number) == number
-    if number:
-        with pytest.raises(TooMany):
-            occurrences(joined, wanted, number - 1)
     if len(found) > 1:
         with pytest.raises(TooMany):
             candidate_rows(column, wanted, 1)
+
+
+@pytest.mark.parametrize("seed", seeds(20))
+def test_texts_are_counted_wherever_a_piece_ends(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    data = bytes(rng.choices(b"aab", k=rng.randrange(1, 300)))
+    texts = sorted({bytes(rng.choices(b"aab", k=rng.randrange(1, 6))) for _ in range(2)})
+    path = tmp_path / "file"
+    path.write_bytes(b"ab" + data + b"ba")
+    number = sum(map(data.count, texts))
+    for piece in (1, rng.randrange(1, 10), 1000):
+        counted = occurrences(str(path), (2, len(data)), texts, 1000, piece)
+        assert (counted > 0) == (number > 0)
+        assert counted >= number
+        if counted:
+            with pytest.raises(TooMany):
+                occurrences(str(path), (2, len(data)), texts, counted - 1, piece)
+    with pytest.raises(OSError, match="cut off"):
+        occurrences(str(path), (2, len(data) + 10), texts, 1000)
 
 
 def _begins(chunks: list[list[str]], number: int, texts: list[str]) -> bool:
