@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Final
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from logstore import ulid
@@ -51,9 +54,14 @@ class Footer:
         self.names = metadata.schema.to_arrow_schema().names
         self.groups = self._groups()
 
-    def open(self) -> pq.ParquetFile:
+    @contextmanager
+    def open(self) -> Iterator[pq.ParquetFile]:
         """The file; names come as dictionaries. Raises `OSError`, `pa.ArrowException`."""
-        return pq.ParquetFile(self.path, metadata=self._metadata, read_dictionary=_NAMES)
+        with (  # of a path it would first be found out what kind of file system it is on
+            pa.OSFile(self.path) as source,
+            pq.ParquetFile(source, metadata=self._metadata, read_dictionary=_NAMES) as file,
+        ):
+            yield file
 
     def may_hold(self, group: Group, request: QueryRequest, tile: Tile | None) -> bool:
         """False only if no row of the group is of the request's pipeline and run, in the tile."""

@@ -45,6 +45,7 @@ _MOST_SHARE: Final = 32  # one row of so many may hold the text
 _FEWEST_ROWS: Final = 256  # that may hold it in any case
 _LONGEST_TEXT: Final = 16 << 20  # of a row group: some are in memory at a time
 _MOST_FOUND: Final = 32 << 20  # bytes of candidates of a tile
+_PIECE_ROWS: Final = 8_192  # that are decoded at a time
 _NAMES: Final = [name for name in SCHEMA.names if name != MESSAGE]
 
 T = TypeVar("T")
@@ -194,8 +195,7 @@ class Prefilter:
         group = work.group
         most = max((group.end - group.first) // _MOST_SHARE, _FEWEST_ROWS)
         try:
-            messages = _read(work, [MESSAGE]).column(0)
-            rows = candidate_rows(messages, self._texts, most)
+            rows, messages = self._messages(work, most)
         except TooMany:
             return None
         return _batch(_others(work), messages, rows) if rows else _NOTHING
@@ -207,11 +207,28 @@ class Prefilter:
         """
         others = self._threads.submit(_others, work)
         try:
-            messages = _read(work, [MESSAGE]).column(0)
-            rows = candidate_rows(messages, self._texts, _FEWEST_ROWS)
+            rows, messages = self._messages(work, _FEWEST_ROWS)
         except TooMany:
             return None
         return _batch(others.result(), messages, rows)
+
+    def _messages(self, work: _Work, most: int) -> tuple[list[int], pa.ChunkedArray]:
+        """The candidates' rows in the row group, and their messages. Raises `TooMany`.
+
+        They are decoded some at a time: for larger buffers the system would have to make room.
+        """
+        rows, found, first = list[int](), list[pa.Array](), 0
+        with work.footer.open() as file:
+            for piece in file.iter_batches(
+                _PIECE_ROWS, row_groups=[work.group.number], columns=[MESSAGE], use_threads=False
+            ):
+                column = piece.column(0)
+                here = candidate_rows(pa.chunked_array([column]), self._texts, most - len(rows))
+                if here:
+                    found.append(column.take(pa.array(here)))
+                    rows += [first + row for row in here]
+                first += len(column)
+        return rows, pa.chunked_array(found, pa.string())
 
 
 def _are_most(found: int, looked: int) -> bool:
@@ -219,13 +236,10 @@ def _are_most(found: int, looked: int) -> bool:
     return looked >= _TRIED and 2 * found > looked
 
 
-def _read(work: _Work, names: Sequence[str]) -> pa.Table:
+def _others(work: _Work) -> pa.Table:
+    names = [name for name in _NAMES if name in work.footer.names]
     with work.footer.open() as file:
         return file.read_row_group(work.group.number, columns=names, use_threads=False)
-
-
-def _others(work: _Work) -> pa.Table:
-    return _read(work, [name for name in _NAMES if name in work.footer.names])
 
 
 _NOTHING: Final = pa.RecordBatch.from_pylist([], SCHEMA)
@@ -234,7 +248,7 @@ _NOTHING: Final = pa.RecordBatch.from_pylist([], SCHEMA)
 def _batch(others: pa.Table, messages: pa.ChunkedArray, rows: Sequence[int]) -> pa.RecordBatch:
     """These rows, as a search gives them."""
     chosen = pa.array(rows, pa.int64())
-    table = others.take(chosen).append_column(MESSAGE, messages.take(chosen)).combine_chunks()
+    table = others.take(chosen).append_column(MESSAGE, messages).combine_chunks()
     columns = [
         table.column(one.name).combine_chunks().cast(one.type)
         if one.name in table.schema.names
