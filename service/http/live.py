@@ -118,7 +118,7 @@ class EventStream(Response):
                 return
 
     async def _go_on(self, watcher: Watcher, send: Send) -> None:
-        over: str | None = None
+        over, status = None, self._node.status
         while not watcher.gone:
             # An end that comes while storage is read is seen in the next turn: what came
             # before the end is read after it was known.
@@ -133,7 +133,7 @@ class EventStream(Response):
             if ended is not None or after.state in _CLOSED:
                 await self._send(send, self._complete(ended or "runFinished"))
                 return
-            if await self._node.status.over(self._key):
+            if await self._reads.call(("over", self._key), partial(status.over, self._key)):
                 over = "runFinished"
                 continue
             await self._resolve()  # lines that came meanwhile are behind it
