@@ -1,7 +1,7 @@
-"""Python's cyclic garbage collector, kept from objects that stay until the process ends.
+"""Python's cyclic garbage collector, kept from what is being loaded and stays.
 
 A start makes several hundred thousand objects: modules, classes, functions. The collector would
-look at all of them time and again while they are made, and at each full collection afterwards.
+look at all of them time and again while they are made.
 """
 
 from __future__ import annotations
@@ -21,8 +21,3 @@ def collection_paused() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-def exempt_what_is_loaded() -> None:
-    """Later collections leave out every object that there is now."""
-    gc.freeze()

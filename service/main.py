@@ -12,6 +12,7 @@ once when a problem begins, and once when it is over.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -28,7 +29,6 @@ from logstore import ulid as ulids
 from logstore.clock import Clock, SystemClock
 from logstore.disk import apply_umask, close_to_others
 from logstore.errors import TailraceError
-from logstore.garbage import exempt_what_is_loaded
 from logstore.memory import give_back_freed_memory
 from logstore.objects.open import open_store
 from service.access.watch import following_rules
@@ -90,7 +90,7 @@ def prepare(settings: Settings) -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells whole addresses
     apply_umask(settings.umask)
     close_to_others(os.path.join(settings.data, "journal"))
-    exempt_what_is_loaded()
+    gc.freeze()  # what is loaded stays: collections, which hold up all work, leave it out
     give_back_freed_memory()
     raise_limit()
 

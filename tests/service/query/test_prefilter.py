@@ -174,6 +174,7 @@ async def test_a_text_that_only_the_table_may_have_needs_no_statement(
 def looks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Where the row groups begin whose bytes are looked through meanwhile."""
     places: list[int] = []
+
     def noting(path: str, span: tuple[int, int], *given: Any) -> int:
         places.append(span[0])
         return occurrences(path, span, *given)
@@ -181,6 +182,15 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     with monkeypatch.context() as patch:
         patch.setattr("service.query.prefilter.occurrences", noting)
         yield places
+
+
+async def watched(
+    engine: QueryEngine, world: World, request: QueryRequest, monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[str], list[int]]:
+    """The statements, and the looks, of a search that gives what the model expects."""
+    with statements() as made, looks(monkeypatch) as looked:
+        assert (await search(engine, request))[0] == world.expected(request)
+    return made, looked
 
 
 @pytest.mark.parametrize(("each", "most"), [(50, 7), (1, 5)], ids=["in some lines", "in all"])
@@ -194,8 +204,7 @@ async def test_of_a_text_that_is_everywhere_only_the_first_row_groups_are_looked
     request = replace(ALL, condition=Contains("needle"))
     async with engine_of(world) as engine:
         await copied(engine, 1)
-        with statements() as made, looks(monkeypatch) as looked:
-            assert (await search(engine, request))[0] == world.expected(request)
+        made, looked = await watched(engine, world, request, monkeypatch)
         assert 0 < len(looked) <= most  # some are looked at beside the one that tells
         assert len(made) == 1
         assert "file_row_number BETWEEN" not in made[0]  # all of the file is read, in one scan
@@ -212,8 +221,7 @@ async def test_where_the_index_leaves_out_little_few_row_groups_are_not_looked_a
     request = replace(ALL, condition=Contains("needle"))
     async with engine_of(world) as engine:
         await copied(engine, 1)
-        with statements() as made, looks(monkeypatch) as looked:
-            assert (await search(engine, request))[0] == world.expected(request)
+        made, looked = await watched(engine, world, request, monkeypatch)
         assert (len(made), looked) == (1, [])
 
 
@@ -227,22 +235,24 @@ async def test_of_copies_several_row_groups_with_the_text_are_left_to_duckdb(
     request = replace(ALL, condition=Contains("needle"))
     async with engine_of(world) as engine:
         await copied(engine, 1)
-        with statements() as made, looks(monkeypatch) as looked:
-            assert (await search(engine, request))[0] == world.expected(request)
+        made, looked = await watched(engine, world, request, monkeypatch)
         assert len(set(looked)) == len(looked) == 20
         assert "file_row_number BETWEEN" in made[0]
 
 
 async def test_what_begins_in_one_message_and_ends_in_the_next_is_not_found(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(tmp_path)
-    put_in_table(world, [batch_at(0, ["xx nee", "dle xx", "", "needle", "ne", "edle"] * 30)])
+    lines = [f"other {number % 7}" for number in range(200)]
+    lines[105:111] = ["xx nee", "dle xx", "", "needle", "ne", "edle"]
+    put_in_table(world, [batch_at(0, lines)], group_rows=20)
     request = replace(ALL, condition=Contains("needle"))
     async with engine_of(world) as engine:
-        assert len((await search(engine, request))[0]) == 30
+        assert len((await search(engine, request))[0]) == 1
         await copied(engine, 1)
-        assert (await search(engine, request))[0] == world.expected(request)
+        made, looked = await watched(engine, world, request, monkeypatch)
+        assert (made, len(looked)) == ([], 10)
 
 
 @pytest.mark.parametrize(
@@ -253,29 +263,32 @@ async def test_what_begins_in_one_message_and_ends_in_the_next_is_not_found(
 async def test_what_is_beyond_a_limit_is_left_to_duckdb(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int, with_copies: bool
 ) -> None:
-    world, rng = World(tmp_path), random.Random(6)
-    words = [f"word{n:02}" for n in range(20)]
-    put_in_table(world, [batch_at(n, lines_of(words, n, rng)) for n in range(20)])
-    put_in_table(world, [batch_at(n, lines_of(words, n, rng)) for n in range(20, 30)])
-    request = replace(ALL, condition=Contains("word07"))
+    world = World(tmp_path)
+    lines = [f"other {number % 7}" for number in range(1_000)]
+    for first in (250, 600):
+        lines[first : first + 20] = [f"needle-4711 {number:040}" for number in range(20)]
+    put_in_table(world, [batch_at(0, lines)], group_rows=50)
+    await world.index()
+    request = replace(ALL, condition=Contains("needle-4711"))
     async with engine_of(world) as engine:
         if with_copies:
-            await copied(engine, 2)
-            monkeypatch.setattr(prefilter, "_FEW", 100)  # at which all are decoded
+            await copied(engine, 1)
+            monkeypatch.setattr(prefilter, "_MOST_DECODED", 100)
+        assert (await watched(engine, world, request, monkeypatch))[0] == []
         monkeypatch.setattr(prefilter, limit, value)
         monkeypatch.setattr(prefilter, "_MOST_SHARE", 1_000)
-        with statements() as made:
-            assert (await search(engine, request))[0] == world.expected(request)
-        assert len(made) == 1
+        assert len((await watched(engine, world, request, monkeypatch))[0]) == 1
 
 
 async def test_a_search_that_pauses_holds_no_lines_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(search_module, "_PIECE_ROWS", 10)
-    world, rng = World(tmp_path), random.Random(6)
-    words = ["alpha", "beta"]
-    put_in_table(world, [batch_at(n, lines_of(words, n, rng)) for n in range(6)], group_rows=200)
+    world = World(tmp_path)
+    entries = [
+        batch_at(n, [f"{'alpha' if n == 4 else 'beta'} {i}" for i in range(30)]) for n in range(10)
+    ]
+    put_in_table(world, entries, group_rows=30)
     request = replace(ALL, condition=Contains("alpha"))
     held: list[weakref.ref[TableReads]] = []
     made = TableReads.prefiltered
@@ -286,15 +299,21 @@ async def test_a_search_that_pauses_holds_no_lines_and_goes_on(
         return reads
 
     monkeypatch.setattr(TableReads, "prefiltered", noting)
-    async with engine_of(world) as engine, await engine.open(request) as running:
-        batches = running.batches()
-        found = [RecordKey.of(await anext(batches))]
-        assert held[0]() is not None
-        await running.pause()
-        assert held[0]() is None
-        found += [RecordKey.of(batch) async for batch in batches]
-        assert [key for keys in found for key in keys] == world.expected(request)
-        assert len(held) > 1
+    async with engine_of(world) as engine:
+        await copied(engine, 1)
+        held.clear()
+        async with await engine.open(request) as running:
+            batches = running.batches()
+            found = [RecordKey.of(await anext(batches))]
+            reads = held[0]()
+            assert reads is not None
+            assert reads.found
+            del reads
+            await running.pause()
+            assert held[0]() is None
+            found += [RecordKey.of(batch) async for batch in batches]
+            assert [key for keys in found for key in keys] == world.expected(request)
+            assert len(held) > 1
 
 
 async def test_it_ends_between_two_row_groups(tmp_path: Path) -> None:
