@@ -16,6 +16,7 @@
                 failed   {seq: {epoch, at, attempts, reason, low, bytes}}: tried too often
     recent      {node: [[seq, epoch], …]}: the last commits, so that a repetition is known
     evicted     null or {"at", "reason"}; `evictions` counts them
+    max_bytes   0 or, of a log pipeline, how much may be kept for it instead of `segments.max_bytes`
     replay      null or {"id", "low", "at"}: the last replay that was asked for, of a log pipeline
     committed_segments, committed_bytes, dropped    since it was made; `dropped` are failed
                 ones that nobody decided on in time
@@ -50,7 +51,7 @@ REMOTE: Final = "@http"
 """What the groups of those end with whose checkpoints are in another store."""
 _NAMES: Final = (
     "format group state start created_at since epoch nodes recent evicted evictions "
-    "committed_segments committed_bytes dropped version replay"
+    "committed_segments committed_bytes dropped version replay max_bytes"
 )
 _KNOWN: Final = frozenset(_NAMES.split(" "))
 
@@ -159,6 +160,7 @@ class Group:
     version: str = ""
     others: Mapping[str, Any] = field(default_factory=dict)
     replay: Replay | None = None
+    max_bytes: int = 0
 
     @property
     def of_pipeline(self) -> bool:
@@ -288,6 +290,7 @@ def encode_group(group: Group) -> bytes:
             "committed_bytes": group.committed_bytes,
             "dropped": group.dropped,
             "replay": again and again.value(),
+            "max_bytes": group.max_bytes,
             "version": group.version,
         }
     )
@@ -354,6 +357,7 @@ def _group(value: dict[str, Any]) -> Group:
         version=str(value["version"]),
         others={key: kept for key, kept in value.items() if key not in _KNOWN},
         replay=again and Replay.of(again),
+        max_bytes=int(value.get("max_bytes", 0)),
     )
 
 

@@ -26,14 +26,15 @@ from pydantic import ValidationError, field_validator, model_validator
 
 from logstore.errors import InvalidInput
 from logstore.objects.settings import PipelineDefaults
-from logstore.settings import shown, substituted
+from logstore.settings import shown
 from pipelines.appenders.contract import Appender, Kind, WrapperKind
 from pipelines.appenders.registry import Registry
 from pipelines.appenders.rolling_file import RollingFile
 from pipelines.appenders.rolling_settings import RollingFileSettings
 from pipelines.layouts import Json
-from pipelines.section import Section, key
+from pipelines.section import Bytes, BytesOrZero, Section, key
 from pipelines.selection import Selection
+from pipelines.variables import parsed
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _OWN: Final = ("type", "name", "filter")
@@ -67,11 +68,22 @@ class PipelineSettings(PipelineDefaults):
     name: str = key(..., "unique; its checkpoints and its consumer group are kept under it")
     description: str = key("", "for people")
     filter: Selection = key(Selection(), "which records it gets")
+    auto_buffer_ratio: float | None = key(
+        None, "its part of the memory for events that wait; else as the process's", gt=0, lt=1
+    )
+    prefetch_bytes: BytesOrZero | None = key(
+        None, "bytes that are fetched ahead for it; else it shares what the process has for that"
+    )
+    segments_max_bytes: Bytes | None = key(
+        None, "bytes of segments that may be kept for it alone; else `segments.max_bytes`"
+    )
 
     _name = field_validator("name")(_checked_name)
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
+        if self.auto_buffer_ratio and self.buffer_size_bytes:
+            raise ValueError("buffer_size_bytes and auto_buffer_ratio: give one of the two")
         if self.error_threshold and not self.dead_letter_dir:
             raise ValueError("error_threshold needs a dead_letter_dir, where the events go then")
         return self
@@ -172,9 +184,11 @@ def read(path: str, registry: Registry, defaults: PipelineDefaults = _DEFAULTS) 
     """The pipeline in a file. Raises `InvalidInput` that names file and key."""
     try:
         with open(path, encoding="utf-8") as file:
-            content = yaml.safe_load(substituted(file.read(), os.environ))
+            content = parsed(file.read(), os.environ)
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read: {error.strerror}") from None
+    except InvalidInput as error:
+        raise InvalidInput(f"{path}: {error}", field=error.field, hint=error.hint) from None
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise InvalidInput(f"{path} cannot be read: {error}", hint=_HINT) from None
     try:
@@ -199,7 +213,7 @@ def parse(
     rest = {name: value for name, value in content.items() if name != "appenders"}
     wrong: list[InvalidInput] = []
     with _noted(wrong):
-        settings = _made(PipelineSettings, {**defaults.model_dump(), **rest}, "")
+        settings = _made(PipelineSettings, {**_left_of(defaults, rest), **rest}, "")
     appenders: tuple[AppenderConfig, ...] = ()
     for number, one in enumerate(given):
         with _noted(wrong):
@@ -213,6 +227,12 @@ def parse(
     made = PipelineConfig(settings, appenders, path)
     Writers().add(made)
     return made
+
+
+def _left_of(defaults: PipelineDefaults, rest: Mapping[Any, Any]) -> dict[str, Any]:
+    """The defaults of what a file leaves open: with a ratio it has said how large its buffer is."""
+    ratio = rest.get("auto_buffer_ratio") is not None
+    return defaults.model_dump(exclude={"buffer_size_bytes"} if ratio else None)
 
 
 def _appender(content: Any, registry: Registry, where: str) -> AppenderConfig:

@@ -30,6 +30,11 @@ def memory_limit() -> int:
     return found
 
 
+def for_events(memory_bytes: int) -> int:
+    """The bytes that are left for events, beside the code and the segments kept decoded."""
+    return max(memory_bytes - _CODE_BYTES - cached(memory_bytes), memory_bytes // 4)
+
+
 def share(memory_bytes: int, ratio: float, own: int, sizes: Sequence[int]) -> int:
     """The bytes of events that may wait for one part, which asks for `own`; 0: an equal share.
 
@@ -37,8 +42,7 @@ def share(memory_bytes: int, ratio: float, own: int, sizes: Sequence[int]) -> in
     those that ask for most get less, and all of them the same: no pipeline's file makes a process
     need more than it may, or takes the share of another one.
     """
-    for_events = max(memory_bytes - _CODE_BYTES - cached(memory_bytes), memory_bytes // 4)
-    left = int(for_events * ratio)
+    left = int(for_events(memory_bytes) * ratio)
     equal = max(left // max(len(sizes), 1), 1)
     for number, size in enumerate(sorted(size or equal for size in sizes)):
         level = left // (len(sizes) - number)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -31,10 +32,10 @@ from logstore.errors import (
 from logstore.prometheus import serve
 from pipelines import work
 from pipelines.appenders.own_metrics import AppenderMetrics, Names
-from pipelines.config import PipelineConfig
+from pipelines.config import PipelineConfig, PipelineSettings
 from pipelines.folder import Folder, beside
 from pipelines.gate import Gate
-from pipelines.memory import cached, memory_limit, share
+from pipelines.memory import cached, for_events, memory_limit, share
 from pipelines.metrics import collect, health
 from pipelines.reader import Counts
 from pipelines.settings import PipelinesSettings
@@ -125,10 +126,19 @@ class PipelinesProcess:
         """For how long it has not looked for work."""
         return self._world.clock.monotonic() - self._looked
 
-    def _buffer_share(self, own: int) -> int:
-        """The bytes of events that may wait for one of its workers, which asks for `own`."""
-        ratio = self._world.settings.pipelines.auto_buffer_ratio
-        return share(self._memory, ratio, own, [one.buffer_size for one in self.workers])
+    def _buffer_share(self, settings: PipelineSettings) -> int:
+        """The bytes of events that may wait for each of its workers for that pipeline."""
+        ratio, workers = self._world.settings.pipelines.auto_buffer_ratio, self.workers
+        of_each = Counter(one.pipeline for one in workers)
+        wanted = [self._wanted(one.settings, of_each) for one in workers]
+        return share(self._memory, ratio, self._wanted(settings, of_each), wanted)
+
+    def _wanted(self, settings: PipelineSettings, of_each: Mapping[str, int]) -> int:
+        """The bytes that a pipeline's file wants for each of its workers; 0: it does not say."""
+        if settings.auto_buffer_ratio is None:
+            return settings.buffer_size_bytes
+        workers = max(of_each.get(settings.name, 0), 1)
+        return int(for_events(self._memory) * settings.auto_buffer_ratio) // workers
 
     def stop(self) -> None:
         """Makes `run` save checkpoints, give its leases back and return."""
@@ -267,7 +277,7 @@ class PipelinesProcess:
                     instance=self._world.identity,
                     store=self._world.settings,
                     gate=self._gate,
-                    buffer_share=self._buffer_share,
+                    buffer_share=partial(self._buffer_share, pipeline.settings),
                 )
                 worker.disabled = appender.name in control.disabled
                 worker.asked = group.replay

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from coordination.pipelines.checkpoint import Reading
 from logstore.clock import Clock
 from logstore.errors import Damaged, NotFound
+from pipelines.ahead import SHARED, Prefetch
 from pipelines.appenders.own_metrics import AppenderMetrics
 from pipelines.config import AppenderConfig, PipelineConfig
 from pipelines.copies import Copies
@@ -73,6 +74,8 @@ class Reader:
     ) -> None:
         self._settings = pipeline.settings
         self._name = f"{pipeline.name}/{appender.name}/{part}"
+        own = pipeline.settings.prefetch_bytes
+        self._prefetch = SHARED if own is None else Prefetch(pipeline.name, own)
         self._filter = appender.part.filter
         self._part = part
         self._source = source
@@ -151,7 +154,7 @@ class Reader:
     async def _add(self, progress: Progress, node: str, seq: int, *, known: bool) -> None:
         """Puts the wanted events of a segment into the buffer."""
         try:
-            segment = await self._patiently(lambda: self._source.read(node, seq))
+            segment = await self._patiently(lambda: self._source.read(node, seq, self._prefetch))
         except NotFound:
             if not known:
                 return  # removed since it was listed; the next listing says how many are lost

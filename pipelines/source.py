@@ -19,7 +19,7 @@ from typing import Final
 
 from logstore.clock import Clock
 from logstore.errors import Damaged, StoreUnavailable
-from pipelines.ahead import Ahead
+from pipelines.ahead import SHARED, Ahead, Prefetch
 from pipelines.deletions import Deleted
 from pipelines.events import Origin, ordered
 from pipelines.memory import CACHED_BYTES
@@ -44,7 +44,7 @@ class SegmentSource:
         self.segments = segments
         self._clock = clock
         self._cache_bytes = cache_bytes
-        self._ahead = Ahead(segments.fetch, clock, prefetch_bytes)
+        self._ahead = Ahead(segments.fetch, clock, prefetch_bytes, cache_bytes)
         self._cached: OrderedDict[Origin, Segment] = OrderedDict()
         self._fetching: dict[Origin, asyncio.Task[Segment]] = {}
         self._pause = _LIST_SECONDS
@@ -73,8 +73,11 @@ class SegmentSource:
                 self._listing = asyncio.ensure_future(self._list())
             await asyncio.shield(self._listing)
 
-    async def read(self, node: str, seq: int) -> Segment:
-        """A segment's events. Raises `NotFound`, `Damaged`, `StoreUnavailable`."""
+    async def read(self, node: str, seq: int, prefetch: Prefetch = SHARED) -> Segment:
+        """A segment's events; what comes behind is fetched for whom `prefetch` says.
+
+        Raises `NotFound`, `Damaged`, `StoreUnavailable`.
+        """
         origin = Origin(node, seq)
         known = self._cached.get(origin)
         if known is not None:
@@ -82,7 +85,7 @@ class SegmentSource:
             return known
         if origin not in self._fetching:
             self._fetching[origin] = asyncio.ensure_future(self._fetch(origin))
-        self._fetch_ahead(origin)
+        self._fetch_ahead(origin, prefetch)
         return await asyncio.shield(self._fetching[origin])
 
     def forget(self) -> None:
@@ -112,14 +115,14 @@ class SegmentSource:
             size -= oldest.events.get_total_buffer_size()
         return segment
 
-    def _fetch_ahead(self, origin: Origin) -> None:
+    def _fetch_ahead(self, origin: Origin, prefetch: Prefetch) -> None:
         """Begins to fetch what comes behind a segment, as far as that fits."""
         node, seq = self.nodes.get(origin.node), origin.seq + 1
         while node is not None and seq in node.sizes:
             following = Origin(origin.node, seq)
             known = following in self._cached or following in self._fetching
             known = known or seq in node.quarantined
-            if not known and not self._ahead.begin(following, node.sizes[seq]):
+            if not known and not self._ahead.begin(following, node.sizes[seq], prefetch):
                 return
             seq += 1
 

@@ -9,6 +9,7 @@ partitions on. It is made before anybody looks where segments begin.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from coordination.coordinator.work_queue import WorkQueue
 from coordination.groups import (
@@ -44,12 +45,16 @@ async def begin(world: World, pipeline: PipelineConfig, queue: WorkQueue) -> Gro
 
     Raises `InvalidInput` for other parts than its checkpoints have, `StoreUnavailable`.
     """
-    name = pipeline_group(pipeline.name)
+    name, most_bytes = pipeline_group(pipeline.name), pipeline.settings.segments_max_bytes or 0
     group = await read_group(world.store, name)
     if group is None:
         now, start = world.clock.now_ms(), Start(pipeline.settings.start)
         made = Group(name, State.ACTIVE, start, now, now, version=world.fresh_id())
-        group = await create_group(world.store, made)
+        group = await create_group(world.store, replace(made, max_bytes=most_bytes))
+    if group.max_bytes != most_bytes:
+        bounded = lambda one: replace(one, max_bytes=most_bytes)  # noqa: E731
+        changed = await change_group(world.store, name, bounded, fresh_id=world.fresh_id)
+        group = changed or group
     if group.state is State.EVICTED:
         return group
     try:

@@ -70,7 +70,7 @@ class Worker:
         store: StoreSettings | None = None,
         counts: Counts | None = None,
         gate: Gate | None = None,
-        buffer_share: Callable[[int], int] = lambda own: own or BUFFER_BYTES,
+        buffer_share: Callable[[], int] = lambda: BUFFER_BYTES,
     ) -> None:
         self.counts = Counts() if counts is None else counts
         self.delay = Delay()
@@ -91,7 +91,6 @@ class Worker:
         self.labels: tuple[str, ...] = (pipeline.name, appender.name, str(part))
         self.failure: str | None = None
         self.settings = pipeline.settings
-        self.buffer_size = pipeline.settings.buffer_size_bytes
         self._appender = appender
         self._part = part
         self.source = source
@@ -126,7 +125,7 @@ class Worker:
     @property
     def buffer_limit(self) -> int:
         """Bytes of events that may wait for it now."""
-        return self._buffer_share(self.buffer_size)
+        return self._buffer_share()
 
     def stop(self) -> None:
         """Makes `run` save a checkpoint and return."""

@@ -7,8 +7,8 @@ store. Time counts from when the segment was stored, the group was created or re
 segment failed, whichever was last. A group that is only behind, while nothing could be deleted
 without it either, is left alone.
 
-The group of a log pipeline is evicted when it alone keeps more than `segments.max_bytes`, however
-old that is: a pipeline that is paused over a holiday loses nothing.
+The group of a log pipeline is evicted when it alone keeps more than `segments.max_bytes`, or than
+its file says, however old that is: a pipeline that is paused over a holiday loses nothing.
 """
 
 from __future__ import annotations
@@ -107,11 +107,11 @@ def _within(
         for segment in of_node.segments
         if group.holds(node, segment.seq, of_node.quarantined)
     )
+    name = "segments_max_bytes of its file" if group.max_bytes else "segments.max_bytes"
+    most_bytes = group.max_bytes or most_bytes
     if kept <= most_bytes:
         return group
-    return evict(
-        group, now_ms, f"it kept {kept} bytes of segments, and segments.max_bytes is {most_bytes}"
-    )
+    return evict(group, now_ms, f"it kept {kept} bytes of segments, and {name} is {most_bytes}")
 
 
 def _undecided(group: Group, node: str, seq: int) -> bool:

@@ -265,8 +265,9 @@ class SegmentRetention(BaseModel):
 
     max_bytes: Bytes = Field(
         default=100 << 30,
-        description="Bytes of segments that are kept for a log pipeline alone; one that needs more"
-        " is evicted and does nothing until somebody decides where it goes on",
+        description="Bytes of segments that are kept for a log pipeline alone, unless its file has"
+        " `segments_max_bytes`; one that needs more is evicted and does nothing until somebody"
+        " decides where it goes on",
     )
 
 
@@ -351,15 +352,15 @@ class PipelineSettings(BaseModel):
     prefetch_bytes: BytesOrZero = Field(
         default=8 << 20,
         description="Bytes of segments that a process fetches before its appenders ask for them; 0:"
-        " none",
+        " none. Pipelines with a `prefetch_bytes` of their own have it beside that",
     )
     auto_buffer_ratio: float = Field(
         default=0.7,
         gt=0,
         lt=1,
         description="This part of `memory_bytes`, less 224 MiB for code and decoded segments, is"
-        " for events that wait, in equal shares of the appenders at work that have no"
-        " `buffer_size_bytes` of their own; those that ask for most get less if it is too much",
+        " for events that wait, in equal shares of the appenders at work whose pipeline's file does"
+        " not say; those that ask for most get less if it is too much",
     )
     source_url: str = Field(
         default="",

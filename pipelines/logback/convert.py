@@ -20,6 +20,7 @@ _PROPERTIES: Final = {
     "log.process.pipeline.checkpoint.interval.ms": "checkpoint_interval_ms",
     "log.process.pipeline.buffer.size": "buffer_size_bytes",
 }
+_RATIO: Final = "log.process.pipeline.auto.buffer.ratio"
 _OURS: Final = "log.process.pipeline."
 _HANDLED: Final = ("property", "variable", "appender", "logger", "root", "contextName")
 _WITHOUT_TEXT: Final = ("configuration", "appender", "logger", "root", "encoder")
@@ -98,8 +99,12 @@ class _Conversion:
             ours, value = _PROPERTIES.get(name), self._variables[name]
             if ours is not None and value.isdigit():
                 settings[ours] = int(value)
+            elif name == _RATIO and _is_part(value):
+                settings["auto_buffer_ratio"] = float(value)
             else:
                 self._say(one.line, f"the property {name} has no counterpart")
+        if settings.get("buffer_size_bytes"):
+            settings.pop("auto_buffer_ratio", None)  # of which CDAP takes no notice then
         return settings
 
     def _text(self, text: str, depth: int = 0) -> str:
@@ -252,6 +257,11 @@ class _Conversion:
                 self._say(pattern.line, what)
             return {"layout": {"type": "pattern", "pattern": text}}
         return {}
+
+
+def _is_part(value: str) -> bool:
+    """Whether it is a number between 0 and 1."""
+    return re.fullmatch(r"0?\.[0-9]*[1-9][0-9]*", value) is not None
 
 
 def _with_lines(one: Element) -> str:

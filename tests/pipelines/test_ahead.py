@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from logstore.clock import SystemClock
 from logstore.errors import StoreUnavailable
-from pipelines.ahead import Ahead
+from pipelines.ahead import Ahead, Prefetch
 from pipelines.events import Origin
+from pipelines.process import PipelinesProcess
 from pipelines.source import SegmentSource
 from pipelines.sources.contract import Fetched, Segment
 from pipelines.sources.stored import StoredSegments
+from pipelines.worker import Worker
 from tests.pipelines.events import events
 from tests.pipelines.lake import Lake
+from tests.pipelines.remembering import Remembering, forget, pipeline, until
+
+__all__ = ["forget"]
 
 
 class Store:
@@ -112,3 +118,48 @@ async def test_a_source_reads_each_segment_once(tmp_path: Path) -> None:
         assert len(stored.asked) > seq or seq == 20
     assert sorted(stored.asked) == list(range(1, 21))
     await source.close()
+
+
+async def test_a_pipeline_has_a_bound_of_its_own_beside_the_others() -> None:
+    """And all together have one, whatever their files say."""
+    store = Store()
+    fetches = Ahead(store.fetch, SystemClock(), 100, 250)
+    own, none = Prefetch("own", 100), Prefetch("none", 0)
+    assert fetches.begin(Origin("n", 1), 100)
+    assert not fetches.begin(Origin("n", 2), 1), "of those that share"
+    assert not fetches.begin(Origin("n", 2), 1, none)
+    assert fetches.begin(Origin("n", 1), 100, none), "it is fetched already"
+    assert fetches.begin(Origin("n", 2), 100, own)
+    assert not fetches.begin(Origin("n", 3), 1, own)
+    more = Prefetch("more", 1 << 40)
+    assert not fetches.begin(Origin("n", 3), 51, more), "of all"
+    assert fetches.begin(Origin("n", 3), 50, more)
+    await fetches.close()
+
+
+@pytest.mark.parametrize(
+    ("own", "asked"), [({}, [1, 2, 3]), ({"prefetch_bytes": 0}, [1]), ({"prefetch_bytes": 1}, [1])]
+)
+async def test_a_pipelines_file_says_what_is_fetched_ahead_for_it(
+    tmp_path: Path, own: dict[str, int], asked: list[int]
+) -> None:
+    """Its appender hangs with the first segment: what was asked for meanwhile."""
+    lake = Lake(tmp_path)
+    for number in range(3):
+        await lake.put(str(number))
+    stored = Counting(lake)
+    async with lake.world() as world:
+        process = PipelinesProcess(
+            dataclasses.replace(world, segments=stored), [pipeline("hangs", **own)]
+        )
+        task = asyncio.ensure_future(process.run())
+        await until(lambda: any(gives(one) for one in process.workers))
+        found = sorted(stored.asked)
+        process.stop()
+        Remembering.hanging.set()
+        await task
+    assert found == asked
+
+
+def gives(worker: Worker) -> bool:
+    return worker.progress is not None and worker.progress.buffer.frontier is not None

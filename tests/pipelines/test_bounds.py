@@ -17,7 +17,7 @@ from logstore.objects.store import ObjectInfo
 from pipelines.folder import Folder
 from pipelines.gate import Gate
 from pipelines.hooks import Hooks
-from pipelines.memory import cached, pieces, share
+from pipelines.memory import cached, for_events, pieces, share
 from pipelines.progress import Progress
 from pipelines.source import SegmentSource
 from pipelines.sources.stored import StoredSegments
@@ -140,6 +140,30 @@ def test_buffers_share_the_memory_and_appenders_get_pieces() -> None:
     assert pa.concat_tables(parts).equals(table)
     assert len(parts) > 2
     assert list(pieces(table.slice(0, 0))) == []
+
+
+async def test_a_pipelines_file_says_its_part_of_the_memory_for_events(lake: Lake) -> None:
+    """Its appenders share it; what all have together stays bounded by the process's ratio."""
+    whole = for_events(lake.settings.pipelines.memory_bytes)
+    has = named("has", pipeline("a", "b", auto_buffer_ratio=0.3))
+    plain, greedy = named("plain", pipeline("c")), named("greedy", pipeline("d"))
+    files = [has, plain]
+    async with lake.running(*files, read_again=lambda: Folder(files)) as process:
+
+        def limits() -> dict[str, int]:
+            return {one.appender: one.buffer_limit for one in process.workers}
+
+        await until(lambda: len(limits()) == 3)
+        assert limits() == {"a": whole * 3 // 20, "b": whole * 3 // 20, "c": whole * 7 // 30}
+        greedy = named("greedy", pipeline("d", auto_buffer_ratio=0.9))
+        files.append(greedy)
+        await until(lambda: len(limits()) == 4)
+        found = limits()
+        assert (found["a"], found["d"]) == (
+            whole * 3 // 20,
+            int(whole * 0.7) - sum(found[one] for one in "abc"),
+        )
+        assert sum(found.values()) <= whole * 0.7
 
 
 class Seconds:

@@ -10,7 +10,7 @@ import yaml
 from pydantic import BaseModel, TypeAdapter
 
 from logstore.errors import InvalidInput
-from logstore.objects.settings import PipelineDefaults
+from logstore.objects.settings import PipelineDefaults, SegmentRetention
 from logstore.objects.settings import PipelineSettings as ProcessSettings
 from pipelines.appenders.contract import Kind
 from pipelines.appenders.notify import Rule
@@ -20,9 +20,12 @@ from pipelines.config import AppenderPart, PipelineSettings, parse, read
 from pipelines.folder import beside, read_folder
 from pipelines.section import Seconds, Section
 from pipelines.selection import Selection
+from pipelines.settings import load_settings
 from tailrace.cli import main
 from tests.pipelines.events import events
 
+OF_THE_PROCESS = {"auto_buffer_ratio", "prefetch_bytes", "segments_max_bytes"}
+"""Keys of a pipeline's file whose default is a setting of its own, outside `pipelines.defaults`."""
 FILES = {"type": "rolling_file", "name": "files", "dir": "/out"}
 
 
@@ -38,11 +41,35 @@ def test_a_pipeline_has_defaults(tmp_path: Path) -> None:
     assert [one.name for one in found.appenders] == ["out"]
 
 
+def test_a_variable_that_is_not_set_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is not the name of a folder. A comment may have any, and `$${` is none."""
+    path = tmp_path / "p.yaml"
+    path.write_text(
+        "# as ${THIS}\nname: p\ndescription: $${X} ${Y:-} ${SET}\n"
+        "appenders: [{type: rolling_file, name: a, dir: '${LOG_DIR}/${OTHER}'}]\n"
+    )
+    monkeypatch.setenv("SET", "set")
+    assert main(["pipelines", "check", str(path)]) == 1
+    said = capsys.readouterr().err
+    assert "p.yaml: appenders.0.dir needs ${LOG_DIR}; appenders.0.dir needs ${OTHER}: the" in said
+    monkeypatch.setenv("LOG_DIR", "/logs")
+    monkeypatch.setenv("OTHER", "app")
+    found = read(str(path), Registry())
+    assert found.settings.description == "${X}  set"
+    assert found.appenders[0].settings.model_dump()["dir"] == "/logs/app"
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [
         ([], "keys and values"),
         (pipeline(error_threshold=3), "needs a dead_letter_dir"),
+        (pipeline(auto_buffer_ratio=0.2, buffer_size_bytes=1), "give one of the two"),
+        (pipeline(auto_buffer_ratio=1), "auto_buffer_ratio: .*less than 1"),
+        (pipeline(prefetch_bytes=-1), "prefetch_bytes: .*"),
+        (pipeline(segments_max_bytes=0), "segments_max_bytes: .*greater"),
         ({"appenders": [FILES]}, "name is missing"),
         (pipeline(appenders=[]), "one appender at least"),
         (pipeline(evnt_delay_ms=1), "unknown key evnt_delay_ms"),
@@ -151,6 +178,47 @@ def test_what_a_file_does_not_say_is_as_the_settings_say(
     assert "error_threshold needs a dead_letter_dir" in capsys.readouterr().err
     monkeypatch.setenv("TAILRACE_PIPELINES__DEFAULTS__DEAD_LETTER_DIR", str(tmp_path))
     assert main([*check, "--config", str(config)]) == 0
+
+
+OTHERS: dict[str, tuple[Any, Any]] = {
+    "start": ("now", "oldest"),
+    "dead_letter_dir": ("/dead", "/else"),
+    "auto_buffer_ratio": (None, 0.25),
+}
+
+
+@pytest.mark.parametrize("name", [*PipelineDefaults.model_fields, *sorted(OF_THE_PROCESS)])
+def test_each_default_can_be_overridden_by_a_pipelines_file(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The setting counts as long as the file does not say otherwise, and the file then."""
+    given, other = OTHERS.get(name, (123, 456))
+    monkeypatch.setenv("TAILRACE_PIPELINES__DEFAULTS__DEAD_LETTER_DIR", "/dead")
+    if name in PipelineDefaults.model_fields:
+        monkeypatch.setenv(f"TAILRACE_PIPELINES__DEFAULTS__{name.upper()}", str(given))
+    defaults = load_settings({}, None).pipelines.defaults
+    plain = parse(pipeline(), Registry(), "", defaults).settings
+    assert getattr(plain, name) == (given if name in PipelineDefaults.model_fields else None)
+    made = parse(pipeline(**{name: other}), Registry(), "", defaults).settings
+    assert getattr(made, name) == other
+
+
+def test_a_ratio_of_a_file_counts_before_a_size_of_the_defaults() -> None:
+    defaults = PipelineDefaults(buffer_size_bytes=9)
+    made = parse(pipeline(auto_buffer_ratio=0.2), Registry(), "", defaults).settings
+    assert (made.auto_buffer_ratio, made.buffer_size_bytes) == (0.2, 0)
+    assert parse(pipeline(), Registry(), "", defaults).settings.buffer_size_bytes == 9
+
+
+def test_what_no_pipelines_file_can_say_is_a_processs_and_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "pipelines.md").read_text()
+    table = page.partition("Other settings are those of a process")[2].partition("\n\nAn ")[0]
+    ours = {*ProcessSettings.model_fields} - {"defaults"}
+    ours |= {f"segments_{name}" for name in SegmentRetention.model_fields}
+    left = ours - PipelineSettings.model_fields.keys()
+    assert ours - left == OF_THE_PROCESS, "each has a key in a file"
+    for name in left:
+        assert f"`pipelines.{name}`" in table or f"`{name}`" in table, name
 
 
 def test_each_default_may_be_written_down() -> None:

@@ -336,3 +336,22 @@ async def test_status_says_how_far_each_appender_is(lake: Lake) -> None:
     assert found["whole"]["error"] is None
     assert found["broken"]["bytes_behind"] > found["whole"]["bytes_behind"] > 0
     assert found["broken"]["checkpoint_at"] > 0
+
+
+async def test_the_group_has_the_bound_of_its_pipelines_file(lake: Lake) -> None:
+    """Which may change, and be taken back."""
+    files = [pipeline("x", segments_max_bytes="1MiB")]
+
+    async def bound() -> int | None:
+        group = await read_group(lake.store, pipeline_group("p"))
+        return None if group is None else group.max_bytes
+
+    async def becomes(most_bytes: int) -> None:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while await bound() != most_bytes:
+                await asyncio.sleep(0.02)
+
+    async with lake.running(*files, read_again=lambda: Folder(files)):
+        await becomes(1 << 20)
+        files[:] = [pipeline("x")]
+        await becomes(0)

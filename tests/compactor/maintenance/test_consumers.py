@@ -120,6 +120,32 @@ def test_a_pipelines_group_is_evicted_by_what_it_keeps_and_never_by_age(any_lake
     )
 
 
+@pytest.mark.parametrize(("beyond", "kept"), [(0, [2, 3]), (-1, [])])
+def test_a_pipelines_file_says_how_much_is_kept_for_it(
+    any_lake: Lake, beyond: int, kept: list[int]
+) -> None:
+    """Whether that is more than the setting, or less."""
+    lake = consumed(any_lake, segments=3, mark=3, text=3)
+    made = Group(pipeline_group("files"), State.ACTIVE, Start.OLDEST, 0, 0, version="v")
+
+    async def bounded() -> int:
+        infos = [info async for info in lake.store.list(keys.segments_of("n"))]
+        size = sum(info.size for info in infos[1:]) + beyond
+        await create_group(lake.store, replace(made.at("n", Cursor(seq=1)), max_bytes=size))
+        return size
+
+    size = lake.run(bounded())
+    setting, lake.clock.shift_ms = 1 if kept else 1 << 40, 1_000 * HOUR
+    lake.run(remove_segments(replace(lake.compactor, pipeline_bytes=setting)))
+    assert left(lake) == kept
+    found = lake.run(read_group(lake.store, made.name))
+    assert found is not None
+    assert found.max_bytes == size
+    if not kept:
+        assert found.evicted is not None
+        assert found.evicted.reason.endswith(f"segments_max_bytes of its file is {size}")
+
+
 def test_a_dead_group_is_evicted_after_its_time_and_not_before(any_lake: Lake) -> None:
     lake = consumed(any_lake, segments=3, mark=3, text=3)
     lake.run(taken(queue_of(lake)))

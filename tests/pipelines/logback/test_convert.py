@@ -125,6 +125,7 @@ def test_cdaps_properties_are_settings_of_the_pipeline() -> None:
 <property name="log.process.pipeline.checkpoint.interval.ms" value="5000"/>
 <property name="log.process.pipeline.buffer.size" value="0"/>
 <property name="log.process.pipeline.logger.cache.size" value="1000"/>
+<property name="log.process.pipeline.auto.buffer.ratio" value="0.25"/>
 <property name="log.process.pipeline.kafka.fetch.size" value="1048576"/>
 <appender name="CDAP" class="io.cdap.cdap.logging.appender.system.CDAPLogAppender"/>
 <appender name="METRICS" class="io.cdap.cdap.logging.appender.system.MetricsLogAppender"/>
@@ -136,12 +137,14 @@ def test_cdaps_properties_are_settings_of_the_pipeline() -> None:
         "event_delay_ms": 4000,
         "checkpoint_interval_ms": 5000,
         "buffer_size_bytes": 0,
+        "auto_buffer_ratio": 0.25,
     }
     assert (metrics["type"], metrics["labels"]) == ("metrics", ["level", "fqn"])
     said = dict(remarks)
     assert said[6] == "the property log.process.pipeline.logger.cache.size has no counterpart"
-    assert said[7] == "the property log.process.pipeline.kafka.fetch.size has no counterpart"
-    assert "have every line already" in said[8]
+    assert said[8] == "the property log.process.pipeline.kafka.fetch.size has no counterpart"
+    assert "have every line already" in said[9]
+    assert not said.keys() & {3, 4, 5, 7}
 
 
 def test_files_by_day_are_rolled_by_time_and_size() -> None:
