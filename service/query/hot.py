@@ -85,17 +85,17 @@ class Selected:
 
 
 class HotRecords:
-    """What the journal held from `start` on when it was pinned.
+    """What the journal held beyond its confirmed segments when it was pinned.
 
-    By default that is beyond its confirmed segments.
+    With `start`, of the runs that have records at or above this position; what these runs had
+    before comes as well, since a line that names no level has that of the line before.
     """
 
     def __init__(
-        self, pin: Pin, encode: Encode, fqn: str | None, run: str | None, start: int | None = None
+        self, pin: Pin, encode: Encode, fqn: str | None, run: str | None, start: int = 0
     ) -> None:
         exact = RunKey(fqn, run) if fqn is not None and run is not None else None
-        first = pin.confirmed_pos if start is None else start
-        self._batches = pin.batches(run=exact, start=first)
+        self._batches = pin.batches(run=exact, start=pin.confirmed_pos)
         self._encode = encode
         wanted = [
             number
@@ -104,7 +104,9 @@ class HotRecords:
         ]
         rows = self._batches.rows
         self._kept = np.flatnonzero(np.isin(rows["run"], wanted))
-        self._times = (rows["ulid_hi"][self._kept] >> _TIME_SHIFT).astype(np.int64)
+        kept = rows[self._kept]
+        self._times = (kept["ulid_hi"] >> _TIME_SHIFT).astype(np.int64)
+        self._has_new = kept["pos"] + kept["records"] > start
 
     def weights(self, bounds: Tile) -> Mapping[int, int]:
         """Bytes of text by hour, within the bounds."""
@@ -128,4 +130,8 @@ class HotRecords:
 
     def _within(self, tile: Tile) -> Indexes:
         low, high = tile.low >> 80, tile.high >> 80
-        return np.flatnonzero((self._times >= low) & (self._times <= high))
+        within = (self._times >= low) & (self._times <= high)
+        if not self._has_new.all():
+            runs = self._batches.rows["run"][self._kept]
+            within &= np.isin(runs, runs[within & self._has_new])
+        return np.flatnonzero(within)

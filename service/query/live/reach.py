@@ -64,14 +64,16 @@ class Reach:
         return self.only(node, [segment], SCHEMA.empty_table())
 
     def journal(self, node: str, start: int) -> Look:
-        """Nothing but what a node holds, from the position on or beyond its confirmed segments."""
+        """Nothing but what a node holds beyond its confirmed segments.
+
+        Of this node, runs with no record at or above the position are left out.
+        """
         if node != self.pin.node:
             return self.only(node, [], self.held.get(node, SCHEMA.empty_table()))
 
         async def look(sources: Sources, request: QueryRequest) -> View:
             pin = self._again()
-            first = max(start, pin.confirmed_pos)
-            hot = HotRecords(pin, sources.encode, request.fqn, request.run, start=first)
+            hot = HotRecords(pin, sources.encode, request.fqn, request.run, start)
             return await self._view(sources, pin, hot, node, [])
 
         return look
@@ -81,7 +83,7 @@ class Reach:
 
         async def look(sources: Sources, request: QueryRequest) -> View:
             pin = self._again()
-            none = HotRecords(pin, sources.encode, request.fqn, request.run, start=pin.end_pos)
+            none = HotRecords(pin, sources.encode, request.fqn, request.run, pin.end_pos)
             hot = HotOfAll(none, records) if records.num_rows else none
             return await self._view(sources, pin, hot, node, segments)
 

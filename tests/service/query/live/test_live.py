@@ -5,180 +5,36 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
 from logstore import ulid
-from logstore.clock import SystemClock
 from logstore.errors import InvalidCursor, InvalidInput, Unavailable
 from logstore.search.conditions import Condition, Contains
 from logstore.search.conditions import Matches as MatchesPattern
-from logstore.segments.carry import Carry
 from service.query.cursor import RecordKey
-from service.query.engine import QueryEngine
 from service.query.live.cursor import StreamCursor, behind_all
-from service.query.live.elsewhere import OtherNodes
-from service.query.live.followed import LiveLimits
-from service.query.live.matches import LiveMatches
-from service.query.live.reader import LiveReader, Silent, Start
+from service.query.live.reader import LiveReader, Start
 from service.query.live.reorder import Matches
-from service.query.live.storage import Gap, missed
-from service.query.request import QueryRequest
+from service.query.live.storage import missed
 from service.query.view import Outdated
-from tests.batches import Entry
 from tests.seeds import seeds, some
-from tests.service.query.shipped import Shipped
-from tests.service.query.world import NOW_MS, RUNS, WORDS, World, engine_of, lake_in
-
-ALL = QueryRequest(descending=False)
-WINDOW_MS = 2_000
-LIMITS = LiveLimits(look_seconds=0.002)
-SMALL = replace(LIMITS, ring_bytes=2_000, waiting_bytes=3_000, behind_bytes=100)
-
-
-@dataclass
-class SetTime(SystemClock):
-    """The machine's clock for waiting, and a time of day that is set."""
-
-    ms: int = NOW_MS
-
-    def now_ms(self) -> int:
-        return self.ms
-
-
-@dataclass
-class Seen:
-    """What readers with one cursor after another were given."""
-
-    keys: list[RecordKey] = field(default_factory=list)
-    late: list[RecordKey] = field(default_factory=list)
-    gaps: list[str] = field(default_factory=list)
-    silent: list[tuple[str, ...]] = field(default_factory=list)
-    cursor: StreamCursor | None = None
-
-    def take(self, piece: Matches | Gap | Silent | StreamCursor | None) -> None:
-        if isinstance(piece, Silent):
-            self.silent.append(piece.nodes)
-        elif isinstance(piece, StreamCursor):
-            self.cursor = piece
-        elif isinstance(piece, Gap):
-            self.gaps.append(piece.reason)
-            self.cursor = piece.cursor
-        elif piece is not None:
-            rows = piece.batch.to_pylist()
-            keys = [RecordKey(row["ulid"], row["fqn"], row["run_id"]) for row in rows]
-            self.keys += keys
-            self.late += keys if piece.late is not None else []
-            self.cursor = piece.after
-
-
-@dataclass
-class Node:
-    """A node whose live end can be made anew, as after a crash."""
-
-    world: World
-    engine: QueryEngine
-    shipped: Shipped
-    clock: SetTime
-    limits: LiveLimits = LIMITS
-    others: OtherNodes | None = None
-    live: LiveMatches = field(init=False)
-    _news: list[asyncio.Event] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.start()
-
-    def start(self) -> None:
-        self.live = LiveMatches(
-            self.engine,
-            replace(self.world.sources(), pin=self.shipped.pin),
-            pin=self.shipped.pin,
-            carry=Carry,
-            wake=self._wake,
-            limits=self.limits,
-            others=self.others,
-        )
-
-    def _wake(self) -> None:
-        for event in self._news:
-            event.set()
-
-    def waiting(self) -> Callable[[], asyncio.Future[Literal["news", "heartbeat", "gone"]]]:
-        event = asyncio.Event()
-        self._news.append(event)
-
-        async def wait() -> Literal["news", "heartbeat", "gone"]:
-            event.clear()
-            await event.wait()
-            return "news"
-
-        return lambda: asyncio.ensure_future(wait())
-
-    async def read(
-        self,
-        seen: Seen,
-        until: Callable[[], bool],
-        request: QueryRequest = ALL,
-        start: Start | None = None,
-    ) -> None:
-        """A reader that goes on at the cursor until it has seen enough."""
-        given = Start(after=seen.cursor) if seen.cursor is not None else start or Start()
-        reader = LiveReader(self.live, request, WINDOW_MS, given)
-        try:
-            await reader.open()
-            seen.cursor = reader.cursor
-            async with aclosing(reader.follow(self.waiting())) as pieces, asyncio.timeout(60):
-                while not until():
-                    step = asyncio.ensure_future(anext(pieces))
-                    while not step.done() and not until():
-                        await asyncio.wait({step}, timeout=0.01)
-                    if not step.done():
-                        step.cancel()
-                        await asyncio.wait({step})
-                        break
-                    seen.take(step.result())
-        finally:
-            reader.close()
-
-    async def level(self, seen: Seen, wanted: int, request: QueryRequest = ALL) -> None:
-        """Reads until so many were seen."""
-        await self.read(seen, lambda: len(seen.keys) >= wanted, request)
-
-
-@asynccontextmanager
-async def node_in(root: Path, limits: LiveLimits = LIMITS) -> AsyncIterator[Node]:
-    world, clock = lake_in(root), SetTime()
-    shipped = Shipped(world)
-    sources = replace(world.sources(), pin=shipped.pin)
-    async with engine_of(world, clock, sources=sources) as engine:
-        node = Node(world, engine, shipped, clock, limits)
-        try:
-            yield node
-        finally:
-            await node.live.close()
-    await shipped.journal.close()
-
-
-def batch(dice: random.Random, at_ms: int) -> Entry:
-    text = "".join(f"{dice.choice(WORDS)} {dice.randrange(50)}\n" for _ in range(3))
-    return dice.choice(RUNS), ulid.lowest_at(at_ms) | dice.getrandbits(55) << 25, text.encode()
-
-
-def enough(seen: Seen, count: int, stop: asyncio.Event) -> bool:
-    return stop.is_set() or len(seen.keys) >= count
-
-
-async def move(node: Node, step: str) -> None:
-    if step == "flush":
-        await node.shipped.flush()
-    elif node.shipped.seq > node.shipped.mark:
-        await node.shipped.merge()
+from tests.service.query.live.rig import (
+    ALL,
+    LIMITS,
+    SMALL,
+    WINDOW_MS,
+    Seen,
+    batch,
+    enough,
+    move,
+    node_in,
+)
+from tests.service.query.world import NOW_MS
 
 
 @pytest.mark.parametrize("seed", some(seeds(6), 3, "live"))
@@ -194,15 +50,10 @@ async def test_readers_that_come_and_go_get_each_record_once(tmp_path: Path, see
         for _ in range(12):
             reading = None
             if dice.random() < 0.8:
-                stop_at = len(seen.keys) + dice.randrange(30)
+                seen.most = len(seen.keys) + dice.randrange(30)
                 stop = asyncio.Event()
-                reading = asyncio.ensure_future(
-                    node.read(
-                        seen,
-                        partial(enough, seen, stop_at, stop),
-                        request,
-                    )
-                )
+                until = partial(enough, seen, seen.most, stop)
+                reading = asyncio.ensure_future(node.read(seen, until, request))
             for _ in range(dice.randrange(1, 8)):
                 node.clock.ms += dice.randrange(1_500)
                 at = node.clock.ms + dice.choice([0, 0, -300, -1_500, -30_000, 4_000])
@@ -217,6 +68,7 @@ async def test_readers_that_come_and_go_get_each_record_once(tmp_path: Path, see
                 await node.live.close()
                 node.start()
         node.clock.ms += 60_000
+        seen.most = None
         expected = set(node.world.expected(request))
         await node.level(seen, len(expected), request)
         assert set(seen.keys) == expected
@@ -243,6 +95,22 @@ async def test_a_late_record_is_marked_and_not_lost(tmp_path: Path) -> None:
         await node.shipped.merge()
         await node.level(seen, 6)
         assert len(seen.late) == 3
+
+
+async def test_a_client_that_left_within_a_batch_gets_the_rest_of_it(tmp_path: Path) -> None:
+    dice = random.Random(1)
+    async with node_in(tmp_path) as node:
+        seen = Seen()
+        await node.read(seen, lambda: True)
+        await node.shipped.append([batch(dice, NOW_MS - 60_000)])
+        for most in (1, 2):
+            seen.most = most
+            await node.level(seen, most)
+        seen.most = None
+        await node.shipped.append([batch(dice, NOW_MS - 90_000)])
+        await node.level(seen, 6)
+        assert sorted(seen.keys) == sorted(node.world.records)
+        assert seen.late == seen.keys
 
 
 @pytest.mark.usefixtures("every_store")
