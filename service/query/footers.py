@@ -1,8 +1,7 @@
 """Footers of Parquet files on this machine, parsed once, and row groups of them.
 
 A file of the table never changes, nor does a copy of one; that a path has another file is seen
-by its size and time. Of a row group it is known here where the bytes of its messages are: in a
-file without compression they are searched as they lie there.
+by its size and time.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,25 +22,21 @@ from service.query.request import QueryRequest
 from service.query.tiles import Tile
 
 MESSAGE: Final = "message"
-_NAMES: Final = ["fqn", "run_id", "level", "connector_id"]
+NAMES: Final = ["fqn", "run_id", "level", "connector_id"]
 _MOST_BYTES: Final = 16 << 20  # of footers as they are stored; parsed they take some times more
-_AS_WRITTEN: Final = {"PLAIN", "RLE", "DELTA_LENGTH_BYTE_ARRAY"}
-"""Encodings in which each text lies somewhere in one piece."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
     """A row group: its number, its rows from `first` to before `end`, and its column of messages.
 
-    That has so many bytes when decompressed. `span` is where it is in the file, if texts lie
-    there as they are.
+    That has so many bytes when decompressed.
     """
 
     number: int
     first: int
     end: int
     text_bytes: int
-    span: tuple[int, int] | None
 
 
 class Footer:
@@ -59,7 +54,7 @@ class Footer:
         """The file; names come as dictionaries. Raises `OSError`, `pa.ArrowException`."""
         with (  # of a path it would first be found out what kind of file system it is on
             pa.OSFile(self.path) as source,
-            pq.ParquetFile(source, metadata=self._metadata, read_dictionary=_NAMES) as file,
+            pq.ParquetFile(source, metadata=self._metadata, read_dictionary=NAMES) as file,
         ):
             yield file
 
@@ -86,7 +81,7 @@ class Footer:
         for number in range(self._metadata.num_row_groups):
             group = self._metadata.row_group(number)
             chunk, end = group.column(self.columns[MESSAGE]), first + group.num_rows
-            groups.append(Group(number, first, end, chunk.total_uncompressed_size, _span(chunk)))
+            groups.append(Group(number, first, end, chunk.total_uncompressed_size))
             first = end
         return groups
 
@@ -120,11 +115,3 @@ class Footers:
             self._bytes += size - before
             while self._bytes > _MOST_BYTES and len(self._kept) > 1:
                 self._bytes -= self._kept.popitem(last=False)[1][2]
-
-
-def _span(chunk: Any) -> tuple[int, int] | None:
-    if chunk.compression != "UNCOMPRESSED" or chunk.has_dictionary_page:
-        return None
-    if not _AS_WRITTEN.issuperset(chunk.encodings):
-        return None
-    return int(chunk.data_page_offset), int(chunk.total_compressed_size)

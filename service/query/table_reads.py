@@ -17,6 +17,7 @@ from logstore import ulid
 from logstore.search.needs import Needs, may_hold
 from logstore.table.skip_index import SkipIndex, ranges
 from logstore.table.snapshot import TableFile
+from service.query.copy_rows import CopyRows
 from service.query.scan_copies import ScanCopy
 from service.query.tiles import Tile
 
@@ -46,13 +47,15 @@ class RowRange(NamedTuple):
 class Part(NamedTuple):
     """What is read of a file or of its copy: these rows, first and last, or all of them.
 
-    A `source` is a name of `sql`. `rare`: the skip index leaves out most of the file.
+    A `source` is a name of `sql`. `rare`: the skip index leaves out most of the file. `rows` are
+    those of a copy.
     """
 
     path: str
     source: str
     bounds: tuple[tuple[int, int], ...] = ()
     rare: bool = False
+    rows: CopyRows | None = None
 
     def meets(self, first: int, end: int) -> bool:
         """Whether it has rows from `first` to before `end`."""
@@ -148,4 +151,4 @@ def _part(
 ) -> Part:
     if copy is None:
         return Part(file.uri, "table", bounds, rare)
-    return Part(copy.path, _BARE if copy.bare else "copies", bounds, rare)
+    return Part(copy.path, _BARE if copy.bare else "copies", bounds, rare, copy.rows)

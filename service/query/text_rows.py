@@ -18,51 +18,52 @@ _memmem: Final = ctypes.CDLL(None).memmem
 _memmem.restype = ctypes.c_void_p
 _memmem.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t)
 
-_PIECE_BYTES: Final = 1 << 18
+_PIECE_BYTES: Final = 1 << 19
 
 
 class TooMany(Exception):
     """More rows hold the text than is worth looking at one by one."""
 
 
-def occurrences(
+def places(
     path: str, span: tuple[int, int], texts: Sequence[bytes], most: int, piece: int = _PIECE_BYTES
-) -> int:
-    """How often texts are in `span[1]` bytes of a file from `span[0]` on.
+) -> list[int]:
+    """Where texts are in `span[1]` bytes of a file from `span[0]` on, in no order.
 
     It looks at a piece at a time, which stays in the processor's cache. Raises `TooMany` as soon as
-    it is more than `most`, `OSError` if the file has fewer bytes.
+    there are more than `most`, `OSError` if the file has fewer bytes.
     """
     at, end = span[0], span[0] + span[1]
     kept_most = max(map(len, texts)) - 1
-    held = bytearray(kept_most + piece)
+    held = bytearray(kept_most + min(piece, span[1]))
     address = ctypes.addressof((ctypes.c_char * len(held)).from_buffer(held))
     view = memoryview(held)
-    number = kept = 0
+    found, kept = list[int](), 0
     with open(path, "rb", buffering=0) as file:
         file.seek(at)
         while at < end:
             size = file.readinto(view[kept : kept + min(piece, end - at)])
             if not size:
                 raise OSError(f"{path} is cut off")
-            at, size = at + size, kept + size
+            first, at, size = at - kept, at + size, kept + size
             for text in texts:
-                number += _number(address, size, text, seen=kept, most=most - number)
+                here = _places(address, size, text, seen=kept, most=most - len(found))
+                found += [first + place for place in here]
             moved = min(kept_most, size)
             view[:moved] = view[size - moved : size]
             kept = moved
-    return number
+    return found
 
 
-def _number(address: int, size: int, text: bytes, *, seen: int, most: int) -> int:
-    """How often the text is in these bytes, without those that end in the first `seen` of them."""
-    number, at = 0, max(seen - len(text) + 1, 0)
+def _places(address: int, size: int, text: bytes, *, seen: int, most: int) -> list[int]:
+    """Where the text is in these bytes, without those that end in the first `seen` of them."""
+    found, at = list[int](), max(seen - len(text) + 1, 0)
     while place := _memmem(address + at, size - at, text, len(text)):
-        number += 1
-        if number > most:
+        found.append(place - address)
+        if len(found) > most:
             raise TooMany
-        at = place - address + len(text)
-    return number
+        at = found[-1] + 1  # the next message may begin within
+    return found
 
 
 def candidate_rows(column: pa.ChunkedArray, texts: Sequence[bytes], most: int) -> list[int]:

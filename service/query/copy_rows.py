@@ -1,0 +1,248 @@
+"""Single rows of a copy of a table file (`scan_copies`), read where they lie.
+
+To decode a row group takes 4 ms, for however few of its rows. But a copy is not compressed, and of
+each row group it has one page of messages, which lie one behind the other at the end of it. A
+second file beside the copy says where each of them ends, and has all other columns as records of
+the same width, so one of them is read by the number of its row.
+
+    row group | ends, 4 bytes a row | records, 50 bytes a row
+    ...       |                     | ULID, time, position, and the numbers of its names in a list
+
+What Parquet's writer does is not taken on trust: while the second file is made, the messages in the
+copy are compared with what Parquet's reader gives. If they lie otherwise, there is no such file.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from service.query.footers import MESSAGE, NAMES
+from service.query.hot import SCHEMA
+
+_END: Final = np.dtype("<u4")
+_RECORD: Final = np.dtype(
+    [("ulid", "S26"), ("ts", "<i8"), ("pos", "<i8"), *((name, "<u2") for name in NAMES)]
+)
+BYTES_A_ROW: Final = _END.itemsize + _RECORD.itemsize
+"""Of the file beside a copy."""
+_NO_NAME: Final = 0xFFFF
+_COLUMNS: Final = ["ulid", "ts", "pos", *NAMES, MESSAGE]
+_ATTRIBUTES: Final = "attributes"
+
+
+class _Group(NamedTuple):
+    """Where the values of a row group are: messages in the copy, the others beside it.
+
+    `runs` are neighbours of one run: where their messages begin, and the numbers of its names.
+    """
+
+    rows: int
+    messages: int
+    size: int
+    runs: Sequence[tuple[int, int, int]]
+    ends: int
+
+    @property
+    def records(self) -> int:
+        return self.ends + self.rows * _END.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Rows of a row group, by their numbers in it, as they lie in a copy and beside it."""
+
+    names: dict[int, str]
+    numbers: Sequence[int]
+    records: Sequence[bytes]
+    messages: Sequence[bytes]
+
+    @property
+    def nbytes(self) -> int:
+        """About how much memory they take."""
+        return sum(map(len, self.messages)) + 4 * BYTES_A_ROW * len(self.numbers)
+
+
+class CopyRows:
+    """The rows of one copy, whose second file is at `path`. For several threads."""
+
+    def __init__(
+        self, copy: str, path: str, groups: Sequence[_Group], names: Sequence[str]
+    ) -> None:
+        self.path = path
+        self._copy = copy
+        self._groups = groups
+        self._names = dict(enumerate(names))
+
+    def span(self, number: int, fqn: str | None, run: str | None) -> tuple[int, int]:
+        """Where in the copy messages of a row group lie, and their size.
+
+        They are those of a pipeline or run, and what lies between them; or all.
+        """
+        group, names = self._groups[number], self._names
+        ends = [*(begin for begin, _, _ in group.runs[1:]), group.size]
+        wanted = [
+            (begin, end)
+            for (begin, of_fqn, of_run), end in zip(group.runs, ends, strict=True)
+            if fqn in (None, names[of_fqn]) and run in (None, names[of_run])
+        ]
+        if not wanted:
+            return group.messages, 0
+        return group.messages + wanted[0][0], wanted[-1][1] - wanted[0][0]
+
+    def at(self, number: int, places: Sequence[int]) -> Found:
+        """The rows of a row group whose messages lie at these places of the copy, in order.
+
+        Raises `OSError` if a file is gone, cut off or overwritten.
+        """
+        group, width = self._groups[number], _RECORD.itemsize
+        with _opened(self._copy) as copy, _opened(self.path) as beside:
+            ends = memoryview(_read(beside, group.ends, group.rows * _END.itemsize)).cast("I")
+            rows = sorted({bisect_right(ends, place - group.messages) for place in places})
+            if rows and rows[-1] >= len(ends):
+                raise OSError(f"{self.path} is not as it was written")
+            records = [_read(beside, group.records + row * width, width) for row in rows]
+            bounds = [(ends[row - 1] if row else 0, ends[row]) for row in rows]
+            texts = [_read(copy, group.messages + first, end - first) for first, end in bounds]
+        return Found(self._names, rows, records, texts)
+
+
+def batch_of(found: Sequence[Found]) -> pa.RecordBatch:
+    """All of these rows, without attributes."""
+    records = np.frombuffer(b"".join(chain.from_iterable(f.records for f in found)), _RECORD)
+    columns = {
+        "ulid": _strings(records["ulid"].tolist()),
+        "ts": pa.array(records["ts"]).cast(_type("ts")),
+        "pos": pa.array(records["pos"]),
+        MESSAGE: _strings([text for one in found for text in one.messages]),
+        _ATTRIBUTES: pa.nulls(len(records), _type(_ATTRIBUTES)),
+    }
+    name_of = [one.names.get for one in found for _ in one.numbers]
+    for name in NAMES:
+        codes = records[name].tolist()
+        texts = [get(code) for get, code in zip(name_of, codes, strict=True)]
+        columns[name] = pa.array(texts, pa.string())
+    return pa.RecordBatch.from_arrays([columns[one.name] for one in SCHEMA], schema=SCHEMA)
+
+
+def write_rows(copy: str, path: str) -> CopyRows | None:
+    """Makes the second file of a copy; None if messages do not lie in the copy as they are to.
+
+    Raises `OSError`, `pa.ArrowException`.
+    """
+    groups: list[_Group] = []
+    names: dict[str, int] = {}
+    with (
+        pq.ParquetFile(copy, read_dictionary=NAMES) as file,
+        _opened(copy) as raw,
+        Path(path).open("xb") as beside,
+    ):
+        metadata, number_of = file.metadata, file.schema_arrow.names.index(MESSAGE)
+        if any(file.schema_arrow.field(name).type != _type(name) for name in ("ts", "pos")):
+            return None
+        for number in range(metadata.num_row_groups):
+            read = file.read_row_group(number, columns=_COLUMNS, use_threads=False)
+            messages = _whole(read.column(MESSAGE))
+            begin = _begin(raw, metadata.row_group(number).column(number_of), messages)
+            records = _records(read, names)
+            if begin is None or records is None or len(names) > _NO_NAME:
+                return None
+            bounds = _bounds(messages) - _bounds(messages)[0]
+            runs, size = _runs(records, bounds), int(bounds[-1])
+            groups.append(_Group(read.num_rows, begin, size, runs, beside.tell()))
+            beside.write(bounds[1:].astype(_END).tobytes())
+            beside.write(records.tobytes())
+    return CopyRows(copy, path, groups, list(names))
+
+
+def _begin(raw: int, chunk: Any, messages: pa.StringArray) -> int | None:
+    """Where the messages begin in the file, if all of them lie at the end of their pages."""
+    data = _data(messages)
+    begin = int(chunk.data_page_offset + chunk.total_compressed_size) - len(data)
+    if messages.null_count or begin < 0 or os.pread(raw, len(data), begin) != data:
+        return None
+    return begin
+
+
+def _records(read: pa.Table, names: dict[str, int]) -> NDArray[np.void] | None:
+    """All columns but the messages, if they have values; new names are added to `names`."""
+    ulids, times, positions = (_whole(read.column(name)) for name in ("ulid", "ts", "pos"))
+    if any(column.null_count for column in (ulids, times, positions)):
+        return None
+    if not np.all(np.diff(_bounds(ulids)) == _RECORD["ulid"].itemsize):
+        return None
+    records = np.empty(read.num_rows, _RECORD)
+    records["ulid"] = np.frombuffer(_data(ulids), _RECORD["ulid"])
+    records["ts"] = times.cast(pa.int64()).to_numpy()
+    records["pos"] = positions.to_numpy()
+    for name in NAMES:
+        records[name] = _codes(read.column(name), names)
+    return records
+
+
+def _runs(records: NDArray[Any], begins: NDArray[Any]) -> Sequence[tuple[int, int, int]]:
+    """Where the messages of each run begin, and the numbers of its names."""
+    names = records[["fqn", "run_id"]]
+    firsts = np.flatnonzero(np.r_[True, names[1:] != names[:-1]])[: len(names)].tolist()
+    return [(int(begins[first]), *names[first].tolist()) for first in firsts]
+
+
+def _codes(column: pa.ChunkedArray, names: dict[str, int]) -> NDArray[np.int64]:
+    """The number of each row's name; new ones are added to `names`."""
+    column = _whole(column)
+    numbers = [names.setdefault(name, len(names)) for name in column.dictionary.to_pylist()]
+    known: NDArray[np.int64] = np.array([*numbers, _NO_NAME], np.int64)
+    codes: NDArray[np.int64] = known[column.indices.fill_null(len(numbers)).to_numpy()]
+    return codes
+
+
+def _whole(column: pa.ChunkedArray) -> Any:
+    return pa.concat_arrays(column.unify_dictionaries().chunks or [pa.array([], column.type)])
+
+
+def _data(strings: pa.StringArray) -> bytes:
+    """The bytes of all strings, one behind the other."""
+    data, bounds = strings.buffers()[2], _bounds(strings)
+    return b"" if data is None else memoryview(data)[bounds[0] : bounds[-1]].tobytes()
+
+
+def _bounds(strings: pa.StringArray) -> NDArray[Any]:
+    """Where each string begins in the bytes of all, and the last ends."""
+    found: NDArray[np.int32] = np.frombuffer(strings.buffers()[1], np.int32)
+    bounds: NDArray[Any] = found[strings.offset :][: len(strings) + 1]
+    return bounds
+
+
+def _type(name: str) -> pa.DataType:
+    return SCHEMA.field(name).type
+
+
+def _strings(texts: Sequence[bytes]) -> pa.StringArray:
+    return pa.array(texts, pa.binary()).cast(pa.string(), safe=False)
+
+
+def _read(file: int, at: int, size: int) -> bytes:
+    data = os.pread(file, size, at)
+    if len(data) < size:
+        raise OSError(f"a copy of a table file is cut off at {at + len(data)}")
+    return data
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[int]:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        yield file
+    finally:
+        os.close(file)

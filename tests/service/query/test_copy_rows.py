@@ -1,0 +1,143 @@
+"""Rows that are read where they lie in a copy are those that Parquet's reader gives."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from logstore import ulid
+from service.query.copy_rows import CopyRows, batch_of, write_rows
+from service.query.footers import Footer
+from service.query.hot import SCHEMA
+from service.query.scan_copies import ENCODING
+from service.query.text_rows import places
+from tests.seeds import seeds
+
+PIECES = ["", "a", "aa", "späße", "🎉", "\n", "\x00", "needle", "x" * 300]
+
+
+def table_of(rng: random.Random, rows: int) -> pa.Table:
+    ids = [ulid.encode(rng.getrandbits(127)) for _ in range(rows)]
+    pick = rng.choices
+    columns = {
+        "ulid": ids,
+        "ts": pa.array(pick(range(-(1 << 40), 1 << 50), k=rows), pa.timestamp("us", "UTC")),
+        "fqn": pick(["svc.a", "svc.ä", "s"], k=rows),
+        "run_id": pick([f"run-{n}" for n in range(20)], k=rows),
+        "pos": pick(range(-3, 1 << 60), k=rows),
+        "level": pick(["INFO", "ERROR", None], k=rows),
+        "connector_id": pick([None, "host-1"], k=rows),
+        "message": ["".join(pick(PIECES, k=rng.randrange(4))) for _ in range(rows)],
+        "attributes": pa.nulls(rows, SCHEMA.field("attributes").type),
+    }
+    return pa.table([columns[name] for name in SCHEMA.names], schema=SCHEMA)
+
+
+def copy_of(
+    path: Path, table: pa.Table, *, group_rows: int = 1_000, **others: Any
+) -> CopyRows | None:
+    without = table.drop_columns(["attributes"])
+    with pq.ParquetWriter(path, without.schema, **ENCODING | others) as writer:
+        writer.write_table(without, row_group_size=group_rows)
+    return write_rows(str(path), f"{path}.rows")
+
+
+@pytest.mark.parametrize("seed", seeds(10))
+def test_each_row_with_a_text_is_read_as_it_is(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    table, group_rows = table_of(rng, rng.randrange(1, 300)), rng.randrange(1, 100)
+    path = tmp_path / "copy.parquet"
+    rows = copy_of(path, table, group_rows=group_rows)
+    assert rows is not None
+    for group in Footer(str(path), pq.read_metadata(path)).groups:
+        for text in ("a", "aa", "needle", "ß", "\n"):
+            span = rows.span(group.number, None, None)
+            found = places(str(path), span, [text.encode()], 100_000)
+            given = rows.at(group.number, found)
+            numbers = list(given.numbers)
+            here = table[group.first : group.end]
+            messages = here.column("message").to_pylist()
+            assert {n for n, message in enumerate(messages) if text in message} <= set(numbers)
+            assert numbers == sorted(set(numbers))
+            if numbers:
+                assert batch_of([given]).to_pylist() == here.take(numbers).to_pylist()
+
+
+@pytest.mark.parametrize("seed", seeds(10))
+@pytest.mark.parametrize("in_order", [False, True])
+def test_all_messages_of_a_run_lie_in_its_span(tmp_path: Path, seed: int, in_order: bool) -> None:
+    rng = random.Random(seed)
+    table = table_of(rng, rng.randrange(1, 200))
+    if in_order:
+        table = table.sort_by([("fqn", "ascending"), ("run_id", "ascending")])
+    path = tmp_path / "copy.parquet"
+    rows = copy_of(path, table)
+    assert rows is not None
+    body, found = path.read_bytes(), table.to_pylist()
+    for fqn in (None, "svc.a", "svc.other"):
+        for run in (None, "run-3"):
+            begin, size = rows.span(0, fqn, run)
+            asked = [n for n, r in enumerate(found) if fqn in (None, r["fqn"])]
+            asked = [n for n in asked if run in (None, found[n]["run_id"])]
+            between = found[asked[0] : asked[-1] + 1] if asked else []
+            text = "".join(row["message"] for row in between).encode()
+            assert body[begin : begin + size] == text
+
+
+def changed(name: str, values: Callable[[pa.Table], Any]) -> Callable[[pa.Table], pa.Table]:
+    def change(table: pa.Table) -> pa.Table:
+        place = table.schema.get_field_index(name)
+        return table.set_column(place, name, values(table))
+
+    return change
+
+
+def unchanged(table: pa.Table) -> pa.Table:
+    return table
+
+
+@pytest.mark.parametrize(
+    ("change", "others"),
+    [
+        (unchanged, {"compression": "zstd"}),
+        (unchanged, {"data_page_size": 100, "write_batch_size": 10}),
+        (unchanged, {"max_rows_per_page": 50}),
+        (unchanged, {"column_encoding": {"message": "DELTA_BYTE_ARRAY"}}),
+        (unchanged, {"use_dictionary": ["message"], "column_encoding": None}),
+        (changed("message", lambda t: pa.array([None] + ["x"] * (len(t) - 1))), {}),
+        (changed("ulid", lambda t: pa.array(["short"] * len(t))), {}),
+        (changed("ts", lambda t: t.column("ts").cast(pa.timestamp("ms", "UTC"), safe=False)), {}),
+        (changed("run_id", lambda t: pa.array([f"run-{n}" for n in range(len(t))])), {}),
+    ],
+    ids=[
+        *("compressed", "small pages", "few rows a page", "messages", "dictionary"),
+        *("null", "no ULID", "milliseconds", "many names"),
+    ],
+)
+def test_of_a_copy_of_another_layout_no_row_is_read(
+    tmp_path: Path, change: Callable[[pa.Table], pa.Table], others: dict[str, Any]
+) -> None:
+    rows = 66_000 if change is not unchanged else 200
+    table = change(table_of(random.Random(1), rows))
+    assert copy_of(tmp_path / "copy.parquet", table, **others) is None
+
+
+@pytest.mark.parametrize("which", ["copy.parquet", "copy.parquet.rows"])
+@pytest.mark.parametrize("gone", [False, True])
+def test_files_that_are_gone_or_cut_off_are_said(tmp_path: Path, which: str, gone: bool) -> None:
+    path = tmp_path / "copy.parquet"
+    rows = copy_of(path, table_of(random.Random(1), 100))
+    assert rows is not None
+    found = places(str(path), rows.span(0, None, None), [b"a"], 1_000)
+    if gone:
+        (tmp_path / which).unlink()
+    else:
+        (tmp_path / which).write_bytes((tmp_path / which).read_bytes()[:50])
+    with pytest.raises(OSError, match=r"cut off|No such file"):
+        rows.at(0, found)
