@@ -52,14 +52,14 @@ VERBS = {
     "token": Verb("tailrace.token", "Make a token, and its lines for the rules of access."),
     "leases": Verb("tailrace.leases", "Show which process works on what, and change it."),
     "verify": Verb("tailrace.verify", "Compare everything that is stored, line by line."),
-    "completion": Verb("tailrace.completion", "Print what completes its words in a shell."),
+    "completion": Verb("tailrace.console.completion", "Print what completes its words in a shell."),
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a verb and gives the exit status."""
     if "_ARGCOMPLETE" in os.environ:
-        from tailrace.completion import complete
+        from tailrace.console.completion import complete
 
         complete(overview(), VERBS)
     words = list(sys.argv[1:] if arguments is None else arguments)

@@ -17,9 +17,9 @@ from typing import Any, Final, TextIO
 import httpx
 
 from logstore.errors import InvalidInput
-from tailrace.api import add_url, authorization, check, complete_names, errors_as_ours
-from tailrace.pager import add_pager, paged
-from tailrace.query_output import Printer, chart
+from tailrace.console.pager import add_pager, paged
+from tailrace.remote.api import add_url, authorization, check, complete_names, errors_as_ours
+from tailrace.searching.output import Printer, chart
 
 PARTIAL: Final = 2
 _FOLLOWED: Final[tuple[str, ...]] = ("q", "regex", "from", "fqn", "run", "level")
@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _follow(arguments: argparse.Namespace) -> int:
-    from tailrace.query_follow import follow
+    from tailrace.searching.follow import follow
 
     given = parameters(arguments)
     asked = {name: given[name] for name in _FOLLOWED if name in given}

@@ -4,7 +4,7 @@ Of one run it reads server-sent events: `event: logs` carries text exactly as it
 keeps every byte), `id:` the cursor after it. When the connection ends without
 `complete`, the stream is opened again at the last cursor. In a terminal, and with `--json`, it asks
 for records, which have a level. Names with `*`, `?` or `[…]` are patterns: see
-`tailrace.tail_many`.
+`tailrace.tailing.many`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import httpx
 
 from logstore.clock import Clock, SystemClock
 from logstore.errors import InvalidInput, NotFound, TailraceError
-from tailrace.api import (
+from tailrace.console.pager import add_pager, paged
+from tailrace.remote.api import (
     RUNS,
     add_url,
     authorization,
@@ -29,12 +30,11 @@ from tailrace.api import (
     component,
     errors_as_ours,
 )
-from tailrace.attempts import before
-from tailrace.events import READ_SECONDS, Event, EventFollower
-from tailrace.pager import add_pager, paged
-from tailrace.tail_lines import PREFIXES, Lines
-from tailrace.tail_many import follow_many, is_pattern, print_many
-from tailrace.tail_start import time_of, where
+from tailrace.remote.events import READ_SECONDS, Event, EventFollower
+from tailrace.tailing.attempts import before
+from tailrace.tailing.lines import PREFIXES, Lines
+from tailrace.tailing.many import follow_many, is_pattern, print_many
+from tailrace.tailing.start import time_of, where
 
 _LOOKED_AT = 100  # runs that changed last: the newest is first among them
 DEFAULT_LINES = 100

@@ -32,7 +32,7 @@ from logstore.objects.settings import StoreSettings
 from logstore.objects.store import ObjectStore
 from logstore.settings import load, read_file
 from service.runs.settings import RunSettings
-from tailrace.api import authorization, check, component, errors_as_ours
+from tailrace.remote.api import authorization, check, component, errors_as_ours
 
 
 class OperatorSettings(StoreSettings):

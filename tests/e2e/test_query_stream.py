@@ -21,7 +21,7 @@ import pytest
 from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.keys import SEGMENTS
-from tailrace.events import EventParser
+from tailrace.remote.events import EventParser
 from tests.e2e.clients import run_path
 from tests.e2e.service_process import ServiceProcess
 from tests.seeds import seeds

@@ -17,8 +17,8 @@ from logstore.disk import Disk
 from logstore.errors import InvalidInput, TailraceError
 from logstore.objects.local import LocalStore
 from tailrace.query import PARTIAL, _lines, _verdict, configure, parameters, run
-from tailrace.query_follow import follow
-from tailrace.query_output import Printer, chart
+from tailrace.searching.follow import follow
+from tailrace.searching.output import Printer, chart
 from tests.service.test_main import PLAIN, RUN, service, settings_for
 from tests.settings import changed
 

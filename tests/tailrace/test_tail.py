@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from logstore.errors import NotFound, TailraceError, Unavailable
-from tailrace.events import EventParser
+from tailrace.remote.events import EventParser
 from tailrace.tail import Follower, newest_run
 from tests.simulation.clocks import ManualClock
 

@@ -14,10 +14,10 @@ import httpx
 import pytest
 
 from logstore.errors import InvalidInput, NotFound
-from tailrace.attempts import before
 from tailrace.tail import _run, configure
 from tailrace.tail import run as tail
-from tailrace.tail_many import condition, regex
+from tailrace.tailing.attempts import before
+from tailrace.tailing.many import condition, regex
 from tests.service.test_main import PLAIN, service, settings_for
 from tests.settings import changed
 

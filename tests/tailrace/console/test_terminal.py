@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.terminal import coloured, shown
+from tailrace.console.terminal import coloured, shown
 from tests.client.answering import Asked, Given, answering
 
 SGR = re.compile(r"\x1b\[[0-9;:]*m")

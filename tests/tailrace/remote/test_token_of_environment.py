@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from logstore.errors import InvalidInput
-from tailrace.api import authorization
+from tailrace.remote.api import authorization
 from tailrace_client.environment import token_of_environment
 from tailrace_client.errors import InvalidRequest
 from tests.client.answering import Asked, Given, answering

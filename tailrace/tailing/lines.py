@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Final, TextIO
 
-from tailrace.terminal import Names, coloured, shown, wants_colour
+from tailrace.console.terminal import Names, coloured, shown, wants_colour
 
 PREFIXES: Final = ("auto", "none", "run", "full")
 

@@ -15,10 +15,10 @@ import httpx
 
 from logstore.clock import SystemClock
 from logstore.errors import InvalidInput, TailraceError, Unavailable
-from tailrace.api import check, errors_as_ours
-from tailrace.query_follow import SearchFollower
-from tailrace.tail_lines import Lines
-from tailrace.tail_start import time_of
+from tailrace.remote.api import check, errors_as_ours
+from tailrace.searching.follow import SearchFollower
+from tailrace.tailing.lines import Lines
+from tailrace.tailing.start import time_of
 
 # Lines of several runs are held back for so long, to come in the order of their times.
 _WINDOW_SECONDS: Final = "0.5"

@@ -11,8 +11,8 @@ import orjson
 
 from logstore.clock import Clock, SystemClock
 from logstore.errors import TailraceError
-from tailrace.events import READ_SECONDS, Event, EventFollower
-from tailrace.query_output import Printer
+from tailrace.remote.events import READ_SECONDS, Event, EventFollower
+from tailrace.searching.output import Printer
 
 
 class Taker(Protocol):

@@ -14,7 +14,7 @@ import httpx
 
 from logstore.clock import Clock
 from logstore.errors import Unavailable
-from tailrace.api import check, errors_as_ours
+from tailrace.remote.api import check, errors_as_ours
 
 READ_SECONDS = 60  # several heartbeats: silence beyond it is a dead connection
 _PATIENCE_SECONDS = 60

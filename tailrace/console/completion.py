@@ -17,7 +17,7 @@ from argcomplete.lexers import split_line
 from argcomplete.shell_integration import shellcode
 
 from logstore.errors import TailraceError
-from tailrace.api import DEFAULT_URL, RUNS, authorization, component
+from tailrace.remote.api import DEFAULT_URL, RUNS, authorization, component
 
 SHELLS: Final = ("bash", "zsh", "fish")
 _SECONDS: Final = 1.0

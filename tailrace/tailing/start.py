@@ -9,7 +9,7 @@ from typing import Final
 import httpx
 
 from logstore.errors import NotFound
-from tailrace.api import RUNS, check, component
+from tailrace.remote.api import RUNS, check, component
 
 _DURATION: Final = re.compile(r"\d+[smhdw]")
 

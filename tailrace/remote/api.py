@@ -38,12 +38,12 @@ def complete_names(fqn: argparse.Action, run: argparse.Action) -> None:
     """A shell completes these two arguments with what the service has."""
 
     def pipelines(**asked: Any) -> list[str]:
-        from tailrace.completion import pipelines as found
+        from tailrace.console.completion import pipelines as found
 
         return found(**asked)
 
     def runs(**asked: Any) -> list[str]:
-        from tailrace.completion import runs as found
+        from tailrace.console.completion import runs as found
 
         return found(**asked)
 

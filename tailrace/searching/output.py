@@ -8,7 +8,7 @@ from typing import Any, Final, TextIO
 import orjson
 
 from logstore.errors import TailraceError
-from tailrace.terminal import Names, coloured, wants_colour
+from tailrace.console.terminal import Names, coloured, wants_colour
 
 _BAR_CHARS: Final = 40
 

@@ -1,0 +1,1 @@
+"""The parts of `tailrace query`: live matches, and how records are shown."""
