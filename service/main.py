@@ -26,6 +26,7 @@ import numpy as np
 import uvloop
 
 from logstore import ulid as ulids
+from logstore.batch import RunKey, ulid_of
 from logstore.clock import Clock, SystemClock
 from logstore.disk import apply_umask, close_to_others
 from logstore.errors import TailraceError
@@ -202,28 +203,41 @@ def _left_behind(settings: Settings, node: AnyNode) -> int:
     """What of a stopped node is nowhere but on its disk, as the exit status."""
     if isinstance(node, QueryNode):
         return 0
-    waiting = node.journal.next_pos - node.journal.state.confirmed.end
-    if not waiting:
+    left = _lines_left(node)
+    if not left:
         return 0
+    named = ", ".join([f"{key.fqn}/{key.run}" for key in list(left)[:_RUNS_NAMED]])
+    others = len(left) - _RUNS_NAMED
     log.error(
         "%d lines wait in the journal and are nowhere else: keep %s, the next start on it brings"
         " them on. They are of %s",
-        waiting,
+        sum(left.values()),
         _journal_of(settings),
-        _runs_left(node),
+        named if others <= 0 else f"{named}, and {others} other runs",
     )
     return LINES_LEFT
 
 
-def _runs_left(node: Node) -> str:
-    """The runs with lines in no segment: some by name, and how many others."""
+def _lines_left(node: Node) -> dict[RunKey, int]:
+    """How many lines of which runs are in no segment, without deleted ones, oldest run first."""
+    left: dict[RunKey, int] = {}
     with node.pin() as pin:
         batches = pin.batches(start=node.journal.state.confirmed.end)
         numbers, first = np.unique(batches.rows["run"], return_index=True)
-        keys = [batches.runs[number] for number in numbers[np.argsort(first)]]
-    named = ", ".join([f"{key.fqn}/{key.run}" for key in keys[:_RUNS_NAMED]])
-    others = len(keys) - _RUNS_NAMED
-    return named if others <= 0 else f"{named}, and {others} other runs"
+        for number in numbers[np.argsort(first)].tolist():
+            key, rows = batches.runs[number], batches.rows[batches.rows["run"] == number]
+            horizon = node.run_logs.deletions.horizon(key)
+            if horizon:
+                last = [ulid_of(row) + int(row["records"]) - 1 for row in rows]
+                count = sum(
+                    min(max(ulid - horizon, 0), int(records))
+                    for ulid, records in zip(last, rows["records"], strict=True)
+                )
+            else:
+                count = int(rows["records"].sum())
+            if count:
+                left[key] = count
+    return left
 
 
 def _journal_of(settings: Settings) -> str:

@@ -140,6 +140,25 @@ async def test_a_stop_says_what_it_could_not_bring_into_the_store(
         assert (await client.get(RUN, params={"limit": 1})).json()["totalLines"] == 100_000
 
 
+async def test_a_stop_names_no_lines_that_are_deleted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = settings_for(tmp_path, **STOPS_AT_ONCE)
+    other = RUN.removesuffix("r") + "other"
+    async with service(settings, statuses=(LINES_LEFT,)) as (client, _):
+        await client.post(RUN, content=b"a\n" * 10_000, headers=PLAIN)
+        await client.post(other, content=b"a\n" * 100_000, headers=PLAIN)
+        assert (await client.delete(RUN)).status_code == 200
+    assert "100000 lines wait in the journal" in caplog.text
+    assert "They are of p/other" in caplog.text
+
+
+async def test_a_stop_with_nothing_but_deleted_lines_is_a_clean_one(tmp_path: Path) -> None:
+    async with service(settings_for(tmp_path, **STOPS_AT_ONCE)) as (client, _):
+        await client.post(RUN, content=b"a\n" * 100_000, headers=PLAIN)
+        assert (await client.delete(RUN)).status_code == 200
+
+
 async def test_damage_found_at_the_start_is_in_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
