@@ -71,7 +71,9 @@ class Answers:
     ) -> None:
         self._node = node
         self._scrape = scrape
-        self._journals = JournalAnswers(node.pin, lambda: node.carry.copy(), clock)
+        self._journals = JournalAnswers(
+            node.pin, lambda: node.carry.copy(), clock, lambda: self._held.stopped
+        )
         self._verbs: dict[str, Callable[[Message], Awaitable[bytes]]] = {
             "hello": self._hello,
             "hot": self._hot,

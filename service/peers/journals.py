@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from logstore import ulid as ulids
 from logstore.clock import Clock
-from logstore.errors import Unavailable
+from logstore.errors import Conflict, Unavailable
 from logstore.segments.carry import Carry
 from logstore.segments.columns import record_batches
 from service.journal.view import JournalPin
@@ -46,21 +46,31 @@ _NOW = -1
 
 
 class JournalAnswers:
-    """Answers `journal`. What lines begin with is remembered from answer to answer."""
+    """Answers `journal`. What lines begin with is remembered from answer to answer.
+
+    Once the node has `stopped` nobody waits for more, which the end of the process would wait for.
+    """
 
     def __init__(
-        self, pin: Callable[[], JournalPin], carry: Callable[[], Carry], clock: Clock
+        self,
+        pin: Callable[[], JournalPin],
+        carry: Callable[[], Carry],
+        clock: Clock,
+        stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         self._pin = pin
         self._carry = carry
         self._clock = clock
+        self._stopped = stopped
         self._carried: tuple[str, int, Carry] | None = None
 
     async def answer(self, message: Message) -> bytes:
-        """The answer. Raises `TailraceError`."""
+        """The answer. Raises `TailraceError`, `Conflict` once the node has stopped."""
         start = int(message.head["start"])
         until = self._clock.monotonic() + min(float(message.head["seconds"]), _WAIT_SECONDS)
         while True:
+            if self._stopped():
+                raise Conflict("the node has stopped", hint="What it held is in the store.")
             with self._pin() as pin:
                 if pin.end_pos > start or self._clock.monotonic() >= until:
                     return await asyncio.to_thread(self._encoded, pin, start)

@@ -46,7 +46,7 @@ class HeldLines:
         self._backlog = backlog
         self._progress = progress
         self._waiting: dict[RunKey, set[asyncio.Future[None]]] = {}
-        self._stopped = False
+        self.stopped = False
 
     def arrived(self, key: RunKey) -> None:
         """Takes note that lines of the run were synced."""
@@ -82,12 +82,12 @@ class HeldLines:
 
     def stop(self) -> None:
         """Ends all waiting, which a stop of the node would wait for."""
-        self._stopped = True
+        self.stopped = True
         for key in list(self._waiting):
             self.arrived(key)
 
     def _since(self, since: Sequence[tuple[RunKey, int]]) -> News:
-        if self._stopped:
+        if self.stopped:
             raise Conflict("the node has stopped", hint="What it held is in the store.")
         with self._pin() as pin:
             runs = [

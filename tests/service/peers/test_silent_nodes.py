@@ -17,6 +17,7 @@ import pytest
 from tailrace.cli import main
 from tests.e2e.service_process import BASE, ServiceProcess
 from tests.service.peers.processes import Nodes
+from tests.service.peers.test_following import Following
 from tests.service.peers.test_over_http import SECRET, lines, post
 
 PATIENT = {"TAILRACE_FLUSH__SEGMENT_SECONDS": "3600", "TAILRACE_COORDINATION__LEASE_SECONDS": "15"}
@@ -69,10 +70,17 @@ def test_a_node_is_stopped_and_later_killed_for_good_let_go_and_returns(
     for path in (gone, kept, closed):
         post(b, path, "one\n")
     post(a, closed, "two\n")
+    followed = f"{BASE}/svc.followed/run"
+    search = Following(a, "svc.followed", None)
+    post(b, followed, "before\n")
+    assert search.next() == "before"
 
     # Stopped for longer than a deletion waits, and for less than three looks at the register.
     os.kill(b.pid, signal.SIGSTOP)
     reply = httpx.delete(f"{a.url}{gone}", timeout=30)
+    post(a, followed, "meanwhile\n")
+    assert sorted([search.next(), search.next()]) == ["meanwhile", "silent"]
+    assert [name.partition("-")[0] for name in search.silent] == ["b"]
     os.kill(b.pid, signal.SIGCONT)
     assert found(b) == {"kept", "closed"}
     assert reply.status_code == 202
@@ -80,6 +88,10 @@ def test_a_node_is_stopped_and_later_killed_for_good_let_go_and_returns(
     assert silent.startswith("b-")
     assert lines(b, gone) == ""
     assert lines(b, kept) == "one"
+    post(b, followed, "afterwards\n")
+    assert sorted([search.next(), search.next()]) == ["afterwards", "silent"]
+    assert search.silent == []
+    search.close()
 
     (there,) = [row["node"] for row in leases("nodes")[1] if row["node"].startswith("b-")]
     status, _, said = leases("forget-node", there)

@@ -17,7 +17,7 @@ import pytest
 
 from logstore import ulid
 from logstore.clock import SystemClock
-from logstore.errors import TailraceError
+from logstore.errors import Conflict, TailraceError
 from logstore.segments.carry import Carry
 from logstore.segments.columns import record_batches
 from service.peers import messages
@@ -88,6 +88,20 @@ class Quick(SystemClock):
 
     def monotonic(self) -> float:
         return super().monotonic() * 100
+
+
+class Standing(SystemClock):
+    """Its time stands still; it counts who sleeps."""
+
+    def __init__(self) -> None:
+        self.sleeps = 0
+
+    def monotonic(self) -> float:
+        return 0.0
+
+    async def sleep(self, seconds: float) -> None:
+        self.sleeps += 1
+        assert self.sleeps < 10, "it waits on"
 
 
 @dataclass
@@ -204,6 +218,19 @@ async def test_a_silent_node_is_named_and_its_records_come_once_it_answers(tmp_p
         assert sorted(seen.keys) == sorted(both.world.records)
         assert len(seen.late) == 3
         assert seen.gaps == []
+
+
+async def test_a_node_that_stops_lets_nobody_wait_for_its_records(tmp_path: Path) -> None:
+    shipped = Shipped(lake_in(tmp_path), NAMES[0])
+    clock = Standing()
+    answers = JournalAnswers(shipped.pin, Carry, clock, lambda: clock.sleeps >= 3)
+    message = messages.decode(messages.encode({"start": 0, "seconds": 2}))
+    try:
+        with pytest.raises(Conflict, match="has stopped"):
+            await answers.answer(message)
+    finally:
+        await shipped.journal.close()
+    assert clock.sleeps == 3
 
 
 async def test_a_late_batch_that_both_nodes_have_is_given_once(tmp_path: Path) -> None:
