@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from logstore import ulid as ulids
 from logstore.batch import RunKey
-from tests.nodes.torture.producers import Written
+from logstore.position import MOST_NEWEST, Cursor, Position
+from tests.nodes.torture.producers import Given, Written
 
 LINES = [f"run-0 p0 {number:06d} x" for number in range(6)]
 OTHERS = [f"run-0 p1 {number:06d} x" for number in range(3)]
@@ -37,11 +39,38 @@ def test_what_is_wrong_is_said(written: Written, found: list[str], said: str) ->
     assert said in fault
 
 
-def test_a_reader_may_get_again_only_what_was_sent_again(written: Written) -> None:
-    twice = [*LINES, *OTHERS, LINES[0]]
-    (fault,) = written.reader_faults("it", twice)
-    assert "it has too often 1 of 9" in fault
-    written.again.add(LINES[0])
-    assert written.reader_faults("it", twice) == []
-    assert written.repeated == 1
-    assert written.reader_faults("it", [*twice, LINES[0]]) != []
+NODE, BATCH = "a-01J00000000000000000000001", 1 << 80
+NEWEST = tuple(BATCH + (number << 25) for number in range(1, MOST_NEWEST + 1))
+
+
+def cursor(newest: tuple[int, ...]) -> str:
+    return Cursor({NODE: Position("", 99)}, {NODE: newest}).encode()
+
+
+@pytest.mark.parametrize(
+    ("sent_again", "after", "silent", "known"),
+    [
+        (True, cursor(NEWEST), [NODE], False),
+        (False, cursor(NEWEST), [NODE], True),  # nobody but the node itself repeats it
+        (True, cursor(NEWEST), [], True),  # the node that had it first answers
+        (True, cursor(NEWEST), ["b"], True),  # another node is away
+        (True, cursor(NEWEST[1:]), [NODE], True),  # all that was seen of it is named
+        (True, cursor((BATCH, *NEWEST[1:])), [NODE], True),  # it is named itself
+        (True, "7", [NODE], True),  # a line of a chunk
+        (True, None, [NODE], True),
+    ],
+)
+def test_a_line_comes_again_only_where_nobody_can_know_it(
+    written: Written, sent_again: bool, after: str | None, silent: list[str], known: bool
+) -> None:
+    if sent_again:
+        written.again[LINES[0]] = ulids.encode(BATCH)
+    given = [Given([*LINES, *OTHERS], None), Given([LINES[0]], after, silent)]
+    faults = written.reader_faults("it", given)
+    assert ["it has too often 1 of 9" in fault for fault in faults] == [True] * known
+    assert written.repeated == (not known)
+
+
+def test_a_reader_lacks_what_it_was_not_given(written: Written) -> None:
+    (fault,) = written.reader_faults("it", [Given(LINES, None), Given(OTHERS[1:], cursor(NEWEST))])
+    assert "it lacks 1 of 9" in fault

@@ -19,7 +19,10 @@ from typing import Final, Protocol
 
 import httpx
 
+from logstore import ulid as ulids
 from logstore.batch import RunKey
+from logstore.position import MOST_NEWEST, Cursor
+from service.http.line_ids import parse_start
 from tailrace_client import Run, Unavailable
 from tailrace_client.ids import BatchIds
 from tests.e2e.clients import run_path
@@ -32,18 +35,45 @@ _MODES: Final = ("fast", "durable", "durable", "bulk")
 _REFUSED: Final = (429, 503, 507)
 
 
+@dataclass(frozen=True)
+class Given:
+    """Lines that a reader was given at once, with the cursor `after` that it had before.
+
+    `silent` are the nodes that did not answer the one that gave them; `visit` is the number of the
+    connection.
+    """
+
+    lines: list[str]
+    after: str | None
+    silent: list[str] = field(default_factory=list)
+    visit: int = 0
+
+    def cannot_know(self, batch: str) -> bool:
+        """Whether nobody could know that the reader had another copy of this batch.
+
+        The cursor names the newest batches that were seen of each node, so it is for lines of a
+        node that is away and had more than those.
+        """
+        cursor = 0 if self.after is None else parse_start(self.after).cursor
+        if not isinstance(cursor, Cursor):
+            return False
+        full = [node for node, found in cursor.newest.items() if len(found) == MOST_NEWEST]
+        known = {ulids.batch_of(last) for last in cursor.last_records}
+        return int(ulids.parse(batch)) not in known and any(node in full for node in self.silent)
+
+
 @dataclass
 class Written:
     """Lines of a run: those that are acknowledged, each producer's in its order, and the others.
 
     `unknown` are lines of which nobody knows whether they were taken, `again` those that were sent
-    more than once, so that several nodes may hold them.
+    more than once, so that several nodes may hold them, with the id of their batch.
     """
 
     key: RunKey
     by_producer: dict[str, list[str]] = field(default_factory=dict)
     unknown: set[str] = field(default_factory=set)
-    again: set[str] = field(default_factory=set)
+    again: dict[str, str] = field(default_factory=dict)
     repeated: int = 0
 
     @property
@@ -61,18 +91,22 @@ class Written:
             if lines
         ]
 
-    def reader_faults(self, what: str, found: list[str]) -> list[str]:
-        """What is wrong with the lines that a reader had who went from node to node.
+    def reader_faults(self, what: str, given: list[Given]) -> list[str]:
+        """What is wrong with the lines that a reader was given who went from node to node.
 
-        A copy at another node is known by its id while the node that had the first one is away,
-        if the batch is among the newest that the reader has seen (docs/guarantees.md). Others come
-        again, and are counted.
+        A copy of a batch may come again where nobody could know that it is one, see
+        `Given.cannot_know`; such lines are counted. Everything else came once.
         """
-        twice = {line for line, times in Counter(found).items() if times == 2} & self.again
-        self.repeated += len(twice)
-        once = list(found)
-        for line in twice:
-            once.remove(line)
+        seen: set[str] = set()
+        once: list[str] = []
+        for piece in given:
+            for line in piece.lines:
+                batch = self.again.get(line)
+                if line in seen and batch is not None and piece.cannot_know(batch):
+                    self.repeated += 1
+                else:
+                    once.append(line)
+                seen.add(line)
         return self.faults(what, once)
 
     def disorder(self, what: str, found: list[str]) -> list[str]:
@@ -143,7 +177,7 @@ class Named:
             lines, batch = self._lines.take(), self._ids.mint()
             await self._deliver(lines, batch)
             if self._dice.random() < _SENT_TWICE:
-                self._written.again.update(lines)
+                self._written.again.update(dict.fromkeys(lines, batch))
                 await self._deliver(lines, batch)
             self._lines.acknowledged += lines
             await asyncio.sleep(self._dice.expovariate(1 / pause))
@@ -156,7 +190,7 @@ class Named:
                 await asyncio.to_thread(node.append, lines=lines, batch=batch, durability=mode)
             except Unavailable:
                 self.retries += 1
-                self._written.again.update(lines)
+                self._written.again.update(dict.fromkeys(lines, batch))
                 await asyncio.sleep(_RETRY_SECONDS)
             else:
                 return

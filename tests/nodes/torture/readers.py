@@ -7,12 +7,14 @@ import json
 import random
 from collections import Counter
 from contextlib import suppress
+from typing import Any
 
 import httpx
 
 from logstore.batch import RunKey
 from tests.e2e.clients import Follower, run_path
 from tests.nodes.torture.nodes import Nodes
+from tests.nodes.torture.producers import Given
 
 _PATIENCE_SECONDS = 120
 _PAUSE_SECONDS = 0.1
@@ -27,16 +29,29 @@ class LiveReader(Follower):
     ) -> None:
         super().__init__(client, key, nodes.any_url)
         self._dice = dice
+        self._silent: list[str] = []
+        self.given: list[Given] = []
         self._following = asyncio.create_task(self.run())
 
     async def run(self) -> None:
         """Until it is ended: a run that was complete may go on."""
         while True:
             visit = self._dice.uniform(0.2, _LONGEST_VISIT_SECONDS)
+            self._silent = []
             with suppress(TimeoutError, httpx.TransportError):
                 async with asyncio.timeout(visit):
                     await self._connect()
             await asyncio.sleep(_PAUSE_SECONDS)
+
+    def _take(self, frame: dict[str, str]) -> None:
+        if frame.get("event") == "silent":
+            self._silent = json.loads(frame["data"])["nodes"]
+            if self.given and self.given[-1].visit == self.connections:
+                self.given[-1].silent.extend(self._silent)  # it is said behind the lines
+        elif frame.get("event") == "logs":
+            lines = json.loads(frame["data"])["logs"].splitlines()
+            self.given.append(Given(lines, self._last_id, [*self._silent], self.connections))
+        super()._take(frame)
 
     @property
     def seen(self) -> list[str]:
@@ -75,6 +90,7 @@ class PageReader:
         self._after: str | None = None
         self._wanted: Counter[str] | None = None
         self.seen: list[str] = []
+        self.given: list[Given] = []
         self._reading = asyncio.create_task(self._read())
 
     async def end(self, lines: Counter[str]) -> None:
@@ -90,6 +106,7 @@ class PageReader:
             lines = [] if page is None else str(page["logs"]).splitlines()
             if page is not None and (page["after"] is not None or self._are_last(lines)):
                 self.seen += lines
+                self.given.append(Given(lines, self._after, list(page.get("silent", ()))))
                 if page["after"] is None:
                     return
                 self._after = str(page["after"])
@@ -101,7 +118,7 @@ class PageReader:
             return False
         return not self._wanted - Counter(self.seen) - Counter(lines)
 
-    async def _page(self) -> dict[str, object] | None:
+    async def _page(self) -> dict[str, Any] | None:
         """The next page from some node; None if there is none just now."""
         limit = self._dice.choice([1, 7, 50, 1000])
         after = {} if self._after is None else {"after": self._after}
@@ -113,7 +130,7 @@ class PageReader:
         if reply.status_code in (404, 500, 503):  # what a node logs of a 500 is a fault
             return None
         reply.raise_for_status()
-        page: dict[str, object] = reply.json()
+        page: dict[str, Any] = reply.json()
         return page
 
 

@@ -5,7 +5,7 @@ begun anew. Live readers and readers of pages go from node to node, a group of t
 segments. In the end everything is healed, and each run is closed. Every acknowledged line must
 then be there once: at every node in one log, in the pages, in the query, in the queue, and in the
 table; in the order of its producer where the order is that of ULIDs. Every reader must have seen
-each line once, and nobody a deleted one.
+each line once, but where a cursor cannot know (`Given.cannot_know`), and nobody a deleted one.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ class Torture:
         await self._produce(client, nodes, written)
         await self._close(client, nodes, key)
         await asyncio.gather(live.end(written.lines), pages.end(written.lines))
-        self.faults += written.reader_faults(f"the live stream of {key}", live.seen)
-        self.faults += written.reader_faults(f"pages of {key} by cursor", pages.seen)
+        self.faults += written.reader_faults(f"the live stream of {key}", live.given)
+        self.faults += written.reader_faults(f"pages of {key} by cursor", pages.given)
 
     async def _produce(self, client: httpx.AsyncClient, nodes: Nodes, written: Written) -> None:
         producers: list[Producer] = [
