@@ -178,7 +178,7 @@ async def run(
                 sharing=sharing,
             )
         )
-        await stack.enter_async_context(_answering(settings, node, asked))
+        await stack.enter_async_context(_answering(settings, node, asked, gate))
         await stack.enter_async_context(_beside(child.run(), "compaction"))
         watch = ProblemLog(lambda: [p for each in problems for p in each()], machine.clock)
         await stack.enter_async_context(_beside(watch.run(), "problems"))
@@ -291,7 +291,7 @@ def _asked_at(asked: socket.socket | None, bound: socket.socket) -> str:
 
 @asynccontextmanager
 async def _answering(
-    settings: Settings, node: AnyNode, asked: socket.socket | None
+    settings: Settings, node: AnyNode, asked: socket.socket | None, gate: Gate | None
 ) -> AsyncIterator[None]:
     """Other nodes are answered at their own address while the block runs, if there is one."""
     if asked is None:
@@ -301,7 +301,7 @@ async def _answering(
     def fresh_id() -> str:
         return ulids.fresh_text(node.seams.clock, node.seams.entropy)
 
-    (router,) = internal(settings, node, bytes)
+    (router,) = internal(settings, node, bytes, gate)
     async with answering_nodes(router, asked, settings.nodes, fresh_id):
         yield
 

@@ -263,21 +263,21 @@ def make_app(
             verification=lambda: verification,
             reported_version=settings.openmetadata.version,
             guard=browser_guard(settings),
-            routers=() if settings.nodes.listen else internal(settings, node, scrape),
+            routers=() if settings.nodes.listen else internal(settings, node, scrape, gate),
             gate=gate,
         ),
     )
 
 
 def internal(
-    settings: Settings, node: AnyNode, scrape: Callable[[], bytes]
+    settings: Settings, node: AnyNode, scrape: Callable[[], bytes], gate: Gate | None
 ) -> tuple[APIRouter, ...]:
     """The routes between nodes; none for one that asks no others."""
     if not settings.nodes.ask:
         return ()
     secret = settings.nodes.secret.get_secret_value()
     answers = Answers(node, node.seams.clock, scrape)
-    return (internal_routes(secret, lambda: node.members.instance, answers.answer),)
+    return (internal_routes(secret, lambda: node.members.instance, answers.answer, gate),)
 
 
 def make_gate(settings: Settings, machine: Machine) -> Gate | None:

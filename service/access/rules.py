@@ -58,7 +58,7 @@ def _grants(scopes: Scopes) -> Grants:
     for scope, patterns in scopes.items():
         if scope not in SCOPES:
             raise ValueError(f"there is no scope {scope!r}: there are {', '.join(SCOPES)}")
-        if scope in ("consume", "metrics", "node") and patterns != ["*"]:
+        if scope in ("metrics", "node") and patterns != ["*"]:
             raise ValueError(f"the scope {scope} is about all pipelines: its patterns are ['*']")
     try:
         return {scope: Names.parse(patterns) for scope, patterns in scopes.items() if patterns}

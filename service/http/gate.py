@@ -9,7 +9,7 @@ that it sends.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -27,7 +27,7 @@ from service.access.names import Names
 from service.http.errors import classify
 from service.http.ids import request_id
 from service.http.replies import CONNECTION
-from service.http.rights import INGEST, Need, Pipelines, need_of
+from service.http.rights import INGEST, NODE, Need, Pipelines, need_of
 from service.http.targets import name
 from service.query.request import QueryRequest
 
@@ -45,6 +45,20 @@ def visible(request: Request) -> Names | None:
     """The pipelines that a request may see; None: all."""
     names: Names | None = request.scope.get(NAMES)
     return None if names is None or names.every else names
+
+
+def require_all(request: Request, fqns: Iterable[str], what: str) -> None:
+    """Raises `Forbidden` if the request may not see one of the pipelines that `what` has."""
+    names = visible(request)
+    if names is None or all(map(names.hold, fqns)):
+        return
+    error = Forbidden(
+        f"{what} has lines of pipelines that this token may not see",
+        hint="It is given only as a whole. `GET /query` searches in the pipelines of a token.",
+    )
+    gate: Gate = request.scope[GATE]
+    gate.refused(request.scope, error)
+    raise error
 
 
 def restricted(request: Request, asked: QueryRequest) -> QueryRequest:
@@ -110,6 +124,14 @@ class Gate:
         answering = answer(receive if who.quota is None else _counting(receive, who))
         if answering is not None:
             await answering
+
+    async def node(self, scope: Scope) -> None:
+        """Raises `NotAuthenticated` or `Forbidden` unless a node asks, by a token of the rules."""
+        try:
+            await self._admitted(scope, NODE, _ALL)
+        except TailraceError as error:
+            self.refused(scope, error)
+            raise
 
     def quick(self, headers: dict[bytes, bytes], fqn: str) -> Identity | None:
         """Who appends on the fast path, if they may."""

@@ -1,7 +1,7 @@
 """Which scope each route wants, and for which pipelines.
 
 A route that is not named here wants `admin` for all pipelines, so a new one is closed until
-somebody decides. Routes between nodes have a secret of their own, which they compare themselves.
+somebody decides. Routes between nodes compare a secret of their own, or ask for the scope `node`.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ _READ: Final = Need(("read",), Pipelines.NAMED)
 _ASK: Final = Need(("read", "ingest"), Pipelines.NAMED)
 _SEARCH: Final = Need(("read",), Pipelines.SOME)
 _CONSUME: Final = Need(("consume",), Pipelines.EVERY)
+_CONTENTS: Final = Need(("consume",), Pipelines.SOME)
+NODE: Final = Need(("node",), Pipelines.EVERY)
 _GROUPS: Final = Need(("consume", "admin"), Pipelines.EVERY)
 _METRICS: Final = Need(("metrics", "admin"), Pipelines.EVERY)
 _DELETE: Final = Need(("admin",), Pipelines.NAMED, audited=True)
@@ -61,11 +63,11 @@ _TABLE: Final[dict[str, dict[str, Need | None]]] = {
     "/docs/{name}": {"GET": PUBLIC},
     "/metrics": {"GET": _METRICS},
     "/segments": {"GET": _CONSUME},
-    "/segments/deletions": {"GET": _CONSUME},
+    "/segments/deletions": {"GET": _CONTENTS},
     "/segments/next": {"GET": _CONSUME, "POST": _CONSUME},
     "/segments/groups": {"GET": _GROUPS},
     "/segments/groups/{group}": {"GET": _GROUPS},
-    "/segments/{id}": {"GET": _CONSUME},
+    "/segments/{id}": {"GET": _CONTENTS},
     "/leases": {"GET": _LOOK},
     "/leases/one": {"GET": _LOOK},
 }

@@ -24,6 +24,7 @@ from coordination.groups import Start
 from logstore.errors import InvalidInput
 from service.http.download import Span, matches, parse_range, without_body
 from service.http.errors import HttpError
+from service.http.gate import require_all, visible
 from service.http.query import accepted_format
 from service.http.search_response import unless_gone
 from service.http.segment_bodies import (
@@ -73,7 +74,10 @@ def reading_routes(contents: Callable[[], Contents]) -> APIRouter:
         after: Annotated[str | None, Query(description="`next` of the page before.")] = None,
         limit: Annotated[int, Query(ge=1, le=_MAX_DELETIONS)] = _MAX_DELETIONS,
     ) -> Response:
-        page = deletion_page(await contents().deleted(), after, limit)
+        names, found = visible(request), await contents().deleted()
+        if names is not None:
+            found = [one for one in found if names.hold(one[0])]
+        page = deletion_page(found, after, limit)
         body = page.model_dump_json().encode()
         tag = f'"{xxhash.xxh3_128_hexdigest(body)}"'
         headers = {"etag": tag, "cache-control": "no-cache"}
@@ -104,6 +108,7 @@ def reading_routes(contents: Callable[[], Contents]) -> APIRouter:
         name = parse_id(id)
         chosen = format or accepted_format(request.headers.get("accept", ""))
         opened = await contents().open(name)
+        require_all(request, {run.key.fqn for run in opened.footer.runs}, f"the segment {id}")
         response = await _answer(contents(), opened, chosen, request.headers)
         return without_body(response) if request.method == "HEAD" else response
 

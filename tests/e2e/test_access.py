@@ -47,7 +47,7 @@ def rules(path: Path, *more: object, **parts: object) -> str:
     return written(
         path,
         rule(ALL, {scope: ["*"] for scope in ("ingest", "read", "consume", "admin", "metrics")}),
-        rule(SHOP, {"read": ["shop.*"]}),
+        rule(SHOP, {"read": ["shop.*"], "consume": ["shop.*"]}),
         *more,  # type: ignore[arg-type]
         **parts,
     )
@@ -148,6 +148,47 @@ def test_patterns_hold_in_lists_searches_and_streams_over_every_source(
                 if len(seen) == 4:
                     break
         assert sorted(seen) == sorted([*mine, "live of shop.a"])
+
+
+def test_whole_segments_need_rights_on_all_of_their_pipelines(service: ServiceProcess) -> None:
+    with httpx.Client(base_url=service.url, timeout=30) as client:
+
+        def get(path: str, token: str = SHOP) -> httpx.Response:
+            return client.get(path, headers=bearer(token))
+
+        def segment_of(*fqns: str) -> str:
+            """The id of a segment with lines of just these, which may take more than one."""
+            while True:
+                for fqn in fqns:
+                    client.post(
+                        f"{BASE}/{fqn}/r", content=f"of {fqn}\n", headers=bearer(ALL) | PLAIN
+                    ).raise_for_status()
+                time.sleep(1.2)
+                for one in get("/segments", ALL).json()["segments"]:
+                    text = get(f"/segments/{one['id']}?format=text", ALL).text
+                    if {line.removeprefix("of ") for line in text.split("\n") if line} == {*fqns}:
+                        return str(one["id"])
+
+        of_shop, of_both = segment_of("shop.a"), segment_of("bank", "shop.a")
+        for form, line in (("text", b"of shop.a"), ("ndjson", b"shop.a"), ("parquet", b"PAR1")):
+            assert line in get(f"/segments/{of_shop}?format={form}").content
+            assert line in get(f"/segments/{of_both}?format={form}", ALL).content
+            refused = get(f"/segments/{of_both}?format={form}")
+            assert (refused.status_code, refused.json()["type"]) == (403, "forbidden")
+            assert "bank" not in refused.text
+        assert client.head(f"/segments/{of_both}", headers=bearer(SHOP)).status_code == 403
+        refusals = (service.data / "audit.log").read_text().splitlines()
+        assert json.loads(refusals[-1])["path"] == f"/segments/{of_both}"
+        for path in ("/segments", "/segments/groups"):
+            assert get(path).status_code == 403
+        lease = client.post("/segments/next?group=g", headers=bearer(SHOP))
+        assert lease.status_code == 403
+        assert "all pipelines" in lease.json()["detail"]
+        for fqn in ("bank", "shop.a"):
+            client.delete(f"{BASE}/{fqn}/r", headers=bearer(ALL)).raise_for_status()
+        assert [one["fqn"] for one in get("/segments/deletions").json()["deletions"]] == ["shop.a"]
+        deletions = get("/segments/deletions", ALL).json()["deletions"]
+        assert {one["fqn"] for one in deletions} == {"bank", "shop.a"}
 
 
 def test_rules_are_read_again_and_no_secret_is_told(

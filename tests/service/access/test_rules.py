@@ -29,7 +29,7 @@ TOKEN = rule(token_of("abcd"), {"read": ["*"]})
         ({"tokens": [TOKEN | {"scopes": {"reed": ["*"]}}]}, "no scope 'reed'"),
         ({"tokens": [TOKEN | {"scopes": {"read": ["a*b"]}}]}, "not at its end"),
         ({"tokens": [TOKEN | {"scopes": {"read": [""]}}]}, "is empty"),
-        ({"tokens": [TOKEN | {"scopes": {"consume": ["shop.*"]}}]}, "about all pipelines"),
+        ({"tokens": [TOKEN | {"scopes": {"metrics": ["shop.*"]}}]}, "about all pipelines"),
         ({"tokens": [TOKEN | {"secrets": TOKEN["secrets"] * 3}]}, "at most 2"),
         ({"tokens": [TOKEN | {"secrets": []}]}, "at least 1"),
         ({"tokens": [TOKEN | {"secrets": [{"sha256": token_of("abcd")}]}]}, "not the token"),

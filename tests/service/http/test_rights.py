@@ -27,6 +27,7 @@ from tests.service.http.memory_node import MemoryNode
 
 ROOT = Path(__file__).parents[3]
 SCOPES = ("ingest", "read", "consume", "admin", "metrics", "node")
+PATTERNED = ("ingest", "read", "admin", "consume")
 MINE, OTHERS = "shop.orders", "bank.orders"
 LOGS = "/api/v1/services/ingestionPipelines/logs"
 AUDITED = {
@@ -112,7 +113,10 @@ async def guarded(tmp_path: Path) -> AsyncIterator[Guarded]:
             rule(token_of(f"but{scope}"), {other: ["*"] for other in SCOPES if other != scope})
             for scope in SCOPES
         ],
-        rule(token_of("mine"), {scope: ["shop.*"] for scope in ("ingest", "read", "admin")}),
+        rule(
+            token_of("mine"),
+            {scope: ["shop.*"] for scope in ("ingest", "read", "admin", "consume")},
+        ),
         rule(token_of("exact"), {"read": ["a"]}),
     )
     transport = httpx.ASGITransport(cast("Any", app), raise_app_exceptions=False)

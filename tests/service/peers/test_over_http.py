@@ -15,6 +15,7 @@ import pytest
 
 from logstore import ulid as ulids
 from tests.e2e.service_process import BASE, ServiceProcess
+from tests.service.access.rules_file import rule, token_of, written
 from tests.service.peers.processes import Nodes, running
 
 SECRET = "a secret that all nodes share"
@@ -284,6 +285,32 @@ def test_a_question_without_the_secret_is_refused(two: Nodes, secret: str) -> No
         reply = httpx.post(f"{two[0].url}/internal/{verb}", headers=headers)
         assert reply.status_code == 401
         assert SECRET not in reply.text
+
+
+def test_a_token_with_the_scope_node_is_as_good_as_the_secret(tmp_path: Path) -> None:
+    """So a secret is replaced: nodes with the new one ask those that have the old one still."""
+    tokens = {scope: token_of(scope) for scope in ("node", "admin", "ingest")}
+    rules = [rule(token, {scope: ["*"]}) for scope, token in tokens.items()]
+    b = ServiceProcess(
+        tmp_path / "b",
+        store=tmp_path / "store",
+        TAILRACE_NODE_ID="b",
+        TAILRACE_NODES__SECRET=SECRET,
+        TAILRACE_ACCESS__RULES=written(tmp_path / "rules.yaml", *rules),
+        **LAZY,
+    )
+    a = node(tmp_path, "a", secret=tokens["node"])
+    with running(a, b):
+        for token, status in ((tokens["admin"], 403), (token_of("unknown"), 401), (SECRET, 409)):
+            asked = {"authorization": f"Bearer {token}"}
+            assert httpx.post(f"{b.url}/internal/hot", headers=asked).status_code == status
+        headers = {"authorization": f"Bearer {tokens['ingest']}", "content-type": "text/plain"}
+        path = f"{BASE}/svc.p/run"
+        httpx.post(f"{b.url}{path}", content="at b\n", headers=headers).raise_for_status()
+        while "at b" not in httpx.get(f"{a.url}{path}").text:  # until it has read the register
+            time.sleep(0.05)
+        refused = (tmp_path / "b" / "audit.log").read_text().splitlines()
+        assert [json.loads(line)["path"] for line in refused] == ["/internal/hot"] * 2
 
 
 def test_a_node_without_a_secret_has_no_such_routes(tmp_path: Path) -> None:
