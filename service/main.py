@@ -20,6 +20,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -29,7 +30,7 @@ from logstore import ulid as ulids
 from logstore.batch import RunKey, ulid_of
 from logstore.clock import Clock, SystemClock
 from logstore.disk import apply_umask, close_to_others
-from logstore.errors import TailraceError
+from logstore.errors import InvalidInput, TailraceError
 from logstore.memory import give_back_freed_memory
 from logstore.objects.open import open_store
 from service.access.watch import following_rules
@@ -81,7 +82,11 @@ def serve(settings: Settings) -> int:
 
 
 def prepare(settings: Settings) -> None:
-    """What a process does before it serves: its log, permissions, memory and limits."""
+    """What a process does before it serves: its log, permissions, memory and limits.
+
+    Raises `InvalidInput` for a data folder that cannot be one.
+    """
+    _check_folder(settings.data)
     logging.basicConfig(
         level=logging.INFO,
         stream=sys.stderr,
@@ -94,6 +99,16 @@ def prepare(settings: Settings) -> None:
     gc.freeze()  # what is loaded stays: collections, which hold up all work, leave it out
     give_back_freed_memory()
     raise_limit()
+
+
+def _check_folder(data: str) -> None:
+    path = Path(data).absolute()
+    there = next(place for place in (path, *path.parents) if place.exists())
+    if not there.is_dir():
+        raise InvalidInput(
+            f"the data folder {data} cannot be made: {there} is a file",
+            hint="Name another folder with --data.",
+        )
 
 
 async def _until_signalled(settings: Settings, serving: Serving) -> int:

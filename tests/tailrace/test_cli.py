@@ -74,6 +74,18 @@ def test_an_error_is_two_lines_and_a_status() -> None:
     )
 
 
+@pytest.mark.parametrize("below", ["", "/data"])
+def test_a_data_folder_that_is_a_file_is_said(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_text("mine")
+    done = _tailrace("serve", "--data", f"{tmp_path}/file{below}")
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        f"error: the data folder {tmp_path}/file{below} cannot be made: {tmp_path}/file is a file",
+        "hint: Name another folder with --data.",
+    ]
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_a_service_that_is_not_there_is_said() -> None:
     done = _tailrace("tail", "--url", "http://127.0.0.1:9", "some.pipeline")
     assert done.returncode == 1
