@@ -14,10 +14,13 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
+import yaml
+
 from logstore.errors import InvalidInput
 from logstore.objects.settings import PipelineDefaults
 from pipelines.appenders.registry import Registry
 from pipelines.config import PipelineConfig, Writers, read
+from pipelines.variables import parsed
 
 _DEFAULTS: Final = PipelineDefaults()
 _NONE: Final[Mapping[str, PipelineConfig]] = MappingProxyType({})
@@ -51,6 +54,18 @@ def read_folder(folder: str, registry: Registry, defaults: PipelineDefaults = _D
         except InvalidInput as error:
             wrong[path] = error
     return Folder(found, wrong)
+
+
+def names_of(folder: Folder) -> list[str]:
+    """The names of all pipelines in the files, also of what this process cannot run."""
+    names = {one.name for one in folder.pipelines}
+    for path in folder.wrong:
+        with suppress(OSError, UnicodeDecodeError, InvalidInput, yaml.YAMLError):
+            with open(path, encoding="utf-8") as file:
+                content = parsed(file.read(), os.environ)
+            name = content.get("name") if isinstance(content, dict) else None
+            names |= {name} if isinstance(name, str) else set()
+    return sorted(names)
 
 
 def beside(found: Folder, running: Mapping[str, PipelineConfig] = _NONE) -> Folder:

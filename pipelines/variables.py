@@ -1,7 +1,7 @@
 """Variables of the environment in a pipeline's file: `${NAME}`, `${NAME:-default}`, `$${` for `${`.
 
 One that is not set and has no default is an error, or an appender would write to a folder with that
-name. A comment may name any.
+name; so is one in the default of another. A comment may name any.
 """
 
 from __future__ import annotations
@@ -15,19 +15,35 @@ from logstore.errors import InvalidInput
 from logstore.settings import substituted
 
 _MARK: Final = "\ue000"
+_NESTED: Final = "\ue001"
 
 
 class _Marked(dict[str, str]):
-    """The environment, where what is not set is its name between marks."""
+    """The environment, where what is not set is its name between marks.
+
+    Between others, if its default has a variable: that ends with the first brace, as Dropwizard
+    has it, and what is behind would stay as text.
+    """
 
     def get(self, name: str, default: Any = None) -> Any:
+        if default is not None and "${" in default:
+            return f"{_NESTED}{name}{_NESTED}"
         return super().get(name, f"{_MARK}{name}{_MARK}" if default is None else default)
 
 
 def parsed(text: str, environment: Mapping[str, str]) -> Any:
     """The content of a file. Raises `InvalidInput` for variables that are not set, `YAMLError`."""
     content = yaml.safe_load(substituted(text, _Marked(environment)))
-    missing = {name: where for where, name in _missing(content, ())}
+    nested = next(_marked(content, (), _NESTED), None)
+    if nested is not None:
+        where, name = nested
+        raise InvalidInput(
+            f"{where} has a variable in the default of ${{{name}}}",
+            field=where,
+            hint=f"Write ${{{name}}} and set it where the process is started, or a default without"
+            " variables.",
+        )
+    missing = {name: where for where, name in _marked(content, (), _MARK)}
     if missing:
         said = "; ".join(f"{where} needs ${{{name}}}" for name, where in missing.items())
         raise InvalidInput(
@@ -39,15 +55,15 @@ def parsed(text: str, environment: Mapping[str, str]) -> Any:
     return content
 
 
-def _missing(value: Any, where: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Where variables are missing, and which."""
+def _marked(value: Any, where: tuple[str, ...], mark: str) -> Iterator[tuple[str, str]]:
+    """Where names are between such marks, and which."""
     if isinstance(value, str):
-        for name in value.split(_MARK)[1::2]:
+        for name in value.split(mark)[1::2]:
             yield ".".join(where), name
     elif isinstance(value, Mapping):
         for key, one in value.items():
-            yield from _missing(key, where)
-            yield from _missing(one, (*where, str(key)))
+            yield from _marked(key, where, mark)
+            yield from _marked(one, (*where, str(key)), mark)
     elif isinstance(value, list):
         for number, one in enumerate(value):
-            yield from _missing(one, (*where, str(number)))
+            yield from _marked(one, (*where, str(number)), mark)

@@ -102,19 +102,19 @@ def run(arguments: argparse.Namespace) -> int:
         return _check(arguments)
     if arguments.act in _ACTS:
         return asyncio.run(_change(arguments))
-    from pipelines.folder import beside
+    from pipelines.folder import beside, names_of
 
     read_again = _reader(arguments)
     found = beside(read_again())
+    if arguments.act == "status" and (names := names_of(found)):
+        _complain_of(found)
+        return asyncio.run(_status(arguments, names))
     pipelines = found.pipelines
     if not pipelines:
         nothing = InvalidInput(
             f"{arguments.dir} has no pipeline", hint="A pipeline is a file *.yaml."
         )
         raise next(iter(found.wrong.values()), nothing)
-    if arguments.act == "status":
-        _complain_of(found)
-        return asyncio.run(_status(arguments, pipelines))
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells every request
     return _run(arguments, pipelines, read_again)
@@ -267,13 +267,13 @@ async def _change(arguments: argparse.Namespace) -> int:
     return 0
 
 
-async def _status(arguments: argparse.Namespace, pipelines: Sequence[PipelineConfig]) -> int:
+async def _status(arguments: argparse.Namespace, names: Sequence[str]) -> int:
     from coordination.pipelines.admin import COUNTS
     from pipelines.status import rows
     from pipelines.world import open_world
 
     async with open_world(_settings(arguments)) as world:
-        found = await rows(world, [one.name for one in pipelines])
+        found = await rows(world, names)
     if arguments.json:
         for row in found:
             print(orjson.dumps(row).decode())

@@ -86,10 +86,11 @@ class Registry:
         plugin = self._plugins.get(name)
         if plugin is None:
             raise InvalidInput(
-                f"no appender is of type {name!r}",
+                f"no appender is of type {name!r} for this process",
                 field="type",
-                hint=f"Known are {', '.join(self.names)}. Another one is in a package that is to"
-                " be installed, or in a folder for --lib.",
+                hint=f"It knows {', '.join(self.names)}. One of a plugin is known to a process that"
+                " has its package installed, or is given its folder by --lib: processes that"
+                " have it run the pipeline, and this one does not.",
             )
         try:
             found = plugin.load()

@@ -14,7 +14,8 @@ from pipelines.logback.loggers import loggers_of, thresholds
 from pipelines.logback.rolling import Files
 from pipelines.logback.words import converted
 
-_VARIABLE: Final = re.compile(r"\$\{([^{}:]+)(?::-([^{}]*))?\}")
+_DEFAULT: Final = r"(?:[^{}]|\$\{(?:[^{}]|\$\{[^{}]*\})*\})*"  # with variables in it
+_VARIABLE: Final = re.compile(r"\$\{([^{}:]+)(?::-(" + _DEFAULT + r"))?\}")
 _PROPERTIES: Final = {
     "log.process.pipeline.event.delay.ms": "event_delay_ms",
     "log.process.pipeline.checkpoint.interval.ms": "checkpoint_interval_ms",
@@ -107,17 +108,29 @@ class _Conversion:
             settings.pop("auto_buffer_ratio", None)  # of which CDAP takes no notice then
         return settings
 
-    def _text(self, text: str, depth: int = 0) -> str:
+    def _text(self, text: str) -> str:
+        """The text with what is known of its variables, also of those in defaults."""
+
         def value(found: re.Match[str]) -> str:
-            known = self._variables.get(found[1])
+            name = found[1]
+            known = self._variables.get(name)
             if known is not None:
                 return known
-            if found[2] is not None and not re.fullmatch(r"[A-Za-z_]\w*", found[1]):
-                return found[2]
-            self._say(self._line, f"{found[0]} is not defined here: the environment has to")
-            return found[0]
+            default = None if found[2] is None else self._text(found[2])
+            if default is not None and not re.fullmatch(r"[A-Za-z_]\w*", name):
+                return default
+            left = "${" + name + ("" if default is None else f":-{default}") + "}"
+            if default is not None and "${" in default:
+                self._say(
+                    self._line,
+                    f"{left} has a variable in its default, which the file is refused for:"
+                    f" write ${{{name}}} there, and set it",
+                )
+            else:
+                self._say(self._line, f"{left} is not defined here: the environment has to")
+            return left
 
-        return text if depth > 3 else _VARIABLE.sub(value, text)
+        return _VARIABLE.sub(value, text)
 
     def _value(self, element: Element) -> str:
         self._line = element.line

@@ -61,6 +61,22 @@ def test_a_variable_that_is_not_set_is_named(
     assert found.appenders[0].settings.model_dump()["dir"] == "/logs/app"
 
 
+@pytest.mark.parametrize("given", [{}, {"OUTER": "o"}, {"OUTER": "o", "INNER": "i"}])
+def test_a_variable_in_a_default_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, str]
+) -> None:
+    """Its value would end with a brace, or be `${INNER}` itself."""
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    path = tmp_path / "p.yaml"
+    path.write_text(
+        "# as ${OUTER:-${INNER}}\nname: p\n"
+        "appenders:\n- {type: rolling_file, name: a, dir: '/logs/${OUTER:-${INNER}}'}\n"
+    )
+    with pytest.raises(InvalidInput, match=r"appenders.0.dir has .* in the default of \$\{OUTER\}"):
+        read(str(path), Registry())
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [
@@ -114,7 +130,7 @@ def test_all_that_is_wrong_is_named() -> None:
         "appenders.0.compress",
         "appenders.0.keep_for",
         "unknown key appenders.0.sizes",
-        "no appender is of type 'kafka'",
+        "no appender is of type 'kafka' for this process",
         "unknown key appenders.2.to.x",
     ]
 

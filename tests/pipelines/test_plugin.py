@@ -77,8 +77,9 @@ def folder(tmp_path: Path) -> Path:
 def test_what_is_not_installed_is_refused_by_name(folder: Path) -> None:
     done = tailrace(dict(os.environ), "check", str(folder / "pipelines"))
     assert done.returncode == 1
-    assert "no appender is of type 'counting'" in done.stderr
-    assert "Known are async, filter, mask" in done.stderr
+    assert "no appender is of type 'counting' for this process" in done.stderr
+    assert "It knows async, filter, mask" in done.stderr
+    assert "has its package installed, or is given its folder by --lib" in done.stderr
 
 
 def test_a_plugin_that_cannot_be_loaded_is_named(folder: Path, installed: dict[str, str]) -> None:
@@ -121,6 +122,10 @@ async def test_it_runs_fails_is_disabled_and_enabled(
         said = tailrace(environment, "status", *where, "--dir", str(folder / "pipelines"))
         assert "  disabled  " in said.stdout
         assert "it failed 3 times in a row" in said.stdout
+        lacks = {key: value for key, value in environment.items() if key != "PYTHONPATH"}
+        other = tailrace(lacks, "status", *where[:2], "--dir", str(folder / "pipelines"))
+        assert "  disabled  " in other.stdout  # the state is of those who run it
+        assert "no appender is of type 'counting' for this process" in other.stderr
         (folder / "fail").unlink()
         done = tailrace(environment, "enable", *where[:2], "p", "levels")
         assert (done.returncode, done.stdout) == (0, "p: running; disabled: -\n")

@@ -147,6 +147,24 @@ def test_cdaps_properties_are_settings_of_the_pipeline() -> None:
     assert not said.keys() & {3, 4, 5, 7}
 
 
+def test_variables_in_defaults_are_resolved_as_far_as_they_are_known() -> None:
+    found = convert(
+        b"""<configuration><property name="KNOWN" value="/known"/>
+<property name="log.process.pipeline.event.delay.ms" value="${a.ms:-${b.ms:-${c.ms:-7}0}0}"/>
+<appender name="A" class="ch.qos.logback.core.FileAppender">
+<file>${log.dir:-${KNOWN}}/${HERE:-${KNOWN}}${KNOWN:-${X}}/a.log</file></appender>
+<appender name="B" class="ch.qos.logback.core.FileAppender">
+<file>${OUTER:-${INNER}}/b.log</file></appender>
+<root level="ALL"><appender-ref ref="A"/><appender-ref ref="B"/></root></configuration>""",
+        "x",
+    )
+    first, _ = found.content["appenders"]
+    assert found.content["event_delay_ms"] == 700
+    assert (first["dir"], first["path"]) == ("/known/${HERE:-/known}/known", "a.log")
+    said = [what for line, what in found.remarks if line == 6]
+    assert any("${OUTER:-${INNER}} has a variable in its default" in what for what in said)
+
+
 def test_files_by_day_are_rolled_by_time_and_size() -> None:
     found, remarks = appender(
         "RollingFileAppender",
