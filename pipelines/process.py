@@ -11,6 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -85,6 +86,7 @@ class PipelinesProcess:
         """Whether its files are wrong, or the store did not answer when it looked last."""
         self._gate = Gate()
         self._refused = False
+        self._sourced: set[str] = set()
         self._looked = world.clock.monotonic()
         self._workers: dict[asyncio.Task[None], Worker] = {}
         self._stopping = asyncio.Event()
@@ -236,7 +238,7 @@ class PipelinesProcess:
         if queue is None:
             queue = self._queues[pipeline.name] = self._coordinator.work(pipeline.name)
         try:
-            control = await read_control(self._world.store, pipeline.name)
+            control = await self._control(pipeline.name)
             self._tell(control)
             if control.paused:
                 return
@@ -299,6 +301,20 @@ class PipelinesProcess:
                 worker.disabled = worker.appender in control.disabled
                 if control.paused:
                     worker.stop()
+
+    async def _control(self, pipeline: str) -> Control:
+        """What operators want; the first time it stores whether the pipeline reads over HTTP."""
+        if pipeline in self._sourced:
+            return await read_control(self._world.store, pipeline)
+        over_http = bool(self._world.settings.pipelines.source_url)
+        told = await change_control(
+            self._world.store,
+            pipeline,
+            lambda control: replace(control, over_http=over_http),
+            fresh_id=self._world.fresh_id,
+        )
+        self._sourced.add(pipeline)
+        return told
 
     async def _disable(self, pipeline: str, appender: str, reason: str) -> None:
         now_ms = self._world.clock.now_ms()

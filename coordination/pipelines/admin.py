@@ -164,10 +164,18 @@ class PipelinesAdmin:
     async def replay(self, name: str, start: str | None) -> tuple[Replay, PipelineEntry]:
         """Gives the events again from a time or ULID on; None: goes on with what comes.
 
-        Raises `InvalidInput` for a `start` that is neither, and as `show`.
+        Raises `InvalidInput` for a `start` that is neither, and for one of a pipeline that reads
+        over HTTP, and as `show`.
         """
         now_ms = self._clock.now_ms()
         low = None if start is None else lowest_from(start, now_ms=now_ms, field="from")
+        if low is not None and (await read_control(self._store, name)).over_http:
+            raise InvalidInput(
+                f"the pipeline {name} reads over HTTP and cannot be replayed: no route gives the"
+                " table",
+                hint="Run it where the store of its segments is reachable, without"
+                " pipelines.source_url, and replay it there; or skip.",
+            )
         asked = Replay(self._fresh_id(), low, now_ms)
         await ask_for_replay(self._store, name, asked, fresh_id=self._fresh_id)
         return asked, await self.show(name)

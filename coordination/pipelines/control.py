@@ -7,6 +7,7 @@
     paused    whether nothing is done
     disabled  {appender: {"at": ms, "reason": text}}: its events go to the dead-letter file, or wait
     failing   {appender/part-parts: {"at": ms, "reason": text}}: it fails, and is tried again
+    over_http whether those that run it read its segments over HTTP; else it is not there
     version   a fresh ULID in every write
 
 Processes look at it every `pipelines.poll_seconds`. A pipeline without the object is not paused.
@@ -48,6 +49,7 @@ class Control:
     disabled: Mapping[str, Disabled] = field(default_factory=dict)
     version: str = ""
     failing: Mapping[str, Disabled] = field(default_factory=dict)
+    over_http: bool = False
 
     def fail(self, part: str, now_ms: int, reason: str | None) -> Control:
         """The same with a part that fails for a reason; None: it works."""
@@ -157,6 +159,7 @@ def _encode(control: Control) -> bytes:
             "failing": failing,
             "version": control.version,
         }
+        | ({"over_http": True} if control.over_http else {})
     )
 
 
@@ -171,7 +174,12 @@ def _decode(where: str, body: bytes) -> Control:
             for key in ("disabled", "failing")
         )
         return Control(
-            str(value["pipeline"]), bool(value["paused"]), disabled, value["version"], failing
+            str(value["pipeline"]),
+            bool(value["paused"]),
+            disabled,
+            value["version"],
+            failing,
+            bool(value.get("over_http", False)),
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise Damaged(f"{where} does not say how a pipeline stands: {error}") from error

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from coordination.groups import change_group, evict, remote_group
+from coordination.pipelines.control import read_control
 from logstore import ulid
 from logstore.clock import SystemClock
 from logstore.disk import Disk
@@ -27,10 +28,20 @@ from pipelines.process import PipelinesProcess
 from pipelines.sources.client import ServiceClient
 from pipelines.sources.memory import MemorySegments
 from pipelines.sources.service import ServiceSegments
+from pipelines.status import admin_of
+from pipelines.world import open_world
 from tests.e2e.service_process import BASE, ServiceProcess
 from tests.pipelines.events import events
 from tests.pipelines.lake import Lake
-from tests.pipelines.remembering import FAST, Remembering, forget, has, pipeline, until
+from tests.pipelines.remembering import (
+    FAST,
+    Remembering,
+    forget,
+    has,
+    named,
+    pipeline,
+    until,
+)
 from tests.service.access.rules_file import rule, token_of, written
 
 __all__ = ["forget"]
@@ -121,6 +132,33 @@ async def test_a_pipeline_over_http_writes_each_line_once_and_lets_segments_go(
                 await asyncio.sleep(0.1)
     assert written_lines() == lines
     assert operator.get("/pipelines").json()["pipelines"] == []  # its state is not in this store
+
+
+async def test_a_replay_of_a_pipeline_over_http_is_refused_wherever_it_is_asked_for(
+    lake: Lake, service: ServiceProcess, operator: httpx.Client
+) -> None:
+    """Also by settings without `source_url`: its table is not in this store."""
+    here = lake.settings
+    over_http(lake, service, CONSUMER)
+    post(operator, "shop.again", "r", "one")
+    made = named("again", pipeline("a"))
+    async with lake.running(made):
+        await until(lambda: "one" in Remembering.lines.get("a", []))
+    lake.settings = here
+    async with open_world(here) as world:
+        admin = admin_of(world)
+        with pytest.raises(InvalidInput, match="again reads over HTTP") as refused:
+            await admin.replay("again", "0")
+        assert "without pipelines.source_url" in str(refused.value.hint)
+        asked, _ = await admin.replay("again", None)
+        assert asked.low is None
+    async with lake.running(made):  # it reads from the store from now on
+        async with open_world(here) as world:
+            async with asyncio.timeout(30):
+                while (await read_control(world.store, "again")).over_http:
+                    await asyncio.sleep(0.05)
+            asked, _ = await admin_of(world).replay("again", "0")
+            assert asked.low is not None
 
 
 async def test_deleted_lines_that_wait_are_not_given(
