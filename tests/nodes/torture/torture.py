@@ -18,9 +18,13 @@ from itertools import count
 from pathlib import Path
 
 import httpx
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from logstore import keys
 from logstore.batch import RunKey
+from logstore.segments.quarantine import quarantined_segments
+from service.queue.catalog import Name
 from tests.e2e.clients import query_text, read_pages, run_path
 from tests.e2e.torture_store import TorturedStore
 from tests.nodes.torture.deletions import DeletedRun
@@ -188,14 +192,39 @@ class Torture:
         async with asyncio.timeout(_PATIENCE_SECONDS):
             await queue.end()
         self.faults += queue.faults
-        self._segments = queue.segments
+        self._segments = len(queue.taken)
         for written in self._runs:
             found = queue.lines(written.key)
-            self.faults += written.disorder(f"the queue of {written.key}", found)
+            disorder = written.disorder(f"the queue of {written.key}", found)
+            if disorder:
+                disorder += await self._where(set(written.lines) - set(found), queue.taken)
+            self.faults += disorder
             await self._compare(nodes, written)
         await self._check_deleted(nodes)
         if self._table:
             await self._check_table(nodes)
+
+    async def _where(self, lines: set[str], taken: list[str]) -> list[str]:
+        """In which segments lines are that the queue lacks, and whether it gave them."""
+        found: list[str] = []
+        if self._store.bucket is None:
+            return found
+        async with self._store.bucket.open() as store:
+            quarantined = await quarantined_segments(store)
+            async for info in store.list(keys.SEGMENTS):
+                name = keys.parse_segment(info.key)
+                if name is None:
+                    continue
+                table = pq.read_table(pa.BufferReader((await store.get(info.key))[1]))
+                here = lines & set(table.column("message").to_pylist())
+                if here:
+                    node, seq = name
+                    times = taken.count(Name(node, seq).id)
+                    out = " and is quarantined" if seq in quarantined.get(node, ()) else ""
+                    found.append(
+                        f"{info.key} has {len(here)} of them, was given {times} times{out}"
+                    )
+        return found or ["no segment has them"]
 
     async def _compare(self, nodes: Nodes, written: Written) -> None:
         key = written.key
