@@ -10,6 +10,7 @@ back from its first events; it is to cost the others nothing.
 `--stuck-seconds 600` measures the same over time: segments of half a megabyte come every two
 seconds, and two processes with as many pipelines read them at once, one of them with the stuck
 pipeline beside. A delay is from when a segment is in the store until its lines are in all files.
+The memory of both is shown twenty times. `--segment-seconds` makes segments come more often.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from tests.batches import Entry, make_batches
 _SEGMENT_BYTES = 8_000_000
 _SMALL_SEGMENT_BYTES = 500_000
 _SMALL_SEGMENT_SECONDS = 2.0
+_SAMPLES = 20
 _PATIENCE_SECONDS = 120.0
 _BATCH_LINES = 1000
 _BARE = """
@@ -238,8 +240,11 @@ class Follower:
         self._child.wait()
 
 
-def beside_a_stuck_one(folder: Path, count: int, seconds: float) -> None:
-    """Prints delays of two processes over time; one has a pipeline that is stuck beside."""
+def beside_a_stuck_one(folder: Path, count: int, seconds: float, pause: float) -> None:
+    """Prints delays of two processes over time; one has a pipeline that is stuck beside.
+
+    A segment comes each `pause` seconds.
+    """
     node = Node(folder, 20)
     node.put(_SMALL_SEGMENT_BYTES, SystemClock().now_ms())
     both = {
@@ -254,27 +259,32 @@ def beside_a_stuck_one(folder: Path, count: int, seconds: float) -> None:
         _until_empty(both.values())  # the start is not measured
         for one in both.values():
             one.delays.clear()
-        half: dict[str, float] = {}
+        held: dict[str, list[float]] = {name: [] for name in both}
+        sample_at = time.perf_counter()
         next_at = began = time.perf_counter()
         end = began + seconds
         while (now := time.perf_counter()) < end:
             if now >= next_at:
                 node.put(_SMALL_SEGMENT_BYTES, SystemClock().now_ms())
-                next_at += _SMALL_SEGMENT_SECONDS
+                next_at += pause
                 for one in both.values():
                     one.expect(node.bytes, time.perf_counter())
             for one in both.values():
                 one.look(time.perf_counter())
-            if not half and now >= began + seconds / 2:
-                half = {name: one.memory()[0] for name, one in both.items()}
+            if now >= sample_at + seconds / _SAMPLES:
+                sample_at += seconds / _SAMPLES
+                for name, one in both.items():
+                    held[name].append(one.memory()[0])
             time.sleep(0.02)
         _until_empty(both.values())
         heads = "pipelines", "segments", "p50 s", "p99 s", "most s", "last p50", "RSS MB", "peak MB"
-        print(" ".join(f"{head:>12}" for head in (*heads, "half MB")))
+        print(" ".join(f"{head:>12}" for head in heads))
         for name, one in both.items():
             cells = (name, f"{len(one.delays)}", *_delays(one.delays))
-            memory = (*one.memory(), half.get(name, 0.0))
-            print(" ".join(f"{cell:>12}" for cell in (*cells, *(f"{mb:.0f}" for mb in memory))))
+            print(
+                " ".join(f"{cell:>12}" for cell in (*cells, *(f"{mb:.0f}" for mb in one.memory())))
+            )
+            print(f"{name} over time, RSS MB: {' '.join(f'{mb:.0f}' for mb in held[name])}")
     finally:
         for one in both.values():
             one.end()
@@ -307,12 +317,20 @@ def main() -> None:
         default=0,
         help="measure delays beside a stuck appender for so long, and nothing else",
     )
+    parser.add_argument(
+        "--segment-seconds",
+        type=float,
+        default=_SMALL_SEGMENT_SECONDS,
+        help="from one segment to the next meanwhile",
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tailrace-bench-") as temporary:
         folder = Path(temporary)
         counts = [int(one) for one in arguments.pipelines.split(",")]
         if arguments.stuck_seconds:
-            beside_a_stuck_one(folder, counts[-1], arguments.stuck_seconds)
+            beside_a_stuck_one(
+                folder, counts[-1], arguments.stuck_seconds, arguments.segment_seconds
+            )
             return
         size, lines = build(folder, arguments.megabytes)
         print(f"{size / 1e6:.0f} MB of text, {lines:,} lines ({source()})")
