@@ -143,6 +143,7 @@ class Node(NodeBase):
             ),
         )
         self.shipper.on_confirmed(self.run_logs.confirmed)
+        self.run_logs.events.on_inherited(self.tail.missed_all)
         for (fqn, run), t in state.deleted.all().items():
             self.run_logs.deletions.note(fqn, run, t)
         minter = ulids.Minter(seams.clock, seams.entropy, last=state.last_ulid)

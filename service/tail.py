@@ -365,6 +365,11 @@ class Tail:
         if channel is not None:
             channel.miss()
 
+    def missed_all(self) -> None:
+        """The same of all runs that are watched."""
+        for key in [key for key in self.watched if key != ALL_RUNS]:
+            self.missed(key)
+
     def stop(self) -> None:
         """Ends all streams without `complete`, so that clients return to another node, or later."""
         self.stopped = True

@@ -127,8 +127,9 @@ class Answers:
 
     async def _wait(self, message: Message) -> bytes:
         since = [(RunKey(str(fqn), str(run)), int(pos)) for fqn, run, pos in message.head["runs"]]
-        news = await self._held.news(since, min(float(message.head["seconds"]), _MOST_SECONDS))
-        return messages.encode({"runs": news.runs, "end": news.end})
+        seconds = min(float(message.head["seconds"]), _MOST_SECONDS)
+        news = await self._held.news(since, seconds, message.head.get("taken"))
+        return messages.encode(news._asdict())
 
     async def _runs(self, message: Message) -> bytes:
         fqn = message.head["fqn"]

@@ -8,9 +8,12 @@ next one names all runs with lines at or above the position that the last one ha
 When a node becomes silent, answers again or is gone, all readers read storage: so they can say whom
 they do not hear, and have what they missed of it. A silent node is asked once a second.
 
-| `wait` asks | `{"runs": [[fqn, run, position], …], "seconds"}`; position -1: all that there is |
+| `wait` asks | `{"runs": [[fqn, run, position], …], "seconds", "taken"}`; -1: all there is |
 | --- | --- |
-| it answers | `{"runs": [number, …], "end"}`: which of them have news, and the next position |
+| it answers | `{"runs": [number, …], "end", "taken"}`: which have news, and the next position |
+
+`taken` counts how often that node took over lines of a lost one; a number that is not that of the
+question means news of all runs.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ class LiveFeed:
         self._tail = tail
         self._clock = clock
         self._changed = asyncio.Event()
+        self._taken: dict[str, int] = {}
 
     async def run(self) -> None:
         """Follows them until cancelled."""
@@ -53,8 +57,9 @@ class LiveFeed:
                 gone = [instance for instance in following if instance not in there]
                 for instance in gone:
                     following.pop(instance).cancel()
+                    self._taken.pop(instance, None)
                 if gone:
-                    self._miss_all()
+                    self._tail.missed_all()
                 for instance, entry in there.items():
                     if instance not in following:
                         following[instance] = asyncio.ensure_future(self._follow(entry))
@@ -70,12 +75,8 @@ class LiveFeed:
 
     def _reread(self) -> None:
         """A node became silent, or answers again."""
-        self._miss_all()
+        self._tail.missed_all()
         self._change()
-
-    def _miss_all(self) -> None:
-        for key in [key for key in self._tail.watched if key != ALL_RUNS]:
-            self._tail.missed(key)
 
     async def _follow(self, entry: Entry) -> None:
         seen: dict[RunKey, int] = {}
@@ -104,12 +105,14 @@ class LiveFeed:
         runs = [[*key, start] for key, start in seen.items()]
         # A silent one need not have news to be heard again.
         seconds = 0.0 if self._peers.is_silent(entry) else _WAIT_SECONDS
-        body = messages.encode({"runs": runs, "seconds": seconds})
+        taken = self._taken.get(entry.instance)
+        body = messages.encode({"runs": runs, "seconds": seconds, "taken": taken})
         try:
             answer = await self._peers.one(entry, body, "wait", seconds + _GRACE_SECONDS)
             keys = list(seen)
             news = [keys[number] for number in answer.head["runs"]]
             seen |= dict.fromkeys(keys, int(answer.head["end"]))
+            self._taken[entry.instance] = int(answer.head.get("taken", 0))
         except (PeerSilent, PeerRefused, KeyError, IndexError, TypeError):
             return False
         for key in news:

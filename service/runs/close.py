@@ -57,6 +57,7 @@ class Closer:
         flushed_through: Callable[[int], Awaitable[None]],
         close_done: Callable[[RunKey, int], None],
         gone: Callable[[str], Awaitable[bool]],
+        is_over: Callable[[str], Awaitable[bool]],
         repair: Callable[[RunKey], Awaitable[bool]],
         on_ended: Callable[[RunKey], None],
         others: OtherNodes,
@@ -74,7 +75,7 @@ class Closer:
         self._repair = repair
         self._manifests = manifests
         self._on_ended = on_ended
-        self._news = CloseNews(others, clock, gone, self._told)
+        self._news = CloseNews(others, clock, is_over, self._told)
         self._sealer = Sealer(store, manifests, chunks, merger, prefix=prefix)
         self._wanted: dict[RunKey, int] = {}
         self._tasks: dict[RunKey, asyncio.Task[str]] = {}

@@ -1,8 +1,9 @@
 """Asks other nodes to close a run for their lines, until each has heard or has lost its lease.
 
 Each node closes a run up to its own last line; the run is closed when all have. A node that lost
-its lease has nobody who closes for it: its lines count as closed (`service/runs/close.py`). Until
-all others know, the journal has the close as unfinished, so the next start asks them again.
+its lease has nobody who closes for it: another one flushes what it brought into the store, and then
+its lines count as closed (`service/runs/close.py`). Until all others know, the journal has the
+close as unfinished, so the next start asks them again.
 """
 
 from __future__ import annotations
@@ -27,13 +28,16 @@ class CloseNews:
         self,
         others: OtherNodes,
         clock: Clock,
-        gone: Callable[[str], Awaitable[bool]],
+        is_over: Callable[[str], Awaitable[bool]],
         told: Callable[[RunKey, int], Awaitable[bool]],
     ) -> None:
-        """`told` gives whether the run is closed as a whole."""
+        """`told` gives whether the run is closed as a whole.
+
+        `is_over` says of a node that it is lost, and what it brought into the store is in the runs.
+        """
         self._others = others
         self._clock = clock
-        self._gone = gone
+        self._is_over = is_over
         self._told = told
         self._tasks: dict[RunKey, asyncio.Task[str]] = {}
         self._ending: set[asyncio.Task[None]] = set()
@@ -78,7 +82,7 @@ class CloseNews:
                 told = await self._others.close(key)
             except TailraceError:
                 told = Told((_UNKNOWN,))
-            if not [node for node in told.silent if not await self._is_gone(node)]:
+            if not [node for node in told.silent if not await self._is_lost(node)]:
                 break
             await self._clock.sleep(pause)
             pause = min(pause * 2, _MAX_PAUSE_SECONDS)
@@ -90,8 +94,8 @@ class CloseNews:
             return "closing"  # the manifest could not be read: streams look by themselves
         return "closing" if told.working else "closed"
 
-    async def _is_gone(self, node: str) -> bool:
+    async def _is_lost(self, node: str) -> bool:
         try:
-            return node != _UNKNOWN and await self._gone(node)
+            return node != _UNKNOWN and await self._is_over(node)
         except TailraceError:
             return False

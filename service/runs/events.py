@@ -19,6 +19,7 @@ class RunEvents:
         self._flushed: list[Callable[[Manifest], Awaitable[None]]] = []
         self._ended: list[Callable[[RunKey], None]] = []
         self._deleted: list[Callable[[RunKey], None]] = []
+        self._inherited: list[Callable[[], None]] = []
 
     def on_flushed(self, hear: Callable[[Manifest], Awaitable[None]]) -> None:
         """Subscribes to flushes."""
@@ -31,6 +32,10 @@ class RunEvents:
     def on_deleted(self, *hear: Callable[[RunKey], None]) -> None:
         """Subscribes to deletions of runs."""
         self._deleted += hear
+
+    def on_inherited(self, *hear: Callable[[], None]) -> None:
+        """Subscribes to takeovers of lost nodes' lines."""
+        self._inherited += hear
 
     async def flushed(self, manifest: Manifest) -> None:
         """Publishes that a flush has swapped in this manifest."""
@@ -46,3 +51,8 @@ class RunEvents:
         """Publishes that the run was deleted, so that subscribers drop it."""
         for hear in self._deleted:
             hear(key)
+
+    def inherited(self) -> None:
+        """Publishes that lines of a lost node, of any runs, can be read here now."""
+        for hear in self._inherited:
+            hear()

@@ -29,10 +29,14 @@ class Held(NamedTuple):
 
 
 class News(NamedTuple):
-    """The numbers of the runs that have new lines, and one past the last line looked at."""
+    """The numbers of the runs that have new lines, and one past the last line looked at.
+
+    `taken` counts how often lines of lost nodes were taken over here.
+    """
 
     runs: list[int]
     end: int
+    taken: int
 
 
 class HeldLines:
@@ -47,6 +51,7 @@ class HeldLines:
         self._progress = progress
         self._waiting: dict[RunKey, set[asyncio.Future[None]]] = {}
         self.stopped = False
+        self._taken = 0
 
     def arrived(self, key: RunKey) -> None:
         """Takes note that lines of the run were synced."""
@@ -54,13 +59,22 @@ class HeldLines:
             if not waiting.done():
                 waiting.set_result(None)
 
-    async def news(self, since: Sequence[tuple[RunKey, int]], seconds: float) -> News:
+    def inherited(self) -> None:
+        """Takes note that lines of a lost node are read here now; nobody knows of which runs."""
+        self._taken += 1
+        for key in list(self._waiting):
+            self.arrived(key)
+
+    async def news(
+        self, since: Sequence[tuple[RunKey, int]], seconds: float, taken: int | None = None
+    ) -> News:
         """The runs with lines at or above a position each, as soon as there are any.
 
+        All of them, if lines of lost nodes were taken over since an answer with `taken`.
         None after `seconds`. The positions are those of an earlier answer's `end`, or -1.
         Raises `Conflict` once the node has stopped.
         """
-        found = self._since(since)
+        found = self._since(since, taken)
         if found.runs:
             return found
         waiting = asyncio.get_running_loop().create_future()
@@ -78,7 +92,7 @@ class HeldLines:
                 others.discard(waiting)
                 if not others:
                     del self._waiting[key]
-        return self._since(since)
+        return self._since(since, taken)
 
     def stop(self) -> None:
         """Ends all waiting, which a stop of the node would wait for."""
@@ -86,16 +100,18 @@ class HeldLines:
         for key in list(self._waiting):
             self.arrived(key)
 
-    def _since(self, since: Sequence[tuple[RunKey, int]]) -> News:
+    def _since(self, since: Sequence[tuple[RunKey, int]], taken: int | None) -> News:
         if self.stopped:
             raise Conflict("the node has stopped", hint="What it held is in the store.")
         with self._pin() as pin:
             runs = [
                 number
                 for number, (key, start) in enumerate(since)
-                if 0 <= start < pin.first_pos or len(pin.batches(run=key, start=max(start, 0)).rows)
+                if taken not in (None, self._taken)
+                or 0 <= start < pin.first_pos
+                or len(pin.batches(run=key, start=max(start, 0)).rows)
             ]
-            return News(runs, pin.end_pos)
+            return News(runs, pin.end_pos, self._taken)
 
     def runs(self, fqn: str | None) -> list[tuple[RunKey, int]]:
         """Runs, of a pipeline or of all, with lines that are in no chunk yet; their newest ids.

@@ -51,9 +51,13 @@ class Takeover:
         *,
         watermark: Callable[[str], Awaitable[Watermark]],
         load_deletions: Callable[[], Awaitable[None]],
+        taken: Callable[[], None],
         interval_seconds: float,
     ) -> None:
-        """`watermark` reads a node's watermark, and derives a damaged one again."""
+        """`watermark` reads a node's watermark, and derives a damaged one again.
+
+        `taken` hears of each time that segments were taken over.
+        """
         self._node = node
         self._store = store
         self._leases = leases
@@ -61,10 +65,11 @@ class Takeover:
         self._flusher = flusher
         self._watermark = watermark
         self._load_deletions = load_deletions
+        self._taken = taken
         self._interval = interval_seconds
         self._held: dict[str, NamedLease] = {}
         self._own: NamedLease | None = None
-        self._stopping = False
+        self._stopping = self._wanted = False
         self.heartbeat = Heartbeat(clock)
         self.inherited = 0
         self.last_error: str | None = None
@@ -72,17 +77,30 @@ class Takeover:
     async def run(self) -> None:
         """Calls `look` every interval until stopped."""
         while not self._stopping:
+            self._wanted = False
             try:
                 await self.look()
                 self.last_error = None
             except TailraceError as error:
                 self.last_error = str(error)
             pause = min(self._interval, _BUSY_SECONDS) if self._held else self._interval
-            await self.heartbeat.pause(pause, lambda: self._stopping)
+            await self.heartbeat.pause(pause, lambda: self._stopping or self._wanted)
 
     def stop(self) -> None:
         """Ends `run`."""
         self._stopping = True
+
+    async def is_over(self, node: str) -> bool:
+        """Whether a node is lost, and its segments are in their runs; else it is looked after soon.
+
+        What a segment that is missing holds up is not waited for. Raises `TailraceError`.
+        """
+        if not await gone(self._leases, node):
+            return False
+        if node in self._backlog.gaps or not await self._has_news(node):
+            return True
+        self._wanted = True
+        return False
 
     async def look(self) -> None:
         """Keeps the own lease, releases finished nodes, and takes over nodes that nobody has.
@@ -132,6 +150,7 @@ class Takeover:
             # Another node may have deleted, what this one has not heard of, meanwhile.
             await self._load_deletions()
             await self._flusher.inherit(segments)
+            self._taken()
         self.inherited += len(segments)
         return len(segments)
 

@@ -162,6 +162,7 @@ def open_run_logs(
         flusher,
         watermark=around.watermark,
         load_deletions=deletions.load,
+        taken=events.inherited,
         interval_seconds=tuning.takeover_seconds,
     )
     active = ActiveMarkers(
@@ -188,6 +189,7 @@ def open_run_logs(
         flushed_through=around.confirmed_through,
         close_done=journal.finish_close,
         gone=is_gone,
+        is_over=takeover.is_over,
         repair=chunk_repairer.repair,
         on_ended=events.ended,
         others=others,
@@ -248,6 +250,8 @@ def open_run_logs(
         chunk_repairer.repair,
         others,
     )
+    held = HeldLines(node, journal.pin, backlog, progress)
+    events.on_inherited(held.inherited)
     events.on_ended(active.closed, around.ended)
     events.on_deleted(active.closed, closer.forget, partials.forget)
     recorded = _Recorded(dict(journal.state.closes), dict(journal.state.tombstones))
@@ -265,7 +269,7 @@ def open_run_logs(
         chunks=chunks,
         deletions=deletions,
         backlog=backlog,
-        held=HeldLines(node, journal.pin, backlog, progress),
+        held=held,
         leases=leases,
         reader=RunLogReader(snapshots),
         records=RecordReader(snapshots, around.details),
