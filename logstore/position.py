@@ -34,7 +34,8 @@ _PARTIAL = "c1."
 _PREFIXES = (_PRESENT, _WITHOUT_ULIDS, _PARTIAL)
 MOST_NEWEST = 8
 """Of one node."""
-_MOST_NODES = 4
+MOST_NODES = 4
+"""Of whose batches it has ULIDs."""
 _NO_NODE = ""
 
 
@@ -118,7 +119,7 @@ def _newest(found: dict[str, list[str]] | list[str]) -> dict[str, tuple[int, ...
         found = {_NO_NODE: found} if found else {}
     return {
         str(node): tuple([int(ulids.parse(text)) for text in texts[-MOST_NEWEST:]])
-        for node, texts in list(found.items())[-_MOST_NODES:]
+        for node, texts in list(found.items())[-MOST_NODES:]
     }
 
 
@@ -127,7 +128,7 @@ def _joined(
 ) -> dict[str, tuple[int, ...]]:
     """The newest of each node; of many nodes those with the highest."""
     found = {n: _joined_of_node(first.get(n, ()), then.get(n, ())) for n in {**first, **then}}
-    kept = sorted(found, key=lambda node: max(found[node], default=0))[-_MOST_NODES:]
+    kept = sorted(found, key=lambda node: max(found[node], default=0))[-MOST_NODES:]
     return {node: found[node] for node in found if node in kept}
 
 

@@ -21,7 +21,7 @@ import httpx
 
 from logstore import ulid as ulids
 from logstore.batch import RunKey
-from logstore.position import MOST_NEWEST, Cursor
+from logstore.position import MOST_NEWEST, MOST_NODES, Cursor
 from service.http.line_ids import parse_start
 from tailrace_client import Run, Unavailable
 from tailrace_client.ids import BatchIds
@@ -32,6 +32,9 @@ _TIMEOUT_SECONDS: Final = 4.0
 _RETRY_SECONDS: Final = 0.05
 _SENT_TWICE: Final = 0.1
 _MODES: Final = ("fast", "durable", "durable", "bulk")
+_SHOWN: Final = 3
+LEFT: Final = "who knows: the reader left before it could be told"
+"""In the place of a silent node."""
 _REFUSED: Final = (429, 503, 507)
 
 
@@ -39,27 +42,48 @@ _REFUSED: Final = (429, 503, 507)
 class Given:
     """Lines that a reader was given at once, with the cursor `after` that it had before.
 
-    `silent` are the nodes that did not answer the one that gave them; `visit` is the number of the
-    connection.
+    `silent` are the nodes that did not answer the one that gave them, or `LEFT`; `visit` is the
+    number of the connection, `at` the time.
     """
 
     lines: list[str]
     after: str | None
     silent: list[str] = field(default_factory=list)
     visit: int = 0
+    at: float = 0.0
 
     def cannot_know(self, batch: str) -> bool:
         """Whether nobody could know that the reader had another copy of this batch.
 
-        The cursor names the newest batches that were seen of each node, so it is for lines of a
-        node that is away and had more than those.
+        The cursor names the newest batches that were seen of each of a few nodes, so it is for
+        lines of a node that is away and had more than those, or for which there is no room.
         """
-        cursor = 0 if self.after is None else parse_start(self.after).cursor
-        if not isinstance(cursor, Cursor):
+        cursor = self.cursor
+        if cursor is None:
             return False
         full = [node for node, found in cursor.newest.items() if len(found) == MOST_NEWEST]
+        if len(cursor.newest) == MOST_NODES:
+            full += cursor.positions.keys() - cursor.newest.keys()
         known = {ulids.batch_of(last) for last in cursor.last_records}
-        return int(ulids.parse(batch)) not in known and any(node in full for node in self.silent)
+        missed = any(node in full for node in self.silent) or (bool(full) and LEFT in self.silent)
+        return int(ulids.parse(batch)) not in known and missed
+
+    @property
+    def cursor(self) -> Cursor | None:
+        """The cursor, if it is one of several nodes."""
+        cursor = 0 if self.after is None else parse_start(self.after).cursor
+        return cursor if isinstance(cursor, Cursor) else None
+
+    def told(self, batch: str | None) -> str:
+        """What the reader had and met when it was given lines again, in words."""
+        cursor = self.cursor or Cursor()
+        named = {node: len(found) for node, found in cursor.newest.items()}
+        known = {ulids.batch_of(last) for last in cursor.last_records}
+        knew = batch is not None and int(ulids.parse(batch)) in known
+        return (
+            f"batch {batch}, {'' if knew else 'not '}named by the cursor, which names {named} of"
+            f" {dict(cursor.positions)}; visit {self.visit}, silent {self.silent}"
+        )
 
 
 @dataclass
@@ -99,6 +123,7 @@ class Written:
         """
         seen: set[str] = set()
         once: list[str] = []
+        told: list[str] = []
         for piece in given:
             for line in piece.lines:
                 batch = self.again.get(line)
@@ -106,8 +131,11 @@ class Written:
                     self.repeated += 1
                 else:
                     once.append(line)
+                    if line in seen:
+                        told.append(f"{what}: {line[:40]!r} again: {piece.told(batch)}")
                 seen.add(line)
-        return self.faults(what, once)
+        faults = self.faults(what, once)
+        return faults + told[:_SHOWN] if faults else faults
 
     def disorder(self, what: str, found: list[str]) -> list[str]:
         """The same, and which producers' lines are not in their order."""

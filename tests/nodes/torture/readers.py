@@ -14,11 +14,12 @@ import httpx
 from logstore.batch import RunKey
 from tests.e2e.clients import Follower, run_path
 from tests.nodes.torture.nodes import Nodes
-from tests.nodes.torture.producers import Given
+from tests.nodes.torture.producers import LEFT, Given
 
 _PATIENCE_SECONDS = 120
 _PAUSE_SECONDS = 0.1
 _LONGEST_VISIT_SECONDS = 4.0
+_TOLD_SECONDS = 2.5  # nodes.timeout_seconds, and what a busy machine takes to say it
 
 
 class LiveReader(Follower):
@@ -41,6 +42,7 @@ class LiveReader(Follower):
             with suppress(TimeoutError, httpx.TransportError):
                 async with asyncio.timeout(visit):
                     await self._connect()
+            self._leave()
             await asyncio.sleep(_PAUSE_SECONDS)
 
     def _take(self, frame: dict[str, str]) -> None:
@@ -50,8 +52,18 @@ class LiveReader(Follower):
                 self.given[-1].silent.extend(self._silent)  # it is said behind the lines
         elif frame.get("event") == "logs":
             lines = json.loads(frame["data"])["logs"].splitlines()
-            self.given.append(Given(lines, self._last_id, [*self._silent], self.connections))
+            now = asyncio.get_running_loop().time()
+            silent = [*self._silent]
+            self.given.append(Given(lines, self._last_id, silent, self.connections, now))
         super()._take(frame)
+
+    def _leave(self) -> None:
+        """Notes what was given just now: that a node does not answer is said a while later."""
+        since = asyncio.get_running_loop().time() - _TOLD_SECONDS
+        for given in reversed(self.given):
+            if given.visit != self.connections or given.at < since:
+                return
+            given.silent.append(LEFT)
 
     @property
     def seen(self) -> list[str]:
