@@ -52,13 +52,20 @@ def require_all(request: Request, fqns: Iterable[str], what: str) -> None:
     names = visible(request)
     if names is None or all(map(names.hold, fqns)):
         return
-    error = Forbidden(
-        f"{what} has lines of pipelines that this token may not see",
-        hint="It is given only as a whole. `GET /query` searches in the pipelines of a token.",
+    raise _noted(
+        request,
+        Forbidden(
+            f"{what} has lines of pipelines that this token may not see",
+            hint="It is given only as a whole. `GET /query` searches in the pipelines of a token.",
+        ),
     )
+
+
+def _noted(request: Request, error: Forbidden) -> Forbidden:
+    """The refusal, counted and in the audit log."""
     gate: Gate = request.scope[GATE]
     gate.refused(request.scope, error)
-    raise error
+    return error
 
 
 def restricted(request: Request, asked: QueryRequest) -> QueryRequest:
@@ -72,9 +79,7 @@ def restricted(request: Request, asked: QueryRequest) -> QueryRequest:
     if asked.fqn is not None:
         if not names.hold(asked.fqn):
             error = Forbidden(f"there is no right to read the pipeline {asked.fqn[:200]!r}")
-            gate: Gate = request.scope[GATE]
-            gate.refused(request.scope, error)
-            raise error
+            raise _noted(request, error)
         return asked
     condition = names.condition()
     if condition is None:

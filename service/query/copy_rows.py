@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
+from io import FileIO
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from service.query.footers import MESSAGE, NAMES
+from service.query.footers import ATTRIBUTES, MESSAGE, NAMES
 from service.query.hot import SCHEMA
 
 _END: Final = np.dtype("<u4")
@@ -39,7 +39,6 @@ BYTES_A_ROW: Final = _END.itemsize + _RECORD.itemsize
 """Of the file beside a copy."""
 _NO_NAME: Final = 0xFFFF
 _COLUMNS: Final = ["ulid", "ts", "pos", *NAMES, MESSAGE]
-_ATTRIBUTES: Final = "attributes"
 
 
 class _Group(NamedTuple):
@@ -107,7 +106,10 @@ class CopyRows:
         Raises `OSError` if a file is gone, cut off or overwritten.
         """
         group, width = self._groups[number], _RECORD.itemsize
-        with _opened(self._copy) as copy, _opened(self.path) as beside:
+        with (
+            Path(self._copy).open("rb", buffering=0) as copy,
+            Path(self.path).open("rb", buffering=0) as beside,
+        ):
             ends = memoryview(_read(beside, group.ends, group.rows * _END.itemsize)).cast("I")
             rows = sorted({bisect_right(ends, place - group.messages) for place in places})
             if rows and rows[-1] >= len(ends):
@@ -126,7 +128,7 @@ def batch_of(found: Sequence[Found]) -> pa.RecordBatch:
         "ts": pa.array(records["ts"]).cast(_type("ts")),
         "pos": pa.array(records["pos"]),
         MESSAGE: _strings([text for one in found for text in one.messages]),
-        _ATTRIBUTES: pa.nulls(len(records), _type(_ATTRIBUTES)),
+        ATTRIBUTES: pa.nulls(len(records), _type(ATTRIBUTES)),
     }
     name_of = [one.names.get for one in found for _ in one.numbers]
     for name in NAMES:
@@ -145,7 +147,7 @@ def write_rows(copy: str, path: str) -> CopyRows | None:
     names: dict[str, int] = {}
     with (
         pq.ParquetFile(copy, read_dictionary=NAMES) as file,
-        _opened(copy) as raw,
+        Path(copy).open("rb", buffering=0) as raw,
         Path(path).open("xb") as beside,
     ):
         metadata, number_of = file.metadata, file.schema_arrow.names.index(MESSAGE)
@@ -166,11 +168,11 @@ def write_rows(copy: str, path: str) -> CopyRows | None:
     return CopyRows(copy, path, groups, list(names))
 
 
-def _begin(raw: int, chunk: Any, messages: pa.StringArray) -> int | None:
+def _begin(raw: FileIO, chunk: Any, messages: pa.StringArray) -> int | None:
     """Where the messages begin in the file, if all of them lie at the end of their pages."""
     data = _data(messages)
     begin = int(chunk.data_page_offset + chunk.total_compressed_size) - len(data)
-    if messages.null_count or begin < 0 or os.pread(raw, len(data), begin) != data:
+    if messages.null_count or begin < 0 or os.pread(raw.fileno(), len(data), begin) != data:
         return None
     return begin
 
@@ -232,17 +234,8 @@ def _strings(texts: Sequence[bytes]) -> pa.StringArray:
     return pa.array(texts, pa.binary()).cast(pa.string(), safe=False)
 
 
-def _read(file: int, at: int, size: int) -> bytes:
-    data = os.pread(file, size, at)
+def _read(file: FileIO, at: int, size: int) -> bytes:
+    data = os.pread(file.fileno(), size, at)
     if len(data) < size:
         raise OSError(f"a copy of a table file is cut off at {at + len(data)}")
     return data
-
-
-@contextmanager
-def _opened(path: str) -> Iterator[int]:
-    file = os.open(path, os.O_RDONLY)
-    try:
-        yield file
-    finally:
-        os.close(file)

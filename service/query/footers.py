@@ -22,6 +22,7 @@ from service.query.request import QueryRequest
 from service.query.tiles import Tile
 
 MESSAGE: Final = "message"
+ATTRIBUTES: Final = "attributes"
 NAMES: Final = ["fqn", "run_id", "level", "connector_id"]
 _MOST_BYTES: Final = 16 << 20  # of footers as they are stored; parsed they take some times more
 

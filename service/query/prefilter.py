@@ -24,7 +24,7 @@ import pyarrow as pa
 from logstore.errors import Damaged
 from logstore.search.needs import sure_texts
 from service.query.copy_rows import Found, batch_of
-from service.query.footers import MESSAGE, Footer, Footers, Group
+from service.query.footers import ATTRIBUTES, MESSAGE, Footer, Footers, Group
 from service.query.hot import SCHEMA
 from service.query.request import QueryRequest
 from service.query.table_reads import Part, TableReads
@@ -37,12 +37,11 @@ _FEW: Final = 4
 """So few row groups are looked at without other threads."""
 _MOST_SHARE: Final = 32  # one row of so many may hold the text
 _FEWEST_ROWS: Final = 256  # that may hold it in any case
-_MOST_PLACES: Final = 128  # in a row group of a copy: DuckDB scans one in the time of 300
+_MOST_PLACES: Final = 128  # in a row group of a copy: each is read with two calls of the system
 _LONGEST_TEXT: Final = 16 << 20  # of a row group: some are in memory at a time
 _MOST_FOUND: Final = 32 << 20  # bytes of candidates of a tile
 _PIECE_ROWS: Final = 8_192  # that are decoded at a time
 _NAMES: Final = [name for name in SCHEMA.names if name != MESSAGE]
-_ATTRIBUTES: Final = "attributes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,11 +175,11 @@ class Prefilter:
         if not found:
             return _NOTHING
         rows = reader.at(work.group.number, found)
-        if _ATTRIBUTES not in work.footer.names:
+        if ATTRIBUTES not in work.footer.names:
             return rows
-        attributes = _columns(work, [_ATTRIBUTES]).take(rows.numbers)
-        table = pa.Table.from_batches([batch_of([rows])]).drop_columns([_ATTRIBUTES])
-        return _batch(table.append_column(_ATTRIBUTES, attributes.column(0)))
+        attributes = _columns(work, [ATTRIBUTES]).take(rows.numbers)
+        table = pa.Table.from_batches([batch_of([rows])]).drop_columns([ATTRIBUTES])
+        return _batch(table.append_column(ATTRIBUTES, attributes.column(0)))
 
     def _decoded(self, work: _Work) -> pa.RecordBatch:
         group = work.group

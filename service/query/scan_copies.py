@@ -39,6 +39,7 @@ from logstore.errors import Damaged, TailraceError
 from logstore.objects.store import ObjectStore
 from logstore.table.snapshot import TableFile
 from service.query.copy_rows import BYTES_A_ROW, CopyRows, write_rows
+from service.query.footers import ATTRIBUTES, NAMES
 from service.runtime.threads import low_priority_threads
 
 log = logging.getLogger(__name__)
@@ -50,10 +51,9 @@ _FREE_SHARE: Final = 0.1  # of the disk stays free, for the journal first of all
 _FREE_BYTES: Final = 1 << 30
 _MOST_COUNTED: Final = 10_000  # files
 _FETCHED_BYTES: Final = 32 << 20  # in a request
-_ATTRIBUTES: Final = "attributes"
 ENCODING: Final[dict[str, Any]] = {  # the quickest to scan (decision 085)
     "compression": "none",
-    "use_dictionary": ["fqn", "run_id", "level", "connector_id"],
+    "use_dictionary": NAMES,
     "column_encoding": {"message": "DELTA_LENGTH_BYTE_ARRAY"},
     "write_statistics": ["ulid", "ts", "fqn", "run_id", "pos", "level"],
     "store_schema": False,
@@ -224,7 +224,7 @@ class ScanCopies:
                 size += rows * BYTES_A_ROW
                 schema, bare = file.schema_arrow, all(_is_bare(file, group) for group in groups)
                 if bare:
-                    schema = schema.remove(schema.get_field_index(_ATTRIBUTES))
+                    schema = schema.remove(schema.get_field_index(ATTRIBUTES))
                 with pq.ParquetWriter(target, schema, **ENCODING) as writer:
                     for group in groups:
                         if not self._make_room(size):
@@ -280,7 +280,7 @@ def budget(most_bytes: int | None) -> int:
 
 def _is_bare(file: pq.ParquetFile, group: int) -> bool:
     """Whether no line of the row group has attributes."""
-    read = file.read_row_group(group, columns=[_ATTRIBUTES], use_threads=False)
+    read = file.read_row_group(group, columns=[ATTRIBUTES], use_threads=False)
     return bool(read.column(0).null_count == read.num_rows)
 
 

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from logstore import ulid
@@ -33,7 +32,7 @@ from service.query.engine import QueryEngine
 from service.query.footers import Footer
 from service.query.request import QueryRequest
 from service.query.table_reads import TableReads, table_reads
-from service.query.text_rows import TooMany, candidate_rows, places
+from service.query.text_rows import places
 from service.query.tiles import Tile
 from tests.seeds import seeds, some
 from tests.service.query.scattered import ALL, scattered, some_requests
@@ -225,6 +224,20 @@ async def test_of_files_without_copies_those_with_the_text_everywhere_are_not_lo
         assert "found" not in made[0]
 
 
+async def test_of_files_all_row_groups_are_looked_at_that_the_index_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, rng = World(tmp_path), random.Random(3)
+    lines = [f"{rng.getrandbits(64):016x} done" for _ in range(2_000)]
+    lines[50::500] = ["needle-4711 is here"] * 4
+    put_in_table(world, [batch_at(0, lines)], group_rows=100)
+    await world.index()
+    request = replace(ALL, condition=Contains("needle-4711"))
+    async with engine_of(world) as engine:
+        made, looked = await watched(engine, world, request, monkeypatch)
+        assert (made, looked) == ([], [])  # they are decoded
+
+
 async def test_of_copies_no_row_group_with_the_text_is_decoded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,11 +269,16 @@ async def test_what_begins_in_one_message_and_ends_in_the_next_is_not_found(
 
 
 @pytest.mark.parametrize(
-    ("limit", "value"),
-    [("_LONGEST_TEXT", 700), ("_FEWEST_ROWS", 1), ("_MOST_PLACES", 1), ("_MOST_FOUND", 700)],
+    ("limit", "value", "with_copies"),
+    [
+        *[("_LONGEST_TEXT", 700, with_copies) for with_copies in (False, True)],
+        *[("_MOST_FOUND", 700, with_copies) for with_copies in (False, True)],
+        ("_FEWEST_ROWS", 1, False),
+        ("_MOST_PLACES", 1, True),
+    ],
 )
 async def test_what_is_beyond_a_limit_is_left_to_duckdb(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int, with_copies: bool
 ) -> None:
     world = World(tmp_path)
     lines = [f"other {number % 7}" for number in range(1_000)]
@@ -270,7 +288,7 @@ async def test_what_is_beyond_a_limit_is_left_to_duckdb(
     await world.index()
     request = replace(ALL, condition=Contains("needle-4711"))
     async with engine_of(world) as engine:
-        if limit != "_FEWEST_ROWS":
+        if with_copies:
             await copied(engine, 1)
         assert (await watched(engine, world, request, monkeypatch))[0] == []
         monkeypatch.setattr(prefilter, limit, value)
@@ -335,58 +353,3 @@ async def test_it_ends_between_two_row_groups(tmp_path: Path) -> None:
         with pytest.raises(LimitReached):
             await asyncio.to_thread(made, reads, Tile(0, (1 << 128) - 1))
         assert looked == 6
-
-
-@pytest.mark.parametrize("seed", seeds(20))
-def test_rows_are_those_that_hold_a_text(seed: int) -> None:
-    rng = random.Random(seed)
-    letters = "aab é🎉"
-    rows = ["".join(rng.choices(letters, k=rng.randrange(8))) for _ in range(rng.randrange(200))]
-    texts = ["".join(rng.choices(letters, k=rng.randrange(1, 4))) for _ in range(2)]
-    wanted = [text.encode() for text in texts]
-    cuts = sorted(rng.choices(range(len(rows) + 1), k=2))
-    chunks = [rows[: cuts[0]], rows[cuts[0] : cuts[1]], rows[cuts[1] :]]
-    padded = [pa.array(["ab", *chunk, "ba"], pa.string())[1:-1] for chunk in chunks]
-    column = pa.chunked_array(padded)
-    found = candidate_rows(column, wanted, len(rows))
-    holding = [n for n, row in enumerate(rows) if any(text in row for text in texts)]
-    assert set(holding) <= set(found)
-    assert found == sorted(set(found))
-    assert all(_begins(chunks, n, texts) for n in found)
-    if len(found) > 1:
-        with pytest.raises(TooMany):
-            candidate_rows(column, wanted, 1)
-
-
-@pytest.mark.parametrize("seed", seeds(20))
-def test_texts_are_found_wherever_a_piece_ends(tmp_path: Path, seed: int) -> None:
-    rng = random.Random(seed)
-    data = b"ab" + bytes(rng.choices(b"aab", k=rng.randrange(1, 300))) + b"ba"
-    texts = sorted({bytes(rng.choices(b"aab", k=rng.randrange(1, 6))) for _ in range(2)})
-    path = tmp_path / "file"
-    path.write_bytes(data)
-    span = 2, len(data) - 4
-    expected = sorted(
-        at
-        for text in texts
-        for at in range(2, len(data) - 2 - len(text) + 1)
-        if data.startswith(text, at)
-    )
-    for piece in (1, rng.randrange(1, 10), 1000):
-        assert sorted(places(str(path), span, texts, 1000, piece)) == expected
-        if expected:
-            with pytest.raises(TooMany):
-                places(str(path), span, texts, len(expected) - 1, piece)
-    with pytest.raises(OSError, match="cut off"):
-        places(str(path), (2, len(data) + 10), texts, 1000)
-
-
-def _begins(chunks: list[list[str]], number: int, texts: list[str]) -> bool:
-    """Whether a text begins in the row, though it may end in another one."""
-    for chunk in chunks:
-        if number < len(chunk):
-            joined = "".join(chunk[number:]).encode()
-            size = len(chunk[number].encode())
-            return any(0 <= joined.find(text.encode()) < size for text in texts)
-        number -= len(chunk)
-    return False
