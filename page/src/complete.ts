@@ -8,21 +8,52 @@ interface Proposal {
   note: string;
 }
 
+/** What the caret stands behind: the beginning of a name, or of a value of `field`. */
+interface Place {
+  start: number;
+  field?: string;
+  typed: string;
+}
+
 const WORD = /(?:^|[\s(])(NOT\s+)?((?:[\w.]|"[^"]*")*)((?:[:=]|!=|>=?|<=?)("?[^\s()"]*))?$/;
 const OPERATORS = ["AND", "OR", "NOT"];
+const SHOWN = 12;
+const PAUSE_MS = 120;
+
+function placeBehind(before: string): Place | null {
+  const match = WORD.exec(before);
+  if (!match) return null;
+  const [, , name = "", operator, value = ""] = match;
+  if (operator === undefined || !name) return { start: before.length - name.length, typed: name };
+  return { start: before.length - value.length, field: name, typed: value.replace(/^"/, "") };
+}
+
+/** Whether a proposal completes what is typed there. */
+function completes(text: string, { field, typed }: Place): boolean {
+  if (OPERATORS.includes(text.trimEnd())) return typed !== "" && text.startsWith(typed);
+  const [one, other] = [text.replace(/^"/, "").toLowerCase(), typed.toLowerCase()];
+  return field === undefined ? one.includes(other) : one.startsWith(other);
+}
 
 /** Adds a list of proposals to a field; `scope` gives the other parameters of the search. */
 export function completing(input: HTMLInputElement, scope: () => Record<string, string>): HTMLElement {
   const list = h("ul", { class: "proposals", role: "listbox", id: "proposals", "aria-label": "Proposals", hidden: true });
-  let found: Proposal[] = [];
+  let offered: Proposal[] = []; // by the service
+  let found: Proposal[] = []; // those of them that are shown
+  let place: Place = { start: 0, typed: "" }; // for which they were offered
   let chosen = -1;
-  let asked = 0;
-  let start = 0;
+  let timer = 0;
   let abort = new AbortController();
   for (const [name, value] of Object.entries({ role: "combobox", "aria-controls": "proposals", "aria-expanded": "false", "aria-autocomplete": "list" })) input.setAttribute(name, value);
 
+  const forget = (): void => {
+    clearTimeout(timer);
+    abort.abort();
+  };
+  /** Takes the list away, and what is asked for: nothing opens it but the next key. */
   const close = (): void => {
-    found = [];
+    forget();
+    found = offered = [];
     draw();
   };
   const draw = (): void => {
@@ -39,50 +70,51 @@ export function completing(input: HTMLInputElement, scope: () => Record<string, 
   const take = (at: number): void => {
     const one = found[at];
     if (!one) return;
-    const caret = input.selectionStart ?? input.value.length;
-    input.setRangeText(one.text, start, caret, "end");
+    input.setRangeText(one.text, place.start, input.selectionStart ?? input.value.length, "end");
     close();
     input.focus();
     if (one.text.endsWith(":")) void propose();
   };
+  const behind = (): Place | null => placeBehind(input.value.slice(0, input.selectionStart ?? input.value.length));
+  const ask = async ({ field }: Place, typed: string, signal: AbortSignal): Promise<Proposal[]> => {
+    if (field === undefined) {
+      const reply = await json<{ fields: { name: string; records: number; kind: string }[] }>("query/fields", scope(), signal);
+      const names = reply.fields.map((one) => ({ text: `${one.name}:`, note: `${one.kind} · ${one.records}` }));
+      return [...OPERATORS.map((word) => ({ text: `${word} `, note: "" })), ...names];
+    }
+    const reply = await json<{ values: { value: string; records: number }[] }>("query/values", { ...scope(), field, prefix: typed, limit: SHOWN }, signal);
+    return reply.values.map((one) => ({ text: one.value, note: `${one.records}` }));
+  };
   const propose = async (): Promise<void> => {
-    const caret = input.selectionStart ?? input.value.length;
-    const before = input.value.slice(0, caret);
-    const match = WORD.exec(before);
-    const number = ++asked;
-    abort.abort();
+    forget();
+    const asked = behind();
+    if (!asked) return;
     abort = new AbortController();
-    if (!match) return close();
-    const [, , field = "", operator, value = ""] = match;
-    chosen = -1;
+    const { signal } = abort;
+    let reply: Proposal[] = [];
     try {
-      if (operator !== undefined && field) {
-        const prefix = value.replace(/^"/, "");
-        start = caret - value.length;
-        const reply = await json<{ values: { value: string; records: number }[] }>("query/values", { ...scope(), field, prefix, limit: 12 }, abort.signal);
-        if (number !== asked) return;
-        found = reply.values.map((one) => ({ text: one.value, note: `${one.records}` }));
-      } else {
-        start = caret - field.length;
-        const reply = await json<{ fields: { name: string; records: number; kind: string }[] }>("query/fields", { ...scope() }, abort.signal);
-        if (number !== asked) return;
-        found = reply.fields
-          .filter((one) => one.name.toLowerCase().includes(field.toLowerCase()))
-          .slice(0, 12)
-          .map((one) => ({ text: `${one.name}:`, note: `${one.kind} · ${one.records}` }));
-        if (field) found.push(...OPERATORS.filter((word) => word.startsWith(field)).map((text) => ({ text: `${text} `, note: "" })));
-      }
+      reply = await ask(asked, asked.typed, signal);
     } catch {
       // A proposal that does not come is none; the search itself says what is wrong.
-      if (number !== asked) return;
-      found = [];
     }
-    if (document.activeElement === input) draw();
+    if (signal.aborted || document.activeElement !== input) return;
+    place = asked;
+    offered = reply;
+    narrow();
   };
-  let timer = 0;
+  /** Shows what fits what is typed by now. */
+  const narrow = (): void => {
+    const now = behind();
+    if (now?.start !== place.start || now.field !== place.field) found = [];
+    else found = offered.filter((one) => completes(one.text, now)).slice(0, SHOWN);
+    chosen = -1;
+    draw();
+  };
+  // Until the next proposals come, those that no longer fit go at once, so that no key takes them.
   input.addEventListener("input", () => {
+    narrow();
     clearTimeout(timer);
-    timer = window.setTimeout(() => void propose(), 120);
+    timer = window.setTimeout(() => void propose(), PAUSE_MS);
   });
   input.addEventListener("blur", close);
   input.addEventListener("keydown", (event) => {
@@ -90,6 +122,7 @@ export function completing(input: HTMLInputElement, scope: () => Record<string, 
       event.preventDefault();
       void propose();
     }
+    if (event.key === "Enter" && chosen < 0) close();
     if (!found.length) return;
     if (event.key === "ArrowDown" || event.key === "ArrowUp") {
       event.preventDefault();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, Self
 from urllib.parse import quote
 
@@ -55,6 +56,18 @@ class Poster:
 def _of(line: str) -> dict[str, Any]:
     value: dict[str, Any] = httpx.Response(200, text=line).json()
     return value
+
+
+def until(page: Page, holds: str, arg: object = None) -> None:
+    """Waits until the JavaScript `holds` is true, asking from outside.
+
+    `Page.wait_for_function` asks a second time by an `eval` of the page's own, which its policy
+    refuses.
+    """
+    deadline = time.monotonic() + 60
+    while not page.evaluate(holds, arg):
+        assert time.monotonic() < deadline, f"never became true: {holds}"
+        page.wait_for_timeout(50)
 
 
 def shown(page: Page) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.e2e.service_process import ServiceProcess
-from tests.page.posting import Poster, open_run
+from tests.page.posting import Poster, open_run, until
 
 pytestmark = pytest.mark.chromium
 
@@ -85,6 +85,23 @@ def test_a_search_is_completed_and_leads_to_the_line(page: Page) -> None:
 
 
 @pytest.mark.usefixtures("runs")
+def test_a_key_takes_only_what_completes_what_is_typed(page: Page) -> None:
+    page.goto("/#/search")
+    page.keyboard.type("level:")
+    expect(page.locator(".proposals li", has_text="ERROR")).to_be_visible()
+    assert page.locator(".proposals li").count() > 1
+    page.route("**/query/values*", lambda route: None)  # no answer comes any more
+    page.keyboard.type("err")
+    assert page.locator(".proposals li span").all_text_contents() == ["ERROR"]
+    page.keyboard.press("Backspace")
+    page.keyboard.press("Tab")
+    expect(page.get_by_label("Query")).to_have_value("level:ERROR")
+    page.keyboard.type("S")
+    expect(page.locator(".proposals")).to_be_hidden()
+    page.unroute("**/query/values*")
+
+
+@pytest.mark.usefixtures("runs")
 def test_a_query_that_cannot_be_read_says_what_to_write(page: Page) -> None:
     page.goto("/#/search?q=levle%3AERROR")
     expect(page.locator(".note")).to_contain_text("levle")
@@ -100,7 +117,7 @@ def test_matches_are_followed_live(page: Page, post: Poster) -> None:
     expect(page.locator(".note")).to_contain_text("Following")
     post.text("shop.live", "r", b"seen as it happens\nnot this\n")
     expect(page.locator(".hits li .tx")).to_have_text(["seen as it happens"])
-    page.wait_for_function("CSS.highlights.get('found')?.size === 1")
+    until(page, "CSS.highlights.get('found')?.size === 1")
 
 
 @pytest.mark.npm

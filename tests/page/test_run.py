@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.page.posting import Poster, copied, numbers, open_run, shown
+from tests.page.posting import Poster, copied, numbers, open_run, shown, until
 
 pytestmark = pytest.mark.chromium
 
@@ -48,9 +48,7 @@ def test_a_million_lines_scroll_to_the_beginning_and_to_any_place(page: Page, po
     # As one drags the bar: to the middle of the run.
     page.locator(".log").evaluate("log => { log.scrollTop = log.scrollHeight / 2; }")
     expect(page.locator(".row:not(.waiting) .tx").first).to_contain_text("line ")
-    page.wait_for_function(
-        "Math.abs(Number(document.querySelector('.row').dataset.n) - 500000) < 10000"
-    )
+    until(page, "Math.abs(Number(document.querySelector('.row')?.dataset.n) - 500000) < 10000")
     expect(page.locator(".row.waiting")).to_have_count(0)
     seen = numbers(page)
     assert shown(page) == [f"line {n}" for n in seen]
@@ -58,9 +56,7 @@ def test_a_million_lines_scroll_to_the_beginning_and_to_any_place(page: Page, po
     page.mouse.move(600, 400)
     for _ in range(5):
         page.mouse.wheel(0, -400)
-        page.wait_for_function(
-            "first => Number(document.querySelector('.row').dataset.n) < first", arg=seen[0]
-        )
+        until(page, "first => Number(document.querySelector('.row')?.dataset.n) < first", seen[0])
         expect(page.locator(".row.waiting")).to_have_count(0)
         now = numbers(page)
         assert now[-1] >= seen[0] - 1
