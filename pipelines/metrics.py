@@ -13,8 +13,8 @@ from prometheus_client.core import Metric
 
 from logstore.prometheus import Declared, Health, Reading
 from pipelines.appenders.own_metrics import LABELS, collect_own
-from pipelines.reader import Counts
-from pipelines.worker import Worker
+from pipelines.worker.reader import Counts
+from pipelines.worker.worker import Worker
 
 if TYPE_CHECKING:
     from pipelines.process import PipelinesProcess

@@ -33,17 +33,17 @@ from logstore.errors import (
 from logstore.prometheus import serve
 from pipelines import work
 from pipelines.appenders.own_metrics import AppenderMetrics, Names
-from pipelines.config import PipelineConfig, PipelineSettings
-from pipelines.folder import Folder, beside
-from pipelines.gate import Gate
-from pipelines.memory import cached, for_events, memory_limit, share
+from pipelines.definition.config import PipelineConfig, PipelineSettings
+from pipelines.definition.folder import Folder, beside
 from pipelines.metrics import collect, health
-from pipelines.reader import Counts
 from pipelines.settings import PipelinesSettings
-from pipelines.source import SegmentSource
-from pipelines.table import TableSource
-from pipelines.waiting import wait_or_stop
-from pipelines.worker import Worker
+from pipelines.sources.segments import SegmentSource
+from pipelines.sources.table import TableSource
+from pipelines.worker.gate import Gate
+from pipelines.worker.memory import cached, for_events, memory_limit, share
+from pipelines.worker.reader import Counts
+from pipelines.worker.waiting import wait_or_stop
+from pipelines.worker.worker import Worker
 from pipelines.world import World, open_world
 
 log = logging.getLogger("tailrace.pipelines")

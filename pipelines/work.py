@@ -26,7 +26,7 @@ from coordination.groups import (
 from coordination.partitions.partition import NewPartition, Partition
 from coordination.pipelines.checkpoint import decode
 from logstore.errors import GroupEvicted, InvalidInput
-from pipelines.config import AppenderConfig, PipelineConfig
+from pipelines.definition.config import AppenderConfig, PipelineConfig
 from pipelines.world import World
 
 

@@ -17,8 +17,8 @@ from logstore.errors import InvalidInput
 from tailrace.cli import complain
 
 if TYPE_CHECKING:
-    from pipelines.config import PipelineConfig
-    from pipelines.folder import Folder
+    from pipelines.definition.config import PipelineConfig
+    from pipelines.definition.folder import Folder
     from pipelines.process import PipelinesProcess
 
 
@@ -102,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _check(arguments)
     if arguments.act in _ACTS:
         return asyncio.run(_change(arguments))
-    from pipelines.folder import beside, names_of
+    from pipelines.definition.folder import beside, names_of
 
     read_again = _reader(arguments)
     found = beside(read_again())
@@ -136,7 +136,7 @@ def _reader(arguments: argparse.Namespace) -> Callable[[], Folder]:
     """Reads the pipelines of `--dir` with the plugins of `--lib`, as both are then."""
     from pipelines.appenders.libraries import Libraries
     from pipelines.appenders.registry import Registry
-    from pipelines.folder import read_folder
+    from pipelines.definition.folder import read_folder
 
     if not arguments.dir:
         raise InvalidInput("--dir is missing", hint="Say which folder has the pipelines' files.")
@@ -174,8 +174,8 @@ def _check(arguments: argparse.Namespace) -> int:
 
     from pipelines.appenders.libraries import Libraries
     from pipelines.appenders.registry import Registry
-    from pipelines.config import read
-    from pipelines.folder import Folder, beside, read_folder
+    from pipelines.definition.config import read
+    from pipelines.definition.folder import Folder, beside, read_folder
 
     registry = Registry(Libraries(arguments.lib or ()))
     rest = registry, _settings(arguments).pipelines.defaults
@@ -208,7 +208,7 @@ def _import(arguments: argparse.Namespace) -> int:
     import yaml
 
     from pipelines.appenders.registry import Registry
-    from pipelines.config import parse
+    from pipelines.definition.config import parse
     from pipelines.logback.convert import convert
 
     stem = os.path.splitext(os.path.basename(arguments.path))[0]

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from pipelines.appenders.contract import AppenderFailed, Context, State
 from pipelines.appenders.own_metrics import AppenderCounter
-from pipelines.section import Section, key
+from pipelines.definition.section import Section, key
 
 _TABLE = """
 CREATE TABLE IF NOT EXISTS records (

@@ -17,7 +17,7 @@ from logstore.errors import InvalidInput
 from pipelines.appenders.contract import AppenderFailed, Context
 from pipelines.appenders.own_metrics import AppenderMetrics
 from pipelines.appenders.registry import Registry
-from pipelines.config import parse
+from pipelines.definition.config import parse
 from pipelines.events import EVENTS
 
 CONTEXT = Context("p", "database", 0, 1, Disk(), SystemClock(), lambda: True)

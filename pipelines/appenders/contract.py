@@ -38,8 +38,8 @@ from logstore.errors import TailraceError
 from logstore.filesystem import FileSystem
 from logstore.objects.settings import StoreSettings
 from pipelines.appenders.own_metrics import AppenderMetrics
+from pipelines.definition.section import Section
 from pipelines.deletions import Deleted, generation
-from pipelines.section import Section
 
 State: TypeAlias = Mapping[str, Any]
 """What an appender needs to go back to a checkpoint; JSON."""

@@ -25,7 +25,7 @@ from urllib.parse import SplitResult, urlsplit
 from pydantic import AfterValidator, Field, field_validator
 
 from pipelines.appenders.contract import AppenderFailed
-from pipelines.section import Seconds, Section, key
+from pipelines.definition.section import Seconds, Section, key
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 _ANSWER_BYTES: Final = 65_536

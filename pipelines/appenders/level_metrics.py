@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from pydantic import AfterValidator, field_validator
 
 from pipelines.appenders.contract import AppenderFailed, Context, State
-from pipelines.section import Section, Texts, key
+from pipelines.definition.section import Section, Texts, key
 
 _COLUMNS: Final = {"level": "level", "fqn": "fqn", "run": "run_id", "connector": "connector_id"}
 _NAME: Final = "tailrace_log_events_total"

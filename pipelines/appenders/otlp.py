@@ -32,8 +32,8 @@ import pyarrow.compute as pc
 from logstore import ulid
 from pipelines.appenders.contract import AppenderFailed, Context, State
 from pipelines.appenders.http import HttpSettings, Poster
+from pipelines.definition.section import Bytes, Section, key
 from pipelines.layouts.columns import orders_of
-from pipelines.section import Bytes, Section, key
 
 log = logging.getLogger("tailrace.pipelines")
 

@@ -15,17 +15,17 @@ from logstore.errors import InvalidInput
 from pipelines.appenders.contract import Kind, WrapperKind
 from pipelines.appenders.level_metrics import LevelMetrics
 from pipelines.appenders.libraries import GROUP, Libraries, Plugin
-from pipelines.appenders.notify import Notify
+from pipelines.appenders.notification.notify import Notify
 from pipelines.appenders.otlp import Otlp
-from pipelines.appenders.rolling_file import RollingFile
-from pipelines.appenders.rolling_object import RollingObject
+from pipelines.appenders.rolling.file import RollingFile
+from pipelines.appenders.rolling.object import RollingObject
 from pipelines.appenders.stdout import Stdout
 from pipelines.appenders.webhook import Webhook
 from pipelines.appenders.wrappers.masking import Mask
 from pipelines.appenders.wrappers.narrowing import Filter
 from pipelines.appenders.wrappers.queueing import Async
 from pipelines.appenders.wrappers.retrying import Retry
-from pipelines.section import Section
+from pipelines.definition.section import Section
 
 OURS: Final[Mapping[str, Kind | WrapperKind]] = {
     "rolling_file": RollingFile,
@@ -112,7 +112,7 @@ def _checked(found: object, plugin: Plugin) -> Kind | WrapperKind:
     if not (isinstance(settings, type) and issubclass(settings, Section)):
         raise InvalidInput(
             f"{plugin.origin} is no kind of appender: its `settings` must be a class that is"
-            " derived from pipelines.section.Section",
+            " derived from pipelines.definition.section.Section",
             field="type",
         )
     missing = [name for name in _METHODS if isinstance(found, type) and not hasattr(found, name)]

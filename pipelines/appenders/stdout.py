@@ -11,8 +11,8 @@ from typing import ClassVar
 import pyarrow as pa
 
 from pipelines.appenders.contract import Context, State
+from pipelines.definition.section import Section, key
 from pipelines.layouts import Json, Layout
-from pipelines.section import Section, key
 
 
 class StdoutSettings(Section):

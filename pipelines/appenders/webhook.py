@@ -18,8 +18,8 @@ import pyarrow as pa
 from pipelines.appenders.contract import AppenderFailed, Context, State
 from pipelines.appenders.http import HttpSettings, Poster
 from pipelines.appenders.otlp import split
+from pipelines.definition.section import Bytes, Section, key
 from pipelines.layouts import Json
-from pipelines.section import Bytes, Section, key
 
 
 class WebhookSettings(HttpSettings):

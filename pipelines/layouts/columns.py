@@ -11,8 +11,8 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.definition.section import Section
 from pipelines.events import ORDER
-from pipelines.section import Section
 
 _PLAIN: Final = re.compile(r"[!#-<>-\[\]-~\x80-\U0010ffff]+")
 """A value of logfmt that needs no quotes: no space, quote, equals sign, backslash, control."""

@@ -27,8 +27,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import field_validator
 
+from pipelines.definition.section import Section, key
 from pipelines.events import ORDER
-from pipelines.section import Section, key
 
 Column: TypeAlias = Callable[[pa.Table], pa.Array]
 

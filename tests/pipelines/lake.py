@@ -24,8 +24,8 @@ from logstore.segments.reader import open_segment
 from logstore.segments.writer import encode_segment
 from logstore.table.schema import COLUMNS, application
 from logstore.table.table import Table
-from pipelines.config import PipelineConfig
-from pipelines.folder import Folder
+from pipelines.definition.config import PipelineConfig
+from pipelines.definition.folder import Folder
 from pipelines.process import PipelinesProcess
 from pipelines.settings import PipelinesSettings
 from pipelines.world import World, open_world

@@ -16,8 +16,8 @@ import pytest
 from pipelines.appenders.contract import AppenderFailed, Context
 from pipelines.appenders.contract import State as AppenderState
 from pipelines.appenders.registry import Registry
-from pipelines.config import AppenderConfig, AppenderPart, PipelineConfig, parse
-from pipelines.section import Section
+from pipelines.definition.config import AppenderConfig, AppenderPart, PipelineConfig, parse
+from pipelines.definition.section import Section
 
 PATIENCE_SECONDS = 60.0
 FAST = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from coordination.pipelines.checkpoint import decode
 from logstore.clock import SystemClock
-from pipelines.config import PipelineConfig
+from pipelines.definition.config import PipelineConfig
 from tests.pipelines.lake import Lake
 from tests.pipelines.remembering import Remembering, forget, pipeline, until
 

@@ -21,7 +21,7 @@ from logstore.clock import SystemClock, system_entropy
 from logstore.errors import InvalidInput
 from logstore.prometheus import Health, serve
 from logstore.runs.deletions import Deletion, encode_deletion
-from pipelines.folder import Folder
+from pipelines.definition.folder import Folder
 from pipelines.metrics import METRICS, collect, health
 from pipelines.process import PipelinesProcess
 from tests.pipelines.lake import Lake

@@ -17,8 +17,8 @@ from logstore import keys
 from logstore.errors import InvalidInput
 from logstore.objects.settings import PipelineSettings
 from logstore.runs.deletions import Deletion, encode_deletion
-from pipelines.config import PipelineConfig
-from pipelines.folder import Folder
+from pipelines.definition.config import PipelineConfig
+from pipelines.definition.folder import Folder
 from pipelines.status import rows
 from tests.pipelines.lake import Lake
 from tests.pipelines.remembering import (

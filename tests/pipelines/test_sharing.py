@@ -10,8 +10,8 @@ import pytest
 from logstore.clock import SystemClock
 from logstore.objects.settings import PipelineSettings
 from pipelines.appenders.registry import Registry
-from pipelines.config import parse
-from pipelines.folder import Folder
+from pipelines.definition.config import parse
+from pipelines.definition.folder import Folder
 from pipelines.process import PipelinesProcess, run_pipelines
 from pipelines.settings import PipelinesSettings
 from tests.pipelines.lake import Lake

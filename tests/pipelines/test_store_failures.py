@@ -11,7 +11,7 @@ from coordination.coordinator.lease import Lease
 from coordination.groups import pipeline_group, read_group
 from logstore import keys
 from logstore.errors import OutcomeUnknown, StoreUnavailable
-from pipelines.source import SegmentSource
+from pipelines.sources.segments import SegmentSource
 from pipelines.status import rows
 from tests.pipelines.lake import Lake
 from tests.pipelines.remembering import Remembering, forget, has, named, pipeline, until

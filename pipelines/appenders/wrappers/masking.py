@@ -21,7 +21,7 @@ from pydantic import field_validator, model_validator
 
 from pipelines.appenders.contract import Appender
 from pipelines.appenders.wrappers.base import Wrapper
-from pipelines.section import Section, key
+from pipelines.definition.section import Section, key
 
 
 class Rule(Section):

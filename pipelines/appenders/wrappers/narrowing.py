@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 
 from pipelines.appenders.contract import Appender
 from pipelines.appenders.wrappers.base import Wrapper
-from pipelines.section import Section, key
-from pipelines.selection import Selection
+from pipelines.definition.section import Section, key
+from pipelines.definition.selection import Selection
 
 
 class FilterSettings(Section):

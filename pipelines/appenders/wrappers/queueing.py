@@ -23,8 +23,8 @@ import pyarrow as pa
 
 from pipelines.appenders.contract import Appender, Context, State
 from pipelines.appenders.wrappers.base import Wrapper
+from pipelines.definition.section import Bytes, Section, key
 from pipelines.deletions import Deleted
-from pipelines.section import Bytes, Section, key
 
 
 class AsyncSettings(Section):

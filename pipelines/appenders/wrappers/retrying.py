@@ -23,8 +23,8 @@ import pyarrow as pa
 
 from pipelines.appenders.contract import Appender, AppenderFailed, Context, State
 from pipelines.appenders.wrappers.base import Wrapper
+from pipelines.definition.section import Bytes, Seconds, Section, key
 from pipelines.deletions import kept
-from pipelines.section import Bytes, Seconds, Section, key
 
 log = logging.getLogger("tailrace.pipelines")
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from pipelines.appenders.contract import AppenderFailed, Context
 from pipelines.appenders.http import HttpSettings, Poster, is_allowed
 from pipelines.appenders.registry import Registry
 from pipelines.appenders.webhook import Webhook, WebhookSettings
-from pipelines.config import parse
+from pipelines.definition.config import parse
 from tests.pipelines.appenders.receiver import Receiver
 from tests.pipelines.events import events
 

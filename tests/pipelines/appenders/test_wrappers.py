@@ -16,11 +16,11 @@ from logstore.disk import Disk
 from logstore.errors import InvalidInput
 from pipelines.appenders.contract import Appender, AppenderFailed, Context, State
 from pipelines.appenders.registry import Registry
-from pipelines.appenders.rolling_file import RollingFile
-from pipelines.appenders.rolling_settings import RollingFileSettings
+from pipelines.appenders.rolling.file import RollingFile
+from pipelines.appenders.rolling.settings import RollingFileSettings
 from pipelines.appenders.wrappers.queueing import Async, AsyncSettings
 from pipelines.appenders.wrappers.retrying import Retry, RetrySettings
-from pipelines.config import PipelineConfig, parse
+from pipelines.definition.config import PipelineConfig, parse
 from pipelines.deletions import Deleted
 from tests.pipelines.events import events
 

@@ -11,7 +11,7 @@ import yaml
 
 from logstore.errors import InvalidInput
 from pipelines.appenders.registry import Registry
-from pipelines.config import parse
+from pipelines.definition.config import parse
 from pipelines.logback.convert import convert
 from pipelines.logback.words import converted
 from tailrace.cli import main

@@ -10,7 +10,7 @@ from typing import ClassVar
 import pyarrow as pa
 
 from pipelines.appenders.contract import AppenderFailed, Context, State
-from pipelines.section import Section, key
+from pipelines.definition.section import Section, key
 
 
 class CountingSettings(Section):

@@ -1,0 +1,1 @@
+"""Notices to people: which are due, how they are grouped, and which runs failed or are silent."""

@@ -1,0 +1,235 @@
+"""`notify`: tells people: a line matched, a run failed, or a run is silent.
+
+    type: notify
+    url: https://hooks.example.org/services/…
+    rules:
+      - {name: memory, matches: {level: ERROR, contains: OutOfMemory}}
+      - {name: failed, run: failed}
+      - {name: silent, run: silent, after: 30m}
+    group_by: [fqn]
+    link: "https://logs.example.org/api/v1/services/ingestionPipelines/logs/{fqn}/{run}?at={at}"
+
+Each notice is a JSON object:
+
+    text      a sentence, which chat programs show
+    pipeline, rule, kind (`line`, `failed`, `silent`), count
+    fqn, run, at, ts, level, message    of the first event, or of the last one of the run
+    link      with fqn, run and at (the ULID) put in
+
+What comes again is told together (`notices`). A run failed if its reported status says so; it is
+silent if it had no event for `after`, has no terminal status and is not closed (`run_watch`).
+It cannot go back: a notice may come twice after a crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Final, Literal, Self
+from urllib.parse import quote
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import field_validator, model_validator
+
+from logstore.errors import StoreUnavailable
+from pipelines.appenders.contract import AppenderFailed, Context, State
+from pipelines.appenders.http import HttpSettings, Poster
+from pipelines.appenders.notification.notices import Key, Notice, Notices
+from pipelines.appenders.notification.run_watch import RunWatch
+from pipelines.appenders.rolling.objects import Objects
+from pipelines.definition.section import Seconds, Section, Texts, key
+from pipelines.definition.selection import Selection
+from pipelines.deletions import Deleted
+from pipelines.layouts.columns import moment_text
+
+_GROUPS: Final = {"fqn": "fqn", "run": "run_id", "level": "level"}
+_MOST_TEXT: Final = 500
+
+
+class Rule(Section):
+    """What is told: lines that match, or what becomes of runs."""
+
+    name: str = key(..., "what people see")
+    matches: Selection | None = key(None, "a filter: each event that it takes is told")
+    run: Literal["failed", "silent"] | None = key(None, "instead: runs that failed, or are silent")
+    after: Seconds = key(1800.0, "without an event for so long a run is silent")
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if (self.matches is None) == (self.run is None):
+            raise ValueError("a rule has either matches or run")
+        return self
+
+
+class NotifySettings(HttpSettings):
+    """What is told, to whom, and how often."""
+
+    rules: tuple[Rule, ...] = key(..., "what is told")
+    group_by: Texts = key(("fqn",), "of fqn, run, level: what is told together")
+    every: Seconds = key(300.0, "a group is told of again after so long")
+    most_per_hour: int = key(60, "notices in an hour; the rest waits, and is counted", ge=1)
+    link: str = key("", "an address with {fqn}, {run} and {at}, where people look")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        names = [rule.name for rule in self.rules]
+        if not names or len(set(names)) < len(names):
+            raise ValueError("rules must be one at least, each with a name of its own")
+        unknown = sorted(set(self.group_by) - set(_GROUPS))
+        if unknown:
+            raise ValueError(f"group_by has {unknown[0]!r}; known are {', '.join(_GROUPS)}")
+        return self
+
+    @field_validator("link")
+    @classmethod
+    def _is_link(cls, value: str) -> str:
+        try:
+            value.format(fqn="", run="", at="")
+        except (KeyError, ValueError, IndexError) as error:
+            raise ValueError(f"has a field that is not fqn, run or at: {error}") from None
+        return value
+
+
+class Notify:
+    """Posts notices."""
+
+    settings: ClassVar[type[Section]] = NotifySettings
+
+    def __init__(self, settings: NotifySettings) -> None:
+        self._settings = settings
+        self._poster = Poster(settings)
+        self._notices = Notices(settings.every, settings.most_per_hour)
+        self._watch = RunWatch()
+        self._about_runs = {rule.run: rule for rule in settings.rules if rule.run is not None}
+        self._context: Context | None = None
+        self._objects: Objects | None = None
+
+    def start(self, context: Context, state: State | None) -> None:
+        self._context = context
+        self._notices.restore((state or {}).get("notices", {}))
+        self._watch.restore((state or {}).get("runs", ()))
+        if self._about_runs:
+            if context.store is None:
+                raise AppenderFailed("rules about runs need the store")
+            self._objects = Objects(context.store, context.clock)
+
+    def append(self, events: pa.Table) -> None:
+        if self._started.replay:
+            return  # people were told
+        for rule in self._settings.rules:
+            if rule.matches is not None:
+                for group, count, first in self._groups(rule.matches.of(events)):
+                    self._notices.add((rule.name, *group), count, {**first, "kind": "line"})
+        if self._about_runs:
+            last = events.select(["fqn", "run_id", "ulid"]).group_by(["fqn", "run_id"])
+            each = last.aggregate([("ulid", "max")]).to_pylist()
+            runs = [(one["fqn"], one["run_id"], one["ulid_max"]) for one in each]
+            self._watch.heard(runs, self._now)
+
+    def flush(self) -> bool:
+        """Looks at runs that are quiet, and sends what is due."""
+        changed = self._look_at_runs()
+        for group, notice in self._notices.due(self._now):
+            if not self._started.holds():
+                raise AppenderFailed("the lease is over")
+            headers = {"Content-Type": "application/json"}
+            self._poster.post(orjson.dumps(self._body(group, notice)), headers)
+            self._notices.sent(group, self._now)
+            changed = True
+        return changed
+
+    def deleted(self, deleted: Deleted) -> None:
+        """Watches no run that was deleted: it is not silent."""
+        self._watch.forget(deleted)
+
+    def sync(self) -> State:
+        return {"notices": self._notices.state(), "runs": self._watch.state()}
+
+    def saved(self) -> None:
+        """Nothing is to be done."""
+
+    def stop(self) -> None:
+        if self._objects is not None:
+            self._objects.close()
+            self._objects = None
+
+    # --- what is told ----------------------------------------------------------------------
+
+    @property
+    def _started(self) -> Context:
+        if self._context is None:
+            raise AppenderFailed("the appender was not started")
+        return self._context
+
+    @property
+    def _now(self) -> float:
+        return self._started.clock.now_ms() / 1000
+
+    def _groups(self, events: pa.Table) -> Iterator[tuple[Key, int, dict[str, Any]]]:
+        """For each group the values, how many events, and the first of them."""
+        if events.num_rows == 0:
+            return
+        columns = [_GROUPS[name] for name in self._settings.group_by]
+        numbered = events.append_column("row", pa.array(range(events.num_rows), pa.int64()))
+        grouped = numbered.group_by(columns).aggregate([("row", "min"), ("row", "count")])
+        for one in grouped.to_pylist():
+            row = events.slice(one["row_min"], 1)
+            stamp = row.column("ts").cast(pa.int64())[0].as_py()
+            names = {"fqn": "fqn", "run": "run_id", "at": "ulid", "level": "level"}
+            first = {name: row.column(column)[0].as_py() for name, column in names.items()}
+            message = pc.utf8_slice_codeunits(row.column("message"), 0, _MOST_TEXT)[0].as_py()
+            values = tuple(str(one[column]) for column in columns)
+            yield values, one["row_count"], {**first, "ts": moment_text(stamp), "message": message}
+
+    def _look_at_runs(self) -> bool:
+        if self._objects is None:
+            return False
+        silent, changed = self._about_runs.get("silent"), False
+        after = None if silent is None else silent.after
+        try:
+            for kind, run, ulid in self._watch.changes(self._objects, self._now, after):
+                rule = self._about_runs.get("failed" if kind == "failed" else "silent")
+                if rule is None:
+                    continue
+                first = {"fqn": run.fqn, "run": run.run, "at": ulid, "level": None}
+                group = tuple(str(first[name]) for name in self._settings.group_by)
+                self._notices.add((rule.name, *group), 1, {**first, "kind": kind})
+                changed = True
+        except StoreUnavailable as error:
+            raise AppenderFailed(f"the store does not say what became of runs: {error}") from error
+        return changed
+
+    def _body(self, group: Key, notice: Notice) -> dict[str, Any]:
+        first = notice.first or {}
+        link = _linked(self._settings.link, first)
+        body = {
+            "text": _sentence(group[0], notice, link),
+            "pipeline": self._started.pipeline,
+            "rule": group[0],
+            "count": notice.count,
+            **first,
+        }
+        return {**body, "link": link} if link else body
+
+
+def _linked(link: str, first: Mapping[str, Any]) -> str:
+    names = {name: quote(str(first.get(name) or ""), safe="") for name in ("fqn", "run", "at")}
+    return link.format(**names)
+
+
+def _sentence(rule: str, notice: Notice, link: str) -> str:
+    first = notice.first or {}
+    where = f"{first.get('fqn')}/{first.get('run')}"
+    said = {
+        "line": f"{first.get('level') or 'line'} {_plain(str(first.get('message', '')))}",
+        "failed": "the run failed",
+        "silent": "the run is silent",
+    }[str(first.get("kind"))]
+    more = f" (and {notice.count - 1} more)" if notice.count > 1 else ""
+    return f"{rule}: {where}: {said}{more}{f' {link}' if link else ''}"
+
+
+def _plain(text: str) -> str:
+    """Without control characters, on one line."""
+    return "".join([one if one.isprintable() else " " for one in text])
