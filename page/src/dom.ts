@@ -91,5 +91,10 @@ export function toast(text: string, lasting = false): void {
   box.textContent = text;
   box.classList.add("shown");
   clearTimeout(toastTimer);
-  if (!lasting) toastTimer = window.setTimeout(() => box.classList.remove("shown"), 4000);
+  if (!lasting) toastTimer = window.setTimeout(untoast, 4000);
+}
+
+/** Takes the message away: it was about what is not shown any more. */
+export function untoast(): void {
+  document.getElementById("toast")?.classList.remove("shown");
 }

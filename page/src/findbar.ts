@@ -114,7 +114,7 @@ export class FindBar {
       let hit = await this.finder.next(q, from, forward, signal);
       if (!hit && from) {
         hit = await this.finder.next(q, null, forward, signal);
-        if (hit) toast(forward ? "Behind the end: from the beginning." : "Before the beginning: from the end.");
+        if (hit) toast(forward ? "Past the last match: on to the first." : "Before the first match: on to the last.");
       }
       if (hit) {
         this.at = hit.ulid;

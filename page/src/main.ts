@@ -2,7 +2,7 @@
 
 import { forget, onLogin, token } from "./api";
 import { Compare } from "./compare";
-import { h, toast } from "./dom";
+import { h, toast, untoast } from "./dom";
 import { PipelineList, Runs } from "./home";
 import { link, placeOf } from "./place";
 import { RunView } from "./run";
@@ -93,6 +93,7 @@ function show(): void {
   const { view, names, params } = placeOf(location.hash);
   const [fqn = "", run = ""] = names;
   shown?.close();
+  untoast();
   const way: [string, string][] = [];
   if (view === "run" || view === "pipeline") way.push([fqn, link("pipeline", [fqn])]);
   if (view === "run") way.push([run, location.hash]);

@@ -114,6 +114,7 @@ def test_finding_counts_the_whole_run_and_goes_from_hit_to_hit(page: Page, post:
     page.keyboard.press("Shift+Enter")
     expect(found).to_have_text("10 of 10 records")
     expect(page.locator(".row.marked .tx")).to_have_text("needle 6305")
+    expect(page.locator("#toast.shown")).to_have_text("Before the first match: on to the last.")
     address = page.url
     # Another search begins at what is on screen.
     page.keyboard.press("Escape")
@@ -131,6 +132,15 @@ def test_finding_counts_the_whole_run_and_goes_from_hit_to_hit(page: Page, post:
     expect(other.locator(".row.marked .tx")).to_have_text("needle 6305")
     expect(other.locator(".found")).to_have_text("10 records")
     other.close()
+    page.keyboard.press("/")
+    page.keyboard.press("End")
+    page.keyboard.type("6305")
+    page.keyboard.press("Enter")
+    expect(found).to_have_text("1 of 1 record")
+    page.keyboard.press("Enter")
+    expect(page.locator("#toast.shown")).to_have_count(1)
+    page.get_by_role("link", name="Search").click()
+    expect(page.locator("#toast.shown")).to_have_count(0, timeout=1000)
 
 
 def test_keys_lead_to_the_first_and_the_last_error(page: Page, post: Poster) -> None:
