@@ -1,11 +1,12 @@
 """Log pipelines over stored segments: `python -m benchmarks.pipelines [--megabytes 200]`.
 
-Real lines of 13 pipelines in segments of 8 MB of text. A process of `tailrace pipelines` with 1, 4
-and 16 pipelines, each with a filter that takes everything and a rolling file per service and
-pipeline, reads all of them, from its start until all is in the files. Beside it, in turn, a bare
-loop: it reads the same segments with pyarrow, and writes the messages to as many files. MB and
-lines count once for each pipeline. The last row has one more pipeline whose appender never comes
-back from its first events; it is to cost the others nothing.
+Real lines of 13 pipelines in segments of 8 MB of text, each line behind the time at which its batch
+came: what lines say themselves is years away, and an event of the future waits for its time. A
+process of `tailrace pipelines` with 1, 4 and 16 pipelines, each with a filter that takes everything
+and a rolling file per service and pipeline, reads all of them, from its start until all is in the
+files. Beside it, in turn, a bare loop: it reads the same segments with pyarrow, and writes the
+messages to as many files. MB and lines count once for each pipeline. The last row has one more
+pipeline whose appender never comes back from its first events; it is to cost the others nothing.
 
 `--stuck-seconds 600` measures the same over time: segments of half a megabyte come every two
 seconds, and two processes with as many pipelines read them at once, one of them with the stuck
@@ -29,6 +30,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.corpus import lines_of, source
@@ -94,9 +96,10 @@ class Node:
             number = self._number
             start = number * _BATCH_LINES % max(len(self._lines) - _BATCH_LINES, 1)
             lines = self._lines[start : start + _BATCH_LINES]
-            text = b"".join(lines).decode(errors="replace").encode()
-            run = RunKey(f"svc{number % 3}.pipeline_{number % 13}", "run")
             moment = self._at + number if at_ms is None else at_ms
+            stamp = datetime.fromtimestamp(moment / 1000, UTC).isoformat(timespec="milliseconds")
+            text = "".join([f"{stamp} {line.decode(errors='replace')}" for line in lines]).encode()
+            run = RunKey(f"svc{number % 3}.pipeline_{number % 13}", "run")
             entries.append((run, moment << 80 | number << 32, text))
             self._number += 1
             self.bytes += len(text)
