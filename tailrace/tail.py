@@ -21,6 +21,7 @@ import httpx
 from logstore.clock import Clock, SystemClock
 from logstore.errors import InvalidInput, NotFound, TailraceError
 from tailrace.console.pager import add_pager, paged
+from tailrace.console.terminal import note
 from tailrace.remote.api import (
     RUNS,
     add_url,
@@ -34,7 +35,7 @@ from tailrace.remote.events import READ_SECONDS, Event, EventFollower
 from tailrace.tailing.attempts import before
 from tailrace.tailing.lines import PREFIXES, Lines
 from tailrace.tailing.many import follow_many, is_pattern, print_many
-from tailrace.tailing.start import time_of, where
+from tailrace.tailing.start import has_no_lines, time_of, where
 
 _LOOKED_AT = 100  # runs that changed last: the newest is first among them
 DEFAULT_LINES = 100
@@ -141,6 +142,8 @@ async def _run(arguments: argparse.Namespace, out: TextIO) -> int:
             if arguments.no_follow:
                 await print_pages(client, arguments.fqn, name, start, lines)
                 return 0
+            if sys.stderr.isatty() and await has_no_lines(client, arguments.fqn, name):
+                note(f"{arguments.fqn}/{name} has no lines yet: waiting for the first")
         form = lines.of_one(arguments.fqn, name)
         follower = Follower(client, SystemClock(), arguments.fqn, name, lines.write, form)
         await follower.follow(start)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from typing import Final, TextIO
 
 _SEQUENCE: Final = re.compile(
@@ -66,6 +67,12 @@ class Names:
                 self._given.clear()
             begin = self._given[text] = _NAMES[len(self._given) % len(_NAMES)]
         return f"{begin}{shown(text)}{_RESET}"
+
+
+def note(text: str) -> None:
+    """Says something to a person; a file of errors would only grow by it."""
+    if sys.stderr.isatty():
+        print(shown(text), file=sys.stderr)
 
 
 def wants_colour(out: TextIO) -> bool:

@@ -5,7 +5,6 @@ When a connection ends without an end of the stream, it is opened again at the l
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import httpx
 
 from logstore.clock import Clock
 from logstore.errors import Unavailable
+from tailrace.console.terminal import note
 from tailrace.remote.api import check, errors_as_ours
 
 READ_SECONDS = 60  # several heartbeats: silence beyond it is a dead connection
@@ -63,12 +63,6 @@ class EventParser:
             self._id = value
 
 
-def _note(text: str) -> None:
-    """Says something to a person; a file of errors would only grow by it."""
-    if sys.stderr.isatty():
-        print(text, file=sys.stderr)
-
-
 def _split(line: str) -> tuple[str, str]:
     name, _, value = line.partition(":")
     return name, value.removeprefix(" ")
@@ -111,7 +105,7 @@ class EventFollower(ABC):
                     raise
                 self._failures += 1
                 if self._failures == _SAID_AFTER:
-                    _note(f"{error}; trying again")
+                    note(f"{error}; trying again")
             if self.cursor != before:
                 pause, quiet_since = 0.1, self._clock.monotonic()
             await self._clock.sleep(pause)
@@ -131,7 +125,7 @@ class EventFollower(ABC):
                 await response.aread()
             check(response)
             if self._failures >= _SAID_AFTER:
-                _note("connected again: going on behind the last line")
+                note("connected again: going on behind the last line")
             self._failures = 0
             return await self._read(response)
 

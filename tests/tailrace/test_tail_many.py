@@ -8,6 +8,7 @@ import contextlib
 import io
 import json
 import re
+import sys
 from pathlib import Path
 
 import httpx
@@ -50,6 +51,26 @@ async def until(out: io.StringIO, *lines: str) -> None:
             if sorted(now) == sorted(lines):
                 return
             await asyncio.sleep(0.02)
+
+
+async def test_a_person_is_told_that_a_run_has_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said, out = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(said, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", said)
+    async with service(settings_for(tmp_path)) as (client, _):
+        following = asyncio.create_task(_run(parsed("--url", str(client.base_url), "p", "r"), out))
+        async with asyncio.timeout(60):
+            while not said.getvalue():
+                await asyncio.sleep(0.02)
+        assert said.getvalue() == "p/r has no lines yet: waiting for the first\n"
+        await post(client, "p", "r", "first\n")
+        await until(out, "first")
+        following.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await following
+    assert len(said.getvalue().splitlines()) == 1
 
 
 async def test_it_begins_where_it_is_told_and_ends_where_the_run_does(tmp_path: Path) -> None:
