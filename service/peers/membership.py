@@ -170,13 +170,24 @@ class Membership:
 
     async def leave(self, *, stored: bool) -> None:
         """Ends all connections; if all that the node held is `stored`, its entry goes as well."""
-        if self.register is None:
+        register = self.register
+        if register is None:
             return
+        why = "not all that it holds is in the logs of runs"
         if stored:
+            why = "the store does not answer"
             with suppress(TailraceError, TimeoutError):
                 async with asyncio.timeout(_LEAVE_SECONDS):
-                    await self.register.withdraw()
-        await self.register.close()
+                    await register.withdraw()
+        if register.own is not None and register.own.holds and self.shared:
+            log.warning(
+                "%s stays in the register, as %s: other nodes wait for it until it has started and"
+                " stopped again. `tailrace leases forget-node %s` lets it go for good",
+                register.own.node,
+                why,
+                register.own.node,
+            )
+        await register.close()
 
     def problems(self) -> list[str]:
         """Present problems, as sentences."""
