@@ -9,16 +9,20 @@ was seen. Where several nodes are on the store it also has the ULIDs of the last
 seen of each node's newest batches: a batch that a client sent to another node again is known by
 them, even if the node that had it first is away, and however much came of the others meanwhile.
 
-It is opaque to clients: `c3.` and base64url of a JSON list, so it is never mistaken for a line
-number. Cursors of earlier versions, `c3.` with ULIDs of no node, `c2.` without ULIDs and `c1.`, are
-still read. One with `c1.` need not name every node: all lines before the last line seen count as
-seen too.
+It is opaque to clients: `c4.` and base64url, so it is never mistaken for a line number, of
+
+    length of the JSON | JSON [{node: [file, pos]}, [node, …]] | for each of these nodes its ULIDs
+
+ULIDs are their number, then for each, in the order in which they were seen: its time as the
+difference to the one before it (zigzag), the 55 bits of its batch in seven bytes, and the number of
+its record. All numbers are LEB128. Cursors of earlier versions, `c3.` with JSON alone, `c2.`
+without ULIDs and `c1.`, are still read. One with `c1.` need not name every node: all lines before
+the last line seen count as seen too.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,14 +32,19 @@ import orjson
 from logstore import ulid as ulids
 from logstore.errors import InvalidCursor, InvalidInput
 
-_PRESENT = "c3."
+_PRESENT = "c4."
+_WITH_TEXTS = "c3."
 _WITHOUT_ULIDS = "c2."
 _PARTIAL = "c1."
-_PREFIXES = (_PRESENT, _WITHOUT_ULIDS, _PARTIAL)
-MOST_NEWEST = 8
-"""Of one node."""
-MOST_NODES = 4
+_PREFIXES = (_PRESENT, _WITH_TEXTS, _WITHOUT_ULIDS, _PARTIAL)
+MOST_NEWEST = 32
+"""ULIDs of one node."""
+MOST_OF_ALL = 96
+"""ULIDs of all nodes: past that, those have fewer that have most."""
+MOST_NODES = 16
 """Of whose batches it has ULIDs."""
+_BATCH_BYTES = 7
+_BATCH_BITS = ulids.RANDOM_BITS - ulids.LINE_BITS
 _NO_NODE = ""
 
 
@@ -86,63 +95,161 @@ class Cursor:
 
     def encode(self) -> str:
         """The text that a client passes back."""
-        value = {node: [p.file, p.pos] for node, p in self.positions.items()}
+        positions = {node: [p.file, p.pos] for node, p in self.positions.items()}
         if not self.complete:
-            return _PARTIAL + _base64(value)
-        newest = {node: [ulids.encode(u) for u in found] for node, found in self.newest.items()}
-        return _PRESENT + _base64([value, newest])
+            return _PARTIAL + _base64(orjson.dumps(positions))
+        head = orjson.dumps([positions, list(self.newest)])
+        body = bytearray(_number(len(head)) + head)
+        for found in self.newest.values():
+            _pack(body, found)
+        return _PRESENT + _base64(body)
 
     @staticmethod
     def decode(text: str) -> Cursor:
         """The cursor that `text` encodes. Raises `InvalidCursor`."""
         if not text.startswith(_PREFIXES):
             raise InvalidCursor(f"not a cursor: {text[:80]!r}", field="cursor")
-        body = text[len(_PRESENT) :]
         try:
-            value = orjson.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
-            newest: dict[str, list[str]] | list[str] = {}
+            body = base64.b64decode(_padded(text[len(_PRESENT) :]), b"-_", validate=True)
+            newest: Mapping[str, Sequence[int]] = {}
             if text.startswith(_PRESENT):
-                value, newest = value
+                value, newest = _unpacked(body)
+            else:
+                value = orjson.loads(body)
+                if text.startswith(_WITH_TEXTS):
+                    value, newest = value[0], _of_texts(value[1])
             positions = {str(node): _position(entry) for node, entry in value.items()}
-            return Cursor(positions, _newest(newest), complete=not text.startswith(_PARTIAL))
-        except (ValueError, TypeError, AttributeError, binascii.Error, InvalidInput) as error:
+            complete = not text.startswith(_PARTIAL)
+            return Cursor(positions, _bounded(newest), complete)
+        except (ValueError, TypeError, LookupError, AttributeError, InvalidInput) as error:
             raise InvalidCursor(f"not a cursor: {text[:80]!r}", field="cursor") from error
 
 
-def _base64(value: Any) -> str:
-    return base64.urlsafe_b64encode(orjson.dumps(value)).decode().rstrip("=")
+def _base64(value: bytes | bytearray) -> str:
+    return base64.urlsafe_b64encode(value).decode().rstrip("=")
 
 
-def _newest(found: dict[str, list[str]] | list[str]) -> dict[str, tuple[int, ...]]:
-    """What `encode` has written; a list is of an earlier version."""
+def _padded(text: str) -> str:
+    return text + "=" * (-len(text) % 4)
+
+
+def _number(value: int) -> bytes:
+    """LEB128."""
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _pack(body: bytearray, found: Sequence[int]) -> None:
+    body += _number(len(found))
+    before = 0
+    for ulid in found:
+        time = ulids.time_ms(ulid)
+        step = time - before
+        batch = ulid >> ulids.LINE_BITS & (1 << _BATCH_BITS) - 1
+        body += _number(2 * step if step >= 0 else -2 * step - 1)
+        body += batch.to_bytes(_BATCH_BYTES, "big") + _number(ulid - ulids.batch_of(ulid))
+        before = time
+
+
+class _Body:
+    """Bytes that are read from their beginning. Raises `LookupError` at their end."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body, self._at = body, 0
+
+    def number(self, bits: int) -> int:
+        """A number of LEB128. Raises `ValueError` if it needs more bits."""
+        value = shift = 0
+        while True:
+            byte = self._body[self._at]
+            self._at += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if value >> bits:
+                raise ValueError("a number is too large")
+            if byte <= 0x7F:
+                return value
+
+    def bytes(self, count: int) -> bytes:
+        """So many bytes."""
+        found = self._body[self._at : self._at + count]
+        self._at += count
+        if len(found) < count:
+            raise LookupError("bytes are missing")
+        return found
+
+    def end(self) -> None:
+        """Raises `ValueError` if something is left."""
+        if self._at < len(self._body):
+            raise ValueError("bytes are left")
+
+
+def _unpacked(body: bytes) -> tuple[Any, dict[str, list[int]]]:
+    """The positions as JSON, and the ULIDs of nodes."""
+    rest = _Body(body)
+    positions, nodes = orjson.loads(rest.bytes(rest.number(32)))
+    newest = {str(node): _ulids(rest) for node in nodes}
+    rest.end()
+    return positions, newest
+
+
+def _ulids(body: _Body) -> list[int]:
+    found, time = [], 0
+    for _ in range(body.number(16)):
+        step = body.number(50)
+        time += -(step + 1) // 2 if step & 1 else step // 2
+        batch = int.from_bytes(body.bytes(_BATCH_BYTES), "big")
+        record = body.number(ulids.LINE_BITS)
+        if not 0 <= time <= ulids.MAX_TIME_MS or batch >> _BATCH_BITS:
+            raise ValueError("not a ULID")
+        found.append(time << ulids.RANDOM_BITS | batch << ulids.LINE_BITS | record)
+    return found
+
+
+def _of_texts(found: dict[str, list[str]] | list[str]) -> dict[str, list[int]]:
+    """ULIDs as an earlier version has written them; a list is of one before that."""
     if isinstance(found, list):
         found = {_NO_NODE: found} if found else {}
-    return {
-        str(node): tuple([int(ulids.parse(text)) for text in texts[-MOST_NEWEST:]])
-        for node, texts in list(found.items())[-MOST_NODES:]
-    }
+    return {str(node): [int(ulids.parse(text)) for text in texts] for node, texts in found.items()}
 
 
 def _joined(
     first: Mapping[str, Sequence[int]], then: Mapping[str, Sequence[int]]
 ) -> dict[str, tuple[int, ...]]:
-    """The newest of each node; of many nodes those with the highest."""
-    found = {n: _joined_of_node(first.get(n, ()), then.get(n, ())) for n in {**first, **then}}
-    kept = sorted(found, key=lambda node: max(found[node], default=0))[-MOST_NODES:]
-    return {node: found[node] for node in found if node in kept}
+    """The newest of each node."""
+    return _bounded({n: _of_both(first.get(n, ()), then.get(n, ())) for n in {**first, **then}})
 
 
-def _joined_of_node(first: Sequence[int], then: Sequence[int]) -> tuple[int, ...]:
-    """The newest of both and the highest, each batch once, with the last of its records."""
+def _of_both(first: Sequence[int], then: Sequence[int]) -> list[int]:
+    """Each batch once, with the last of its records."""
     found: dict[int, int] = {}
     for ulid in [*first, *then]:
         batch = ulids.batch_of(ulid)
         found[batch] = max(ulid, found.pop(batch, 0))
-    kept = list(found.values())[-MOST_NEWEST:]
-    highest = max(found.values(), default=0)
-    if found and highest not in kept:
-        kept[0] = highest
-    return tuple(kept)
+    return list(found.values())
+
+
+def _bounded(found: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+    """The newest and the highest of each node; of many nodes those with the highest."""
+    if len(found) > MOST_NODES:
+        kept = sorted(found, key=lambda node: max(found[node], default=0))[-MOST_NODES:]
+        found = {node: found[node] for node in found if node in kept}
+    most = MOST_NEWEST
+    while sum([min(len(each), most) for each in found.values()]) > MOST_OF_ALL:
+        most -= 1
+    return {node: _last(each, most) for node, each in found.items()}
+
+
+def _last(found: Sequence[int], most: int) -> tuple[int, ...]:
+    """The newest of them, among which is the highest."""
+    if len(found) <= most:
+        return tuple(found)
+    kept, highest = found[-most:], max(found)
+    return tuple(kept) if highest in kept else (highest, *kept[1:])
 
 
 def _position(entry: Any) -> Position:

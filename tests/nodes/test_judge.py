@@ -7,7 +7,7 @@ import pytest
 from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.position import MOST_NEWEST, MOST_NODES, Cursor, Position
-from tests.nodes.torture.producers import LEFT, Given, Written
+from tests.nodes.torture.producers import LEFT, Given, Written, may_have_seen_more
 
 LINES = [f"run-0 p0 {number:06d} x" for number in range(6)]
 OTHERS = [f"run-0 p1 {number:06d} x" for number in range(3)]
@@ -47,7 +47,7 @@ def cursor(newest: tuple[int, ...]) -> str:
     return Cursor({NODE: Position("", 99)}, {NODE: newest}).encode()
 
 
-def four_others(seen: str) -> str:
+def other_nodes(seen: str) -> str:
     """A cursor that names batches of as many nodes as it can, and has seen one more."""
     newest = {f"n{number}": NEWEST[:1] for number in range(MOST_NODES)}
     positions = dict.fromkeys([*newest, seen], Position("", 99))
@@ -65,8 +65,8 @@ def four_others(seen: str) -> str:
         (True, cursor(NEWEST[1:]), [LEFT], True),
         (True, cursor(NEWEST[1:]), [NODE], True),  # all that was seen of it is named
         (True, cursor((BATCH, *NEWEST[1:])), [NODE], True),  # it is named itself
-        (True, four_others(NODE), [NODE], False),  # there is no room for this node's
-        (True, four_others("b"), [NODE], True),  # nothing of this node was seen
+        (True, other_nodes(NODE), [NODE], False),  # there is no room for this node's
+        (True, other_nodes("b"), [NODE], True),  # nothing of this node was seen
         (True, "7", [NODE], True),  # a line of a chunk
         (True, None, [NODE], True),
     ],
@@ -83,6 +83,22 @@ def test_a_line_comes_again_only_where_nobody_can_know_it(
         assert faults[0].startswith("it has too often 1 of 9")
         assert faults[1].startswith("it: 'run-0 p0 000000 x' again: batch")
     assert written.repeated == (not known)
+
+
+@pytest.mark.parametrize(
+    ("named", "more"),
+    [
+        ({}, set()),
+        ({NODE: MOST_NEWEST - 1}, set()),
+        ({NODE: MOST_NEWEST}, {NODE}),
+        (dict.fromkeys("bcde", 20), set()),
+        ({"b": 2, **dict.fromkeys("cde", 24)}, {"c", "d", "e"}),
+        ({f"n{number}": 1 for number in range(MOST_NODES)}, {NODE}),
+    ],
+)
+def test_of_which_nodes_a_reader_may_have_seen_more(named: dict[str, int], more: set[str]) -> None:
+    newest = {node: NEWEST[:count] for node, count in named.items()}
+    assert may_have_seen_more(Cursor({NODE: Position("", 99)}, newest)) == more
 
 
 def test_a_reader_lacks_what_it_was_not_given(written: Written) -> None:

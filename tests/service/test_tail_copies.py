@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from dataclasses import dataclass
 
 from logstore.position import MOST_NEWEST, Cursor, Position
@@ -46,10 +45,10 @@ def test_a_batch_below_the_highest_seen_at_another_node_may_be_a_copy() -> None:
 
 
 def test_the_highest_is_known_after_many_that_were_lower() -> None:
-    cursor = seen(100, *range(1, 5 * MOST_NEWEST))
+    cursor = seen(1000, *range(1, 5 * MOST_NEWEST))
     assert len(cursor.newest["a"]) == MOST_NEWEST
-    assert tick(100).may_repeat(Cursor.decode(cursor.encode()))
-    assert not tick(101).may_repeat(cursor)
+    assert tick(1000).may_repeat(Cursor.decode(cursor.encode()))
+    assert not tick(1001).may_repeat(cursor)
 
 
 def test_what_was_seen_of_one_node_alone_is_not_repeated_by_it() -> None:
@@ -65,13 +64,3 @@ def test_what_was_seen_of_a_node_last_is_known_however_much_comes_of_others() ->
     found = Cursor.decode(cursor.encode())
     assert {number << LINE_BITS for number in (1, 2, 3, 999)} <= set(found.last_records)
     assert len(found.last_records) == 3 + MOST_NEWEST
-
-
-def test_a_cursor_of_the_version_before_is_read() -> None:
-    text = Cursor({"a": Position("file", 1)}, {"": (7 << LINE_BITS,)}).encode()
-    body = base64.urlsafe_b64decode(text[3:] + "=" * (-len(text[3:]) % 4))
-    before = body.replace(b'{"":[', b"[").replace(b"]}]", b"]]")
-    assert before != body
-    old = "c3." + base64.urlsafe_b64encode(before).decode().rstrip("=")
-    assert Cursor.decode(old).last_records == (7 << LINE_BITS,)
-    assert tick(3).may_repeat(Cursor.decode(old))

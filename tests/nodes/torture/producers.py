@@ -21,7 +21,7 @@ import httpx
 
 from logstore import ulid as ulids
 from logstore.batch import RunKey
-from logstore.position import MOST_NEWEST, MOST_NODES, Cursor
+from logstore.position import MOST_NEWEST, MOST_NODES, MOST_OF_ALL, Cursor
 from service.http.line_ids import parse_start
 from tailrace_client import Run, Unavailable
 from tailrace_client.ids import BatchIds
@@ -61,9 +61,7 @@ class Given:
         cursor = self.cursor
         if cursor is None:
             return False
-        full = [node for node, found in cursor.newest.items() if len(found) == MOST_NEWEST]
-        if len(cursor.newest) == MOST_NODES:
-            full += cursor.positions.keys() - cursor.newest.keys()
+        full = may_have_seen_more(cursor)
         known = {ulids.batch_of(last) for last in cursor.last_records}
         missed = any(node in full for node in self.silent) or (bool(full) and LEFT in self.silent)
         return int(ulids.parse(batch)) not in known and missed
@@ -84,6 +82,14 @@ class Given:
             f"batch {batch}, {'' if knew else 'not '}named by the cursor, which names {named} of"
             f" {dict(cursor.positions)}; visit {self.visit}, silent {self.silent}"
         )
+
+
+def may_have_seen_more(cursor: Cursor) -> set[str]:
+    """The nodes of which the reader may have seen more batches than the cursor names."""
+    named = cursor.newest
+    most = min(MOST_NEWEST, MOST_OF_ALL // max(len(named), 1))
+    full = {node for node, found in named.items() if len(found) >= most}
+    return full | (cursor.positions.keys() - named.keys() if len(named) >= MOST_NODES else set())
 
 
 @dataclass
