@@ -25,6 +25,7 @@ were never anybody else's, and it reads the deletions before it shows or takes a
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
@@ -101,6 +102,28 @@ async def entries(store: ObjectStore, prefix: str = keys.PEERS) -> dict[str, Ent
 async def all_forgotten(store: ObjectStore) -> list[Forgotten]:
     """All records. Raises `StoreUnavailable`, `Damaged`."""
     return list((await _all(store, keys.FORGOTTEN, decode_forgotten)).values())
+
+
+class LetGo:
+    """The nodes that were let go and have not returned; a record is read once in each version."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._read: dict[str, tuple[str, Forgotten]] = {}
+
+    async def nodes(self) -> tuple[str, ...]:
+        """Their names. Raises `StoreUnavailable`, `Damaged`."""
+        found: dict[str, tuple[str, Forgotten]] = {}
+        async for info in self._store.list(keys.FORGOTTEN):
+            known = self._read.get(info.key)
+            if known is None or known[0] != info.etag:
+                with suppress(NotFound):
+                    newest, body = await self._store.get(info.key)
+                    known = newest.etag, decode_forgotten(body)
+            if known is not None:
+                found[info.key] = known
+        self._read = found
+        return tuple([one.node for _, one in found.values() if one.returned_ms is None])
 
 
 async def forget(

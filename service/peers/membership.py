@@ -17,7 +17,7 @@ from logstore.errors import OutcomeUnknown, TailraceError, Unavailable
 from service.journal.journal import Journal
 from service.peers.away import refuse_old_lines
 from service.peers.feed import LiveFeed
-from service.peers.forgotten import returned
+from service.peers.forgotten import LetGo, returned
 from service.peers.others import Others
 from service.peers.peers import Peers
 from service.peers.register import READER, Register
@@ -103,7 +103,8 @@ class Membership:
         """The others, for the run logs of the node `own`."""
         if self.peers is None:
             return NoOtherNodes()
-        return Others(own, self.peers, deletions, self.current, close_seconds=close_seconds)
+        let_go = LetGo(self._seams.store).nodes
+        return Others(own, self.peers, deletions, self.current, let_go, close_seconds=close_seconds)
 
     async def current(self, deletions: Deletions) -> None:
         """Returns at once if this node hears of all deletions, else reads what it may have missed.

@@ -37,6 +37,7 @@ class Others:
         peers: Peers,
         deletions: Deletions,
         current: Callable[[Deletions], Awaitable[None]],
+        let_go: Callable[[], Awaitable[tuple[str, ...]]],
         *,
         close_seconds: float,
     ) -> None:
@@ -45,6 +46,7 @@ class Others:
         self._peers = peers
         self._deletions = deletions
         self._current = current
+        self._let_go = let_go
         self._close_seconds = close_seconds + _TOLD_SECONDS
 
     def __bool__(self) -> bool:
@@ -98,7 +100,8 @@ class Others:
         """Asks them to close the run. Raises `Unavailable`."""
         gathered = await self._peers.everyone(_run(key), "close", self._close_seconds)
         states = {answer.head.get("state") for answer in gathered.answers.values()}
-        return Told(tuple(sorted(gathered.silent)), bool(states - {"closed", "none"}))
+        working = bool(states - {"closed", "none"})
+        return Told(tuple(sorted(gathered.silent)), working, await self._let_go())
 
     async def ended(self, key: RunKey) -> None:
         """Tells those that answer that the run is closed."""

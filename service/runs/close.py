@@ -127,7 +127,10 @@ class Closer:
     async def _told(self, key: RunKey, pos: int) -> bool:
         """All nodes have closed the run for their lines: whether it is closed as a whole now."""
         if self._wanted.get(key) is None:
-            self._close_done(key, pos)
+            if await self._is_whole(key):
+                self._close_done(key, pos)
+            else:
+                await self.resume(key, pos)
         manifest = (await self._manifests.get(key)).manifest
         closed = manifest.state == "closed" and not self._flusher.holds(key)
         if closed:
@@ -157,15 +160,32 @@ class Closer:
         while (pos := self._wanted.get(key)) is not None:
             try:
                 manifest = await self._finish_or_repair(key, pos)
+                again = (
+                    manifest is not None
+                    and not self._news.telling(key)
+                    and await self._lacks_lost(manifest)
+                )
             except TailraceError as error:
                 self.failures += 1
                 self.last_error = f"{key.fqn}/{key.run}: {error}"
                 await self._clock.sleep(pause)
                 pause = min(pause * 2, _MAX_BACKOFF_SECONDS)
                 continue
-            if manifest is not None and self._wanted.get(key) == pos:
+            if manifest is not None and not again and self._wanted.get(key) == pos:
                 self._finished(key, pos, manifest)
         return "closed"
+
+    async def _is_whole(self, key: RunKey) -> bool:
+        try:
+            return not await self._lacks_lost((await self._manifests.get(key)).manifest)
+        except TailraceError:
+            return False  # who closes it again waits for the store
+
+    async def _lacks_lost(self, manifest: Manifest) -> bool:
+        """Whether lines of a lost node came into the run behind what was closed of it."""
+        closes = manifest.closes
+        lost = await self._gone_writers(manifest)
+        return any(closes.get(writer, 0) < manifest.dealt_with(writer) for writer in lost)
 
     async def _finish_or_repair(self, key: RunKey, pos: int) -> Manifest | None:
         def wanted() -> bool:
@@ -189,7 +209,8 @@ class Closer:
         """
         await self._flushed_through(pos)
         await self._flusher.flush(key, end=pos)
-        ended = [*self._parents, WRITER, *await self._gone_writers(key)]
+        manifest = (await self._manifests.get(key)).manifest
+        ended = [*self._parents, WRITER, *await self._gone_writers(manifest)]
         async with self._locks.of(key):
             if not wanted():
                 return None
@@ -204,10 +225,9 @@ class Closer:
             del self._wanted[key]
             self._flusher.let_go(key)
 
-    async def _gone_writers(self, key: RunKey) -> list[str]:
+    async def _gone_writers(self, manifest: Manifest) -> list[str]:
         """Writers of the run that do not look after it themselves."""
-        writers = (await self._manifests.get(key)).manifest.writers
-        others = [w for w in writers if w not in (self._node, WRITER, *self._parents)]
+        others = [w for w in manifest.writers if w not in (self._node, WRITER, *self._parents)]
         return [writer for writer in others if await self._gone(writer)]
 
     async def finalise(self, key: RunKey, seen: Manifest) -> bool:

@@ -1,15 +1,15 @@
 """Asks other nodes to close a run for their lines, until each has heard or has lost its lease.
 
 Each node closes a run up to its own last line; the run is closed when all have. A node that lost
-its lease has nobody who closes for it: another one flushes what it brought into the store, and then
-its lines count as closed (`service/runs/close.py`). Until all others know, the journal has the
-close as unfinished, so the next start asks them again.
+its lease, or that an operator let go, has nobody who closes for it: another one flushes what it
+brought into the store, and then its lines count as closed (`service/runs/close.py`). Until all
+others know, the journal has the close as unfinished, so the next start asks them again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from logstore.batch import RunKey
 from logstore.clock import Clock
@@ -40,6 +40,8 @@ class CloseNews:
         self._is_over = is_over
         self._told = told
         self._tasks: dict[RunKey, asyncio.Task[str]] = {}
+        self._settled: set[str] = set()
+        """Nodes that were let go and have nothing that is in no run: they write no more."""
         self._ending: set[asyncio.Task[None]] = set()
 
     def telling(self, key: RunKey) -> bool:
@@ -82,7 +84,8 @@ class CloseNews:
                 told = await self._others.close(key)
             except TailraceError:
                 told = Told((_UNKNOWN,))
-            if not [node for node in told.silent if not await self._is_lost(node)]:
+            waiting = [node for node in told.silent if not await self._is_lost(node)]
+            if not waiting and await self._all_settled(told.let_go):
                 break
             await self._clock.sleep(pause)
             pause = min(pause * 2, _MAX_PAUSE_SECONDS)
@@ -93,6 +96,13 @@ class CloseNews:
         except TailraceError:
             return "closing"  # the manifest could not be read: streams look by themselves
         return "closing" if told.working else "closed"
+
+    async def _all_settled(self, let_go: Sequence[str]) -> bool:
+        self._settled.intersection_update(let_go)  # one that is back may write again
+        for node in let_go:
+            if node not in self._settled and await self._is_lost(node):
+                self._settled.add(node)
+        return self._settled.issuperset(let_go)
 
     async def _is_lost(self, node: str) -> bool:
         try:

@@ -64,10 +64,14 @@ class RunsElsewhere(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Who did not hear of a change, and whether somebody who did is still at it."""
+    """Who did not hear of a change, and whether somebody who did is still at it.
+
+    `let_go` are nodes that an operator let go: nobody asks them, and they are lost.
+    """
 
     silent: tuple[str, ...] = ()
     working: bool = False
+    let_go: tuple[str, ...] = ()
 
 
 class OtherNodes(Protocol):

@@ -14,8 +14,8 @@ from service.node import Node
 from service.runtime.pulse import STALL_SECONDS, Pulse
 from tests.seeds import seeds, some
 from tests.service.client_model import batches_in, downloaded, exists
-from tests.service.cluster import LEASE, OTHER, RUN
-from tests.service.peers.worlds import LAZY, PATIENT, cluster
+from tests.service.cluster import OTHER, RUN
+from tests.service.peers.worlds import LAZY, cluster
 from tests.settings import settings_with
 from tests.simulation.faulty_store import Fault, Schedule
 from tests.simulation.virtual_time import VirtualClock
@@ -102,58 +102,6 @@ def test_a_close_waits_for_a_node_that_is_silent_and_goes_on_when_it_returns() -
         await clock.sleep(30.0)
         assert not a.journal.state.closes
         assert len(batches_in(await downloaded(b, RUN))) == 2
-
-    world.play(go)
-
-
-def test_a_close_has_what_a_lost_node_brought_into_the_store() -> None:
-    world, board = cluster(3)
-    world.settings = settings_with(PATIENT, runs={"partial_flush_interval_minutes": 0.5})
-
-    async def go(clock: VirtualClock) -> None:
-        a, b = [await world.start(clock, name) for name in "ab"]
-        await clock.sleep(5.0)
-        a.run_logs.takeover._interval = 3600.0  # it looks once more, and not soon again
-        await clock.sleep(5.0)
-        await world.clients.send(a, clock, RUN)
-        await world.clients.send(b, clock, RUN, durability="bulk")
-        board.kill("b-2")
-        world.lines["b"].cut = True
-        await clock.sleep(LEASE + 10.0)
-        assert a.run_logs.takeover.inherited == 0
-        assert await a.close_run(RUN) == "closing"
-        while a.journal.state.closes:  # it is recorded until all is closed
-            await clock.sleep(1.0)
-        assert len(batches_in(await downloaded(a, RUN))) == 2
-        manifest = (await a.run_logs.manifests.get(RUN)).manifest
-        assert manifest.state == "closed"
-
-    world.play(go)
-
-
-def test_readers_at_any_node_hear_of_a_takeover() -> None:
-    world, board = cluster(3, lazy=True)
-
-    async def go(clock: VirtualClock) -> None:
-        a, b, c = [await world.start(clock, name) for name in "abc"]
-        await clock.sleep(1.0)
-        await world.clients.send(a, clock, RUN)
-        await world.clients.send(b, clock, RUN, durability="bulk")
-        readers = [node.tail.watch(RUN) for node in (a, c)]
-        for node in (a, c):
-            node.run_logs.takeover.stop()
-        board.kill("b-2")
-        world.lines["b"].cut = True
-        await clock.sleep(2 * LEASE + 60.0)
-        marks = [reader.channel.mark() for reader in readers]
-        await clock.sleep(60.0)
-        behind = [r.channel.take(m, None).behind for r, m in zip(readers, marks, strict=True)]
-        assert behind == [False, False], "all was said of the node that does not answer"
-        await a.run_logs.takeover.look()
-        assert a.run_logs.takeover.inherited == 1
-        await clock.sleep(5.0)
-        behind = [r.channel.take(m, None).behind for r, m in zip(readers, marks, strict=True)]
-        assert behind == [True, True]
 
     world.play(go)
 
