@@ -21,7 +21,7 @@ import httpx
 
 from logstore import ulid as ulids
 from logstore.batch import RunKey
-from logstore.position import MOST_NEWEST, MOST_NODES, MOST_OF_ALL, Cursor
+from logstore.position import Cursor
 from service.http.line_ids import parse_start
 from tailrace_client import Run, Unavailable
 from tailrace_client.ids import BatchIds
@@ -33,8 +33,6 @@ _RETRY_SECONDS: Final = 0.05
 _SENT_TWICE: Final = 0.1
 _MODES: Final = ("fast", "durable", "durable", "bulk")
 _SHOWN: Final = 3
-LEFT: Final = "who knows: the reader left before it could be told"
-"""In the place of a silent node."""
 _REFUSED: Final = (429, 503, 507)
 
 
@@ -42,29 +40,13 @@ _REFUSED: Final = (429, 503, 507)
 class Given:
     """Lines that a reader was given at once, with the cursor `after` that it had before.
 
-    `silent` are the nodes that did not answer the one that gave them, or `LEFT`; `visit` is the
-    number of the connection, `at` the time.
+    `visit` is the number of the connection, `upto` the cursor that came with them.
     """
 
     lines: list[str]
     after: str | None
-    silent: list[str] = field(default_factory=list)
     visit: int = 0
-    at: float = 0.0
-
-    def cannot_know(self, batch: str) -> bool:
-        """Whether nobody could know that the reader had another copy of this batch.
-
-        The cursor names the newest batches that were seen of each of a few nodes, so it is for
-        lines of a node that is away and had more than those, or for which there is no room.
-        """
-        cursor = self.cursor
-        if cursor is None:
-            return False
-        full = may_have_seen_more(cursor)
-        known = {ulids.batch_of(last) for last in cursor.last_records}
-        missed = any(node in full for node in self.silent) or (bool(full) and LEFT in self.silent)
-        return int(ulids.parse(batch)) not in known and missed
+    upto: str | None = None
 
     @property
     def cursor(self) -> Cursor | None:
@@ -73,23 +55,26 @@ class Given:
         return cursor if isinstance(cursor, Cursor) else None
 
     def told(self, batch: str | None) -> str:
-        """What the reader had and met when it was given lines again, in words."""
+        """What the reader had when it was given lines again, in words."""
         cursor = self.cursor or Cursor()
-        named = {node: len(found) for node, found in cursor.newest.items()}
         known = {ulids.batch_of(last) for last in cursor.last_records}
         knew = batch is not None and int(ulids.parse(batch)) in known
-        return (
-            f"batch {batch}, {'' if knew else 'not '}named by the cursor, which names {named} of"
-            f" {dict(cursor.positions)}; visit {self.visit}, silent {self.silent}"
-        )
+        return f"batch {batch}, {'' if knew else 'not '}named by the cursor; {self}"
+
+    def __str__(self) -> str:
+        return f"visit {self.visit}, behind {_places(self.after)}, up to {_places(self.upto)}"
 
 
-def may_have_seen_more(cursor: Cursor) -> set[str]:
-    """The nodes of which the reader may have seen more batches than the cursor names."""
-    named = cursor.newest
-    most = min(MOST_NEWEST, MOST_OF_ALL // max(len(named), 1))
-    full = {node for node, found in named.items() if len(found) >= most}
-    return full | (cursor.positions.keys() - named.keys() if len(named) >= MOST_NODES else set())
+def _places(text: str | None) -> str:
+    """The places in a cursor, and how many batches it names of each node."""
+    cursor = 0 if text is None else parse_start(text).cursor
+    if not isinstance(cursor, Cursor):
+        return str(cursor)
+    named = {node: len(found) for node, found in cursor.newest.items()}
+    places = [
+        f"{n} {p.file or '?'} {p.pos} ({named.get(n, 0)})" for n, p in cursor.positions.items()
+    ]
+    return ", ".join(places)
 
 
 @dataclass
@@ -104,7 +89,6 @@ class Written:
     by_producer: dict[str, list[str]] = field(default_factory=dict)
     unknown: set[str] = field(default_factory=set)
     again: dict[str, str] = field(default_factory=dict)
-    repeated: int = 0
 
     @property
     def lines(self) -> Counter[str]:
@@ -122,25 +106,16 @@ class Written:
         ]
 
     def reader_faults(self, what: str, given: list[Given]) -> list[str]:
-        """What is wrong with the lines that a reader was given who went from node to node.
-
-        A copy of a batch may come again where nobody could know that it is one, see
-        `Given.cannot_know`; such lines are counted. Everything else came once.
-        """
-        seen: set[str] = set()
-        once: list[str] = []
+        """What is wrong with the lines that a reader was given who went from node to node."""
+        faults = self.faults(what, [line for piece in given for line in piece.lines])
+        first: dict[str, Given] = {}
         told: list[str] = []
         for piece in given:
             for line in piece.lines:
-                batch = self.again.get(line)
-                if line in seen and batch is not None and piece.cannot_know(batch):
-                    self.repeated += 1
-                else:
-                    once.append(line)
-                    if line in seen:
-                        told.append(f"{what}: {line[:40]!r} again: {piece.told(batch)}")
-                seen.add(line)
-        faults = self.faults(what, once)
+                before = first.setdefault(line, piece)
+                if before is not piece:
+                    said = piece.told(self.again.get(line))
+                    told.append(f"{what}: {line[:40]!r} again: {said}; it came first at {before}")
         return faults + told[:_SHOWN] if faults else faults
 
     def disorder(self, what: str, found: list[str]) -> list[str]:

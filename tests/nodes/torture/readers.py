@@ -14,12 +14,11 @@ import httpx
 from logstore.batch import RunKey
 from tests.e2e.clients import Follower, run_path
 from tests.nodes.torture.nodes import Nodes
-from tests.nodes.torture.producers import LEFT, Given
+from tests.nodes.torture.producers import Given
 
 _PATIENCE_SECONDS = 120
 _PAUSE_SECONDS = 0.1
 _LONGEST_VISIT_SECONDS = 4.0
-_TOLD_SECONDS = 2.5  # nodes.timeout_seconds, and what a busy machine takes to say it
 
 
 class LiveReader(Follower):
@@ -30,7 +29,6 @@ class LiveReader(Follower):
     ) -> None:
         super().__init__(client, key, nodes.any_url)
         self._dice = dice
-        self._silent: list[str] = []
         self.given: list[Given] = []
         self._following = asyncio.create_task(self.run())
 
@@ -38,32 +36,16 @@ class LiveReader(Follower):
         """Until it is ended: a run that was complete may go on."""
         while True:
             visit = self._dice.uniform(0.2, _LONGEST_VISIT_SECONDS)
-            self._silent = []
             with suppress(TimeoutError, httpx.TransportError):
                 async with asyncio.timeout(visit):
                     await self._connect()
-            self._leave()
             await asyncio.sleep(_PAUSE_SECONDS)
 
     def _take(self, frame: dict[str, str]) -> None:
-        if frame.get("event") == "silent":
-            self._silent = json.loads(frame["data"])["nodes"]
-            if self.given and self.given[-1].visit == self.connections:
-                self.given[-1].silent.extend(self._silent)  # it is said behind the lines
-        elif frame.get("event") == "logs":
+        if frame.get("event") == "logs":
             lines = json.loads(frame["data"])["logs"].splitlines()
-            now = asyncio.get_running_loop().time()
-            silent = [*self._silent]
-            self.given.append(Given(lines, self._last_id, silent, self.connections, now))
+            self.given.append(Given(lines, self._last_id, self.connections, frame.get("id")))
         super()._take(frame)
-
-    def _leave(self) -> None:
-        """Notes what was given just now: that a node does not answer is said a while later."""
-        since = asyncio.get_running_loop().time() - _TOLD_SECONDS
-        for given in reversed(self.given):
-            if given.visit != self.connections or given.at < since:
-                return
-            given.silent.append(LEFT)
 
     @property
     def seen(self) -> list[str]:
@@ -118,7 +100,7 @@ class PageReader:
             lines = [] if page is None else str(page["logs"]).splitlines()
             if page is not None and (page["after"] is not None or self._are_last(lines)):
                 self.seen += lines
-                self.given.append(Given(lines, self._after, list(page.get("silent", ()))))
+                self.given.append(Given(lines, self._after, upto=page["after"]))
                 if page["after"] is None:
                     return
                 self._after = str(page["after"])

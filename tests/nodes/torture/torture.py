@@ -5,7 +5,7 @@ begun anew. Live readers and readers of pages go from node to node, a group of t
 segments. In the end everything is healed, and each run is closed. Every acknowledged line must
 then be there once: at every node in one log, in the pages, in the query, in the queue, and in the
 table; in the order of its producer where the order is that of ULIDs. Every reader must have seen
-each line once, but where a cursor cannot know (`Given.cannot_know`), and nobody a deleted one.
+each line once, and nobody a deleted one.
 """
 
 from __future__ import annotations
@@ -86,12 +86,10 @@ class Torture:
         """What was done, in words."""
         harms = ", ".join(f"{n} {what}" for what, n in sorted(self._harm.done.items()))
         lines = sum(run.lines.total() for run in self._runs)
-        repeated = sum(run.repeated for run in self._runs)
         deletions = sum(run.deletions for run in self._deleted)
         return (
             f"{harms or 'no harm'}; {len(self._runs)} runs, {lines} lines, {deletions} deletions,"
             f" {self._retries} retries, {self._segments} segments in the queue,"
-            f" {repeated} lines of batches that were sent again came again at readers,"
             f" {len(self.faults)} faults"
         )
 
