@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -34,7 +35,7 @@ from service.node_problems import problems_of
 from service.peers.shedding import open_shedding
 from service.runs.settings import Tuning
 from service.runs.wiring import Surroundings, open_run_logs
-from service.runtime.identity import DataFolder, register
+from service.runtime.identity import DataFolder, Identity, register
 from service.runtime.seams import Seams
 from service.settings import Settings
 from service.shipping.lineage import Lineage, forked_in
@@ -181,7 +182,8 @@ class Node(NodeBase):
 
     async def _register(self) -> None:
         if not self.identity.registered:
-            identity = await register(self.store, self.identity, self.seams.clock)
+            identity = replace(self.identity, files=_taken_over(self.identity, self.journal))
+            identity = await register(self.store, identity, self.seams.clock)
             self._folder.save(identity)
             self.identity = identity
         await self.members.try_to_join(self.identity, self.journal, self.run_logs.deletions)
@@ -214,9 +216,15 @@ class Node(NodeBase):
         before, node, confirmed = self.journal, self.identity, self.journal.state.confirmed
         self.tail.stop()
         await self._let_go()
+        twin = self.members.twin
+        shared = [
+            file.ulid for file in before.files if twin is not None and file.ulid in twin.files
+        ]
 
         async def fork() -> None:
-            self._folder.forked(node, name=node.name, base=confirmed.end, seq=confirmed.seq)
+            self._folder.forked(
+                node, name=node.name, base=confirmed.end, seq=confirmed.seq, shared=shared
+            )
 
         await self._insist(fork, "the node cannot go on as a fork yet")
         await self._insist(partial(self._open, before), "the node cannot go on as a fork yet")
@@ -363,3 +371,11 @@ class Node(NodeBase):
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.journal.close()
         self._syncer.close()
+
+
+def _taken_over(identity: Identity, journal: Journal) -> tuple[tuple[str, int, int], ...]:
+    """Journal files with lines that a fork took over under the name of its parent."""
+    if not identity.parents:
+        return ()
+    files = journal.files[:-1]  # the newest one was begun under the new name
+    return tuple([(f.ulid, f.first_pos, f.end_pos) for f in files if f.end_pos > identity.base])

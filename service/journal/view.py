@@ -172,6 +172,11 @@ class JournalPin:
             file.pin()
         self._held = True
 
+    @property
+    def files(self) -> list[str]:
+        """The ULIDs of the journal files that it holds."""
+        return [file.ulid for file in self._files]
+
     def batches(
         self, *, run: RunKey | None = None, start: int = 0, end: int | None = None
     ) -> JournalBatches:

@@ -2,7 +2,7 @@
 
 | question | answer |
 | --- | --- |
-| `hello` | nothing: the process is there. Who asks is new, so the register is read again |
+| `hello` | `{"files"}`: it is there, with these journal files. Who asks is new: read the register |
 | `hot`, `text` | lines of a run that are in no chunk yet, see `hot` |
 | `metrics` | the metrics of this process as Prometheus reads them, as one part |
 | `wait` | which of some runs have new lines, see `feed` |
@@ -101,7 +101,8 @@ class Answers:
         register = self._node.members.register
         if register is not None and (self._looking is None or self._looking.done()):
             self._looking = asyncio.ensure_future(_look(register))
-        return messages.encode({})
+        with self._node.pin() as pin:
+            return messages.encode({"files": pin.files})
 
     async def _metrics(self, _: Message) -> bytes:
         return messages.encode({}, [self._scrape()])

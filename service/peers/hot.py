@@ -146,7 +146,9 @@ async def ask_for_lines(
             if source.node != own:
                 sources.append(source)
                 files[source.node] = its_files
-    forks = [Fork(e.node, e.parents, e.base, e.files) for e in entries if e.files]
+    mine = peers.register.own
+    every = entries if mine is None else [*entries, mine]
+    forks = [Fork(e.node, e.parents, e.base, e.files, e.shared) for e in every if e.files]
 
     def position(node: str, pos: int) -> Position | None:
         return file_of(files[node], pos) if node in files else None

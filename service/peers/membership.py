@@ -17,10 +17,10 @@ from logstore.errors import OutcomeUnknown, TailraceError, Unavailable
 from service.journal.journal import Journal
 from service.peers.away import refuse_old_lines
 from service.peers.feed import LiveFeed
-from service.peers.forgotten import LetGo, returned
+from service.peers.forgotten import returned
 from service.peers.others import Others
 from service.peers.peers import Peers
-from service.peers.register import READER, Register
+from service.peers.register import READER, Register, Twin
 from service.runs.deletions import Deletions
 from service.runs.elsewhere import NoOtherNodes, OtherNodes
 from service.runtime.identity import Identity
@@ -48,6 +48,7 @@ class Joining:
     files: Sequence[tuple[str, int, int]] = ()
     start: int = 0
     role: str = ""
+    shared: Sequence[str] = ()
 
 
 class Membership:
@@ -74,6 +75,8 @@ class Membership:
                 self.register, network.transport, seams.clock, timeout_seconds=seconds
             )
         self._joined = False
+        self.twin: Twin | None = None
+        """Another process that continues this node's incarnation, as it was found last."""
 
     @property
     def instance(self) -> str:
@@ -103,8 +106,8 @@ class Membership:
         """The others, for the run logs of the node `own`."""
         if self.peers is None:
             return NoOtherNodes()
-        let_go = LetGo(self._seams.store).nodes
-        return Others(own, self.peers, deletions, self.current, let_go, close_seconds=close_seconds)
+        store = self._seams.store
+        return Others(own, self.peers, deletions, self.current, store, close_seconds=close_seconds)
 
     async def current(self, deletions: Deletions) -> None:
         """Returns at once if this node hears of all deletions, else reads what it may have missed.
@@ -142,8 +145,9 @@ class Membership:
                 deletions,
                 identity.parents,
                 identity.base,
-                _own_files(identity, journal),
+                identity.files,
                 identity.base if fresh else journal.next_pos,
+                shared=identity.shared,
             )
         )
 
@@ -205,13 +209,16 @@ class Membership:
             return
         own = self._joining
         twin = await self.register.twin(own.node)
+        self.twin = twin
         if twin is not None:
             raise Forked(
-                f"the node {own.node} runs at {twin} already, on a folder of which this is a"
+                f"the node {own.node} runs at {twin.url} already, on a folder of which this is a"
                 " copy, or the other way round"
             )
         await self.register.publish(
-            own.node, own.parents, own.base, own.files, own.start, role=own.role
+            *(own.node, own.parents, own.base, own.files, own.start),
+            role=own.role,
+            shared=own.shared,
         )
         # From here on others tell it of deletions; those before are in the store.
         await self._read_deletions(own.deletions)
@@ -238,11 +245,3 @@ class Membership:
                     " journal holds is served and brought into the store",
                     node,
                 )
-
-
-def _own_files(identity: Identity, journal: Journal) -> Sequence[tuple[str, int, int]]:
-    """Journal files with lines that a fork took over under the name of its parent."""
-    if not identity.parents:
-        return []
-    files = journal.files[:-1]  # the newest one was begun under the new name
-    return [(f.ulid, f.first_pos, f.end_pos) for f in files if f.end_pos > identity.base]

@@ -15,13 +15,17 @@ the deletions and the register again before it shows a line.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.errors import InvalidInput
+from logstore.objects.store import ObjectStore
 from service.peers import messages
+from service.peers.forgotten import LetGo
 from service.peers.hot import ask_for_lines
 from service.peers.peers import Peers
+from service.peers.registrations import Registrations
 from service.runs.deletions import Deletions
 from service.runs.elsewhere import NOWHERE, Elsewhere, RunsElsewhere, Told
 
@@ -37,7 +41,7 @@ class Others:
         peers: Peers,
         deletions: Deletions,
         current: Callable[[Deletions], Awaitable[None]],
-        let_go: Callable[[], Awaitable[tuple[str, ...]]],
+        store: ObjectStore,
         *,
         close_seconds: float,
     ) -> None:
@@ -46,7 +50,8 @@ class Others:
         self._peers = peers
         self._deletions = deletions
         self._current = current
-        self._let_go = let_go
+        self._let_go = LetGo(store)
+        self._registrations = Registrations(store)
         self._close_seconds = close_seconds + _TOLD_SECONDS
 
     def __bool__(self) -> bool:
@@ -55,9 +60,10 @@ class Others:
     async def lines(self, key: RunKey) -> Elsewhere:
         """Lines of the run beyond the chunks. Raises `Unavailable`."""
         await self._current(self._deletions)
-        if not self._peers:
-            return NOWHERE
-        return await ask_for_lines(key, self._own, self._peers, self._deletions.note)
+        found = NOWHERE
+        if self._peers:
+            found = await ask_for_lines(key, self._own, self._peers, self._deletions.note)
+        return replace(found, left=self._registrations.forks)
 
     async def runs(self, fqn: str | None) -> RunsElsewhere:
         """Runs with lines beyond the chunks, of a pipeline or of all. Raises `Unavailable`."""
@@ -101,7 +107,7 @@ class Others:
         gathered = await self._peers.everyone(_run(key), "close", self._close_seconds)
         states = {answer.head.get("state") for answer in gathered.answers.values()}
         working = bool(states - {"closed", "none"})
-        return Told(tuple(sorted(gathered.silent)), working, await self._let_go())
+        return Told(tuple(sorted(gathered.silent)), working, await self._let_go.nodes())
 
     async def ended(self, key: RunKey) -> None:
         """Tells those that answer that the run is closed."""

@@ -10,6 +10,7 @@
 | `parents`, `base` | the incarnations that it continues, and the first position that is its own |
 | `start` | the position at which the process began |
 | `files` | of a fork: `[[journal file, first pos, end pos], …]` from before it |
+| `shared` | those of them that the node from which it forked has as well |
 | `renewed_ms` | when it was written last, by the node's clock |
 | `load` | what it has to do, 1 for as much as it can take |
 | `role` | `query` for a process that only reads |
@@ -32,7 +33,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -68,6 +69,7 @@ class Entry:
     load: float = 0.0
     start: int = 0
     role: str = ""
+    shared: tuple[str, ...] = ()
 
     @property
     def holds(self) -> bool:
@@ -102,9 +104,17 @@ def decode_entry(body: bytes) -> Entry:
             load=float(value.get("load", 0)),
             start=int(value.get("start", 0)),
             role=str(value.get("role", "")),
+            shared=tuple([str(file) for file in value.get("shared", ())]),
         )
     except (ValueError, TypeError, KeyError) as error:
         raise Damaged(f"not an entry of a node: {error}") from error
+
+
+class Twin(NamedTuple):
+    """Another process that continues the same incarnation, and its journal files."""
+
+    url: str
+    files: tuple[str, ...] = ()
 
 
 class Register:
@@ -161,6 +171,7 @@ class Register:
         files: Sequence[tuple[str, int, int]] = (),
         start: int = 0,
         role: str = "",
+        shared: Sequence[str] = (),
     ) -> None:
         """Writes this process's entry and tells the others. Raises `Unavailable`, `Damaged`."""
         before = self._own
@@ -168,6 +179,7 @@ class Register:
             *(node, self.instance, self._network.url, tuple(parents), base, tuple(files)),
             start=start,
             role=role,
+            shared=tuple(shared),
         )
         await self._write(own)
         self._own = own
@@ -176,8 +188,8 @@ class Register:
         await self.look()
         await asyncio.gather(*[self._hello(entry) for entry in self._others.values()])
 
-    async def twin(self, node: str) -> str | None:
-        """The URL of a process that lives and continues the same incarnation, if there is one.
+    async def twin(self, node: str) -> Twin | None:
+        """A process that lives and continues the same incarnation, if there is one.
 
         Removes entries of earlier processes of the node. Raises `Unavailable`, `Damaged`.
         """
@@ -186,13 +198,13 @@ class Register:
             if entry.node != node:
                 continue
             try:
-                await self._greet(entry)
+                files = await self._greet(entry)
             except (PeerRefused, PeerSilent):
                 # The lock on the folder was free: it is gone. Or this folder is a copy and the
                 # other one cannot be reached, which the numbers of segments will show.
                 await self._remove(entry)
             else:
-                return entry.url
+                return Twin(entry.url, files)
         return None
 
     async def look(self) -> None:
@@ -290,9 +302,11 @@ class Register:
         with suppress(PeerSilent, PeerRefused):  # it will find this process by itself
             await self._greet(entry)
 
-    async def _greet(self, entry: Entry) -> None:
+    async def _greet(self, entry: Entry) -> tuple[str, ...]:
+        """The journal files of a process that lives."""
         transport, body = self._network.transport, messages.encode({"instance": self.instance})
-        await transport.ask(entry.address, "hello", body, _HELLO_SECONDS)
+        answer = await transport.ask(entry.address, "hello", body, _HELLO_SECONDS)
+        return tuple([str(file) for file in messages.decode(answer).head.get("files", ())])
 
 
 def _names(entries: Mapping[str, Entry]) -> set[tuple[str, str]]:

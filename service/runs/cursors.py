@@ -135,7 +135,9 @@ async def unseen(snapshot: Snapshot, where: Cursor | int | None) -> list[tuple[i
     """Ranges of lines that were not seen, in order. Raises `Moved`."""
     found: list[tuple[int, int]] = []
     if isinstance(where, Cursor):
-        where = of_forks(where, snapshot.elsewhere.forks)
+        forks = snapshot.elsewhere.forks
+        left = await snapshot.elsewhere.left(_unknown_writers(snapshot, where))
+        where = of_forks(where, [*forks, *left])
     if isinstance(where, Cursor) and where.complete:
         for place in snapshot.places:
             found += await _unseen_in_chunk(snapshot, place, where)
@@ -148,6 +150,13 @@ async def unseen(snapshot: Snapshot, where: Cursor | int | None) -> list[tuple[i
     if found and isinstance(where, Cursor):
         found = await _without_copies(snapshot, found, where)
     return found
+
+
+def _unknown_writers(snapshot: Snapshot, cursor: Cursor) -> set[str]:
+    """Nodes that are not in the register, and wrote more than the cursor has seen of them."""
+    ends = [item for place in snapshot.places for item in place.chunk.writers.items()]
+    known = {fork.node for fork in snapshot.elsewhere.forks}
+    return {node for node, (_, end) in ends if cursor.seen(node) < end - 1} - known
 
 
 async def _without_copies(
@@ -203,7 +212,8 @@ def of_forks(cursor: Cursor, forks: Sequence[Fork]) -> Cursor:
     """The cursor in the names that forks gave to lines that a reader saw before they forked.
 
     A node that continues a copy of another's folder has that one's name until it finds out. What
-    was read from it meanwhile is known by the journal file, which is the copy's alone.
+    was read from it meanwhile is known by the journal file, which is the copy's alone. Of a file
+    that both are known to have, lines were seen under both names.
     """
     for fork in forks:
         for parent in fork.parents:
@@ -215,7 +225,9 @@ def of_forks(cursor: Cursor, forks: Sequence[Fork]) -> Cursor:
             pos = min(seen.pos, end - 1)
             if pos >= fork.base and pos > cursor.seen(fork.node):
                 positions[fork.node] = Position(seen.file, pos)
-            if seen.pos < end:  # else the original went on in a file that was copied meanwhile
+            if (
+                seen.pos < end and seen.file not in fork.shared
+            ):  # else the original went on in a file that was copied meanwhile
                 del positions[parent]
                 if fork.base:
                     positions[parent] = Position("", min(seen.pos, fork.base - 1))

@@ -7,7 +7,7 @@ and is repeated once it is there.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -29,25 +29,33 @@ class Fork:
     """A node that continues a copy of another's folder: from `base` on its lines are its own.
 
     `files` are the journal files that held such lines when it forked: (file, first pos, end pos).
+    `shared` are those of them that the original has as well.
     """
 
     node: str
     parents: tuple[str, ...]
     base: int
     files: tuple[tuple[str, int, int], ...]
+    shared: tuple[str, ...] = ()
+
+
+async def _no_forks(_: Collection[str]) -> Sequence[Fork]:
+    return ()
 
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
     """What other nodes hold of a run; `silent` are those that did not say.
 
-    `positions` gives the place of a line of a node, for cursors.
+    `positions` gives the place of a line of a node, for cursors. `forks` are nodes of the register,
+    `left` gives those of other nodes that are forks; it raises `StoreUnavailable`.
     """
 
     sources: Sequence[Source] = ()
     silent: tuple[str, ...] = ()
     forks: Sequence[Fork] = ()
     positions: Callable[[str, int], Position | None] = field(default=lambda _, __: None)
+    left: Callable[[Collection[str]], Awaitable[Sequence[Fork]]] = field(default=_no_forks)
     alone: bool = True
     """Whether the register has no other node."""
 

@@ -11,6 +11,7 @@ incarnation that names its parent and the position from which its lines are its 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -41,6 +42,9 @@ class Identity:
 
     `base` is its first position; lines below it are the parent's, of which segments up
     to `parent_seq` were agreed with the store.
+
+    `files` are the journal files that held lines from `base` on when it began, as (file, first
+    position, end), and `shared` those of which it is known that the parent has them as well.
     """
 
     name: str
@@ -49,6 +53,8 @@ class Identity:
     parents: tuple[str, ...] = ()
     parent_seq: int = 0
     base: int = 0
+    files: tuple[tuple[str, int, int], ...] = ()
+    shared: tuple[str, ...] = ()
 
     @property
     def node(self) -> str:
@@ -97,14 +103,20 @@ class DataFolder:
         confirmed = Cut(0, 0, 0) if state is None else state.confirmed
         return self.forked(known, name=name, base=confirmed.end, seq=confirmed.seq)
 
-    def forked(self, parent: Identity, *, name: str, base: int, seq: int) -> Identity:
-        """Saves and gives a new incarnation that continues from `parent`'s position `base`."""
+    def forked(
+        self, parent: Identity, *, name: str, base: int, seq: int, shared: Sequence[str] = ()
+    ) -> Identity:
+        """Saves and gives a new incarnation that continues from `parent`'s position `base`.
+
+        `shared` are journal files that the parent has as well.
+        """
         fork = Identity(
             name,
             self._incarnation(),
             parents=(parent.node, *parent.parents),
             parent_seq=seq,
             base=base,
+            shared=(*shared, *parent.shared),
         )
         self.save(fork)
         return fork
@@ -142,7 +154,9 @@ class DataFolder:
             return None
         try:
             value: dict[str, Any] = orjson.loads(body)
-            return Identity(**{**value, "parents": tuple(value["parents"])})
+            known = Identity(**{**value, "parents": tuple(value["parents"])})
+            files = tuple([(str(file), int(first), int(end)) for file, first, end in known.files])
+            return replace(known, files=files, shared=tuple(known.shared))
         except (ValueError, TypeError, KeyError) as error:
             raise Damaged(
                 f"{path} does not hold a node's identity: {error}",
@@ -174,6 +188,8 @@ async def register(store: ObjectStore, identity: Identity, clock: Clock) -> Iden
         "parents": identity.parents,
         "parent_seq": identity.parent_seq,
         "base": identity.base,
+        "files": identity.files,
+        "shared": identity.shared,
         "registered_ms": clock.now_ms(),
     }
     # it is ours: nobody else has this incarnation's ULID.

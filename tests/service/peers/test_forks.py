@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from logstore.position import MOST_NEWEST
 from tests.e2e.service_process import BASE, ServiceProcess
 from tests.service.peers.processes import Nodes
 from tests.service.peers.test_over_http import events, found, lines, node, post
@@ -76,3 +77,34 @@ def test_readers_go_between_a_node_and_its_copy_and_get_each_line_once(copied: N
         text = httpx.get(f"{service.url}{PATH}/download").raise_for_status().text
         assert sorted(text.splitlines()) == sorted(wanted)
     assert [original.stop(), copy.stop()] == [0, 0]
+
+
+@pytest.mark.parametrize("gone", ["the copy", "the copy, drained, and the original"])
+def test_what_was_read_of_the_original_is_not_given_again_though_one_is_gone(
+    copied: Nodes, tmp_path: Path, gone: str
+) -> None:
+    original, copy = copied
+    reading = node(tmp_path, "c")
+    reading.start()
+    try:
+        wanted = [f"line {n}" for n in range(3 * MOST_NEWEST)]
+        for line in wanted:
+            post(original, PATH, f"{line}\n")
+        stream = events(reading, FQN, None)
+        seen = [next(stream) for _ in wanted]
+        assert [line for _, line in seen] == wanted
+        stream.close()
+        begin_copy(original, copy)
+        if gone == "the copy":
+            copy.kill()
+        else:
+            assert copy.stop() == 0
+            original.kill()
+        for service in (reading, original) if original.running else (reading,):
+            post(service, PATH, f"{service is original}\n")
+            stream = events(service, FQN, seen[-1][0])
+            seen.append(next(stream))
+            assert seen[-1][1] == f"{service is original}"
+            stream.close()
+    finally:
+        reading.kill()

@@ -1,0 +1,50 @@
+"""Which nodes forked from which, of those that have left the register as well.
+
+A node that forks registers what it took over (`service/runtime/identity.py`), once and for ever. A
+reader's cursor may name lines by the name that the copy had before; without this they would be
+new to it once the copy has brought them into the store and is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, Final
+
+import orjson
+
+from logstore import keys
+from logstore.errors import Damaged, NotFound
+from logstore.objects.store import ObjectStore
+from service.runs.elsewhere import Fork
+
+_MOST: Final = 10_000
+
+
+class Registrations:
+    """Registrations of nodes, each read once."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._read: dict[str, Fork | None] = {}
+
+    async def forks(self, nodes: Collection[str]) -> Sequence[Fork]:
+        """Those of the nodes that are forks. Raises `StoreUnavailable`, `Damaged`."""
+        for node in nodes:
+            if node not in self._read:
+                if len(self._read) >= _MOST:
+                    self._read.clear()
+                self._read[node] = await self._fork(node)
+        return [fork for node in nodes if (fork := self._read[node]) is not None]
+
+    async def _fork(self, node: str) -> Fork | None:
+        key = keys.node_registration(node)
+        try:
+            value: dict[str, Any] = orjson.loads((await self._store.get(key))[1])
+            files = tuple([(str(f), int(a), int(b)) for f, a, b in value.get("files", ())])
+            parents = tuple([str(parent) for parent in value["parents"]])
+            shared = tuple([str(file) for file in value.get("shared", ())])
+            return Fork(node, parents, int(value["base"]), files, shared) if files else None
+        except NotFound:
+            return None  # it has no lines that were acknowledged, or is no node
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise Damaged(f"{key} is not the registration of a node: {error}") from error
