@@ -7,7 +7,7 @@
 | cut | nothing passes between it and the bucket, another node, all others, or anybody |
 | cut and kill | the same, and it is killed meanwhile |
 | drain | kill -TERM; all that it holds must be in the bucket, and it must say so |
-| fork | killed; its folder is copied, and both go on; the copy is drained after a while |
+| fork | killed; its folder is copied, both go on, and the copy is drained until it has left |
 
 Now and then a harm takes longer than a lease, so others count the node as lost and go on without
 it. Each node has its own tormentor: what they do overlaps in every way.
@@ -126,7 +126,7 @@ class Tormentor:
         await self._last()
         await asyncio.sleep(_PAUSE_SECONDS)
         del self._nodes.by_name[copy.name]
-        self._harm.faults += await copy.end()
+        self._harm.faults += await copy.end_for_good()
 
     def _others(self) -> list[str]:
         """Who is cut off from it: some other node, all of them, the bucket, or everybody."""

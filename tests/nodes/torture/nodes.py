@@ -32,6 +32,8 @@ SETTINGS: Final = {
     "TAILRACE_QUEUE__RETRY_SECONDS": "0.05",
     "TAILRACE_SSE__HEARTBEAT_SECONDS": "1",
 }
+_TO_BE_STARTED: Final = ("wait in the journal and are nowhere else", "stays in the register")
+_MOST_ENDS: Final = 5
 APART_MS: Final = 30_000
 """The clocks of two nodes are so far from the third one's."""
 
@@ -62,6 +64,16 @@ class TorturedNode:
         found = [] if status == 0 else [f"node {self.name} ended with status {status}"]
         _, traceback, trace = self.service.output().partition("Traceback")
         return found + ([f"node {self.name} logged: {trace[:2000]}"] if traceback else [])
+
+    async def end_for_good(self) -> list[str]:
+        """As `end`, and again as often as it says that it has to start once more."""
+        for _ in range(_MOST_ENDS):
+            said = len(self.service.output())
+            found = await self.end()
+            if not any(words in self.service.output()[said:] for words in _TO_BE_STARTED):
+                return found
+            await self.start()
+        return [*await self.end(), f"node {self.name} has ended {_MOST_ENDS} times, and not left"]
 
     def stop(self) -> None:
         """SIGSTOP."""
