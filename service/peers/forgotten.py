@@ -25,7 +25,6 @@ were never anybody else's, and it reads the deletions before it shows or takes a
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
@@ -109,21 +108,28 @@ class LetGo:
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
-        self._read: dict[str, tuple[str, Forgotten]] = {}
+        self._read: dict[str, tuple[str, bool]] = {}
 
     async def nodes(self) -> tuple[str, ...]:
-        """Their names. Raises `StoreUnavailable`, `Damaged`."""
-        found: dict[str, tuple[str, Forgotten]] = {}
+        """Their names. Raises `StoreUnavailable`."""
+        found: dict[str, tuple[str, bool]] = {}
         async for info in self._store.list(keys.FORGOTTEN):
             known = self._read.get(info.key)
             if known is None or known[0] != info.etag:
-                with suppress(NotFound):
-                    newest, body = await self._store.get(info.key)
-                    known = newest.etag, decode_forgotten(body)
-            if known is not None:
-                found[info.key] = known
+                known = info.etag, await self._is_away(info.key)
+            found[info.key] = known
         self._read = found
-        return tuple([one.node for _, one in found.values() if one.returned_ms is None])
+        away = [key.removeprefix(keys.FORGOTTEN) for key, (_, is_away) in found.items() if is_away]
+        return tuple([decode(name) or name for name in away])
+
+    async def _is_away(self, key: str) -> bool:
+        """Whether it has not returned; of what cannot be read, the key says who was let go."""
+        try:
+            return decode_forgotten((await self._store.get(key))[1]).returned_ms is None
+        except Damaged:
+            return True
+        except NotFound:
+            return False
 
 
 async def forget(

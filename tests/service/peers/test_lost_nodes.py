@@ -37,8 +37,8 @@ async def let_go(node: Node, lost: str, clock: VirtualClock) -> None:
     assert not register.others
 
 
-@pytest.mark.parametrize("forgotten", [False, True])
-def test_a_close_has_what_it_brought_into_the_store(forgotten: bool) -> None:
+@pytest.mark.parametrize(("forgotten", "damaged"), [(False, False), (True, False), (True, True)])
+def test_a_close_has_what_it_brought_into_the_store(forgotten: bool, damaged: bool) -> None:
     world, board = cluster(3)
     world.settings = QUICKLY
 
@@ -54,6 +54,8 @@ def test_a_close_has_what_it_brought_into_the_store(forgotten: bool) -> None:
         await clock.sleep(LEASE + 10.0)
         if forgotten:
             await let_go(a, b.identity.node, clock)
+        if damaged:
+            await a.store.put(keys.forgotten(b.identity.node), b"{")
         assert a.run_logs.takeover.inherited == 0
         # The lines are awaited; one that may yet answer is awaited until the close is over.
         assert await a.close_run(RUN) == ("closed" if forgotten else "closing")
