@@ -127,7 +127,7 @@ class Closer:
     async def _told(self, key: RunKey, pos: int) -> bool:
         """All nodes have closed the run for their lines: whether it is closed as a whole now."""
         if self._wanted.get(key) is None:
-            if await self._is_whole(key):
+            if await self._is_whole(key, pos):
                 self._close_done(key, pos)
             else:
                 await self.resume(key, pos)
@@ -175,11 +175,18 @@ class Closer:
                 self._finished(key, pos, manifest)
         return "closed"
 
-    async def _is_whole(self, key: RunKey) -> bool:
-        try:
-            return not await self._lacks_lost((await self._manifests.get(key)).manifest)
-        except TailraceError:
-            return False  # who closes it again waits for the store
+    async def _is_whole(self, key: RunKey, pos: int) -> bool:
+        """Whether nothing of the close is left to be done. Asks until the store answers."""
+        pause = _FIRST_BACKOFF_SECONDS
+        while True:
+            try:
+                manifest = (await self._manifests.get(key)).manifest
+                # Else a deletion dropped the close, and the run may have begun again.
+                ours = manifest.closes.get(self._node, 0) >= pos
+                return not (ours and await self._lacks_lost(manifest))
+            except TailraceError:
+                await self._clock.sleep(pause)
+                pause = min(pause * 2, _MAX_BACKOFF_SECONDS)
 
     async def _lacks_lost(self, manifest: Manifest) -> bool:
         """Whether lines of a lost node came into the run behind what was closed of it."""
