@@ -19,7 +19,11 @@ from tests.service.access.rules_file import rule, token_of, written
 from tests.service.peers.processes import Nodes, running
 
 SECRET = "a secret that all nodes share"
-LAZY = {"TAILRACE_FLUSH__SEGMENT_SECONDS": "3600", "TAILRACE_NODES__REFRESH_SECONDS": "0.2"}
+LAZY = {
+    "TAILRACE_FLUSH__SEGMENT_SECONDS": "3600",
+    "TAILRACE_NODES__REFRESH_SECONDS": "0.2",
+    "TAILRACE_SERVER__STOP_SECONDS": "60",  # what a busy machine may take to store everything
+}
 
 
 def node(tmp_path: Path, name: str, secret: str = SECRET) -> ServiceProcess:
