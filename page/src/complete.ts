@@ -76,7 +76,7 @@ export function completing(input: HTMLInputElement, scope: () => Record<string, 
     if (one.text.endsWith(":")) void propose();
   };
   const behind = (): Place | null => placeBehind(input.value.slice(0, input.selectionStart ?? input.value.length));
-  const ask = async ({ field }: Place, typed: string, signal: AbortSignal): Promise<Proposal[]> => {
+  const ask = async ({ field, typed }: Place, signal: AbortSignal): Promise<Proposal[]> => {
     if (field === undefined) {
       const reply = await json<{ fields: { name: string; records: number; kind: string }[] }>("query/fields", scope(), signal);
       const names = reply.fields.map((one) => ({ text: `${one.name}:`, note: `${one.kind} · ${one.records}` }));
@@ -93,7 +93,7 @@ export function completing(input: HTMLInputElement, scope: () => Record<string, 
     const { signal } = abort;
     let reply: Proposal[] = [];
     try {
-      reply = await ask(asked, asked.typed, signal);
+      reply = await ask(asked, signal);
     } catch {
       // A proposal that does not come is none; the search itself says what is wrong.
     }
