@@ -35,7 +35,7 @@ from service.node_problems import problems_of
 from service.peers.shedding import open_shedding
 from service.runs.settings import Tuning
 from service.runs.wiring import Surroundings, open_run_logs
-from service.runtime.identity import DataFolder, Identity, register
+from service.runtime.identity import DataFolder, Identity, TakenOver, register
 from service.runtime.seams import Seams
 from service.settings import Settings
 from service.shipping.lineage import Lineage, forked_in
@@ -181,9 +181,11 @@ class Node(NodeBase):
             self._release()
 
     async def _register(self) -> None:
+        if not self.identity.files:  # also of one that an earlier version has registered
+            files = _taken_over(self.identity, self.journal)
+            self.identity = replace(self.identity, files=files)
         if not self.identity.registered:
-            identity = replace(self.identity, files=_taken_over(self.identity, self.journal))
-            identity = await register(self.store, identity, self.seams.clock)
+            identity = await register(self.store, self.identity, self.seams.clock)
             self._folder.save(identity)
             self.identity = identity
         await self.members.try_to_join(self.identity, self.journal, self.run_logs.deletions)
@@ -203,23 +205,24 @@ class Node(NodeBase):
         if task.cancelled() or task.exception() is None:
             return
         error = task.exception()
-        if forked_in(error) is not None:
+        forked = forked_in(error)
+        if forked is not None:
             if not self._stopping:  # else the next start finds it out again
-                self._begin(self._fork(), "fork")
+                self._begin(self._fork(forked.files), "fork")
         elif not self.failed.done() and error is not None:
             self.failed.set_result(error)
 
-    async def _fork(self) -> None:
-        """Continues as a new incarnation, since the store has shown that this one is taken."""
+    async def _fork(self, others: Sequence[str]) -> None:
+        """Continues as a new incarnation, since this one is taken.
+
+        `others` are journal files of the node that has it.
+        """
         self.forks += 1
         self._started.clear()
         before, node, confirmed = self.journal, self.identity, self.journal.state.confirmed
         self.tail.stop()
         await self._let_go()
-        twin = self.members.twin
-        shared = [
-            file.ulid for file in before.files if twin is not None and file.ulid in twin.files
-        ]
+        shared = [file.ulid for file in before.files if file.ulid in others]
 
         async def fork() -> None:
             self._folder.forked(
@@ -373,7 +376,7 @@ class Node(NodeBase):
         self._syncer.close()
 
 
-def _taken_over(identity: Identity, journal: Journal) -> tuple[tuple[str, int, int], ...]:
+def _taken_over(identity: Identity, journal: Journal) -> TakenOver:
     """Journal files with lines that a fork took over under the name of its parent."""
     if not identity.parents:
         return ()

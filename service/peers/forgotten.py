@@ -32,6 +32,7 @@ import orjson
 
 from logstore import keys
 from logstore.batch import RunKey
+from logstore.clock import Clock
 from logstore.errors import Conflict, Damaged, NotFound, UnsupportedVersion
 from logstore.names import decode
 from logstore.objects.store import ObjectStore
@@ -41,6 +42,7 @@ from logstore.swap import Document, swap
 from service.peers.register import Entry, decode_entry
 
 FORMAT = 1
+_LATELY_MS = 11 * 60_000  # ids of clients may lie ten minutes ahead
 Value = TypeVar("Value")
 
 
@@ -106,8 +108,9 @@ async def all_forgotten(store: ObjectStore) -> list[Forgotten]:
 class LetGo:
     """The nodes that were let go and have not returned; a record is read once in each version."""
 
-    def __init__(self, store: ObjectStore) -> None:
+    def __init__(self, store: ObjectStore, clock: Clock) -> None:
         self._store = store
+        self._clock = clock
         self._read: dict[str, tuple[str, bool]] = {}
 
     async def nodes(self) -> tuple[str, ...]:
@@ -119,8 +122,13 @@ class LetGo:
                 known = info.etag, await self._is_away(info.key)
             found[info.key] = known
         self._read = found
-        away = [key.removeprefix(keys.FORGOTTEN) for key, (_, is_away) in found.items() if is_away]
-        return tuple([decode(name) or name for name in away])
+        return tuple([_named(key) for key, (_, is_away) in found.items() if is_away])
+
+    async def lately(self) -> list[str]:
+        """Nodes that were let go in the last eleven minutes. Raises `Unavailable`."""
+        since = self._clock.now_ms() - _LATELY_MS
+        listed = self._store.list(keys.FORGOTTEN)
+        return [_named(info.key) async for info in listed if info.modified_ms >= since]
 
     async def _is_away(self, key: str) -> bool:
         """Whether it has not returned; of what cannot be read, the key says who was let go."""
@@ -130,6 +138,12 @@ class LetGo:
             return True
         except NotFound:
             return False
+
+
+def _named(key: str) -> str:
+    """The node of a record's key."""
+    name = key.removeprefix(keys.FORGOTTEN)
+    return decode(name) or name
 
 
 async def forget(

@@ -20,10 +20,10 @@ from service.peers.feed import LiveFeed
 from service.peers.forgotten import returned
 from service.peers.others import Others
 from service.peers.peers import Peers
-from service.peers.register import READER, Register, Twin
+from service.peers.register import READER, Register
 from service.runs.deletions import Deletions
 from service.runs.elsewhere import NoOtherNodes, OtherNodes
-from service.runtime.identity import Identity
+from service.runtime.identity import Identity, TakenOver
 from service.runtime.pulse import Pulse
 from service.runtime.seams import Seams
 from service.settings import Settings
@@ -45,7 +45,7 @@ class Joining:
     deletions: Deletions
     parents: Sequence[str] = ()
     base: int = 0
-    files: Sequence[tuple[str, int, int]] = ()
+    files: TakenOver = ()
     start: int = 0
     role: str = ""
     shared: Sequence[str] = ()
@@ -75,8 +75,6 @@ class Membership:
                 self.register, network.transport, seams.clock, timeout_seconds=seconds
             )
         self._joined = False
-        self.twin: Twin | None = None
-        """Another process that continues this node's incarnation, as it was found last."""
 
     @property
     def instance(self) -> str:
@@ -106,8 +104,8 @@ class Membership:
         """The others, for the run logs of the node `own`."""
         if self.peers is None:
             return NoOtherNodes()
-        store = self._seams.store
-        return Others(own, self.peers, deletions, self.current, store, close_seconds=close_seconds)
+        known = self.peers, deletions, self.current
+        return Others(own, *known, self._seams.store, self._clock, close_seconds=close_seconds)
 
     async def current(self, deletions: Deletions) -> None:
         """Returns at once if this node hears of all deletions, else reads what it may have missed.
@@ -209,11 +207,11 @@ class Membership:
             return
         own = self._joining
         twin = await self.register.twin(own.node)
-        self.twin = twin
         if twin is not None:
             raise Forked(
                 f"the node {own.node} runs at {twin.url} already, on a folder of which this is a"
-                " copy, or the other way round"
+                " copy, or the other way round",
+                files=twin.files,
             )
         await self.register.publish(
             *(own.node, own.parents, own.base, own.files, own.start),

@@ -19,6 +19,7 @@ from dataclasses import replace
 
 from logstore import ulid as ulids
 from logstore.batch import RunKey
+from logstore.clock import Clock
 from logstore.errors import InvalidInput
 from logstore.objects.store import ObjectStore
 from service.peers import messages
@@ -42,6 +43,7 @@ class Others:
         deletions: Deletions,
         current: Callable[[Deletions], Awaitable[None]],
         store: ObjectStore,
+        clock: Clock,
         *,
         close_seconds: float,
     ) -> None:
@@ -50,7 +52,7 @@ class Others:
         self._peers = peers
         self._deletions = deletions
         self._current = current
-        self._let_go = LetGo(store)
+        self._let_go = LetGo(store, clock)
         self._registrations = Registrations(store)
         self._close_seconds = close_seconds + _TOLD_SECONDS
 
@@ -93,7 +95,7 @@ class Others:
                     highest = max(highest, int(ulids.parse(answer.head["highest"])))
             except (InvalidInput, KeyError):
                 silent.add(entry.node)
-        silent.update(await self._peers.register.forgotten_lately())
+        silent.update(await self._let_go.lately())
         return highest, tuple(sorted(silent))
 
     async def deleted(self, fqn: str, run: str | None, t: int) -> Told:

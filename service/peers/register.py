@@ -41,10 +41,10 @@ from logstore import keys
 from logstore import ulid as ulids
 from logstore.clock import Clock, Entropy
 from logstore.errors import Damaged, NotFound, TailraceError, UnsupportedVersion
-from logstore.names import decode
 from logstore.objects.store import ObjectInfo, ObjectStore
 from service.peers import messages
 from service.peers.transport import Address, Network, PeerRefused, PeerSilent
+from service.runtime.identity import TakenOver, taken_over
 
 FORMAT = 1
 READER: Final = "query"
@@ -52,7 +52,6 @@ _RENEW_SECONDS = 60.0
 _READER_GONE_SECONDS = 3 * _RENEW_SECONDS
 _HELLO_SECONDS = 2.0
 _LOAD_STEP = 0.1
-_LATELY_MS = 11 * 60_000  # ids of clients may lie ten minutes ahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ class Entry:
     url: str
     parents: tuple[str, ...] = ()
     base: int = 0
-    files: tuple[tuple[str, int, int], ...] = ()
+    files: TakenOver = ()
     renewed_ms: int = 0
     load: float = 0.0
     start: int = 0
@@ -99,7 +98,7 @@ def decode_entry(body: bytes) -> Entry:
             url=str(value["url"]),
             parents=tuple([str(parent) for parent in value["parents"]]),
             base=int(value["base"]),
-            files=tuple([(str(f), int(a), int(b)) for f, a, b in value["files"]]),
+            files=taken_over(value["files"]),
             renewed_ms=int(value["renewed_ms"]),
             load=float(value.get("load", 0)),
             start=int(value.get("start", 0)),
@@ -168,7 +167,7 @@ class Register:
         node: str,
         parents: Sequence[str] = (),
         base: int = 0,
-        files: Sequence[tuple[str, int, int]] = (),
+        files: TakenOver = (),
         start: int = 0,
         role: str = "",
         shared: Sequence[str] = (),
@@ -176,7 +175,7 @@ class Register:
         """Writes this process's entry and tells the others. Raises `Unavailable`, `Damaged`."""
         before = self._own
         own = Entry(
-            *(node, self.instance, self._network.url, tuple(parents), base, tuple(files)),
+            *(node, self.instance, self._network.url, tuple(parents), base, files),
             start=start,
             role=role,
             shared=tuple(shared),
@@ -270,15 +269,6 @@ class Register:
             return
         self._own = replace(self._own, load=round(load, 2))
         await self._write(self._own)
-
-    async def forgotten_lately(self) -> list[str]:
-        """Nodes that were let go in the last eleven minutes. Raises `Unavailable`."""
-        since = self._clock.now_ms() - _LATELY_MS
-        return [
-            decode(info.key.removeprefix(keys.FORGOTTEN)) or info.key
-            async for info in self._store.list(keys.FORGOTTEN)
-            if info.modified_ms >= since
-        ]
 
     async def withdraw(self) -> None:
         """Removes the own entry: all that this process held is in the store."""

@@ -16,6 +16,7 @@ from logstore import keys
 from logstore.errors import Damaged, NotFound
 from logstore.objects.store import ObjectStore
 from service.runs.elsewhere import Fork
+from service.runtime.identity import taken_over
 
 _MOST: Final = 10_000
 
@@ -40,7 +41,7 @@ class Registrations:
         key = keys.node_registration(node)
         try:
             value: dict[str, Any] = orjson.loads((await self._store.get(key))[1])
-            files = tuple([(str(f), int(a), int(b)) for f, a, b in value.get("files", ())])
+            files = taken_over(value.get("files", ()))
             parents = tuple([str(parent) for parent in value["parents"]])
             shared = tuple([str(file) for file in value.get("shared", ())])
             return Fork(node, parents, int(value["base"]), files, shared) if files else None

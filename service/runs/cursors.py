@@ -135,9 +135,8 @@ async def unseen(snapshot: Snapshot, where: Cursor | int | None) -> list[tuple[i
     """Ranges of lines that were not seen, in order. Raises `Moved`."""
     found: list[tuple[int, int]] = []
     if isinstance(where, Cursor):
-        forks = snapshot.elsewhere.forks
-        left = await snapshot.elsewhere.left(_unknown_writers(snapshot, where))
-        where = of_forks(where, [*forks, *left])
+        left = await snapshot.elsewhere.left(_unseen_writers(snapshot, where))
+        where = of_forks(where, [*snapshot.elsewhere.forks, *left])
     if isinstance(where, Cursor) and where.complete:
         for place in snapshot.places:
             found += await _unseen_in_chunk(snapshot, place, where)
@@ -152,8 +151,13 @@ async def unseen(snapshot: Snapshot, where: Cursor | int | None) -> list[tuple[i
     return found
 
 
-def _unknown_writers(snapshot: Snapshot, cursor: Cursor) -> set[str]:
-    """Nodes that are not in the register, and wrote more than the cursor has seen of them."""
+def _unseen_writers(snapshot: Snapshot, cursor: Cursor) -> set[str]:
+    """Nodes that wrote more than the cursor has seen of them; no forks of the register.
+
+    None for a cursor that names no node, under whose name it could have seen what a fork has.
+    """
+    if not cursor.positions:
+        return set()
     ends = [item for place in snapshot.places for item in place.chunk.writers.items()]
     known = {fork.node for fork in snapshot.elsewhere.forks}
     return {node for node, (_, end) in ends if cursor.seen(node) < end - 1} - known
@@ -225,9 +229,8 @@ def of_forks(cursor: Cursor, forks: Sequence[Fork]) -> Cursor:
             pos = min(seen.pos, end - 1)
             if pos >= fork.base and pos > cursor.seen(fork.node):
                 positions[fork.node] = Position(seen.file, pos)
-            if (
-                seen.pos < end and seen.file not in fork.shared
-            ):  # else the original went on in a file that was copied meanwhile
+            # Beyond the end, the original went on in a file that was copied meanwhile.
+            if seen.pos < end and seen.file not in fork.shared:
                 del positions[parent]
                 if fork.base:
                     positions[parent] = Position("", min(seen.pos, fork.base - 1))

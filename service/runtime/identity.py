@@ -11,10 +11,10 @@ incarnation that names its parent and the position from which its lines are its 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import orjson
 
@@ -36,6 +36,15 @@ _FILE = "node.json"
 _LOCK = "lock"
 
 
+TakenOver: TypeAlias = tuple[tuple[str, int, int], ...]
+"""Journal files that a fork took over: (file, first position, end)."""
+
+
+def taken_over(value: Iterable[Any]) -> TakenOver:
+    """Such files as JSON has them. Raises `ValueError`, `TypeError`."""
+    return tuple([(str(file), int(first), int(end)) for file, first, end in value])
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
     """An incarnation of a node. `parents` are those that it continues, the last one first.
@@ -43,8 +52,8 @@ class Identity:
     `base` is its first position; lines below it are the parent's, of which segments up
     to `parent_seq` were agreed with the store.
 
-    `files` are the journal files that held lines from `base` on when it began, as (file, first
-    position, end), and `shared` those of which it is known that the parent has them as well.
+    `files` are the journal files that held lines from `base` on when it began, and `shared` those
+    of which it is known that the parent has them as well.
     """
 
     name: str
@@ -53,7 +62,7 @@ class Identity:
     parents: tuple[str, ...] = ()
     parent_seq: int = 0
     base: int = 0
-    files: tuple[tuple[str, int, int], ...] = ()
+    files: TakenOver = ()
     shared: tuple[str, ...] = ()
 
     @property
@@ -155,8 +164,7 @@ class DataFolder:
         try:
             value: dict[str, Any] = orjson.loads(body)
             known = Identity(**{**value, "parents": tuple(value["parents"])})
-            files = tuple([(str(file), int(first), int(end)) for file, first, end in known.files])
-            return replace(known, files=files, shared=tuple(known.shared))
+            return replace(known, files=taken_over(known.files), shared=tuple(known.shared))
         except (ValueError, TypeError, KeyError) as error:
             raise Damaged(
                 f"{path} does not hold a node's identity: {error}",

@@ -28,6 +28,7 @@ journal, and a fork renumbers everything that is not confirmed.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from logstore import keys
 from logstore.clock import Clock
@@ -40,7 +41,14 @@ LOOK_SECONDS = 600.0
 
 
 class Forked(Conflict):
-    """The store holds segments of this incarnation that this folder did not write."""
+    """The store holds segments of this incarnation that this folder did not write.
+
+    `files` are the journal files of the process that wrote them, as far as it could be asked.
+    """
+
+    def __init__(self, message: str, *, files: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.files = files
 
 
 class Lineage:

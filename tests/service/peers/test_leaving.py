@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
 from logstore import keys
-from logstore.errors import StoreUnavailable
 from tests.service.cluster import RUN
 from tests.service.peers.worlds import cluster
+from tests.simulation.faulty_store import Fault, Schedule
 from tests.simulation.virtual_time import VirtualClock
 
 
 @pytest.mark.parametrize("cut", ["", "before the entry goes", "before the stop"])
 def test_it_says_who_waits_for_it_and_what_to_do(
-    cut: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    cut: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     world, _ = cluster(1)
 
@@ -23,17 +21,13 @@ def test_it_says_who_waits_for_it_and_what_to_do(
         other = await world.start(clock, "a")
         node = await world.start(clock, "b")
         line = world.lines["b"]
-        delete = line.delete
-
-        async def refused(names: Sequence[str]) -> None:
-            if names[0].startswith(keys.PEERS):
-                raise StoreUnavailable("cut off")
-            await delete(names)
-
         await clock.sleep(30.0)
         await world.clients.send(node, clock, RUN)
         if cut == "before the entry goes":
-            monkeypatch.setattr(line, "delete", refused)
+            line.schedule = Schedule(
+                dict.fromkeys(range(1, 1000), Fault.UNAVAILABLE),
+                applies=lambda call: call.startswith("delete") and keys.PEERS in call,
+            )
         line.cut = cut == "before the stop"
         await node.stop()
         register = other.members.register

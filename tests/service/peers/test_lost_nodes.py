@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+from coordination.named.record import text_lease
 from logstore import keys
+from logstore.runs.manifest import Manifest
 from service.node import Node
 from service.peers.forgotten import forget
 from tests.service.client_model import batches_in, downloaded
@@ -13,19 +17,17 @@ from tests.service.peers.worlds import PATIENT, cluster
 from tests.settings import settings_with
 from tests.simulation.virtual_time import VirtualClock
 
-QUICKLY = settings_with(PATIENT, runs={"partial_flush_interval_minutes": 0.5})
+QUICKLY = settings_with(
+    PATIENT, runs={"partial_flush_interval_minutes": 0.5, "stream_timeout_minutes": 60.0}
+)
+"""No run is closed for being idle."""
 
 
 async def let_go(node: Node, lost: str, clock: VirtualClock) -> None:
     """As `tailrace leases forget-node` does, once the lease is over."""
-    store = node.store
-
-    async def nobody(_: str) -> None:
-        return None
-
     made = await forget(
-        *(store, lost),
-        held_by=nobody,
+        *(node.store, lost),
+        held_by=lambda name: node.run_logs.leases.held_by(text_lease(name)),
         prefix=keys.PREFIX,
         now_ms=clock.now_ms(),
         fresh_id=lambda: "01J00000000000000000000001",
@@ -93,5 +95,79 @@ def test_readers_at_any_node_hear_of_a_takeover() -> None:
         await clock.sleep(5.0)
         behind = [r.channel.take(m, None).behind for r, m in zip(readers, marks, strict=True)]
         assert behind == [True, True]
+
+    world.play(go)
+
+
+@pytest.mark.parametrize("deleted", [True, False])
+def test_a_close_from_before_a_deletion_leaves_the_run_that_began_again_open(
+    deleted: bool,
+) -> None:
+    """All hear of the close late; what is in the run now is of a node that was lost meanwhile."""
+    world, board = cluster(3)
+    world.settings = QUICKLY
+
+    async def go(clock: VirtualClock) -> None:
+        a, _, c = [await world.start(clock, name) for name in "abc"]
+        await clock.sleep(5.0)
+        await world.clients.send(a, clock, RUN)
+        board.sever("a-1", "b-2")
+        assert await a.close_run(RUN) == "closing"
+        if deleted:
+            await world.clients.delete(a, RUN)
+            await clock.sleep(15 * 60.0)  # the deletion is of ids of the next 11 minutes too
+        await world.clients.send(c, clock, RUN, durability="bulk")
+        board.kill("c-3")
+        world.lines["c"].cut = True
+        await clock.sleep(2 * LEASE + 60.0)
+        assert a.run_logs.takeover.inherited == 1
+        telling = a.run_logs.closer._news.telling
+        assert telling(RUN), "b has not heard of it"
+        board.heal()
+        while telling(RUN):
+            await clock.sleep(1.0)
+        await clock.sleep(5.0)
+        manifest = (await a.run_logs.manifests.get(RUN)).manifest
+        assert manifest.state == ("open" if deleted else "closed")
+        assert manifest.closes.get(a.identity.node, 0) == 0 or not deleted
+        assert len(batches_in(await downloaded(a, RUN))) == (1 if deleted else 2)
+
+    world.play(go)
+
+
+def test_a_close_that_was_about_to_seal_waits_for_what_came_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, board = cluster(3)
+    world.settings = QUICKLY
+
+    async def go(clock: VirtualClock) -> None:
+        a, b, c = [await world.start(clock, name) for name in "abc"]
+        closer, over = a.run_logs.closer, asyncio.Event()
+        knows = closer._gone_writers
+
+        async def slowly(manifest: Manifest) -> list[str]:
+            known = await knows(manifest)
+            await over.wait()
+            return known
+
+        monkeypatch.setattr(closer, "_gone_writers", slowly)
+        await clock.sleep(5.0)
+        a.run_logs.takeover.stop()
+        await world.clients.send(a, clock, RUN)
+        await world.clients.send(b, clock, RUN, durability="bulk")
+        board.kill("b-2")
+        world.lines["b"].cut = True
+        closing = asyncio.create_task(a.close_run(RUN))
+        while not c.run_logs.takeover.inherited or closer._news.telling(RUN):
+            await clock.sleep(1.0)
+        manifest = (await a.run_logs.manifests.get(RUN)).manifest
+        assert (manifest.state, b.identity.node in manifest.writers) == ("open", True)
+        over.set()
+        while a.journal.state.closes:
+            await clock.sleep(0.1)
+        assert (await a.run_logs.manifests.get(RUN)).manifest.state == "closed"
+        assert len(batches_in(await downloaded(a, RUN))) == 2
+        await closing
 
     world.play(go)

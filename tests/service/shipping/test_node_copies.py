@@ -8,7 +8,9 @@ lost or doubled, also when segments race and when they were consumed and are gon
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
+import orjson
 import pytest
 
 from service.node import Node
@@ -35,6 +37,39 @@ def test_a_clone_and_its_original_go_on_at_once(seed: int) -> None:
 
     copies.play(both)
     assert [node.forks for node in nodes] in ([0, 1], [1, 0])
+    copies.end_well(CLONE)
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_fork_knows_at_each_start_which_files_it_took_over(earlier: bool) -> None:
+    """Also one that an `earlier` version made, which did not write them down."""
+    copies = Copies(1)
+    copies.before()
+    copies.copy(DATA, CLONE)
+
+    forks: list[Node] = []
+
+    async def start(clock: VirtualClock) -> None:
+        if not forks:
+            await copies.live(clock, DATA, MINE, 3)
+        forks.append(copies.life(clock, CLONE).node)
+        await forks[-1].start()
+        while not forks[0].forks or not forks[-1].ready:
+            await clock.sleep(0.1)
+        await copies.clients.send(forks[-1], clock, YOURS)
+
+    copies.play(start)
+    if earlier:
+        write_over(copies, f"{CLONE}/node.json", without=("files", "shared"))
+    copies.play(start)
+    before, after = [fork.identity for fork in forks]
+    assert before.parents
+    assert before.files
+    assert after.node == before.node
+    if earlier:  # and its own ones, which no cursor has under the parent's name
+        assert set(after.files) > set(before.files)
+    else:
+        assert after == before
     copies.end_well(CLONE)
 
 
@@ -116,3 +151,16 @@ def test_a_copy_of_a_copy(seed: int) -> None:
 
     copies.play(again)
     copies.end_well(CLONE, "/third", "/fourth")
+
+
+def write_over(copies: Copies, path: str, *, without: Sequence[str]) -> None:
+    """As a version wrote it that did not know some members yet."""
+    file = copies.fs.open(path, "read")
+    kept = orjson.loads(file.pread(file.size(), 0))
+    file.close()
+    for name in without:
+        del kept[name]
+    copies.fs.unlink(path)
+    file = copies.fs.open(path, "create")
+    file.write([orjson.dumps(kept)])
+    file.close()
