@@ -6,7 +6,7 @@ import { patternOf, queryOf, type Finder, type Mode } from "./find";
 
 interface Owner {
   /** The record behind which a search begins, or before which: `last` was found last. */
-  current: (forward: boolean, last: string | null) => string | null;
+  current: (forward: boolean, last: string | null) => Promise<string | null>;
   go: (record: LogRecord) => Promise<void>;
   mark: (pattern: RegExp | null, q: string | undefined) => void;
   only: (q: string) => void;
@@ -24,6 +24,7 @@ export class FindBar {
   private at: string | null = null;
   private q = "";
   private steps: Promise<void> = Promise.resolve();
+  private stopped = false;
 
   constructor(private readonly finder: Finder, private readonly owner: Owner) {
     this.input = h("input", { type: "search", "aria-label": "Find in this run", placeholder: "Find in the whole run", autocomplete: "off", spellcheck: "false" });
@@ -84,6 +85,12 @@ export class FindBar {
     this.owner.closed();
   }
 
+  /** Ends what is being searched: the view was left. */
+  stop(): void {
+    this.stopped = true;
+    this.asking.abort();
+  }
+
   private only(): void {
     if (this.input.value) this.owner.only(queryOf(this.input.value, this.mode.value as Mode));
   }
@@ -100,6 +107,7 @@ export class FindBar {
   }
 
   private async search(forward: boolean): Promise<void> {
+    if (this.stopped) return;
     const mode = this.mode.value as Mode;
     const q = queryOf(this.input.value, mode);
     if (q !== this.q || this.asking.signal.aborted) this.asking = new AbortController();
@@ -110,7 +118,7 @@ export class FindBar {
     }
     this.said.textContent = "searching…";
     try {
-      const from = this.owner.current(forward, this.at);
+      const from = await this.owner.current(forward, this.at);
       let hit = await this.finder.next(q, from, forward, signal);
       if (!hit && from) {
         hit = await this.finder.next(q, null, forward, signal);

@@ -149,9 +149,9 @@ export class RunLines {
     }
   }
 
-  /** Waits until a line is here, or cannot be had. */
+  /** Waits until a line is here with its record, or cannot be had. */
   async ready(n: number): Promise<void> {
-    for (let tries = 0; tries < 200 && !this.row(n) && !this.closing.signal.aborted; tries++) {
+    for (let tries = 0; tries < 200 && !this.row(n)?.entry.ulid && !this.closing.signal.aborted; tries++) {
       this.want(n, n + 1);
       await new Promise((resolve) => setTimeout(resolve, 50));
     }

@@ -181,6 +181,7 @@ export class RunView {
     removeEventListener("online", this.online);
     document.removeEventListener("visibilitychange", this.online);
     if (RunView.active === this) RunView.active = null;
+    this.find.stop();
     this.news.close();
     this.lines.close();
     this.view.close();
@@ -266,11 +267,15 @@ export class RunView {
   }
 
   /** Where a search begins: at the marked line if it is on screen, else at the last hit, else at what is on screen. */
-  private current(forward: boolean, last: string | null): string | null {
+  private async current(forward: boolean, last: string | null): Promise<string | null> {
     const { line } = this.view.marks;
-    const marked = line !== null && line >= this.view.first && line <= this.view.last ? this.lines.row(line) : undefined;
-    const from = marked ?? this.lines.row(this.view.first - (forward ? 1 : 0));
-    return !marked && last ? last : from?.entry.ulid || null;
+    const marked = line !== null && line >= this.view.first && line <= this.view.last;
+    if (!marked && last) return last;
+    const from = marked ? line : this.view.first - (forward ? 1 : 0);
+    if (from < 0) return null;
+    // Far from here it may still be on its way; without it the search would begin at the run's end.
+    await this.lines.ready(from);
+    return this.lines.row(from)?.entry.ulid || null;
   }
 
   private async goTo(ulid: string): Promise<void> {

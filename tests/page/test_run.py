@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.page.posting import Poster, copied, numbers, open_run, shown, until
 
@@ -124,6 +126,20 @@ def test_finding_counts_the_whole_run_and_goes_from_hit_to_hit(page: Page, post:
     page.keyboard.type("needle ")
     page.keyboard.press("Enter")
     expect(found).to_have_text("6 of 10 records")
+    # Also while the lines there are still on their way.
+    late: list[Route] = []
+    page.route(re.compile(r"[?&]after=1\d{3}\b"), lambda route: late.append(route))
+    page.keyboard.press("Escape")
+    page.locator(".log").evaluate("log => { log.scrollTop = log.scrollHeight / 5; }")
+    expect(page.locator(".row.waiting").first).to_be_visible()
+    page.keyboard.press("/")
+    page.keyboard.type("needle")
+    page.keyboard.press("Enter")
+    expect(found).to_have_text("searching…")
+    for route in late:
+        route.continue_()
+    page.unroute_all()
+    expect(found).to_have_text("3 of 10 records")
     page.keyboard.press("Escape")
     expect(page.locator(".find")).to_be_hidden()
     # The address names the line and the query; it is as good in another tab.
@@ -138,9 +154,32 @@ def test_finding_counts_the_whole_run_and_goes_from_hit_to_hit(page: Page, post:
     page.keyboard.press("Enter")
     expect(found).to_have_text("1 of 1 record")
     page.keyboard.press("Enter")
-    expect(page.locator("#toast.shown")).to_have_count(1)
+    expect(page.locator("#toast.shown")).to_have_text("Past the last match: on to the first.")
     page.get_by_role("link", name="Search").click()
     expect(page.locator("#toast.shown")).to_have_count(0, timeout=1000)
+
+
+def test_a_search_ends_when_its_run_is_left(page: Page, post: Poster) -> None:
+    post.text("p.left", "r", b"straw\nneedle\nstraw\n")
+    open_run(page, "p.left", "r")
+    page.keyboard.press("/")
+    page.keyboard.type("needle")
+    page.keyboard.press("Enter")
+    expect(page.locator(".found")).to_have_text("1 of 1 record")
+    late: list[Route] = []
+    page.route(re.compile(r"/query\?"), lambda route: late.append(route))
+    with page.expect_request(re.compile(r"/query\?")):
+        page.keyboard.press("Enter")
+        page.keyboard.press("Enter")
+    page.get_by_role("link", name="Search").click()
+    expect(page.locator(".run")).to_have_count(0)
+    assert late
+    for route in late:
+        route.continue_()
+    page.unroute_all()
+    page.wait_for_timeout(500)
+    expect(page.locator("#toast.shown")).to_have_count(0, timeout=1000)
+    assert page.url.endswith("#/search")
 
 
 def test_keys_lead_to_the_first_and_the_last_error(page: Page, post: Poster) -> None:
