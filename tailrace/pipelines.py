@@ -304,7 +304,10 @@ def _text(row: Mapping[str, Any], head: str) -> str:
         at = row["checkpoint_at"]
         return "-" if at is None else f"{datetime.fromtimestamp(at / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
     if head == "error":
-        return str(row["error"] or row["reason"] or "-")
+        said = [str(text) for text in (row["reason"], row["error"]) if text]
+        if len(said) == 2 and said[1] in said[0]:  # it was disabled for what failed last
+            said.pop()
+        return "; ".join(said) or "-"
     value = row[head.replace(" ", "_")]
     if isinstance(value, float):
         return f"{value:,.0f}"
