@@ -39,7 +39,7 @@ from tests.servers.minio import Bucket, Minio, running_minio, why_no_minio
 BINARY: Final = "VICTORIA_LOGS"
 _LOADED_ROWS: Final = 50_000  # in a request
 _PATIENCE_SECONDS: Final = 60
-_QUIET_SECONDS: Final = 8
+_QUIET_SECONDS: Final = 30  # a copy of a file of 50 MB takes five
 _CACHES: Final = Path("/proc/sys/vm/drop_caches")
 
 

@@ -1,4 +1,4 @@
-"""Memory that is free goes back to the system.
+"""How much memory there is, and that what is free goes back to the system.
 
 Batches, segments and chunks are buffers of megabytes that live for moments, made on
 several threads. glibc keeps such memory in an arena per thread, and Arrow's own pool
@@ -11,8 +11,10 @@ The numbers are glibc's (`man 3 mallopt`); elsewhere nothing is changed.
 from __future__ import annotations
 
 import ctypes
-
-import pyarrow as pa
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
@@ -20,10 +22,22 @@ _M_ARENA_MAX = -8
 _LARGE_BYTES = 1 << 20
 _KEPT_BYTES = 4 << 20  # more than what a search of a few thousand lines lets go
 _ARENAS = 2
+_LIMITS: Final = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def memory_limit() -> int:
+    """The memory of this container, or of the machine, in bytes."""
+    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in _LIMITS:
+        with suppress(OSError, ValueError):
+            found = min(found, int(Path(path).read_text()))
+    return found
 
 
 def give_back_freed_memory() -> None:
     """Makes glibc return freed memory to the system. Call it before threads begin."""
+    import pyarrow as pa  # settings are read without it
+
     pa.set_memory_pool(pa.system_memory_pool())
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

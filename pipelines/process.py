@@ -30,6 +30,7 @@ from logstore.errors import (
     TailraceError,
     Unavailable,
 )
+from logstore.memory import memory_limit
 from logstore.prometheus import serve
 from pipelines import work
 from pipelines.appenders.own_metrics import AppenderMetrics, Names
@@ -40,7 +41,7 @@ from pipelines.settings import PipelinesSettings
 from pipelines.sources.segments import SegmentSource
 from pipelines.sources.table import TableSource
 from pipelines.worker.gate import Gate
-from pipelines.worker.memory import cached, for_events, memory_limit, share
+from pipelines.worker.memory import cached, for_events, share
 from pipelines.worker.reader import Counts
 from pipelines.worker.waiting import wait_or_stop
 from pipelines.worker.worker import Worker

@@ -37,7 +37,6 @@ from logstore.clock import Clock
 from service.compaction import RestartPolicy
 from service.http.server import address, bound_socket, listen
 from service.metrics.workers import WorkerPlace
-from service.query.scan_copies import budget
 from service.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -306,12 +305,10 @@ class Workers:
 
 
 def _for_all(settings: Settings) -> Settings:
-    """The settings with what workers must agree on: a secret, and the machine's share of copies."""
+    """The settings with what workers must agree on: a secret, and parts of the machine's memory."""
     secret = settings.nodes.secret.get_secret_value() or secrets.token_urlsafe(32)
     nodes = settings.nodes.model_copy(update={"secret": SecretStr(secret)})
-    copies = budget(settings.query.scan_copies_bytes)
-    query = settings.query.model_copy(update={"scan_copies_bytes": copies})
-    return settings.model_copy(update={"nodes": nodes, "query": query})
+    return settings.model_copy(update={"nodes": nodes, "query": settings.query.sized()})
 
 
 def _end(status: int) -> str:

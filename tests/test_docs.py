@@ -67,7 +67,7 @@ def test_every_setting_is_read_somewhere() -> None:
     code = "".join(p.read_text() for p in programs if not p.name.endswith("settings.py"))
     # Read by properties of the settings themselves.
     inside = {"data", "store", "node_id", "server.insecure", "s3.addressing"}
-    inside |= {"flush.bulk_milliseconds"}
+    inside |= {"flush.bulk_milliseconds", "query.index_bytes", "query.scan_copies_bytes"}
     of_partitions = ("partition_prefix", "ageing_seconds", "store.object_store", "store.dynamodb")
     inside |= {f"source_coordination.{name}" for name in of_partitions[:2]}
     inside |= {f"source_coordination.{name}.ttl" for name in of_partitions[2:]}

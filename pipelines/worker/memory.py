@@ -6,10 +6,7 @@ kept decoded a part. Of the rest a part is for what waits, and what is left for 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
@@ -18,16 +15,6 @@ BUFFER_BYTES: Final = 64 << 20
 _CODE_BYTES: Final = 160 << 20
 CACHED_BYTES: Final = 64 << 20
 _PIECE_BYTES: Final = 4 << 20
-_LIMITS: Final = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-
-
-def memory_limit() -> int:
-    """The memory of this container, or of the machine, in bytes."""
-    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for path in _LIMITS:
-        with suppress(OSError, ValueError):
-            found = min(found, int(Path(path).read_text()))
-    return found
 
 
 def for_events(memory_bytes: int) -> int:

@@ -31,7 +31,7 @@ from service.query.pool import DatabasePool
 from service.query.prefilter import Prefilter
 from service.query.request import QueryRequest
 from service.query.running import RunningSearch
-from service.query.scan_copies import ScanCopies, budget
+from service.query.scan_copies import ScanCopies
 from service.query.settings import QuerySettings
 from service.query.skip_indexes import SkipIndexes
 from service.query.tiles import TileSizes
@@ -67,13 +67,13 @@ class QueryEngine:
         self.running = self.waiting = self.refused = self.stopped = 0
         self._sources = sources
         self._bucket = bucket
-        self.indexes = SkipIndexes(sources.store, clock, settings.index_bytes)
+        self.indexes = SkipIndexes(sources.store, clock, settings.index_budget)
         self.copies = ScanCopies(
             sources.store,
             lambda: frozenset(sources.table.newest().files.paths()),
             clock,
             f"{scratch}/copies",
-            most_bytes=budget(settings.scan_copies_bytes),
+            most_bytes=settings.copies_budget,
         )
         self._scratch = scratch
         self._numbers = itertools.count()
@@ -133,6 +133,7 @@ class QueryEngine:
 
     def close(self) -> None:
         """Lets the threads and databases go; searches that still run fail."""
+        self.indexes.close()
         self.databases.close()
         self.copies.close()
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
@@ -59,6 +59,24 @@ class Footer:
         ):
             yield file
 
+    def announce(self, groups: Sequence[Group], most: int) -> int:
+        """Has the system read these row groups from the disk meanwhile, up to about `most` bytes.
+
+        The bytes that were announced. Raises `OSError`.
+        """
+        announced = 0
+        with open(self.path, "rb", buffering=0) as file:
+            for group in groups:
+                columns = self._metadata.row_group(group.number)
+                first, last = columns.column(0), columns.column(columns.num_columns - 1)
+                begin = first.dictionary_page_offset or first.data_page_offset
+                size = last.data_page_offset + last.total_compressed_size - begin
+                if size <= 0 or announced >= most:
+                    break
+                os.posix_fadvise(file.fileno(), begin, size, os.POSIX_FADV_WILLNEED)
+                announced += size
+        return announced
+
     def may_hold(self, group: Group, request: QueryRequest, tile: Tile | None) -> bool:
         """False only if no row of the group is of the request's pipeline and run, in the tile."""
         if request.fqn is not None and not self._meets(group, "fqn", request.fqn, request.fqn):
@@ -94,6 +112,10 @@ class Footers:
         self._kept: OrderedDict[str, tuple[tuple[int, int], Footer, int]] = OrderedDict()
         self._bytes = 0
         self._changing = Lock()
+
+    def has(self, path: str) -> bool:
+        """Whether it was asked for lately."""
+        return path in self._kept
 
     def of(self, path: str) -> Footer:
         """The footer of the file. Raises `OSError`, `pa.ArrowException`."""

@@ -13,9 +13,11 @@ out most of their file, and all that follow once it has turned out that the text
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -31,6 +33,7 @@ from service.query.table_reads import Part, TableReads
 from service.query.text_rows import TooMany, candidate_rows, places
 from service.query.tiles import Tile
 
+_REMOTE: Final = "s3://"
 _AT_ONCE: Final = 2  # row groups of copies
 _DECODED_AT_ONCE: Final = 4  # two threads that decompress, and two that wait for the disk
 _FEW: Final = 4
@@ -40,7 +43,8 @@ _FEWEST_ROWS: Final = 256  # that may hold it in any case
 _MOST_PLACES: Final = 128  # in a row group of a copy: each is read with two calls of the system
 _LONGEST_TEXT: Final = 16 << 20  # of a row group: some are in memory at a time
 _MOST_FOUND: Final = 32 << 20  # bytes of candidates of a tile
-_PIECE_ROWS: Final = 8_192  # that are decoded at a time
+_MOST_ANNOUNCED: Final = 64 << 20  # bytes of a tile: they wait in the page cache
+_PIECE_ROWS: Final = 2_048  # that are decoded at a time
 _NAMES: Final = [name for name in SCHEMA.names if name != MESSAGE]
 
 
@@ -98,7 +102,7 @@ class Prefilter:
 
     def __call__(self, reads: TableReads, tile: Tile) -> TableReads:
         """The same reads with what was found in place of what was looked at. Raises `Damaged`."""
-        local = [part for part in reads.parts if not part.path.startswith("s3://")]
+        local = [part for part in reads.parts if not part.path.startswith(_REMOTE)]
         if self._given_up or not local:
             return reads
         seen = _Seen()
@@ -111,9 +115,19 @@ class Prefilter:
         remote = [part for part in reads.parts if part not in local]
         return reads.prefiltered([*remote, *_parts(seen.left, planned)], seen.found())
 
+    def ahead(self, paths: Sequence[str]) -> None:
+        """Has the footers of these files read, in order, before the search comes to them."""
+        for path in paths:
+            if self._texts and not path.startswith(_REMOTE) and not self._footers.has(path):
+                self._threads.submit(self._read_footer, path)
+
+    def _read_footer(self, path: str) -> None:
+        with suppress(OSError, pa.ArrowException):  # the search itself meets it, and says so
+            self._footers.of(path)
+
     def _planned(self, parts: Sequence[Part], tile: Tile | None, seen: _Seen) -> list[_Work]:
         """Row groups to be looked at; the others that may hold something are left."""
-        work: list[_Work] = []
+        work, room = list[_Work](), _MOST_ANNOUNCED
         for part in parts:
             footer = self._footers.of(part.path)
             groups = [
@@ -122,6 +136,8 @@ class Prefilter:
                 if part.meets(group.first, group.end)
                 and footer.may_hold(group, self._request, tile)
             ]
+            if part.rows is None and room > 0:
+                room -= footer.announce(groups, room)
             pays = part.rare or part.rows is not None
             for group in groups:
                 chosen = work if pays and group.text_bytes <= _LONGEST_TEXT else seen.left
@@ -187,8 +203,8 @@ class Prefilter:
         rows, messages = self._messages(work, most)
         if not rows:
             return _NOTHING
-        others = _columns(work, [name for name in _NAMES if name in work.footer.names])
-        return _batch(others.take(pa.array(rows, pa.int64())).append_column(MESSAGE, messages))
+        others = _rows(work, [name for name in _NAMES if name in work.footer.names], rows)
+        return _batch(others.append_column(MESSAGE, messages))
 
     def _messages(self, work: _Work, most: int) -> tuple[list[int], pa.ChunkedArray]:
         """The candidates' rows in the row group, and their messages. Raises `TooMany`.
@@ -212,6 +228,23 @@ class Prefilter:
 def _columns(work: _Work, names: Sequence[str]) -> pa.Table:
     with work.footer.open() as file:
         return file.read_row_group(work.group.number, columns=names, use_threads=False)
+
+
+def _rows(work: _Work, names: Sequence[str], rows: Sequence[int]) -> pa.Table:
+    """These columns of some rows of the row group, in order. Behind the last nothing is decoded."""
+    found, first = list[pa.RecordBatch](), 0
+    with work.footer.open() as file:
+        for piece in file.iter_batches(
+            _PIECE_ROWS, row_groups=[work.group.number], columns=names, use_threads=False
+        ):
+            end = first + piece.num_rows
+            here = rows[bisect_left(rows, first) : bisect_left(rows, end)]
+            if here:
+                found.append(piece.take(pa.array([row - first for row in here])))
+            first = end
+            if rows[-1] < end:
+                break
+    return pa.Table.from_batches(found)
 
 
 _NOTHING: Final = pa.RecordBatch.from_pylist([], SCHEMA)

@@ -149,7 +149,7 @@ class RunningSearch:
         engine = self._engine
         self._search = Search(
             *(self.request, self._view, self._database),
-            *(engine.tile_sizes, engine.indexes.in_thread, engine.copies),
+            *(engine.tile_sizes, engine.indexes, engine.copies),
             engine.prefilter(self.request, self._check),
         )
 

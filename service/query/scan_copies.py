@@ -271,13 +271,6 @@ class ScanCopies:
                     self.forget(path)
 
 
-def budget(most_bytes: int | None) -> int:
-    """The setting `query.scan_copies_bytes`: without it, a quarter of the machine's memory."""
-    if most_bytes is not None:
-        return most_bytes
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
-
-
 def _is_bare(file: pq.ParquetFile, group: int) -> bool:
     """Whether no line of the row group has attributes."""
     read = file.read_row_group(group, columns=[ATTRIBUTES], use_threads=False)

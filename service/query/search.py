@@ -32,7 +32,7 @@ from service.query.plain import is_plain, matching
 from service.query.prefilter import Prefilter
 from service.query.request import QueryRequest
 from service.query.scan_copies import ScanCopies, ScanCopy
-from service.query.skip_indexes import Indexes
+from service.query.skip_indexes import SkipIndexes
 from service.query.slices import slices
 from service.query.sql import READABLE, Scans, Statement, literal
 from service.query.table_reads import TableReads, table_reads
@@ -46,6 +46,8 @@ _GROWTH: Final = 4
 _PIECE_ROWS: Final = 8_192
 _READ_AHEAD: Final = 4
 """Times as many rows as its limit, that a search for nothing but the nearest records reads."""
+_MOST_AHEAD: Final = 64
+"""Files that are looked at before a search comes to them."""
 _NARROW: Final = 0.1
 """Of a file, that a search in one pipeline or run reads, since files are sorted by them."""
 
@@ -62,7 +64,7 @@ class Search:
         view: View,
         database: Database,
         sizes: TileSizes,
-        indexes: Indexes,
+        indexes: SkipIndexes,
         copies: ScanCopies,
         prefilter: Prefilter,
     ) -> None:
@@ -102,6 +104,7 @@ class Search:
         """The matches in order. Raises `LimitReached`, `Damaged`, `StoreUnavailable`."""
         after, budget = self._after, self._sizes.first_bytes
         tiles = self._tiles()
+        self._look_ahead()
         try:
             while not self._done() and (tile := tiles.take(budget)) is not None:
                 before = self.matches
@@ -129,6 +132,7 @@ class Search:
     def totals(self, summary: Summary) -> Generator[pa.RecordBatch]:
         """The rows of the summary, tile by tile. Raises as `batches`."""
         tiles = self._tiles()
+        self._look_ahead()
         try:
             while (tile := tiles.take(self._sizes.largest_bytes)) is not None:
                 self._note(tile)
@@ -147,6 +151,19 @@ class Search:
         if bounds.low > bounds.high:
             return Tiles({}, bounds, descending=request.descending)
         return Tiles(self._view.weights(bounds), bounds, descending=request.descending)
+
+    def _look_ahead(self) -> None:
+        """Has indexes and footers of files read, nearest first, if the search reads all tiles."""
+        request = self._request
+        if self._needs is None or request.limit is not None:
+            return
+        files = self._view.table_files(Tile(request.low, request.high))
+        files.sort(key=lambda file: (file.date, file.hour), reverse=request.descending)
+        del files[_MOST_AHEAD:]
+        self._indexes.ahead(files)
+        copies = [None if self._copies is None else self._copies.of(file) for file in files]
+        paths = [copy.path if copy else file.uri for file, copy in zip(files, copies, strict=True)]
+        self._prefilter.ahead(paths)
 
     def _note(self, tile: Tile) -> None:
         """Counts what the tile reads."""
@@ -264,7 +281,7 @@ class Search:
 
     def _plan(self, tile: Tile) -> TableReads:
         files = self._view.table_files(tile)
-        indexes = self._indexes(files) if files and self._needs is not None else {}
+        indexes = self._indexes.in_thread(files) if files and self._needs is not None else {}
         return table_reads(tile, files, self._needs, indexes, self._copy_of)
 
     def _copy_of(self, file: TableFile) -> ScanCopy | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from logstore.memory import memory_limit
 from logstore.settings import Bytes, BytesOrZero, Section
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -17,15 +18,15 @@ class QuerySettings(Section):
     spill_bytes: Bytes = Field(
         default=4 * GIB, description="Disk that one search may use beyond its memory"
     )
-    index_bytes: Bytes = Field(
-        default=64 * MIB,
+    index_bytes: Bytes | None = Field(
+        default=None,
         description="Memory of a node for skip indexes of table files, which say what a search"
-        " may leave out",
+        " may leave out; empty: a 64th of the memory of machine or container, at least 64 MiB",
     )
     scan_copies_bytes: BytesOrZero | None = Field(
         default=None,
         description="Disk of a node for copies of table files without compression, which searches"
-        " scan three times as fast; empty: a quarter of the machine's memory, 0: none",
+        " scan three times as fast; empty: half of that memory, 0: none",
     )
     time_limit_seconds: float = Field(
         default=60,
@@ -52,3 +53,20 @@ class QuerySettings(Section):
         ge=0,
         description="A database that no search has used for this long is closed",
     )
+
+    @property
+    def index_budget(self) -> int:
+        """`index_bytes`, or what it is without."""
+        found = self.index_bytes
+        return max(memory_limit() // 64, 64 * MIB) if found is None else found
+
+    @property
+    def copies_budget(self) -> int:
+        """`scan_copies_bytes`, or what it is without."""
+        found = self.scan_copies_bytes
+        return memory_limit() // 2 if found is None else found
+
+    def sized(self) -> QuerySettings:
+        """The same, with sizes in place of what depends on how much memory there is."""
+        sizes = {"index_bytes": self.index_budget, "scan_copies_bytes": self.copies_budget}
+        return self.model_copy(update=sizes)

@@ -22,6 +22,7 @@ from tests.settings import settings_with
 def test_a_worker_has_its_part_and_the_first_is_the_folders_own_node(tmp_path: Path) -> None:
     sections = {"journal": {"max_bytes": 1001}, "query": {"scan_copies_bytes": 0}}
     whole = settings_with(Settings(data=str(tmp_path), node_id="n"), **sections)
+    whole = whole.model_copy(update={"query": whole.query.sized()})
     first, third = (settings_of(whole, k, 4, f"http://h:{k}") for k in (0, 2))
     assert (first.data, first.store, first.node_id) == (str(tmp_path), "", "n")
     assert third.data == str(tmp_path / "workers" / "2")
@@ -30,6 +31,7 @@ def test_a_worker_has_its_part_and_the_first_is_the_folders_own_node(tmp_path: P
     assert (first.nodes.url, third.nodes.url) == ("http://h:0", "http://h:2")
     assert third.journal.max_bytes == 251
     assert third.query.scan_copies_bytes == 0, "none is none for each"
+    assert third.query.index_bytes == -(-whole.query.index_budget // 4) >= 16 << 20
     for section, names in DIVIDED.items():
         for name in names:
             assert hasattr(getattr(whole, section), name), f"{section}.{name}"
@@ -40,8 +42,7 @@ def test_loaded_settings_go_to_another_process(
 ) -> None:
     monkeypatch.setenv("TAILRACE_NODES__SECRET", "a secret of some length")
     loaded, _ = load_settings({"data": str(tmp_path)})
-    query = loaded.query.model_copy(update={"scan_copies_bytes": 1})
-    whole = loaded.model_copy(update={"query": query})
+    whole = loaded.model_copy(update={"query": loaded.query.sized()})
     got: Settings = pickle.loads(pickle.dumps(settings_of(whole, 1, 2, "")))
     assert got.nodes.secret == SecretStr("a secret of some length")
     assert got.data == str(tmp_path / "workers" / "1")

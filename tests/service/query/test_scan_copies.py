@@ -20,6 +20,7 @@ from logstore.segments.carry import Carry
 from logstore.segments.columns import record_batches
 from logstore.table.snapshot import TableFile
 from service.query import scan_copies
+from service.query import settings as settings_module
 from service.query.engine import QueryEngine
 from service.query.request import QueryRequest
 from service.query.settings import QuerySettings
@@ -373,5 +374,15 @@ async def test_nothing_is_left_when_it_closes_beside_a_copy(tmp_path: Path) -> N
 
 
 def test_no_copies_is_a_setting() -> None:
-    settings = QuerySettings.model_validate({"scan_copies_bytes": "0"})
-    assert scan_copies.budget(settings.scan_copies_bytes) == 0
+    assert QuerySettings.model_validate({"scan_copies_bytes": "0"}).copies_budget == 0
+
+
+@pytest.mark.parametrize(("memory", "indexes"), [(1 << 30, 64 << 20), (64 << 30, 1 << 30)])
+def test_what_is_not_set_depends_on_how_much_memory_there_is(
+    monkeypatch: pytest.MonkeyPatch, memory: int, indexes: int
+) -> None:
+    monkeypatch.setattr(settings_module, "memory_limit", lambda: memory)
+    sized = QuerySettings().sized()
+    assert (sized.index_bytes, sized.scan_copies_bytes) == (indexes, memory // 2)
+    given = QuerySettings(index_bytes=1, scan_copies_bytes=2)
+    assert given.sized() == given

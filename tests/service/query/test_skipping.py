@@ -20,7 +20,7 @@ from logstore.errors import NotFound, StoreUnavailable
 from logstore.search.conditions import All, AnyOf, Condition, Contains, Is, Logfmt, Matches, Not
 from logstore.segments.carry import Carry
 from logstore.segments.columns import record_batches
-from logstore.table.skip_index import parse
+from logstore.table.skip_index import SHARE, parse
 from logstore.table.snapshot import TableFile
 from service.query import skip_indexes, table_reads
 from service.query.request import QueryRequest
@@ -245,14 +245,53 @@ async def test_an_index_is_fetched_once_and_a_missing_one_again_after_a_while(
     assert set(await indexes.of([missing, file])) == {file.path, missing.path}
 
 
-async def test_the_least_used_make_room(tmp_path: Path) -> None:
-    world = World(tmp_path)
+async def indexed_files(world: World, number: int) -> list[TableFile]:
+    """Names of so many files, each with an index."""
     file = await rare_word(world)
     body = (await world.store.get(keys.skip_index(file.path)))[1]
-    files = [replace(file, path=f"{n}.parquet") for n in range(4)]
+    files = [replace(file, path=f"{n}.parquet") for n in range(number)]
     for one in files:
         await world.store.put(keys.skip_index(one.path), body)
-    room = 3 * (parse(body, size=file.size).nbytes + 600)
+    return files
+
+
+async def test_indexes_come_ahead_and_are_fetched_once(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    files = await indexed_files(world, 4)
+    store = Counted(world)
+    indexes = SkipIndexes(store, SystemClock(), 1 << 20)  # type: ignore[arg-type]
+    await asyncio.to_thread(indexes.ahead, files)
+    found = await asyncio.gather(*(indexes.of([one]) for one in reversed([*files, files[0]])))
+    assert [list(one) for one in found] == [[one.path] for one in reversed([*files, files[0]])]
+    assert store.got == 4
+
+
+async def test_those_that_come_ahead_do_not_displace_each_other(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    files = await indexed_files(world, 4)
+    room = 2 * (int(files[0].size * SHARE) + 600)
+    store = Counted(world)
+    indexes = SkipIndexes(store, SystemClock(), room)  # type: ignore[arg-type]
+    await asyncio.to_thread(indexes.ahead, files)
+    assert set(await indexes.of(files[:2])) == {"0.parquet", "1.parquet"}
+    assert store.got == 2
+
+
+async def test_a_fetch_that_ends_leaves_its_file_to_be_read(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    files = await indexed_files(world, 2)
+    indexes = SkipIndexes(Stubborn(world, hangs=True), SystemClock(), 1 << 20)
+    waiting = asyncio.ensure_future(indexes.of(files))
+    await asyncio.sleep(0)
+    indexes.close()
+    assert await waiting == {}
+
+
+async def test_the_least_used_make_room(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    files = await indexed_files(world, 4)
+    body = (await world.store.get(keys.skip_index(files[0].path)))[1]
+    room = 3 * (parse(body, size=files[0].size).nbytes + 600)
     store = Counted(world)
     indexes = SkipIndexes(store, SystemClock(), room)  # type: ignore[arg-type]
     for n in (0, 1, 2, 0, 3):
