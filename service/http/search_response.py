@@ -100,32 +100,28 @@ class SearchResponse(Response):
                 "headers": self.raw_headers,
             }
         )
-        if not self._found.head:
-            await self._send_result(send)
-        await send({"type": "http.response.body", "body": b""})
+        last = b"" if self._found.head else await self._send_result(send)
+        await send({"type": "http.response.body", "body": last})
 
-    async def _send_result(self, send: Send) -> None:
+    async def _send_result(self, send: Send) -> bytes:
+        """Sends all but the last bytes, which it returns."""
         try:
             await self._send_records(send)
-            last: bytes | None = self._output.end(self._found.search.stats())
+            return self._output.end(self._found.search.stats())
         except TailraceError as error:
             _, kind = classify(error)
             last = self._output.error({"type": kind, "detail": str(error), "hint": error.hint})
             if last is None:
                 raise
-        await _send_piece(send, last)
+            return last
 
     async def _send_records(self, send: Send) -> None:
         batch, self._found.first = self._found.first, None
         while batch is not None and self._found.batches is not None:
             for piece in self._output.records(batch):
-                await _send_piece(send, piece)
+                if piece:
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
             batch = await anext(self._found.batches, None)
-
-
-async def _send_piece(send: Send, piece: bytes | None) -> None:
-    if piece:
-        await send({"type": "http.response.body", "body": piece, "more_body": True})
 
 
 async def unless_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T | None:

@@ -235,7 +235,8 @@ class RunningSearch:
             work.cancelled() or work.exception()  # looked at, so that asyncio does not warn
         self._stopped = self._stopped or LimitReached("the search is closed")
         try:
-            await self._engine.in_thread(self._clear)
+            if self._records is not None or self._database is not None:
+                await self._engine.in_thread(self._clear)
         finally:
             self._view.release()
             self._leave()

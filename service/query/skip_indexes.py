@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from logstore import keys
@@ -46,8 +46,7 @@ class SkipIndexes:
     async def of(self, files: Collection[TableFile]) -> Mapping[str, SkipIndex]:
         """Those that there are, by the file's path; within two seconds."""
         asked = {file.path: self._kept.get(file.path) for file in files}
-        for path in asked.keys() & self._kept.keys():
-            self._kept.move_to_end(path)
+        self._used(asked)
         coming = {
             file.path: coming
             for file in files
@@ -60,7 +59,11 @@ class SkipIndexes:
         return {path: index for path, index in asked.items() if index is not None}
 
     def in_thread(self, files: Collection[TableFile]) -> Mapping[str, SkipIndex]:
-        """`of`, for a thread that waits until the event loop has fetched them."""
+        """`of`, for a thread. It waits for the event loop only if something is to be fetched."""
+        kept = {file.path: index for file in files if (index := self._kept.get(file.path))}
+        if len(kept) == len(files):
+            self._loop.call_soon_threadsafe(self._used, kept)
+            return kept
         return asyncio.run_coroutine_threadsafe(self.of(files), self._loop).result()
 
     def ahead(self, files: Sequence[TableFile]) -> None:
@@ -77,6 +80,11 @@ class SkipIndexes:
         """Ends fetches; what waits for them goes on without."""
         for task in self._coming.values():
             task.cancel()
+
+    def _used(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            if path in self._kept:
+                self._kept.move_to_end(path)
 
     def _fetched(self, file: TableFile) -> asyncio.Task[SkipIndex | None] | None:
         """The fetch of an index, which may be under way; None if there is nothing to fetch."""

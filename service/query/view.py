@@ -192,7 +192,12 @@ async def _open(
     nodes = {found[0] for info in listed if (found := keys.parse_segment(info.key))}
     report.nodes |= nodes
     nodes |= {pin.node, *bounds}  # of which the table may be ahead
-    marks, files, skipped = await asyncio.to_thread(_newest, sources.table, request, sorted(nodes))
+    (marks, files, skipped), hot = await asyncio.to_thread(
+        lambda: (
+            _newest(sources.table, request, sorted(nodes)),
+            HotRecords(pin, sources.encode, request.fqn, request.run),
+        )
+    )
     for node, seq in bounds.items():
         if marks.get(node, 0) > seq:
             raise Outdated(f"the table is beyond segment {seq} of {node}")
@@ -200,7 +205,6 @@ async def _open(
     fresh = above_marks(listed, marks, report.missing)
     segments = await _segments(sources, fresh, request, report)
     deletions = [d for d in await sources.deletions() if _concerns(d, request)]
-    hot = await asyncio.to_thread(HotRecords, pin, sources.encode, request.fqn, request.run)
     report.segments, report.files, report.files_skipped = len(segments), files.count, skipped
     return View(pin, hot, segments, files, deletions, report)
 
