@@ -58,3 +58,13 @@ async def test_a_report_that_the_store_kept_waiting_does_not_replace_a_later_one
     kept = await reports.get(keys.STATUS, RUN)
     assert kept is not None
     assert kept.value == {"pipelineState": "running"}
+
+
+async def test_what_is_added_at_once_or_while_the_clock_goes_back_stays_in_order() -> None:
+    clock = ManualClock()
+    reports = Reports(World().disk_store, clock, Random(1), horizon=lambda _: 0)
+    for number in range(20):
+        clock.ms -= number // 10
+        await reports.add(keys.METRICS, RUN, {"number": number})
+    found, _ = await reports.added(keys.METRICS, RUN, after=0, limit=100, most_bytes=1 << 20)
+    assert [report.value["number"] for report in found] == list(range(20))
