@@ -18,8 +18,9 @@ pytestmark = pytest.mark.chromium
 SEVERE = b"2026-11-23 10:00:00 ERROR [a] no such column: total\n"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def runs(post: Poster) -> None:
+    """As long as the service: tests of a module may come to a worker in two parts."""
     post.text("shop.orders", "good", b"2026-11-23 10:00:00 INFO [a] read 5 rows status=200\n" * 30)
     post.status("shop.orders", "good", "success")
     post.text("shop.orders", "bad", SEVERE * 3)

@@ -21,7 +21,7 @@ INFO cleans up
 """
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def runs(post: Poster) -> Poster:
     for run, state in (("1", "success"), ("2", "failed"), ("3", "success"), ("4", "failed")):
         post.text("nightly.load", run, TRACE if state == "failed" else b"INFO all well\n")
