@@ -61,7 +61,7 @@ def test_names_of_any_characters_are_links(page: Page) -> None:
 
 @pytest.mark.usefixtures("runs")
 def test_a_search_is_completed_and_leads_to_the_line(page: Page) -> None:
-    page.goto("/#/search")
+    page.goto("/#/search?fqn=shop.orders")  # others have errors, too
     page.keyboard.type("leve")
     expect(page.locator(".proposals li", has_text="level:")).to_be_visible()
     page.keyboard.press("Tab")
