@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import Response
+from fastapi.responses import Response, StreamingResponse
 
 from logstore import ulid as ulids
 from logstore.batch import RunKey
@@ -26,7 +26,6 @@ from logstore.search.moments import parse_moment
 from service.http.cdap_events import FIELDS, Event, EventEncoder, Matches, events_of, parse_filter
 from service.http.node import NodeApi
 from service.http.settings import PageSettings
-from service.http.streamed import Streamed
 from service.http.targets import BASE, refuse_unknown, run_key
 from service.runs.records import RecordPage
 from service.runs.ulid_order import encode_place
@@ -105,8 +104,8 @@ def cdap_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRoute
         first = await _page(node, key, after=None)
         events = _forward(node, key, first)
         if format == "json":
-            return Streamed(_array(events, wanted, encoder), media_type=_JSON)
-        return Streamed(_lines(events, wanted, encoder), media_type=_TEXT)
+            return StreamingResponse(_array(events, wanted, encoder), media_type=_JSON)
+        return StreamingResponse(_lines(events, wanted, encoder), media_type=_TEXT)
 
     @router.get(
         "/{fqn}/{runId}/next",

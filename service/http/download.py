@@ -35,7 +35,6 @@ from service.http.page_bodies import (
     whole_run,
     whole_text,
 )
-from service.http.streamed import Streamed
 from service.http.targets import BASE, run_key
 from service.runs.read import LogSize
 
@@ -203,7 +202,7 @@ def _streamed(
     if accepts_gzip(headers.get("accept-encoding")):
         common["content-encoding"] = "gzip"
         pieces = _compressed(pieces)
-    return Streamed(pieces, status_code=status, headers=common, media_type=media_type)
+    return StreamingResponse(pieces, status_code=status, headers=common, media_type=media_type)
 
 
 def answer(node: NodeApi, key: RunKey, size: LogSize, headers: Mapping[str, str]) -> Response:
@@ -226,10 +225,10 @@ def answer(node: NodeApi, key: RunKey, size: LogSize, headers: Mapping[str, str]
         if "etag" in common and tags.gzip:
             common["etag"] = tags.gzip
         common["content-encoding"] = "gzip"
-        return Streamed(_compressed(text), headers=common, media_type=_TYPE)
+        return StreamingResponse(_compressed(text), headers=common, media_type=_TYPE)
     if whole:
         common["content-length"] = str(size.total_bytes)
-    return Streamed(text, headers=common, media_type=_TYPE)
+    return StreamingResponse(text, headers=common, media_type=_TYPE)
 
 
 def without_body(response: Response) -> Response:
@@ -256,8 +255,10 @@ def _span(headers: Mapping[str, str], size: LogSize, tags: _Validators) -> Span 
     return parse_range(wanted, size.stored_bytes)
 
 
-def _part(node: NodeApi, key: RunKey, span: Span, total: str, common: dict[str, str]) -> Streamed:
-    return Streamed(
+def _part(
+    node: NodeApi, key: RunKey, span: Span, total: str, common: dict[str, str]
+) -> StreamingResponse:
+    return StreamingResponse(
         node.run_logs.reader.download(key, offset=span.first, size=span.size),
         status_code=206,
         headers={

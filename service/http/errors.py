@@ -261,7 +261,11 @@ def _invalid(error: RequestValidationError) -> InvalidInput:
 
 
 class _Unexpected:
-    """Answers unexpected errors; if the response has begun, it ends the connection."""
+    """Answers unexpected errors; if the response has begun, it ends the connection.
+
+    One of ours, such as a store that is away in the middle of a download, is said in a line: the
+    server ends the connection of a reply that is not complete.
+    """
 
     def __init__(self, app: ASGIApp, fresh_id: Callable[[], str]) -> None:
         self._app = app
@@ -278,6 +282,11 @@ class _Unexpected:
         try:
             await self._app(scope, receive, watched)
         except Exception as error:
+            # What has a handler comes in another error once the response has begun.
+            known = error if isinstance(error, TailraceError) else error.__cause__
+            if begun and isinstance(known, TailraceError):
+                log.warning("a reply to %s broke off: %s", scope["path"], known)
+                return
             if begun or scope["type"] != "http":
                 raise
             made = problem(error, request_id(scope["headers"], self._fresh_id()))

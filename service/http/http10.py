@@ -45,6 +45,8 @@ def ended_by_closing(
             if unmeasured:
                 _reset(cycle.transport)
             raise
+        if unmeasured and not (cycle.response_complete or cycle.disconnected):
+            _reset(cycle.transport)
 
     return answer
 

@@ -24,14 +24,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from typing import Any, Final, Literal, Protocol
 
 import orjson
-from fastapi.responses import Response
+from fastapi.responses import Response, StreamingResponse
 from isal import isal_zlib
 
 from logstore.batch import RunKey
 from logstore.errors import TailraceError
 from service.http.errors import classify
 from service.http.node import NodeApi
-from service.http.streamed import Streamed
 from service.http.text import shown
 from service.query.output import Ndjson
 from service.runs.pages import Page
@@ -127,7 +126,7 @@ def page_response(
         body = begun + encoder.end() + _behind(rest(first, first))
         return Response(body, media_type=_JSON, headers=headers)
     pieces = _text_pieces(more, first, begun, rest, encoder)
-    return Streamed(pieces, media_type=_JSON, headers=headers)
+    return StreamingResponse(pieces, media_type=_JSON, headers=headers)
 
 
 async def _text_pieces(
@@ -206,7 +205,7 @@ async def record_page(
         body = begun + lines.end(stats(first.page, first.page))
         return Response(body, status_code=status, media_type=NDJSON)
     pieces = _record_pieces(node, key, first, begun, lines, stats, by_ulid)
-    return Streamed(pieces, status_code=status, media_type=NDJSON)
+    return StreamingResponse(pieces, status_code=status, media_type=NDJSON)
 
 
 async def _record_pieces(

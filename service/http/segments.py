@@ -44,7 +44,6 @@ from service.http.segment_bodies import (
     renewed,
     segment_row,
 )
-from service.http.streamed import Streamed
 from service.query.output import Ndjson, Output, Text
 from service.queue.catalog import parse_id
 from service.queue.contents import Contents, Opened
@@ -129,7 +128,7 @@ async def _answer(
         output = _OUTPUTS[chosen]()
         await opened.stored.check()
         records = contents.records(opened, output)
-        return Streamed(records, headers=common, media_type=output.media_type)
+        return StreamingResponse(records, headers=common, media_type=output.media_type)
     made = await contents.rewritten(opened) if opened.deleted else None
     size = opened.info.size if made is None else len(made.body)
     span = _span(headers, size, tag)
@@ -140,7 +139,7 @@ async def _answer(
     status = 200 if span is None else 206
     stored = made.part(first, length) if made else contents.stored(opened, first, length)
     common["content-length"] = str(length)
-    return Streamed(stored, status, headers=common, media_type=PARQUET)
+    return StreamingResponse(stored, status, headers=common, media_type=PARQUET)
 
 
 def _span(headers: Mapping[str, str], size: int, tag: str) -> Span | None:

@@ -8,22 +8,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from logstore.batch import RunKey
+from logstore.errors import NodeNotReady
+from tests.service.http.breaks_off import BreaksOff
 from tests.service.http.conftest import RUNS, Serve, Served
-from tests.service.http.memory_node import MemoryNode, MemoryRunLogs
+from tests.service.http.memory_node import MemoryNode
 
 TEXT = b"".join(b"%05d %b\n" % (i, b"x" * 90) for i in range(5_000))
-
-
-class BreaksOff(MemoryRunLogs):
-    """A store that goes away in the middle of a text."""
-
-    async def download(
-        self, key: RunKey, *, offset: int = 0, size: int | None = None
-    ) -> AsyncIterator[bytes]:
-        async for piece in super().download(key, offset=offset, size=size):
-            yield piece
-            raise OSError("gone")
 
 
 @asynccontextmanager
@@ -74,8 +64,9 @@ async def test_a_reply_of_a_known_length_has_it(serve: Serve) -> None:
         assert f"content-length: {len(body)}".encode() in head.lower()
 
 
-async def test_a_reply_that_breaks_off_is_no_whole_one(serve: Serve) -> None:
-    served = await served_text(serve, MemoryNode(run_logs=BreaksOff()))
+@pytest.mark.parametrize("error", [OSError("gone"), NodeNotReady("another name")])
+async def test_a_reply_that_breaks_off_is_no_whole_one(serve: Serve, error: Exception) -> None:
+    served = await served_text(serve, MemoryNode(run_logs=BreaksOff(error)))
     async with asked(served, "/p/r/download") as reader:
         with pytest.raises(ConnectionResetError):
             await reader.read(-1)

@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import httpx
 import pytest
 
-from logstore.batch import RunKey
 from logstore.errors import NodeNotReady
+from tests.service.http.breaks_off import BreaksOff
 from tests.service.http.conftest import RUNS, Serve
-from tests.service.http.memory_node import MemoryNode, MemoryRunLogs
-
-
-class BreaksOff(MemoryRunLogs):
-    """Its downloads end early: the node goes on under another name."""
-
-    async def download(
-        self, key: RunKey, *, offset: int = 0, size: int | None = None
-    ) -> AsyncIterator[bytes]:
-        async for piece in super().download(key, offset=offset, size=size):
-            yield piece
-            raise NodeNotReady("the node goes on under another name since this was begun")
+from tests.service.http.memory_node import MemoryNode
 
 
 @pytest.mark.parametrize("encoding", ["identity", "gzip"])
 async def test_a_download_that_breaks_off_is_no_whole_reply(
     serve: Serve, encoding: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    served = await serve(MemoryNode(run_logs=BreaksOff()))
+    error = NodeNotReady("the node goes on under another name since this was begun")
+    served = await serve(MemoryNode(run_logs=BreaksOff(error)))
     text = "".join(f"line {number}\n" for number in range(1_000))
     assert (await served.post("/p/r", text, content_type="text/plain")).status_code == 200
     headers = {"accept-encoding": encoding}

@@ -1,0 +1,23 @@
+"""Runs whose texts cannot be read on from their middle."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from logstore.batch import RunKey
+from tests.service.http.memory_node import MemoryRunLogs
+
+
+class BreaksOff(MemoryRunLogs):
+    """Each download raises `error` behind its first piece."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self._error = error
+
+    async def download(
+        self, key: RunKey, *, offset: int = 0, size: int | None = None
+    ) -> AsyncIterator[bytes]:
+        async for piece in super().download(key, offset=offset, size=size):
+            yield piece
+            raise self._error
