@@ -23,8 +23,10 @@ from logstore.segments.columns import record_batches
 from logstore.table.skip_index import SHARE, parse
 from logstore.table.snapshot import TableFile
 from service.query import skip_indexes, table_reads
+from service.query.footers import Footer, Footers
 from service.query.request import QueryRequest
 from service.query.skip_indexes import SkipIndexes
+from service.query.tiles import TileSizes
 from tests.batches import Entry, make_batches
 from tests.seeds import seeds, some
 from tests.service.query.scattered import scattered, some_requests
@@ -212,15 +214,18 @@ class Hand(SystemClock):
 
 
 class Counted:
-    """A store that counts what is got."""
+    """A store that counts the skip indexes that are got."""
 
     def __init__(self, world: World) -> None:
         self._store = world.store
         self.got = 0
 
     async def get(self, key: str, **options: Any) -> Any:
-        self.got += 1
+        self.got += key.startswith(keys.SKIP_INDEXES)
         return await self._store.get(key, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
 
 
 async def test_an_index_is_fetched_once_and_a_missing_one_again_after_a_while(
@@ -229,7 +234,7 @@ async def test_an_index_is_fetched_once_and_a_missing_one_again_after_a_while(
     world, clock = World(tmp_path), Hand()
     file = await rare_word(world)
     store = Counted(world)
-    indexes = SkipIndexes(store, clock, 1 << 20)  # type: ignore[arg-type]
+    indexes = SkipIndexes(store, clock, 1 << 20)
     assert set(await indexes.of([file])) == {file.path}
     assert set(await indexes.of([file])) == {file.path}
     assert store.got == 1
@@ -259,11 +264,38 @@ async def test_indexes_come_ahead_and_are_fetched_once(tmp_path: Path) -> None:
     world = World(tmp_path)
     files = await indexed_files(world, 4)
     store = Counted(world)
-    indexes = SkipIndexes(store, SystemClock(), 1 << 20)  # type: ignore[arg-type]
+    indexes = SkipIndexes(store, SystemClock(), 1 << 20)
     await asyncio.to_thread(indexes.ahead, files)
     found = await asyncio.gather(*(indexes.of([one]) for one in reversed([*files, files[0]])))
     assert [list(one) for one in found] == [[one.path] for one in reversed([*files, files[0]])]
     assert store.got == 4
+
+
+@pytest.mark.parametrize(("limit", "read"), [(None, 3), (1, 1)])
+async def test_a_search_of_all_hours_reads_ahead_what_tells_of_later_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int | None, read: int
+) -> None:
+    world = World(tmp_path)
+    for hour in range(3):
+        at = ulid.lowest_at(NOW_MS - hour * HOUR_MS)
+        put_in_table(world, [(RUN, at, f"needle-4711 of {hour}\n".encode() * GROUP_ROWS)])
+    await world.index()
+    world.store = store = Counted(world)
+    footers, of = set[str](), Footers.of
+
+    def noting(self: Footers, path: str) -> Footer:
+        footers.add(path)
+        return of(self, path)
+
+    monkeypatch.setattr(Footers, "of", noting)
+    request = replace(RARE, limit=limit)
+    async with engine_of(world, sizes=TileSizes(1, 1)) as engine:
+        async with await engine.open(request) as running:
+            await anext(running.batches())  # of the first hour
+            async with asyncio.timeout(10):
+                while store.got < read or len(footers) < read:
+                    await asyncio.sleep(0.01)
+        assert (store.got, len(footers)) == (read, read)
 
 
 async def test_those_that_come_ahead_do_not_displace_each_other(tmp_path: Path) -> None:
@@ -271,7 +303,7 @@ async def test_those_that_come_ahead_do_not_displace_each_other(tmp_path: Path) 
     files = await indexed_files(world, 4)
     room = 2 * (int(files[0].size * SHARE) + 600)
     store = Counted(world)
-    indexes = SkipIndexes(store, SystemClock(), room)  # type: ignore[arg-type]
+    indexes = SkipIndexes(store, SystemClock(), room)
     await asyncio.to_thread(indexes.ahead, files)
     assert set(await indexes.of(files[:2])) == {"0.parquet", "1.parquet"}
     assert store.got == 2
@@ -293,7 +325,7 @@ async def test_the_least_used_make_room(tmp_path: Path) -> None:
     body = (await world.store.get(keys.skip_index(files[0].path)))[1]
     room = 3 * (parse(body, size=files[0].size).nbytes + 600)
     store = Counted(world)
-    indexes = SkipIndexes(store, SystemClock(), room)  # type: ignore[arg-type]
+    indexes = SkipIndexes(store, SystemClock(), room)
     for n in (0, 1, 2, 0, 3):
         assert await indexes.of([files[n]])
     assert store.got == 4
