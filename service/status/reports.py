@@ -76,7 +76,8 @@ class Reports:
         self._check_space = check_space
         self._heads: OrderedDict[str, Head] = OrderedDict()
         self._bodies: Cache[Report] = Cache(cache_bytes)
-        self._asked = self._minted = 0
+        self._minter = ulids.Minter(clock, entropy)
+        self._asked = 0
         self._newest: OrderedDict[str, int] = OrderedDict()
 
     async def put(self, folder: str, key: RunKey, value: Mapping[str, Any]) -> Report:
@@ -189,10 +190,7 @@ class Reports:
 
     def _fresh(self, key: RunKey, value: Mapping[str, Any], created_ms: int | None) -> Report:
         now = self._clock.now_ms()
-        version = ulids.fresh(self._clock, self._entropy)
-        if version <= self._minted:  # of the same millisecond, or the clock went back
-            version = self._minted + 1 + self._entropy.getrandbits(ulids.STEP_BITS)
-        self._minted = version
+        version = self._minter.mint()
         horizon = self._horizon(key)
         if version <= horizon:  # a deletion may lead the clock
             version = horizon + 1 + self._entropy.getrandbits(ulids.STEP_BITS)
