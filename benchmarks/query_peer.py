@@ -96,7 +96,8 @@ class Tailrace:
         made, since = "", time.monotonic()
         while time.monotonic() - since < _QUIET_SECONDS:
             text = httpx.get(f"{self.url}/metrics").text
-            now = next(line for line in text.splitlines() if "scan_copies_bytes " in line[:40])
+            name = "tailrace_scan_copies_bytes "
+            now = next(line for line in text.splitlines() if line.startswith(name))
             if now != made:
                 made, since = now, time.monotonic()
             time.sleep(0.2)

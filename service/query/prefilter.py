@@ -44,7 +44,8 @@ _MOST_PLACES: Final = 128  # in a row group of a copy: each is read with two cal
 _LONGEST_TEXT: Final = 16 << 20  # of a row group: some are in memory at a time
 _MOST_FOUND: Final = 32 << 20  # bytes of candidates of a tile
 _MOST_ANNOUNCED: Final = 64 << 20  # bytes of a tile: they wait in the page cache
-_PIECE_ROWS: Final = 2_048  # that are decoded at a time
+_PIECE_ROWS: Final = 2_048  # of messages, that are decoded at a time
+_OTHER_ROWS: Final = 8_192  # of the other columns: each piece costs a call for every one of them
 _NAMES: Final = [name for name in SCHEMA.names if name != MESSAGE]
 
 
@@ -235,7 +236,7 @@ def _rows(work: _Work, names: Sequence[str], rows: Sequence[int]) -> pa.Table:
     found, first = list[pa.RecordBatch](), 0
     with work.footer.open() as file:
         for piece in file.iter_batches(
-            _PIECE_ROWS, row_groups=[work.group.number], columns=names, use_threads=False
+            _OTHER_ROWS, row_groups=[work.group.number], columns=names, use_threads=False
         ):
             end = first + piece.num_rows
             here = rows[bisect_left(rows, first) : bisect_left(rows, end)]
