@@ -34,6 +34,7 @@ from lark import (
     Lark,
     Token,
     Transformer_NonRecursive,
+    Tree,
     UnexpectedCharacters,
     UnexpectedInput,
     UnexpectedToken,
@@ -125,7 +126,7 @@ def parse(text: str, *, now_ms: int) -> Condition | None:
     if not text.strip():
         return None
     try:
-        condition = _Conditions(text, now_ms).transform(_parser().parse(text))
+        condition = _Conditions(text, now_ms).transform(_tree(text))
     except UnexpectedInput as error:
         raise _unexpected(text, error) from error
     except VisitError as error:
@@ -137,6 +138,12 @@ def parse(text: str, *, now_ms: int) -> Condition | None:
             hint="Use a regular expression for many words: /a|b|c/.",
         )
     return cast("Condition", condition)
+
+
+@lru_cache(maxsize=64)
+def _tree(text: str) -> Tree[Token]:
+    """Kept, since the same text comes again: for the next page, and for its histogram."""
+    return _parser().parse(text)
 
 
 @lru_cache(maxsize=1)

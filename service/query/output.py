@@ -9,9 +9,9 @@
 ndjson without a `stats` record is partial. The other two have no place for an error
 once they have begun: the connection is cut instead.
 
-Records become lines of JSON by column, without a step of Python per record. The bytes are
-those that orjson gives for the same objects one by one. A ULID and a time hold nothing that
-JSON escapes.
+Few records become objects that orjson writes one by one. Many become lines of JSON by column,
+without a step of Python per record, and the bytes are the same. A ULID and a time hold nothing
+that JSON escapes.
 
 Strings of a column are quoted together: each with a DEL behind it they are one string to
 orjson, which leaves a DEL as it is, so that each is where one ends and the next begins. Only
@@ -34,11 +34,16 @@ from numpy.typing import NDArray
 from service.query.hot import SCHEMA
 
 _DEL: Final = 0x7F
+_FEW: Final = 64
+"""Records that are quicker one by one: all columns together take 0.3 ms, however few they are."""
 _NAMES: Final = ("fqn", "run_id", "level", "connector_id")
+_MEMBERS: Final = ("ulid", "ts", *_NAMES, "pos", "message", "attributes")
 
 
 def lines(batch: pa.RecordBatch) -> bytes:
     """One line for each record."""
+    if batch.num_rows <= _FEW:
+        return b"".join(map(_line, _objects_of(batch)))
     attributes = batch.column("attributes")
     bare = attributes.null_count == len(attributes)
     joined = _joined(
@@ -54,6 +59,18 @@ def lines(batch: pa.RecordBatch) -> bytes:
         *([] if bare else [_objects(attributes), "}\n"]),
     )
     return bytes(characters(joined))
+
+
+def _objects_of(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+    """Each record as what its line says."""
+    columns = {name: batch.column(name) for name in _MEMBERS}
+    columns["ts"] = _times(columns["ts"])
+    for values in zip(*(column.to_pylist() for column in columns.values()), strict=True):
+        found = dict(zip(_MEMBERS, values, strict=True))
+        found["ts"] += "Z"
+        if found["attributes"] is not None:
+            found["attributes"] = dict(found["attributes"])
+        yield found
 
 
 def characters(strings: pa.StringArray) -> memoryview:
@@ -246,9 +263,13 @@ class _Drain(io.RawIOBase):
 
 def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """The batch in slices of about `_PIECE_BYTES`, at least one record each."""
+    message = batch.column("message")
     if batch.num_rows == 0:
         return
-    sizes = pc.fill_null(pc.binary_length(batch.column("message")), 0).to_numpy()
+    if message.nbytes + batch.num_rows * _RECORD_BYTES <= _PIECE_BYTES:
+        yield batch
+        return
+    sizes = pc.fill_null(pc.binary_length(message), 0).to_numpy()
     numbers = np.cumsum(sizes + np.int64(_RECORD_BYTES)) // _PIECE_BYTES
     start = 0
     for end in [*(np.flatnonzero(np.diff(numbers)) + 1).tolist(), batch.num_rows]:

@@ -119,6 +119,12 @@ def test_what_a_search_says(text: str, condition: Condition) -> None:
     assert said(text) == condition
 
 
+def test_a_relative_time_moves_on_though_the_text_is_the_same() -> None:
+    for later in (0, 60_000):
+        asked = Compares(TS, "<", (NOW + later - 300_000) * 1000)
+        assert parse("ts<now-5m", now_ms=NOW + later) == asked
+
+
 @pytest.mark.parametrize(
     ("text", "hint"),
     [

@@ -92,9 +92,11 @@ def _object(row: dict[str, Any]) -> dict[str, Any]:
 def test_ndjson_is_what_record_by_record_gives(
     rows: list[dict[str, Any]], start: int, size: int
 ) -> None:
-    assert encoded(Ndjson(), [batch_of(rows)]) == plain(rows)
-    part = batch_of(rows).slice(start, size)  # its buffers are those of the whole
-    assert encoded(Ndjson(), [part]) == plain(rows[start : start + size])
+    for times in (1, 65):  # few records go one by one, many by column
+        many = rows * times
+        assert encoded(Ndjson(), [batch_of(many)]) == plain(many)
+        part = batch_of(many).slice(start, size * times)  # its buffers are those of the whole
+        assert encoded(Ndjson(), [part]) == plain(many[start : start + size * times])
 
 
 @patient
