@@ -109,7 +109,11 @@ class QueryEngine:
         await self.enter()
         try:
             view = await look(self._sources, request)
-            running = RunningSearch(self, request, view, self._database(request))
+            try:
+                running = RunningSearch(self, request, view, self._database(request))
+            except BaseException:
+                view.release()
+                raise
         except BaseException:
             self.leave()
             raise

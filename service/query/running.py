@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from logstore import ulid
 from logstore.errors import LimitReached, TailraceError
+from logstore.search.conditions import patterns
 from service.query.request import QueryRequest
 from service.query.search import Search
 from service.query.view import View
@@ -42,7 +43,15 @@ class RunningSearch:
         self._view = view
         self._make_database = database
         self._database: Database | None = None
-        self._search: Search | None = None
+        self._search = Search(
+            request,
+            view,
+            self._working,
+            engine.tile_sizes,
+            engine.indexes,
+            engine.copies,
+            engine.prefilter(request, self._check),
+        )
         self._records: Generator[pa.RecordBatch] | None = None
         self._work: asyncio.Future[Any] | None = None
         self._left_seconds = engine.settings.time_limit_seconds
@@ -52,8 +61,9 @@ class RunningSearch:
         self._moving: asyncio.Future[None] | None = None
 
     async def start(self) -> None:
-        """Makes the database and checks what only it can check. Raises `InvalidInput`."""
-        await self._step(self._prepare)
+        """Checks what only a database can check. Raises `InvalidInput`."""
+        if patterns(self.request.condition):
+            await self._step(self._search.check)
 
     @property
     def moving(self) -> bool:
@@ -76,9 +86,12 @@ class RunningSearch:
         if self._moving is not None:
             await self._return()
         if self._records is None:
-            self._records = self._running().batches()
+            self._records = self._search.batches()
         records = self._records
-        return await self._step(lambda: next(records, None))
+        batch = await self._step(lambda: next(records, None))
+        if batch is None:
+            self._records = None
+        return batch
 
     def pause(self) -> asyncio.Future[None]:
         """Gives back slot and database, between two batches; the next one is waited for."""
@@ -87,7 +100,7 @@ class RunningSearch:
 
     async def _pause(self) -> None:
         try:
-            await self._engine.in_thread(self._clear)
+            await self._give_back()
         finally:
             self._leave()
 
@@ -99,7 +112,6 @@ class RunningSearch:
             raise self._stopped
         await self._engine.enter()
         self._entered, self._moving = True, None
-        await self._step(self._resume)
 
     def _leave(self) -> None:
         if self._entered:
@@ -112,13 +124,13 @@ class RunningSearch:
 
     async def totals(self, work: Callable[[Search], T]) -> T:
         """What `work` makes of all matches, in the search's thread. Raises as `batches`."""
-        found = await self._step(lambda: work(self._running()))
+        found = await self._step(lambda: work(self._search))
         await asyncio.shield(self.pause())
         return found
 
     def stats(self) -> dict[str, Any]:
         """What was searched and found so far; authoritative once all was taken."""
-        report, search = self.report, self._running()
+        report, search = self.report, self._search
         return {
             "complete": report.complete,
             "matches": search.matches,
@@ -144,22 +156,21 @@ class RunningSearch:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def _prepare(self) -> None:
-        self._database = self._make_database()
-        engine = self._engine
-        self._search = Search(
-            *(self.request, self._view, self._database),
-            *(engine.tile_sizes, engine.indexes, engine.copies),
-            engine.prefilter(self.request, self._check),
-        )
+    def _working(self) -> Database:
+        """The database that it works in. Called in its thread."""
+        self._check()
+        if self._database is None:
+            self._database = self._make_database()
+        return self._database
 
     def _check(self) -> None:
         if self._stopped is not None:
             raise self._stopped
 
-    def _resume(self) -> None:
-        self._database = self._make_database()
-        self._running().go_on(self._database)
+    async def _give_back(self) -> None:
+        """Ends what it does, and lets the database go, if it has one."""
+        if self._records is not None or self._database is not None:
+            await self._engine.in_thread(self._clear)
 
     def _clear(self) -> None:
         records, self._records = self._records, None
@@ -168,10 +179,6 @@ class RunningSearch:
         database, self._database = self._database, None
         if database is not None:
             database.close()
-
-    def _running(self) -> Search:
-        assert self._search is not None, "start() comes first"
-        return self._search
 
     async def _step(self, call: Callable[[], T]) -> T:
         """One piece of work in a thread, within what is left of the time."""
@@ -235,8 +242,7 @@ class RunningSearch:
             work.cancelled() or work.exception()  # looked at, so that asyncio does not warn
         self._stopped = self._stopped or LimitReached("the search is closed")
         try:
-            if self._records is not None or self._database is not None:
-                await self._engine.in_thread(self._clear)
+            await self._give_back()
         finally:
             self._view.release()
             self._leave()

@@ -56,13 +56,16 @@ Summary: TypeAlias = Callable[[Statement, Tile, Scans, str], str]
 
 
 class Search:
-    """The records of `request` in `view`. `matches` and `last` follow what was given out."""
+    """The records of `request` in `view`. `matches` and `last` follow what was given out.
+
+    `database` gives the one to work in at the moment. It is not asked before it is needed.
+    """
 
     def __init__(
         self,
         request: QueryRequest,
         view: View,
-        database: Database,
+        database: Callable[[], Database],
         sizes: TileSizes,
         indexes: SkipIndexes,
         copies: ScanCopies,
@@ -85,13 +88,11 @@ class Search:
         self.matches = 0
         self.bytes = 0
         self.last: RecordKey | None = None
-        for pattern in patterns(request.condition):
-            database.check_regex(pattern)
-        self.go_on(database)
 
-    def go_on(self, database: Database) -> None:
-        """Works in this database from now on; `batches` begins behind the last record."""
-        self._database = database
+    def check(self) -> None:
+        """Raises `InvalidInput` if a regular expression is none. Blocks."""
+        for pattern in patterns(self._request.condition):
+            self._database().check_regex(pattern)
 
     @property
     def next(self) -> str | None:
@@ -238,7 +239,7 @@ class Search:
             return self._matching(reads, tile, after, limit)
         live, scans = self._live(tile), _scans(sources, reads)
         statement = self._statement.records(scans, after, limit, live.terms)
-        return self._database.run(statement, self._bound(sources, reads, tile, after, live))
+        return self._database().run(statement, self._bound(sources, reads, tile, after, live))
 
     def _matching(
         self, reads: TableReads, tile: Tile, after: RecordKey | None, limit: int | None
@@ -264,7 +265,7 @@ class Search:
         after, live = self._request.after, self._live(tile)
         statement = summary(self._statement, tile, _scans(sources, reads), live.terms)
         bound = self._bound(sources, reads, tile, after, live)
-        return list(self._database.run(statement, bound))
+        return list(self._database().run(statement, bound))
 
     def _reads(self, tile: Tile) -> TableReads:
         """What the tile needs of the table; planned once, for what it reads and how much it is."""
@@ -306,7 +307,7 @@ class Search:
         """What leaves out deleted records of the tile; the tables it needs are there."""
         found = live(self._view.deletions, tile)
         for name, table in found.tables.items():
-            self._database.hold(name, table)
+            self._database().hold(name, table)
         return found
 
     def _bound(
@@ -318,9 +319,9 @@ class Search:
         live: Live,
     ) -> dict[str, Any]:
         if reads.found:
-            self._database.hold("found", pa.Table.from_batches(reads.found, SCHEMA))
+            self._database().hold("found", pa.Table.from_batches(reads.found, SCHEMA))
         if "hot" in sources:
-            self._database.feed("hot", SCHEMA, self._view.hot.records(tile))
+            self._database().feed("hot", SCHEMA, self._view.hot.records(tile))
         files = {name: [literal(n) for n in names] for name, names in sources.items() if names}
         rows: dict[str, Any] = {}
         for n, one in enumerate(reads.ranges):
@@ -344,7 +345,7 @@ class Search:
         stored = [file.uri for file in self._view.table_files(tile)]
         for file in [*self._view.segment_files(tile), *stored]:
             try:
-                self._database.number(READABLE, {"segments": [literal(file)]})
+                self._database().number(READABLE, {"segments": [literal(file)]})
             except Damaged as error:
                 self._view.leave_out(file, str(error))
                 found = True
