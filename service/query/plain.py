@@ -19,7 +19,6 @@ from logstore import ulid
 from logstore.search.conditions import MESSAGE, All, AnyOf, Column, Condition, Contains, Is
 from logstore.segments.record_keys import KEY_COLUMNS
 from service.query.cursor import RecordKey
-from service.query.hot import SCHEMA
 from service.query.request import QueryRequest
 from service.query.tiles import Tile
 from service.query.view import Deletion
@@ -50,68 +49,68 @@ def matching(
     deletions: Sequence[Deletion],
 ) -> pa.RecordBatch:
     """Those of the records that the request asks for, behind `after`, in order, uncut."""
-    table = pa.Table.from_batches(records, SCHEMA).combine_chunks()
-    terms = [*_asked(table, request, tile), *_live(table, deletions)]
+    rows = records[0] if len(records) == 1 else pa.concat_batches(records)
+    terms = [*_asked(rows, request, tile), *_live(rows, deletions)]
     if after is not None:
-        terms.append(_behind(table, after, descending=request.descending))
-    table = table.filter(reduce(pc.and_, terms))
-    direction = "descending" if request.descending else "ascending"
-    table = table.sort_by([(name, direction) for name in KEY_COLUMNS]).combine_chunks()
-    batches: list[pa.RecordBatch] = table.to_batches()
-    return batches[0] if batches else pa.RecordBatch.from_pylist([], SCHEMA)
+        terms.append(_behind(rows, after, descending=request.descending))
+    rows = rows.filter(reduce(pc.and_, terms))
+    if rows.num_rows > 1:
+        direction = "descending" if request.descending else "ascending"
+        rows = rows.sort_by([(name, direction) for name in KEY_COLUMNS])
+    return rows
 
 
-def _asked(table: pa.Table, request: QueryRequest, tile: Tile) -> list[pa.Array]:
-    ids = table.column("ulid")
+def _asked(rows: pa.RecordBatch, request: QueryRequest, tile: Tile) -> list[pa.Array]:
+    ids = rows.column("ulid")
     terms = [
         pc.greater_equal(ids, ulid.encode(tile.low)),
         pc.less_equal(ids, ulid.encode(tile.high)),
     ]
     if request.fqn is not None:
-        terms.append(pc.equal(table.column("fqn"), request.fqn))
+        terms.append(pc.equal(rows.column("fqn"), request.fqn))
     if request.run is not None:
-        terms.append(pc.equal(table.column("run_id"), request.run))
+        terms.append(pc.equal(rows.column("run_id"), request.run))
     if request.levels:
         levels = pa.array(request.levels, pa.string())
-        terms.append(pc.is_in(table.column("level"), value_set=levels))
+        terms.append(pc.is_in(rows.column("level"), value_set=levels))
     if request.condition is not None:
-        terms.append(_term(table, request.condition))
+        terms.append(_term(rows, request.condition))
     return terms
 
 
-def _term(table: pa.Table, condition: Condition) -> pa.Array:
+def _term(rows: pa.RecordBatch, condition: Condition) -> pa.Array:
     match condition:
         case All(parts):
-            return reduce(pc.and_, [_term(table, part) for part in parts])
+            return reduce(pc.and_, [_term(rows, part) for part in parts])
         case AnyOf(parts):
-            return reduce(pc.or_, [_term(table, part) for part in parts])
+            return reduce(pc.or_, [_term(rows, part) for part in parts])
         case Contains(text, field) if isinstance(field, Column):
-            return pc.match_substring(table.column(field.name), text)
+            return pc.match_substring(rows.column(field.name), text)
         case Is(text, field) if isinstance(field, Column):
-            return pc.equal(table.column(field.name), text)
+            return pc.equal(rows.column(field.name), text)
     raise AssertionError(f"is_plain comes first: {condition}")
 
 
-def _live(table: pa.Table, deletions: Sequence[Deletion]) -> list[pa.Array]:
+def _live(rows: pa.RecordBatch, deletions: Sequence[Deletion]) -> list[pa.Array]:
     """For each deletion, what it leaves."""
     terms = []
     for fqn, run, until in deletions:
         gone = pc.and_(
-            pc.equal(table.column("fqn"), fqn),
-            pc.less_equal(table.column("ulid"), ulid.encode(until)),
+            pc.equal(rows.column("fqn"), fqn),
+            pc.less_equal(rows.column("ulid"), ulid.encode(until)),
         )
         if run is not None:
-            gone = pc.and_(gone, pc.equal(table.column("run_id"), run))
+            gone = pc.and_(gone, pc.equal(rows.column("run_id"), run))
         terms.append(pc.invert(gone))
     return terms
 
 
-def _behind(table: pa.Table, after: RecordKey, *, descending: bool) -> pa.Array:
+def _behind(rows: pa.RecordBatch, after: RecordKey, *, descending: bool) -> pa.Array:
     """Whether the key of a record comes after this one, in the order of the search."""
     comes = pc.less if descending else pc.greater
     term = None
     for name, value in zip(reversed(KEY_COLUMNS), reversed(after), strict=True):
-        column = table.column(name)
+        column = rows.column(name)
         here = comes(column, value)
         term = here if term is None else pc.or_(here, pc.and_(pc.equal(column, value), term))
     return term
