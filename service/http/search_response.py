@@ -106,8 +106,8 @@ class SearchResponse(Response):
     async def _send_result(self, send: Send) -> bytes:
         """Sends all but the last bytes, which it returns."""
         try:
-            await self._send_records(send)
-            return self._output.end(self._found.search.stats())
+            held = await self._send_records(send)
+            return held + self._output.end(self._found.search.stats())
         except TailraceError as error:
             _, kind = classify(error)
             last = self._output.error({"type": kind, "detail": str(error), "hint": error.hint})
@@ -115,13 +115,19 @@ class SearchResponse(Response):
                 raise
             return last
 
-    async def _send_records(self, send: Send) -> None:
-        batch, self._found.first = self._found.first, None
+    async def _send_records(self, send: Send) -> bytes:
+        """Sends all but the last piece if nothing is to be waited for behind it, and returns it."""
+        batch, self._found.first, held = self._found.first, None, b""
         while batch is not None and self._found.batches is not None:
             for piece in self._output.records(batch):
-                if piece:
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                if held:
+                    await send({"type": "http.response.body", "body": held, "more_body": True})
+                held = piece
+            if held and not self._found.search.ended:
+                await send({"type": "http.response.body", "body": held, "more_body": True})
+                held = b""
             batch = await anext(self._found.batches, None)
+        return held
 
 
 async def unless_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T | None:

@@ -28,7 +28,10 @@ T = TypeVar("T")
 
 
 class RunningSearch:
-    """A search under way. Not for several tasks at once."""
+    """A search under way. Not for several tasks at once.
+
+    Once it has `ended` there is nothing but what `batches` gave.
+    """
 
     def __init__(
         self,
@@ -39,6 +42,7 @@ class RunningSearch:
     ) -> None:
         self.request = request
         self.report = view.report
+        self.ended = False
         self._engine = engine
         self._view = view
         self._make_database = database
@@ -83,14 +87,25 @@ class RunningSearch:
         await asyncio.shield(self.pause())
 
     async def _next(self) -> pa.RecordBatch | None:
+        if self.ended:
+            return None
         if self._moving is not None:
             await self._return()
         if self._records is None:
             self._records = self._search.batches()
-        records = self._records
-        batch = await self._step(lambda: next(records, None))
-        if batch is None:
-            self._records = None
+        return await self._step(self._taken)
+
+    def _taken(self) -> pa.RecordBatch | None:
+        """The next batch; if it is known to be the last one, the search comes to its end as well.
+
+        So neither the end nor what the client gets with it takes a turn through the thread.
+        """
+        assert self._records is not None
+        batch = next(self._records, None)
+        if batch is None or self._search.finished:
+            following = next(self._records, None)
+            assert following is None, "something follows the last batch"
+            self.ended, self._records = True, None
         return batch
 
     def pause(self) -> asyncio.Future[None]:

@@ -85,6 +85,7 @@ class Search:
         self._uncopied: list[tuple[TableFile, float]] = []  # what was read of others, in bytes
         self._needs = needs_of(request.condition)
         self._statement = Statement(request)
+        self._in_last_tile = self._given_last = False
         self.matches = 0
         self.bytes = 0
         self.last: RecordKey | None = None
@@ -101,6 +102,11 @@ class Search:
             return None
         return self.last.encode()
 
+    @property
+    def finished(self) -> bool:
+        """Whether nothing follows what `batches` gave. If not, nobody knows yet."""
+        return self._done() or self._given_last
+
     def batches(self) -> Generator[pa.RecordBatch]:
         """The matches in order. Raises `LimitReached`, `Damaged`, `StoreUnavailable`."""
         after, budget = self._after, self._sizes.first_bytes
@@ -109,6 +115,7 @@ class Search:
         try:
             while not self._done() and (tile := tiles.take(budget)) is not None:
                 before = self.matches
+                self._in_last_tile = tiles.empty
                 self._note(tile)
                 for part in self._slices(tile):
                     yield from self._tile(part, after)
@@ -248,6 +255,8 @@ class Search:
         deletions = self._view.deletions
         found = matching(reads.found, self._request, tile, after, deletions)[:limit]
         for start in range(0, found.num_rows, _PIECE_ROWS):
+            last = start + _PIECE_ROWS >= found.num_rows
+            self._given_last = last and limit is None and self._in_last_tile
             yield found[start : start + _PIECE_ROWS]
 
     def _totals(self, tile: Tile, summary: Summary) -> list[pa.RecordBatch]:

@@ -57,6 +57,11 @@ class Tiles:
         self._rest = bounds
         self._descending = descending
 
+    @property
+    def empty(self) -> bool:
+        """Whether all were taken."""
+        return not self._hours
+
     def take(self, budget: int) -> Tile | None:
         """The next tile: at least one hour, and more while they are within `budget` bytes."""
         if not self._hours:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pyarrow.parquet as pq
 import pytest
@@ -150,7 +151,7 @@ async def test_each_answer_is_that_of_duckdb_alone_and_of_a_plain_loop(
 
 
 @pytest.mark.parametrize("with_copies", [False, True])
-async def test_a_text_that_only_the_table_may_have_needs_no_database(
+async def test_a_text_that_only_the_table_may_have_needs_no_database_and_one_turn(
     tmp_path: Path, with_copies: bool
 ) -> None:
     world, rng = World(tmp_path), random.Random(3)
@@ -165,8 +166,11 @@ async def test_a_text_that_only_the_table_may_have_needs_no_database(
             await world.index()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(engine.databases, "take", None)
+            turn = AsyncMock(side_effect=engine.in_thread)
+            patch.setattr(engine, "in_thread", turn)
             for request in asked:
                 assert (await search(engine, request))[0] == world.expected(request)
+            assert turn.await_count == len(asked)
         with statements() as made:
             two = replace(ALL, condition=Matches("needle-47.1"))
             assert len((await search(engine, two))[0]) == 1
