@@ -108,6 +108,9 @@ class Follower:
         self.connections = 0
         self.complete = asyncio.Event()
 
+    def __str__(self) -> str:
+        return f"the reader of {self._key} at {self._last_id}, connected {self.connections} times"
+
     @property
     def text(self) -> bytes:
         """All that came so far."""

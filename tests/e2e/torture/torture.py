@@ -283,14 +283,22 @@ class Reader:
         return b"".join(dict.fromkeys(self.text.splitlines(keepends=True)))
 
     async def catch_up(self, text: bytes) -> None:
-        """Returns when it has as much, repetitions aside; raises `TimeoutError` if it never has."""
-        async with asyncio.timeout(_PATIENCE_SECONDS):
-            while len(self.text_once) < len(text):
-                if self._following.done():
-                    self._following.result()
-                    self._follower.complete.clear()
-                    self._following = asyncio.create_task(self._follower.run())
-                await asyncio.sleep(_RETRY_SECONDS)
+        """Returns when it has as much, repetitions aside; an error says what it never gets."""
+        try:
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                await self._follow_until(len(text))
+        except TimeoutError as error:
+            raise RuntimeError(
+                f"{self._follower} does not get all: {differences(text, self.text_once)}"
+            ) from error
+
+    async def _follow_until(self, size: int) -> None:
+        while len(self.text_once) < size:
+            if self._following.done():
+                self._following.result()
+                self._follower.complete.clear()
+                self._following = asyncio.create_task(self._follower.run())
+            await asyncio.sleep(_RETRY_SECONDS)
 
     def end(self) -> None:
         """Follows no more."""
