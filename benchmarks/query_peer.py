@@ -93,10 +93,9 @@ class Tailrace:
 
     def wait_for_copies(self) -> None:
         """Returns once the service makes no more copies of table files."""
-        made, since = "", time.monotonic()
+        name, made, since = "tailrace_scan_copies_bytes ", "", time.monotonic()
         while time.monotonic() - since < _QUIET_SECONDS:
             text = httpx.get(f"{self.url}/metrics").text
-            name = "tailrace_scan_copies_bytes "
             now = next(line for line in text.splitlines() if line.startswith(name))
             if now != made:
                 made, since = now, time.monotonic()

@@ -43,7 +43,7 @@ _MEMBERS: Final = ("ulid", "ts", *_NAMES, "pos", "message", "attributes")
 def lines(batch: pa.RecordBatch) -> bytes:
     """One line for each record."""
     if batch.num_rows <= _FEW:
-        return b"".join(map(_line, _objects_of(batch)))
+        return b"".join(map(_line, _one_by_one(batch)))
     attributes = batch.column("attributes")
     bare = attributes.null_count == len(attributes)
     joined = _joined(
@@ -61,7 +61,7 @@ def lines(batch: pa.RecordBatch) -> bytes:
     return bytes(characters(joined))
 
 
-def _objects_of(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+def _one_by_one(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
     """Each record as what its line says."""
     columns = {name: batch.column(name) for name in _MEMBERS}
     columns["ts"] = _times(columns["ts"])

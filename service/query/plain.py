@@ -49,7 +49,7 @@ def matching(
     deletions: Sequence[Deletion],
 ) -> pa.RecordBatch:
     """Those of the records that the request asks for, behind `after`, in order, uncut."""
-    rows = records[0] if len(records) == 1 else pa.concat_batches(records)
+    rows = pa.concat_batches(records)
     terms = [*_asked(rows, request, tile), *_live(rows, deletions)]
     if after is not None:
         terms.append(_behind(rows, after, descending=request.descending))

@@ -109,8 +109,12 @@ class RunningSearch:
         return batch
 
     def pause(self) -> asyncio.Future[None]:
-        """Gives back slot and database, between two batches; the next one is waited for."""
-        self._moving = asyncio.ensure_future(self._pause())
+        """Gives back slot and database, between two batches; the next one is waited for.
+
+        May be repeated: at its end a search may be pausing already.
+        """
+        if self._moving is None:
+            self._moving = asyncio.ensure_future(self._pause())
         return self._moving
 
     async def _pause(self) -> None:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx
 import orjson
@@ -21,6 +22,7 @@ from service.http import errors
 from service.http.query import router
 from service.query.engine import QueryEngine
 from service.query.request import QueryRequest
+from service.query.tiles import TileSizes
 from tests.service.query.test_limits import TIGHT, big, endless
 from tests.service.query.world import NOW_MS, RUNS, World, engine_of, entry
 from tests.simulation.hand_clock import HandClock
@@ -179,6 +181,7 @@ class Connection:
             "server": ("node", 80), "client": ("client", 1), "root_path": "",
         }  # fmt: skip
         self.body = bytearray()
+        self.messages = 0
         self.gone = asyncio.Event()
         self.taken = asyncio.Event()
         self.reading = asyncio.Event()
@@ -190,6 +193,7 @@ class Connection:
     async def send(self, message: Any) -> None:
         if message["type"] == "http.response.body":
             self.body += message["body"]
+            self.messages += 1
             self.taken.set()
             await self.reading.wait()
 
@@ -213,6 +217,29 @@ async def test_a_client_that_leaves_ends_its_search(tmp_path: Path, moment: str)
             connection.reading.set()  # whatever is sent to nobody is taken at once
         await asyncio.wait_for(answering, 120)
         assert engine.running == 0
+
+
+async def test_what_nothing_follows_leaves_with_the_stats_and_the_rest_as_it_is_found(
+    tmp_path: Path,
+) -> None:
+    world = await mixed(tmp_path)
+    async with engine_of(world, sizes=TileSizes(1, 1)) as engine:
+        page, stream = Connection("/query", b"from=0&limit=1"), Connection("/query", b"from=0")
+        page.reading.set()
+        await app_of(engine)(page.scope, page.receive, page.send)
+        assert (page.body.count(b"\n"), page.messages) == (2, 1)
+        with pytest.MonkeyPatch.context() as patch:
+            turn = AsyncMock(side_effect=engine.in_thread)
+            patch.setattr(engine, "in_thread", turn)
+            answering = asyncio.ensure_future(
+                app_of(engine)(stream.scope, stream.receive, stream.send)
+            )
+            await stream.taken.wait()
+            assert turn.await_count == 1, "the second hour is not looked for yet"
+            assert 0 < stream.body.count(b"\n") < len(world.records)
+            stream.reading.set()
+            await answering
+        assert stream.body.count(b"\n") == len(world.records) + 1
 
 
 async def test_ndjson_that_breaks_off_says_why_and_has_no_stats(tmp_path: Path) -> None:

@@ -159,18 +159,20 @@ async def test_a_text_that_only_the_table_may_have_needs_no_database_and_one_tur
     lines[777] = "needle-4711 is here"
     put_in_table(world, [batch_at(0, lines)], group_rows=100)
     asked = [replace(ALL, condition=Contains(text)) for text in ("needle-4711", "nowhere")]
+    asked.append(replace(asked[0], limit=1))
     async with engine_of(world) as engine:
         if with_copies:  # without an index
             await copied(engine, 1)
         else:
             await world.index()
-        with pytest.MonkeyPatch.context() as patch:
+        with statements() as made, pytest.MonkeyPatch.context() as patch:
             patch.setattr(engine.databases, "take", None)
             turn = AsyncMock(side_effect=engine.in_thread)
             patch.setattr(engine, "in_thread", turn)
             for request in asked:
                 assert (await search(engine, request))[0] == world.expected(request)
             assert turn.await_count == len(asked)
+            assert not made
         with statements() as made:
             two = replace(ALL, condition=Matches("needle-47.1"))
             assert len((await search(engine, two))[0]) == 1

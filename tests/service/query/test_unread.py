@@ -94,6 +94,19 @@ async def test_without_others_an_unread_search_keeps_its_place(tmp_path: Path) -
         await client.close()
 
 
+async def test_the_end_waits_for_a_pause_that_is_under_way(tmp_path: Path) -> None:
+    async with engine_of(big(tmp_path, 40, 1_000), max_concurrent=1) as engine:
+        client = Slow(await engine.open(replace(ALL, limit=1)))
+        assert await client.take()
+        assert client.running.ended
+        pausing = client.running.pause()
+        assert not await client.take()
+        assert pausing.done()
+        assert client.running.pause() is pausing
+        assert engine.running == 0
+        await client.close()
+
+
 async def test_of_too_many_that_are_not_read_the_first_ends(tmp_path: Path) -> None:
     clock, world = HandClock(), big(tmp_path, 40, 1_000)
     async with engine_of(world, clock, max_concurrent=1, max_waiting=2) as engine:
