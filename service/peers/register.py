@@ -40,7 +40,13 @@ import orjson
 from logstore import keys
 from logstore import ulid as ulids
 from logstore.clock import Clock, Entropy
-from logstore.errors import Damaged, NotFound, TailraceError, UnsupportedVersion
+from logstore.errors import (
+    Damaged,
+    NodeNotReady,
+    NotFound,
+    TailraceError,
+    UnsupportedVersion,
+)
 from logstore.objects.store import ObjectInfo, ObjectStore
 from service.peers import messages
 from service.peers.transport import Address, Network, PeerRefused, PeerSilent
@@ -130,6 +136,8 @@ class Register:
         self._others: dict[str, Entry] = {}
         self._read: dict[str, tuple[str, Entry]] = {}
         self._looking = asyncio.Lock()
+        self._writing = asyncio.Lock()
+        self._withdrawn = False
         self._heard: list[Callable[[], None]] = []
         self._unchanged: dict[str, tuple[str, float]] = {}
         """Of entries of readers, the ETag and since when it is there."""
@@ -173,17 +181,19 @@ class Register:
         shared: Sequence[str] = (),
     ) -> None:
         """Writes this process's entry and tells the others. Raises `Unavailable`, `Damaged`."""
-        before = self._own
         own = Entry(
             *(node, self.instance, self._network.url, tuple(parents), base, files),
             start=start,
             role=role,
             shared=tuple(shared),
         )
-        await self._write(own)
-        self._own = own
-        if before is not None and before.node != node:
-            await self._store.delete([_key(before)])
+        async with self._writing:
+            if self._withdrawn:
+                raise NodeNotReady("the node is stopping")
+            await self._write(own)
+            before, self._own = self._own, own
+            if before is not None and before.node != node:
+                await self._store.delete([_key(before)])
         await self.look()
         await asyncio.gather(*[self._hello(entry) for entry in self._others.values()])
 
@@ -255,7 +265,7 @@ class Register:
                 # A copy of this node's folder may have taken it for that of an earlier process.
                 gone = self._own is not None and _key(self._own) not in self._read
                 if self._own is not None and (gone or age >= _RENEW_SECONDS):
-                    await self._write(self._own)
+                    await self._renew()
                     renewed = self._clock.monotonic()
                     if gone:
                         self.on_removed()
@@ -268,17 +278,26 @@ class Register:
         if self._own is None or abs(self._own.load - load) < _LOAD_STEP:
             return
         self._own = replace(self._own, load=round(load, 2))
-        await self._write(self._own)
+        await self._renew()
 
     async def withdraw(self) -> None:
-        """Removes the own entry: all that this process held is in the store."""
-        if self._own is not None:
-            await self._store.delete([_key(self._own)])
-            self._own = None
+        """Removes the own entry for good: all that this process held is in the store.
+
+        What renews the entry meanwhile does not bring it back. Raises `Unavailable`.
+        """
+        async with self._writing:
+            if self._own is not None:
+                await self._store.delete([_key(self._own)])
+            self._own, self._withdrawn = None, True
 
     async def close(self) -> None:
         """Ends all connections to other nodes."""
         await self._network.transport.close()
+
+    async def _renew(self) -> None:
+        async with self._writing:
+            if self._own is not None:
+                await self._write(self._own)
 
     async def _write(self, entry: Entry) -> None:
         entry = replace(entry, renewed_ms=self._clock.now_ms())

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
+
+import pytest
 
 from logstore import keys
+from logstore.errors import NodeNotReady
 from logstore.objects.local import LocalStore, inline
 from service.peers.register import READER, Register
 from service.peers.transport import Address, Network, PeerSilent
@@ -68,5 +72,41 @@ def test_who_finds_its_entry_gone_writes_it_again_and_knows_that_it_missed_somet
             keys.peer("own", own.instance)
         ]
         running.cancel()
+
+    simulate(scenario, start_ms=START_MS)
+
+
+class SlowToDelete(LocalStore):
+    """A store whose deletions are done long before they are answered."""
+
+    clock: VirtualClock
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        await super().delete(keys)
+        await self.clock.sleep(3.0)
+
+
+@pytest.mark.parametrize("meanwhile", ["look", "load", "join"])
+def test_what_renews_an_entry_that_is_withdrawn_does_not_bring_it_back(meanwhile: str) -> None:
+    async def scenario(clock: VirtualClock) -> None:
+        store = SlowToDelete("/store", PowerCutFileSystem(), clock, random.Random(1), run=inline)
+        store.clock = clock
+        own = Register(store, clock, random.Random("o"), Network("o", Nobody()))
+        await own.publish("own")
+        withdrawing = asyncio.ensure_future(own.withdraw())
+        await clock.sleep(1.0)
+        assert [info.key async for info in store.list(keys.PEERS)] == []
+        if meanwhile == "look":
+            running = asyncio.ensure_future(own.run(0.2))
+            await clock.sleep(10.0)
+            running.cancel()
+        elif meanwhile == "load":
+            await own.tell_load(1.0)
+        else:
+            with pytest.raises(NodeNotReady):
+                await own.publish("own")
+        await withdrawing
+        assert own.own is None
+        assert [info.key async for info in store.list(keys.PEERS)] == []
 
     simulate(scenario, start_ms=START_MS)
