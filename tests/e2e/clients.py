@@ -106,10 +106,13 @@ class Follower:
         self._last_id: str | None = None
         self._pieces: list[bytes] = []
         self.connections = 0
+        self.last_error: str | None = None
         self.complete = asyncio.Event()
 
     def __str__(self) -> str:
-        return f"the reader of {self._key} at {self._last_id}, connected {self.connections} times"
+        told = f", told {self.last_error!r}" if self.last_error else ""
+        times = f"connected {self.connections} times"
+        return f"the reader of {self._key} at {self._last_id}, {times}{told}"
 
     @property
     def text(self) -> bytes:
@@ -133,6 +136,7 @@ class Follower:
             "GET", url, headers=headers, params=parameters, timeout=timeout
         ) as reply:
             if reply.status_code != 200:
+                self.last_error = f"{reply.status_code}: {(await reply.aread()).decode()}"
                 await asyncio.sleep(_RETRY_SECONDS)
                 return
             self.connections += 1
@@ -148,6 +152,8 @@ class Follower:
     def _take(self, frame: dict[str, str]) -> None:
         if frame.get("event") == "logs":
             self._pieces.append(json.loads(frame["data"])["logs"].encode())
+        elif frame.get("event") == "error":
+            self.last_error = frame["data"]
         elif frame.get("event") == "complete":
             self.complete.set()
         if frame.get("id"):
