@@ -105,8 +105,8 @@ def sure_texts(condition: Condition | None) -> tuple[str, ...]:
     The longest for which that is certain, none if it is for no text.
     """
     match condition:
-        case All(parts):
-            return max(map(sure_texts, parts), key=_narrowness, default=())
+        case All():
+            return max(needed_texts(condition), key=_narrowness, default=())
         case AnyOf(parts):
             each = [sure_texts(part) for part in parts]
             texts = {text for some in each for text in some}
@@ -120,6 +120,14 @@ def sure_texts(condition: Condition | None) -> tuple[str, ...]:
             return ()
     at = condition.field
     return (f"{at.key}=",) if isinstance(at, Logfmt) else ()
+
+
+def needed_texts(condition: Condition | None) -> list[tuple[str, ...]]:
+    """Groups of texts: of each of them every message for which the condition holds has one."""
+    if isinstance(condition, All):
+        return [texts for part in condition.parts for texts in needed_texts(part)]
+    texts = sure_texts(condition)
+    return [texts] if texts else []
 
 
 def _narrowness(texts: tuple[str, ...]) -> int:

@@ -79,7 +79,7 @@ def grams_of(text: str, *, ignore_case: bool = False) -> Grams:
         parts = [part.encode() for part in "".join(kept).split("\0")]
     found = []
     for gram in _GRAMS:
-        each = [hashed for part in parts for hashed in _hashes(part, gram)]
+        each = [hashed for part in parts for hashed in hashes_of(part, gram)]
         found.append(np.unique(np.concatenate(each)) if each else np.empty(0, np.uint64))
     return Grams(tuple(found))
 
@@ -207,13 +207,13 @@ class _Filter:
         """An array with 1 for every slot that an n-gram of the text has."""
         taken = np.zeros(1 << bits, np.uint8)
         shift = np.uint64(64 - bits)
-        for hashes in _hashes(text, self._gram):
+        for hashes in hashes_of(text, self._gram):
             taken[(hashes >> shift).view(np.int64)] = 1
         return taken
 
 
-def _hashes(text: bytes, gram: int) -> Iterator[NDArray[np.uint64]]:
-    """The hashes of all n-grams of `gram` bytes, in no order."""
+def hashes_of(text: bytes, gram: int) -> Iterator[NDArray[np.uint64]]:
+    """The hashes of all n-grams of `gram` bytes, at most eight, in no order; 64 bits each."""
     for start in range(0, len(text), _PIECE_BYTES):
         piece = text[start : start + _PIECE_BYTES + gram - 1]
         number = len(piece) - gram + 1

@@ -5,8 +5,8 @@ each row group it has one page of messages, which lie one behind the other at th
 second file beside the copy says where each of them ends, and has all other columns as records of
 the same width, so one of them is read by the number of its row.
 
-    row group | ends, 4 bytes a row | records, 50 bytes a row
-    ...       |                     | ULID, time, position, and the numbers of its names in a list
+    row group | ends, 4 bytes a row | records, 50 bytes a row                   | part filter
+    ...       |                     | ULID, time, position, numbers of its names | 512 KiB at most
 
 What Parquet's writer does is not taken on trust: while the second file is made, the messages in the
 copy are compared with what Parquet's reader gives. If they lie otherwise, there is no such file.
@@ -19,7 +19,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import FileIO
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -30,13 +30,15 @@ from numpy.typing import NDArray
 
 from service.query.footers import ATTRIBUTES, MESSAGE, NAMES
 from service.query.hot import SCHEMA
+from service.query.part_filter import PARTS, neighbours, part_filter, parts_with
 
 _END: Final = np.dtype("<u4")
 _RECORD: Final = np.dtype(
     [("ulid", "S26"), ("ts", "<i8"), ("pos", "<i8"), *((name, "<u2") for name in NAMES)]
 )
 BYTES_A_ROW: Final = _END.itemsize + _RECORD.itemsize
-"""Of the file beside a copy."""
+"""Of the file beside a copy, which has a part filter for each row group as well."""
+_WORTH_A_LOOK: Final = 1 << 16  # bytes of messages, for which a filter is asked
 _NO_NAME: Final = 0xFFFF
 _COLUMNS: Final = ["ulid", "ts", "pos", *NAMES, MESSAGE]
 
@@ -45,17 +47,23 @@ class _Group(NamedTuple):
     """Where the values of a row group are: messages in the copy, the others beside it.
 
     `runs` are neighbours of one run: where their messages begin, and the numbers of its names.
+    `parts` are where the messages of the parts begin, and the last of them ends.
     """
 
     rows: int
     messages: int
     size: int
     runs: Sequence[tuple[int, int, int]]
+    parts: Sequence[int]
     ends: int
 
     @property
     def records(self) -> int:
         return self.ends + self.rows * _END.itemsize
+
+    @property
+    def filter(self) -> int:
+        return self.records + self.rows * _RECORD.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +92,27 @@ class CopyRows:
         self._groups = groups
         self._names = dict(enumerate(names))
 
-    def span(self, number: int, fqn: str | None, run: str | None) -> tuple[int, int]:
-        """Where in the copy messages of a row group lie, and their size.
+    def spans(
+        self, number: int, fqn: str | None, run: str | None, needed: Sequence[Sequence[bytes]]
+    ) -> list[tuple[int, int]]:
+        """Where in the copy those messages of a row group lie, and their size, that may match.
 
-        They are those of a pipeline or run, and what lies between them; or all.
+        A match has one text of each group in `needed`. They are those of a pipeline or run, and
+        what lies between them; or all. Raises `OSError`.
         """
+        group, (low, high) = self._groups[number], self._span(number, fqn, run)
+        if high - low < _WORTH_A_LOOK:
+            return [(group.messages + low, high - low)] if low < high else []
+        with Path(self.path).open("rb", buffering=0) as beside:
+            parts = parts_with(beside, group.filter, group.size, needed)
+        found = [
+            (max(low, group.parts[first]), min(high, group.parts[end]))
+            for first, end in neighbours(parts)
+        ]
+        return [(group.messages + begin, end - begin) for begin, end in found if begin < end]
+
+    def _span(self, number: int, fqn: str | None, run: str | None) -> tuple[int, int]:
+        """Where the messages of the pipeline or run begin and end among those of the row group."""
         group, names = self._groups[number], self._names
         ends = [*(begin for begin, _, _ in group.runs[1:]), group.size]
         wanted = [
@@ -96,9 +120,7 @@ class CopyRows:
             for (begin, of_fqn, of_run), end in zip(group.runs, ends, strict=True)
             if fqn in (None, names[of_fqn]) and run in (None, names[of_run])
         ]
-        if not wanted:
-            return group.messages, 0
-        return group.messages + wanted[0][0], wanted[-1][1] - wanted[0][0]
+        return (wanted[0][0], wanted[-1][1]) if wanted else (0, 0)
 
     def at(self, number: int, places: Sequence[int]) -> Found:
         """The rows of a row group whose messages lie at these places of the copy, in order.
@@ -162,9 +184,12 @@ def write_rows(copy: str, path: str) -> CopyRows | None:
                 return None
             bounds = _bounds(messages) - _bounds(messages)[0]
             runs, size = _runs(records, bounds), int(bounds[-1])
-            groups.append(_Group(read.num_rows, begin, size, runs, beside.tell()))
+            parts = _parts(bounds)
+            groups.append(_Group(read.num_rows, begin, size, runs, parts, beside.tell()))
             beside.write(bounds[1:].astype(_END).tobytes())
             beside.write(records.tobytes())
+            data = _data(messages)
+            beside.write(part_filter([data[low:end] for low, end in pairwise(parts)]))
     return CopyRows(copy, path, groups, list(names))
 
 
@@ -198,6 +223,13 @@ def _runs(records: NDArray[Any], begins: NDArray[Any]) -> Sequence[tuple[int, in
     names = records[["fqn", "run_id"]]
     firsts = np.flatnonzero(np.r_[True, names[1:] != names[:-1]])[: len(names)].tolist()
     return [(int(begins[first]), *names[first].tolist()) for first in firsts]
+
+
+def _parts(bounds: NDArray[Any]) -> Sequence[int]:
+    """Where parts of about the same size begin, each with a message, and the last one ends."""
+    aims = np.arange(PARTS + 1) * int(bounds[-1]) // PARTS
+    found: list[int] = bounds[np.searchsorted(bounds, aims)].tolist()
+    return found
 
 
 def _codes(column: pa.ChunkedArray, names: dict[str, int]) -> NDArray[np.int64]:

@@ -24,7 +24,7 @@ from typing import Final, TypeAlias
 import pyarrow as pa
 
 from logstore.errors import Damaged
-from logstore.search.needs import sure_texts
+from logstore.search.needs import needed_texts, sure_texts
 from service.query.copy_rows import Found, batch_of
 from service.query.footers import ATTRIBUTES, MESSAGE, Footer, Footers, Group
 from service.query.hot import SCHEMA
@@ -38,6 +38,7 @@ _AT_ONCE: Final = 2  # row groups of copies
 _DECODED_AT_ONCE: Final = 4  # two threads that decompress, and two that wait for the disk
 _FEW: Final = 4
 """So few row groups are looked at without other threads."""
+_QUICK_BYTES: Final = 1 << 20
 _MOST_SHARE: Final = 32  # one row of so many may hold the text
 _FEWEST_ROWS: Final = 256  # that may hold it in any case
 _MOST_PLACES: Final = 128  # in a row group of a copy: each is read with two calls of the system
@@ -97,9 +98,10 @@ class Prefilter:
         self._footers = footers
         self._threads = threads
         self._check = check
-        texts = sure_texts(request.condition)
-        self._texts = [text.encode("utf-8", "surrogatepass") for text in texts]
-        self._given_up = not texts
+        self._texts = _encoded(sure_texts(request.condition))
+        self._needed = [_encoded(texts) for texts in needed_texts(request.condition)]
+        self._given_up = not self._texts
+        self._quick = False  # the last row group took less time than another thread costs
 
     def __call__(self, reads: TableReads, tile: Tile) -> TableReads:
         """The same reads with what was found in place of what was looked at. Raises `Damaged`."""
@@ -155,14 +157,15 @@ class Prefilter:
                 waiting.clear()
 
     def _each(self, waiting: deque[_Work]) -> Iterator[tuple[_Work, _Candidates | None]]:
-        """The candidates of each that waits, in turn; several are looked at at once if many are."""
+        """The candidates of each that waits, in turn; several at once if it takes long enough."""
         decoded = any(work.part.rows is None for work in waiting)
+        self._quick = not decoded
         at_once = 0 if len(waiting) <= _FEW else _DECODED_AT_ONCE if decoded else _AT_ONCE
         running: deque[tuple[_Work, Future[_Candidates | None]]] = deque()
         try:
             while waiting or running:
                 self._check()
-                while waiting and len(running) < at_once:
+                while waiting and len(running) < at_once and not self._quick:
                     one = waiting.popleft()
                     running.append((one, self._threads.submit(self._candidates, one)))
                 if running:
@@ -187,8 +190,11 @@ class Prefilter:
     def _where_they_lie(self, work: _Work) -> _Candidates:
         reader, request = work.part.rows, self._request
         assert reader is not None
-        span = reader.span(work.group.number, request.fqn, request.run)
-        found = places(work.footer.path, span, self._texts, _MOST_PLACES)
+        found, path, texts = list[int](), work.footer.path, self._texts
+        spans = reader.spans(work.group.number, request.fqn, request.run, self._needed)
+        self._quick = sum([size for _, size in spans]) <= _QUICK_BYTES
+        for span in spans:
+            found += places(path, span, texts, _MOST_PLACES - len(found))
         if not found:
             return _NOTHING
         rows = reader.at(work.group.number, found)
@@ -224,6 +230,10 @@ class Prefilter:
                     rows += [first + row for row in here]
                 first += len(column)
         return rows, pa.chunked_array(found, pa.string())
+
+
+def _encoded(texts: Sequence[str]) -> list[bytes]:
+    return [text.encode("utf-8", "surrogatepass") for text in texts]
 
 
 def _columns(work: _Work, names: Sequence[str]) -> pa.Table:

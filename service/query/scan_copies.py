@@ -40,6 +40,7 @@ from logstore.objects.store import ObjectStore
 from logstore.table.snapshot import TableFile
 from service.query.copy_rows import BYTES_A_ROW, CopyRows, write_rows
 from service.query.footers import ATTRIBUTES, NAMES
+from service.query.part_filter import filter_bytes
 from service.runtime.threads import low_priority_threads
 
 log = logging.getLogger(__name__)
@@ -220,8 +221,8 @@ class ScanCopies:
                 if file.metadata.num_rows != rows:
                     raise Damaged(f"it has {file.metadata.num_rows} rows of {rows}")
                 groups = range(file.num_row_groups)
-                size = sum(file.metadata.row_group(group).total_byte_size for group in groups)
-                size += rows * BYTES_A_ROW
+                sizes = [file.metadata.row_group(group).total_byte_size for group in groups]
+                size = sum(sizes) + sum(map(filter_bytes, sizes)) + rows * BYTES_A_ROW
                 schema, bare = file.schema_arrow, all(_is_bare(file, group) for group in groups)
                 if bare:
                     schema = schema.remove(schema.get_field_index(ATTRIBUTES))

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from logstore import ulid
+from service.query import copy_rows
 from service.query.copy_rows import CopyRows, batch_of, write_rows
 from service.query.footers import Footer
 from service.query.hot import SCHEMA
@@ -48,6 +49,12 @@ def copy_of(
     return write_rows(str(path), f"{path}.rows")
 
 
+@pytest.fixture(autouse=True, params=[0, 1 << 30], ids=["by parts", "whole"])
+def by_parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the part filters of row groups however small, and without."""
+    monkeypatch.setattr(copy_rows, "_WORTH_A_LOOK", request.param)
+
+
 @pytest.mark.parametrize("seed", seeds(10))
 def test_each_row_with_a_text_is_read_as_it_is(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
@@ -56,9 +63,10 @@ def test_each_row_with_a_text_is_read_as_it_is(tmp_path: Path, seed: int) -> Non
     rows = copy_of(path, table, group_rows=group_rows)
     assert rows is not None
     for group in Footer(str(path), pq.read_metadata(path)).groups:
-        for text in ("a", "aa", "needle", "ß", "\n"):
-            span = rows.span(group.number, None, None)
-            found = places(str(path), span, [text.encode()], 100_000)
+        for text in ("a", "aa", "needle", "needlea", "späße🎉", "ß", "\n"):
+            texts = [text.encode()]
+            spans = rows.spans(group.number, None, None, [texts])
+            found = [at for span in spans for at in places(str(path), span, texts, 100_000)]
             given = rows.at(group.number, found)
             numbers = list(given.numbers)
             here = table[group.first : group.end]
@@ -82,12 +90,13 @@ def test_all_messages_of_a_run_lie_in_its_span(tmp_path: Path, seed: int, in_ord
     body, found = path.read_bytes(), table.to_pylist()
     for fqn in (None, "svc.a", "svc.other"):
         for run in (None, "run-3"):
-            begin, size = rows.span(0, fqn, run)
+            spans = rows.spans(0, fqn, run, [[b"any"]])
             asked = [n for n, r in enumerate(found) if fqn in (None, r["fqn"])]
             asked = [n for n in asked if run in (None, found[n]["run_id"])]
             between = found[asked[0] : asked[-1] + 1] if asked else []
             text = "".join(row["message"] for row in between).encode()
-            assert body[begin : begin + size] == text
+            assert b"".join(body[begin : begin + size] for begin, size in spans) == text
+            assert len(spans) <= 1
 
 
 def changed(name: str, values: Callable[[pa.Table], Any]) -> Callable[[pa.Table], pa.Table]:
@@ -139,10 +148,47 @@ def test_files_that_are_gone_or_cut_off_are_said(tmp_path: Path, which: str, gon
     path = tmp_path / "copy.parquet"
     rows = copy_of(path, table_of(random.Random(1), 100))
     assert rows is not None
-    found = places(str(path), rows.span(0, None, None), [b"a"], 1_000)
+    [span] = rows.spans(0, None, None, [[b"a"]])
+    found = places(str(path), span, [b"a"], 1_000)
     if gone:
         (tmp_path / which).unlink()
     else:
         (tmp_path / which).write_bytes((tmp_path / which).read_bytes()[:50])
     with pytest.raises(OSError, match=r"cut off|No such file"):
         rows.at(0, found)
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_part_filter_that_cannot_be_read_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: bool
+) -> None:
+    monkeypatch.setattr(copy_rows, "_WORTH_A_LOOK", 0)
+    path, beside = tmp_path / "copy.parquet", tmp_path / "copy.parquet.rows"
+    rows = copy_of(path, table_of(random.Random(1), 100))
+    assert rows is not None
+    if gone:
+        beside.unlink()
+    else:
+        beside.write_bytes(beside.read_bytes()[:-600])
+    with pytest.raises(OSError, match=r"cut off|No such file"):
+        rows.spans(0, None, None, [[b"needle"]])
+
+
+def test_of_a_rare_text_one_part_in_sixteen_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each part is of about the same size, whatever its lines are."""
+    monkeypatch.setattr(copy_rows, "_WORTH_A_LOOK", 0)
+    rng = random.Random(1)
+    table = table_of(rng, 4_000)
+    lines = [f"{rng.getrandbits(40)} took {rng.randrange(9)} s" * (n % 7) for n in range(4_000)]
+    lines[3_210] += "took 3 s needle"
+    table = changed("message", lambda _: pa.array(lines))(table)
+    path = tmp_path / "copy.parquet"
+    rows = copy_of(path, table, group_rows=4_000)
+    assert rows is not None
+    [(begin, size)] = rows.spans(0, None, None, [[b"took"], [b"took 3 s needle"]])
+    whole = sum(map(len, lines))
+    assert size < whole / 15
+    assert b" needle" in path.read_bytes()[begin : begin + size]
+    assert rows.spans(0, None, None, [[b"took"], [b"nowhere at all"]]) == []

@@ -27,7 +27,7 @@ from logstore.search.conditions import (
     Is,
     Matches,
 )
-from service.query import prefilter
+from service.query import copy_rows, prefilter
 from service.query import search as search_module
 from service.query.cursor import RecordKey
 from service.query.database import Database
@@ -127,6 +127,7 @@ async def test_each_answer_is_that_of_duckdb_alone_and_of_a_plain_loop(
     if seed % 4 > 1:
         await world.index()
     monkeypatch.setattr(prefilter, "_PIECE_ROWS", 7 + seed % 3 * 100)
+    monkeypatch.setattr(copy_rows, "_WORTH_A_LOOK", seed % 2 << 20)
     asked = [*plain_requests(words, rng), *requests_like(words, rng), *some_requests(rng)]
     paged = asked[:6]
     with monkeypatch.context() as patch:
