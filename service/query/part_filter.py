@@ -34,9 +34,9 @@ _MOST_BITS: Final = 18
 def bits_of(size: int) -> int:
     """How many bits of a hash are a slot, for `size` bytes of messages.
 
-    A part of `size / 16` bytes of logs then sets a quarter to a half of the slots.
+    A part of `size / 16` bytes of logs then sets a fifth to a third of the slots.
     """
-    return min(max((size // PARTS // 2).bit_length(), _FEWEST_BITS), _MOST_BITS)
+    return min(max((size // PARTS * 3 // 4).bit_length(), _FEWEST_BITS), _MOST_BITS)
 
 
 def part_filter(texts: Sequence[bytes]) -> bytes:

@@ -25,7 +25,7 @@ from logstore.search.conditions import (
     Not,
     StartsWith,
 )
-from logstore.search.needs import literals, may_hold, needs_of, sure_texts
+from logstore.search.needs import literals, may_hold, needed_texts, needs_of, sure_texts
 from logstore.table.skip_index import Builder, SkipIndex, parse
 from tests.logstore.search.evaluate import holds
 from tests.seeds import seeds
@@ -88,19 +88,23 @@ def test_no_row_group_with_a_match_lacks_what_is_needed(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", seeds(6))
-def test_each_match_has_one_of_the_sure_texts(seed: int) -> None:
+def test_each_match_has_one_of_the_sure_texts_and_of_each_group_that_is_needed(seed: int) -> None:
     dice = random.Random(seed)
-    messages, sure, matches = [message(dice) for _ in range(40)], 0, 0
+    messages, sure, several, matches = [message(dice) for _ in range(40)], 0, 0, 0
     for _ in range(150):
         asked = condition(dice)
-        texts = sure_texts(asked)
+        texts, needed = sure_texts(asked), needed_texts(asked)
         sure += bool(texts)
+        several += len(needed) > 1
         assert all(texts)
+        assert texts in needed or not texts
         for text in messages:
             if texts and holds(asked, {"message": text, "fqn": "alpha", "attributes": {}}):
                 matches += 1
-                assert any(one in text for one in texts), (asked, text)
+                for group in [texts, *needed]:
+                    assert any(one in text for one in group), (asked, text)
     assert sure > 30
+    assert several > 0
     assert matches > 100
 
 
@@ -127,6 +131,13 @@ def test_each_match_has_one_of_the_sure_texts(seed: int) -> None:
 )
 def test_the_longest_sure_texts_are_taken(asked: Condition | None, texts: tuple[str, ...]) -> None:
     assert sure_texts(asked) == texts
+
+
+def test_of_all_parts_each_says_what_it_needs() -> None:
+    a, b, c = (Contains(text) for text in "abc")
+    assert needed_texts(All((a, Not(b), All((AnyOf((b, c)), a))))) == [("a",), ("b", "c"), ("a",)]
+    assert needed_texts(AnyOf((All((a, b)), c))) == [("a", "c")]
+    assert needed_texts(Not(a)) == []
 
 
 @pytest.mark.parametrize(
