@@ -101,6 +101,7 @@ class Prefilter:
         self._texts = _encoded(sure_texts(request.condition))
         self._needed = [_encoded(texts) for texts in needed_texts(request.condition)]
         self._given_up = not self._texts
+        self._everywhere = request.fqn is None and request.run is None
         self._quick = False  # the last row group took less time than another thread costs
 
     def __call__(self, reads: TableReads, tile: Tile) -> TableReads:
@@ -159,8 +160,8 @@ class Prefilter:
     def _each(self, waiting: deque[_Work]) -> Iterator[tuple[_Work, _Candidates | None]]:
         """The candidates of each that waits, in turn; several at once if it takes long enough."""
         decoded = any(work.part.rows is None for work in waiting)
-        self._quick = not decoded
         at_once = 0 if len(waiting) <= _FEW else _DECODED_AT_ONCE if decoded else _AT_ONCE
+        self._quick = self._everywhere and not decoded
         running: deque[tuple[_Work, Future[_Candidates | None]]] = deque()
         try:
             while waiting or running:
@@ -192,7 +193,8 @@ class Prefilter:
         assert reader is not None
         found, path, texts = list[int](), work.footer.path, self._texts
         spans = reader.spans(work.group.number, request.fqn, request.run, self._needed)
-        self._quick = sum([size for _, size in spans]) <= _QUICK_BYTES
+        looked = sum([size for _, size in spans])
+        self._quick = self._everywhere and looked <= _QUICK_BYTES
         for span in spans:
             found += places(path, span, texts, _MOST_PLACES - len(found))
         if not found:
