@@ -79,7 +79,7 @@ def grams_of(text: str, *, ignore_case: bool = False) -> Grams:
         parts = [part.encode() for part in "".join(kept).split("\0")]
     found = []
     for gram in _GRAMS:
-        each = [hashed for part in parts for hashed in hashes_of(part, gram)]
+        each = [hashed for part in parts for hashed in _hashes(part, gram)]
         found.append(np.unique(np.concatenate(each)) if each else np.empty(0, np.uint64))
     return Grams(tuple(found))
 
@@ -189,13 +189,13 @@ class _Filter:
         """Adds a row group's messages, in lower case."""
         if not self.groups:
             self._measure(text)
-        slots = self._slots(text, self._bits)[: self._kept * 8]
+        slots = taken_slots(text, self._gram, self._bits)[: self._kept * 8]
         self.groups.append(np.packbits(slots, bitorder="little").tobytes())
 
     def _measure(self, text: bytes) -> None:
         """Chooses the number of slots so that about half are set, and stores as many as fit."""
         bits = min(max(len(text).bit_length(), _FEWEST_BITS), _MOST_BITS)
-        slots = self._slots(text, bits)
+        slots = taken_slots(text, self._gram, bits)
         while bits > _FEWEST_BITS:
             fewer = slots.reshape(-1, 2).max(axis=1)
             if fewer.mean() > _FULL:
@@ -203,17 +203,21 @@ class _Filter:
             bits, slots = bits - 1, fewer
         self._bits, self._kept = bits, min((1 << bits) // 8, self._most)
 
-    def _slots(self, text: bytes, bits: int) -> NDArray[np.uint8]:
-        """An array with 1 for every slot that an n-gram of the text has."""
-        taken = np.zeros(1 << bits, np.uint8)
-        shift = np.uint64(64 - bits)
-        for hashes in hashes_of(text, self._gram):
-            taken[(hashes >> shift).view(np.int64)] = 1
-        return taken
+
+def taken_slots(text: bytes, gram: int, bits: int) -> NDArray[np.uint8]:
+    """An array of `2 ** bits` with 1 for every slot that an n-gram of `gram` bytes has.
+
+    An n-gram has at most eight bytes.
+    """
+    taken = np.zeros(1 << bits, np.uint8)
+    shift = np.uint64(64 - bits)
+    for hashes in _hashes(text, gram):
+        taken[(hashes >> shift).view(np.int64)] = 1
+    return taken
 
 
-def hashes_of(text: bytes, gram: int) -> Iterator[NDArray[np.uint64]]:
-    """The hashes of all n-grams of `gram` bytes, at most eight, in no order; 64 bits each."""
+def _hashes(text: bytes, gram: int) -> Iterator[NDArray[np.uint64]]:
+    """The hashes of all n-grams of `gram` bytes, in no order."""
     for start in range(0, len(text), _PIECE_BYTES):
         piece = text[start : start + _PIECE_BYTES + gram - 1]
         number = len(piece) - gram + 1

@@ -40,13 +40,7 @@ import orjson
 from logstore import keys
 from logstore import ulid as ulids
 from logstore.clock import Clock, Entropy
-from logstore.errors import (
-    Damaged,
-    NodeNotReady,
-    NotFound,
-    TailraceError,
-    UnsupportedVersion,
-)
+from logstore.errors import Damaged, NodeNotReady, NotFound, TailraceError, UnsupportedVersion
 from logstore.objects.store import ObjectInfo, ObjectStore
 from service.peers import messages
 from service.peers.transport import Address, Network, PeerRefused, PeerSilent

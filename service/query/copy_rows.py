@@ -28,9 +28,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from logstore.table.skip_index import ranges
 from service.query.footers import ATTRIBUTES, MESSAGE, NAMES
 from service.query.hot import SCHEMA
-from service.query.part_filter import PARTS, neighbours, part_filter, parts_with
+from service.query.part_filter import PARTS, part_filter, parts_with
 
 _END: Final = np.dtype("<u4")
 _RECORD: Final = np.dtype(
@@ -47,14 +48,14 @@ class _Group(NamedTuple):
     """Where the values of a row group are: messages in the copy, the others beside it.
 
     `runs` are neighbours of one run: where their messages begin, and the numbers of its names.
-    `parts` are where the messages of the parts begin, and the last of them ends.
+    `parts` are bytes of messages in each part of the part filter.
     """
 
     rows: int
     messages: int
     size: int
     runs: Sequence[tuple[int, int, int]]
-    parts: Sequence[int]
+    parts: NDArray[np.int64]
     ends: int
 
     @property
@@ -105,9 +106,9 @@ class CopyRows:
             return [(group.messages + low, high - low)] if low < high else []
         with Path(self.path).open("rb", buffering=0) as beside:
             parts = parts_with(beside, group.filter, group.size, needed)
+        wanted = np.array([parts >> part & 1 for part in range(PARTS)], np.bool_)
         found = [
-            (max(low, group.parts[first]), min(high, group.parts[end]))
-            for first, end in neighbours(parts)
+            (max(low, first), min(high, last + 1)) for first, last in ranges(group.parts, wanted)
         ]
         return [(group.messages + begin, end - begin) for begin, end in found if begin < end]
 
@@ -178,26 +179,25 @@ def write_rows(copy: str, path: str) -> CopyRows | None:
         for number in range(metadata.num_row_groups):
             read = file.read_row_group(number, columns=_COLUMNS, use_threads=False)
             messages = _whole(read.column(MESSAGE))
-            begin = _begin(raw, metadata.row_group(number).column(number_of), messages)
+            data = _data(messages)
+            begin = _begin(raw, metadata.row_group(number).column(number_of), data)
             records = _records(read, names)
-            if begin is None or records is None or len(names) > _NO_NAME:
+            if messages.null_count or begin is None or records is None or len(names) > _NO_NAME:
                 return None
             bounds = _bounds(messages) - _bounds(messages)[0]
             runs, size = _runs(records, bounds), int(bounds[-1])
-            parts = _parts(bounds)
-            groups.append(_Group(read.num_rows, begin, size, runs, parts, beside.tell()))
+            cuts = _cuts(bounds)
+            groups.append(_Group(read.num_rows, begin, size, runs, np.diff(cuts), beside.tell()))
             beside.write(bounds[1:].astype(_END).tobytes())
             beside.write(records.tobytes())
-            data = _data(messages)
-            beside.write(part_filter([data[low:end] for low, end in pairwise(parts)]))
+            beside.write(part_filter([data[low:end] for low, end in pairwise(cuts)]))
     return CopyRows(copy, path, groups, list(names))
 
 
-def _begin(raw: FileIO, chunk: Any, messages: pa.StringArray) -> int | None:
+def _begin(raw: FileIO, chunk: Any, data: bytes) -> int | None:
     """Where the messages begin in the file, if all of them lie at the end of their pages."""
-    data = _data(messages)
     begin = int(chunk.data_page_offset + chunk.total_compressed_size) - len(data)
-    if messages.null_count or begin < 0 or os.pread(raw.fileno(), len(data), begin) != data:
+    if begin < 0 or os.pread(raw.fileno(), len(data), begin) != data:
         return None
     return begin
 
@@ -225,11 +225,11 @@ def _runs(records: NDArray[Any], begins: NDArray[Any]) -> Sequence[tuple[int, in
     return [(int(begins[first]), *names[first].tolist()) for first in firsts]
 
 
-def _parts(bounds: NDArray[Any]) -> Sequence[int]:
+def _cuts(bounds: NDArray[Any]) -> NDArray[np.int64]:
     """Where parts of about the same size begin, each with a message, and the last one ends."""
     aims = np.arange(PARTS + 1) * int(bounds[-1]) // PARTS
-    found: list[int] = bounds[np.searchsorted(bounds, aims)].tolist()
-    return found
+    cuts: NDArray[np.int64] = bounds[np.searchsorted(bounds, aims)].astype(np.int64)
+    return cuts
 
 
 def _codes(column: pa.ChunkedArray, names: dict[str, int]) -> NDArray[np.int64]:

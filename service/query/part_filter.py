@@ -12,7 +12,7 @@ A text of fewer than six bytes may be in any part. In doubt a part is read.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from io import FileIO
 from typing import Final
@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from logstore.table.skip_index import hashes_of
+from logstore.table.skip_index import taken_slots
 
 PARTS: Final = 16
 ALL_PARTS: Final = (1 << PARTS) - 1
@@ -44,10 +44,7 @@ def part_filter(texts: Sequence[bytes]) -> bytes:
     bits = bits_of(sum(map(len, texts)))
     masks: NDArray[np.uint16] = np.zeros(1 << bits, _MASK)
     for part, text in enumerate(texts):
-        taken = np.zeros(1 << bits, np.bool_)
-        for found in hashes_of(text, _GRAM):
-            taken[(found >> np.uint64(64 - bits)).view(np.int64)] = True
-        masks |= taken.astype(_MASK) << np.uint16(part)
+        masks |= taken_slots(text, _GRAM, bits).astype(_MASK) << np.uint16(part)
     return masks.tobytes()
 
 
@@ -87,17 +84,5 @@ def _parts_with(file: FileIO, at: int, slots: Sequence[int]) -> int:
 @lru_cache(maxsize=256)
 def _slots(text: bytes, bits: int) -> Sequence[int]:
     """The slots of the text's pieces, of the first ones of a long text."""
-    found = hashes_of(text[:_LONGEST_TEXT], _GRAM)
-    return sorted({int(one) >> 64 - bits for some in found for one in some})
-
-
-def neighbours(parts: int) -> Iterator[tuple[int, int]]:
-    """First part and the one behind the last, of each row of neighbours among the bits."""
-    first = None
-    for part in range(PARTS + 1):
-        there = parts >> part & 1
-        if there and first is None:
-            first = part
-        elif not there and first is not None:
-            yield first, part
-            first = None
+    slots: list[int] = np.flatnonzero(taken_slots(text[:_LONGEST_TEXT], _GRAM, bits)).tolist()
+    return slots

@@ -101,8 +101,7 @@ class Prefilter:
         self._texts = _encoded(sure_texts(request.condition))
         self._needed = [_encoded(texts) for texts in needed_texts(request.condition)]
         self._given_up = not self._texts
-        self._everywhere = request.fqn is None and request.run is None
-        self._quick = False  # the last row group took less time than another thread costs
+        self._quick = True  # little was looked through of the last row group of a copy
 
     def __call__(self, reads: TableReads, tile: Tile) -> TableReads:
         """The same reads with what was found in place of what was looked at. Raises `Damaged`."""
@@ -161,12 +160,11 @@ class Prefilter:
         """The candidates of each that waits, in turn; several at once if it takes long enough."""
         decoded = any(work.part.rows is None for work in waiting)
         at_once = 0 if len(waiting) <= _FEW else _DECODED_AT_ONCE if decoded else _AT_ONCE
-        self._quick = self._everywhere and not decoded
         running: deque[tuple[_Work, Future[_Candidates | None]]] = deque()
         try:
             while waiting or running:
                 self._check()
-                while waiting and len(running) < at_once and not self._quick:
+                while waiting and len(running) < at_once and not self._in_turn(waiting[0]):
                     one = waiting.popleft()
                     running.append((one, self._threads.submit(self._candidates, one)))
                 if running:
@@ -178,6 +176,14 @@ class Prefilter:
         finally:
             for _, future in running:
                 future.cancel()
+
+    def _in_turn(self, work: _Work) -> bool:
+        """Whether to look at it is likely to take less time than another thread costs.
+
+        In one pipeline or run, little of a row group says nothing about the next one.
+        """
+        everywhere = self._request.fqn is None and self._request.run is None
+        return everywhere and self._quick and work.part.rows is not None
 
     def _candidates(self, work: _Work) -> _Candidates | None:
         """The lines of the row group that may match, None if they are many."""
@@ -193,8 +199,7 @@ class Prefilter:
         assert reader is not None
         found, path, texts = list[int](), work.footer.path, self._texts
         spans = reader.spans(work.group.number, request.fqn, request.run, self._needed)
-        looked = sum([size for _, size in spans])
-        self._quick = self._everywhere and looked <= _QUICK_BYTES
+        self._quick = sum([size for _, size in spans]) <= _QUICK_BYTES
         for span in spans:
             found += places(path, span, texts, _MOST_PLACES - len(found))
         if not found:

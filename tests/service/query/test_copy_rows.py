@@ -49,12 +49,13 @@ def copy_of(
     return write_rows(str(path), f"{path}.rows")
 
 
-@pytest.fixture(autouse=True, params=[0, 1 << 30], ids=["by parts", "whole"])
+@pytest.fixture(params=[0, 1 << 30], ids=["by parts", "whole"])
 def by_parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the part filters of row groups however small, and without."""
     monkeypatch.setattr(copy_rows, "_WORTH_A_LOOK", request.param)
 
 
+@pytest.mark.usefixtures("by_parts")
 @pytest.mark.parametrize("seed", seeds(10))
 def test_each_row_with_a_text_is_read_as_it_is(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
@@ -77,6 +78,7 @@ def test_each_row_with_a_text_is_read_as_it_is(tmp_path: Path, seed: int) -> Non
                 assert batch_of([given]).to_pylist() == here.take(numbers).to_pylist()
 
 
+@pytest.mark.usefixtures("by_parts")
 @pytest.mark.parametrize("seed", seeds(10))
 @pytest.mark.parametrize("in_order", [False, True])
 def test_all_messages_of_a_run_lie_in_its_span(tmp_path: Path, seed: int, in_order: bool) -> None:

@@ -11,7 +11,6 @@ from service.query.part_filter import (
     ALL_PARTS,
     PARTS,
     filter_bytes,
-    neighbours,
     part_filter,
     parts_with,
 )
@@ -69,10 +68,3 @@ def test_of_a_short_text_nothing_is_known(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("size", "expected"), [(0, 512), (40_000, 65_536), (2 << 20, 524_288)])
 def test_a_filter_has_a_size_of_its_own(size: int, expected: int) -> None:
     assert len(part_filter([bytes(size)] * PARTS)) == filter_bytes(size * PARTS) == expected
-
-
-def test_neighbours_are_taken_together() -> None:
-    assert list(neighbours(0)) == []
-    assert list(neighbours(0b1)) == [(0, 1)]
-    assert list(neighbours(0b1011_0000_0000_0110)) == [(1, 3), (12, 14), (15, 16)]
-    assert list(neighbours(ALL_PARTS)) == [(0, PARTS)]
