@@ -19,15 +19,17 @@ import os
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from logstore import keys
 from logstore.clock import Clock
-from logstore.errors import Unavailable
+from logstore.errors import TailraceError, Unavailable
 from logstore.search.conditions import patterns
 from service.query.footers import Footers
 from service.query.pool import DatabasePool
+from service.query.prefault import prefault
 from service.query.prefilter import Prefilter
 from service.query.request import QueryRequest
 from service.query.running import RunningSearch
@@ -89,6 +91,7 @@ class QueryEngine:
         self._paused: dict[RunningSearch, None] = {}
         self._threads = ThreadPoolExecutor(self.settings.max_concurrent, thread_name_prefix="query")
         self._scanning = ThreadPoolExecutor(2 * self.settings.threads, thread_name_prefix="scan")
+        self._warming: asyncio.Task[None] | None = None
         self._footers = Footers()
         # What a killed process spilled is of no use to anybody.
         shutil.rmtree(scratch, ignore_errors=True)
@@ -137,6 +140,8 @@ class QueryEngine:
 
     def close(self) -> None:
         """Lets the threads and databases go; searches that still run fail."""
+        if self._warming is not None:
+            self._warming.cancel()
         self.indexes.close()
         self.databases.close()
         self.copies.close()
@@ -183,6 +188,15 @@ class QueryEngine:
         self.databases.watch()
         self.running -= 1
         self._slots.release()
+        if self._warming is None:  # not before the first one ends, which needs the disk itself
+            self._warming = asyncio.ensure_future(self._warm_up())
+
+    async def _warm_up(self) -> None:
+        """Does what else the next search would wait for."""
+        await asyncio.to_thread(prefault)
+        with suppress(TailraceError):  # the next search meets it, and says so
+            await asyncio.to_thread(self.databases.open_one)
+        self.databases.watch()
 
     def prefilter(self, request: QueryRequest, check: Callable[[], None]) -> Prefilter:
         """That of a search; `check` raises once it is to stop."""

@@ -81,6 +81,11 @@ class DatabasePool:
             idle.locked.close()
         return Database(self._open_database(separate), give_back)
 
+    def open_one(self) -> None:
+        """Sees to it that one without a process is idle. Blocks, and raises as `take`."""
+        if not self._closed:
+            self.take(separate=False).close()
+
     def watch(self) -> None:
         """Sees to it that what is idle is closed in time. To be called when one was given back."""
         if self._any_idle() and (self._watching is None or self._watching.done()):
