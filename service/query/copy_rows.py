@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from itertools import chain, pairwise
@@ -161,10 +161,10 @@ def batch_of(found: Sequence[Found]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([columns[one.name] for one in SCHEMA], schema=SCHEMA)
 
 
-def write_rows(copy: str, path: str) -> CopyRows | None:
+def write_rows(copy: str, path: str, give_way: Callable[[], None]) -> CopyRows | None:
     """Makes the second file of a copy; None if messages do not lie in the copy as they are to.
 
-    Raises `OSError`, `pa.ArrowException`.
+    `give_way` is called before each row group. Raises `OSError`, `pa.ArrowException`.
     """
     groups: list[_Group] = []
     names: dict[str, int] = {}
@@ -177,6 +177,7 @@ def write_rows(copy: str, path: str) -> CopyRows | None:
         if any(file.schema_arrow.field(name).type != _type(name) for name in ("ts", "pos")):
             return None
         for number in range(metadata.num_row_groups):
+            give_way()
             read = file.read_row_group(number, columns=_COLUMNS, use_threads=False)
             messages = _whole(read.column(MESSAGE))
             data = _data(messages)

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, TypeVar
 
 from logstore import keys
@@ -69,12 +70,15 @@ class QueryEngine:
         self.running = self.waiting = self.refused = self.stopped = 0
         self._sources = sources
         self._bucket = bucket
+        self._quiet = Event()
+        self._quiet.set()
         self.indexes = SkipIndexes(sources.store, clock, settings.index_budget)
         self.copies = ScanCopies(
             sources.store,
             lambda: frozenset(sources.table.newest().files.paths()),
             clock,
             f"{scratch}/copies",
+            self._quiet,
             most_bytes=settings.copies_budget,
         )
         self._scratch = scratch
@@ -157,6 +161,7 @@ class QueryEngine:
         finally:
             self.waiting -= 1
         self.running += 1
+        self._quiet.clear()
 
     def unread(self, search: RunningSearch) -> None:
         """Its client has taken nothing for a while."""
@@ -187,6 +192,8 @@ class QueryEngine:
         """Gives a slot back."""
         self.databases.watch()
         self.running -= 1
+        if not self.running:
+            self._quiet.set()
         self._slots.release()
         if self._warming is None:  # not before the first one ends, which needs the disk itself
             self._warming = asyncio.ensure_future(self._warm_up())

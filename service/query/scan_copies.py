@@ -8,6 +8,7 @@ and gives that memory to others at any time.
 
 A file is copied once searches have read as much of it as it has. So copying never costs more than
 a small multiple of the reading that led to it, and one search over everything copies nothing.
+Between row groups it waits while searches run, two seconds at most.
 All copies together have a budget. One that was used lately does not make room for another, since
 files that displace each other in turn would be copied for each search.
 
@@ -27,7 +28,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
@@ -52,6 +53,7 @@ _FREE_SHARE: Final = 0.1  # of the disk stays free, for the journal first of all
 _FREE_BYTES: Final = 1 << 30
 _MOST_COUNTED: Final = 10_000  # files
 _FETCHED_BYTES: Final = 32 << 20  # in a request
+_GIVES_WAY_SECONDS: Final = 2.0  # before each row group: so under any load a copy is made
 ENCODING: Final[dict[str, Any]] = {  # the quickest to scan (decision 085)
     "compression": "none",
     "use_dictionary": NAMES,
@@ -82,7 +84,8 @@ class ScanCopies:
     """Makes copies in `folder` and gives them out. Made in its event loop.
 
     They have at most `most_bytes` in total, and a tenth of the disk stays free. `current` gives
-    the paths of the table's newest files; it blocks, and may raise `StoreUnavailable`.
+    the paths of the table's newest files; it blocks, and may raise `StoreUnavailable`. `quiet` is
+    set while no search runs.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class ScanCopies:
         current: Callable[[], Collection[str]],
         clock: Clock,
         folder: str,
+        quiet: Event,
         *,
         most_bytes: int,
     ) -> None:
@@ -100,6 +104,7 @@ class ScanCopies:
         self._store = store
         self._current = current
         self._clock = clock
+        self._quiet = quiet
         self._most_bytes = most_bytes
         self._changing = Lock()
         self._copies: OrderedDict[str, ScanCopy] = OrderedDict()  # the one used last at the end
@@ -148,6 +153,7 @@ class ScanCopies:
     def close(self) -> None:
         """Ends the work and removes all copies. Waits for a row group that is being copied."""
         self._most_bytes = 0
+        self._quiet.set()
         for task in (self._copying, self._watching):
             if task is not None:
                 task.cancel()
@@ -228,11 +234,12 @@ class ScanCopies:
                     schema = schema.remove(schema.get_field_index(ATTRIBUTES))
                 with pq.ParquetWriter(target, schema, **ENCODING) as writer:
                     for group in groups:
+                        self._give_way()
                         if not self._make_room(size):
                             return None
                         read = file.read_row_group(group, columns=schema.names, use_threads=False)
                         writer.write_table(read, row_group_size=max(read.num_rows, 1))
-            beside = write_rows(target, _beside(target))
+            beside = write_rows(target, _beside(target), self._give_way)
             if beside is None:
                 _remove(_beside(target))
             size = os.path.getsize(target) + (os.path.getsize(beside.path) if beside else 0)
@@ -242,6 +249,10 @@ class ScanCopies:
             if copy is None:
                 _remove(target)
                 _remove(_beside(target))
+
+    def _give_way(self) -> None:
+        """Leaves the processors to searches that run. Blocks."""
+        self._quiet.wait(_GIVES_WAY_SECONDS)
 
     def _make_room(self, size: int) -> bool:
         """Whether `size` bytes fit. Removes copies for them that nobody has used lately."""

@@ -46,7 +46,7 @@ def copy_of(
     without = table.drop_columns(["attributes"])
     with pq.ParquetWriter(path, without.schema, **ENCODING | others) as writer:
         writer.write_table(without, row_group_size=group_rows)
-    return write_rows(str(path), f"{path}.rows")
+    return write_rows(str(path), f"{path}.rows", lambda: None)
 
 
 @pytest.fixture(params=[0, 1 << 30], ids=["by parts", "whole"])

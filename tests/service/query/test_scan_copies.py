@@ -170,19 +170,6 @@ async def test_searches_that_read_little_of_a_file_ask_late_for_a_copy(
         await until(lambda: engine.copies.made == 1)
 
 
-async def test_no_copy_is_made_beside_the_search_that_asks_for_it(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    await one_file(world, lines=30_000)
-    async with engine_of(world) as engine:
-        async with await engine.open(ALL) as running:
-            batches = running.batches()
-            await anext(batches)
-            await asyncio.sleep(0.2)
-            assert engine.copies.made == 0
-            await batches.aclose()
-        await until(lambda: engine.copies.made == 1)
-
-
 def removed(path: Path) -> None:
     path.unlink()
 
