@@ -39,6 +39,8 @@ _PASS_BYTES: Final = 1 << 30
 """Bytes of files that one pass indexes, else an upgrade keeps one pass busy with all of them."""
 _FETCHED_BYTES: Final = 32 << 20  # of row groups, in a request
 _MESSAGE: Final = "message"
+_ATTRIBUTES: Final = "attributes"
+_READ: Final = [_MESSAGE, _ATTRIBUTES]
 
 
 async def index_files(compactor: Compactor, report: Report, hurry: Hurry = never) -> None:
@@ -115,11 +117,12 @@ async def build(store: ObjectStore, file: TableFile) -> bytes:
 def _add(builder: Builder, parquet: pq.ParquetFile, groups: range) -> None:
     for index in groups:
         try:
-            read = parquet.read_row_group(index, columns=[_MESSAGE], use_threads=False)
+            read = parquet.read_row_group(index, columns=_READ, use_threads=False)
         except (OSError, pa.ArrowException) as error:
             raise Damaged(f"row group {index} does not read: {error}") from error
         text = b"".join(_text(chunk) for chunk in read.column(_MESSAGE).chunks)
-        builder.add(read.num_rows, text)
+        bare = read.column(_ATTRIBUTES).null_count == read.num_rows
+        builder.add(read.num_rows, text, bare=bare)
 
 
 def _text(strings: pa.StringArray) -> bytes:
@@ -144,5 +147,11 @@ def _together(footer: Any) -> Iterator[range]:
 
 
 def _byte_range_of(footer: Any, groups: range) -> tuple[int, int]:
-    """Where the messages of these row groups begin and end in the file."""
-    return byte_range(*(chunks_of(footer, index)[_MESSAGE] for index in (groups[0], groups[-1])))
+    """Where the columns that are read of these row groups begin and end in the file."""
+    ranges = [
+        byte_range(chunk, chunk)
+        for index in (groups[0], groups[-1])
+        for path, chunk in chunks_of(footer, index).items()
+        if path.split(".")[0] in _READ
+    ]
+    return min(low for low, _ in ranges), max(high for _, high in ranges)

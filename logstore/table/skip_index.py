@@ -6,13 +6,14 @@ every n-gram of the text. The index therefore serves substrings, not just whole 
 serve short words; six distinguish identifiers, whose groups of four digits occur everywhere.
 
     TRSKIP01, CRC-32 of all behind it (4, little-endian), length of the header (4)
-    header       JSON: {"size", "rows", "filters": [{"gram", "bits", "kept"}, …]}
+    header       JSON: {"size", "rows", "filters": [{"gram", "bits", "kept"}, …], "bare"}
     filters      one after the other: for each row group `kept` bytes
 
     size         bytes of the table file, by which the index of another file is recognised
     rows         of each row group, in order
     bits         an n-gram's slot is the highest `bits` bits of its hash
     kept         bytes of the filter that are stored: slots from 0, eight in a byte
+    bare         whether no line of the file has attributes; absent if an older program wrote it
 
 A filter is stored only in part if the whole would be too large for its file: n-grams with a slot
 beyond that part exclude nothing. The part is a sample of the n-grams, the same in the index and in
@@ -91,11 +92,22 @@ class SkipIndex:
     rows: NDArray[np.int64]
     filters: Sequence[tuple[int, NDArray[np.uint8]]]
     """Of each length of pieces: bits of a slot; the bytes that are kept, by row group."""
+    bare: bool | None = None
+    """Whether no line of the file has attributes; None: the index does not say."""
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory that it takes."""
         return self.rows.nbytes + sum(kept.nbytes for _, kept in self.filters)
+
+    def agrees_with(self, other: SkipIndex) -> bool:
+        """Whether they say the same, where this one says something."""
+        filters = zip(self.filters, other.filters, strict=False)
+        return (
+            self.bare in (None, other.bare)
+            and np.array_equal(self.rows, other.rows)
+            and all(a[0] == b[0] and np.array_equal(a[1], b[1]) for a, b in filters)
+        )
 
     def may_hold(self, grams: Grams) -> NDArray[np.bool_]:
         """For each row group, False only if none of its messages has all the n-grams."""
@@ -132,7 +144,7 @@ def parse(body: bytes, *, size: int) -> SkipIndex:
         kept = np.frombuffer(body, np.uint8, count, at).reshape(len(rows), one["kept"])
         filters.append((one["bits"], kept))
         at += count
-    return SkipIndex(rows, filters)
+    return SkipIndex(rows, filters, header.get("bare"))
 
 
 class Builder:
@@ -144,15 +156,17 @@ class Builder:
     def __init__(self, size: int, groups: int) -> None:
         self._size = size
         self._rows: list[int] = []
+        self._bare = True
         most = int(size * SHARE) // max(groups, 1)
         short = int(most * _SHORT_SHARE)
         self._filters = [
             _Filter(gram, most) for gram, most in ((_GRAMS[0], short), (_GRAMS[1], most - short))
         ]
 
-    def add(self, rows: int, text: bytes) -> None:
-        """Adds a row group: its messages, concatenated."""
+    def add(self, rows: int, text: bytes, *, bare: bool) -> None:
+        """Adds a row group: its messages, concatenated, and whether no line has attributes."""
         self._rows.append(rows)
+        self._bare = self._bare and bare
         lowered = text.lower()
         for one in self._filters:
             one.add(lowered)
@@ -163,6 +177,7 @@ class Builder:
             "size": self._size,
             "rows": self._rows,
             "filters": [one.header for one in self._filters],
+            "bare": self._bare,
         }
         text = orjson.dumps(header)
         kept = b"".join(group for one in self._filters for group in one.groups)

@@ -217,7 +217,9 @@ class Prefilter:
         rows, messages = self._messages(work, most)
         if not rows:
             return _NOTHING
-        others = _rows(work, [name for name in _NAMES if name in work.footer.names], rows)
+        absent = [ATTRIBUTES] if work.part.bare else []
+        names = [name for name in _NAMES if name in work.footer.names and name not in absent]
+        others = _rows(work, names, rows)
         return _batch(others.append_column(MESSAGE, messages))
 
     def _messages(self, work: _Work, most: int) -> tuple[list[int], pa.ChunkedArray]:

@@ -35,7 +35,7 @@ _PATTERN: Final = re.compile(r"[*?\[]")
 
 
 def _without_attributes(files: str) -> str:
-    """Scans copies that have no column for attributes, as if each had none."""
+    """Scans files of which no line has attributes, without that column."""
     columns = COLUMNS.replace("attributes", "NULL::MAP(VARCHAR, VARCHAR) AS attributes")
     scan = f"read_parquet({files}, hive_partitioning = false)"
     return f"(SELECT {columns}, file_row_number FROM {scan})"  # noqa: S608
@@ -46,7 +46,7 @@ _SOURCES: Final = {
     "found": (0, "found"),
     "table": (0, "read_parquet($table, hive_partitioning = false)"),
     "copies": (0, "read_parquet($copies, hive_partitioning = false)"),
-    "bare_copies": (0, _without_attributes("$bare_copies")),
+    "bare": (0, _without_attributes("$bare")),
     "segments": (1, "read_parquet($segments, hive_partitioning = false)"),
     "hot": (2, "hot"),
 }
@@ -69,7 +69,7 @@ READABLE: Final = (
 class Scans:
     """What a statement reads: whole sources by name, and `ranges` of rows of table files.
 
-    Of a range it only matters here whether it is of a copy without attributes. Its parameters are
+    Of a range it only matters here whether it is of a file without attributes. Its parameters are
     `part`, `first` and `last` with its number. Where all files of the
     table lie `inside` the tile, nobody compares their ULIDs with its bounds, which would read
     that column for every row.

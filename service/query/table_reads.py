@@ -27,7 +27,7 @@ _WORTH: Final = 0.7
 """Of a file's rows: above it all of the file is read, in one scan by all threads."""
 _RARE: Final = 0.25
 """Of a file's rows: what is in no row group beyond them is in few lines."""
-_BARE: Final = "bare_copies"
+_BARE: Final = "bare"
 
 CopyOf: TypeAlias = Callable[[TableFile], ScanCopy | None]
 
@@ -35,7 +35,7 @@ CopyOf: TypeAlias = Callable[[TableFile], ScanCopy | None]
 class RowRange(NamedTuple):
     """Rows of a file from `first` to `last`, inclusive, counted from 0.
 
-    `bare`: it is a copy that has no attributes.
+    `bare`: none of its lines has attributes.
     """
 
     path: str
@@ -56,6 +56,11 @@ class Part(NamedTuple):
     bounds: tuple[tuple[int, int], ...] = ()
     rare: bool = False
     rows: CopyRows | None = None
+
+    @property
+    def bare(self) -> bool:
+        """Whether none of its lines has attributes."""
+        return self.source == _BARE
 
     def meets(self, first: int, end: int) -> bool:
         """Whether it has rows from `first` to before `end`."""
@@ -89,7 +94,7 @@ class TableReads:
     def ranges(self) -> Sequence[RowRange]:
         """Ranges of rows of other files."""
         return [
-            RowRange(part.path, first, last, part.source == _BARE)
+            RowRange(part.path, first, last, part.bare)
             for part in self.parts
             for first, last in part.bounds
         ]
@@ -137,7 +142,9 @@ def table_reads(
     copies = {file.path: copy for file, _ in shares if (copy := copy_of(file)) is not None}
     bounds = {file.path: found for file, found, _ in parts}
     read = [
-        _part(file, copies.get(file.path), bounds.get(file.path, ()), rare=share <= _RARE)
+        _part(file, copies.get(file.path), indexes.get(file.path))._replace(
+            bounds=bounds.get(file.path, ()), rare=share <= _RARE
+        )
         for file, share in shares
     ]
     low, high = ulid.encode(tile.low), ulid.encode(tile.high)
@@ -146,9 +153,8 @@ def table_reads(
     return TableReads(read, shares, copied, inside)
 
 
-def _part(
-    file: TableFile, copy: ScanCopy | None, bounds: tuple[tuple[int, int], ...], *, rare: bool
-) -> Part:
-    if copy is None:
-        return Part(file.uri, "table", bounds, rare)
-    return Part(copy.path, _BARE if copy.bare else "copies", bounds, rare, copy.rows)
+def _part(file: TableFile, copy: ScanCopy | None, index: SkipIndex | None) -> Part:
+    """All of the file, or of its copy."""
+    if copy is not None:
+        return Part(copy.path, _BARE if copy.bare else "copies", rows=copy.rows)
+    return Part(file.uri, _BARE if index is not None and index.bare else "table")

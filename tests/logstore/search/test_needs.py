@@ -37,7 +37,7 @@ KEYS = ["status", "user", "k"]
 def index_of(groups: list[list[str]]) -> SkipIndex:
     builder = Builder(1 << 20, len(groups))
     for messages in groups:
-        builder.add(len(messages), "".join(messages).encode())
+        builder.add(len(messages), "".join(messages).encode(), bare=True)
     return parse(builder.finish(), size=1 << 20)
 
 

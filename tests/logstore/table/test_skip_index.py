@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import duckdb
 import numpy as np
@@ -20,8 +21,19 @@ ALPHABET = "aabkKsiIxé/ 0İıſ\N{KELVIN SIGN}\N{ANGSTROM SIGN}ß"
 def index_of(groups: list[list[str]], size: int = 1 << 20) -> SkipIndex:
     builder = Builder(size, len(groups))
     for messages in groups:
-        builder.add(len(messages), "".join(messages).encode())
+        builder.add(len(messages), "".join(messages).encode(), bare=True)
     return parse(builder.finish(), size=size)
+
+
+def test_an_index_agrees_with_what_an_older_program_wrote_of_the_same_file() -> None:
+    one = index_of([["a message", "another"], ["a third one"]])
+    assert one.bare
+    assert one.agrees_with(one)
+    assert replace(one, bare=None).agrees_with(one)
+    assert not replace(one, bare=False).agrees_with(one)
+    assert not one.agrees_with(index_of([["a message", "another"], ["a third 1"]]))
+    assert not one.agrees_with(index_of([["a message"], ["a third one", "another"]]))
+    assert not one.agrees_with(index_of([["a message", "another"]]))
 
 
 def words(dice: random.Random, alphabet: str, longest: int) -> str:
@@ -92,7 +104,7 @@ def test_it_stays_within_its_part_of_the_file(size: int) -> None:
     groups = [[f"{dice.random()} {dice.random()}" for _ in range(300)] for _ in range(4)]
     builder = Builder(size, len(groups))
     for messages in groups:
-        builder.add(len(messages), "".join(messages).encode())
+        builder.add(len(messages), "".join(messages).encode(), bare=True)
     header = 250
     assert len(builder.finish()) <= SHARE * size + header
     assert index_of(groups, size).may_hold(grams_of(groups[2][7]))[2]
@@ -108,7 +120,7 @@ def test_long_texts_and_empty_row_groups() -> None:
 
 def test_what_was_damaged_is_told() -> None:
     builder = Builder(5_000, 1)
-    builder.add(2, b"one message and another")
+    builder.add(2, b"one message and another", bare=False)
     body = builder.finish()
     for at in range(len(body)):
         other = body[:at] + bytes([body[at] ^ 0x40]) + body[at + 1 :]

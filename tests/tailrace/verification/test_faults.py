@@ -28,6 +28,7 @@ from tailrace.verification.catalog import SegmentCatalog
 from tailrace.verification.fault import Fault, Findings
 from tests.batches import make_batches
 from tests.compactor.lake import NOON, batch
+from tests.service.query.test_bare_files import silent
 from tests.tailrace.verification.world import World, as_it_is, look, settings_for
 
 
@@ -358,11 +359,17 @@ def test_a_damaged_skip_index(world: World) -> None:
 def test_a_skip_index_that_would_hide_lines(world: World) -> None:
     index, file = indexed(world)[0], world.table.snapshot().files[0]
     builder = Builder(file.size, 1)
-    builder.add(file.rows, b"nothing that is in the file")
+    builder.add(file.rows, b"nothing that is in the file", bare=True)
     index.write_bytes(builder.finish())
     fault = world.look().one("skip-index-wrong")
     assert fault.place.endswith(index.name)
     assert fault.lines == file.rows
+
+
+def test_a_skip_index_of_an_older_program_is_no_fault(world: World) -> None:
+    index = indexed(world)[0]
+    index.write_bytes(silent(index.read_bytes()))
+    assert world.look().faults == []
 
 
 def test_a_skip_index_of_a_newer_version_is_no_fault(world: World) -> None:

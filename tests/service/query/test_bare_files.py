@@ -1,0 +1,125 @@
+"""Of files that have no attributes, as their skip indexes say, that column is not read."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from logstore import keys
+from logstore.search.conditions import Attribute, Contains, Exists, Not
+from logstore.segments.carry import Carry
+from logstore.segments.columns import record_batches
+from logstore.table.skip_index import SkipIndex, parse
+from service.query.engine import QueryEngine
+from tests.batches import make_batches
+from tests.seeds import seeds
+from tests.service.query.scattered import ALL
+from tests.service.query.test_scan_copies import files_of, records
+from tests.service.query.test_skipping import batch_at, put_in_table, requests_like
+from tests.service.query.world import NODE, World, engine_of
+
+GIVEN = {"no": None, "empty": [], "some": [("k", "v")]}
+
+
+def put(world: World, hour: int, words: list[str], given: list[Any]) -> None:
+    """A file of an hour, with these attributes in turn; three records in a row group."""
+    entries = [batch_at(60 * hour + n, [f"{word} {n}"]) for n, word in enumerate(words)]
+    for entry in entries:
+        world.know(entry)
+    rows = pa.Table.from_batches(record_batches(make_batches(NODE, entries), Carry()))
+    place = rows.schema.get_field_index("attributes")
+    column = [given[n % len(given)] for n in range(len(rows))]
+    field = rows.schema.field(place)
+    rows = rows.set_column(place, field, pa.array(column, field.type))
+    world.write_table(rows, {}, group_rows=3)
+
+
+async def indexes(world: World) -> list[SkipIndex]:
+    return [
+        parse((await world.store.get(keys.skip_index(file.path)))[1], size=file.size)
+        for file in files_of(world)
+    ]
+
+
+def silent(body: bytes) -> bytes:
+    """The index as a program wrote it that knew of no attributes."""
+    end = 16 + int.from_bytes(body[12:16], "little")
+    header = orjson.loads(body[16:end])
+    del header["bare"]
+    text = orjson.dumps(header)
+    behind = len(text).to_bytes(4, "little") + text + body[end:]
+    return body[:8] + zlib.crc32(behind).to_bytes(4, "little") + behind
+
+
+@pytest.mark.parametrize(
+    ("given", "bare"),
+    [(["no"], True), (["empty"], False), (["some"], False), (["no"] * 19 + ["some"], False),
+     (["no"] * 19 + ["empty"], False)],
+)  # fmt: skip
+async def test_an_index_says_whether_a_line_has_attributes(
+    tmp_path: Path, given: list[str], bare: bool
+) -> None:
+    world = World(tmp_path)
+    put(world, 0, ["word"] * 20, [GIVEN[one] for one in given])
+    await world.index()
+    assert [index.bare for index in await indexes(world)] == [bare]
+
+
+@pytest.mark.parametrize("harm", [lambda body: body, silent], ids=["as written", "older"])
+@pytest.mark.parametrize("seed", seeds(3))
+async def test_searches_find_what_they_find_without_an_index(
+    tmp_path: Path, seed: int, harm: Callable[[bytes], bytes]
+) -> None:
+    dice = random.Random(seed)
+    world = World(tmp_path)
+    words = [f"word{dice.randrange(1000)}" for _ in range(12)]
+    for hour in range(5):
+        some = dice.sample(list(GIVEN.values()), dice.randrange(1, 3))
+        put(world, hour, words, some if hour else [None])
+    asked = [*requests_like(words, dice)]
+    asked += [replace(one, condition=Exists(Attribute("k"))) for one in asked[:3]]
+    asked += [replace(one, condition=Not(Exists(Attribute("k")))) for one in asked[:3]]
+    async with engine_of(world, scan_copies_bytes=0) as engine:
+        plain = [await records(engine, request) for request in asked]
+    for file in await world.index():
+        _, body = await world.store.get(keys.skip_index(file.path))
+        await world.store.put(keys.skip_index(file.path), harm(body))
+    assert any(index.bare for index in await indexes(world)) == (harm is not silent)
+    async with engine_of(world, scan_copies_bytes=0) as engine:
+        for request, expected in zip(asked, plain, strict=True):
+            assert await records(engine, request) == expected
+
+
+async def found(engine: QueryEngine, text: str) -> list[dict[str, Any]]:
+    return await records(engine, replace(ALL, condition=Contains(text)))
+
+
+async def test_the_column_is_not_read(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    put_in_table(world, [batch_at(0, [f"number{n:04} of all" for n in range(400)])], group_rows=50)
+    (file,) = await world.index()
+    async with engine_of(world, scan_copies_bytes=0) as engine:
+        expected = await found(engine, "of all")
+    assert len(expected) == 400
+    footer, data = pq.read_metadata(file.uri), bytearray(Path(file.uri).read_bytes())
+    for group in range(footer.num_row_groups):
+        for leaf in range(footer.num_columns):
+            chunk = footer.row_group(group).column(leaf)
+            if chunk.path_in_schema.startswith("attributes."):
+                begin = chunk.dictionary_page_offset or chunk.data_page_offset
+                size = chunk.total_compressed_size
+                data[begin : begin + size] = b"\xff" * size
+    Path(file.uri).write_bytes(data)
+    async with engine_of(world, scan_copies_bytes=0) as engine:
+        assert await found(engine, "of all") == expected
+        rare = await found(engine, "number0207")
+        assert rare == [one for one in expected if "number0207" in one["message"]]
