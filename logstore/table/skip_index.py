@@ -100,15 +100,6 @@ class SkipIndex:
         """Bytes of memory that it takes."""
         return self.rows.nbytes + sum(kept.nbytes for _, kept in self.filters)
 
-    def agrees_with(self, other: SkipIndex) -> bool:
-        """Whether they say the same, where this one says something."""
-        filters = zip(self.filters, other.filters, strict=False)
-        return (
-            self.bare in (None, other.bare)
-            and np.array_equal(self.rows, other.rows)
-            and all(a[0] == b[0] and np.array_equal(a[1], b[1]) for a, b in filters)
-        )
-
     def may_hold(self, grams: Grams) -> NDArray[np.bool_]:
         """For each row group, False only if none of its messages has all the n-grams."""
         found = np.ones(len(self.rows), np.bool_)
@@ -147,6 +138,14 @@ def parse(body: bytes, *, size: int) -> SkipIndex:
     return SkipIndex(rows, filters, header.get("bare"))
 
 
+def as_older(body: bytes) -> bytes:
+    """An index as a program of before wrote it, which said nothing of attributes."""
+    end = _HEAD_BYTES + _number(body, len(_MAGIC) + 4)
+    header: dict[str, Any] = orjson.loads(body[_HEAD_BYTES:end])
+    del header["bare"]
+    return _framed(header, body[end:])
+
+
 class Builder:
     """Makes the index of a table file of `size` bytes, from the text of its row groups in order.
 
@@ -179,10 +178,7 @@ class Builder:
             "filters": [one.header for one in self._filters],
             "bare": self._bare,
         }
-        text = orjson.dumps(header)
-        kept = b"".join(group for one in self._filters for group in one.groups)
-        behind = len(text).to_bytes(4, "little") + text + kept
-        return _MAGIC + zlib.crc32(behind).to_bytes(4, "little") + behind
+        return _framed(header, b"".join(group for one in self._filters for group in one.groups))
 
 
 class _Filter:
@@ -243,6 +239,12 @@ def _hashes(text: bytes, gram: int) -> Iterator[NDArray[np.uint64]]:
             count = (number - phase + 7) // 8
             words = np.frombuffer(padded, "<u8", count, phase)
             yield words * factor
+
+
+def _framed(header: dict[str, Any], filters: bytes) -> bytes:
+    text = orjson.dumps(header)
+    behind = len(text).to_bytes(4, "little") + text + filters
+    return _MAGIC + zlib.crc32(behind).to_bytes(4, "little") + behind
 
 
 def _number(body: bytes, at: int) -> int:

@@ -3,44 +3,32 @@
 from __future__ import annotations
 
 import random
-import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import orjson
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from logstore import keys
 from logstore.search.conditions import Attribute, Contains, Exists, Not
-from logstore.segments.carry import Carry
-from logstore.segments.columns import record_batches
 from logstore.table.skip_index import SkipIndex, parse
 from service.query.engine import QueryEngine
-from tests.batches import make_batches
 from tests.seeds import seeds
 from tests.service.query.scattered import ALL
-from tests.service.query.test_scan_copies import files_of, records
+from tests.service.query.test_scan_copies import files_of, put_given, records
 from tests.service.query.test_skipping import batch_at, put_in_table, requests_like
-from tests.service.query.world import NODE, World, engine_of
+from tests.service.query.world import World, engine_of
+from tests.skip_indexes import silent
 
 GIVEN = {"no": None, "empty": [], "some": [("k", "v")]}
 
 
 def put(world: World, hour: int, words: list[str], given: list[Any]) -> None:
-    """A file of an hour, with these attributes in turn; three records in a row group."""
+    """A file of an hour, a record for each word, with these attributes in turn."""
     entries = [batch_at(60 * hour + n, [f"{word} {n}"]) for n, word in enumerate(words)]
-    for entry in entries:
-        world.know(entry)
-    rows = pa.Table.from_batches(record_batches(make_batches(NODE, entries), Carry()))
-    place = rows.schema.get_field_index("attributes")
-    column = [given[n % len(given)] for n in range(len(rows))]
-    field = rows.schema.field(place)
-    rows = rows.set_column(place, field, pa.array(column, field.type))
-    world.write_table(rows, {}, group_rows=3)
+    put_given(world, entries, given, rows=3)
 
 
 async def indexes(world: World) -> list[SkipIndex]:
@@ -48,16 +36,6 @@ async def indexes(world: World) -> list[SkipIndex]:
         parse((await world.store.get(keys.skip_index(file.path)))[1], size=file.size)
         for file in files_of(world)
     ]
-
-
-def silent(body: bytes) -> bytes:
-    """The index as a program wrote it that knew of no attributes."""
-    end = 16 + int.from_bytes(body[12:16], "little")
-    header = orjson.loads(body[16:end])
-    del header["bare"]
-    text = orjson.dumps(header)
-    behind = len(text).to_bytes(4, "little") + text + body[end:]
-    return body[:8] + zlib.crc32(behind).to_bytes(4, "little") + behind
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from service.query import settings as settings_module
 from service.query.engine import QueryEngine
 from service.query.request import QueryRequest
 from service.query.settings import QuerySettings
-from tests.batches import make_batches
+from tests.batches import Entry, make_batches
 from tests.seeds import seeds, some
 from tests.servers.minio import Bucket as S3Bucket
 from tests.service.query.scattered import ALL, scattered, some_requests
@@ -65,15 +65,21 @@ def kept(engine: QueryEngine) -> list[Path]:
     return sorted(Path(engine.copies.folder).glob("*"))
 
 
-def put_with_attributes(world: World, words: Sequence[str]) -> None:
-    entries = [batch_at(90 + n, [f"{word} with more"]) for n, word in enumerate(words)]
+def put_given(world: World, entries: Sequence[Entry], given: Sequence[Any], rows: int) -> None:
+    """Files of batches whose lines have these attributes in turn, so many in a row group."""
     for entry in entries:
         world.know(entry)
-    rows = pa.Table.from_batches(record_batches(make_batches(NODE, entries), Carry()))
-    place = rows.schema.get_field_index("attributes")
+    table = pa.Table.from_batches(record_batches(make_batches(NODE, entries), Carry()))
+    place = table.schema.get_field_index("attributes")
+    field = table.schema.field(place)
+    column = pa.array([given[n % len(given)] for n in range(len(table))], field.type)
+    world.write_table(table.set_column(place, field, column), {}, group_rows=rows)
+
+
+def put_with_attributes(world: World, words: Sequence[str]) -> None:
+    entries = [batch_at(90 + n, [f"{word} with more"]) for n, word in enumerate(words)]
     maps = [[("k", word)] if n % 3 else [] for n, word in enumerate(words)]
-    column = pa.array(maps, rows.schema.field(place).type)
-    world.write_table(rows.set_column(place, rows.schema.field(place), column), {}, group_rows=5)
+    put_given(world, entries, maps, rows=5)
 
 
 @pytest.mark.parametrize("seed", some(seeds(3), 3, "scan copies"))

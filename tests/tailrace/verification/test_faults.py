@@ -28,7 +28,7 @@ from tailrace.verification.catalog import SegmentCatalog
 from tailrace.verification.fault import Fault, Findings
 from tests.batches import make_batches
 from tests.compactor.lake import NOON, batch
-from tests.service.query.test_bare_files import silent
+from tests.skip_indexes import silent, with_header
 from tests.tailrace.verification.world import World, as_it_is, look, settings_for
 
 
@@ -364,6 +364,13 @@ def test_a_skip_index_that_would_hide_lines(world: World) -> None:
     fault = world.look().one("skip-index-wrong")
     assert fault.place.endswith(index.name)
     assert fault.lines == file.rows
+
+
+@pytest.mark.parametrize("said", [lambda h: {"bare": not h["bare"]}, lambda _: {"filters": []}])
+def test_a_skip_index_that_says_something_else(world: World, said: Callable[[Any], Any]) -> None:
+    index = indexed(world)[0]
+    index.write_bytes(with_header(index.read_bytes(), lambda header: header | said(header)))
+    assert world.look().one("skip-index-wrong").place.endswith(index.name)
 
 
 def test_a_skip_index_of_an_older_program_is_no_fault(world: World) -> None:
