@@ -47,7 +47,6 @@ class Footer:
         self.path = path
         self._metadata = metadata
         self.columns = {metadata.schema.column(n).path: n for n in range(metadata.num_columns)}
-        self.names = metadata.schema.to_arrow_schema().names
         self.groups = self._groups()
 
     @contextmanager

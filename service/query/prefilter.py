@@ -205,7 +205,7 @@ class Prefilter:
         if not found:
             return _NOTHING
         rows = reader.at(work.group.number, found)
-        if ATTRIBUTES not in work.footer.names:
+        if work.part.bare:
             return rows
         attributes = _columns(work, [ATTRIBUTES]).take(rows.numbers)
         table = pa.Table.from_batches([batch_of([rows])]).drop_columns([ATTRIBUTES])
@@ -217,8 +217,7 @@ class Prefilter:
         rows, messages = self._messages(work, most)
         if not rows:
             return _NOTHING
-        absent = [ATTRIBUTES] if work.part.bare else []
-        names = [name for name in _NAMES if name in work.footer.names and name not in absent]
+        names = [name for name in _NAMES if name != ATTRIBUTES or not work.part.bare]
         others = _rows(work, names, rows)
         return _batch(others.append_column(MESSAGE, messages))
 

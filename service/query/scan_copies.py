@@ -8,7 +8,7 @@ and gives that memory to others at any time.
 
 A file is copied once searches have read as much of it as it has. So copying never costs more than
 a small multiple of the reading that led to it, and one search over everything copies nothing.
-Between row groups it waits while searches run, two seconds at most.
+Before each row group the copying waits while searches run, two seconds at most.
 All copies together have a budget. One that was used lately does not make room for another, since
 files that displace each other in turn would be copied for each search.
 
