@@ -15,7 +15,10 @@ from tests.service.query.test_skipping import batch_at, put_in_table
 from tests.service.query.world import World, engine_of
 
 
-async def test_no_copy_is_made_beside_the_search_that_asks_for_it(tmp_path: Path) -> None:
+async def test_no_copy_is_made_beside_the_search_that_asks_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan_copies, "_GIVES_WAY_SECONDS", 0.0)  # since none is asked for yet
     world = World(tmp_path)
     await one_file(world, lines=30_000)
     async with engine_of(world) as engine:
@@ -24,6 +27,7 @@ async def test_no_copy_is_made_beside_the_search_that_asks_for_it(tmp_path: Path
             await anext(batches)
             await asyncio.sleep(0.2)
             assert engine.copies.made == 0
+            assert not kept(engine)
             await batches.aclose()
         await until(lambda: engine.copies.made == 1)
 
@@ -47,6 +51,7 @@ async def test_a_copy_waits_until_no_search_runs(
             await until(lambda: bool(kept(engine)))  # it has begun
             await asyncio.sleep(0.2)
             assert engine.copies.made == 0
+            assert [path.suffix for path in kept(engine)] == [".parquet"]  # nor is its end near
         await until(lambda: engine.copies.made == len(files))
 
 

@@ -194,3 +194,11 @@ def test_of_a_rare_text_one_part_in_sixteen_is_read(
     assert size < whole / 15
     assert b" needle" in path.read_bytes()[begin : begin + size]
     assert rows.spans(0, None, None, [[b"took"], [b"nowhere at all"]]) == []
+
+
+def test_it_gives_way_before_each_row_group(tmp_path: Path) -> None:
+    path, calls = tmp_path / "copy.parquet", list[int]()
+    copy_of(path, table_of(random.Random(3), 2_500))
+    beside = tmp_path / "again.rows"
+    assert write_rows(str(path), str(beside), lambda: calls.append(beside.stat().st_size))
+    assert len(set(calls)) == len(calls) == 3  # in between something was written

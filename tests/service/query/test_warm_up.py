@@ -127,16 +127,22 @@ async def test_once_a_search_has_ended_the_next_one_finds_a_database(
 async def test_a_store_that_does_not_answer_then_is_left_to_the_next_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(_: object, __: bool) -> LockedDatabase:
-        raise StoreUnavailable("not now")
+    asked = 0
+    real = engine_module.QueryEngine._open_database
 
+    def refused_once(self: engine_module.QueryEngine, separate: bool) -> LockedDatabase:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            raise StoreUnavailable("not now")
+        return real(self, separate)
+
+    monkeypatch.setattr(engine_module.QueryEngine, "_open_database", refused_once)
     world = World(tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(engine_module.QueryEngine, "_open_database", refused)
-        async with engine_of(world) as engine:
-            await search(engine, ALL)
-            assert engine._warming is not None
-            await engine._warming
-    await one_file(world)
     async with engine_of(world) as engine:
+        await search(engine, ALL)
+        assert engine._warming is not None
+        await engine._warming
+        await one_file(world)
         assert (await search(engine, ALL))[0] == world.expected(ALL)
+        assert asked == 2
