@@ -35,6 +35,8 @@ PARTITIONS = "coordination/partitions/"
 GROUPS = "coordination/groups/"
 PIPELINES = "coordination/pipelines/"
 
+_INDEX_SUFFIX = ".skip2"
+
 _SEGMENT = re.compile(r"segments/([^/]+)/([0-9]{20})\.parquet")
 _MANIFEST = re.compile(r"runs/([^/]+)/([^/]+)\.json")
 _NOT_UPSTREAM = re.compile(r"[^a-zA-Z0-9_-]")
@@ -132,12 +134,12 @@ def watermark(node: str) -> str:
 
 def skip_index(path: str) -> str:
     """The skip index of the table file at `path`, below the table."""
-    return f"{SKIP_INDEXES}{path}.skip"
+    return f"{SKIP_INDEXES}{path}{_INDEX_SUFFIX}"
 
 
 def indexed_file(key: str) -> str:
     """The table file to which the skip index belongs."""
-    return f"{TABLE}/{key.removeprefix(SKIP_INDEXES).removesuffix('.skip')}"
+    return f"{TABLE}/{key.removeprefix(SKIP_INDEXES).removesuffix(_INDEX_SUFFIX)}"
 
 
 def lease(source: str, parts: Sequence[str]) -> str:

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from typing import Any
 
 import orjson
+import xxhash
+
+PAGE_BYTES = 4_096
 
 
 def with_header(body: bytes, change: Callable[[dict[str, Any]], dict[str, Any]]) -> bytes:
     """The index with what `change` makes of its header; sums and lengths are right."""
-    end = 16 + int.from_bytes(body[12:16], "little")
-    text = orjson.dumps(change(orjson.loads(body[16:end])))
-    behind = len(text).to_bytes(4, "little") + text + body[end:]
-    return body[:8] + zlib.crc32(behind).to_bytes(4, "little") + behind
+    end = 20 + int.from_bytes(body[16:20], "little")
+    text = orjson.dumps(change(orjson.loads(body[20:end])))
+    digest = xxhash.xxh3_64_intdigest(text)
+    head = body[:8] + digest.to_bytes(8, "little") + len(text).to_bytes(4, "little") + text
+    assert len(body) - end < 2 * PAGE_BYTES, "only indexes with a page or two"
+    pages, at = b"", len(head)
+    for size in sizes(orjson.loads(body[20:end])):
+        bits = body[end + 8 : end + size]
+        seed = (digest + at) % 2**64
+        pages += xxhash.xxh3_64_intdigest(bits, seed).to_bytes(8, "little") + bits
+        end, at = end + size, at + size
+    assert end == len(body)
+    return head + pages
 
 
-def silent(body: bytes) -> bytes:
-    """The index as a program wrote it that knew of no attributes."""
-    return with_header(body, lambda h: {name: h[name] for name in ("size", "rows", "filters")})
+def sizes(header: dict[str, Any]) -> list[int]:
+    """Bytes of each filter's page, of filters with one page."""
+    groups = len(header["rows"])
+    return [8 + one["slots"] // 8 * groups for one in header["filters"] if one["slots"]]

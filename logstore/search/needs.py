@@ -8,10 +8,10 @@ So a row group that lacks what is needed has no match, and one that has it may h
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,8 @@ from logstore.search.conditions import (
     Not,
     StartsWith,
 )
-from logstore.table.skip_index import Grams, SkipIndex, grams_of
+from logstore.table.ngrams import Grams, grams_of
+from logstore.table.skip_index import SkipIndex
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +50,31 @@ class AnyNeeded:
 
 Needs: TypeAlias = Grams | AllNeeded | AnyNeeded
 
+
+class Wanted(NamedTuple):
+    """What an index says of its file for a search.
+
+    `rows` of each row group, and which `groups` may hold a match; `bare`: no line has attributes.
+    """
+
+    rows: NDArray[np.int64]
+    groups: NDArray[np.bool_]
+    bare: bool
+
+
 _MOST_TEXTS: Final = 8
 
 
+def wanted(needs: Needs, index: SkipIndex) -> Wanted:
+    """What the index says. Raises `Damaged`, and what reading the index raises."""
+    return Wanted(index.rows, may_hold(needs, index), index.bare)
+
+
 def may_hold(needs: Needs, index: SkipIndex) -> NDArray[np.bool_]:
-    """For each row group of the index, False only if none of its messages has what is needed."""
+    """For each row group of the index, False only if none of its messages has what is needed.
+
+    Raises `Damaged`, and what reading the index raises.
+    """
     match needs:
         case AllNeeded(parts):
             return reduce(np.logical_and, (may_hold(part, index) for part in parts))
@@ -61,6 +82,15 @@ def may_hold(needs: Needs, index: SkipIndex) -> NDArray[np.bool_]:
             return reduce(np.logical_or, (may_hold(part, index) for part in parts))
         case _:
             return index.may_hold(needs)
+
+
+def pages_for(needs: Needs, index: SkipIndex) -> Iterator[tuple[int, int]]:
+    """The pages of the index that `may_hold` reads at most: place in the index, and bytes."""
+    if isinstance(needs, Grams):
+        yield from index.pages(needs)
+    else:
+        for part in needs.parts:
+            yield from pages_for(part, index)
 
 
 def needs_of(condition: Condition | None) -> Needs | None:

@@ -11,5 +11,6 @@ log.py        what its log holds beside files, in one read
 log_folder.py, log_bucket.py  access to the files of the log
 file_index.py   the files of a version by hour
 followed.py     the newest version, followed by the log, for frequent readers
+skip_index.py which of a file's row groups cannot hold a text    ngrams.py  by what
 shape.py        whether the table still has our schema and features
 """

@@ -1,19 +1,25 @@
 """The skip index of a table file: it tells which row groups cannot hold a text.
 
 For each row group it has two Bloom filters with one hash: of all substrings of four and of six
-bytes (n-grams) of its messages in lower case. A message can hold a text only if its row group has
-every n-gram of the text. The index therefore serves substrings, not just whole words. Four bytes
-serve short words; six distinguish identifiers, whose groups of four digits occur everywhere.
+bytes (`ngrams`) of its messages in lower case. A message can hold a text only if its row group has
+every n-gram of the text. The index therefore serves substrings, not just whole words.
 
-    TRSKIP01, CRC-32 of all behind it (4, little-endian), length of the header (4)
-    header       JSON: {"size", "rows", "filters": [{"gram", "bits", "kept"}, …], "bare"}
-    filters      one after the other: for each row group `kept` bytes
+    TRSKIP02, XXH3-64 of the header (8, little-endian), length of the header (4)
+    header       JSON: {"size", "rows", "filters": [{"gram", "bits", "slots"}, …], "bare"}
+    filters      one after the other, in pages
 
     size         bytes of the table file, by which the index of another file is recognised
     rows         of each row group, in order
     bits         an n-gram's slot is the highest `bits` bits of its hash
-    kept         bytes of the filter that are stored: slots from 0, eight in a byte
-    bare         whether no line of the file has attributes; absent if an older program wrote it
+    slots        of the filter that are stored, from 0 on
+    bare         whether no line of the file has attributes
+
+A page is 4,096 bytes: the XXH3-64 of what is behind it (8), then for each slot a bit of each row
+group, of `4088 // groups * 8` slots. So a search reads a page for each n-gram, however large the
+file is, and not all of the index. A page's hash is seeded with that of the header plus the
+place of the page in the index: no page stands for another. The page of a filter
+that has only one ends with its bits. Behind the header of a large index are spaces, so that pages
+are those of the disk.
 
 A filter is stored only in part if the whole would be too large for its file: n-grams with a slot
 beyond that part exclude nothing. The part is a sample of the n-grams, the same in the index and in
@@ -21,129 +27,171 @@ a search. A filter that is half full with a sample excludes more than one of the
 size that is nearly full with all n-grams.
 
 The filters are those of ClickHouse's `ngrambf_v1`, with one hash for an n-gram, since a text
-has many n-grams; the hash is Knuth's multiplicative one. In doubt a row group is kept: one
-that is skipped certainly has no match.
+has many n-grams; they are stored as bit-sliced signatures, as in BitFunnel (SIGIR 2017). In doubt
+a row group is kept: one that is skipped certainly has no match.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import orjson
+import xxhash
 from numpy.typing import NDArray
 
 from logstore.errors import Damaged, UnsupportedVersion
+from logstore.table.ngrams import LENGTHS, Grams, taken_slots
 
 SHARE: Final = 0.075
 """An index is at most so large, as a part of its file."""
+PAGE_BYTES: Final = 4_096
 
-_MAGIC: Final = b"TRSKIP01"
+_MAGIC: Final = b"TRSKIP02"
 _FAMILY: Final = b"TRSKIP"
-_GRAMS: Final = (4, 6)
 _SHORT_SHARE: Final = 0.25
 """The part of the index that pieces of four bytes may take: there are far fewer of them."""
-_HASH: Final = 0x9E3779B97F4A7C15  # 2^64 / golden ratio
 _FULL: Final = 0.6
 _FEWEST_BITS, _MOST_BITS = 10, 22
-_PIECE_BYTES: Final = 1 << 20  # hashed at a time: within a processor's cache
-_HEAD_BYTES: Final = len(_MAGIC) + 8
+_HASH_BYTES: Final = 8
+_HEAD_BYTES: Final = len(_MAGIC) + _HASH_BYTES + 4
+_LARGE_BYTES: Final = 64 * PAGE_BYTES
 
-Slots: TypeAlias = NDArray[np.uint64]
-
-
-class Grams(NamedTuple):
-    """The hashes of a text's n-grams, by their length; a search needs all of them."""
-
-    hashes: tuple[NDArray[np.uint64], ...]
-
-    @property
-    def empty(self) -> bool:
-        """Whether the text is too short to exclude anything."""
-        return not any(map(len, self.hashes))
-
-
-def grams_of(text: str, *, ignore_case: bool = False) -> Grams:
-    """The n-grams that every message has which contains the text.
-
-    Without regard to case, only characters of ASCII with exactly two case forms are certain: the
-    sign for kelvin is a `k` as well, and `ı` and `ſ` match `i` and `s`.
-    """
-    if not ignore_case:
-        parts = [text.encode("utf-8", "surrogatepass").lower()]
-    else:
-        lowered = text.lower()
-        kept = [c if c.isascii() and c not in "iks" else "\0" for c in lowered]
-        parts = [part.encode() for part in "".join(kept).split("\0")]
-    found = []
-    for gram in _GRAMS:
-        each = [hashed for part in parts for hashed in _hashes(part, gram)]
-        found.append(np.unique(np.concatenate(each)) if each else np.empty(0, np.uint64))
-    return Grams(tuple(found))
+Read: TypeAlias = Callable[[int, int], bytes]
+"""Gives bytes of an index from a place on, so many, or fewer at its end."""
 
 
 @dataclass(frozen=True, slots=True)
-class SkipIndex:
-    """A decoded index. `rows` are those of each row group."""
+class _Filter:
+    """A filter of `slots` stored slots, whose pages begin at `at` and end before `end`."""
+
+    bits: int
+    slots: int
+    at: int
+    end: int
+
+    def page(self, number: int) -> tuple[int, int]:
+        """Place and size of a page."""
+        at = self.at + number * PAGE_BYTES
+        return at, min(self.end - at, PAGE_BYTES)
+
+    def stored(self, hashes: Sequence[int]) -> list[int]:
+        """The slots of hashed n-grams, as far as they are stored, in the order of the hashes."""
+        shift = 64 - self.bits
+        return [slot for hashed in hashes if (slot := hashed >> shift) < self.slots]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What the header of an index says. `rows` are those of each row group.
+
+    `bare`: no line of the file has attributes.
+    """
 
     rows: NDArray[np.int64]
-    filters: Sequence[tuple[int, NDArray[np.uint8]]]
-    """Of each length of pieces: bits of a slot; the bytes that are kept, by row group."""
-    bare: bool | None = None
-    """Whether no line of the file has attributes; None: the index does not say."""
+    bare: bool
+    filters: Sequence[_Filter]
+    digest: int
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that it takes."""
-        return self.rows.nbytes + sum(kept.nbytes for _, kept in self.filters)
+        """About how many bytes of memory it takes."""
+        return self.rows.nbytes + _HEAD_BYTES
+
+
+def head_bytes(start: bytes) -> int:
+    """How many bytes of an index its header takes, by the first of them.
+
+    Raises `Damaged` if it is none, `UnsupportedVersion` if its format is another.
+    """
+    if start[: len(_MAGIC)] != _MAGIC:
+        if start[: len(_FAMILY)] == _FAMILY:
+            raise UnsupportedVersion("the skip index is of another version")
+        raise Damaged("not a skip index")
+    return _HEAD_BYTES + _number(start[_HEAD_BYTES - 4 : _HEAD_BYTES])
+
+
+def parse_head(body: bytes, *, size: int) -> Head:
+    """Decodes the header of the index of a table file of `size` bytes, from its first bytes.
+
+    Raises `Damaged` if they are not as written or belong to another file, `UnsupportedVersion`.
+    """
+    end = head_bytes(body)
+    text, digest = body[_HEAD_BYTES:end], _number(body[len(_MAGIC) : _HEAD_BYTES - 4])
+    if len(body) < end or xxhash.xxh3_64_intdigest(text) != digest:
+        raise Damaged("the skip index is not as it was written")
+    header: dict[str, Any] = orjson.loads(text)
+    if header["size"] != size:
+        raise Damaged(f"the skip index is of a file of {header['size']} bytes, not of {size}")
+    rows, filters, at = np.array(header["rows"], np.int64), [], end
+    if [one["gram"] for one in header["filters"]] != list(LENGTHS):
+        raise Damaged("the skip index has other filters")
+    for one in header["filters"]:
+        begin, at = at, at + _stored_bytes(one["slots"], len(rows))
+        filters.append(_Filter(one["bits"], one["slots"], begin, at))
+    return Head(rows, header["bare"], filters, digest)
+
+
+class SkipIndex:
+    """An index whose pages are read as they are needed; `sure`: those were checked before."""
+
+    def __init__(self, head: Head, read: Read, *, sure: bool = False) -> None:
+        self.rows, self.bare = head.rows, head.bare
+        self._head = head
+        self._page = read if sure else self._checked
+        self._read = read
 
     def may_hold(self, grams: Grams) -> NDArray[np.bool_]:
-        """For each row group, False only if none of its messages has all the n-grams."""
-        found = np.ones(len(self.rows), np.bool_)
-        for hashes, (bits, kept) in zip(grams.hashes, self.filters, strict=True):
-            slots = hashes >> np.uint64(64 - bits)
-            slots = slots[slots < np.uint64(kept.shape[1] * 8)]
-            if len(slots):
-                masks = (1 << (slots & np.uint64(7))).astype(np.uint8)
-                found &= (kept[:, slots >> np.uint64(3)] & masks != 0).all(axis=1)
-        return found
+        """For each row group, False only if none of its messages has all the n-grams.
+
+        Raises `Damaged` if a page is not as it was written, or is not of this header.
+        """
+        groups = len(self.rows)
+        found, width = (1 << groups) - 1, (groups + 7) // 8 + 1
+        in_page, page = _slots_in_page(groups), b""
+        for hashes, one in zip(grams.hashes, self._head.filters, strict=True):
+            seen = -1
+            for slot in one.stored(hashes):
+                number, within = divmod(slot, in_page)
+                if number != seen:
+                    seen, page = number, self._page(*one.page(number))
+                first = within * groups
+                start = _HASH_BYTES + first // 8
+                found &= int.from_bytes(page[start : start + width], "little") >> first % 8
+                if not found:
+                    return np.zeros(groups, np.bool_)
+        bits = np.frombuffer(found.to_bytes(width, "little"), np.uint8)
+        return np.unpackbits(bits, count=groups, bitorder="little").view(np.bool_)
+
+    def pages(self, grams: Grams) -> Iterator[tuple[int, int]]:
+        """The pages that `may_hold` reads at most, each once: place in the index, and bytes."""
+        in_page = _slots_in_page(len(self.rows))
+        for hashes, one in zip(grams.hashes, self._head.filters, strict=True):
+            for number in dict.fromkeys([slot // in_page for slot in one.stored(hashes)]):
+                yield one.page(number)
+
+    def check(self) -> None:
+        """Reads all pages. Raises `Damaged`."""
+        for one in self._head.filters:
+            for number in range(-((one.at - one.end) // PAGE_BYTES)):
+                self._page(*one.page(number))
+
+    def _checked(self, at: int, size: int) -> bytes:
+        page = self._read(at, size)
+        digest = _digest(self._head.digest, at, memoryview(page)[_HASH_BYTES:])
+        if len(page) != size or digest != _number(page[:_HASH_BYTES]):
+            raise Damaged("the skip index is not as it was written")
+        return page
 
 
 def parse(body: bytes, *, size: int) -> SkipIndex:
-    """Decodes the index of a table file of `size` bytes.
+    """The index of a table file of `size` bytes, all of which is in memory.
 
-    Raises `Damaged` if the bytes are not as written or belong to another file,
-    `UnsupportedVersion` if the format is newer.
+    Raises as `parse_head`.
     """
-    if body[: len(_MAGIC)] != _MAGIC:
-        if body[: len(_FAMILY)] == _FAMILY:
-            raise UnsupportedVersion("the skip index is of a newer kind")
-        raise Damaged("not a skip index")
-    crc = zlib.crc32(memoryview(body)[len(_MAGIC) + 4 :])
-    if len(body) < _HEAD_BYTES or crc != _number(body, len(_MAGIC)):
-        raise Damaged("the skip index is not as it was written")
-    at = _HEAD_BYTES + _number(body, len(_MAGIC) + 4)
-    header: dict[str, Any] = orjson.loads(body[_HEAD_BYTES:at])
-    if header["size"] != size:
-        raise Damaged(f"the skip index is of a file of {header['size']} bytes, not of {size}")
-    rows, filters = np.array(header["rows"], np.int64), []
-    for one in header["filters"]:
-        count = len(rows) * one["kept"]
-        kept = np.frombuffer(body, np.uint8, count, at).reshape(len(rows), one["kept"])
-        filters.append((one["bits"], kept))
-        at += count
-    return SkipIndex(rows, filters, header.get("bare"))
-
-
-def as_older(body: bytes) -> bytes:
-    """An index as a program of before wrote it, which said nothing of attributes."""
-    end = _HEAD_BYTES + _number(body, len(_MAGIC) + 4)
-    header: dict[str, Any] = orjson.loads(body[_HEAD_BYTES:end])
-    del header["bare"]
-    return _framed(header, body[end:])
+    return SkipIndex(parse_head(body, size=size), lambda at, count: body[at : at + count])
 
 
 class Builder:
@@ -156,10 +204,11 @@ class Builder:
         self._size = size
         self._rows: list[int] = []
         self._bare = True
-        most = int(size * SHARE) // max(groups, 1)
+        most = int(size * SHARE)
         short = int(most * _SHORT_SHARE)
         self._filters = [
-            _Filter(gram, most) for gram, most in ((_GRAMS[0], short), (_GRAMS[1], most - short))
+            _Making(length, _most_slots(budget, groups))
+            for length, budget in zip(LENGTHS, (short, most - short), strict=True)
         ]
 
     def add(self, rows: int, text: bytes, *, bare: bool) -> None:
@@ -178,77 +227,90 @@ class Builder:
             "filters": [one.header for one in self._filters],
             "bare": self._bare,
         }
-        return _framed(header, b"".join(group for one in self._filters for group in one.groups))
+        text, groups = orjson.dumps(header), len(self._rows)
+        stored = [_stored_bytes(one.slots, groups) for one in self._filters]
+        if sum(stored) >= _LARGE_BYTES:
+            text += b" " * (-(_HEAD_BYTES + len(text)) % PAGE_BYTES)
+        digest, at = xxhash.xxh3_64_intdigest(text), _HEAD_BYTES + len(text)
+        made = [_MAGIC, digest.to_bytes(8, "little"), len(text).to_bytes(4, "little"), text]
+        for one, size in zip(self._filters, stored, strict=True):
+            for bits in one.pages(groups):
+                behind = bits.ljust(min(size, PAGE_BYTES) - _HASH_BYTES, b"\0")
+                made += [_digest(digest, at, behind).to_bytes(8, "little"), behind]
+                at += _HASH_BYTES + len(behind)
+        return b"".join(made)
 
 
-class _Filter:
-    """The filters of n-grams of one length. The first row group decides their size."""
+class _Making:
+    """A filter of n-grams of one length. The first row group decides its size."""
 
-    def __init__(self, gram: int, most: int) -> None:
-        self._gram = gram
-        self._most = most
+    def __init__(self, length: int, most_slots: int) -> None:
+        self._length = length
+        self._most = most_slots
         self._bits = 0
-        self._kept = 0
-        self.groups: list[bytes] = []
+        self.slots = 0
+        self._groups: list[NDArray[np.uint8]] = []
 
     @property
     def header(self) -> dict[str, int]:
         """The filter's entry in the header of the index."""
-        return {"gram": self._gram, "bits": self._bits, "kept": self._kept}
+        return {"gram": self._length, "bits": self._bits, "slots": self.slots}
 
     def add(self, text: bytes) -> None:
         """Adds a row group's messages, in lower case."""
-        if not self.groups:
+        if not self._groups:
             self._measure(text)
-        slots = taken_slots(text, self._gram, self._bits)[: self._kept * 8]
-        self.groups.append(np.packbits(slots, bitorder="little").tobytes())
+        slots = taken_slots(text, self._length, self._bits)[: self.slots]
+        self._groups.append(np.packbits(slots, bitorder="little"))
+
+    def pages(self, groups: int) -> Iterator[bytes]:
+        """The bits of each page: slots one after the other, each with all row groups."""
+        in_page = _slots_in_page(groups) // 8
+        for first in range(0, self.slots // 8, max(in_page, 1)):
+            packed = np.stack([group[first : first + in_page] for group in self._groups])
+            bits = np.unpackbits(packed, axis=1, bitorder="little")
+            yield np.packbits(bits.T, bitorder="little").tobytes()
 
     def _measure(self, text: bytes) -> None:
         """Chooses the number of slots so that about half are set, and stores as many as fit."""
         bits = min(max(len(text).bit_length(), _FEWEST_BITS), _MOST_BITS)
-        slots = taken_slots(text, self._gram, bits)
+        slots = taken_slots(text, self._length, bits)
         while bits > _FEWEST_BITS:
             fewer = slots.reshape(-1, 2).max(axis=1)
             if fewer.mean() > _FULL:
                 break
             bits, slots = bits - 1, fewer
-        self._bits, self._kept = bits, min((1 << bits) // 8, self._most)
+        self._bits, self.slots = bits, min(1 << bits, self._most)
 
 
-def taken_slots(text: bytes, gram: int, bits: int) -> NDArray[np.uint8]:
-    """An array of `2 ** bits` with 1 for every slot that an n-gram of `gram` bytes has.
-
-    An n-gram has at most eight bytes.
-    """
-    taken = np.zeros(1 << bits, np.uint8)
-    shift = np.uint64(64 - bits)
-    for hashes in _hashes(text, gram):
-        taken[(hashes >> shift).view(np.int64)] = 1
-    return taken
+def _slots_in_page(groups: int) -> int:
+    """A multiple of eight; none if there are more row groups than bytes in a page."""
+    return (PAGE_BYTES - _HASH_BYTES) // max(groups, 1) * 8
 
 
-def _hashes(text: bytes, gram: int) -> Iterator[NDArray[np.uint64]]:
-    """The hashes of all n-grams of `gram` bytes, in no order."""
-    for start in range(0, len(text), _PIECE_BYTES):
-        piece = text[start : start + _PIECE_BYTES + gram - 1]
-        number = len(piece) - gram + 1
-        padded = piece + bytes(16)
-        # Of the eight bytes that are read, this shifts those out that are too many, and hashes.
-        factor = np.uint64((_HASH << 8 * (8 - gram)) % (1 << 64))
-        for phase in range(min(8, number)):
-            count = (number - phase + 7) // 8
-            words = np.frombuffer(padded, "<u8", count, phase)
-            yield words * factor
+def _most_slots(budget: int, groups: int) -> int:
+    """So many slots of all row groups take at most `budget` bytes: full pages, or one in part."""
+    if budget >= PAGE_BYTES:
+        return budget // PAGE_BYTES * _slots_in_page(groups)
+    part = max(budget - _HASH_BYTES, 0) // max(groups, 1) * 8
+    return min(part, _slots_in_page(groups))
 
 
-def _framed(header: dict[str, Any], filters: bytes) -> bytes:
-    text = orjson.dumps(header)
-    behind = len(text).to_bytes(4, "little") + text + filters
-    return _MAGIC + zlib.crc32(behind).to_bytes(4, "little") + behind
+def _stored_bytes(slots: int, groups: int) -> int:
+    """What the pages of a filter take."""
+    in_page = _slots_in_page(groups)
+    if slots <= in_page:
+        return _HASH_BYTES + slots // 8 * groups if slots else 0
+    return -(-slots // in_page) * PAGE_BYTES
 
 
-def _number(body: bytes, at: int) -> int:
-    return int.from_bytes(body[at : at + 4], "little")
+def _digest(head: int, at: int, bits: bytes | memoryview) -> int:
+    """The hash of a page's bits."""
+    return xxhash.xxh3_64_intdigest(bits, (head + at) % (1 << 64))
+
+
+def _number(digits: bytes) -> int:
+    return int.from_bytes(digits, "little")
 
 
 def ranges(rows: NDArray[np.int64], wanted: NDArray[np.bool_]) -> Iterable[tuple[int, int]]:

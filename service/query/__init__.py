@@ -5,7 +5,8 @@ view.py      what is searched, pinned in the one right order
 hot.py       the journal's part as Arrow        tiles.py   time, cut into pieces of work
 slices.py    pieces of a tile, where a few records of it do
 locked.py    DuckDB with its limits             pool.py    those that are open already
-table_reads.py what is read of the table        scan_copies.py, skip_indexes.py  and of what
+table_reads.py what is read of the table        scan_copies.py  and of what
+skip_indexes.py what is left out of it          index_files.py, fetched_indexes.py  by what
 prefilter.py lines with a text, before DuckDB   text_rows.py, copy_rows.py, footers.py  how
 plain.py     searches that need no DuckDB then
 database.py  the statements of one search       sql.py     how they are spelled

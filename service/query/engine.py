@@ -28,7 +28,9 @@ from logstore import keys
 from logstore.clock import Clock
 from logstore.errors import TailraceError, Unavailable
 from logstore.search.conditions import patterns
+from service.query.fetched_indexes import FetchedIndexes
 from service.query.footers import Footers
+from service.query.index_files import IndexFiles
 from service.query.pool import DatabasePool
 from service.query.prefault import prefault
 from service.query.prefilter import Prefilter
@@ -72,7 +74,6 @@ class QueryEngine:
         self._bucket = bucket
         self._quiet = Event()
         self._quiet.set()
-        self.indexes = SkipIndexes(sources.store, clock, settings.index_budget)
         self.copies = ScanCopies(
             sources.store,
             lambda: frozenset(sources.table.newest().files.paths()),
@@ -95,6 +96,7 @@ class QueryEngine:
         self._paused: dict[RunningSearch, None] = {}
         self._threads = ThreadPoolExecutor(self.settings.max_concurrent, thread_name_prefix="query")
         self._scanning = ThreadPoolExecutor(2 * self.settings.threads, thread_name_prefix="scan")
+        self.indexes = self._open_indexes()
         self._warming: asyncio.Task[None] | None = None
         self._footers = Footers()
         # What a killed process spilled is of no use to anybody.
@@ -211,6 +213,14 @@ class QueryEngine:
 
     def _database(self, request: QueryRequest) -> Callable[[], Database]:
         return lambda: self.databases.take(separate=bool(patterns(request.condition)))
+
+    def _open_indexes(self) -> SkipIndexes:
+        store, budget = self._sources.store, self.settings.index_budget
+        if store.uri(keys.TABLE).startswith("s3://"):
+            return FetchedIndexes(store, self.clock, budget)
+        return IndexFiles(
+            lambda path: store.uri(keys.skip_index(path)), self._scanning, self.clock, budget
+        )
 
     def _open_database(self, separate: bool) -> LockedDatabase:
         # Here, in the search's thread: a node that nobody searches does without DuckDB.

@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from logstore.table.skip_index import taken_slots
+from logstore.table.ngrams import taken_slots
 
 PARTS: Final = 16
 ALL_PARTS: Final = (1 << PARTS) - 1

@@ -168,7 +168,7 @@ class Search:
         files = self._view.table_files(Tile(request.low, request.high))
         files.sort(key=lambda file: (file.date, file.hour), reverse=request.descending)
         del files[_MOST_AHEAD:]
-        self._indexes.ahead(files)
+        self._indexes.ahead(files, self._needs)
         copies = [None if self._copies is None else self._copies.of(file) for file in files]
         paths = [copy.path if copy else file.uri for file, copy in zip(files, copies, strict=True)]
         self._prefilter.ahead(paths)
@@ -291,8 +291,9 @@ class Search:
 
     def _plan(self, tile: Tile) -> TableReads:
         files = self._view.table_files(tile)
-        indexes = self._indexes.in_thread(files) if files and self._needs is not None else {}
-        return table_reads(tile, files, self._needs, indexes, self._copy_of)
+        needs = self._needs
+        indexes = {} if needs is None else self._indexes.which(files, needs)
+        return table_reads(tile, files, indexes, self._copy_of)
 
     def _copy_of(self, file: TableFile) -> ScanCopy | None:
         copy = None if self._copies is None else self._copies.of(file)

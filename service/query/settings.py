@@ -20,8 +20,9 @@ class QuerySettings(Section):
     )
     index_bytes: Bytes | None = Field(
         default=None,
-        description="Memory of a node for skip indexes of table files, which say what a search"
-        " may leave out; empty: a 64th of the memory of machine or container, at least 64 MiB",
+        description="Memory of a node for what it read of skip indexes of table files, which say"
+        " what a search may leave out; empty: a 64th of the memory of machine or container, at"
+        " least 64 MiB",
     )
     scan_copies_bytes: BytesOrZero | None = Field(
         default=None,

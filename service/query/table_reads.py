@@ -14,8 +14,8 @@ from typing import Final, NamedTuple, TypeAlias
 import pyarrow as pa
 
 from logstore import ulid
-from logstore.search.needs import Needs, may_hold
-from logstore.table.skip_index import SkipIndex, ranges
+from logstore.search.needs import Wanted
+from logstore.table.skip_index import ranges
 from logstore.table.snapshot import TableFile
 from service.query.copy_rows import CopyRows
 from service.query.scan_copies import ScanCopy
@@ -117,24 +117,22 @@ class TableReads:
 def table_reads(
     tile: Tile,
     files: Sequence[TableFile],
-    needs: Needs | None,
-    indexes: Mapping[str, SkipIndex],
+    indexes: Mapping[str, Wanted],
     copy_of: CopyOf,
 ) -> TableReads:
-    """What may hold a match, by the indexes that there are, by path."""
+    """What may hold a match, by what the indexes that there are say, by path."""
     whole: list[TableFile] = []
     parts: list[tuple[TableFile, tuple[tuple[int, int], ...], float]] = []
     for file in files:
         index = indexes.get(file.path)
-        if needs is None or index is None:
+        if index is None:
             whole.append(file)
             continue
-        wanted = may_hold(needs, index)
-        share = float(index.rows[wanted].sum()) / max(file.rows, 1)
+        share = float(index.rows[index.groups].sum()) / max(file.rows, 1)
         if share > _WORTH:
             whole.append(file)
         elif share > 0:
-            parts.append((file, tuple(ranges(index.rows, wanted)), share))
+            parts.append((file, tuple(ranges(index.rows, index.groups)), share))
     parts.sort(key=lambda one: len(one[1]))
     while sum(len(found) for _, found, _ in parts) > _MOST_RANGES:
         whole.append(parts.pop()[0])
@@ -153,7 +151,7 @@ def table_reads(
     return TableReads(read, shares, copied, inside)
 
 
-def _part(file: TableFile, copy: ScanCopy | None, index: SkipIndex | None) -> Part:
+def _part(file: TableFile, copy: ScanCopy | None, index: Wanted | None) -> Part:
     """All of the file, or of its copy."""
     if copy is not None:
         return Part(copy.path, _BARE if copy.bare else "copies", rows=copy.rows)

@@ -15,7 +15,8 @@ from compactor.settings import Compaction
 from logstore import keys
 from logstore.errors import OutcomeUnknown, StoreUnavailable
 from logstore.table.commit import Change, commit
-from logstore.table.skip_index import SkipIndex, grams_of, parse
+from logstore.table.ngrams import grams_of
+from logstore.table.skip_index import SkipIndex, parse
 from logstore.table.snapshot import Snapshot, TableFile
 from tests.compactor.files import add_files
 from tests.compactor.lake import HOUR, NOON, Batch, Lake, batch
@@ -82,6 +83,17 @@ def test_a_file_is_fetched_in_pieces(lake: Lake, monkeypatch: pytest.MonkeyPatch
     assert lake.run(skip_index.build(lake.store, file)) == whole
     monkeypatch.setattr(skip_index, "_FETCHED_BYTES", 1)
     assert lake.run(skip_index.build(lake.store, file)) == whole
+
+
+def test_those_of_an_older_version_are_made_anew(lake: Lake) -> None:
+    lake.limits = ALL
+    snapshot = add_files(lake, some(0), some(1))
+    older = [keys.skip_index(file.path).removesuffix("2") for file in snapshot.files]
+    for key in older:
+        lake.run(lake.store.put(key, b"TRSKIP01 and so on"))
+    assert indexed(lake) == 2
+    assert names(lake) == files(snapshot)
+    assert set(lake.keys(keys.SKIP_INDEXES)).isdisjoint(older)
 
 
 def test_small_files_have_none(lake: Lake) -> None:

@@ -6,40 +6,38 @@ import random
 
 import duckdb
 import numpy as np
+import orjson
 import pyarrow as pa
 import pytest
 
 from logstore.errors import Damaged, UnsupportedVersion
+from logstore.table.ngrams import grams_of
 from logstore.table.skip_index import (
+    PAGE_BYTES,
     SHARE,
     Builder,
     SkipIndex,
-    as_older,
-    grams_of,
+    head_bytes,
     parse,
+    parse_head,
     ranges,
 )
 from tests.seeds import seeds
-from tests.skip_indexes import silent
+from tests.skip_indexes import with_header
 
 # A few letters, so that texts overlap; what changes its length or becomes ASCII in another case.
 ALPHABET = "aabkKsiIxé/ 0İıſ\N{KELVIN SIGN}\N{ANGSTROM SIGN}ß"
 
 
-def index_of(groups: list[list[str]], size: int = 1 << 20) -> SkipIndex:
+def body_of(groups: list[list[str]], size: int = 1 << 20) -> bytes:
     builder = Builder(size, len(groups))
     for messages in groups:
         builder.add(len(messages), "".join(messages).encode(), bare=True)
-    return parse(builder.finish(), size=size)
+    return builder.finish()
 
 
-def test_an_older_program_writes_the_same_without_a_word_of_attributes() -> None:
-    builder = Builder(5_000, 1)
-    builder.add(2, b"one message and another", bare=True)
-    body = builder.finish()
-    assert as_older(body) == silent(body) != body
-    assert parse(body, size=5_000).bare
-    assert parse(silent(body), size=5_000).bare is None
+def index_of(groups: list[list[str]], size: int = 1 << 20) -> SkipIndex:
+    return parse(body_of(groups, size), size=size)
 
 
 def words(dice: random.Random, alphabet: str, longest: int) -> str:
@@ -104,16 +102,60 @@ def test_a_text_that_is_too_short_says_nothing() -> None:
     assert not grams_of("kiss").empty
 
 
-@pytest.mark.parametrize("size", [0, 900, 20_000, 1_000_000])
+@pytest.mark.parametrize("size", [0, 900, 20_000, 1_000_000, 20_000_000])
 def test_it_stays_within_its_part_of_the_file(size: int) -> None:
     dice = random.Random(2)
-    groups = [[f"{dice.random()} {dice.random()}" for _ in range(300)] for _ in range(4)]
-    builder = Builder(size, len(groups))
-    for messages in groups:
-        builder.add(len(messages), "".join(messages).encode(), bare=True)
+    groups = [[f"{dice.random()} {dice.random()}" for _ in range(9_000)] for _ in range(4)]
     header = 250
-    assert len(builder.finish()) <= SHARE * size + header
-    assert index_of(groups, size).may_hold(grams_of(groups[2][7]))[2]
+    body = body_of(groups, size)
+    assert len(body) <= SHARE * size + (PAGE_BYTES if size > 10_000_000 else header)
+    assert parse(body, size=size).may_hold(grams_of(groups[2][7]))[2]
+
+
+def counted(body: bytes, size: int) -> tuple[SkipIndex, list[tuple[int, int]]]:
+    """The index, and what is read of it."""
+    read: list[tuple[int, int]] = []
+
+    def noted(at: int, count: int) -> bytes:
+        read.append((at, count))
+        return body[at : at + count]
+
+    return SkipIndex(parse_head(body[: head_bytes(body)], size=size), noted), read
+
+
+def test_a_search_reads_a_page_for_each_piece_of_its_text() -> None:
+    dice = random.Random(5)
+    groups = [[f"{dice.random()} {dice.random()}" for _ in range(9_000)] for _ in range(19)]
+    groups[11][5] = "here is deadbeef, in one of them"
+    body = body_of(groups, size=30_000_000)
+    index, read = counted(body, 30_000_000)
+    grams = grams_of("deadbeef")
+    announced = list(index.pages(grams))
+    assert index.may_hold(grams).tolist() == [n == 11 for n in range(19)]
+    assert read == announced
+    assert 2 <= len(read) <= 5 + 3  # pieces of four and of six bytes, as far as they are stored
+    assert all(at % PAGE_BYTES == 0 and size == PAGE_BYTES for at, size in read)
+    assert len(body) > 100 * PAGE_BYTES
+
+
+def test_it_stops_reading_once_no_row_group_is_left() -> None:
+    groups = [["abcdefgh" * 20], ["stuvwxyz" * 20]]
+    index, read = counted(body_of(groups, size=1 << 20), 1 << 20)
+    text = grams_of("abcdefghstuvwxyz" * 20)
+    assert not index.may_hold(text).any()
+    assert len(read) < len(list(index.pages(text)))
+
+
+@pytest.mark.parametrize("number", [1, 8, 9, 511, 4_088, 4_089])
+def test_any_number_of_row_groups(number: int) -> None:
+    groups = [[f"line {n:05}x"] for n in range(number)]
+    index = index_of(groups, size=1 << 28)
+    for n in {0, 7, number // 2, number - 1} & set(range(number)):
+        found = index.may_hold(grams_of(f" {n:05}x"))
+        assert found[n]
+        assert len(found) == number
+        # More row groups than bits of a byte of each slot fit in a page: nothing is left out.
+        assert found.sum() <= (number / 20 + 1 if number <= 4_088 else number)
 
 
 def test_long_texts_and_empty_row_groups() -> None:
@@ -124,21 +166,48 @@ def test_long_texts_and_empty_row_groups() -> None:
     assert index.may_hold(grams_of("needless")).tolist() == [False, False, False]
 
 
-def test_what_was_damaged_is_told() -> None:
-    builder = Builder(5_000, 1)
-    builder.add(2, b"one message and another", bare=False)
-    body = builder.finish()
+def read_whole(body: bytes, size: int) -> None:
+    parse(body, size=size).check()
+
+
+@pytest.mark.parametrize("size", [5_000, 80_000])
+def test_what_was_damaged_is_told(size: int) -> None:
+    body = body_of([["one message", "and another", "x" * 3_000]], size)
+    read_whole(body, size)
     for at in range(len(body)):
         other = body[:at] + bytes([body[at] ^ 0x40]) + body[at + 1 :]
         with pytest.raises((Damaged, UnsupportedVersion)):
-            parse(other, size=5_000)
+            read_whole(other, size)
     for end in range(len(body)):
         with pytest.raises(Damaged):
-            parse(body[:end], size=5_000)
-    with pytest.raises(Damaged, match="of a file of 5000 bytes, not of 5001"):
-        parse(body, size=5_001)
-    with pytest.raises(UnsupportedVersion):
-        parse(b"TRSKIP02" + body[8:], size=5_000)
+            read_whole(body[:end], size)
+    with pytest.raises(Damaged, match=f"of a file of {size} bytes, not of {size + 1}"):
+        parse(body, size=size + 1)
+    for version in (b"TRSKIP01", b"TRSKIP99"):
+        with pytest.raises(UnsupportedVersion):
+            parse(version + body[8:], size=size)
+
+
+def test_no_page_stands_for_another() -> None:
+    groups, size = [[str(random.Random(n).random()) for n in range(9_000)]], 10_000_000
+    body, other = body_of(groups, size), body_of([["other", *groups[0]]], size)
+    begin = head_bytes(body)
+    assert begin == head_bytes(other)
+    one, two = body[-2 * PAGE_BYTES : -PAGE_BYTES], body[-PAGE_BYTES:]
+    for changed in (
+        body[: -2 * PAGE_BYTES] + two + one,
+        body[: -2 * PAGE_BYTES] + one + one,
+        body[:begin] + other[begin:],
+    ):
+        with pytest.raises(Damaged):
+            read_whole(changed, size)
+    read_whole(body[: -2 * PAGE_BYTES] + one + two, size)
+
+
+def test_an_index_with_other_filters_is_none() -> None:
+    body = with_header(body_of([["a message"]]), lambda header: header | {"filters": []})
+    with pytest.raises(Damaged, match="other filters"):
+        parse(body, size=1 << 20)
 
 
 def test_neighbours_are_one_range() -> None:
@@ -147,3 +216,26 @@ def test_neighbours_are_one_range() -> None:
     assert list(ranges(rows, wanted)) == [(0, 29), (35, 41)]
     assert list(ranges(rows, ~wanted)) == [(30, 34), (42, 42)]
     assert list(ranges(rows, np.zeros(5, np.bool_))) == []
+
+
+def test_bits_are_where_the_documentation_says() -> None:
+    """Read by hand from `docs/formats.md`."""
+    size, groups = 200_000, [["first row group"], ["another one"], ["and a third"]]
+    body = body_of(groups, size)
+    end = 20 + int.from_bytes(body[16:20], "little")
+    for one in orjson.loads(body[20:end])["filters"]:
+        in_page = (4_096 - 8) // 3 * 8
+        assert one["slots"] <= in_page
+        page = body[end : (end := end + 8 + one["slots"] // 8 * 3)]
+        taken = set[tuple[int, int]]()
+        for number, (message,) in enumerate(groups):
+            for start in range(len(message) - one["gram"] + 1):
+                piece = message[start : start + one["gram"]].encode()
+                factor = 0x9E3779B97F4A7C15 << (64 - 8 * one["gram"])
+                slot = int.from_bytes(piece, "little") * factor % 2**64 >> 64 - one["bits"]
+                taken.add((slot, number))
+        for slot in range(one["slots"]):
+            for number in range(3):
+                bit = slot * 3 + number
+                assert page[8 + bit // 8] >> bit % 8 & 1 == ((slot, number) in taken)
+    assert end == len(body)

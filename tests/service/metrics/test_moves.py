@@ -16,6 +16,7 @@ from logstore import keys
 from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.errors import LimitReached, Unavailable
+from logstore.table.ngrams import grams_of
 from logstore.table.schema import COLUMNS
 from logstore.table.snapshot import TableFile
 from service.ingest.batch import IncomingBatch
@@ -249,7 +250,7 @@ async def test_the_metrics_of_searches(tmp_path: Path) -> None:
         await (await second).close()
         file = TableFile("x.parquet", "", 1, 1, date(2026, 11, 21), 12, None, None, None)
         await world.store.put(keys.skip_index(file.path), b"harmed")
-        assert await engine.indexes.of([file]) == {}
+        assert engine.indexes.which([file], grams_of("a text")) == {}
         stored = tmp_path / "y.parquet"
         pq.write_table(COLUMNS.empty_table(), stored)
         good = replace(file, path="y.parquet", uri=str(stored), rows=0)

@@ -18,7 +18,7 @@ from compactor.context import Compactor
 from compactor.report import Report
 from compactor.runner import once
 from compactor.settings import Compaction
-from logstore import keys, ulid
+from logstore import ulid
 from logstore.errors import NotFound
 from logstore.runs.deletions import Deletion, encode_deletion
 from logstore.search.conditions import All, AnyOf, Column, Condition, Contains, Is, Matches, Not
@@ -29,6 +29,7 @@ from service.query.view import Sources
 from tests.compactor.lake import Lake
 from tests.compactor.plain_engine import PlainEngine
 from tests.seeds import seeds, some
+from tests.service.query.indexed import Remote
 from tests.service.query.shipped import Shipped
 from tests.service.query.world import HOUR_MS, NOW_MS, RUNS, WORDS, World, engine_of, entry, search
 
@@ -36,19 +37,11 @@ ROUNDS = 8
 SEARCHES = 6
 
 
-class Unindexed:
+class Unindexed(Remote):
     """The store, as it is for a reader that finds no skip index."""
 
-    def __init__(self, world: World) -> None:
-        self._store = world.store
-
-    async def get(self, key: str, **options: Any) -> Any:
-        if key.startswith(keys.SKIP_INDEXES):
-            raise NotFound(f"{key} is not looked at")
-        return await self._store.get(key, **options)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
+    async def _before(self) -> None:
+        raise NotFound("it is not looked at")
 
 
 def condition(dice: random.Random, depth: int = 0) -> Condition:

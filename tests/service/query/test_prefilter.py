@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import weakref
 from collections.abc import Iterator
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
 
-import pyarrow.parquet as pq
 import pytest
 
 from logstore import ulid
@@ -249,38 +247,6 @@ async def test_of_files_all_row_groups_are_looked_at_that_the_index_leaves(
         assert (made, looked) == ([], [])  # they are decoded
 
 
-async def test_the_system_is_told_which_row_groups_will_be_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world, rng = World(tmp_path), random.Random(3)
-    lines = [f"{rng.getrandbits(64):016x} done" for _ in range(2_000)]
-    lines[50], lines[1_950] = "needle-4711 is here", "needle-4711 is there"
-    put_in_table(world, [batch_at(0, lines)], group_rows=100)
-    await world.index()
-    told = list[tuple[int, int]]()
-    monkeypatch.setattr(os, "posix_fadvise", lambda _, begin, size, __: told.append((begin, size)))
-    request = replace(ALL, condition=Contains("needle-4711"))
-    async with engine_of(world) as engine:
-        assert (await search(engine, request))[0] == world.expected(request)
-        (file,) = files_of(world)
-        found = pq.read_metadata(file.uri)
-        for group, (begin, size) in zip((0, 19), told, strict=True):
-            for n in range(found.num_columns):
-                chunk = found.row_group(group).column(n)
-                first = chunk.dictionary_page_offset or chunk.data_page_offset
-                assert begin <= first
-                assert first + chunk.total_compressed_size <= begin + size
-            assert size < file.size / 10
-        told.clear()
-        monkeypatch.setattr(prefilter, "_MOST_ANNOUNCED", 1)
-        await search(engine, request)
-        assert len(told) == 1
-        told.clear()
-        await copied(engine, 1)
-        await search(engine, request)
-        assert told == []
-
-
 async def test_of_copies_no_row_group_with_the_text_is_decoded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -392,7 +358,7 @@ async def test_it_ends_between_two_row_groups(tmp_path: Path) -> None:
 
         files = files_of(world)
         made = engine.prefilter(request, check)
-        reads = table_reads(Tile(0, (1 << 128) - 1), files, None, {}, engine.copies.of)
+        reads = table_reads(Tile(0, (1 << 128) - 1), files, {}, engine.copies.of)
         with pytest.raises(LimitReached):
             await asyncio.to_thread(made, reads, Tile(0, (1 << 128) - 1))
         assert looked == 6

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,18 +13,13 @@ import pytest
 
 from logstore import keys, ulid
 from logstore.batch import RunKey
-from logstore.clock import SystemClock
-from logstore.errors import NotFound, StoreUnavailable
 from logstore.search.conditions import All, AnyOf, Condition, Contains, Is, Logfmt, Matches, Not
 from logstore.segments.carry import Carry
 from logstore.segments.columns import record_batches
-from logstore.table.skip_index import SHARE, parse
+from logstore.table.skip_index import PAGE_BYTES, head_bytes
 from logstore.table.snapshot import TableFile
-from service.query import skip_indexes, table_reads
-from service.query.footers import Footer, Footers
+from service.query import table_reads
 from service.query.request import QueryRequest
-from service.query.skip_indexes import SkipIndexes
-from service.query.tiles import TileSizes
 from tests.batches import Entry, make_batches
 from tests.seeds import seeds, some
 from tests.service.query.scattered import scattered, some_requests
@@ -138,14 +131,25 @@ def truncated(body: bytes) -> bytes:
 
 
 def altered(body: bytes) -> bytes:
-    return body[:-1] + bytes([body[-1] ^ 1])
+    """Another bit in each page."""
+    changed = bytearray(body)
+    for at in range(len(body) - 1, head_bytes(body), -(PAGE_BYTES // 2)):
+        changed[at] ^= 1
+    return bytes(changed)
+
+
+def misheaded(body: bytes) -> bytes:
+    return body[:40] + bytes([body[40] ^ 1]) + body[41:]
 
 
 def newer(body: bytes) -> bytes:
     return b"TRSKIP99" + body[8:]
 
 
-@pytest.mark.parametrize("harm", [truncated, altered, newer, lambda _: b"", lambda _: b"x" * 100])
+HARMS = [truncated, altered, misheaded, newer, lambda _: b"", lambda _: b"x" * 100]
+
+
+@pytest.mark.parametrize("harm", HARMS)
 async def test_a_harmed_index_is_no_index(tmp_path: Path, harm: Callable[[bytes], bytes]) -> None:
     world = World(tmp_path)
     file = await rare_word(world)
@@ -170,171 +174,6 @@ async def test_the_index_of_another_file_is_no_index(tmp_path: Path) -> None:
     async with engine_of(world) as engine:
         assert (await search(engine, RARE))[0] == world.expected(RARE)
         assert engine.indexes.damaged == 1
-
-
-class Stubborn:
-    """A store whose skip indexes fail or never come."""
-
-    def __init__(self, world: World, *, hangs: bool) -> None:
-        self._inner = world.store
-        self._hangs = hangs
-
-    async def get(self, key: str, **options: Any) -> Any:
-        if key.startswith(keys.SKIP_INDEXES):
-            if self._hangs:
-                await asyncio.Event().wait()
-            raise StoreUnavailable("not now")
-        return await self._inner.get(key, **options)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-
-@pytest.mark.parametrize("hangs", [False, True])
-async def test_an_index_that_does_not_come_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: bool
-) -> None:
-    monkeypatch.setattr(skip_indexes, "_WAIT_SECONDS", 0.05)
-    world = World(tmp_path)
-    await rare_word(world)
-    world.store = Stubborn(world, hangs=hangs)
-    async with engine_of(world) as engine:
-        assert (await search(engine, RARE))[0] == world.expected(RARE)
-        assert engine.indexes.damaged == 0
-
-
-@dataclass
-class Hand(SystemClock):
-    """A clock moved by hand."""
-
-    now: float = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-class Counted:
-    """A store that counts the skip indexes that are got."""
-
-    def __init__(self, world: World) -> None:
-        self._store = world.store
-        self.got = 0
-
-    async def get(self, key: str, **options: Any) -> Any:
-        self.got += key.startswith(keys.SKIP_INDEXES)
-        return await self._store.get(key, **options)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-
-async def test_an_index_is_fetched_once_and_a_missing_one_again_after_a_while(
-    tmp_path: Path,
-) -> None:
-    world, clock = World(tmp_path), Hand()
-    file = await rare_word(world)
-    store = Counted(world)
-    indexes = SkipIndexes(store, clock, 1 << 20)
-    assert set(await indexes.of([file])) == {file.path}
-    assert set(await indexes.of([file])) == {file.path}
-    assert store.got == 1
-    missing = replace(file, path="date=2026-11-21/hour=12/other.parquet")
-    for second, got in ((0, 2), (30, 2), (61, 3), (62, 3)):
-        clock.now = second
-        assert await indexes.of([missing]) == {}
-        assert store.got == got
-    key = keys.skip_index(missing.path)
-    await world.store.put(key, (await world.store.get(keys.skip_index(file.path)))[1])
-    assert await indexes.of([missing]) == {}
-    clock.now = 130
-    assert set(await indexes.of([missing, file])) == {file.path, missing.path}
-
-
-async def indexed_files(world: World, number: int) -> list[TableFile]:
-    """Names of so many files, each with an index."""
-    file = await rare_word(world)
-    body = (await world.store.get(keys.skip_index(file.path)))[1]
-    files = [replace(file, path=f"{n}.parquet") for n in range(number)]
-    for one in files:
-        await world.store.put(keys.skip_index(one.path), body)
-    return files
-
-
-async def test_indexes_come_ahead_and_are_fetched_once(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    files = await indexed_files(world, 4)
-    store = Counted(world)
-    indexes = SkipIndexes(store, SystemClock(), 1 << 20)
-    await asyncio.to_thread(indexes.ahead, files)
-    found = await asyncio.gather(*(indexes.of([one]) for one in reversed([*files, files[0]])))
-    assert [list(one) for one in found] == [[one.path] for one in reversed([*files, files[0]])]
-    assert store.got == 4
-
-
-@pytest.mark.parametrize(("limit", "read"), [(None, 3), (1, 1)])
-async def test_a_search_of_all_hours_reads_ahead_what_tells_of_later_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int | None, read: int
-) -> None:
-    world = World(tmp_path)
-    for hour in range(3):
-        at = ulid.lowest_at(NOW_MS - hour * HOUR_MS)
-        put_in_table(world, [(RUN, at, f"needle-4711 of {hour}\n".encode() * GROUP_ROWS)])
-    await world.index()
-    world.store = store = Counted(world)
-    footers, of = set[str](), Footers.of
-
-    def noting(self: Footers, path: str) -> Footer:
-        footers.add(path)
-        return of(self, path)
-
-    monkeypatch.setattr(Footers, "of", noting)
-    request = replace(RARE, limit=limit)
-    async with engine_of(world, sizes=TileSizes(1, 1)) as engine:
-        async with await engine.open(request) as running:
-            await anext(running.batches())  # of the first hour
-            async with asyncio.timeout(10):
-                while store.got < read or len(footers) < read:
-                    await asyncio.sleep(0.01)
-        assert (store.got, len(footers)) == (read, read)
-
-
-async def test_those_that_come_ahead_do_not_displace_each_other(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    files = await indexed_files(world, 4)
-    room = 2 * (int(files[0].size * SHARE) + 600)
-    store = Counted(world)
-    indexes = SkipIndexes(store, SystemClock(), room)
-    await asyncio.to_thread(indexes.ahead, files)
-    assert set(await indexes.of(files[:2])) == {"0.parquet", "1.parquet"}
-    assert store.got == 2
-
-
-async def test_a_fetch_that_ends_leaves_its_file_to_be_read(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    files = await indexed_files(world, 2)
-    indexes = SkipIndexes(Stubborn(world, hangs=True), SystemClock(), 1 << 20)
-    waiting = asyncio.ensure_future(indexes.of(files))
-    await asyncio.sleep(0)
-    indexes.close()
-    assert await waiting == {}
-
-
-async def test_the_least_used_make_room(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    files = await indexed_files(world, 4)
-    body = (await world.store.get(keys.skip_index(files[0].path)))[1]
-    room = 3 * (parse(body, size=files[0].size).nbytes + 600)
-    store = Counted(world)
-    indexes = SkipIndexes(store, SystemClock(), room)
-    for n in (0, 1, 2, 0, 3):
-        assert await indexes.of([files[n]])
-    assert store.got == 4
-    assert await indexes.of([files[0], files[2], files[3]])
-    assert store.got == 4
-    assert await indexes.of([files[1]])
-    assert store.got == 5
-    with pytest.raises(NotFound):
-        await world.store.get(keys.skip_index("5.parquet"))
 
 
 async def test_too_many_ranges_are_read_as_whole_files(

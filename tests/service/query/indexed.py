@@ -1,0 +1,59 @@
+"""Tables with skip indexes, and stores that are said not to be on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from logstore import keys
+from logstore.clock import SystemClock
+from logstore.errors import StoreUnavailable
+from tests.service.query.world import World
+
+
+@dataclass
+class Hand(SystemClock):
+    """A clock moved by hand."""
+
+    now: float = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Remote:
+    """A store from which skip indexes are fetched. It counts those that were got."""
+
+    def __init__(self, world: World) -> None:
+        self._store = world.store
+        self.got = 0
+
+    def uri(self, key: str) -> str:
+        return "s3://elsewhere/table" if key == keys.TABLE else self._store.uri(key)
+
+    async def get(self, key: str, **options: Any) -> Any:
+        if key.startswith(keys.SKIP_INDEXES):
+            self.got += 1
+            await self._before()
+        return await self._store.get(key, **options)
+
+    async def _before(self) -> None:
+        """What happens before an index is given."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+class Refusing(Remote):
+    """One that refuses skip indexes."""
+
+    async def _before(self) -> None:
+        raise StoreUnavailable("not now")
+
+
+class Hanging(Remote):
+    """One that does not answer for skip indexes."""
+
+    async def _before(self) -> None:
+        await asyncio.Event().wait()

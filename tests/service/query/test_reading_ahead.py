@@ -1,0 +1,107 @@
+"""What a search reads before it comes to it, so that it does not wait for the disk each time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from logstore import ulid
+from logstore.search.conditions import Contains
+from service.query import index_files, prefilter
+from service.query.footers import Footer, Footers
+from service.query.tiles import TileSizes
+from tests.service.query.indexed import Remote
+from tests.service.query.scattered import ALL
+from tests.service.query.test_scan_copies import copied, files_of
+from tests.service.query.test_skipping import GROUP_ROWS, RARE, RUN, batch_at, put_in_table
+from tests.service.query.world import HOUR_MS, NOW_MS, World, engine_of, search
+
+
+async def three_hours(tmp_path: Path) -> World:
+    """A file of each, all of whose lines match `RARE`."""
+    world = World(tmp_path)
+    for hour in range(3):
+        at = ulid.lowest_at(NOW_MS - hour * HOUR_MS)
+        put_in_table(world, [(RUN, at, f"needle-4711 of {hour}\n".encode() * GROUP_ROWS)])
+    await world.index()
+    return world
+
+
+@pytest.mark.parametrize("remote", [False, True])
+@pytest.mark.parametrize(("limit", "read"), [(None, 3), (1, 1)])
+async def test_a_search_of_all_hours_reads_ahead_what_tells_of_later_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int | None, read: int, remote: bool
+) -> None:
+    world = await three_hours(tmp_path)
+    store = Remote(world)
+    if remote:
+        world.store = store
+    footers, of = set[str](), Footers.of
+    opened, open_ = set[str](), index_files._open
+
+    def noting(self: Footers, path: str) -> Footer:
+        footers.add(path)
+        return of(self, path)
+
+    @contextmanager
+    def noting_index(path: str) -> Iterator[int]:
+        opened.add(path)
+        with open_(path) as number:
+            yield number
+
+    monkeypatch.setattr(Footers, "of", noting)
+    monkeypatch.setattr(index_files, "_open", noting_index)
+    request = replace(RARE, limit=limit)
+    async with engine_of(world, sizes=TileSizes(1, 1)) as engine:
+        async with await engine.open(request) as running:
+            await anext(running.batches())  # of the first hour
+            async with asyncio.timeout(10):
+                while store.got + len(opened) < read or len(footers) < read:
+                    await asyncio.sleep(0.01)
+        assert (store.got, len(opened)) == ((read, 0) if remote else (0, read))
+        assert len(footers) == read
+
+
+async def test_the_system_is_told_which_row_groups_will_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, rng = World(tmp_path), random.Random(3)
+    lines = [f"{rng.getrandbits(64):016x} done" for _ in range(2_000)]
+    lines[50], lines[1_950] = "needle-4711 is here", "needle-4711 is there"
+    put_in_table(world, [batch_at(0, lines)], group_rows=100)
+    await world.index()
+    told = list[tuple[int, int]]()
+
+    def noting(file: int, begin: int, size: int, _: int) -> None:
+        if os.readlink(f"/proc/self/fd/{file}").endswith(".parquet"):  # not of an index
+            told.append((begin, size))
+
+    monkeypatch.setattr(os, "posix_fadvise", noting)
+    request = replace(ALL, condition=Contains("needle-4711"))
+    async with engine_of(world) as engine:
+        assert (await search(engine, request))[0] == world.expected(request)
+        (file,) = files_of(world)
+        found = pq.read_metadata(file.uri)
+        for group, (begin, size) in zip((0, 19), told, strict=True):
+            for n in range(found.num_columns):
+                chunk = found.row_group(group).column(n)
+                first = chunk.dictionary_page_offset or chunk.data_page_offset
+                assert begin <= first
+                assert first + chunk.total_compressed_size <= begin + size
+            assert size < file.size / 10
+        told.clear()
+        monkeypatch.setattr(prefilter, "_MOST_ANNOUNCED", 1)
+        await search(engine, request)
+        assert len(told) == 1
+        told.clear()
+        await copied(engine, 1)
+        await search(engine, request)
+        assert told == []
