@@ -131,8 +131,9 @@ class Prefilter:
     def _planned(self, parts: Sequence[Part], tile: Tile | None, seen: _Seen) -> list[_Work]:
         """Row groups to be looked at; the others that may hold something are left."""
         work, room = list[_Work](), _MOST_ANNOUNCED
-        for part in parts:
-            footer = self._footers.of(part.path)
+        # All of them first: behind what is announced they would wait for the disk.
+        footers = [self._footers.of(part.path) for part in parts]
+        for part, footer in zip(parts, footers, strict=True):
             groups = [
                 group
                 for group in footer.groups

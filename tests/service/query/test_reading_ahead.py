@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ import pytest
 from logstore import ulid
 from logstore.search.conditions import Contains
 from service.query import index_files, prefilter
-from service.query.footers import Footer, Footers
+from service.query.footers import Footer, Footers, Group
 from service.query.tiles import TileSizes
 from tests.service.query.indexed import Remote
 from tests.service.query.scattered import ALL
@@ -68,6 +68,29 @@ async def test_a_search_of_all_hours_reads_ahead_what_tells_of_later_ones(
                     await asyncio.sleep(0.01)
         assert (store.got, len(opened)) == ((read, 0) if remote else (0, read))
         assert len(footers) == read
+
+
+async def test_no_footer_waits_behind_what_is_announced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = await three_hours(tmp_path)
+    calls: list[str] = []
+    of, announce = Footers.of, Footer.announce
+
+    def noting(self: Footers, path: str) -> Footer:
+        calls.append("footer")
+        return of(self, path)
+
+    def noting_too(self: Footer, groups: Sequence[Group], most: int) -> int:
+        calls.append("rows")
+        return announce(self, groups, most)
+
+    monkeypatch.setattr(Footers, "of", noting)
+    monkeypatch.setattr(Footer, "announce", noting_too)
+    request = replace(RARE, limit=1_000)  # without one, footers are read from other threads too
+    async with engine_of(world) as engine:
+        assert len((await search(engine, request))[0]) == 3 * GROUP_ROWS
+    assert calls == ["footer"] * 3 + ["rows"] * 3
 
 
 async def test_the_system_is_told_which_row_groups_will_be_read(
