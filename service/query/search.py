@@ -109,7 +109,8 @@ class Search:
 
     def batches(self) -> Generator[pa.RecordBatch]:
         """The matches in order. Raises `LimitReached`, `Damaged`, `StoreUnavailable`."""
-        after, budget = self._after, self._sizes.first_bytes
+        first = self._first_budget
+        after, budget = self._after, first
         tiles = self._tiles()
         self._look_ahead()
         try:
@@ -120,7 +121,7 @@ class Search:
                 for part in self._slices(tile):
                     yield from self._tile(part, after)
                 quiet = self.matches - before < self._sizes.busy_rows
-                budget = self._grown(budget) if quiet else self._sizes.first_bytes
+                budget = self._grown(budget) if quiet else first
         finally:
             self._planned = self._looked = None  # one that pauses holds no lines
             self._ask_for_copies()
@@ -187,6 +188,12 @@ class Search:
         request = self._request
         if request.limit is not None and request.unconditional:
             return min(_READ_AHEAD * request.limit / max(rows, 1), 1.0)
+        return self._narrow
+
+    @property
+    def _narrow(self) -> float:
+        """About how much of a file is of the pipeline and run that are asked for."""
+        request = self._request
         return _NARROW if request.fqn is not None or request.run is not None else 1.0
 
     def _ask_for_copies(self) -> None:
@@ -195,6 +202,17 @@ class Search:
         if self._copies is not None:
             for file, size in noted:
                 self._copies.note_read(file, size)
+
+    @property
+    def _first_budget(self) -> int:
+        """Bytes of the first tile, of which a search in a pipeline or run reads a part.
+
+        With a limit it may read no more than that tile, and the part is only likely.
+        """
+        first = self._sizes.first_bytes
+        if self._request.limit is not None:
+            return first
+        return min(int(first / self._narrow), self._sizes.largest_bytes)
 
     def _grown(self, budget: int) -> int:
         return min(budget * _GROWTH, self._sizes.largest_bytes)

@@ -13,7 +13,7 @@ from logstore import keys, ulid
 from logstore.errors import InvalidInput, StoreUnavailable
 from logstore.search.conditions import Matches
 from service.query.request import QueryRequest
-from service.query.tiles import TileSizes
+from service.query.tiles import Tile, Tiles, TileSizes
 from service.query.view import Deletion
 from tests.batches import Entry
 from tests.service.query.scattered import ALL, scattered, some_requests
@@ -44,6 +44,36 @@ async def test_in_slices_it_is_the_same(tmp_path: Path, seed: int) -> None:
                 found, stats = await search(engine, asked)
                 assert found == world.expected(asked)
                 assert stats["matches"] == len(found)
+
+
+LACKING = replace(ALL, condition=Matches("nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "budgets"),
+    [
+        (LACKING, [100, 400, 900, 900]),
+        (replace(LACKING, fqn=RUNS[0].fqn), [900, 900, 900, 900]),
+        (replace(LACKING, run=RUNS[0].run), [900, 900, 900, 900]),
+        (replace(LACKING, run=RUNS[0].run, limit=1), [100, 400, 900, 900]),
+    ],
+)
+async def test_tiles_grow_and_those_of_one_pipeline_begin_larger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: QueryRequest, budgets: list[int]
+) -> None:
+    world = World(tmp_path)
+    for hour in range(4):
+        world.merge([(RUNS[0], ulid.lowest_at(NOW_MS - hour * HOUR_MS), b"a line\n")], {})
+    taken, take = list[int](), Tiles.take
+
+    def noting(self: Tiles, budget: int) -> Tile | None:
+        taken.append(budget)
+        return take(self, budget)
+
+    monkeypatch.setattr(Tiles, "take", noting)
+    async with engine_of(world, sizes=TileSizes(100, 900)) as engine:
+        assert (await search(engine, asked))[0] == []
+    assert taken[:4] == budgets
 
 
 @pytest.mark.parametrize("seed", range(2))
