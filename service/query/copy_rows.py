@@ -104,7 +104,7 @@ class CopyRows:
         group, (low, high) = self._groups[number], self._span(number, fqn, run)
         if high - low < _WORTH_A_LOOK:
             return [(group.messages + low, high - low)] if low < high else []
-        with Path(self.path).open("rb", buffering=0) as beside:
+        with open(self.path, "rb", buffering=0) as beside:
             parts = parts_with(beside, group.filter, group.size, needed)
         wanted = np.array([parts >> part & 1 for part in range(PARTS)], np.bool_)
         found = [
@@ -130,8 +130,8 @@ class CopyRows:
         """
         group, width = self._groups[number], _RECORD.itemsize
         with (
-            Path(self._copy).open("rb", buffering=0) as copy,
-            Path(self.path).open("rb", buffering=0) as beside,
+            open(self._copy, "rb", buffering=0) as copy,
+            open(self.path, "rb", buffering=0) as beside,
         ):
             ends = memoryview(_read(beside, group.ends, group.rows * _END.itemsize)).cast("I")
             rows = sorted({bisect_right(ends, place - group.messages) for place in places})
@@ -170,7 +170,7 @@ def write_rows(copy: str, path: str, give_way: Callable[[], None]) -> CopyRows |
     names: dict[str, int] = {}
     with (
         pq.ParquetFile(copy, read_dictionary=NAMES) as file,
-        Path(copy).open("rb", buffering=0) as raw,
+        open(copy, "rb", buffering=0) as raw,
         Path(path).open("xb") as beside,
     ):
         metadata, number_of = file.metadata, file.schema_arrow.names.index(MESSAGE)
