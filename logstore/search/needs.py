@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from typing import Final, NamedTuple, TypeAlias
+from functools import cached_property, reduce
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,7 @@ from logstore.search.conditions import (
     StartsWith,
 )
 from logstore.table.ngrams import Grams, grams_of
-from logstore.table.skip_index import SkipIndex
+from logstore.table.skip_index import SkipIndex, ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,8 @@ class AnyNeeded:
 Needs: TypeAlias = Grams | AllNeeded | AnyNeeded
 
 
-class Wanted(NamedTuple):
+@dataclass(frozen=True)
+class Wanted:
     """What an index says of its file for a search.
 
     `rows` of each row group, and which `groups` may hold a match; `bare`: no line has attributes.
@@ -60,6 +61,16 @@ class Wanted(NamedTuple):
     rows: NDArray[np.int64]
     groups: NDArray[np.bool_]
     bare: bool
+
+    @cached_property
+    def share(self) -> float:
+        """The part of the file's rows that may match."""
+        return float(self.rows[self.groups].sum()) / max(int(self.rows.sum()), 1)
+
+    @cached_property
+    def ranges(self) -> Sequence[tuple[int, int]]:
+        """Their numbers, first and last."""
+        return tuple(ranges(self.rows, self.groups))
 
 
 _MOST_TEXTS: Final = 8

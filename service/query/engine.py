@@ -218,9 +218,7 @@ class QueryEngine:
         store, budget = self._sources.store, self.settings.index_budget
         if store.uri(keys.TABLE).startswith("s3://"):
             return FetchedIndexes(store, self.clock, budget)
-        return IndexFiles(
-            lambda path: store.uri(keys.skip_index(path)), self._scanning, self.clock, budget
-        )
+        return IndexFiles(lambda path: store.uri(keys.skip_index(path)), self.clock, budget)
 
     def _open_database(self, separate: bool) -> LockedDatabase:
         # Here, in the search's thread: a node that nobody searches does without DuckDB.

@@ -41,28 +41,33 @@ class FetchedIndexes(SkipIndexes):
         self._turns = asyncio.Semaphore(_AT_ONCE)
 
     def which(self, files: Sequence[TableFile], needs: Needs) -> Mapping[str, Wanted]:
-        found: dict[str, Wanted] = {}
-        for path, index in self._in_thread(files).items():
-            try:
-                found[path] = wanted(needs, index)
-            except Damaged as error:
-                self._set_aside(path, error)
-                self._loop.call_soon_threadsafe(self._drop, path)
-        return found
+        return self._wanted(self._in_thread(files), needs)
 
-    def ahead(self, files: Sequence[TableFile], needs: Needs) -> None:
-        del needs  # an index is fetched whole
+    def ahead(self, files: Sequence[TableFile], needs: Needs) -> Mapping[str, Wanted]:
+        there = self._there(files)
         room, to_fetch = self._budget, list[TableFile]()
         for file in files:
             room -= int(file.size * SHARE) + ENTRY_BYTES
             if room < 0:  # it would displace what the search needs before
                 break
             to_fetch.append(file)
-        self._loop.call_soon_threadsafe(lambda: [self._fetched(file) for file in to_fetch])
+        if len(there) < len(to_fetch):
+            self._loop.call_soon_threadsafe(lambda: [self._fetched(file) for file in to_fetch])
+        return self._wanted(there, needs)
 
     def close(self) -> None:
         for task in self._coming.values():
             task.cancel()
+
+    def _wanted(self, indexes: Mapping[str, SkipIndex], needs: Needs) -> Mapping[str, Wanted]:
+        found: dict[str, Wanted] = {}
+        for path, index in indexes.items():
+            try:
+                found[path] = wanted(needs, index)
+            except Damaged as error:
+                self._set_aside(path, error)
+                self._loop.call_soon_threadsafe(self._drop, path)
+        return found
 
     async def of(self, files: Collection[TableFile]) -> Mapping[str, SkipIndex]:
         """Those that there are, by the file's path; within two seconds."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
@@ -77,17 +76,11 @@ class _Open:
 
 
 class IndexFiles(SkipIndexes):
-    """Those of a local store, of which `place` gives a path by the table file's path.
+    """Those of a local store, of which `place` gives a path by the table file's path."""
 
-    `threads` announce what searches will come to.
-    """
-
-    def __init__(
-        self, place: Callable[[str], str], threads: Executor, clock: Clock, budget: int
-    ) -> None:
+    def __init__(self, place: Callable[[str], str], clock: Clock, budget: int) -> None:
         super().__init__(clock, budget)
         self._place = place
-        self._threads = threads
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._bytes = 0
         self._changing = Lock()
@@ -109,13 +102,11 @@ class IndexFiles(SkipIndexes):
                         self._keep(path, one.known)
         return found
 
-    def ahead(self, files: Sequence[TableFile], needs: Needs) -> None:
-        unread = [file for file in files if not self._has_begun(file, needs)]
-        if unread:
-            self._threads.submit(self._announce, unread, needs)
+    def ahead(self, files: Sequence[TableFile], needs: Needs) -> Mapping[str, Wanted]:
+        return self.which(files, needs)
 
     def close(self) -> None:
-        """Nothing is under way but in the threads."""
+        """Nothing is under way."""
 
     def _index(self, file: TableFile) -> SkipIndex:
         """The index as far as it was read. Raises `_Unread` if nothing was."""
@@ -123,19 +114,6 @@ class IndexFiles(SkipIndexes):
         if known is None:
             raise _Unread
         return known.index
-
-    def _has_begun(self, file: TableFile, needs: Needs) -> bool:
-        """Whether the first page that is needed was read; others most likely were then too."""
-        known = self._known.get(file.path)
-        if known is None:
-            return False
-        first = next(pages_for(needs, known.index), None)
-        return first is None or first[0] in known.pages
-
-    def _announce(self, files: Sequence[TableFile], needs: Needs) -> None:
-        for file in files:
-            with self._announced([file], needs):
-                pass
 
     @contextmanager
     def _announced(self, files: Sequence[TableFile], needs: Needs) -> Iterator[Mapping[str, _Open]]:

@@ -22,7 +22,7 @@ import pyarrow as pa
 from logstore import ulid
 from logstore.errors import Damaged
 from logstore.search.conditions import patterns
-from logstore.search.needs import needs_of
+from logstore.search.needs import Wanted, needs_of
 from logstore.segments.record_keys import distinct
 from logstore.table.snapshot import TableFile
 from service.query.cursor import RecordKey
@@ -35,7 +35,7 @@ from service.query.scan_copies import ScanCopies, ScanCopy
 from service.query.skip_indexes import SkipIndexes
 from service.query.slices import slices
 from service.query.sql import READABLE, Scans, Statement, literal
-from service.query.table_reads import TableReads, table_reads
+from service.query.table_reads import TableReads, table_reads, weights
 from service.query.tiles import Tile, Tiles, TileSizes
 from service.query.view import View
 
@@ -84,6 +84,7 @@ class Search:
         self._plain = is_plain(request) and len(view.deletions) <= MOST_TERMS
         self._uncopied: list[tuple[TableFile, float]] = []  # what was read of others, in bytes
         self._needs = needs_of(request.condition)
+        self._told: Mapping[str, Wanted] = {}  # by indexes that were asked before
         self._statement = Statement(request)
         self._in_last_tile = self._given_last = False
         self.matches = 0
@@ -111,8 +112,8 @@ class Search:
         """The matches in order. Raises `LimitReached`, `Damaged`, `StoreUnavailable`."""
         first = self._first_budget
         after, budget = self._after, first
-        tiles = self._tiles()
         self._look_ahead()
+        tiles = self._tiles()
         try:
             while not self._done() and (tile := tiles.take(budget)) is not None:
                 before = self.matches
@@ -121,7 +122,7 @@ class Search:
                 for part in self._slices(tile):
                     yield from self._tile(part, after)
                 quiet = self.matches - before < self._sizes.busy_rows
-                budget = self._grown(budget) if quiet else first
+                budget = min(budget * _GROWTH, self._sizes.largest_bytes) if quiet else first
         finally:
             self._planned = self._looked = None  # one that pauses holds no lines
             self._ask_for_copies()
@@ -140,8 +141,8 @@ class Search:
 
     def totals(self, summary: Summary) -> Generator[pa.RecordBatch]:
         """The rows of the summary, tile by tile. Raises as `batches`."""
-        tiles = self._tiles()
         self._look_ahead()
+        tiles = self._tiles()
         try:
             while (tile := tiles.take(self._sizes.largest_bytes)) is not None:
                 self._note(tile)
@@ -159,7 +160,8 @@ class Search:
             bounds = Tile(low, high)
         if bounds.low > bounds.high:
             return Tiles({}, bounds, descending=request.descending)
-        return Tiles(self._view.weights(bounds), bounds, descending=request.descending)
+        sizes, files = self._view.weights(bounds), self._view.table_files(bounds)
+        return Tiles(weights(sizes, files, self._told), bounds, descending=request.descending)
 
     def _look_ahead(self) -> None:
         """Has indexes and footers of files read, nearest first, if the search reads all tiles."""
@@ -169,10 +171,10 @@ class Search:
         files = self._view.table_files(Tile(request.low, request.high))
         files.sort(key=lambda file: (file.date, file.hour), reverse=request.descending)
         del files[_MOST_AHEAD:]
-        self._indexes.ahead(files, self._needs)
         copies = [None if self._copies is None else self._copies.of(file) for file in files]
         paths = [copy.path if copy else file.uri for file, copy in zip(files, copies, strict=True)]
         self._prefilter.ahead(paths)
+        self._told = self._indexes.ahead(files, self._needs)
 
     def _note(self, tile: Tile) -> None:
         """Counts what the tile reads."""
@@ -213,9 +215,6 @@ class Search:
         if self._request.limit is not None:
             return first
         return min(int(first / self._narrow), self._sizes.largest_bytes)
-
-    def _grown(self, budget: int) -> int:
-        return min(budget * _GROWTH, self._sizes.largest_bytes)
 
     def _done(self) -> bool:
         return self._request.limit is not None and self.matches >= self._request.limit
@@ -309,9 +308,10 @@ class Search:
 
     def _plan(self, tile: Tile) -> TableReads:
         files = self._view.table_files(tile)
-        needs = self._needs
-        indexes = {} if needs is None else self._indexes.which(files, needs)
-        return table_reads(tile, files, indexes, self._copy_of)
+        told, others = self._told, [file for file in files if file.path not in self._told]
+        if self._needs is not None and others:
+            told = {**told, **self._indexes.which(others, self._needs)}
+        return table_reads(tile, files, told, self._copy_of)
 
     def _copy_of(self, file: TableFile) -> ScanCopy | None:
         copy = None if self._copies is None else self._copies.of(file)

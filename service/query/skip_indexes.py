@@ -40,8 +40,11 @@ class SkipIndexes(ABC):
         """What the indexes that there are say, by the file's path. Blocks in a thread."""
 
     @abstractmethod
-    def ahead(self, files: Sequence[TableFile], needs: Needs) -> None:
-        """Says in a thread that a search will come to these files, in this order."""
+    def ahead(self, files: Sequence[TableFile], needs: Needs) -> Mapping[str, Wanted]:
+        """What can be said at once of files to which a search will come, in this order.
+
+        What is not is fetched. Blocks in a thread, but for no fetch.
+        """
 
     @abstractmethod
     def close(self) -> None:

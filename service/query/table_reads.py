@@ -7,7 +7,7 @@ anyway all is read. Where there is a copy of a file (`scan_copies`), the copy is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, TypeAlias
 
@@ -15,14 +15,11 @@ import pyarrow as pa
 
 from logstore import ulid
 from logstore.search.needs import Wanted
-from logstore.table.skip_index import ranges
 from logstore.table.snapshot import TableFile
 from service.query.copy_rows import CopyRows
 from service.query.scan_copies import ScanCopy
-from service.query.tiles import Tile
+from service.query.tiles import HOUR_MS, MOST_RANGES, Tile, Weight
 
-_MOST_RANGES: Final = 64
-"""In a statement. Each takes DuckDB about 0.5 ms to plan."""
 _WORTH: Final = 0.7
 """Of a file's rows: above it all of the file is read, in one scan by all threads."""
 _RARE: Final = 0.25
@@ -53,7 +50,7 @@ class Part(NamedTuple):
 
     path: str
     source: str
-    bounds: tuple[tuple[int, int], ...] = ()
+    bounds: Sequence[tuple[int, int]] = ()
     rare: bool = False
     rows: CopyRows | None = None
 
@@ -114,6 +111,19 @@ class TableReads:
         return replace(self, parts=parts, found=found)
 
 
+def weights(
+    sizes: Mapping[int, int], files: Iterable[TableFile], indexes: Mapping[str, Wanted]
+) -> Mapping[int, Weight]:
+    """What is read by hour, of stored `sizes`, without what the indexes leave out of files."""
+    found = {hour: Weight(size) for hour, size in sizes.items()}
+    for file in files:
+        index = indexes.get(file.path)
+        if index is not None and index.share <= _WORTH:
+            hour, left_out = file.start_ms // HOUR_MS, -round(file.size * (1 - index.share))
+            found[hour] = found[hour].and_also(Weight(left_out, len(index.ranges)))
+    return found
+
+
 def table_reads(
     tile: Tile,
     files: Sequence[TableFile],
@@ -122,19 +132,18 @@ def table_reads(
 ) -> TableReads:
     """What may hold a match, by what the indexes that there are say, by path."""
     whole: list[TableFile] = []
-    parts: list[tuple[TableFile, tuple[tuple[int, int], ...], float]] = []
+    parts: list[tuple[TableFile, Sequence[tuple[int, int]], float]] = []
     for file in files:
         index = indexes.get(file.path)
         if index is None:
             whole.append(file)
             continue
-        share = float(index.rows[index.groups].sum()) / max(file.rows, 1)
-        if share > _WORTH:
+        if index.share > _WORTH:
             whole.append(file)
-        elif share > 0:
-            parts.append((file, tuple(ranges(index.rows, index.groups)), share))
+        elif index.share > 0:
+            parts.append((file, index.ranges, index.share))
     parts.sort(key=lambda one: len(one[1]))
-    while sum(len(found) for _, found, _ in parts) > _MOST_RANGES:
+    while sum(len(found) for _, found, _ in parts) > MOST_RANGES:
         whole.append(parts.pop()[0])
     shares = [*((file, 1.0) for file in whole), *((file, share) for file, _, share in parts)]
     copies = {file.path: copy for file, _ in shares if (copy := copy_of(file)) is not None}

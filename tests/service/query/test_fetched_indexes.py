@@ -119,9 +119,12 @@ async def test_indexes_come_ahead_and_are_fetched_once(tmp_path: Path) -> None:
     files = await indexed_files(world, 4)
     store = Remote(world)
     indexes = FetchedIndexes(store, SystemClock(), 1 << 20)
-    await asyncio.to_thread(indexes.ahead, files, NEEDS)
+    assert await asyncio.to_thread(indexes.ahead, files, NEEDS) == {}  # it waits for none
     found = await asyncio.gather(*(indexes.of([one]) for one in reversed([*files, files[0]])))
     assert [list(one) for one in found] == [[one.path] for one in reversed([*files, files[0]])]
+    told = await asyncio.to_thread(indexes.ahead, files, NEEDS)
+    assert [one.groups.sum() for one in told.values()] == [2] * 4
+    assert list(told) == [file.path for file in files]
     assert store.got == 4
 
 

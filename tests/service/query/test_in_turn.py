@@ -11,7 +11,6 @@ import pytest
 from logstore.search.conditions import Contains
 from service.query import prefilter
 from service.query.engine import QueryEngine
-from service.query.index_files import IndexFiles
 from service.query.request import QueryRequest
 from tests.service.query.scattered import ALL
 from tests.service.query.test_scan_copies import copied, files_of, until
@@ -34,8 +33,7 @@ async def in_threads(engine: QueryEngine, world: World, request: QueryRequest) -
     with pytest.MonkeyPatch.context() as patch:
         submit = Mock(side_effect=engine._scanning.submit)
         patch.setattr(engine._scanning, "submit", submit)
-        for ahead in (prefilter.Prefilter, IndexFiles):
-            patch.setattr(ahead, "ahead", lambda *_: None)
+        patch.setattr(prefilter.Prefilter, "ahead", lambda *_: None)
         assert (await search(engine, request))[0] == world.expected(request)
     return submit.call_count
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -31,12 +30,6 @@ NEEDS = cast(Needs, needs_of(AnyOf((Contains("needle-4711"), Contains("nowhere t
 
 
 @pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(1) as pool:
-        yield pool
-
-
-@pytest.fixture
 async def there(tmp_path: Path) -> tuple[World, TableFile, Path]:
     """A file with an index, and where that is."""
     world = World(tmp_path)
@@ -44,18 +37,14 @@ async def there(tmp_path: Path) -> tuple[World, TableFile, Path]:
     return world, file, Path(world.store.uri(keys.skip_index(file.path)))
 
 
-def indexes_of(
-    world: World, threads: ThreadPoolExecutor, clock: Hand, budget: int = 1 << 20
-) -> IndexFiles:
-    return IndexFiles(lambda path: world.store.uri(keys.skip_index(path)), threads, clock, budget)
+def indexes_of(world: World, clock: Hand, budget: int = 1 << 20) -> IndexFiles:
+    return IndexFiles(lambda path: world.store.uri(keys.skip_index(path)), clock, budget)
 
 
-async def test_one_that_is_made_or_mended_is_used(
-    there: tuple[World, TableFile, Path], threads: ThreadPoolExecutor
-) -> None:
+async def test_one_that_is_made_or_mended_is_used(there: tuple[World, TableFile, Path]) -> None:
     world, file, path = there
     body, clock = path.read_bytes(), Hand()
-    indexes = indexes_of(world, threads, clock)
+    indexes = indexes_of(world, clock)
     path.unlink()
     assert indexes.which([file], NEEDS) == {}
     assert indexes.damaged == 0
@@ -71,12 +60,10 @@ async def test_one_that_is_made_or_mended_is_used(
     assert found.rows.sum() == file.rows
 
 
-async def test_what_was_read_is_not_read_again(
-    there: tuple[World, TableFile, Path], threads: ThreadPoolExecutor
-) -> None:
+async def test_what_was_read_is_not_read_again(there: tuple[World, TableFile, Path]) -> None:
     """The file of the table stays as it is, so what an index said of it stays right."""
     world, file, path = there
-    indexes = indexes_of(world, threads, Hand())
+    indexes = indexes_of(world, Hand())
     found = indexes.which([file], NEEDS)[file.path]
     assert found.groups.sum() == 2
     path.unlink()
@@ -104,11 +91,11 @@ def index_with(file: TableFile, groups: int, needle_in: int) -> bytes:
 
 
 async def test_nothing_of_an_index_is_mixed_with_another(
-    there: tuple[World, TableFile, Path], threads: ThreadPoolExecutor
+    there: tuple[World, TableFile, Path],
 ) -> None:
     world, small, path = there
     file = replace(small, size=30_000_000)
-    indexes = indexes_of(world, threads, Hand())
+    indexes = indexes_of(world, Hand())
     for needle_in, text in zip((3, 7), IN_ALL, strict=True):
         path.write_bytes(index_with(file, 100, needle_in))
         needs = cast(Needs, needs_of(Contains(text)))  # of which not all pages were read
@@ -118,34 +105,30 @@ async def test_nothing_of_an_index_is_mixed_with_another(
     assert indexes.damaged == 0
 
 
-async def test_a_header_of_several_pages(
-    there: tuple[World, TableFile, Path], threads: ThreadPoolExecutor
-) -> None:
+async def test_a_header_of_several_pages(there: tuple[World, TableFile, Path]) -> None:
     world, file, path = there
     path.write_bytes(index_with(file, 3_000, 1_234))
     assert head_bytes(path.read_bytes()) > 2 * PAGE_BYTES
-    found = indexes_of(world, threads, Hand()).which([file], NEEDS)[file.path]
+    found = indexes_of(world, Hand()).which([file], NEEDS)[file.path]
     assert found.groups[1_234]
     assert len(found.rows) == 3_000
 
 
 async def test_two_searches_that_come_upon_damage_count_it_once(
-    there: tuple[World, TableFile, Path], threads: ThreadPoolExecutor
+    there: tuple[World, TableFile, Path],
 ) -> None:
     world, file, _ = there
     clock = Hand()
-    indexes = indexes_of(world, threads, clock)
+    indexes = indexes_of(world, clock)
     for now, damaged in ((0, 1), (0, 1), (61, 2)):
         clock.now = now
         indexes._set_aside(file.path, Damaged("it is not as it was"))
         assert indexes.damaged == damaged
 
 
-async def test_what_does_not_read_is_no_index(
-    there: tuple[World, TableFile, Path], threads: ThreadPoolExecutor
-) -> None:
+async def test_what_does_not_read_is_no_index(there: tuple[World, TableFile, Path]) -> None:
     world, file, path = there
-    indexes = indexes_of(world, threads, Hand())
+    indexes = indexes_of(world, Hand())
     path.unlink()
     path.mkdir()
     assert indexes.which([file], NEEDS) == {}
@@ -154,7 +137,6 @@ async def test_what_does_not_read_is_no_index(
 
 async def test_what_was_read_is_kept_within_the_budget(
     there: tuple[World, TableFile, Path],
-    threads: ThreadPoolExecutor,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world, file, path = there
@@ -170,23 +152,22 @@ async def test_what_was_read_is_kept_within_the_budget(
             yield number
 
     monkeypatch.setattr(index_files, "_open", noting)
-    alone = indexes_of(world, threads, Hand())
+    alone = indexes_of(world, Hand())
     alone.which([file], NEEDS)
     room = alone._bytes
     opened.clear()
-    indexes = indexes_of(world, threads, Hand(), budget=3 * room)
+    indexes = indexes_of(world, Hand(), budget=3 * room)
     for n, count in ((0, 1), (1, 2), (2, 3), (0, 3), (1, 3), (2, 3), (3, 4), (1, 4), (0, 5)):
         assert indexes.which([files[n]], NEEDS)
         assert len(opened) == count
     assert len(indexes.which(files, NEEDS)) == 4
-    none_fits = indexes_of(world, threads, Hand(), budget=room // 2)
+    none_fits = indexes_of(world, Hand(), budget=room // 2)
     for _ in range(2):
         assert len(none_fits.which(files, NEEDS)) == 4
 
 
 async def test_many_files_are_not_open_at_once(
     there: tuple[World, TableFile, Path],
-    threads: ThreadPoolExecutor,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world, file, path = there
@@ -207,20 +188,19 @@ async def test_many_files_are_not_open_at_once(
             now -= 1
 
     monkeypatch.setattr(index_files, "_open", counting)
-    assert len(indexes_of(world, threads, Hand()).which(files, NEEDS)) == 10
+    assert len(indexes_of(world, Hand()).which(files, NEEDS)) == 10
     assert most == 3
     assert now == 0
 
 
 async def test_pages_are_announced_before_the_first_is_read(
     there: tuple[World, TableFile, Path],
-    threads: ThreadPoolExecutor,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world, file, path = there
     other = replace(file, path="other.parquet")
     await world.store.put(keys.skip_index(other.path), path.read_bytes())
-    indexes = indexes_of(world, threads, Hand())
+    indexes = indexes_of(world, Hand())
     calls: list[str] = []
     pread, advise = os.pread, os.posix_fadvise
 
@@ -235,17 +215,10 @@ async def test_pages_are_announced_before_the_first_is_read(
 
     monkeypatch.setattr(os, "pread", read)
     monkeypatch.setattr(os, "posix_fadvise", announce)
-    indexes.ahead([file, other], NEEDS)
-    threads.submit(lambda: None).result()
-    announced = calls.count("announce")
-    assert calls == ["header", *["announce"] * (announced // 2)] * 2
-    calls.clear()
     assert len(indexes.which([file, other], NEEDS)) == 2
-    read_ = calls.count("read")
+    announced, read_ = calls.count("announce"), calls.count("read")
     assert calls == ["header", *["announce"] * (announced // 2)] * 2 + ["read"] * read_
     assert announced >= read_ >= 4
     calls.clear()
-    indexes.ahead([file, other], NEEDS)
-    threads.submit(lambda: None).result()
-    assert len(indexes.which([file, other], NEEDS)) == 2
+    assert len(indexes.ahead([file, other], NEEDS)) == 2
     assert calls == []

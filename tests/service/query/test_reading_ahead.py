@@ -17,7 +17,7 @@ from logstore import ulid
 from logstore.search.conditions import Contains
 from service.query import index_files, prefilter
 from service.query.footers import Footer, Footers, Group
-from service.query.tiles import TileSizes
+from service.query.tiles import Tile, Tiles, TileSizes
 from tests.service.query.indexed import Remote
 from tests.service.query.scattered import ALL
 from tests.service.query.test_scan_copies import copied, files_of
@@ -128,3 +128,28 @@ async def test_the_system_is_told_which_row_groups_will_be_read(
         await copied(engine, 1)
         await search(engine, request)
         assert told == []
+
+
+@pytest.mark.parametrize(("text", "expected"), [("needle-4711", 2), ("done in", 4)])
+async def test_a_tile_has_the_hours_of_which_indexes_leave_little(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, expected: int
+) -> None:
+    world, rng = World(tmp_path), random.Random(3)
+    for hour in range(4):
+        lines = [f"{rng.getrandbits(64):016x} done in {n}" for n in range(1_000)]
+        lines[50 * hour + 7] = "needle-4711 is here, done in 7"
+        at = ulid.lowest_at(NOW_MS - hour * HOUR_MS)
+        put_in_table(world, [(RUN, at, "\n".join(lines).encode() + b"\n")], group_rows=50)
+    sizes = [file.size for file in await world.index()]
+    taken, take = list[Tile | None](), Tiles.take
+
+    def noting(self: Tiles, budget: int) -> Tile | None:
+        taken.append(take(self, budget))
+        return taken[-1]
+
+    monkeypatch.setattr(Tiles, "take", noting)
+    request = replace(ALL, condition=Contains(text))
+    room = min(sizes) // 6  # for what is read of three files, or for none
+    async with engine_of(world, sizes=TileSizes(room, room)) as engine:
+        assert (await search(engine, request))[0] == world.expected(request)
+    assert len([tile for tile in taken if tile is not None]) == expected

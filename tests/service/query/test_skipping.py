@@ -179,7 +179,7 @@ async def test_the_index_of_another_file_is_no_index(tmp_path: Path) -> None:
 async def test_too_many_ranges_are_read_as_whole_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_reads, "_MOST_RANGES", 3)
+    monkeypatch.setattr(table_reads, "MOST_RANGES", 3)
     world, rng = World(tmp_path), random.Random(8)
     for number in range(3):
         lines = [f"request {rng.getrandbits(64):016x} done" for _ in range(40 * GROUP_ROWS)]

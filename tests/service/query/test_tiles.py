@@ -8,9 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logstore import ulid
-from service.query.tiles import HOUR_MS, Tile, Tiles, hour_of
+from service.query.tiles import HOUR_MS, MOST_RANGES, Tile, Tiles, Weight, hour_of
 
 BOUNDS = Tile(ulid.lowest_at(5 * HOUR_MS + 17), ulid.highest_at(40 * HOUR_MS + 3))
+
+
+WEIGHTS = st.builds(Weight, st.integers(0, 100), st.integers(0, 40))
 
 
 def all_tiles(tiles: Tiles, budget: int) -> list[Tile]:
@@ -21,12 +24,12 @@ def all_tiles(tiles: Tiles, budget: int) -> list[Tile]:
 
 
 @given(
-    st.dictionaries(st.integers(0, 60), st.integers(0, 100), min_size=1),
+    st.dictionaries(st.integers(0, 60), WEIGHTS, min_size=1),
     st.integers(0, 300),
     st.booleans(),
 )
 def test_tiles_cover_the_bounds_once_in_order(
-    weights: dict[int, int], budget: int, descending: bool
+    weights: dict[int, Weight], budget: int, descending: bool
 ) -> None:
     tiles = all_tiles(Tiles(weights, BOUNDS, descending=descending), budget)
     forward = tiles[::-1] if descending else tiles
@@ -37,11 +40,21 @@ def test_tiles_cover_the_bounds_once_in_order(
         assert earlier.low <= earlier.high
 
 
-@given(st.dictionaries(st.integers(6, 39), st.integers(1, 100), min_size=1), st.integers(0, 300))
-def test_a_tile_is_one_hour_or_within_its_budget(weights: dict[int, int], budget: int) -> None:
-    for tile in all_tiles(Tiles(weights, BOUNDS, descending=True), budget):
-        hours = [h for h in weights if hour_of(tile.low) <= h <= hour_of(tile.high)]
-        assert len(hours) == 1 or sum(weights[h] for h in hours) <= budget
+@given(st.dictionaries(st.integers(6, 39), WEIGHTS, min_size=1), st.integers(0, 300))
+def test_a_tile_is_one_hour_or_within_its_budget(weights: dict[int, Weight], budget: int) -> None:
+    tiles = all_tiles(Tiles(weights, BOUNDS, descending=True), budget)
+    each = [[h for h in weights if hour_of(t.low) <= h <= hour_of(t.high)] for t in tiles]
+    for hours in each:
+        assert len(hours) == 1 or fits([weights[hour] for hour in hours], budget)
+    for hours, earlier in pairwise(each):  # and it has all hours for which there is room
+        assert not fits([*(weights[hour] for hour in hours), weights[max(earlier)]], budget)
+
+
+def fits(weights: list[Weight], budget: int) -> bool:
+    return (
+        sum(one.bytes for one in weights) <= budget
+        and sum(one.ranges for one in weights) <= MOST_RANGES
+    )
 
 
 def test_where_nothing_is_there_is_no_tile() -> None:
