@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+import pytest
 
 from logstore import keys
 from logstore.clock import SystemClock
 from logstore.errors import StoreUnavailable
+from service.query import index_files
 from tests.service.query.world import World
 
 
@@ -20,6 +25,20 @@ class Hand(SystemClock):
 
     def monotonic(self) -> float:
         return self.now
+
+
+def noted_opens(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Paths of the indexes on this machine that are opened from now on, in order."""
+    opened, open_ = list[str](), index_files._open
+
+    @contextmanager
+    def noting(path: str) -> Iterator[int]:
+        opened.append(path)
+        with open_(path) as number:
+            yield number
+
+    monkeypatch.setattr(index_files, "_open", noting)
+    return opened
 
 
 class Remote:

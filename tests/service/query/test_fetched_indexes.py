@@ -14,11 +14,10 @@ from logstore.clock import SystemClock
 from logstore.search.conditions import Contains
 from logstore.search.needs import Needs, needs_of
 from logstore.table.skip_index import SHARE
-from logstore.table.snapshot import TableFile
 from service.query import fetched_indexes
 from service.query.fetched_indexes import FetchedIndexes
 from tests.service.query.indexed import Hand, Hanging, Refusing, Remote
-from tests.service.query.test_skipping import RARE, altered, rare_word
+from tests.service.query.test_skipping import RARE, alike, altered, rare_word
 from tests.service.query.world import World, engine_of, search
 
 NEEDS = cast(Needs, needs_of(Contains("needle-4711")))
@@ -104,19 +103,9 @@ async def test_an_index_is_fetched_once_and_a_missing_one_again_after_a_while(
     assert set(await indexes.of([missing, file])) == {file.path, missing.path}
 
 
-async def indexed_files(world: World, number: int) -> list[TableFile]:
-    """Names of so many files, each with an index."""
-    file = await rare_word(world)
-    body = (await world.store.get(keys.skip_index(file.path)))[1]
-    files = [replace(file, path=f"{n}.parquet") for n in range(number)]
-    for one in files:
-        await world.store.put(keys.skip_index(one.path), body)
-    return files
-
-
 async def test_indexes_come_ahead_and_are_fetched_once(tmp_path: Path) -> None:
     world = World(tmp_path)
-    files = await indexed_files(world, 4)
+    files = await alike(world, await rare_word(world), 4)
     store = Remote(world)
     indexes = FetchedIndexes(store, SystemClock(), 1 << 20)
     assert await asyncio.to_thread(indexes.ahead, files, NEEDS) == {}  # it waits for none
@@ -130,7 +119,7 @@ async def test_indexes_come_ahead_and_are_fetched_once(tmp_path: Path) -> None:
 
 async def test_those_that_come_ahead_do_not_displace_each_other(tmp_path: Path) -> None:
     world = World(tmp_path)
-    files = await indexed_files(world, 4)
+    files = await alike(world, await rare_word(world), 4)
     room = 2 * (int(files[0].size * SHARE) + 600)
     store = Remote(world)
     indexes = FetchedIndexes(store, SystemClock(), room)
@@ -141,7 +130,7 @@ async def test_those_that_come_ahead_do_not_displace_each_other(tmp_path: Path) 
 
 async def test_a_fetch_that_ends_leaves_its_file_to_be_read(tmp_path: Path) -> None:
     world = World(tmp_path)
-    files = await indexed_files(world, 2)
+    files = await alike(world, await rare_word(world), 2)
     indexes = FetchedIndexes(Hanging(world), SystemClock(), 1 << 20)
     waiting = asyncio.ensure_future(indexes.of(files))
     await asyncio.sleep(0)
@@ -151,7 +140,7 @@ async def test_a_fetch_that_ends_leaves_its_file_to_be_read(tmp_path: Path) -> N
 
 async def test_the_least_used_make_room(tmp_path: Path) -> None:
     world = World(tmp_path)
-    files = await indexed_files(world, 4)
+    files = await alike(world, await rare_word(world), 4)
     body = (await world.store.get(keys.skip_index(files[0].path)))[1]
     room = 3 * (len(body) + 600)
     store = Remote(world)

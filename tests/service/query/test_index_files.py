@@ -21,8 +21,8 @@ from logstore.table.skip_index import PAGE_BYTES, Builder, head_bytes
 from logstore.table.snapshot import TableFile
 from service.query import index_files
 from service.query.index_files import IndexFiles
-from tests.service.query.indexed import Hand
-from tests.service.query.test_skipping import altered, rare_word
+from tests.service.query.indexed import Hand, noted_opens
+from tests.service.query.test_skipping import alike, altered, rare_word
 from tests.service.query.world import World
 
 OTHER = cast(Needs, needs_of(Contains("request of")))
@@ -136,22 +136,11 @@ async def test_what_does_not_read_is_no_index(there: tuple[World, TableFile, Pat
 
 
 async def test_what_was_read_is_kept_within_the_budget(
-    there: tuple[World, TableFile, Path],
-    monkeypatch: pytest.MonkeyPatch,
+    there: tuple[World, TableFile, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world, file, path = there
-    files = [replace(file, path=f"{n}.parquet") for n in range(4)]
-    for one in files:
-        await world.store.put(keys.skip_index(one.path), path.read_bytes())
-    opened, open_ = list[str](), index_files._open
-
-    @contextmanager
-    def noting(path: str) -> Iterator[int]:
-        opened.append(path)
-        with open_(path) as number:
-            yield number
-
-    monkeypatch.setattr(index_files, "_open", noting)
+    world, file, _ = there
+    files = await alike(world, file, 4)
+    opened = noted_opens(monkeypatch)
     alone = indexes_of(world, Hand())
     alone.which([file], NEEDS)
     room = alone._bytes
@@ -167,13 +156,10 @@ async def test_what_was_read_is_kept_within_the_budget(
 
 
 async def test_many_files_are_not_open_at_once(
-    there: tuple[World, TableFile, Path],
-    monkeypatch: pytest.MonkeyPatch,
+    there: tuple[World, TableFile, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world, file, path = there
-    files = [replace(file, path=f"{n}.parquet") for n in range(10)]
-    for one in files:
-        await world.store.put(keys.skip_index(one.path), path.read_bytes())
+    world, file, _ = there
+    files = await alike(world, file, 10)
     monkeypatch.setattr(index_files, "_AT_ONCE", 3)
     most = 0
     now, opened = 0, index_files._open
@@ -194,12 +180,10 @@ async def test_many_files_are_not_open_at_once(
 
 
 async def test_pages_are_announced_before_the_first_is_read(
-    there: tuple[World, TableFile, Path],
-    monkeypatch: pytest.MonkeyPatch,
+    there: tuple[World, TableFile, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world, file, path = there
-    other = replace(file, path="other.parquet")
-    await world.store.put(keys.skip_index(other.path), path.read_bytes())
+    world, file, _ = there
+    (other,) = await alike(world, file, 1)
     indexes = indexes_of(world, Hand())
     calls: list[str] = []
     pread, advise = os.pread, os.posix_fadvise

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,10 +14,10 @@ import pytest
 
 from logstore import ulid
 from logstore.search.conditions import Contains
-from service.query import index_files, prefilter
+from service.query import prefilter
 from service.query.footers import Footer, Footers, Group
 from service.query.tiles import Tile, Tiles, TileSizes
-from tests.service.query.indexed import Remote
+from tests.service.query.indexed import Remote, noted_opens
 from tests.service.query.scattered import ALL
 from tests.service.query.test_scan_copies import copied, files_of
 from tests.service.query.test_skipping import GROUP_ROWS, RARE, RUN, batch_at, put_in_table
@@ -45,28 +44,21 @@ async def test_a_search_of_all_hours_reads_ahead_what_tells_of_later_ones(
     if remote:
         world.store = store
     footers, of = set[str](), Footers.of
-    opened, open_ = set[str](), index_files._open
+    opened = noted_opens(monkeypatch)
 
     def noting(self: Footers, path: str) -> Footer:
         footers.add(path)
         return of(self, path)
 
-    @contextmanager
-    def noting_index(path: str) -> Iterator[int]:
-        opened.add(path)
-        with open_(path) as number:
-            yield number
-
     monkeypatch.setattr(Footers, "of", noting)
-    monkeypatch.setattr(index_files, "_open", noting_index)
     request = replace(RARE, limit=limit)
     async with engine_of(world, sizes=TileSizes(1, 1)) as engine:
         async with await engine.open(request) as running:
             await anext(running.batches())  # of the first hour
             async with asyncio.timeout(10):
-                while store.got + len(opened) < read or len(footers) < read:
+                while store.got + len(set(opened)) < read or len(footers) < read:
                     await asyncio.sleep(0.01)
-        assert (store.got, len(opened)) == ((read, 0) if remote else (0, read))
+        assert (store.got, len(set(opened))) == ((read, 0) if remote else (0, read))
         assert len(footers) == read
 
 

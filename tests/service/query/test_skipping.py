@@ -101,6 +101,15 @@ async def rare_word(world: World) -> TableFile:
     return file
 
 
+async def alike(world: World, file: TableFile, number: int) -> list[TableFile]:
+    """Names of so many files with the index of this one."""
+    body = (await world.store.get(keys.skip_index(file.path)))[1]
+    files = [replace(file, path=f"{n}.parquet") for n in range(number)]
+    for one in files:
+        await world.store.put(keys.skip_index(one.path), body)
+    return files
+
+
 RARE = QueryRequest(condition=Contains("needle-4711"))
 
 
