@@ -84,7 +84,8 @@ class Search:
         self._plain = is_plain(request) and len(view.deletions) <= MOST_TERMS
         self._uncopied: list[tuple[TableFile, float]] = []  # what was read of others, in bytes
         self._needs = needs_of(request.condition)
-        self._told: Mapping[str, Wanted] = {}  # by indexes that were asked before
+        self._ahead: Sequence[TableFile] = ()  # whose indexes were asked before
+        self._told: Mapping[str, Wanted] = {}  # what they said
         self._statement = Statement(request)
         self._in_last_tile = self._given_last = False
         self.matches = 0
@@ -160,8 +161,8 @@ class Search:
             bounds = Tile(low, high)
         if bounds.low > bounds.high:
             return Tiles({}, bounds, descending=request.descending)
-        sizes, files = self._view.weights(bounds), self._view.table_files(bounds)
-        return Tiles(weights(sizes, files, self._told), bounds, descending=request.descending)
+        hours = weights(self._view.weights(bounds), self._ahead, self._told)
+        return Tiles(hours, bounds, descending=request.descending)
 
     def _look_ahead(self) -> None:
         """Has indexes and footers of files read, nearest first, if the search reads all tiles."""
@@ -174,7 +175,7 @@ class Search:
         copies = [None if self._copies is None else self._copies.of(file) for file in files]
         paths = [copy.path if copy else file.uri for file, copy in zip(files, copies, strict=True)]
         self._prefilter.ahead(paths)
-        self._told = self._indexes.ahead(files, self._needs)
+        self._ahead, self._told = files, self._indexes.ahead(files, self._needs)
 
     def _note(self, tile: Tile) -> None:
         """Counts what the tile reads."""
