@@ -72,6 +72,11 @@ class _Filter:
     at: int
     end: int
 
+    @property
+    def pages(self) -> int:
+        """How many it has."""
+        return -(-(self.end - self.at) // PAGE_BYTES)
+
     def page(self, number: int) -> tuple[int, int]:
         """Place and size of a page."""
         at = self.at + number * PAGE_BYTES
@@ -175,7 +180,7 @@ class SkipIndex:
     def check(self) -> None:
         """Reads all pages. Raises `Damaged`."""
         for one in self._head.filters:
-            for number in range(-((one.at - one.end) // PAGE_BYTES)):
+            for number in range(one.pages):
                 self._page(*one.page(number))
 
     def _checked(self, at: int, size: int) -> bytes:
@@ -234,7 +239,7 @@ class Builder:
         digest, at = xxhash.xxh3_64_intdigest(text), _HEAD_BYTES + len(text)
         made = [_MAGIC, digest.to_bytes(8, "little"), len(text).to_bytes(4, "little"), text]
         for one, size in zip(self._filters, stored, strict=True):
-            for bits in one.pages(groups):
+            for bits in one.pages():
                 behind = bits.ljust(min(size, PAGE_BYTES) - _HASH_BYTES, b"\0")
                 made += [_digest(digest, at, behind).to_bytes(8, "little"), behind]
                 at += _HASH_BYTES + len(behind)
@@ -263,9 +268,9 @@ class _Making:
         slots = taken_slots(text, self._length, self._bits)[: self.slots]
         self._groups.append(np.packbits(slots, bitorder="little"))
 
-    def pages(self, groups: int) -> Iterator[bytes]:
+    def pages(self) -> Iterator[bytes]:
         """The bits of each page: slots one after the other, each with all row groups."""
-        in_page = _slots_in_page(groups) // 8
+        in_page = _slots_in_page(len(self._groups)) // 8
         for first in range(0, self.slots // 8, max(in_page, 1)):
             packed = np.stack([group[first : first + in_page] for group in self._groups])
             bits = np.unpackbits(packed, axis=1, bitorder="little")
