@@ -7,11 +7,9 @@ system before the first page is read, since the disk answers many requests at on
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from threading import Lock
 from typing import Final
 
 from logstore.clock import Clock
@@ -20,6 +18,7 @@ from logstore.search.needs import Needs, Wanted, pages_for, wanted
 from logstore.table.skip_index import PAGE_BYTES, Head, SkipIndex, head_bytes, parse_head
 from logstore.table.snapshot import TableFile
 from service.query.skip_indexes import ENTRY_BYTES, SkipIndexes
+from service.runtime.cache import Cache
 
 _AT_ONCE: Final = 64  # files that are open
 _PAGE_ENTRY_BYTES: Final = 128  # what a page takes beside its bytes
@@ -81,9 +80,7 @@ class IndexFiles(SkipIndexes):
     def __init__(self, place: Callable[[str], str], clock: Clock, budget: int) -> None:
         super().__init__(clock, budget)
         self._place = place
-        self._known: OrderedDict[str, _Known] = OrderedDict()
-        self._bytes = 0
-        self._changing = Lock()
+        self._known = Cache[_Known](budget)
 
     def which(self, files: Sequence[TableFile], needs: Needs) -> Mapping[str, Wanted]:
         found: dict[str, Wanted] = {}
@@ -93,7 +90,6 @@ class IndexFiles(SkipIndexes):
                 found[file.path] = wanted(needs, self._index(file))
             except _Unread:
                 unread.append(file)
-        self._use(found)
         for first in range(0, len(unread), _AT_ONCE):
             with self._announced(unread[first : first + _AT_ONCE], needs) as opened:
                 for path, one in opened.items():
@@ -110,7 +106,8 @@ class IndexFiles(SkipIndexes):
 
     def _index(self, file: TableFile) -> SkipIndex:
         """The index as far as it was read. Raises `_Unread` if nothing was."""
-        known = self._known.get(file.path)
+        with self._changing:
+            known = self._known.get(file.path)
         if known is None:
             raise _Unread
         return known.index
@@ -129,23 +126,13 @@ class IndexFiles(SkipIndexes):
                         found[file.path] = one
             yield found
 
-    def _use(self, paths: Mapping[str, Wanted]) -> None:
-        with self._changing:
-            for path in paths:
-                if path in self._known:
-                    self._known.move_to_end(path)
-
     def _keep(self, path: str, read: _Known) -> None:
         with self._changing:
-            before = self._known.pop(path, None)
-            if before is not None:
-                self._bytes -= before.nbytes
-                if before.head.digest == read.head.digest:
-                    read.pages |= before.pages
-            self._known[path] = read
-            self._bytes += read.nbytes
-            while self._bytes > self._budget:
-                self._bytes -= self._known.popitem(last=False)[1].nbytes
+            before = self._known.get(path)
+            if before is not None and before.head.digest == read.head.digest:
+                read.pages |= before.pages
+            self._known.drop(path)
+            self._known.put(path, read, read.nbytes)
 
     @contextmanager
     def _excused(self, path: str) -> Iterator[None]:

@@ -33,7 +33,7 @@ class SkipIndexes(ABC):
         self._clock = clock
         self._budget = budget
         self._aside: OrderedDict[str, float] = OrderedDict()
-        self._noting = Lock()
+        self._changing = Lock()
 
     @abstractmethod
     def which(self, files: Sequence[TableFile], needs: Needs) -> Mapping[str, Wanted]:
@@ -57,7 +57,7 @@ class SkipIndexes(ABC):
 
     def _set_aside(self, path: str, error: Exception) -> None:
         """Notes an index that is missing or damaged."""
-        with self._noting:
+        with self._changing:
             if self._is_aside(path):  # another thread came upon it at the same time
                 return
             if isinstance(error, Damaged):

@@ -143,7 +143,7 @@ async def test_what_was_read_is_kept_within_the_budget(
     opened = noted_opens(monkeypatch)
     alone = indexes_of(world, Hand())
     alone.which([file], NEEDS)
-    room = alone._bytes
+    room = alone._known.bytes
     opened.clear()
     indexes = indexes_of(world, Hand(), budget=3 * room)
     for n, count in ((0, 1), (1, 2), (2, 3), (0, 3), (1, 3), (2, 3), (3, 4), (1, 4), (0, 5)):
