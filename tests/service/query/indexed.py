@@ -5,26 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from logstore import keys
-from logstore.clock import SystemClock
 from logstore.errors import StoreUnavailable
 from service.query import index_files
 from tests.service.query.world import World
-
-
-@dataclass
-class Hand(SystemClock):
-    """A clock moved by hand."""
-
-    now: float = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 def noted_opens(monkeypatch: pytest.MonkeyPatch) -> list[str]:

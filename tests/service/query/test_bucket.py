@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,6 +26,7 @@ from tests.faults.schedule import Schedule, evenly
 from tests.faults.thread import fault_proxy
 from tests.servers.minio import Bucket
 from tests.service.query.scattered import ALL, scattered, some_requests
+from tests.service.query.test_skipping import RARE, altered, rare_word
 from tests.service.query.world import World, bucket_of, engine_of, entry, search
 from tests.simulation.hand_clock import HandClock
 
@@ -46,6 +48,32 @@ async def test_a_search_gives_what_the_model_gives(world: World, seed: int) -> N
                 found, stats = await search(engine, asked)
                 assert found == world.expected(asked)
                 assert stats["complete"]
+
+
+@pytest.mark.parametrize("harmed", [False, True])
+async def test_a_skip_index_is_fetched_once_and_leaves_out_what_cannot_match(
+    world: World, monkeypatch: pytest.MonkeyPatch, harmed: bool
+) -> None:
+    file = await rare_word(world)
+    key = keys.skip_index(file.path)
+    if harmed:
+        await world.store.put(key, altered((await world.store.get(key))[1]))
+    got = list[str]()
+    get = world.store.get
+
+    async def noting(key: str, **options: Any) -> Any:
+        got.append(key)
+        return await get(key, **options)
+
+    monkeypatch.setattr(world.store, "get", noting)
+    async with engine_of(world) as engine:
+        for request in (RARE, replace(RARE, limit=1), RARE):
+            found, stats = await search(engine, request)
+            assert found == world.expected(request)
+            assert (stats["bytes"] == file.size) == harmed
+            assert harmed or stats["bytes"] < file.size * 0.05
+        assert engine.indexes.damaged == harmed
+    assert got.count(key) == 1
 
 
 async def test_the_keys_of_an_assumed_role_do_as_well(

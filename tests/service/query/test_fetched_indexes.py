@@ -16,9 +16,10 @@ from logstore.search.needs import Needs, needs_of
 from logstore.table.skip_index import SHARE
 from service.query import fetched_indexes
 from service.query.fetched_indexes import FetchedIndexes
-from tests.service.query.indexed import Hand, Hanging, Refusing, Remote
+from tests.service.query.indexed import Hanging, Refusing, Remote
 from tests.service.query.test_skipping import RARE, alike, altered, rare_word
 from tests.service.query.world import World, engine_of, search
+from tests.simulation.hand_clock import HandClock
 
 NEEDS = cast(Needs, needs_of(Contains("needle-4711")))
 
@@ -66,7 +67,7 @@ async def test_a_page_that_is_damaged_is_found_when_it_is_read(tmp_path: Path) -
 
 
 async def test_one_that_was_mended_is_used_after_a_while(tmp_path: Path) -> None:
-    world, clock = World(tmp_path), Hand()
+    world, clock = World(tmp_path), HandClock()
     file = await rare_word(world)
     key = keys.skip_index(file.path)
     body = (await world.store.get(key))[1]
@@ -75,7 +76,7 @@ async def test_one_that_was_mended_is_used_after_a_while(tmp_path: Path) -> None
     assert await asyncio.to_thread(indexes.which, [file], NEEDS) == {}
     await world.store.put(key, body)
     assert await asyncio.to_thread(indexes.which, [file], NEEDS) == {}
-    clock.now = 61
+    await clock.advance(61)
     found = await asyncio.to_thread(indexes.which, [file], NEEDS)
     assert found[file.path].groups.sum() == 2
     assert indexes.damaged == 1
@@ -84,7 +85,7 @@ async def test_one_that_was_mended_is_used_after_a_while(tmp_path: Path) -> None
 async def test_an_index_is_fetched_once_and_a_missing_one_again_after_a_while(
     tmp_path: Path,
 ) -> None:
-    world, clock = World(tmp_path), Hand()
+    world, clock = World(tmp_path), HandClock()
     file = await rare_word(world)
     store = Remote(world)
     indexes = FetchedIndexes(store, clock, 1 << 20)
@@ -93,13 +94,13 @@ async def test_an_index_is_fetched_once_and_a_missing_one_again_after_a_while(
     assert store.got == 1
     missing = replace(file, path="date=2026-11-21/hour=12/other.parquet")
     for second, got in ((0, 2), (30, 2), (61, 3), (62, 3)):
-        clock.now = second
+        await clock.advance(second - clock.monotonic())
         assert await indexes.of([missing]) == {}
         assert store.got == got
     key = keys.skip_index(missing.path)
     await world.store.put(key, (await world.store.get(keys.skip_index(file.path)))[1])
     assert await indexes.of([missing]) == {}
-    clock.now = 130
+    await clock.advance(130 - clock.monotonic())
     assert set(await indexes.of([missing, file])) == {file.path, missing.path}
 
 

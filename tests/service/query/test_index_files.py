@@ -21,9 +21,10 @@ from logstore.table.skip_index import PAGE_BYTES, Builder, head_bytes
 from logstore.table.snapshot import TableFile
 from service.query import index_files
 from service.query.index_files import IndexFiles
-from tests.service.query.indexed import Hand, noted_opens
+from tests.service.query.indexed import noted_opens
 from tests.service.query.test_skipping import alike, altered, rare_word
 from tests.service.query.world import World
+from tests.simulation.hand_clock import HandClock
 
 OTHER = cast(Needs, needs_of(Contains("request of")))
 NEEDS = cast(Needs, needs_of(AnyOf((Contains("needle-4711"), Contains("nowhere to be found")))))
@@ -37,13 +38,13 @@ async def there(tmp_path: Path) -> tuple[World, TableFile, Path]:
     return world, file, Path(world.store.uri(keys.skip_index(file.path)))
 
 
-def indexes_of(world: World, clock: Hand, budget: int = 1 << 20) -> IndexFiles:
+def indexes_of(world: World, clock: HandClock, budget: int = 1 << 20) -> IndexFiles:
     return IndexFiles(lambda path: world.store.uri(keys.skip_index(path)), clock, budget)
 
 
 async def test_one_that_is_made_or_mended_is_used(there: tuple[World, TableFile, Path]) -> None:
     world, file, path = there
-    body, clock = path.read_bytes(), Hand()
+    body, clock = path.read_bytes(), HandClock()
     indexes = indexes_of(world, clock)
     path.unlink()
     assert indexes.which([file], NEEDS) == {}
@@ -54,7 +55,7 @@ async def test_one_that_is_made_or_mended_is_used(there: tuple[World, TableFile,
     assert indexes.damaged == 1
     path.write_bytes(body)
     assert indexes.which([file], NEEDS) == {}
-    clock.now = 61
+    await clock.advance(61)
     found = indexes.which([file], NEEDS)[file.path]
     assert found.groups.sum() == 2
     assert found.rows.sum() == file.rows
@@ -63,7 +64,7 @@ async def test_one_that_is_made_or_mended_is_used(there: tuple[World, TableFile,
 async def test_what_was_read_is_not_read_again(there: tuple[World, TableFile, Path]) -> None:
     """The file of the table stays as it is, so what an index said of it stays right."""
     world, file, path = there
-    indexes = indexes_of(world, Hand())
+    indexes = indexes_of(world, HandClock())
     found = indexes.which([file], NEEDS)[file.path]
     assert found.groups.sum() == 2
     path.unlink()
@@ -95,7 +96,7 @@ async def test_nothing_of_an_index_is_mixed_with_another(
 ) -> None:
     world, small, path = there
     file = replace(small, size=30_000_000)
-    indexes = indexes_of(world, Hand())
+    indexes = indexes_of(world, HandClock())
     for needle_in, text in zip((3, 7), IN_ALL, strict=True):
         path.write_bytes(index_with(file, 100, needle_in))
         needs = cast(Needs, needs_of(Contains(text)))  # of which not all pages were read
@@ -109,7 +110,7 @@ async def test_a_header_of_several_pages(there: tuple[World, TableFile, Path]) -
     world, file, path = there
     path.write_bytes(index_with(file, 3_000, 1_234))
     assert head_bytes(path.read_bytes()) > 2 * PAGE_BYTES
-    found = indexes_of(world, Hand()).which([file], NEEDS)[file.path]
+    found = indexes_of(world, HandClock()).which([file], NEEDS)[file.path]
     assert found.groups[1_234]
     assert len(found.rows) == 3_000
 
@@ -118,17 +119,17 @@ async def test_two_searches_that_come_upon_damage_count_it_once(
     there: tuple[World, TableFile, Path],
 ) -> None:
     world, file, _ = there
-    clock = Hand()
+    clock = HandClock()
     indexes = indexes_of(world, clock)
     for now, damaged in ((0, 1), (0, 1), (61, 2)):
-        clock.now = now
+        await clock.advance(now - clock.monotonic())
         indexes._set_aside(file.path, Damaged("it is not as it was"))
         assert indexes.damaged == damaged
 
 
 async def test_what_does_not_read_is_no_index(there: tuple[World, TableFile, Path]) -> None:
     world, file, path = there
-    indexes = indexes_of(world, Hand())
+    indexes = indexes_of(world, HandClock())
     path.unlink()
     path.mkdir()
     assert indexes.which([file], NEEDS) == {}
@@ -141,16 +142,16 @@ async def test_what_was_read_is_kept_within_the_budget(
     world, file, _ = there
     files = await alike(world, file, 4)
     opened = noted_opens(monkeypatch)
-    alone = indexes_of(world, Hand())
+    alone = indexes_of(world, HandClock())
     alone.which([file], NEEDS)
     room = alone._known.bytes
     opened.clear()
-    indexes = indexes_of(world, Hand(), budget=3 * room)
+    indexes = indexes_of(world, HandClock(), budget=3 * room)
     for n, count in ((0, 1), (1, 2), (2, 3), (0, 3), (1, 3), (2, 3), (3, 4), (1, 4), (0, 5)):
         assert indexes.which([files[n]], NEEDS)
         assert len(opened) == count
     assert len(indexes.which(files, NEEDS)) == 4
-    none_fits = indexes_of(world, Hand(), budget=room // 2)
+    none_fits = indexes_of(world, HandClock(), budget=room // 2)
     for _ in range(2):
         assert len(none_fits.which(files, NEEDS)) == 4
 
@@ -174,7 +175,7 @@ async def test_many_files_are_not_open_at_once(
             now -= 1
 
     monkeypatch.setattr(index_files, "_open", counting)
-    assert len(indexes_of(world, Hand()).which(files, NEEDS)) == 10
+    assert len(indexes_of(world, HandClock()).which(files, NEEDS)) == 10
     assert most == 3
     assert now == 0
 
@@ -184,7 +185,7 @@ async def test_pages_are_announced_before_the_first_is_read(
 ) -> None:
     world, file, _ = there
     (other,) = await alike(world, file, 1)
-    indexes = indexes_of(world, Hand())
+    indexes = indexes_of(world, HandClock())
     calls: list[str] = []
     pread, advise = os.pread, os.posix_fadvise
 
