@@ -69,6 +69,12 @@ class MemoryBatches:
         kept = self.rows[(pos >= start) & (pos < end)]
         return MemoryBatches(self.node, kept, self.runs, self.connectors, self.content, self.metas)
 
+    def within(self, low: int, high: int) -> MemoryBatches:
+        """The batches whose ULIDs are of these milliseconds, inclusive."""
+        times = self.rows["ulid_hi"] >> 16
+        kept = self.rows[(times >= low) & (times <= high)]
+        return MemoryBatches(self.node, kept, self.runs, self.connectors, self.content, self.metas)
+
     def of(self, key: RunKey) -> MemoryBatches:
         """The batches of one run."""
         wanted = [i for i, run in enumerate(self.runs) if run == key]

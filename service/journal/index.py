@@ -22,6 +22,9 @@ from logstore.batch import BATCH, Rows, RunKey
 BLOCK_ROWS = 4096
 SUFFIX = ".idx"
 
+TIME_SHIFT = 16
+"""The upper half of a batch's ULID is 48 bits of time over 16 of the batch."""
+
 _ROW = struct.Struct("<6Q6I")
 _BLOCK_BYTES = BLOCK_ROWS * BATCH.itemsize
 _LOW_BITS = (1 << 64) - 1
@@ -36,6 +39,7 @@ class FileIndex:
         self._run_numbers: dict[RunKey, int] = {}
         self._connector_numbers: dict[str | None, int] = {None: 0}
         self._held: tuple[list[Rows], bytearray] = ([], bytearray())
+        self._times = (1 << 48, -1)  # of the earliest and the latest batch, in ms
 
     def number(self, key: RunKey) -> int | None:
         """The number of a run in the column `run`, None if it has no row."""
@@ -71,6 +75,9 @@ class FileIndex:
             self.connectors.append(connector)
             sender = self._connector_numbers[connector] = len(self.connectors) - 1
         high, low = ulid >> 64, ulid & _LOW_BITS
+        time, (earliest, latest) = high >> TIME_SHIFT, self._times
+        if not earliest <= time <= latest:
+            self._times = (min(time, earliest), max(time, latest))
         blocks, tail = self._held
         tail += _ROW.pack(
             offset, pos, high, low, digest, size, records, lines, run, sender, meta, flags
@@ -83,12 +90,29 @@ class FileIndex:
         blocks, tail = self._held
         return [*blocks, _rows(tail)] if tail else list(blocks)
 
+    def within(self, times: tuple[int, int] | None) -> list[Rows]:
+        """The rows of batches of these times, in order: ms of their ULIDs, inclusive."""
+        if times is None:
+            return self.blocks()
+        low, high = times
+        earliest, latest = self._times
+        if earliest > high or latest < low:
+            return []
+        if low <= earliest and latest <= high:
+            return self.blocks()
+        return [_of_times(block, low, high) for block in self.blocks()]
+
     def spill(self, write: Callable[[Iterator[bytes]], None], load: Callable[[], Rows]) -> None:
         """Writes the rows to the side file and maps them from there. Raises `OSError`."""
         write(block.tobytes() for block in self.blocks())
         rows = load()
         pieces = [rows[i : i + BLOCK_ROWS] for i in range(0, len(rows), BLOCK_ROWS)]
         self._held = (pieces, bytearray())
+
+
+def _of_times(rows: Rows, low: int, high: int) -> Rows:
+    times = rows["ulid_hi"] >> TIME_SHIFT
+    return rows[(times >= low) & (times <= high)]
 
 
 def _rows(tail: bytearray) -> Rows:

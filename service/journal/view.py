@@ -25,6 +25,7 @@ from logstore.position import Position
 from service.journal import format as wal
 from service.journal import index as indexes
 from service.journal.file import JournalFile
+from service.journal.index import FileIndex
 
 _SPAN_BYTES = 512 << 10  # a block that the allocator keeps, and that fits the CPU's cache
 _GAP_BYTES = 4096
@@ -178,26 +179,34 @@ class JournalPin:
         return [file.ulid for file in self._files]
 
     def batches(
-        self, *, run: RunKey | None = None, start: int = 0, end: int | None = None
+        self,
+        *,
+        run: RunKey | None = None,
+        start: int = 0,
+        end: int | None = None,
+        times: tuple[int, int] | None = None,
     ) -> JournalBatches:
-        """Batches whose first position is in [`start`, `end`), of one run or of all."""
+        """Batches whose first position is in [`start`, `end`), of one run or of all.
+
+        With `times` only those whose ULIDs lie between these milliseconds, both inclusive.
+        """
         low = max(start, self.first_pos)
         high = self.end_pos if end is None else min(end, self.end_pos)
-        parts: list[Rows] = []
-        owners: list[tuple[int, int]] = []
-        names = _Names(run)
+        found: list[tuple[int, Rows]] = []  # by the number of the file
         for number, file in enumerate(self._files):
-            if file.first_pos >= high or file.end_pos <= low:
-                continue
-            rows = names.translated(file, indexes.select(file.index.blocks(), low, high))
-            if rows is not None:
-                parts.append(rows)
-                owners.append((number, len(rows)))
-        rows = np.concatenate(parts) if parts else np.empty(0, BATCH)
-        file_of = np.repeat(
-            np.array([n for n, _ in owners], np.int32), [count for _, count in owners]
-        )
-        return JournalBatches(self.node, rows, self._files, file_of, names.runs, names.connectors)
+            if file.first_pos < high and file.end_pos > low:
+                blocks = indexes.select(file.index.within(times), low, high)
+                found += [(number, rows) for rows in _chosen(file, blocks, run)]
+        sizes = [len(rows) for _, rows in found]
+        # Filled piece by piece: a search of all may have to copy many rows.
+        whole, names, first = np.empty(sum(sizes), BATCH), _Names(run), 0
+        for (number, rows), size in zip(found, sizes, strict=True):
+            part = whole[first : first + size]
+            part[:] = rows
+            names.translate(part, number, self._files[number].index)
+            first += size
+        file_of = np.repeat(np.array([number for number, _ in found], np.int32), sizes)
+        return JournalBatches(self.node, whole, self._files, file_of, names.runs, names.connectors)
 
     def damaged(self, start: int, end: int) -> list[tuple[JournalFile, Rows]]:
         """Damaged batches that begin in [`start`, `end`), by file.
@@ -254,6 +263,17 @@ class JournalPin:
         self.release()
 
 
+def _chosen(file: JournalFile, blocks: Sequence[Rows], run: RunKey | None) -> list[Rows]:
+    """The rows of the file's `blocks` that are not damaged, of one run or of all."""
+    if run is not None:
+        wanted = file.index.number(run)
+        blocks = [] if wanted is None else [rows[rows["run"] == wanted] for rows in blocks]
+    if file.damaged:
+        damaged = list(file.damaged)
+        blocks = [rows[~np.isin(rows["offset"], damaged)] for rows in blocks]
+    return [rows for rows in blocks if len(rows)]
+
+
 class _Names:
     """Runs and connectors of several files under one numbering."""
 
@@ -263,38 +283,29 @@ class _Names:
         self.connectors: list[str | None] = [None]
         self._run_numbers = {key: number for number, key in enumerate(self.runs)}
         self._connector_numbers: dict[str | None, int] = {None: 0}
+        self._file = -1
+        self._runs = self._connectors = np.empty(0, np.uint32)  # of the file
 
-    def translated(self, file: JournalFile, blocks: Sequence[Rows]) -> Rows | None:
-        """A copy of the file's rows in this numbering, of the wanted run only."""
-        if not blocks:
-            return None
-        if self._wanted is not None:
-            number = file.index.number(self._wanted)
-            if number is None:
-                return None
-            blocks = [block[block["run"] == number] for block in blocks]
-        rows = np.concatenate(blocks)
-        if file.damaged:
-            rows = rows[~np.isin(rows["offset"], list(file.damaged))]
-        if len(rows) == 0:
-            return None
-        if self._wanted is not None:
-            rows["run"] = 0
-        else:
-            table = self._table(file.index.runs, self.runs, self._run_numbers)
-            rows["run"] = table[rows["run"]]
-        table = self._table(file.index.connectors, self.connectors, self._connector_numbers)
-        rows["connector"] = table[rows["connector"]]
-        return rows
+    def translate(self, rows: Rows, number: int, index: FileIndex) -> None:
+        """Puts this numbering in the place of that of the file, whose number is given.
 
-    def _table(
-        self, names: Sequence[T], known: list[T], numbers: dict[T, int]
-    ) -> NDArray[np.uint32]:
-        for name in names:
-            if name not in numbers:
-                numbers[name] = len(known)
-                known.append(name)
-        return np.array([numbers[name] for name in names], np.uint32)
+        With a wanted run they are of that run.
+        """
+        if number != self._file:
+            self._file = number
+            if self._wanted is None:
+                self._runs = _table(index.runs, self.runs, self._run_numbers)
+            self._connectors = _table(index.connectors, self.connectors, self._connector_numbers)
+        rows["run"] = self._runs[rows["run"]] if self._wanted is None else 0
+        rows["connector"] = self._connectors[rows["connector"]]
+
+
+def _table(names: Sequence[T], known: list[T], numbers: dict[T, int]) -> NDArray[np.uint32]:
+    for name in names:
+        if name not in numbers:
+            numbers[name] = len(known)
+            known.append(name)
+    return np.array([numbers[name] for name in names], np.uint32)
 
 
 def _damaged_rows(file: JournalFile, rows: Rows) -> Rows:

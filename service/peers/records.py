@@ -43,7 +43,7 @@ async def answer_records(pin: Callable[[], JournalPin], encode: Encode, message:
 def _encoded(
     pin: JournalPin, encode: Encode, fqn: str | None, run: str | None, tile: Tile
 ) -> bytes:
-    hot = HotRecords(pin, encode, fqn, run)
+    hot = HotRecords(pin, encode, tile, fqn, run)
     size = hot.size(tile)
     if size > _MOST_BYTES:
         raise LimitReached(f"{size} bytes of records are in no segment yet")

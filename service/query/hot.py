@@ -21,6 +21,7 @@ from service.query.tiles import HOUR_MS, Tile
 
 SCHEMA: Final = pa.schema([field for field in COLUMNS if field.name not in PARTITIONS])
 _TIME_SHIFT: Final = 16  # ulid_hi is 48 bits of time over 16 of the batch
+_LOW_BITS: Final = 80  # of a ULID, below its time
 
 
 class Pin(Protocol):
@@ -37,9 +38,17 @@ class Pin(Protocol):
         ...
 
     def batches(
-        self, *, run: RunKey | None = None, start: int = 0, end: int | None = None
+        self,
+        *,
+        run: RunKey | None = None,
+        start: int = 0,
+        end: int | None = None,
+        times: tuple[int, int] | None = None,
     ) -> Batches:
-        """Batches from `start`, of one run or of all."""
+        """Batches that begin in [`start`, `end`), of one run or of all, and of these times.
+
+        These are the milliseconds of their ULIDs, the first and the last.
+        """
         ...
 
     def release(self) -> None:
@@ -85,28 +94,32 @@ class Selected:
 
 
 class HotRecords:
-    """What the journal held beyond its confirmed segments when it was pinned.
+    """What the journal held beyond its confirmed segments when it was pinned, within `bounds`.
 
     With `start`, of the runs that have records at or above this position; what these runs had
     before comes as well, since a line that names no level has that of the line before.
     """
 
     def __init__(
-        self, pin: Pin, encode: Encode, fqn: str | None, run: str | None, start: int = 0
+        self,
+        pin: Pin,
+        encode: Encode,
+        bounds: Tile,
+        fqn: str | None,
+        run: str | None,
+        start: int = 0,
     ) -> None:
         exact = RunKey(fqn, run) if fqn is not None and run is not None else None
-        self._batches = pin.batches(run=exact, start=pin.confirmed_pos)
+        times = (bounds.low >> _LOW_BITS, bounds.high >> _LOW_BITS)
+        self._batches = pin.batches(run=exact, start=pin.confirmed_pos, times=times)
         self._encode = encode
-        wanted = [
-            number
-            for number, key in enumerate(self._batches.runs)
-            if fqn in (None, key.fqn) and run in (None, key.run)
-        ]
         rows = self._batches.rows
-        self._kept = np.flatnonzero(np.isin(rows["run"], wanted))
-        kept = rows[self._kept]
-        self._times = (kept["ulid_hi"] >> _TIME_SHIFT).astype(np.int64)
-        self._has_new = kept["pos"] + kept["records"] > start
+        wanted = np.array(
+            [fqn in (None, k.fqn) and run in (None, k.run) for k in self._batches.runs], np.bool_
+        )
+        self._kept = np.arange(len(rows)) if wanted.all() else np.flatnonzero(wanted[rows["run"]])
+        self._times = (rows["ulid_hi"][self._kept] >> _TIME_SHIFT).astype(np.int64)
+        self._has_new = (rows["pos"] + rows["records"])[self._kept] > start
 
     def weights(self, bounds: Tile) -> Mapping[int, int]:
         """Bytes of text by hour, within the bounds."""
@@ -129,7 +142,7 @@ class HotRecords:
             yield batch.select(SCHEMA.names).cast(SCHEMA)
 
     def _within(self, tile: Tile) -> Indexes:
-        low, high = tile.low >> 80, tile.high >> 80
+        low, high = tile.low >> _LOW_BITS, tile.high >> _LOW_BITS
         within = (self._times >= low) & (self._times <= high)
         if not self._has_new.all():
             runs = self._batches.rows["run"][self._kept]

@@ -186,6 +186,7 @@ async def _open(
     sources: Sources, request: QueryRequest, pin: Pin, through: Mapping[str, int] | None
 ) -> View:
     report, bounds = Report(nodes={pin.node}), through or {}
+    within = Tile(request.low, request.high)
     listed = [
         info async for info in sources.store.list(keys.SEGMENTS) if not _is_above(info, bounds)
     ]
@@ -195,7 +196,7 @@ async def _open(
     (marks, files, skipped), hot = await asyncio.to_thread(
         lambda: (
             _newest(sources.table, request, sorted(nodes)),
-            HotRecords(pin, sources.encode, request.fqn, request.run),
+            HotRecords(pin, sources.encode, within, request.fqn, request.run),
         )
     )
     for node, seq in bounds.items():

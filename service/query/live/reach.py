@@ -73,7 +73,8 @@ class Reach:
 
         async def look(sources: Sources, request: QueryRequest) -> View:
             pin = self._again()
-            hot = HotRecords(pin, sources.encode, request.fqn, request.run, start)
+            within = Tile(request.low, request.high)
+            hot = HotRecords(pin, sources.encode, within, request.fqn, request.run, start)
             return await self._view(sources, pin, hot, node, [])
 
         return look
@@ -83,7 +84,8 @@ class Reach:
 
         async def look(sources: Sources, request: QueryRequest) -> View:
             pin = self._again()
-            none = HotRecords(pin, sources.encode, request.fqn, request.run, pin.end_pos)
+            within = Tile(request.low, request.high)
+            none = HotRecords(pin, sources.encode, within, request.fqn, request.run, pin.end_pos)
             hot = HotOfAll(none, records) if records.num_rows else none
             return await self._view(sources, pin, hot, node, segments)
 

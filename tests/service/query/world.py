@@ -78,9 +78,15 @@ class FakePin:
         world.pins += 1
 
     def batches(
-        self, *, run: RunKey | None = None, start: int = 0, end: int | None = None
+        self,
+        *,
+        run: RunKey | None = None,
+        start: int = 0,
+        end: int | None = None,
+        times: tuple[int, int] | None = None,
     ) -> Batches:
         part = self._batches.part(start, 1 << 62 if end is None else end)
+        part = part if times is None else part.within(*times)
         return part if run is None else part.of(run)
 
     def release(self) -> None:
