@@ -22,7 +22,7 @@ from pydantic import BaseModel, SecretStr
 
 from logstore.clock import Clock
 from logstore.settings import PREFIX
-from service.runtime.threads import lower_priority
+from service.runtime.threads import lower_priority_of_session
 from service.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -143,7 +143,7 @@ class CompactionChild:
             )
         except OSError as error:
             return f"it cannot be started: {error}"
-        lower_priority(self._child.pid)
+        await lower_priority_of_session(self._child.pid)
         self.starts += 1
         self.state = "running"
         code = await self._child.wait()

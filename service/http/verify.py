@@ -23,7 +23,7 @@ from starlette.responses import StreamingResponse
 from logstore.errors import Conflict, TailraceError, Unavailable
 from service.compaction import dying_with_us, environment_of
 from service.http.body import Receive, Scope, Send
-from service.runtime.threads import lower_priority
+from service.runtime.threads import lower_priority_of_session
 from service.settings import Settings
 
 Verifier: TypeAlias = "Callable[[], Verification]"
@@ -160,6 +160,7 @@ class Verification:
         errors: deque[bytes] = deque(maxlen=_KEPT_ERRORS)
         reading = asyncio.create_task(_read(child.stderr, errors))
         try:
+            await lower_priority_of_session(child.pid)
             last = b""
             async with aclosing(self._said(child)) as said:
                 async for line in said:
@@ -177,7 +178,7 @@ class Verification:
                 self._under_way = False
 
     async def _start(self, flags: Sequence[str]) -> asyncio.subprocess.Process:
-        child = await asyncio.create_subprocess_exec(
+        return await asyncio.create_subprocess_exec(
             *dying_with_us(),
             *self._command,
             *flags,
@@ -188,8 +189,6 @@ class Verification:
             start_new_session=True,
             limit=_LONGEST_LINE,
         )
-        lower_priority(child.pid)
-        return child
 
     async def _said(self, child: asyncio.subprocess.Process) -> AsyncGenerator[bytes, None]:
         assert child.stdout is not None

@@ -88,7 +88,7 @@ class ProcessConnection:
                     [sys.executable, "-P", "-m", "service.query.child"],
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
-                    start_new_session=True,
+                    process_group=0,  # a terminal's Ctrl-C is ours; the session's share as well
                 )
         except OSError as error:
             raise Unavailable(f"a search cannot be started: {error}") from error

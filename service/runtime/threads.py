@@ -17,10 +17,13 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 _STEP = 10
 _LOWEST = 19
+_TRIES = 10
+_PAUSE_SECONDS = 0.11
 
 
 def lower_priority(task: int) -> None:
@@ -31,6 +34,33 @@ def lower_priority(task: int) -> None:
     with suppress(ProcessLookupError):
         now = os.getpriority(os.PRIO_PROCESS, task)
         os.setpriority(os.PRIO_PROCESS, task, min(now + _STEP, _LOWEST))
+
+
+async def lower_priority_of_session(leader: int) -> None:
+    """The same for a process that was started in a session of its own, and for its children.
+
+    Between sessions Linux shares the processors by the session, and within each by the priorities
+    of its processes, which then say nothing to those outside (`sched(7)`, autogroup). So the
+    session is given the priority as well. A system without this has no such file.
+    """
+    lower_priority(leader)
+    for _ in range(_TRIES):
+        try:
+            _write(Path(f"/proc/{leader}/autogroup"), str(_STEP))
+        except BlockingIOError:  # it takes ten a second, of all programs without privileges
+            await asyncio.sleep(_PAUSE_SECONDS)
+        except (FileNotFoundError, ProcessLookupError):
+            return
+        else:
+            return
+
+
+def _write(path: Path, text: str) -> None:
+    file = os.open(path, os.O_WRONLY)
+    try:
+        os.write(file, text.encode())
+    finally:
+        os.close(file)
 
 
 T = TypeVar("T")

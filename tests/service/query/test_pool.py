@@ -90,6 +90,15 @@ def test_the_next_search_has_the_same_database(
     assert len(opening.opened) == 2
 
 
+def test_a_process_shares_the_processors_as_one_of_ours_and_gets_no_signal_of_a_terminal(
+    pool: DatabasePool, opening: Opening
+) -> None:
+    pool.take(separate=True).close()
+    (child,) = opening.processes
+    assert os.getsid(child) == os.getsid(0)
+    assert os.getpgid(child) == child != os.getpgid(0)
+
+
 @pytest.mark.parametrize(
     ("leave", "look"),
     [

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
+from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
-from service.runtime.threads import in_thread, lower_priority
+from service.runtime.threads import in_thread, lower_priority, lower_priority_of_session
+
+_NOBODY = 2**22 + 1
+"""Above the highest number that Linux gives."""
 
 
 def priority() -> int:
     return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+
+def own() -> str:
+    group = Path("/proc/self/autogroup")
+    return group.read_text() if group.exists() else ""
 
 
 async def test_it_gives_the_result_and_raises_the_error_of_the_work() -> None:
@@ -28,5 +39,28 @@ async def test_its_threads_stand_behind_the_loop() -> None:
     assert priority() == ours
 
 
-def test_who_is_gone_is_left_alone() -> None:
-    lower_priority(2**22 + 1)  # above the highest number that Linux gives
+async def test_who_is_gone_is_left_alone() -> None:
+    lower_priority(_NOBODY)
+    await lower_priority_of_session(_NOBODY)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="sessions have priorities on Linux only")
+async def test_children_in_sessions_of_their_own_stand_behind_us() -> None:
+    """Several at once: a program without privileges may lower ten sessions a second."""
+    ours, ours_of_session = priority(), own()
+    children = [
+        subprocess.Popen([sys.executable, "-c", "input()"], stdin=PIPE, start_new_session=True)
+        for _ in range(3)
+    ]
+    try:
+        for child in children:
+            await lower_priority_of_session(child.pid)
+        for child in children:
+            assert os.getpriority(os.PRIO_PROCESS, child.pid) == min(ours + 10, 19)
+            group = Path(f"/proc/{child.pid}/autogroup")
+            # A kernel that was built without it has no such file, and shares by priority alone.
+            assert not group.exists() or group.read_text().split()[-1] == "10"
+        assert (priority(), own()) == (ours, ours_of_session)
+    finally:
+        for child in children:
+            child.communicate(b"\n")
