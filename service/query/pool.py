@@ -82,8 +82,16 @@ class DatabasePool:
         return Database(self._open_database(separate), give_back)
 
     def open_one(self) -> None:
-        """Sees to it that one without a process is idle. Blocks, and raises as `take`."""
-        if not self._closed:
+        """Sees to it that one without a process is idle. Blocks, and raises as `take`.
+
+        One that is idle stays where it is, where closing the pool finds it.
+        """
+        if self._closed:
+            return
+        key = self._key()
+        with self._changing:
+            there = any(one.key == key for one in self._idle[False])
+        if not there:
             self.take(separate=False).close()
 
     def watch(self) -> None:

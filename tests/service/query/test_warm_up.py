@@ -88,9 +88,21 @@ def test_one_that_is_idle_is_enough(pool: Any, opening: Opening) -> None:
     assert works(database)
     database.close()
     assert len(opening.opened) == 1
+    opening.key = "rotated"  # what is idle cannot read the store any more
+    pool.open_one()
+    assert len(opening.opened) == 2
     pool.close()
     pool.open_one()
-    assert len(opening.opened) == 1
+    assert len(opening.opened) == 2
+
+
+def test_one_that_is_idle_is_not_away_while_its_pool_is_closed(
+    pool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A database that a thread has taken is closed later than the pool."""
+    pool.open_one()
+    monkeypatch.setattr(type(pool), "take", None)
+    pool.open_one()
 
 
 @pytest.fixture
