@@ -22,6 +22,7 @@ from logstore.batch import (
     RunKey,
     digest,
 )
+from logstore.segments.ulids import times_ms
 
 Entry: TypeAlias = (
     "tuple[RunKey, int, bytes]"
@@ -71,7 +72,7 @@ class MemoryBatches:
 
     def within(self, low: int, high: int) -> MemoryBatches:
         """The batches whose ULIDs are of these milliseconds, inclusive."""
-        times = self.rows["ulid_hi"] >> 16
+        times = times_ms(self.rows)
         kept = self.rows[(times >= low) & (times <= high)]
         return MemoryBatches(self.node, kept, self.runs, self.connectors, self.content, self.metas)
 

@@ -17,13 +17,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from logstore import ulid as ulids
 from logstore.batch import BATCH, Rows, RunKey
+from logstore.segments.ulids import times_ms
 
 BLOCK_ROWS = 4096
 SUFFIX = ".idx"
-
-TIME_SHIFT = 16
-"""The upper half of a batch's ULID is 48 bits of time over 16 of the batch."""
 
 _ROW = struct.Struct("<6Q6I")
 _BLOCK_BYTES = BLOCK_ROWS * BATCH.itemsize
@@ -75,7 +74,7 @@ class FileIndex:
             self.connectors.append(connector)
             sender = self._connector_numbers[connector] = len(self.connectors) - 1
         high, low = ulid >> 64, ulid & _LOW_BITS
-        time, (earliest, latest) = high >> TIME_SHIFT, self._times
+        time, (earliest, latest) = ulids.time_ms(ulid), self._times
         if not earliest <= time <= latest:
             self._times = (min(time, earliest), max(time, latest))
         blocks, tail = self._held
@@ -111,7 +110,7 @@ class FileIndex:
 
 
 def _of_times(rows: Rows, low: int, high: int) -> Rows:
-    times = rows["ulid_hi"] >> TIME_SHIFT
+    times = times_ms(rows)
     return rows[(times >= low) & (times <= high)]
 
 

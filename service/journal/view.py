@@ -192,21 +192,21 @@ class JournalPin:
         """
         low = max(start, self.first_pos)
         high = self.end_pos if end is None else min(end, self.end_pos)
-        found: list[tuple[int, Rows]] = []  # by the number of the file
+        found: dict[int, list[Rows]] = {}  # by the number of the file
         for number, file in enumerate(self._files):
             if file.first_pos < high and file.end_pos > low:
                 blocks = indexes.select(file.index.within(times), low, high)
-                found += [(number, rows) for rows in _chosen(file, blocks, run)]
-        sizes = [len(rows) for _, rows in found]
-        # Filled piece by piece: a search of all may have to copy many rows.
-        whole, names, first = np.empty(sum(sizes), BATCH), _Names(run), 0
-        for (number, rows), size in zip(found, sizes, strict=True):
-            part = whole[first : first + size]
-            part[:] = rows
-            names.translate(part, number, self._files[number].index)
+                if kept := _chosen(file, blocks, run):
+                    found[number] = kept
+        sizes = [sum(map(len, blocks)) for blocks in found.values()]
+        # Filled file by file: a search of all may have to copy many rows.
+        rows, names, first = np.empty(sum(sizes), BATCH), _Names(run), 0
+        for (number, blocks), size in zip(found.items(), sizes, strict=True):
+            part = np.concatenate(blocks, out=rows[first : first + size])
+            names.translate(part, self._files[number].index)
             first += size
-        file_of = np.repeat(np.array([number for number, _ in found], np.int32), sizes)
-        return JournalBatches(self.node, whole, self._files, file_of, names.runs, names.connectors)
+        file_of = np.repeat(np.array(list(found), np.int32), sizes)
+        return JournalBatches(self.node, rows, self._files, file_of, names.runs, names.connectors)
 
     def damaged(self, start: int, end: int) -> list[tuple[JournalFile, Rows]]:
         """Damaged batches that begin in [`start`, `end`), by file.
@@ -283,21 +283,15 @@ class _Names:
         self.connectors: list[str | None] = [None]
         self._run_numbers = {key: number for number, key in enumerate(self.runs)}
         self._connector_numbers: dict[str | None, int] = {None: 0}
-        self._file = -1
-        self._runs = self._connectors = np.empty(0, np.uint32)  # of the file
 
-    def translate(self, rows: Rows, number: int, index: FileIndex) -> None:
-        """Puts this numbering in the place of that of the file, whose number is given.
-
-        With a wanted run they are of that run.
-        """
-        if number != self._file:
-            self._file = number
-            if self._wanted is None:
-                self._runs = _table(index.runs, self.runs, self._run_numbers)
-            self._connectors = _table(index.connectors, self.connectors, self._connector_numbers)
-        rows["run"] = self._runs[rows["run"]] if self._wanted is None else 0
-        rows["connector"] = self._connectors[rows["connector"]]
+    def translate(self, rows: Rows, index: FileIndex) -> None:
+        """Puts this numbering in the place of that of a file, in rows of the wanted run or all."""
+        if self._wanted is not None:
+            rows["run"] = 0
+        else:
+            rows["run"] = _table(index.runs, self.runs, self._run_numbers)[rows["run"]]
+        connectors = _table(index.connectors, self.connectors, self._connector_numbers)
+        rows["connector"] = connectors[rows["connector"]]
 
 
 def _table(names: Sequence[T], known: list[T], numbers: dict[T, int]) -> NDArray[np.uint32]:

@@ -15,13 +15,13 @@ from typing import Final, Protocol
 import numpy as np
 import pyarrow as pa
 
+from logstore import ulid
 from logstore.batch import Batches, Indexes, RecordMeta, Rows, RunKey
+from logstore.segments.ulids import times_ms
 from logstore.table.schema import COLUMNS, PARTITIONS
 from service.query.tiles import HOUR_MS, Tile
 
 SCHEMA: Final = pa.schema([field for field in COLUMNS if field.name not in PARTITIONS])
-_TIME_SHIFT: Final = 16  # ulid_hi is 48 bits of time over 16 of the batch
-_LOW_BITS: Final = 80  # of a ULID, below its time
 
 
 class Pin(Protocol):
@@ -110,7 +110,7 @@ class HotRecords:
         start: int = 0,
     ) -> None:
         exact = RunKey(fqn, run) if fqn is not None and run is not None else None
-        times = (bounds.low >> _LOW_BITS, bounds.high >> _LOW_BITS)
+        times = (ulid.time_ms(bounds.low), ulid.time_ms(bounds.high))
         self._batches = pin.batches(run=exact, start=pin.confirmed_pos, times=times)
         self._encode = encode
         rows = self._batches.rows
@@ -118,7 +118,7 @@ class HotRecords:
             [fqn in (None, k.fqn) and run in (None, k.run) for k in self._batches.runs], np.bool_
         )
         self._kept = np.arange(len(rows)) if wanted.all() else np.flatnonzero(wanted[rows["run"]])
-        self._times = (rows["ulid_hi"][self._kept] >> _TIME_SHIFT).astype(np.int64)
+        self._times = times_ms(rows)[self._kept]
         self._has_new = (rows["pos"] + rows["records"])[self._kept] > start
 
     def weights(self, bounds: Tile) -> Mapping[int, int]:
@@ -142,7 +142,7 @@ class HotRecords:
             yield batch.select(SCHEMA.names).cast(SCHEMA)
 
     def _within(self, tile: Tile) -> Indexes:
-        low, high = tile.low >> _LOW_BITS, tile.high >> _LOW_BITS
+        low, high = ulid.time_ms(tile.low), ulid.time_ms(tile.high)
         within = (self._times >= low) & (self._times <= high)
         if not self._has_new.all():
             runs = self._batches.rows["run"][self._kept]
