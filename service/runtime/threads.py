@@ -17,7 +17,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 _STEP = 10
@@ -41,21 +40,22 @@ async def lower_priority_of_session(leader: int) -> None:
 
     Between sessions Linux shares the processors by the session, and within each by the priorities
     of its processes, which then say nothing to those outside (`sched(7)`, autogroup). So the
-    session is given the priority as well. A system without this has no such file.
+    session is given the priority as well. A system without this has no such file, and where it
+    cannot be written (`/proc` is mounted read-only) the priority of the processes is all there is.
     """
     lower_priority(leader)
     for _ in range(_TRIES):
         try:
-            _write(Path(f"/proc/{leader}/autogroup"), str(_STEP))
+            _write(f"/proc/{leader}/autogroup", str(_STEP))
         except BlockingIOError:  # it takes ten a second, of all programs without privileges
             await asyncio.sleep(_PAUSE_SECONDS)
-        except (FileNotFoundError, ProcessLookupError):
+        except OSError:
             return
         else:
             return
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: str, text: str) -> None:
     file = os.open(path, os.O_WRONLY)
     try:
         os.write(file, text.encode())

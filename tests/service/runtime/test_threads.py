@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -11,6 +13,7 @@ from subprocess import PIPE
 
 import pytest
 
+from service.runtime import threads
 from service.runtime.threads import in_thread, lower_priority, lower_priority_of_session
 
 _NOBODY = 2**22 + 1
@@ -46,7 +49,6 @@ async def test_who_is_gone_is_left_alone() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="sessions have priorities on Linux only")
 async def test_children_in_sessions_of_their_own_stand_behind_us() -> None:
-    """Several at once: a program without privileges may lower ten sessions a second."""
     ours, ours_of_session = priority(), own()
     children = [
         subprocess.Popen([sys.executable, "-c", "input()"], stdin=PIPE, start_new_session=True)
@@ -64,3 +66,26 @@ async def test_children_in_sessions_of_their_own_stand_behind_us() -> None:
     finally:
         for child in children:
             child.communicate(b"\n")
+
+
+@pytest.mark.skipif(not shutil.which("setpriv"), reason="nothing that gives privileges up")
+def test_the_kernel_is_asked_again_if_we_have_no_privileges() -> None:
+    """It refuses all but ten such changes a second, and takes any number from root."""
+    test = f"{__file__}::test_children_in_sessions_of_their_own_stand_behind_us"
+    without = ["setpriv", "--bounding-set=-sys_admin"] if os.geteuid() == 0 else []
+    subprocess.run([*without, sys.executable, "-m", "pytest", "-q", test], check=True)
+
+
+async def test_one_whose_session_may_not_be_changed_has_the_priority_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a container with a `/proc` that is read-only; there is none to be had here."""
+
+    def refuses(path: str, _: str) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+    monkeypatch.setattr(threads, "_write", refuses)
+    ours = priority()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=PIPE) as child:
+        await lower_priority_of_session(child.pid)
+        assert os.getpriority(os.PRIO_PROCESS, child.pid) == min(ours + 10, 19)
