@@ -5,9 +5,12 @@ from __future__ import annotations
 import mmap
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from threading import Event
 from typing import Any
 
+import duckdb
 import pytest
 
 from logstore.errors import StoreUnavailable
@@ -97,12 +100,25 @@ def test_one_that_is_idle_is_enough(pool: Any, opening: Opening) -> None:
 
 
 def test_one_that_is_idle_is_not_away_while_its_pool_is_closed(
-    pool: Any, monkeypatch: pytest.MonkeyPatch
+    pool: Any, opening: Opening, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A database that a thread has taken is closed later than the pool."""
     pool.open_one()
-    monkeypatch.setattr(type(pool), "take", None)
-    pool.open_one()
+    session, taken = LockedDatabase.session, Event()
+
+    def held(self: LockedDatabase) -> Any:
+        taken.wait()
+        return session(self)
+
+    monkeypatch.setattr(LockedDatabase, "session", held)
+    with ThreadPoolExecutor(1) as thread:
+        try:
+            wait([thread.submit(pool.open_one)], timeout=0.2)
+            pool.close()
+            with pytest.raises(duckdb.ConnectionException, match="closed"):
+                session(opening.opened[0])
+        finally:
+            taken.set()
 
 
 @pytest.fixture
