@@ -18,6 +18,7 @@ from logstore.search.moments import parse_moment
 from logstore.segments.schema import LEVELS
 from service.query import cursor
 from service.query.cursor import RecordKey
+from service.query.tiles import Tile
 
 SEARCH_PARAMETERS: Final = ("q", "regex", "from", "to", "fqn", "run", "level")
 """What says which records are meant, wherever records are searched."""
@@ -52,6 +53,11 @@ class QueryRequest:
     after: RecordKey | None = None
     stats_only: bool = False
     value: Field | None = None
+
+    @property
+    def bounds(self) -> Tile:
+        """The times that it asks for."""
+        return Tile(self.low, self.high)
 
     @property
     def unconditional(self) -> bool:

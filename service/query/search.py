@@ -153,7 +153,7 @@ class Search:
 
     def _tiles(self) -> Tiles:
         request, after = self._request, self._after
-        bounds = Tile(request.low, request.high)
+        bounds = request.bounds
         if after is not None:
             edge = ulid.decode(after.ulid)
             low = max(bounds.low, 0 if request.descending else edge)
@@ -169,7 +169,7 @@ class Search:
         request = self._request
         if self._needs is None or request.limit is not None:
             return
-        files = self._view.table_files(Tile(request.low, request.high))
+        files = self._view.table_files(request.bounds)
         files.sort(key=lambda file: (file.date, file.hour), reverse=request.descending)
         del files[_MOST_AHEAD:]
         copies = [None if self._copies is None else self._copies.of(file) for file in files]

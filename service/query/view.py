@@ -186,7 +186,6 @@ async def _open(
     sources: Sources, request: QueryRequest, pin: Pin, through: Mapping[str, int] | None
 ) -> View:
     report, bounds = Report(nodes={pin.node}), through or {}
-    within = Tile(request.low, request.high)
     listed = [
         info async for info in sources.store.list(keys.SEGMENTS) if not _is_above(info, bounds)
     ]
@@ -196,7 +195,7 @@ async def _open(
     (marks, files, skipped), hot = await asyncio.to_thread(
         lambda: (
             _newest(sources.table, request, sorted(nodes)),
-            HotRecords(pin, sources.encode, within, request.fqn, request.run),
+            HotRecords(pin, sources.encode, request.bounds, request.fqn, request.run),
         )
     )
     for node, seq in bounds.items():
@@ -228,12 +227,11 @@ async def _segments(
     sources: Sources, fresh: Sequence[ObjectInfo], request: QueryRequest, report: Report
 ) -> list[Segment]:
     """The segments that may hold something, by their footers."""
-    bounds = Tile(request.low, request.high)
     found: list[Segment] = []
     for few in (fresh[i : i + _AT_ONCE] for i in range(0, len(fresh), _AT_ONCE)):
         segments = await asyncio.gather(*(_segment(sources, info, report) for info in few))
         found += [segment for segment in segments if segment is not None]
-    kept = [s for s in found if s.meets(bounds) and s.may_hold(request.fqn, request.run)]
+    kept = [s for s in found if s.meets(request.bounds) and s.may_hold(request.fqn, request.run)]
     report.segments_skipped = len(found) - len(kept)
     return kept
 

@@ -73,8 +73,7 @@ class Reach:
 
         async def look(sources: Sources, request: QueryRequest) -> View:
             pin = self._again()
-            within = Tile(request.low, request.high)
-            hot = HotRecords(pin, sources.encode, within, request.fqn, request.run, start)
+            hot = HotRecords(pin, sources.encode, request.bounds, request.fqn, request.run, start)
             return await self._view(sources, pin, hot, node, [])
 
         return look
@@ -84,8 +83,9 @@ class Reach:
 
         async def look(sources: Sources, request: QueryRequest) -> View:
             pin = self._again()
-            within = Tile(request.low, request.high)
-            none = HotRecords(pin, sources.encode, within, request.fqn, request.run, pin.end_pos)
+            none = HotRecords(
+                pin, sources.encode, request.bounds, request.fqn, request.run, pin.end_pos
+            )
             hot = HotOfAll(none, records) if records.num_rows else none
             return await self._view(sources, pin, hot, node, segments)
 
