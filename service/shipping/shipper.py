@@ -39,14 +39,14 @@ from logstore.errors import (
 from logstore.objects.store import ObjectStore
 from logstore.segments.carry import Carry
 from logstore.segments.reader import read_footer
-from logstore.segments.writer import EncodedSegment, encode_segment
-from service.journal.failures import translated
+from logstore.segments.writer import EncodedSegment
 from service.journal.journal import Journal
 from service.journal.state import Cut
 from service.runtime.counters import SECONDS, Distribution
 from service.runtime.heartbeat import Heartbeat
 from service.runtime.threads import Offload
 from service.shipping.confirmations import Confirmations
+from service.shipping.encoding import CutEncoder, EncodedCut
 from service.shipping.lineage import Forked, Lineage
 from service.shipping.settings import FlushSettings
 
@@ -145,11 +145,10 @@ class SegmentShipper:
         self._store = store
         self._clock = clock
         self._settings = settings
-        self._offload = offload
         self._lineage = lineage
         self._confirmations = confirmations
         self._on_confirmed: list[Callable[[int, int, int], None]] = []
-        self.carry = Carry()
+        self._encoder = CutEncoder(journal, offload)
         self._wake = asyncio.Event()
         self._cut_ready = asyncio.Event()
         self._wanted = confirmations.wanted  # of before a fork
@@ -165,6 +164,11 @@ class SegmentShipper:
         self.last_error: str | None = None
 
     # --- asked from outside --------------------------------------------------------
+
+    @property
+    def carry(self) -> Carry:
+        """Times and levels of the runs at the end of the last confirmed segment."""
+        return self._encoder.carry
 
     def added(self) -> None:
         """Records that entries were synced."""
@@ -258,13 +262,16 @@ class SegmentShipper:
 
     async def ship_forever(self) -> None:
         """Uploads cut segments, in order, until stopped. Raises `Forked`."""
-        while not self._stopping:
-            self.shipping.turn()
-            self._cut_ready.clear()
-            if self._journal.state.cuts:
-                await self.ship(self._journal.state.cuts[0])
-            else:
-                await self._rest()
+        try:
+            while not self._stopping:
+                self.shipping.turn()
+                self._cut_ready.clear()
+                if self._journal.state.cuts:
+                    await self.ship(self._journal.state.cuts[0])
+                else:
+                    await self._rest()
+        finally:
+            await self._encoder.close()
 
     async def _rest(self) -> None:
         """Waits for a cut; checks the lineage meanwhile. Raises `Forked`."""
@@ -278,14 +285,16 @@ class SegmentShipper:
 
     async def ship(self, cut: Cut) -> None:
         """Ships one segment, retrying until it is confirmed or the shipper is stopped."""
-        segment: EncodedSegment | None = None
+        encoded: EncodedCut | None = None
         tries = 0
         while not self._stopping:
             self.shipping.turn()
             try:
-                segment = segment or await self._encode(cut)
+                encoded = encoded or await self._encoder.encoded(cut)
+                for following in self._journal.state.cuts[1:2]:
+                    self._encoder.begin(following, encoded.carry)
                 await self._lineage.look_if_due()
-                await self._put(self._journal.state.node, cut.seq, segment)
+                await self._put(self._journal.state.node, cut.seq, encoded.segment)
                 await self._lineage.check_put(cut.seq)
             except (StoreUnavailable, NodeNotReady, OutcomeUnknown) as error:
                 self._failed(error)
@@ -293,27 +302,10 @@ class SegmentShipper:
                 tries += 1
                 await self._pause(pause)
                 continue
-            self.counters.uploaded_bytes += len(segment.body)
+            self.counters.uploaded_bytes += len(encoded.segment.body)
+            self._encoder.carry = encoded.carry
             self._confirmed(cut)
             return
-
-    async def _encode(self, cut: Cut) -> EncodedSegment:
-        """Encodes the segment of a cut.
-
-        Raises `NodeNotReady` if no descriptor is free to read it.
-        """
-        with translated("a segment could not be made"), self._journal.pin() as pin:
-            await self._offload(lambda: self._journal.check(pin, cut.first, cut.end))
-            batches = pin.batches(start=cut.first, end=cut.end)
-            return await self._offload(
-                lambda: encode_segment(
-                    batches,
-                    node=pin.node,
-                    seq=cut.seq,
-                    ranges=[(cut.first, cut.end)],
-                    carry=self.carry,
-                )
-            )
 
     async def _pause(self, seconds: float) -> None:
         """Waits out a back-off, shorter when the shipper is stopped."""

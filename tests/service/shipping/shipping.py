@@ -11,7 +11,7 @@ from typing import TypeVar
 from logstore import keys
 from logstore.segments.reader import verify_segment
 from service.journal.state import Cut
-from service.runtime.threads import in_place
+from service.runtime.threads import Offload, in_place
 from service.shipping.confirmations import Confirmations
 from service.shipping.lineage import Lineage
 from service.shipping.settings import FlushSettings
@@ -43,6 +43,7 @@ class Ship:
     consumed: int = 0
     hangs: bool = False
     rig: Rig = field(default_factory=Rig)
+    offload: Offload = in_place
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -60,7 +61,7 @@ class Ship:
             self.store,
             self.clock,
             self.settings,
-            offload=in_place,
+            offload=self.offload,
             lineage=self.lineage,
             confirmations=self.confirmations,
         )
