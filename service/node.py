@@ -25,6 +25,7 @@ from logstore.segments.carry import Carry
 from service.ingest.active_runs import ActiveRuns
 from service.ingest.appender import Appender
 from service.ingest.batch import IncomingBatch, Receipt, Submitted
+from service.journal.file import back_from
 from service.journal.journal import Journal
 from service.journal.recovery import Recovered, recover
 from service.journal.state import JournalState
@@ -342,10 +343,12 @@ class Node(NodeBase):
 
     def _release(self) -> None:
         """Releases journal files that neither the segments nor the run logs need."""
-        confirmed = self.journal.state.confirmed.end
-        # Run logs can be made from the segments; room for new batches cannot.
-        scarce = self.journal.bytes > self._settings.journal.max_bytes // 2
-        self.journal.release(confirmed if scarce else min(confirmed, self.run_logs.flushed_pos))
+        confirmed, flushed = self.journal.state.confirmed.end, self.run_logs.flushed_pos
+        most = self._settings.journal.max_bytes
+        if self.journal.bytes > most // 2:
+            # Run logs can be made from segments, with more work; room for new batches cannot.
+            flushed = max(flushed, back_from(confirmed, most // 16, self.journal.files))
+        self.journal.release(min(confirmed, flushed))
 
     async def stop(self) -> None:
         """Refuses batches, brings what it can into the store, keeps the rest, ends the parts."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -223,6 +223,16 @@ class JournalFile:
             return
         discard(self._fs, self._index_path)
         give(self.path, self.size)
+
+
+def back_from(pos: int, size: int, files: Sequence[JournalFile]) -> int:
+    """The lowest position so that whole `files` from there to below `pos` have `size` bytes."""
+    for file in reversed(files):
+        if file.end_pos <= pos:
+            size -= file.size
+            if size < 0:
+                return file.end_pos
+    return files[0].first_pos
 
 
 def discard(fs: FileSystem, path: str) -> None:

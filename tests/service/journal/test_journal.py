@@ -15,6 +15,7 @@ from logstore.disk import Disk
 from logstore.errors import InvalidName, JournalFailed, JournalFull, NodeNotReady
 from logstore.filesystem import File
 from logstore.syncer import syncer_for
+from service.journal.file import back_from
 from service.journal.format import encode_meta
 from service.journal.journal import Journal
 from service.journal.recovery import recover
@@ -242,6 +243,21 @@ async def test_files_roll_are_read_across_and_go_when_their_segments_are_confirm
     journal = rig.open()
     assert journal.state.confirmed == cut
     assert journal.next_pos == 60
+    await journal.close()
+
+
+async def test_so_many_bytes_back_from_a_position_are_whole_files() -> None:
+    rig = Rig(settings=journal_settings(file_bytes=2000, max_bytes=1 << 20))
+    journal = rig.open()
+    for _ in range(60):
+        await put(journal, b"x" * 100 + b"\n", rig.next_ulid())
+    files = journal.files
+    first, *others, last = files
+    assert back_from(60, last.size - 1, files) == 60
+    assert back_from(60, last.size, files) == last.first_pos
+    assert back_from(59, others[-1].size, files) == others[-1].first_pos, "the last has more"
+    assert back_from(60, journal.bytes - 1, files) == first.end_pos
+    assert back_from(60, journal.bytes, files) == back_from(0, 0, files) == 0
     await journal.close()
 
 
