@@ -11,18 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from logstore.batch import Batches, Indexes, Rows, RunKey, has_record_meta
+from logstore.batch import Batches, Indexes, Rows, RunKey, has_record_meta, line_ends
 from logstore.errors import Damaged
 from logstore.segments.schema import MAX_ROWS, MAX_TEXT
 
 Ints = NDArray[np.int64]
-NEWLINE: Final = 10
-WINDOW: Final = 1 << 18  # bytes that are searched together: they fit the CPU's cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,23 +90,13 @@ def _new_ids(chosen: Rows) -> NDArray[np.bool_]:
     return new
 
 
-def _newlines(text: bytes | memoryview) -> Ints:
-    """The offsets behind each newline."""
-    every = np.frombuffer(text, dtype=np.uint8)
-    found = [
-        np.flatnonzero(every[start : start + WINDOW] == NEWLINE) + (start + 1)
-        for start in range(0, len(every), WINDOW)
-    ]
-    return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
-
-
 def _whole(batches: Batches, group: Indexes) -> Slice:
     """A slice of all records of some batches."""
     rows = batches.rows[group]
     text = batches.text(group)
     counts = rows["records"].astype(np.int64)
     plain = not has_record_meta(rows).any()
-    ends = _newlines(text) if plain else _mixed_ends(batches, group, text)
+    ends = line_ends(text) if plain else _mixed_ends(batches, group, text)
     _check(rows, counts, ends, len(text))
     shared = not _new_ids(rows).all()
     return Slice(text, ends, group, counts, np.zeros_like(counts), shared, plain)
@@ -127,7 +114,7 @@ def _mixed_ends(batches: Batches, group: Indexes, text: bytes) -> Ints:
 def _ends(batches: Batches, index: int, text: bytes | memoryview) -> Ints:
     """The ends of the records of one batch."""
     meta = batches.meta(index) if batches.rows["meta"][index] else None
-    return _newlines(text) if meta is None else np.asarray(meta.ends, dtype=np.int64)
+    return line_ends(text) if meta is None else np.asarray(meta.ends, dtype=np.int64)
 
 
 def _check(rows: Rows, counts: Ints, ends: Ints, size: int) -> None:
@@ -162,7 +149,7 @@ def _plain_cuts(text: memoryview, limits: Limits) -> Iterator[tuple[int, Ints]]:
         stop = body.rfind(b"\n", start, start + limits.text) + 1
         if stop == 0:
             stop = body.find(b"\n", start) + 1 or len(body)
-        for offset, ends in _split(_newlines(text[start:stop]), limits.rows):
+        for offset, ends in _split(line_ends(text[start:stop]), limits.rows):
             yield start + offset, ends
         start = stop
 

@@ -6,13 +6,13 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logstore.batch import RunKey
+from logstore.batch import WINDOW, RunKey
 from logstore.segments.carry import Carry
 from logstore.segments.columns import record_batches
 from logstore.segments.levels import find_levels
 from logstore.segments.prefixes import prefixes
 from logstore.segments.schema import LEVELS, SCHEMA
-from logstore.segments.slices import WINDOW, Limits
+from logstore.segments.slices import Limits
 from logstore.segments.times import NO_TIME, find_times
 from tests.batches import MemoryBatches, make_batches
 from tests.logstore.segments.corpora import LINES, many_batches
