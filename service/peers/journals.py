@@ -199,6 +199,7 @@ class RecordFeeds:
 
     async def _run(self) -> None:
         following: dict[tuple[str, str], asyncio.Task[None]] = {}
+        leaving: set[asyncio.Task[None]] = set()
         try:
             await self._begin()
             while True:
@@ -207,28 +208,39 @@ class RecordFeeds:
                 there = {(entry.instance, entry.node): entry for entry in others}
                 for gone in following.keys() - there.keys():
                     following.pop(gone).cancel()
+                    task = asyncio.ensure_future(self._leave(gone[1]))
+                    leaving.add(task)
+                    task.add_done_callback(leaving.discard)
                 for key, entry in there.items():
                     if key not in following:
                         following[key] = asyncio.ensure_future(self._follow(entry))
                 await changed.wait()
         finally:
-            for task in following.values():
+            for task in [*following.values(), *leaving]:
                 task.cancel()
 
     async def _begin(self) -> None:
         """Nodes that have left have all that they had in segments."""
-        while True:
-            try:
-                stored = await self._stored()
-            except Unavailable:
-                await self._clock.sleep(_PAUSE_SECONDS)
-            else:
-                break
+        stored = await self._stored_now()
         there = {entry.node for entry in self._peers.register.holders.values()}
         own = self._peers.register.own
         for node in stored.keys() - there - ({own.node} if own else set()):
             self._put(node, stored[node], None)
         self._known = True
+
+    async def _leave(self, node: str) -> None:
+        """What a node has brought into segments at its end is read there, unless it is back."""
+        stored = (await self._stored_now()).get(node, _NOW)
+        back = node in {entry.node for entry in self._peers.register.holders.values()}
+        if not back and stored > self._next.get(node, _NOW):
+            self._put(node, stored, None)
+
+    async def _stored_now(self) -> Mapping[str, int]:
+        while True:
+            try:
+                return await self._stored()
+            except Unavailable:
+                await self._clock.sleep(_PAUSE_SECONDS)
 
     async def _follow(self, entry: Entry) -> None:
         while True:

@@ -7,6 +7,7 @@ cannot be read: `ends` says up to where its records can.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -140,14 +141,10 @@ async def reach_of(
             confirmed[node] = answer.confirmed_pos
             held[node] = answer.records.filter(pc.less(answer.records.column("pos"), end))
             continue
-        last = await _last_segment(sources, node, end)
-        if last is None:
-            heard = others.confirmed(node)
-            ends[node] = end if heard is None else min(end, heard)
-            confirmed[node] = 0
-        else:
-            ends[node] = confirmed[node] = last[0].end_pos
-            through[node] = last[1]
+        stored, through[node] = await _stored_below(sources, node, end, others.confirmed(node))
+        if strict and stored > end:
+            raise Outdated(f"segments of {node} that are gone held more than was looked at")
+        ends[node] = confirmed[node] = min(stored, end)
     return reach
 
 
@@ -175,17 +172,29 @@ async def stored_ends(sources: Sources) -> Mapping[str, int]:
     return ends
 
 
-async def _last_segment(sources: Sources, node: str, end: int) -> tuple[Segment, int] | None:
-    """The node's last segment that holds nothing at or above the position, and its number."""
+async def _stored_below(
+    sources: Sources, node: str, end: int, heard: int | None
+) -> tuple[int, int]:
+    """Of a silent node, where its last segment below `end` ends, and the number of that segment.
+
+    Segments that the table has may be gone. They end where the first one begins that is still
+    there, which may be beyond `end`; with none where the node was `heard` to have confirmed. The
+    mark is read before the segments are listed: what the node ships meanwhile is above it.
+    """
+    mark = await asyncio.to_thread(lambda: sources.table.newest().marks([node]).get(node, 0))
     listed = await segments_of(sources, node)
+    first: Segment | None = None
     for seq in sorted(listed, reverse=True):
         try:
             segment = await sources.catalog.segment(sources.store, listed[seq])
         except (Damaged, NotFound):
             continue
         if segment.end_pos <= end:
-            return segment, seq
-    return None
+            return segment.end_pos, seq
+        first, mark = segment, seq - 1
+    if first is not None:
+        return first.first_pos, mark
+    return (end if heard is None else min(end, heard)), mark
 
 
 async def without_copies(

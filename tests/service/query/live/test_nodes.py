@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -30,6 +30,7 @@ from service.query.live.cursor import StreamCursor
 from service.query.live.followed import LiveLimits
 from service.query.live.reach import stored_ends
 from service.query.live.reader import Start
+from service.query.view import Sources
 from tests.batches import Entry
 from tests.seeds import seeds, some
 from tests.service.query.live.rig import (
@@ -106,12 +107,18 @@ class Standing(SystemClock):
 
 @dataclass
 class Both:
-    """The two nodes."""
+    """The two nodes. What is in the store can be listed for the feeds while that is `listed`."""
 
     world: World
     clock: SetTime
     nodes: list[Node]
     ways: list[Way]
+    registers: list[Register]
+    listed: asyncio.Event
+
+    async def stored_ends(self, sources: Sources) -> Mapping[str, int]:
+        await self.listed.wait()
+        return await stored_ends(sources)
 
     def cut(self) -> None:
         for way in self.ways:
@@ -149,9 +156,9 @@ async def looked_at_all(both: Both) -> None:
 async def both_in(root: Path, limits: LiveLimits = LIMITS) -> AsyncIterator[Both]:
     world, clock = lake_in(root), SetTime()
     table: dict[str, tuple[Shipped, JournalAnswers]] = {}
-    both = Both(world, clock, [], [])
+    both = Both(world, clock, [], [], registers := [], asyncio.Event())
+    both.listed.set()
     async with AsyncExitStack() as stack:
-        registers = []
         for name in NAMES:
             shipped = Shipped(world, name)
             stack.push_async_callback(shipped.journal.close)
@@ -165,7 +172,7 @@ async def both_in(root: Path, limits: LiveLimits = LIMITS) -> AsyncIterator[Both
             engine = await stack.enter_async_context(
                 engine_of(World(root / name, store=world.store), clock, sources=sources)
             )
-            feeds = RecordFeeds(peers, Quick(), partial(stored_ends, sources))
+            feeds = RecordFeeds(peers, Quick(), partial(both.stored_ends, sources))
             node = Node(world, engine, shipped, clock, limits, feeds)
             both.nodes.append(node)
             both.ways.append(way)
@@ -218,6 +225,72 @@ async def test_a_silent_node_is_named_and_its_records_come_once_it_answers(tmp_p
         assert sorted(seen.keys) == sorted(both.world.records)
         assert len(seen.late) == 3
         assert seen.gaps == []
+
+
+@asynccontextmanager
+async def followed(node: Node, seen: Seen) -> AsyncIterator[None]:
+    """Somebody reads of the node all the time, so its live end does not begin again."""
+    stop = asyncio.Event()
+    reading = asyncio.ensure_future(node.read(seen, stop.is_set))
+    await node.read(Seen(), lambda: True)
+    try:
+        yield
+    finally:
+        stop.set()
+        await reading
+
+
+@pytest.mark.parametrize("removed", [False, True])
+async def test_segments_of_a_silent_node_that_nobody_knows_of_yet_are_not_read(
+    tmp_path: Path, removed: bool
+) -> None:
+    """Neither its first one, nor one whose predecessors are in the table only."""
+    dice = random.Random(5)
+    async with both_in(tmp_path) as both:
+        a, b = both.nodes
+        seen, other = Seen(), Seen()
+        if removed:
+            await both.append(0, [batch(dice, NOW_MS - 60_000)])
+            for step in (a.shipped.flush, a.shipped.merge, a.shipped.remove):
+                await step()
+        await b.read(seen, lambda: True)
+        async with followed(b, other):
+            both.listed.clear()
+            both.cut()
+            await both.append(0, [batch(dice, NOW_MS)])
+            await a.shipped.flush()
+            known = set(both.world.records)
+            await both.append(1, [batch(dice, NOW_MS + 1)])
+            both.clock.ms += 10_000
+            while len(other.keys) < 3:
+                await asyncio.sleep(0.01)
+            await b.level(seen, 3)  # from storage
+            assert set(seen.keys) == set(both.world.records) - known
+            both.listed.set()
+            both.heal()
+            await b.level(seen, 6)
+        assert len(seen.keys) == len(set(seen.keys)) == 6
+        assert len(seen.late) == 3
+
+
+async def test_what_a_node_brought_into_segments_as_it_left_is_given(tmp_path: Path) -> None:
+    dice = random.Random(6)
+    async with both_in(tmp_path) as both:
+        a, b = both.nodes
+        seen = Seen()
+        await b.read(seen, lambda: True)
+        async with followed(b, Seen()):
+            both.cut()
+            await b.read(seen, lambda: bool(seen.silent))
+            both.listed.clear()
+            await both.append(0, [batch(dice, NOW_MS)])
+            await a.shipped.flush()
+            await both.registers[0].withdraw()
+            await both.registers[1].look()
+            both.listed.set()
+            both.clock.ms += 10_000
+            await b.level(seen, 3)
+        assert sorted(seen.keys) == sorted(both.world.records)
 
 
 async def test_a_node_that_stops_lets_nobody_wait_for_its_records(tmp_path: Path) -> None:
