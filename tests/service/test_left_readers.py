@@ -44,9 +44,12 @@ async def held(schedule: Schedule) -> None:
 
 @asynccontextmanager
 async def hanging(
-    bucket: Bucket, folder: Path, path: str, read: str
+    bucket: Bucket, folder: Path, path: str, read: str, *before: str
 ) -> AsyncIterator[tuple[httpx.AsyncClient, asyncio.Event, httpx.Response]]:
-    """A reader of `path` at a service, when the store keeps back what it reads."""
+    """A reader of `path` at a service, when the store keeps back what it reads.
+
+    The store still gives all to who asks for the paths of `before`.
+    """
     schedule = Schedule(stall_seconds=FOR_EVER)
     with fault_proxy(bucket.endpoint_url, schedule) as url:
         place = bucket.through(url, attempts=1, read_timeout_seconds=FOR_EVER)
@@ -57,6 +60,8 @@ async def hanging(
         async with service(settings, statuses=(0, 3)) as (client, stop):
             sent = await client.post(RUN, content=b"a\n", headers=PLAIN)
             assert sent.status_code == 200
+            for asked in before:
+                assert (await client.get(asked)).status_code == 200
 
             def meant(request: Request) -> bool:
                 return request.method in ("GET", "HEAD") and read in request.head.request_line()[1]
@@ -73,14 +78,27 @@ OF_A_RUN = [
     pytest.param(f"{STREAM}?format=ndjson&after=0", "runs/", id="records"),
     pytest.param(PROGRESS, "progress/", id="progress"),
 ]
-A_SEARCH = pytest.param("/query/stream?from=0", "table/", id="search")
 
 
-@pytest.mark.parametrize(("path", "read"), [*OF_A_RUN, A_SEARCH])
+@pytest.mark.parametrize(("path", "read"), OF_A_RUN)
 async def test_a_reader_that_leaves_while_a_read_hangs_is_gone(
     bucket: Bucket, tmp_path: Path, path: str, read: str
 ) -> None:
     async with hanging(bucket, tmp_path, path, read) as (client, _, reply):
+        await reply.aclose()
+        await counted(client, 0)
+
+
+async def test_a_live_search_that_leaves_while_it_reads_a_segment_is_gone(
+    bucket: Bucket, tmp_path: Path
+) -> None:
+    place = bucket.settings
+    async with service(settings_for(tmp_path, store=place.store, s3=place.s3)) as (client, _):
+        assert (await client.post(RUN, content=b"a\n", headers=PLAIN)).status_code == 200
+    # The segment's footer is known then, and a live search opens without a further read of it.
+    footers = "/query?from=2000-01-01&to=2000-01-02"
+    path, read = "/query/stream?from=2020-01-01&window=0", "/segments/"
+    async with hanging(bucket, tmp_path, path, read, footers) as (client, _, reply):
         await reply.aclose()
         await counted(client, 0)
 
