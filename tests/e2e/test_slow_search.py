@@ -6,7 +6,6 @@ It ends at its limit, others are served meanwhile, and its process ends with the
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,12 +13,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.e2e.processes import PATIENCE_SECONDS, children_of, wait_for, works
 from tests.e2e.service_process import BASE, ServiceProcess
 
 RUN = f"{BASE}/p/r"
 A_OR_B = bytes(b"ab"[value % 2] for value in range(256))
 SLOW = {"q": "(a|b)*a(a|b){900}c", "regex": "true", "fqn": "p"}
-PATIENCE_SECONDS = 120.0
+MODULE = "service.query.child"
 
 
 @pytest.fixture
@@ -38,36 +38,10 @@ def searched(service: ServiceProcess) -> httpx.Response:
     return httpx.get(f"{service.url}/query", params=SLOW, timeout=PATIENCE_SECONDS)
 
 
-def searches_of(pid: int) -> list[int]:
-    """Processes that search for a service."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            stat, command = (folder / "stat").read_text(), (folder / "cmdline").read_bytes()
-        except OSError:  # it has ended
-            continue
-        parent = int(stat.rpartition(")")[2].split()[1])
-        if parent == pid and b"service.query.child" in command:
-            found.append(int(folder.name))
-    return found
-
-
 def one_that_searches(service: ServiceProcess) -> int:
     """Waits for a search under way, giving its process."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < deadline:
-        if found := searches_of(service.pid):
-            return found[0]
-        time.sleep(0.05)  # between two looks at another process
-    raise AssertionError("no search began")
-
-
-def works(pid: int) -> bool:
-    """Whether the process is there; one that nobody has waited for has no command any more."""
-    try:
-        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
-    except FileNotFoundError:
-        return False
+    wait_for(lambda: bool(children_of(service.pid, MODULE)))
+    return children_of(service.pid, MODULE)[0]
 
 
 def test_it_ends_at_its_limit_and_others_are_served(service: ServiceProcess) -> None:
@@ -84,7 +58,7 @@ def test_it_ends_at_its_limit_and_others_are_served(service: ServiceProcess) -> 
             problem = reply.result().json()
             assert (problem["status"], problem["type"]) == (422, "limit-reached")
             assert "after 6 s" in problem["detail"]
-    assert searches_of(service.pid) == []
+    assert children_of(service.pid, MODULE) == []
     assert list((service.data / "scratch").rglob("*")) == []
     assert service.stop() == 0
     assert "Traceback" not in service.output()
@@ -98,7 +72,4 @@ def test_it_ends_with_a_killed_service(service: ServiceProcess) -> None:
         service.kill()
         with pytest.raises(httpx.TransportError):
             slow.result()
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while works(child):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)  # between two looks at another process
+    wait_for(lambda: not works(child))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,11 +14,11 @@ from logstore.clock import SystemClock
 from tests.pipelines.lake import Lake
 from tests.pipelines.torture.torture import PipelinesProcess, Torture
 from tests.seeds import seeds, some
+from tests.waiting import until
 
 _HOURS = 40
 _LINES = 400
 _LINE = 10
-_PATIENCE_SECONDS = 120
 
 
 @pytest.mark.slow
@@ -31,12 +29,6 @@ def test_killed_processes_write_each_record_once(tmp_path: Path, seed: int, sour
     torture.run()
     assert torture.faults == []
     assert torture.told
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(_PATIENCE_SECONDS):
-        while not holds():
-            await asyncio.sleep(0.002)
 
 
 def files(out: Path, *, replayed: bool) -> list[Path]:

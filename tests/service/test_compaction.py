@@ -7,7 +7,7 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from compactor.settings import load_settings
 from logstore.clock import SystemClock
 from service.compaction import CompactionChild, RestartPolicy, job_command, job_environment
 from service.settings import Settings
+from tests.waiting import until
 
 QUICK = RestartPolicy(first_pause_seconds=0.01, longest_pause_seconds=0.05, stop_seconds=120)
 
@@ -33,12 +34,6 @@ async def running(child: CompactionChild) -> AsyncIterator[asyncio.Task[None]]:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(120):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_it_says_why_it_is_off_and_starts_nothing() -> None:
@@ -61,6 +56,7 @@ async def test_a_child_stands_behind_the_service(tmp_path: Path) -> None:
     lower = min(os.nice(0) + 10, 19)
     program = f"""
 import os, time
+from tests.waiting import until
 group = "/proc/self/autogroup"  # of its session; not every kernel has it
 while os.nice(0) < {lower} or os.path.exists(group) and not open(group).read().endswith(" 10\\n"):
     time.sleep(0.01)

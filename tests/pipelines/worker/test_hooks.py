@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,19 +10,13 @@ from logstore.runs.deletions import Deletion, encode_deletion
 from pipelines.appenders.registry import Registry
 from pipelines.definition.config import parse
 from tests.pipelines.lake import Lake
+from tests.waiting import until
 
-_PATIENCE_SECONDS = 60.0
 FAST = {
     "event_delay_ms": 0,
     "idle_node_ms": 200,
     "checkpoint_interval_ms": 50,
 }
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(_PATIENCE_SECONDS):
-        while not holds():
-            await asyncio.sleep(0.01)
 
 
 def has(folder: Path, name: str, text: str) -> Callable[[], bool]:

@@ -10,9 +10,10 @@ import pytest
 from logstore.table.snapshot import TableFile
 from service.query import scan_copies
 from tests.service.query.scattered import ALL
-from tests.service.query.test_scan_copies import files_of, kept, one_file, until
+from tests.service.query.test_scan_copies import files_of, kept, one_file
 from tests.service.query.test_skipping import batch_at, put_in_table
 from tests.service.query.world import World, engine_of
+from tests.waiting import until
 
 
 async def test_no_copy_is_made_beside_the_search_that_asks_for_it(

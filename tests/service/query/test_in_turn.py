@@ -13,9 +13,10 @@ from service.query import prefilter
 from service.query.engine import QueryEngine
 from service.query.request import QueryRequest
 from tests.service.query.scattered import ALL
-from tests.service.query.test_scan_copies import copied, files_of, until
+from tests.service.query.test_scan_copies import copied, files_of
 from tests.service.query.test_skipping import batch_at, put_in_table
 from tests.service.query.world import World, engine_of, search
+from tests.waiting import until
 
 NEEDLE = replace(ALL, condition=Contains("needle-4711"))
 GROUPS = 10

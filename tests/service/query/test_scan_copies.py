@@ -31,14 +31,7 @@ from tests.service.query.scattered import ALL, scattered, some_requests
 from tests.service.query.test_skipping import batch_at, put_in_table, requests_like
 from tests.service.query.world import NODE, World, engine_of, search
 from tests.simulation.hand_clock import HandClock
-
-PATIENCE_SECONDS = 60
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not condition():
-            await asyncio.sleep(0.01)
+from tests.waiting import until
 
 
 async def records(engine: QueryEngine, request: QueryRequest) -> list[dict[str, Any]]:

@@ -21,8 +21,9 @@ from service.query.locked import LockedDatabase
 from service.query.prefault import prefault, read_only
 from tests.service.query.scattered import ALL
 from tests.service.query.test_pool import Opening, clock, opening, pool, works
-from tests.service.query.test_scan_copies import one_file, until
+from tests.service.query.test_scan_copies import one_file
 from tests.service.query.world import World, engine_of, search
+from tests.waiting import until
 
 __all__ = ["clock", "opening", "pool"]
 
