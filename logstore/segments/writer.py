@@ -7,8 +7,10 @@ equal bytes. The layout is `schema`, `footer` and `seal`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +24,8 @@ from logstore.segments.columns import record_batches
 from logstore.segments.footer import Footer, SegmentRun
 from logstore.segments.schema import DICTIONARIES, ENCODINGS, SCHEMA, STATISTICS
 from logstore.segments.slices import Limits
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,23 +60,35 @@ def encode_segment(
     carry: Carry,
     ranges: Sequence[tuple[int, int]] | None = None,
     limits: Limits | None = None,
+    threads: bool = False,
 ) -> EncodedSegment:
     """Encodes the batches as segment `seq` of `node`.
 
     `ranges` are the journal's, as [first, end) of `pos`; without them, the one from the
-    first to the last batch. `carry` is updated when all is encoded. Raises `Damaged` if
-    a text does not match its batch.
+    first to the last batch. `carry` is updated when all is encoded. With `threads`, the rows of
+    a slice are made in one while another one writes those before it, which takes two slices of
+    memory. Raises `Damaged` if a text does not match its batch.
     """
     sink = pa.BufferOutputStream()
     tally = _Tally()
+    made = record_batches(batches, carry, save=True, limits=limits)
     with _parquet_writer(sink) as writer:
-        for batch in record_batches(batches, carry, save=True, limits=limits):
+        for batch in _ahead(made) if threads else made:
             # Rows of a group go down in one piece: a group is what a reader takes at once.
             writer.write_table(pa.Table.from_batches([batch]), row_group_size=batch.num_rows)
             tally.add(batch)
         about = tally.footer(node, seq, _ranges(batches.rows) if ranges is None else ranges)
         writer.add_key_value_metadata(footers.encode(about))
     return EncodedSegment(seal.sealed(memoryview(sink.getvalue())), about, tally.text_bytes)
+
+
+def _ahead(items: Iterator[T]) -> Iterator[T]:
+    """The items; while one is used, the next one is made in a thread."""
+    with ThreadPoolExecutor(1, thread_name_prefix="ahead") as thread:
+        following = thread.submit(next, items, None)
+        while (item := following.result()) is not None:
+            following = thread.submit(next, items, None)
+            yield item
 
 
 def _parquet_writer(sink: pa.BufferOutputStream) -> pq.ParquetWriter:

@@ -26,8 +26,12 @@ from tests.logstore.segments.test_columns import rows_from
 A, B = RunKey("svc.a", "1"), RunKey("svc.b", "1")
 
 
-def encoded(batches: MemoryBatches, limits: Limits | None = None) -> EncodedSegment:
-    return encode_segment(batches, node="node-1", seq=7, carry=Carry(), limits=limits)
+def encoded(
+    batches: MemoryBatches, limits: Limits | None = None, *, threads: bool = False
+) -> EncodedSegment:
+    return encode_segment(
+        batches, node="node-1", seq=7, carry=Carry(), limits=limits, threads=threads
+    )
 
 
 def some() -> MemoryBatches:
@@ -50,6 +54,15 @@ def test_what_was_written_is_read(batches: MemoryBatches) -> None:
 
 def test_equal_batches_give_equal_bytes() -> None:
     assert encoded(some()).body == encoded(some()).body
+    small = Limits(text=100, rows=5)
+    assert encoded(some(), small, threads=True).body == encoded(some(), small).body
+
+
+def test_what_is_damaged_in_a_later_slice_is_told_by_threads_too() -> None:
+    batches = some()
+    batches.rows["records"][[0, 2]] += 1
+    with pytest.raises(Damaged):
+        encoded(batches, Limits(text=100, rows=5), threads=True)
 
 
 def test_the_footer_says_what_is_in_it() -> None:
