@@ -119,6 +119,7 @@ class Node(NodeBase):
             offload=seams.offload,
             lineage=self.lineage,
             confirmations=self.confirmations,
+            encode=seams.encode,
         )
         active = ActiveRuns(settings.runs.max_concurrent_streams)
         self.run_logs = open_run_logs(

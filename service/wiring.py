@@ -66,7 +66,9 @@ from service.runtime.metered import MeteredStore, MeteredSyncer
 from service.runtime.process import for_connections, open_files
 from service.runtime.seams import Seams
 from service.runtime.store_check import StoreCheck
+from service.runtime.threads import in_thread
 from service.settings import Settings, is_loopback
+from service.shipping.process import EncoderProcess
 from service.tail import ALL_RUNS
 
 if TYPE_CHECKING:
@@ -115,6 +117,7 @@ def make_node(
             clock=machine.clock,
             entropy=machine.entropy,
             syncer=syncer,
+            encode=EncoderProcess(in_thread, machine.clock) if settings.flush.process else None,
             newest_date=newest_date_of(store),
             problems=check.problems,
             network=make_network(settings, url),

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from types import TracebackType
-from typing import NamedTuple, Self, TypeVar
+from typing import NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +50,19 @@ _HEAD = np.dtype(
 _SAME = ("records", "lines", "meta", "pos", "digest", "ulid_hi", "ulid_lo", "flags")
 
 
+class Readable(Protocol):
+    """Where texts stand."""
+
+    @property
+    def path(self) -> str:
+        """The file's path."""
+        ...
+
+    def read(self, size: int, offset: int) -> bytes:
+        """Up to `size` bytes from `offset`; fewer only at the end of the file."""
+        ...
+
+
 class JournalBatches:
     """Rows of one or more journal files as one `Batches`."""
 
@@ -57,7 +70,7 @@ class JournalBatches:
         self,
         node: str,
         rows: Rows,
-        files: Sequence[JournalFile],
+        files: Sequence[Readable],
         file_of: NDArray[np.int32],
         runs: Sequence[RunKey],
         connectors: Sequence[str | None],
@@ -68,6 +81,11 @@ class JournalBatches:
         self.connectors = connectors
         self._files = files
         self._file_of = file_of
+
+    def places(self) -> tuple[list[str], NDArray[np.int32]]:
+        """The paths of the files that hold texts, and which of them holds each row's."""
+        used, file_of = np.unique(self._file_of, return_inverse=True)
+        return [self._files[number].path for number in used], file_of.astype(np.int32)
 
     def text(self, indexes: Indexes) -> bytes:
         sizes = self.rows["size"][indexes].astype(np.int64)
@@ -89,7 +107,7 @@ class JournalBatches:
         size = min(high, int(row["size"])) - low
         if size <= 0:
             return b""
-        file: JournalFile = self._files[self._file_of[index]]
+        file: Readable = self._files[self._file_of[index]]
         return file.read(size, int(row["offset"]) + low)
 
     def meta(self, index: int) -> RecordMeta | None:
@@ -105,7 +123,7 @@ class JournalBatches:
 
     def _meta(self, index: int) -> bytes:
         row = self.rows[index]
-        file: JournalFile = self._files[self._file_of[index]]
+        file: Readable = self._files[self._file_of[index]]
         return file.read(int(row["meta"]), int(row["offset"]) + int(row["size"]))
 
     def _spans(self, files: NDArray[np.int32], starts: Ints, stops: Ints) -> list[_Span]:
@@ -131,7 +149,7 @@ class JournalBatches:
 class _Span(NamedTuple):
     """Texts in one file that one read fetches, together with the bytes between them."""
 
-    file: JournalFile
+    file: Readable
     starts: Sequence[int]
     stops: Sequence[int]
 

@@ -177,6 +177,12 @@ NODE: tuple[Declared, ...] = (
         "Uploads of segments that failed and are tried again.",
         lambda s: s.writer.shipper.failures,
     ),
+    counter(
+        "segment_process_failures",
+        "Processes for large segments that could not be started, ended or failed. The node makes "
+        "the segment itself then.",
+        lambda s: s.writer.shipper.encode.failures,
+    ),
     gauge(
         "segment_consecutive_failures",
         "Uploads of segments that failed since the last success.",

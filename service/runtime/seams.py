@@ -12,6 +12,7 @@ from logstore.objects.store import ObjectStore
 from logstore.syncer import Syncer
 from service.peers.transport import Network
 from service.runtime.threads import Offload, in_thread
+from service.shipping.cut_work import SegmentEncoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,8 @@ class Seams:
     entropy: Entropy
     syncer: Callable[[], Syncer]
     offload: Offload = in_thread
+    encode: SegmentEncoder | None = None
+    """Makes segments; None: `offload` does."""
     newest_date: Callable[[], DateSample | None] | None = None
     """The store's last answer's `Date`; None for a store without a clock of its own."""
     problems: Callable[[], list[str]] = list

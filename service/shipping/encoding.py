@@ -11,30 +11,22 @@ begin there.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 
 from logstore.segments.carry import Carry
-from logstore.segments.writer import EncodedSegment, encode_segment
 from service.journal.failures import translated
 from service.journal.journal import Journal
 from service.journal.state import Cut
 from service.runtime.threads import Offload
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedCut:
-    """The segment of a cut, and what the runs ended with."""
-
-    segment: EncodedSegment
-    carry: Carry
+from service.shipping.cut_work import CutWork, EncodedCut, SegmentEncoder
 
 
 class CutEncoder:
-    """Encodes the cuts of one journal, in order."""
+    """Encodes the cuts of one journal, in order, by `encode`."""
 
-    def __init__(self, journal: Journal, offload: Offload) -> None:
+    def __init__(self, journal: Journal, offload: Offload, encode: SegmentEncoder) -> None:
         self._journal = journal
         self._offload = offload
+        self._make = encode
         self._ahead: asyncio.Task[EncodedCut] | None = None
         self.carry = Carry()
         """What the runs had at the end of the last confirmed segment; not to be changed."""
@@ -60,17 +52,10 @@ class CutEncoder:
             await asyncio.wait({ahead})
             if not ahead.cancelled():
                 ahead.exception()  # nobody waits for it any more
+        await self._make.close()
 
     async def _encode(self, cut: Cut, before: Carry) -> EncodedCut:
         with translated("a segment could not be made"), self._journal.pin() as pin:
             await self._offload(lambda: self._journal.check(pin, cut.first, cut.end))
             batches = pin.batches(start=cut.first, end=cut.end)
-
-            def encode() -> EncodedCut:
-                carry, ranges = before.copy(), [(cut.first, cut.end)]
-                segment = encode_segment(
-                    batches, node=pin.node, seq=cut.seq, ranges=ranges, carry=carry
-                )
-                return EncodedCut(segment, carry)
-
-            return await self._offload(encode)
+            return await self._make(CutWork(batches, cut.seq, cut.first, cut.end, before))

@@ -23,6 +23,10 @@ class FlushSettings(Section):
         ge=0,
         description="A batch sent as `bulk` is cut into a segment within this time",
     )
+    process: bool = Field(
+        default=True,
+        description="Segments of 16 MiB of text and more are made in a process of its own",
+    )
     parallel: int = Field(
         default=3,
         ge=1,

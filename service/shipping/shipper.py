@@ -46,7 +46,8 @@ from service.runtime.counters import SECONDS, Distribution
 from service.runtime.heartbeat import Heartbeat
 from service.runtime.threads import Offload
 from service.shipping.confirmations import Confirmations
-from service.shipping.encoding import CutEncoder, EncodedCut
+from service.shipping.cut_work import EncodedCut, OffloadedEncoder, SegmentEncoder
+from service.shipping.encoding import CutEncoder
 from service.shipping.lineage import Forked, Lineage
 from service.shipping.settings import FlushSettings
 
@@ -140,6 +141,7 @@ class SegmentShipper:
         offload: Offload,
         lineage: Lineage,
         confirmations: Confirmations,
+        encode: SegmentEncoder | None = None,
     ) -> None:
         self._journal = journal
         self._store = store
@@ -148,7 +150,8 @@ class SegmentShipper:
         self._lineage = lineage
         self._confirmations = confirmations
         self._on_confirmed: list[Callable[[int, int, int], None]] = []
-        self._encoder = CutEncoder(journal, offload)
+        self.encode = encode or OffloadedEncoder(offload)
+        self._encoder = CutEncoder(journal, offload, self.encode)
         self._wake = asyncio.Event()
         self._cut_ready = asyncio.Event()
         self._wanted = confirmations.wanted  # of before a fork

@@ -29,6 +29,7 @@ from service.metrics.openmetadata import OPENMETADATA
 from service.metrics.runs import RUN_LOGS
 from service.metrics.scrape import METRICS
 from service.node import Node
+from tests.e2e.test_segment_process import MOVE_WITH_A_PROCESS
 from tests.service.client_model import Clients
 from tests.service.http.test_rights import MOVE_BY_ACCESS
 from tests.service.http.test_shedding import MOVE_BY_SHEDDING
@@ -83,6 +84,7 @@ MOVE_AT_WORK = (
     - MOVE_ON_S3
     - MOVE_BY_REPAIR
     - MOVE_BY_SHEDDING
+    - MOVE_WITH_A_PROCESS
     - {"tailrace_forks", "tailrace_cluster_size"}
 )
 
@@ -92,7 +94,7 @@ def test_every_metric_is_in_one_of_these_tests() -> None:
     here |= {"tailrace_forks", "tailrace_cluster_size"}
     elsewhere = MOVE_IN_SEARCHES | MOVE_OVER_HTTP | MOVE_ON_S3 | MOVE_BY_REPAIR
     elsewhere |= MOVE_BY_REPORTS | MOVE_IN_QUEUES | MOVE_WITH_LEASES
-    elsewhere |= MOVE_WITH_COMPACTION | MOVE_BY_SHEDDING | MOVE_BY_ACCESS
+    elsewhere |= MOVE_WITH_COMPACTION | MOVE_BY_SHEDDING | MOVE_BY_ACCESS | MOVE_WITH_A_PROCESS
     assert {metric.name for metric in METRICS} == here | elsewhere
 
 

@@ -1,0 +1,200 @@
+"""Large segments are encoded in a process of its own, which has an interpreter's lock of its own.
+
+Encoding holds the interpreter's lock for a good part of its time. Beside posts and searches, whose
+threads wait for that lock, both lost a third of their speed to it.
+
+The process is this package's `child` module, started behind the first large cut. It reads the
+journal's files itself: rows, names and paths go there, the segment comes back. Both ends speak by
+one socket, its standard input, in messages of JSON and bytes (`send`, `receive`):
+
+    from the child   {"ready": true}                    once, when it can work
+    to the child     {"node", "seq", "first", "end",
+                      "paths", "runs", "connectors"}    rows, file of each row, times, levels
+    from the child   {"text_bytes", "footer": {…}}      the segment, times, levels
+                     {"failed": reason}
+
+Times and levels are what the runs have before and behind the cut (`Carry`).
+
+Nothing depends on the process. While it starts, where none can be started, and if it ends or fails
+at any moment, the segment is made in a thread of the service, from the same batches and with the
+same bytes; the next one is tried a minute later. It ends with the service, however that ends: its
+input does. It offers itself first to a kernel that runs out of memory.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from logstore.clock import Clock
+from logstore.segments import footer as footers
+from logstore.segments.carry import Last
+from logstore.segments.writer import EncodedSegment
+from service.runtime.threads import Offload
+from service.shipping.cut_work import CutWork, EncodedCut
+
+LARGE_BYTES: Final = 16 << 20
+"""Of text: for less the process is not worth its memory, about 150 MB, nor the way there."""
+Part: TypeAlias = "bytes | NDArray[Any]"
+_PAUSE_SECONDS: Final = 60.0
+_SIZE: Final = struct.Struct("<Q")
+
+
+class EncoderFailed(Exception):
+    """The process has ended, or could not make the segment."""
+
+
+class EncoderProcess:
+    """Makes segments, large ones in a process; `close` ends that one, the next one starts another.
+
+    `failures` counts processes that could not be started, ended, or failed.
+    """
+
+    def __init__(self, offload: Offload, clock: Clock) -> None:
+        self._offload = offload
+        self._clock = clock
+        self._child: Child | None = None
+        self._not_before = clock.monotonic()
+        self.failures = 0
+
+    async def __call__(self, work: CutWork) -> EncodedCut:
+        """The segment. Raises as `CutWork.encoded`."""
+        if work.text_bytes >= LARGE_BYTES:
+            try:
+                child = await self._offload(self._ready)
+                if child is not None:
+                    return await self._offload(lambda: child.encoded(work))
+            except (EncoderFailed, OSError):
+                self.failures += 1
+                self._not_before = self._clock.monotonic() + _PAUSE_SECONDS
+                await self.close()
+        return await self._offload(work.encoded)
+
+    async def close(self) -> None:
+        """Ends the process, and what it works on."""
+        child, self._child = self._child, None
+        if child is not None:
+            await self._offload(child.close)
+
+    @property
+    def pid(self) -> int | None:
+        """The number of the process, if there is one."""
+        return None if self._child is None else self._child.pid
+
+    def _ready(self) -> Child | None:
+        """The process, unless it is still starting; begins that if there is none."""
+        if self._child is None and self._clock.monotonic() >= self._not_before:
+            self._child = Child()
+        return self._child if self._child is not None and self._child.ready() else None
+
+
+class Child:
+    """The process, from the other side. For several threads: it makes one segment at a time."""
+
+    def __init__(self) -> None:
+        """Raises `OSError` if it cannot be started."""
+        self._ready = False
+        self._working = threading.Lock()
+        self._socket, theirs = socket.socketpair()
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "service.shipping.child"],
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    process_group=0,  # a terminal's Ctrl-C is ours; the session's share as well
+                )
+        except OSError:
+            self._socket.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """The process's number."""
+        return self._process.pid
+
+    def ready(self) -> bool:
+        """Whether it can work by now. Raises `EncoderFailed` if it has ended."""
+        with self._working:
+            if not self._ready and select.select([self._socket], [], [], 0)[0]:
+                self._ready = bool(receive(self._socket)[0].get("ready"))
+            return self._ready
+
+    def encoded(self, work: CutWork) -> EncodedCut:
+        """The segment. Raises `EncoderFailed`."""
+        batches, runs = work.batches, work.batches.runs
+        paths, file_of = batches.places()
+        state = work.before.load(runs)
+        about = {
+            "node": batches.node,
+            "seq": work.seq,
+            "first": work.first,
+            "end": work.end,
+            "paths": paths,
+            "runs": [tuple(key) for key in runs],
+            "connectors": batches.connectors,
+        }
+        with self._working:
+            send(self._socket, about, batches.rows, file_of, state.times, state.levels)
+            head, parts = receive(self._socket)
+        if "failed" in head:
+            raise EncoderFailed(str(head["failed"]))
+        body, times, levels = parts
+        metadata = {key.encode(): value.encode() for key, value in head["footer"].items()}
+        segment = EncodedSegment(bytes(body), footers.decode(metadata), head["text_bytes"])
+        carry = work.before.copy()
+        carry.save(runs, Last(np.frombuffer(times, np.int64), np.frombuffer(levels, np.int64)))
+        return EncodedCut(segment, carry)
+
+    def close(self) -> None:
+        """Ends it at once; who waits for a segment of it gets `EncoderFailed`."""
+        self._process.kill()
+        self._process.wait()
+        with self._working:
+            self._socket.close()
+
+
+def send(to: socket.socket, head: Mapping[str, Any], *parts: Part) -> None:
+    """A message: its head's size, the head with the sizes of its parts, the parts.
+
+    Raises `EncoderFailed` if the other end is gone.
+    """
+    views = [part if isinstance(part, bytes) else part.view(np.uint8).data for part in parts]
+    text = orjson.dumps({**head, "sizes": [len(view) for view in views]})
+    try:
+        to.sendall(_SIZE.pack(len(text)) + text)
+        for view in views:
+            to.sendall(view)
+    except OSError as error:
+        raise EncoderFailed(f"nobody takes it: {error}") from error
+
+
+def receive(source: socket.socket) -> tuple[Mapping[str, Any], list[bytearray]]:
+    """The next message. Raises `EncoderFailed` if the other end is gone."""
+    (size,) = _SIZE.unpack(_exactly(source, _SIZE.size))
+    head: dict[str, Any] = orjson.loads(_exactly(source, size))
+    return head, [_exactly(source, size) for size in head["sizes"]]
+
+
+def _exactly(source: socket.socket, size: int) -> bytearray:
+    data, got = bytearray(size), 0
+    with memoryview(data) as view:
+        while got < size:
+            try:
+                more = source.recv_into(view[got:], 0, socket.MSG_WAITALL)
+            except OSError as error:
+                raise EncoderFailed(f"nothing comes: {error}") from error
+            if more == 0:
+                raise EncoderFailed("the other end is gone")
+            got += more
+    return data
