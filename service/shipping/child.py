@@ -59,7 +59,8 @@ def _encoded(
     before = Carry(max(len(runs), 1))
     before.save(runs, Last(np.frombuffer(times, np.int64), np.frombuffer(levels, np.int64)))
     with ExitStack() as opened:
-        files = [OpenFile(path, _open(path, opened)) for path in head["paths"]]
+        paths = [os.fsdecode(bytes.fromhex(path)) for path in head["paths"]]
+        files = [OpenFile(path, _open(path, opened)) for path in paths]
         batches = JournalBatches(
             head["node"],
             np.frombuffer(rows, BATCH),

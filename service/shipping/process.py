@@ -1,7 +1,7 @@
-"""Large segments are encoded in a process of its own, which has an interpreter's lock of its own.
+"""Large segments are made in a process, with an interpreter's lock of its own.
 
-Encoding holds the interpreter's lock for a good part of its time. Beside posts and searches, whose
-threads wait for that lock, both lost a third of their speed to it.
+Encoding holds that lock for a good part of its time. In a thread of the service it delays all that
+answers, and gets little done itself.
 
 The process is this package's `child` module, started behind the first large cut. It reads the
 journal's files itself: rows, names and paths go there, the segment comes back. Both ends speak by
@@ -9,7 +9,8 @@ one socket, its standard input, in messages of JSON and bytes (`send`, `receive`
 
     from the child   {"ready": true}                    once, when it can work
     to the child     {"node", "seq", "first", "end",
-                      "paths", "runs", "connectors"}    rows, file of each row, times, levels
+                      "paths", "runs", "connectors"}    rows, file of each row, times, levels;
+                                                        paths are their bytes in hexadecimal
     from the child   {"text_bytes", "footer": {…}}      the segment, times, levels
                      {"failed": reason}
 
@@ -23,6 +24,8 @@ input does. It offers itself first to a kernel that runs out of memory.
 
 from __future__ import annotations
 
+import logging
+import os
 import select
 import socket
 import struct
@@ -43,8 +46,9 @@ from logstore.segments.writer import EncodedSegment
 from service.runtime.threads import Offload
 from service.shipping.cut_work import CutWork, EncodedCut
 
+log = logging.getLogger(__name__)
 LARGE_BYTES: Final = 16 << 20
-"""Of text: for less the process is not worth its memory, about 150 MB, nor the way there."""
+"""Of text: for less the process is not worth its memory, up to 210 MB, nor the way there."""
 Part: TypeAlias = "bytes | NDArray[Any]"
 _PAUSE_SECONDS: Final = 60.0
 _SIZE: Final = struct.Struct("<Q")
@@ -74,7 +78,8 @@ class EncoderProcess:
                 child = await self._offload(self._ready)
                 if child is not None:
                     return await self._offload(lambda: child.encoded(work))
-            except (EncoderFailed, OSError):
+            except (EncoderFailed, OSError) as error:
+                log.warning("a segment is made without a process, which failed: %s", error)
                 self.failures += 1
                 self._not_before = self._clock.monotonic() + _PAUSE_SECONDS
                 await self.close()
@@ -106,6 +111,8 @@ class Child:
         self._ready = False
         self._working = threading.Lock()
         self._socket, theirs = socket.socketpair()
+        self._news = select.poll()  # unlike select it takes descriptors above 1,023
+        self._news.register(self._socket, select.POLLIN)
         try:
             with theirs:
                 self._process = subprocess.Popen(
@@ -126,7 +133,7 @@ class Child:
     def ready(self) -> bool:
         """Whether it can work by now. Raises `EncoderFailed` if it has ended."""
         with self._working:
-            if not self._ready and select.select([self._socket], [], [], 0)[0]:
+            if not self._ready and self._news.poll(0):
                 self._ready = bool(receive(self._socket)[0].get("ready"))
             return self._ready
 
@@ -140,7 +147,7 @@ class Child:
             "seq": work.seq,
             "first": work.first,
             "end": work.end,
-            "paths": paths,
+            "paths": [os.fsencode(path).hex() for path in paths],
             "runs": [tuple(key) for key in runs],
             "connectors": batches.connectors,
         }

@@ -91,7 +91,7 @@ class Site:
 
     async def started(self) -> int:
         """Starts the process: makes segments until one is ready. Its number."""
-        assert self.encoder._ready() is None, "a process starts at once"
+        assert await in_thread(self.encoder._ready) is None, "a process starts at once"
         await until(lambda: self.encoder._ready() is not None)
         assert self.encoder.pid is not None
         return self.encoder.pid
@@ -134,8 +134,9 @@ def _is_there(pid: int) -> bool:
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_segments_are_the_same_as_without_it(tmp_path: Path, seed: int) -> None:
-    async with _site(tmp_path, seed) as site:
-        await site.started()
+    async with _site(tmp_path / os.fsdecode(b"\xff not UTF-8"), seed) as site:
+        pid, own = await site.started(), os.getpriority(os.PRIO_PROCESS, 0)
+        assert os.getpriority(os.PRIO_PROCESS, pid) > own
         before = Carry()
         for number in range(3):
             work = site.work(number + 1, number, before)
@@ -162,7 +163,9 @@ async def test_while_it_starts_and_for_small_ones_nothing_waits_for_it(
         assert (site.encoder.failures, pid_of(site.encoder)) == (0, pid)
 
 
-async def test_a_process_that_is_killed_leaves_its_segment_to_the_service(tmp_path: Path) -> None:
+async def test_a_process_that_is_killed_leaves_its_segment_to_the_service(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with _site(tmp_path) as site:
         pid, work = await site.started(), site.work(1, 0, Carry())
         os.kill(pid, signal.SIGSTOP)
@@ -172,6 +175,7 @@ async def test_a_process_that_is_killed_leaves_its_segment_to_the_service(tmp_pa
         os.kill(pid, signal.SIGKILL)
         _same(await making, work)
         assert site.encoder.failures == 1
+        assert "made without a process, which failed: " in caplog.text
         _same(await site.encoder(work), work)
         assert site.encoder.pid is None, "the next one is tried a minute later"
         site.clock.pass_seconds(61)
@@ -244,7 +248,27 @@ def child() -> Iterator[Child]:
     made.close()
 
 
-async def test_it_works_behind_the_service_and_offers_itself_to_the_kernel(child: Child) -> None:
+@pytest.fixture
+def _many_descriptors() -> Iterator[None]:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], 2_000), limits[1]))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1_200)]
+    yield
+    for descriptor in held:
+        os.close(descriptor)
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.usefixtures("_many_descriptors")
+async def test_it_works_beside_a_thousand_connections(tmp_path: Path) -> None:
+    async with _site(tmp_path) as site:
+        await site.started()
+        work = site.work(1, 0, Carry())
+        _same(await site.encoder(work), work)
+        assert site.encoder.failures == 0
+
+
+async def test_it_offers_itself_to_a_kernel_without_memory(child: Child) -> None:
     await until(child.ready)
     assert Path(f"/proc/{child.pid}/oom_score_adj").read_text() == "1000\n"
 
