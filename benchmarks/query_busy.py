@@ -1,13 +1,14 @@
 """Searches beside ingest at full speed and compaction, and ingest beside searches.
 
-    python -m benchmarks.query_busy [--gigabytes 0.4] [--fill 50] [--seconds 30]
+    python -m benchmarks.query_busy [--gigabytes 0.4] [--fill 50] [--seconds 30] [--pause 0]
 
-A service with a table of that much text answers searches of it over HTTP, one after the other:
+A service with a table of that much text answers searches of it over HTTP, one after the other,
 first alone, then while wrk posts batches of 1,000 lines over eight connections as fast as they are
-taken and what was posted is compacted every ten seconds. The same posts are measured without
-searches, before and after. All that is behind `--fill` seconds of posts: by then the journal has
-filled to where it slows its clients to what the store takes, which would else come in between.
-Client, load, service and compactor share the machine.
+taken and what was posted is compacted every ten seconds. Without a `--pause` between two searches
+they want all cores as well, as long as they last. The same posts are measured without searches,
+before and after. All that is behind `--fill` seconds of posts: by then the journal has filled to
+where it slows its clients to what the store takes, which would else come in between. Client, load,
+service and compactor share the machine.
 """
 
 from __future__ import annotations
@@ -42,20 +43,25 @@ def _post(service: Tailrace, case: Case, seconds: float, folder: Path) -> Load:
     )
 
 
-def _search(service: Tailrace, asked: Sequence[Search], ends: threading.Event) -> dict[str, float]:
-    """Medians in ms. Asks all at least once, and again until it `ends`."""
+def _search(
+    service: Tailrace, asked: Sequence[Search], ends: threading.Event, pause: float = 0
+) -> dict[str, float]:
+    """Medians in ms. Asks all at least once, and again until it `ends`, with pauses between."""
     taken: dict[str, list[float]] = {search.name: [] for search in asked}
     while True:
         for search in asked:
             taken[search.name].append(service.ask(search).ms)
+            ends.wait(pause)
         if ends.is_set():
             return {name: statistics.median(each) for name, each in taken.items()}
 
 
-def _alone(service: Tailrace, asked: Sequence[Search], seconds: float) -> Mapping[str, float]:
+def _alone(
+    service: Tailrace, asked: Sequence[Search], seconds: float, pause: float = 0
+) -> Mapping[str, float]:
     ends = threading.Event()
     threading.Timer(seconds, ends.set).start()
-    return _search(service, asked, ends)
+    return _search(service, asked, ends, pause)
 
 
 def main() -> None:
@@ -64,6 +70,7 @@ def main() -> None:
     parser.add_argument("--gigabytes", type=float, default=0.4, help="text in the table")
     parser.add_argument("--fill", type=float, default=50, help="seconds of posts before")
     parser.add_argument("--seconds", type=float, default=30, help="of each part")
+    parser.add_argument("--pause", type=float, default=0, help="seconds between two searches")
     arguments = parser.parse_args()
     arguments.hours, arguments.rounds = 1, 1
     with tempfile.TemporaryDirectory() as root, ExitStack() as stack:
@@ -81,12 +88,14 @@ def main() -> None:
             _alone(service, asked, 0)
             _alone(service, asked, 0)
             service.wait_for_copies()
-        quiet = _alone(service, asked, arguments.seconds)
+        quiet = _alone(service, asked, arguments.seconds, arguments.pause)
         _post(service, case, arguments.fill, folder)
         before = _post(service, case, arguments.seconds, folder)
         found: dict[str, float] = {}
         ends = threading.Event()
-        searching = threading.Thread(target=lambda: found.update(_search(service, asked, ends)))
+        searching = threading.Thread(
+            target=lambda: found.update(_search(service, asked, ends, arguments.pause))
+        )
         searching.start()
         beside = _post(service, case, arguments.seconds, folder)
         ends.set()
