@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain, repeat
 from typing import Protocol, TypeVar
 
 from logstore.clock import Clock, Entropy
@@ -19,7 +20,7 @@ from logstore.objects.store import Body, ObjectInfo, Part
 
 T = TypeVar("T")
 
-_LIST_COUNT = 256
+_LIST_COUNTS = (16, 64, 256)  # who wants the first ones only waits for few
 
 
 class Runner(Protocol):
@@ -117,5 +118,6 @@ class LocalStore:
         return self._files.paths.object(key)
 
     async def _taken(self, names: Iterator[str]) -> AsyncIterator[Sequence[str]]:
-        while taken := await self._run(partial(self._files.take, names, _LIST_COUNT)):
+        counts = chain(_LIST_COUNTS, repeat(_LIST_COUNTS[-1]))
+        while taken := await self._run(partial(self._files.take, names, next(counts))):
             yield taken

@@ -175,6 +175,11 @@ class FollowedTable:
         """The address of the table."""
         return self.table.uri
 
+    def known_mark(self, node: str) -> int:
+        """The node's mark in the version that was read last, without a look; 0 if there is none."""
+        known = self._known
+        return 0 if known is None else known.version.source.mark(node)
+
     def newest(self) -> TableVersion:
         """The newest version, an empty one if there is no table.
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,6 +16,8 @@ from logstore.segments.reader import read_footer
 from service.query.tiles import Tile
 
 _REMEMBERED: Final = 4_096
+_MANY_IN_FOLDER: Final = 32  # 26 µs each
+_MANY_IN_BUCKET: Final = 1_000  # a page
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,42 @@ class SegmentCatalog:
         if len(self._known) > _REMEMBERED:
             self._known.popitem(last=False)
         return known
+
+
+async def list_above(
+    store: ObjectStore, mark: Callable[[str], int]
+) -> tuple[list[ObjectInfo], dict[str, int]]:
+    """What is below `segments/`, of a node with many up to its `mark` only the first few.
+
+    Segments that the table has stay for an hour, thousands of them at full load. Where it costs
+    less than to list them, they are stepped over by listing again behind the mark. Gives these
+    marks as well: for a table whose marks are lower, what was stepped over is missing.
+    """
+    many = _MANY_IN_BUCKET if store.uri(keys.TABLE).startswith("s3://") else _MANY_IN_FOLDER
+    found: list[ObjectInfo] = []
+    passed: dict[str, int] = {}
+    after: str | None = ""
+    while after is not None:
+        async with aclosing(_items(store.list(keys.SEGMENTS, after=after))) as listing:
+            after = None
+            async for info in listing:
+                found.append(info)
+                key = keys.parse_segment(info.key)
+                if key is not None and mark(key[0]) - key[1] >= many:
+                    passed[key[0]] = mark(key[0])
+                    after = keys.segment(key[0], passed[key[0]])
+                    break
+    return found, passed
+
+
+async def _items(listed: AsyncIterator[ObjectInfo]) -> AsyncGenerator[ObjectInfo]:
+    """The items; who has enough of them closes this."""
+    try:
+        async for info in listed:
+            yield info
+    finally:
+        if isinstance(listed, AsyncGenerator):
+            await listed.aclose()
 
 
 def above_marks(

@@ -2,7 +2,8 @@
 
     1 pin the hot part      all that was not in a confirmed segment before the request, and ask
                             the other nodes for theirs
-    2 list the segments     what was confirmed since is in both: copies are dropped later
+    2 list the segments     what was confirmed since is in both: copies are dropped later; what an
+                            earlier snapshot held already is stepped over
     3 open the snapshot     its marks say which of the listed segments it holds
     4 read                  segments above the marks, and the snapshot's files
 
@@ -27,7 +28,7 @@ from logstore.table.snapshot import TableFile
 from service.query.elsewhere import AskOthers, HotOfAll
 from service.query.hot import Encode, HotRecords, Pin
 from service.query.request import QueryRequest
-from service.query.segments import Segment, SegmentCatalog, above_marks
+from service.query.segments import Segment, SegmentCatalog, above_marks, list_above
 from service.query.tiles import Tile, hour_of
 
 Look: TypeAlias = "Callable[[Sources, QueryRequest], Awaitable[View]]"
@@ -186,18 +187,18 @@ async def _open(
     sources: Sources, request: QueryRequest, pin: Pin, through: Mapping[str, int] | None
 ) -> View:
     report, bounds = Report(nodes={pin.node}), through or {}
-    listed = [
-        info async for info in sources.store.list(keys.SEGMENTS) if not _is_above(info, bounds)
-    ]
-    nodes = {found[0] for info in listed if (found := keys.parse_segment(info.key))}
-    report.nodes |= nodes
-    nodes |= {pin.node, *bounds}  # of which the table may be ahead
-    (marks, files, skipped), hot = await asyncio.to_thread(
-        lambda: (
-            _newest(sources.table, request, sorted(nodes)),
-            HotRecords(pin, sources.encode, request.bounds, request.fqn, request.run),
+    while True:
+        found, passed = await list_above(sources.store, sources.table.known_mark)
+        listed = [info for info in found if not _is_above(info, bounds)]
+        nodes = {key[0] for info in listed if (key := keys.parse_segment(info.key))}
+        # Of nodes in a `through` the table may be ahead.
+        asked = sorted({pin.node, *nodes, *bounds, *passed})
+        (marks, files, skipped), hot = await asyncio.to_thread(
+            _looked_up, sources, request, pin, asked
         )
-    )
+        if all(marks[node] >= mark for node, mark in passed.items()):
+            break  # else it is another table, and holds less
+    report.nodes |= nodes
     for node, seq in bounds.items():
         if marks.get(node, 0) > seq:
             raise Outdated(f"the table is beyond segment {seq} of {node}")
@@ -207,6 +208,14 @@ async def _open(
     deletions = [d for d in await sources.deletions() if _concerns(d, request)]
     report.segments, report.files, report.files_skipped = len(segments), files.count, skipped
     return View(pin, hot, segments, files, deletions, report)
+
+
+def _looked_up(
+    sources: Sources, request: QueryRequest, pin: Pin, nodes: Sequence[str]
+) -> tuple[tuple[Mapping[str, int], FileIndex, int], HotRecords]:
+    """What the table has for the request, and the journal."""
+    hot = HotRecords(pin, sources.encode, request.bounds, request.fqn, request.run)
+    return _newest(sources.table, request, nodes), hot
 
 
 def _is_above(info: ObjectInfo, bounds: Mapping[str, int]) -> bool:
