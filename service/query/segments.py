@@ -82,9 +82,9 @@ async def list_above(
             async for info in listing:
                 found.append(info)
                 key = keys.parse_segment(info.key)
-                if key is not None and mark(key[0]) - key[1] >= many:
-                    passed[key[0]] = mark(key[0])
-                    after = keys.segment(key[0], passed[key[0]])
+                if key is not None and (known := mark(key[0])) - key[1] >= many:
+                    passed[key[0]] = known
+                    after = keys.segment(key[0], known)
                     break
     return found, passed
 

@@ -56,7 +56,6 @@ async def test_a_child_stands_behind_the_service(tmp_path: Path) -> None:
     lower = min(os.nice(0) + 10, 19)
     program = f"""
 import os, time
-from tests.waiting import until
 group = "/proc/self/autogroup"  # of its session; not every kernel has it
 while os.nice(0) < {lower} or os.path.exists(group) and not open(group).read().endswith(" 10\\n"):
     time.sleep(0.01)

@@ -26,6 +26,7 @@ from service.runtime.threads import in_thread
 from service.shipping import process
 from service.shipping.cut_work import CutWork, EncodedCut
 from service.shipping.process import Child, EncoderFailed, EncoderProcess
+from tests.e2e.processes import works
 from tests.service.journal.rig import Rig, journal_settings
 from tests.simulation.clocks import ManualClock
 from tests.waiting import until
@@ -128,10 +129,6 @@ def pid_of(encoder: EncoderProcess) -> int | None:
     return encoder.pid
 
 
-def _is_there(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
-
-
 @pytest.mark.parametrize("seed", range(3))
 async def test_segments_are_the_same_as_without_it(tmp_path: Path, seed: int) -> None:
     async with _site(tmp_path / os.fsdecode(b"\xff not UTF-8"), seed) as site:
@@ -222,7 +219,7 @@ async def test_the_end_does_not_wait_for_a_segment_that_nobody_wants(tmp_path: P
         making.cancel()
         async with asyncio.timeout(30):
             await site.encoder.close()
-        assert not _is_there(pid)
+        assert not works(pid)
 
 
 def test_it_ends_with_a_service_that_is_killed() -> None:
@@ -238,7 +235,7 @@ def test_it_ends_with_a_service_that_is_killed() -> None:
         pid = int(said.readline())
     service.kill()
     service.wait()
-    asyncio.run(until(lambda: not _is_there(pid)))
+    asyncio.run(until(lambda: not works(pid)))
 
 
 @pytest.fixture
