@@ -18,11 +18,12 @@ from logstore.errors import StoreUnavailable
 from service.ingest.batch import IncomingBatch
 from service.runs.read import LogPiece
 from service.runs.source_pieces import After
-from service.tail import SseSettings
+from service.tail import SseSettings, Watcher, Woken
 from service.ticks import Tick
 from tests.service.http.conftest import RUNS, Serve, Served
 from tests.service.http.memory_node import MemoryNode
 from tests.settings import changed
+from tests.waiting import until
 
 KEY = RunKey("p", "r")
 STREAM = RUNS + "/p/stream/r"
@@ -186,23 +187,34 @@ async def test_each_line_once_over_random_reconnects(serve: Serve, seed: int, fo
         assert found == sent
 
 
-async def test_readers_of_one_run_share_their_frames(serve: Serve) -> None:
+async def test_readers_of_one_run_share_their_frames(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting: set[Watcher] = set()  # not those that still read storage, and need no frame
+    wait = Watcher.wait
+
+    async def counted(watcher: Watcher) -> Woken:
+        waiting.add(watcher)
+        return await wait(watcher)
+
+    monkeypatch.setattr(Watcher, "wait", counted)
     served = await serve()
     await put(served.node, "seed")
     streams = [asyncio.create_task(_watch(served)) for _ in range(20)]
-    while served.node.tail.readers < 20:
-        await asyncio.sleep(0.01)
-    await asyncio.sleep(0.05)
+    await until(lambda: len(waiting) == 20)
     channel = served.node.tail.watched[KEY]
     mark = channel.mark()
     for i in range(50):
         await put(served.node, f"{i}")
     text = "".join(f"{i}\n" for i in range(50)).encode()
     ticks: list[Tick] = []
-    while b"".join(tick.text for tick in ticks) != text or not all(t.frames for t in ticks):
-        await asyncio.sleep(0.01)
-        ticks, _, behind = channel.take(mark, None)
+
+    def all_framed() -> bool:
+        ticks[:], _, behind = channel.take(mark, None)
         assert not behind
+        return b"".join(t.text for t in ticks) == text and all(t.frames for t in ticks)
+
+    await until(all_framed)
     assert len(ticks) < 50
     for tick in ticks:
         assert len({id(frame.chunk) for frame in tick.frames.values()}) == 1
