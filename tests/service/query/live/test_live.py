@@ -9,6 +9,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -35,6 +36,7 @@ from tests.service.query.live.rig import (
     node_in,
 )
 from tests.service.query.world import NOW_MS
+from tests.waiting import until
 
 
 @pytest.mark.parametrize("seed", some(seeds(6), 3, "live"))
@@ -201,12 +203,18 @@ async def test_readers_of_a_search_share_its_work(tmp_path: Path) -> None:
     async with node_in(tmp_path) as node:
         several = [Seen() for _ in range(3)]
         pieces: list[list[Matches]] = [[], [], []]
+        at_the_end: set[int] = set()  # those that are through with storage
 
         async def follow(number: int) -> None:
-            reader = LiveReader(node.live, ALL, WINDOW_MS, Start())
+            reader, wait = LiveReader(node.live, ALL, WINDOW_MS, Start()), node.waiting()
+
+            def waiting() -> asyncio.Future[Literal["news", "heartbeat", "gone"]]:
+                at_the_end.add(number)
+                return wait()
+
             try:
                 await reader.open()
-                async with aclosing(reader.follow(node.waiting())) as found:
+                async with aclosing(reader.follow(waiting)) as found:
                     async for piece in found:
                         assert isinstance(piece, Matches)
                         several[number].take(piece)
@@ -217,7 +225,7 @@ async def test_readers_of_a_search_share_its_work(tmp_path: Path) -> None:
                 reader.close()
 
         readers = [asyncio.ensure_future(follow(n)) for n in range(3)]
-        await asyncio.sleep(0.1)
+        await until(lambda: len(at_the_end) == 3)
         await node.shipped.append([batch(dice, NOW_MS)])
         node.clock.ms += 5_000
         await asyncio.gather(*readers)
