@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
+import pyarrow as pa
 import pytest
 
 from logstore import ulid
+from logstore.batch import Batches
 from logstore.errors import InvalidInput, LimitReached
 from logstore.search.conditions import Matches
 from tests.service.query.test_limits import ALL, big
 from tests.service.query.world import NOW_MS, RUNS, World, engine_of, search
 from tests.simulation.hand_clock import HandClock
+from tests.waiting import until
 
 LINE = b"a" * 100_000 + b"!\n"
 
@@ -49,21 +54,30 @@ SLOW = replace(ALL, condition=Matches("(a|b)*a(a|b){900}c"))
 """37 s a MiB of `a` and `b` in no order, on a machine of two cores."""
 
 
-def slow(root: Path) -> World:
-    """One line, on which `SLOW` works for five minutes."""
+def slow(root: Path) -> tuple[World, Event]:
+    """One line, on which `SLOW` works for five minutes; the event is set once it is asked for."""
     dice = random.Random(1)
-    world = World(root)
+    world, asked = World(root), Event()
     line = dice.randbytes(8 << 20).translate(b"ab" * 128)
     world.hot([(RUNS[0], ulid.lowest_at(NOW_MS), line + b"\n")])
-    return world
+    encode = world.encode
+
+    def noting(batches: Batches) -> Iterator[pa.RecordBatch]:
+        asked.set()
+        yield from encode(batches)
+
+    world.encode = noting
+    return world, asked
 
 
 async def test_one_that_is_slow_on_one_line_is_stopped_at_its_limit(tmp_path: Path) -> None:
     clock = HandClock()
-    async with engine_of(slow(tmp_path), clock, time_limit_seconds=5) as engine:
+    world, asked = slow(tmp_path)
+    async with engine_of(world, clock, time_limit_seconds=5) as engine:
         async with await engine.open(SLOW) as running:
             counting = asyncio.ensure_future(running.count())
-            await asyncio.sleep(0.5)  # it has its line
+            await until(asked.is_set)
+            await asyncio.sleep(0.5)  # it works on its line
             await clock.advance(5.1)
             with pytest.raises(LimitReached, match="after 5 s"):
                 await counting
@@ -73,9 +87,11 @@ async def test_one_that_is_slow_on_one_line_is_stopped_at_its_limit(tmp_path: Pa
 
 
 async def test_its_client_goes_away(tmp_path: Path) -> None:
-    async with engine_of(slow(tmp_path)) as engine:
+    world, asked = slow(tmp_path)
+    async with engine_of(world) as engine:
         running = await engine.open(SLOW)
         counting = asyncio.ensure_future(running.count())
+        await until(asked.is_set)
         await asyncio.sleep(0.5)
         counting.cancel()
         await running.close()
