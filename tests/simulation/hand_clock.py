@@ -20,6 +20,11 @@ class HandClock:
     def monotonic(self) -> float:
         return self._now
 
+    @property
+    def sleeping(self) -> int:
+        """How many sleep."""
+        return sum(not woken.done() for _, woken in self._sleepers)
+
     async def sleep(self, seconds: float) -> None:
         woken = asyncio.get_running_loop().create_future()
         self._sleepers.append((self._now + seconds, woken))
