@@ -230,17 +230,21 @@ async def test_lists_are_read_by_pages_behind_what_is_known(
     file.write_text(CONSUMER)
     async with ServiceClient(service.url, token_file=str(file)) as client:
         segments = ServiceSegments(client, SystemClock())
-        for number in range(5):
-            post(operator, "shop.pages", "r", str(number))
-            await asyncio.sleep(0.25)
-        for _ in range(20):  # lines may still be on their way into a segment
-            found = await segments.nodes({})
+
+        def stored() -> list[dict[str, Any]]:
             rows = operator.get("/segments", params={"limit": 1000}).json()["segments"]
-            ((node, known),) = found.items()
-            if len(rows) == len(known.sizes) > 4:
-                break
-            await asyncio.sleep(0.25)
-        assert known.sizes == {row["seq"]: row["bytes"] for row in rows}
+            return list(rows)
+
+        async def post_segment(line: str) -> None:
+            had = len(stored())
+            post(operator, "shop.pages", "r", line)
+            await until(lambda: len(stored()) > had)
+
+        for number in range(5):
+            await post_segment(str(number))
+        found = await segments.nodes({})
+        ((node, known),) = found.items()
+        assert known.sizes == {row["seq"]: row["bytes"] for row in stored()}
         assert len(known.sizes) > 4
         asked: list[dict[str, object]] = []
         original = client.ask
