@@ -201,7 +201,7 @@ async def test_many_readers_and_one_that_reads_nothing(service: ServiceProcess) 
         for fqn in [RUNS[0].fqn, RUNS[0].fqn, RUNS[2].fqn]
     ]
     await writer.post(60)
-    async with httpx.AsyncClient(base_url=service.url) as client:
+    async with httpx.AsyncClient(base_url=service.url, timeout=60) as client:
         found = (await client.get("/query", params={"from": "0"})).text.splitlines()[:-1]
     records = [json.loads(line) for line in found]
     for follower in followers:
@@ -210,7 +210,7 @@ async def test_many_readers_and_one_that_reads_nothing(service: ServiceProcess) 
         assert sorted(r["message"] for r in follower.given) == sorted(r["message"] for r in wanted)
     slow_out.close()
     assert not slow_in.at_eof()
-    async with httpx.AsyncClient(base_url=service.url) as client:
+    async with httpx.AsyncClient(base_url=service.url, timeout=60) as client:
         end = time.monotonic() + _PATIENCE_SECONDS
         while _readers((await client.get("/metrics")).text):
             assert time.monotonic() < end, "who left is noticed"

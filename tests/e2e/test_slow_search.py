@@ -28,7 +28,8 @@ def service(tmp_path: Path) -> Iterator[ServiceProcess]:
     running.start()
     line = random.Random(1).randbytes(8 << 20).translate(A_OR_B) + b"\n"
     headers = {"content-type": "text/plain"}
-    assert httpx.post(f"{running.url}{RUN}", content=line, headers=headers).status_code == 200
+    reply = httpx.post(f"{running.url}{RUN}", content=line, headers=headers, timeout=60)
+    assert reply.status_code == 200
     yield running
     if running.running:
         running.kill()

@@ -69,11 +69,16 @@ def path(fqn: str) -> str:
 
 def post(service: ServiceProcess, path: str, text: str, batch: str | None = None) -> None:
     headers = {"content-type": "text/plain"} | ({"tailrace-batch": batch} if batch else {})
-    httpx.post(f"{service.url}{path}", content=text, headers=headers).raise_for_status()
+    httpx.post(f"{service.url}{path}", content=text, headers=headers, timeout=60).raise_for_status()
+
+
+def _get(url: str) -> httpx.Response:
+    return httpx.get(url, timeout=60)
 
 
 def lines(service: ServiceProcess, path: str, **params: str) -> str:
-    return str(httpx.get(f"{service.url}{path}", params=params).raise_for_status().json()["logs"])
+    reply = httpx.get(f"{service.url}{path}", params=params, timeout=60)
+    return str(reply.raise_for_status().json()["logs"])
 
 
 def test_each_reads_what_the_other_has_just_taken(two: Nodes, path: str) -> None:
@@ -83,9 +88,9 @@ def test_each_reads_what_the_other_has_just_taken(two: Nodes, path: str) -> None
     big = "".join(f"{n} {'x' * 200}\n" for n in range(20_000))  # beyond what comes at once
     post(b, path, big)
     for service in two:
-        whole = httpx.get(f"{service.url}{path}/download").raise_for_status().text
+        whole = _get(f"{service.url}{path}/download").raise_for_status().text
         assert sorted(whole.splitlines()) == sorted(["one", "two", *big.splitlines()])
-    records = httpx.get(f"{a.url}{path}", params={"format": "ndjson", "tail": "2"}).text
+    records = httpx.get(f"{a.url}{path}", params={"format": "ndjson", "tail": "2"}, timeout=60).text
     assert records.count('"message"') == 2
 
 
@@ -96,7 +101,7 @@ def test_who_is_killed_is_silent_and_is_read_again_when_it_returns(two: Nodes, p
     b.kill()
     post(a, path, "one\n")
     assert lines(a, path) == "one"
-    said = httpx.get(f"{a.url}/health/ready").text
+    said = _get(f"{a.url}/health/ready").text
     assert "is silent" in said
     b.start()
     assert sorted(lines(b, path).splitlines()) == ["one", "two"]
@@ -107,9 +112,9 @@ def test_who_stood_still_is_heard_again_though_nobody_reads(two: Nodes, path: st
     post(a, path, "one\n")
     os.kill(b.pid, signal.SIGSTOP)
     assert lines(a, path) == "one"
-    assert "is silent" in httpx.get(f"{a.url}/health/ready").text
+    assert "is silent" in _get(f"{a.url}/health/ready").text
     os.kill(b.pid, signal.SIGCONT)
-    while "is silent" in httpx.get(f"{a.url}/health/ready").text:
+    while "is silent" in _get(f"{a.url}/health/ready").text:
         time.sleep(0.05)
 
 
@@ -188,7 +193,9 @@ def test_a_record_of_several_lines_is_whole_for_a_reader_that_changes_nodes_in_i
             wanted += records
             body = "".join([json.dumps({"message": "\n".join(lines)}) + "\n" for lines in records])
             headers = {"content-type": "application/x-ndjson"}
-            httpx.post(f"{service.url}{path}", content=body, headers=headers).raise_for_status()
+            httpx.post(
+                f"{service.url}{path}", content=body, headers=headers, timeout=60
+            ).raise_for_status()
     last: str | None = None
     for turn in range(sum(map(len, wanted))):
         stream = events(two[turn % 2], fqn, last)
@@ -219,12 +226,12 @@ def test_a_copy_that_comes_long_after_its_batch_is_not_repeated_live(
 def test_lists_have_runs_that_only_another_node_holds(two: Nodes, fqn: str, path: str) -> None:
     a, b = two
     post(b, path, "two\n")
-    assert fqn in httpx.get(f"{a.url}{BASE}").json()["pipelines"]
-    listed = httpx.get(f"{a.url}{BASE}/{fqn}").json()
+    assert fqn in _get(f"{a.url}{BASE}").json()["pipelines"]
+    listed = _get(f"{a.url}{BASE}/{fqn}").json()
     assert [(run["runId"], run["lines"], run["state"]) for run in listed["details"]] == [
         ("run", 1, "open")
     ]
-    newest = httpx.get(f"{a.url}{BASE}/{fqn}/last").raise_for_status()
+    newest = _get(f"{a.url}{BASE}/{fqn}/last").raise_for_status()
     assert newest.json()["ingestion_task"] == "two"
 
 
@@ -247,7 +254,7 @@ def test_a_search_has_what_any_node_has_just_taken(two: Nodes, fqn: str, path: s
         assert (status, sorted(messages)) == (200, ["both", "one", "two"])
         assert stats["complete"]
         assert found(service, fqn=fqn, q="two")[1] == ["two"]
-    httpx.delete(f"{a.url}{path}").raise_for_status()
+    httpx.delete(f"{a.url}{path}", timeout=60).raise_for_status()
     assert [found(service, fqn=fqn)[1] for service in two] == [[], []]
     b.kill()
     post(a, path, "again\n")
@@ -261,13 +268,13 @@ def test_a_close_and_a_deletion_reach_both(two: Nodes, path: str) -> None:
     post(a, path, "one\n")
     post(b, path, "two\n")
     assert httpx.post(f"{a.url}{path}/close", timeout=30).json()["state"] == "closed"
-    assert httpx.get(f"{b.url}{path}").json()["state"] == "closed"
+    assert _get(f"{b.url}{path}").json()["state"] == "closed"
     b.kill()
     reply = httpx.delete(f"{a.url}{path}", timeout=60)
     assert reply.status_code == 202
     assert [name.partition("-")[0] for name in reply.json()["silent"]] == ["b"]
     b.start()
-    assert httpx.get(f"{b.url}{path}").status_code == 404
+    assert _get(f"{b.url}{path}").status_code == 404
 
 
 def test_a_live_reader_hears_at_another_node_that_its_run_is_closed(
@@ -286,7 +293,7 @@ def test_a_live_reader_hears_at_another_node_that_its_run_is_closed(
 def test_a_question_without_the_secret_is_refused(two: Nodes, secret: str) -> None:
     headers = {"authorization": f"Bearer {secret}", "tailrace-instance": "x"}
     for verb in ("hot", "hello", "nothing"):
-        reply = httpx.post(f"{two[0].url}/internal/{verb}", headers=headers)
+        reply = httpx.post(f"{two[0].url}/internal/{verb}", headers=headers, timeout=60)
         assert reply.status_code == 401
         assert SECRET not in reply.text
 
@@ -307,11 +314,14 @@ def test_a_token_with_the_scope_node_is_as_good_as_the_secret(tmp_path: Path) ->
     with running(a, b):
         for token, status in ((tokens["admin"], 403), (token_of("unknown"), 401), (SECRET, 409)):
             asked = {"authorization": f"Bearer {token}"}
-            assert httpx.post(f"{b.url}/internal/hot", headers=asked).status_code == status
+            reply = httpx.post(f"{b.url}/internal/hot", headers=asked, timeout=60)
+            assert reply.status_code == status
         headers = {"authorization": f"Bearer {tokens['ingest']}", "content-type": "text/plain"}
         path = f"{BASE}/svc.p/run"
-        httpx.post(f"{b.url}{path}", content="at b\n", headers=headers).raise_for_status()
-        while "at b" not in httpx.get(f"{a.url}{path}").text:  # until it has read the register
+        httpx.post(
+            f"{b.url}{path}", content="at b\n", headers=headers, timeout=60
+        ).raise_for_status()
+        while "at b" not in _get(f"{a.url}{path}").text:  # until it has read the register
             time.sleep(0.05)
         refused = (tmp_path / "b" / "audit.log").read_text().splitlines()
         assert [json.loads(line)["path"] for line in refused] == ["/internal/hot"] * 2
@@ -321,7 +331,7 @@ def test_a_node_without_a_secret_has_no_such_routes(tmp_path: Path) -> None:
     alone = node(tmp_path, "alone", secret="")
     alone.start()
     try:
-        assert httpx.post(f"{alone.url}/internal/hello").status_code == 404
+        assert httpx.post(f"{alone.url}/internal/hello", timeout=60).status_code == 404
         assert not (tmp_path / "store" / "coordination" / "peers").exists()
     finally:
         alone.stop()

@@ -117,8 +117,8 @@ def test_a_node_is_stopped_and_later_killed_for_good_let_go_and_returns(
     assert (status, "a-" in said) == (1, True)  # which nodes there are
     reply = httpx.delete(f"{a.url}{BASE}/svc.silent/nothing", timeout=30)
     assert reply.status_code == 200
-    assert httpx.get(f"{a.url}/health/ready").json().get("problems", []) == []
-    listed = httpx.get(f"{a.url}{BASE}/svc.silent").json()
+    assert httpx.get(f"{a.url}/health/ready", timeout=60).json().get("problems", []) == []
+    listed = httpx.get(f"{a.url}{BASE}/svc.silent", timeout=60).json()
     assert (listed["runs"], "silent" in listed) == (["closed"], False)
 
     b.start()
