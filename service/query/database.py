@@ -69,14 +69,12 @@ class Database:
             ) from error
 
     def hold(self, name: str, table: pa.Table) -> None:
-        """Makes a small table known as `name`."""
-        self._connection.register(name, table)
+        """Makes a small table known as `name`. Raises `LimitReached`."""
+        self._register(name, table)
 
     def feed(self, name: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
-        """Makes a stream known as `name`, for one statement."""
-        self._connection.register(
-            name, pa.RecordBatchReader.from_batches(schema, self._watched(batches))
-        )
+        """Makes a stream known as `name`, for one statement. Raises `LimitReached`."""
+        self._register(name, pa.RecordBatchReader.from_batches(schema, self._watched(batches)))
 
     def run(self, statement: str, parameters: Mapping[str, Any]) -> Generator[pa.RecordBatch]:
         """The statement's rows, streamed.
@@ -130,6 +128,12 @@ class Database:
         """Raises the reason for which the search was stopped, if it was."""
         if self._stopped is not None:
             raise self._stopped
+
+    def _register(self, name: str, data: pa.Table | pa.RecordBatchReader) -> None:
+        try:
+            self._connection.register(name, data)
+        except ProcessEnded as error:  # it was interrupted before its statement
+            raise self._translated(error) from error
 
     def _watched(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """DuckDB turns an error in a feed into text; this keeps it."""

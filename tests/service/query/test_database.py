@@ -100,6 +100,10 @@ def test_a_process_that_ends_by_itself_ends_its_search(tmp_path: Path) -> None:
     with pytest.raises(LimitReached, match="ended with status -9"):
         database.check_regex("a")
     with pytest.raises(LimitReached, match="ended with status -9"):
+        database.hold("few", pa.table({"a": [1]}))
+    with pytest.raises(LimitReached, match="ended with status -9"):
+        database.feed("hot", pa.schema([("a", pa.int64())]), iter(()))
+    with pytest.raises(LimitReached, match="ended with status -9"):
         database.number("SELECT 1", {})
     database.close()
 
