@@ -35,7 +35,7 @@ PARTITIONS = "coordination/partitions/"
 GROUPS = "coordination/groups/"
 PIPELINES = "coordination/pipelines/"
 
-_INDEX_SUFFIX = ".skip2"
+_INDEX_SUFFIX = ".skip3"
 
 _SEGMENT = re.compile(r"segments/([^/]+)/([0-9]{20})\.parquet")
 _MANIFEST = re.compile(r"runs/([^/]+)/([^/]+)\.json")

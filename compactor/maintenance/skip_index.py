@@ -31,6 +31,8 @@ from logstore import keys
 from logstore.errors import Damaged, NotFound
 from logstore.objects.parquet import SparseFile, byte_range, chunks_of, fetch_tail, opened
 from logstore.objects.store import ObjectStore
+from logstore.table.pages.made import MAPPED, map_of
+from logstore.table.pages.reader import Read
 from logstore.table.skip_index import Builder
 from logstore.table.snapshot import TableFile
 
@@ -40,7 +42,7 @@ _PASS_BYTES: Final = 1 << 30
 _FETCHED_BYTES: Final = 32 << 20  # of row groups, in a request
 _MESSAGE: Final = "message"
 _ATTRIBUTES: Final = "attributes"
-_READ: Final = [_MESSAGE, _ATTRIBUTES]
+_READ: Final = [*MAPPED, _ATTRIBUTES]
 
 
 async def index_files(compactor: Compactor, report: Report, hurry: Hurry = never) -> None:
@@ -110,11 +112,11 @@ async def build(store: ObjectStore, file: TableFile) -> bytes:
         low, high = _byte_range_of(footer.metadata, groups)
         sparse = SparseFile(file.size, start, tail)
         sparse.add(low, (await store.get(key, offset=low, size=high - low))[1])
-        await asyncio.to_thread(_add, builder, opened(sparse, key), groups)
+        await asyncio.to_thread(_add, builder, opened(sparse, key), groups, sparse.range_at)
     return await asyncio.to_thread(builder.finish)
 
 
-def _add(builder: Builder, parquet: pq.ParquetFile, groups: range) -> None:
+def _add(builder: Builder, parquet: pq.ParquetFile, groups: range, stored: Read) -> None:
     for index in groups:
         try:
             read = parquet.read_row_group(index, columns=_READ, use_threads=False)
@@ -122,7 +124,8 @@ def _add(builder: Builder, parquet: pq.ParquetFile, groups: range) -> None:
             raise Damaged(f"row group {index} does not read: {error}") from error
         text = b"".join(_text(chunk) for chunk in read.column(_MESSAGE).chunks)
         bare = read.column(_ATTRIBUTES).null_count == read.num_rows
-        builder.add(read.num_rows, text, bare=bare)
+        lines = map_of(parquet.metadata, index, read, stored)
+        builder.add(read.num_rows, text, bare=bare, lines=lines)
 
 
 def _text(strings: pa.StringArray) -> bytes:

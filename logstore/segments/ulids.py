@@ -16,6 +16,9 @@ from logstore.ulid import ALPHABET
 LINE_CHARACTERS = 5
 _DIGITS = np.frombuffer(ALPHABET.encode(), dtype=np.uint8)
 _NUMBERS = np.arange(1 << 15)
+# The 26 digits are of 130 bits: 13 and a bit of the upper 64, 12 and four bits of the lower.
+_HIGH_SHIFTS = np.arange(61, 0, -5, dtype=np.uint64)
+_LOW_SHIFTS = np.arange(55, -1, -5, dtype=np.uint64)
 _VALUES = np.zeros(256, dtype=np.uint8)
 _VALUES[_DIGITS] = np.arange(32)
 # The last three characters of every number below 2^15, as items of three bytes.
@@ -30,18 +33,16 @@ def times_ms(rows: Rows) -> NDArray[np.int64]:
 
 def texts(rows: Rows) -> NDArray[np.uint8]:
     """The ULID of each batch as a row of 26 characters."""
-    matrix = np.empty((len(rows), 26), dtype=np.uint8)
-    high, low = rows["ulid_hi"], rows["ulid_lo"]
-    for column in range(26):
-        shift = 5 * (25 - column)
-        if shift >= 64:
-            digit = high >> np.uint64(shift - 64)
-        elif shift > 59:
-            digit = high << np.uint64(64 - shift) | low >> np.uint64(shift)
-        else:
-            digit = low >> np.uint64(shift)
-        matrix[:, column] = _DIGITS[(digit & np.uint64(31)).astype(np.intp)]
-    return matrix
+    return texts_of(rows["ulid_hi"], rows["ulid_lo"])
+
+
+def texts_of(high: NDArray[np.uint64], low: NDArray[np.uint64]) -> NDArray[np.uint8]:
+    """The ULIDs of these upper and lower 64 bits, a row of 26 characters for each."""
+    digits = np.empty((len(high), 26), dtype=np.uint64)
+    digits[:, :13] = high[:, None] >> _HIGH_SHIFTS
+    digits[:, 13] = high << np.uint64(4) | low >> np.uint64(60)
+    digits[:, 14:] = low[:, None] >> _LOW_SHIFTS
+    return _DIGITS[(digits & np.uint64(31)).astype(np.intp)]
 
 
 def parse(

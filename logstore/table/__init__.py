@@ -12,5 +12,6 @@ log_folder.py, log_bucket.py  access to the files of the log
 file_index.py   the files of a version by hour
 followed.py     the newest version, followed by the log, for frequent readers
 skip_index.py which of a file's row groups cannot hold a text    ngrams.py  by what
+pages/          where the lines of the others lie
 shape.py        whether the table still has our schema and features
 """

@@ -4,22 +4,24 @@ For each row group it has two Bloom filters with one hash: of all substrings of 
 bytes (`ngrams`) of its messages in lower case. A message can hold a text only if its row group has
 every n-gram of the text. The index therefore serves substrings, not just whole words.
 
-    TRSKIP02, XXH3-64 of the header (8, little-endian), length of the header (4)
-    header       JSON: {"size", "rows", "filters": [{"gram", "bits", "slots"}, …], "bare"}
+    TRSKIP03, XXH3-64 of the header (8, little-endian), length of the header (4)
+    header       JSON: {"size", "rows", "filters": [{"gram", "bits", "slots"}, …], "bare", "maps"}
     filters      one after the other, in pages
+    maps         of lines, one for each row group that has one
 
     size         bytes of the table file, by which the index of another file is recognised
     rows         of each row group, in order
     bits         an n-gram's slot is the highest `bits` bits of its hash
     slots        of the filter that are stored, from 0 on
     bare         whether no line of the file has attributes
+    maps         bytes of the map of each row group, 0 if it has none
 
 A page is 4,096 bytes: the XXH3-64 of what is behind it (8), then for each slot a bit of each row
 group, of `4088 // groups * 8` slots. So a search reads a page for each n-gram, however large the
 file is, and not all of the index. A page's hash is seeded with that of the header plus the
 place of the page in the index: no page stands for another. The page of a filter
 that has only one ends with its bits. Behind the header of a large index are spaces, so that pages
-are those of the disk.
+are those of the disk. A map (`pages/line_map.py`) is stored like a page: its hash (8), and the map.
 
 A filter is stored only in part if the whole would be too large for its file: n-grams with a slot
 beyond that part exclude nothing. The part is a sample of the n-grams, the same in the index and in
@@ -44,12 +46,14 @@ from numpy.typing import NDArray
 
 from logstore.errors import Damaged, UnsupportedVersion
 from logstore.table.ngrams import LENGTHS, Grams, taken_slots
+from logstore.table.pages.line_map import LineMap
 
-SHARE: Final = 0.075
+SHARE: Final = 0.08
 """An index is at most so large, as a part of its file."""
+_FILTERS_SHARE, _MAPS_SHARE = 0.0675, 0.0125
 PAGE_BYTES: Final = 4_096
 
-_MAGIC: Final = b"TRSKIP02"
+_MAGIC: Final = b"TRSKIP03"
 _FAMILY: Final = b"TRSKIP"
 _SHORT_SHARE: Final = 0.25
 """The part of the index that pieces of four bytes may take: there are far fewer of them."""
@@ -58,6 +62,7 @@ _FEWEST_BITS, _MOST_BITS = 10, 22
 _HASH_BYTES: Final = 8
 _HEAD_BYTES: Final = len(_MAGIC) + _HASH_BYTES + 4
 _LARGE_BYTES: Final = 64 * PAGE_BYTES
+_PAIR_BYTES: Final = 128  # in memory
 
 Read: TypeAlias = Callable[[int, int], bytes]
 """Gives bytes of an index from a place on, so many, or fewer at its end."""
@@ -92,18 +97,19 @@ class _Filter:
 class Head:
     """What the header of an index says. `rows` are those of each row group.
 
-    `bare`: no line of the file has attributes.
+    `bare`: no line of the file has attributes. `maps` are place and size of each row group's.
     """
 
     rows: NDArray[np.int64]
     bare: bool
     filters: Sequence[_Filter]
+    maps: Sequence[tuple[int, int]]
     digest: int
 
     @property
     def nbytes(self) -> int:
         """About how many bytes of memory it takes."""
-        return self.rows.nbytes + _HEAD_BYTES
+        return self.rows.nbytes + _HEAD_BYTES + _PAIR_BYTES * len(self.maps)
 
 
 def head_bytes(start: bytes) -> int:
@@ -136,7 +142,11 @@ def parse_head(body: bytes, *, size: int) -> Head:
     for one in header["filters"]:
         begin, at = at, at + _stored_bytes(one["slots"], len(rows))
         filters.append(_Filter(one["bits"], one["slots"], begin, at))
-    return Head(rows, header["bare"], filters, digest)
+    maps = list[tuple[int, int]]()
+    for stored in header["maps"]:
+        maps.append((at, stored))
+        at += stored
+    return Head(rows, header["bare"], filters, maps, digest)
 
 
 class SkipIndex:
@@ -144,7 +154,7 @@ class SkipIndex:
 
     def __init__(self, head: Head, read: Read, *, sure: bool = False) -> None:
         self.rows, self.bare = head.rows, head.bare
-        self._head = head
+        self.head = head
         self._page = read if sure else self._checked
         self._read = read
 
@@ -156,7 +166,7 @@ class SkipIndex:
         groups = len(self.rows)
         found, width = (1 << groups) - 1, (groups + 7) // 8 + 1
         in_page, page = _slots_in_page(groups), b""
-        for hashes, one in zip(grams.hashes, self._head.filters, strict=True):
+        for hashes, one in zip(grams.hashes, self.head.filters, strict=True):
             seen = -1
             for slot in one.stored(hashes):
                 number, within = divmod(slot, in_page)
@@ -173,19 +183,26 @@ class SkipIndex:
     def pages(self, grams: Grams) -> Iterator[tuple[int, int]]:
         """The pages that `may_hold` reads at most, each once: place in the index, and bytes."""
         in_page = _slots_in_page(len(self.rows))
-        for hashes, one in zip(grams.hashes, self._head.filters, strict=True):
+        for hashes, one in zip(grams.hashes, self.head.filters, strict=True):
             for number in dict.fromkeys([slot // in_page for slot in one.stored(hashes)]):
                 yield one.page(number)
 
+    def lines(self, group: int) -> LineMap | None:
+        """The map of a row group, if it has one. Raises `Damaged`, and what reading it raises."""
+        at, size = self.head.maps[group]
+        return LineMap.decoded(self._checked(at, size)[_HASH_BYTES:]) if size else None
+
     def check(self) -> None:
-        """Reads all pages. Raises `Damaged`."""
-        for one in self._head.filters:
+        """Reads all pages and maps. Raises `Damaged`."""
+        for one in self.head.filters:
             for number in range(one.pages):
                 self._page(*one.page(number))
+        for group in range(len(self.rows)):
+            self.lines(group)
 
     def _checked(self, at: int, size: int) -> bytes:
         page = self._read(at, size)
-        digest = _digest(self._head.digest, at, memoryview(page)[_HASH_BYTES:])
+        digest = _digest(self.head.digest, at, memoryview(page)[_HASH_BYTES:])
         if len(page) != size or digest != _number(page[:_HASH_BYTES]):
             raise Damaged("the skip index is not as it was written")
         return page
@@ -209,15 +226,22 @@ class Builder:
         self._size = size
         self._rows: list[int] = []
         self._bare = True
-        most = int(size * SHARE)
+        self._maps: list[bytes] = []
+        self._room_for_maps = int(size * _MAPS_SHARE)
+        most = int(size * _FILTERS_SHARE)
         short = int(most * _SHORT_SHARE)
         self._filters = [
             _Making(length, _most_slots(budget, groups))
             for length, budget in zip(LENGTHS, (short, most - short), strict=True)
         ]
 
-    def add(self, rows: int, text: bytes, *, bare: bool) -> None:
+    def add(self, rows: int, text: bytes, *, bare: bool, lines: LineMap | None = None) -> None:
         """Adds a row group: its messages, concatenated, and whether no line has attributes."""
+        mapped = b"" if lines is None else lines.encoded()
+        size = len(mapped) + _HASH_BYTES if mapped else 0
+        self._maps.append(mapped if size <= self._room_for_maps else b"")
+        if self._maps[-1]:
+            self._room_for_maps -= size
         self._rows.append(rows)
         self._bare = self._bare and bare
         lowered = text.lower()
@@ -231,6 +255,7 @@ class Builder:
             "rows": self._rows,
             "filters": [one.header for one in self._filters],
             "bare": self._bare,
+            "maps": [len(one) + _HASH_BYTES if one else 0 for one in self._maps],
         }
         text, groups = orjson.dumps(header), len(self._rows)
         stored = [_stored_bytes(one.slots, groups) for one in self._filters]
@@ -243,6 +268,9 @@ class Builder:
                 behind = bits.ljust(min(size, PAGE_BYTES) - _HASH_BYTES, b"\0")
                 made += [_digest(digest, at, behind).to_bytes(8, "little"), behind]
                 at += _HASH_BYTES + len(behind)
+        for mapped in filter(None, self._maps):
+            made += [_digest(digest, at, mapped).to_bytes(8, "little"), mapped]
+            at += _HASH_BYTES + len(mapped)
         return b"".join(made)
 
 

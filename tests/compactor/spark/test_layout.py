@@ -16,6 +16,7 @@ from logstore import ulid
 from logstore.batch import RunKey
 from logstore.table.layout import ROW_GROUP_BYTES, ROW_GROUP_ROWS
 from tests.compactor.lake import NOON, Batch, Lake, batch
+from tests.logstore.table.pages.mapped import expected, given, made
 
 pytestmark = pytest.mark.spark
 
@@ -82,6 +83,16 @@ def test_readers_find_bounds_pages_and_dictionaries_where_they_help(warm: Lake) 
         assert chunk.has_offset_index
         assert chunk.has_column_index == (found[name] is not None)
         assert chunk.has_dictionary_page == (name in {"fqn", "run_id"})
+
+
+def test_each_group_has_a_map_of_its_lines(warm: Lake) -> None:
+    warm.put("a", [batch("f", "r1", NOON, ROW_GROUP_ROWS), batch("f", "r2", NOON + 1, 700)])
+    warm.compact()
+    (file,) = warm.snapshot().files
+    for group in range(2):
+        found = made(Path(file.uri), group)
+        assert found is not None
+        assert given(Path(file.uri), found) == expected(Path(file.uri), group)
 
 
 def test_a_group_of_long_lines_ends_by_its_bytes(warm: Lake) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import duckdb
 import numpy as np
 import orjson
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from logstore.errors import Damaged, UnsupportedVersion
+from logstore.table import skip_index
 from logstore.table.ngrams import grams_of
 from logstore.table.skip_index import (
     PAGE_BYTES,
@@ -22,6 +25,8 @@ from logstore.table.skip_index import (
     parse_head,
     ranges,
 )
+from tests.logstore.table.pages.mapped import made
+from tests.logstore.table.pages.test_maps import lines_of, write
 from tests.seeds import seeds
 from tests.skip_indexes import with_header
 
@@ -216,6 +221,49 @@ def test_neighbours_are_one_range() -> None:
     assert list(ranges(rows, wanted)) == [(0, 29), (35, 41)]
     assert list(ranges(rows, ~wanted)) == [(30, 34), (42, 42)]
     assert list(ranges(rows, np.zeros(5, np.bool_))) == []
+
+
+def test_maps_are_where_the_documentation_says(tmp_path: Path) -> None:
+    """Read by hand from `docs/formats.md`."""
+    path = write(tmp_path / "a.parquet", lines_of(3), row_group_size=70)
+    size, groups = 1 << 20, pq.read_metadata(path).num_row_groups
+    maps = [made(path, group) for group in range(groups)]
+    maps[1] = None
+    builder = Builder(size, groups)
+    for lines in maps:
+        builder.add(70, b"text", bare=True, lines=lines)
+    body = builder.finish()
+    index = parse(body, size=size)
+    begin = 20 + int.from_bytes(body[16:20], "little")
+    header = orjson.loads(body[20:begin])
+    begin += sum(8 + one["slots"] // 8 * groups for one in header["filters"])
+    for group, lines in enumerate(maps):
+        stored = header["maps"][group]
+        found = index.lines(group)
+        if lines is None:
+            assert (stored, found) == (0, None)
+            continue
+        assert body[begin + 8 : begin + stored] == lines.encoded()
+        assert found is not None
+        assert found.encoded() == lines.encoded()
+        begin += stored
+    assert begin == len(body)
+
+
+@pytest.mark.parametrize("share", [0, 0.001, 0.01])
+def test_maps_stay_within_their_part_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    monkeypatch.setattr(skip_index, "_MAPS_SHARE", share)
+    path = write(tmp_path / "a.parquet", lines_of(3), row_group_size=20)
+    groups = pq.read_metadata(path).num_row_groups
+    builder = Builder(1 << 20, groups)
+    for group in range(groups):
+        builder.add(20, b"", bare=True, lines=made(path, group))
+    index = parse(builder.finish(), size=1 << 20)
+    assert sum(size for _, size in index.head.maps) <= share * (1 << 20)
+    index.check()
+    assert (index.lines(0) is None) == (share == 0)
 
 
 def test_bits_are_where_the_documentation_says() -> None:

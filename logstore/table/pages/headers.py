@@ -1,0 +1,125 @@
+"""Where the pages of a column lie: the headers before them, in Thrift's compact protocol.
+
+The fields are those of `PageHeader` in parquet-format's `parquet.thrift`; of version 1 of data
+pages and of dictionaries, which is all that parquet-mr and Arrow write unless they are told to.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from logstore.errors import Damaged
+
+PLAIN: Final = 0
+DICTIONARY: Final = (2, 8)  # PLAIN_DICTIONARY, RLE_DICTIONARY
+_RLE: Final = 3
+_DATA_PAGE, _DICTIONARY_PAGE = 0, 2
+# Thrift's types of fields.
+_STOP, _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = 0, 1, 2, 3, 7, 8, 9, 10, 12
+_INTEGERS: Final = (4, 5, 6)
+_LONG_LIST: Final = 15
+
+
+class UnknownPages(Exception):
+    """Pages of a kind that is not read here."""
+
+
+class Page(NamedTuple):
+    """A page: where its body begins in the column's bytes, its size as stored and decompressed.
+
+    It has so many `values`, nulls among them, and their encoding has that number in Parquet.
+    """
+
+    dictionary: bool
+    at: int
+    stored: int
+    size: int
+    values: int
+    encoding: int
+
+
+def pages_of(column: bytes) -> list[Page]:
+    """The pages in the bytes of a column of a row group. Raises `Damaged`, `UnknownPages`."""
+    found, at = list[Page](), 0
+    try:
+        while at < len(column):
+            header, at = _struct(column, at)
+            kind, size, stored = header[1], header[2], header[3]
+            if kind == _DATA_PAGE:
+                inner = header[5]
+                if inner[3] != _RLE:
+                    raise UnknownPages("definition levels of another encoding")
+            elif kind == _DICTIONARY_PAGE:
+                inner = header[7]
+            else:
+                raise UnknownPages(f"a page of type {kind}")
+            page = Page(kind == _DICTIONARY_PAGE, at, stored, size, inner[1], inner[2])
+            if min(page[1:]) < 0 or at + stored > len(column):
+                raise Damaged("a page is longer than its column")
+            found.append(page)
+            at += stored
+    except (IndexError, KeyError, TypeError) as error:
+        raise Damaged("the header of a page does not read") from error
+    return found
+
+
+def _struct(data: bytes, at: int) -> tuple[dict[int, Any], int]:
+    """Integers and structures of a structure, by the number of their field, and where it ends."""
+    fields: dict[int, Any] = {}
+    number = 0
+    while (head := data[at]) != _STOP:
+        at += 1
+        if head >> 4:
+            number += head >> 4
+        else:
+            raw, at = _varint(data, at)
+            number = _signed(raw)
+        kind = head & 15
+        if kind in _INTEGERS:
+            raw, at = _varint(data, at)
+            fields[number] = _signed(raw)
+        elif kind == _STRUCT:
+            fields[number], at = _struct(data, at)
+        else:
+            at = _behind(data, at, kind)
+    return fields, at + 1
+
+
+def _behind(data: bytes, at: int, kind: int) -> int:
+    """Where a value ends that nobody needs here."""
+    if kind in (_TRUE, _FALSE):
+        return at
+    if kind == _BYTE:
+        return at + 1
+    if kind == _DOUBLE:
+        return at + 8
+    if kind in _INTEGERS:
+        return _varint(data, at)[1]
+    if kind == _BINARY:
+        size, at = _varint(data, at)
+        return at + size
+    if kind == _STRUCT:
+        return _struct(data, at)[1]
+    if kind in (_LIST, _SET):
+        head = data[at]
+        count, at = (head >> 4, at + 1) if head >> 4 != _LONG_LIST else _varint(data, at + 1)
+        for _ in range(count):
+            at = at + 1 if head & 15 in (_TRUE, _FALSE) else _behind(data, at, head & 15)
+        return at
+    raise UnknownPages(f"a field of Thrift's type {kind}")
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+        shift += 7
+
+
+def _signed(value: int) -> int:
+    """The number of a zigzag."""
+    return (value >> 1) ^ -(value & 1)
