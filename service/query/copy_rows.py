@@ -5,7 +5,7 @@ each row group it has one page of messages, which lie one behind the other at th
 second file beside the copy says where each of them ends, and has all other columns as records of
 the same width, so one of them is read by the number of its row.
 
-    row group | ends, 4 bytes a row | records, 50 bytes a row                   | part filter
+    row group | ends, 4 bytes a row | records, 48 bytes a row                   | part filter
     ...       |                     | ULID, time, position, numbers of its names | 512 KiB at most
 
 What Parquet's writer does is not taken on trust: while the second file is made, the messages in the
@@ -17,9 +17,8 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from io import FileIO
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -28,19 +27,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from logstore.segments.ulids import parse
+from logstore.table.pages.line_map import LINE
 from logstore.table.skip_index import ranges
-from service.query.footers import ATTRIBUTES, MESSAGE, NAMES
+from service.query.footers import MESSAGE, NAMES
+from service.query.found_rows import NO_NAME, Found
 from service.query.hot import SCHEMA
 from service.query.part_filter import PARTS, part_filter, parts_with
 
 _END: Final = np.dtype("<u4")
-_RECORD: Final = np.dtype(
-    [("ulid", "S26"), ("ts", "<i8"), ("pos", "<i8"), *((name, "<u2") for name in NAMES)]
-)
-BYTES_A_ROW: Final = _END.itemsize + _RECORD.itemsize
+BYTES_A_ROW: Final = _END.itemsize + LINE.itemsize
 """Of the file beside a copy, which has a part filter for each row group as well."""
+_ULID_WIDTH: Final = 26
 _WORTH_A_LOOK: Final = 1 << 16  # bytes of messages, for which a filter is asked
-_NO_NAME: Final = 0xFFFF
 _COLUMNS: Final = ["ulid", "ts", "pos", *NAMES, MESSAGE]
 
 
@@ -64,22 +63,7 @@ class _Group(NamedTuple):
 
     @property
     def filter(self) -> int:
-        return self.records + self.rows * _RECORD.itemsize
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Rows of a row group, by their numbers in it, as they lie in a copy and beside it."""
-
-    names: dict[int, str]
-    numbers: Sequence[int]
-    records: Sequence[bytes]
-    messages: Sequence[bytes]
-
-    @property
-    def nbytes(self) -> int:
-        """About how much memory they take."""
-        return sum(map(len, self.messages)) + 4 * BYTES_A_ROW * len(self.numbers)
+        return self.records + self.rows * LINE.itemsize
 
 
 class CopyRows:
@@ -128,7 +112,7 @@ class CopyRows:
 
         Raises `OSError` if a file is gone, cut off or overwritten.
         """
-        group, width = self._groups[number], _RECORD.itemsize
+        group, width = self._groups[number], LINE.itemsize
         with (
             open(self._copy, "rb", buffering=0) as copy,
             open(self.path, "rb", buffering=0) as beside,
@@ -137,28 +121,10 @@ class CopyRows:
             rows = sorted({bisect_right(ends, place - group.messages) for place in places})
             if rows and rows[-1] >= len(ends):
                 raise OSError(f"{self.path} is not as it was written")
-            records = [_read(beside, group.records + row * width, width) for row in rows]
+            records = b"".join([_read(beside, group.records + row * width, width) for row in rows])
             bounds = [(ends[row - 1] if row else 0, ends[row]) for row in rows]
             texts = [_read(copy, group.messages + first, end - first) for first, end in bounds]
-        return Found(self._names, rows, records, texts)
-
-
-def batch_of(found: Sequence[Found]) -> pa.RecordBatch:
-    """All of these rows, without attributes."""
-    records = np.frombuffer(b"".join(chain.from_iterable(f.records for f in found)), _RECORD)
-    columns = {
-        "ulid": _strings(records["ulid"].tolist()),
-        "ts": pa.array(records["ts"]).cast(_type("ts")),
-        "pos": pa.array(records["pos"]),
-        MESSAGE: _strings([text for one in found for text in one.messages]),
-        ATTRIBUTES: pa.nulls(len(records), _type(ATTRIBUTES)),
-    }
-    name_of = [one.names.get for one in found for _ in one.numbers]
-    for name in NAMES:
-        codes = records[name].tolist()
-        texts = [get(code) for get, code in zip(name_of, codes, strict=True)]
-        columns[name] = pa.array(texts, pa.string())
-    return pa.RecordBatch.from_arrays([columns[one.name] for one in SCHEMA], schema=SCHEMA)
+        return Found(self._names, rows, np.frombuffer(records, LINE), texts)
 
 
 def write_rows(copy: str, path: str, give_way: Callable[[], None]) -> CopyRows | None:
@@ -183,7 +149,7 @@ def write_rows(copy: str, path: str, give_way: Callable[[], None]) -> CopyRows |
             data = _data(messages)
             begin = _begin(raw, metadata.row_group(number).column(number_of), data)
             records = _records(read, names)
-            if messages.null_count or begin is None or records is None or len(names) > _NO_NAME:
+            if messages.null_count or begin is None or records is None or len(names) > NO_NAME:
                 return None
             bounds = _bounds(messages) - _bounds(messages)[0]
             runs, size = _runs(records, bounds), int(bounds[-1])
@@ -208,10 +174,12 @@ def _records(read: pa.Table, names: dict[str, int]) -> NDArray[np.void] | None:
     ulids, times, positions = (_whole(read.column(name)) for name in ("ulid", "ts", "pos"))
     if any(column.null_count for column in (ulids, times, positions)):
         return None
-    if not np.all(np.diff(_bounds(ulids)) == _RECORD["ulid"].itemsize):
+    if not np.all(np.diff(_bounds(ulids)) == _ULID_WIDTH):
         return None
-    records = np.empty(read.num_rows, _RECORD)
-    records["ulid"] = np.frombuffer(_data(ulids), _RECORD["ulid"])
+    records = np.empty(read.num_rows, LINE)
+    characters = np.frombuffer(_data(ulids), np.uint8).reshape(-1, _ULID_WIDTH)
+    records["hi"], batch, number = parse(characters)
+    records["lo"] = batch | number.astype(np.uint64)
     records["ts"] = times.cast(pa.int64()).to_numpy()
     records["pos"] = positions.to_numpy()
     for name in NAMES:
@@ -237,7 +205,7 @@ def _codes(column: pa.ChunkedArray, names: dict[str, int]) -> NDArray[np.int64]:
     """The number of each row's name; new ones are added to `names`."""
     column = _whole(column)
     numbers = [names.setdefault(name, len(names)) for name in column.dictionary.to_pylist()]
-    known: NDArray[np.int64] = np.array([*numbers, _NO_NAME], np.int64)
+    known: NDArray[np.int64] = np.array([*numbers, NO_NAME], np.int64)
     codes: NDArray[np.int64] = known[column.indices.fill_null(len(numbers)).to_numpy()]
     return codes
 
@@ -261,10 +229,6 @@ def _bounds(strings: pa.StringArray) -> NDArray[Any]:
 
 def _type(name: str) -> pa.DataType:
     return SCHEMA.field(name).type
-
-
-def _strings(texts: Sequence[bytes]) -> pa.StringArray:
-    return pa.array(texts, pa.binary()).cast(pa.string(), safe=False)
 
 
 def _read(file: FileIO, at: int, size: int) -> bytes:

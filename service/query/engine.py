@@ -95,7 +95,7 @@ class QueryEngine:
         self._unread: dict[RunningSearch, None] = {}
         self._paused: dict[RunningSearch, None] = {}
         self._threads = ThreadPoolExecutor(self.settings.max_concurrent, thread_name_prefix="query")
-        self._scanning = ThreadPoolExecutor(2 * self.settings.threads, thread_name_prefix="scan")
+        self._scanning = ThreadPoolExecutor(settings.threads + 1, thread_name_prefix="scan")
         self.indexes = self._open_indexes()
         self._warming: asyncio.Task[None] | None = None
         self._footers = Footers()

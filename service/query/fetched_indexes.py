@@ -50,6 +50,9 @@ class FetchedIndexes(SkipIndexes):
             self._loop.call_soon_threadsafe(lambda: [self._fetched(file) for file in to_fetch])
         return self._wanted(there, needs)
 
+    def maps(self, file: TableFile) -> None:
+        """None: messages of files on S3 are DuckDB's."""
+
     def close(self) -> None:
         for task in self._coming.values():
             task.cancel()

@@ -15,9 +15,10 @@ from typing import Final
 from logstore.clock import Clock
 from logstore.errors import Damaged
 from logstore.search.needs import Needs, Wanted, pages_for, wanted
+from logstore.table.pages.line_map import LineMap
 from logstore.table.skip_index import PAGE_BYTES, Head, SkipIndex, head_bytes, parse_head
 from logstore.table.snapshot import TableFile
-from service.query.skip_indexes import ENTRY_BYTES, SkipIndexes
+from service.query.skip_indexes import ENTRY_BYTES, LineMaps, SkipIndexes
 from service.runtime.cache import Cache
 
 _AT_ONCE: Final = 64  # files that are open
@@ -101,8 +102,19 @@ class IndexFiles(SkipIndexes):
     def ahead(self, files: Sequence[TableFile], needs: Needs) -> Mapping[str, Wanted]:
         return self.which(files, needs)
 
+    def maps(self, file: TableFile) -> LineMaps | None:
+        with self._changing:
+            known = self._known.get(file.path)
+        return None if known is None else _Maps(self, file.path, known.head)
+
     def close(self) -> None:
         """Nothing is under way."""
+
+    def lines(self, path: str, head: Head, group: int) -> LineMap | None:
+        """The map of a row group, if the index of the table file at `path` has it, and it reads."""
+        with self._excused(path), _open(self._place(path)) as number:
+            return SkipIndex(head, lambda at, size: os.pread(number, size, at)).lines(group)
+        return None  # type: ignore[unreachable]  # it was excused
 
     def _index(self, file: TableFile) -> SkipIndex:
         """The index as far as it was read. Raises `_Unread` if nothing was."""
@@ -145,6 +157,21 @@ class IndexFiles(SkipIndexes):
             self._set_aside(path, Damaged(f"its skip index cannot be read: {error}"))
         except Damaged as error:
             self._set_aside(path, error)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Maps:
+    """The maps of one file."""
+
+    indexes: IndexFiles
+    path: str
+    head: Head
+
+    def has(self, group: int) -> bool:
+        return self.head.maps[group][1] > 0
+
+    def of(self, group: int) -> LineMap | None:
+        return self.indexes.lines(self.path, self.head, group)
 
 
 @contextmanager

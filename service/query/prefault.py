@@ -23,7 +23,7 @@ from logstore.memory import memory_limit
 
 _LIBRARIES: Final = (
     *("_duckdb.", "libarrow.", "libarrow_compute.", "libarrow_python.", "libparquet."),
-    *("_multiarray_umath.", "_parquet.", "_compute.", "lib.cpython", "orjson."),
+    *("backend_c.", "_multiarray_umath.", "_parquet.", "_compute.", "lib.cpython", "orjson."),
 )
 """How the names of their files begin, 140 MB of code and constants in all."""
 _LEAST_MEMORY: Final = 1 << 30

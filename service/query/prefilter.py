@@ -1,14 +1,14 @@
 """Finds the lines of the table that have a text, before DuckDB sees them.
 
 A search for a word needs few lines of most files. Here only the messages of a row group are read,
-all of its bytes are searched for the text at once, and only where it is are other columns read, of
-its lines alone. In a copy without compression messages are searched as they lie on the disk, and
-lines that have the text are read where they lie (`copy_rows`), so nothing is decoded.
+all of its bytes are searched for the text at once, and only of lines that have it is more read. By
+a map of the row group that is done in its pages (`mapped_lines`); in a copy without compression as
+it lies on the disk (`copy_rows`), so nothing is decoded.
 
 What is found are candidates, a superset of the matches: the search's whole condition is applied
 to them as to anything else. Row groups that are not looked at here, since it would not pay, are
-left to DuckDB: those on S3, those of very long lines, compressed ones unless the skip index leaves
-out most of their file, and all that follow once it has turned out that the text is in many lines.
+left to DuckDB: those on S3, those of very long lines, compressed ones without a map unless the skip
+index leaves out most of their file, and all that follow once the text is in many lines.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from threading import local
 from typing import Final, TypeAlias
 
 import pyarrow as pa
 
 from logstore.errors import Damaged
 from logstore.search.needs import needed_texts, sure_texts
-from service.query.copy_rows import Found, batch_of
+from logstore.table.pages.reader import Scratch
 from service.query.footers import ATTRIBUTES, MESSAGE, Footer, Footers, Group
+from service.query.found_rows import Found, batch_of
 from service.query.hot import SCHEMA
+from service.query.mapped_lines import lines_with
 from service.query.request import QueryRequest
 from service.query.table_reads import Part, TableReads
 from service.query.text_rows import TooMany, candidate_rows, places
@@ -35,7 +38,7 @@ from service.query.tiles import Tile
 
 _REMOTE: Final = "s3://"
 _AT_ONCE: Final = 2  # row groups of copies
-_DECODED_AT_ONCE: Final = 4  # two threads that decompress, and two that wait for the disk
+_DECODED_AT_ONCE: Final = 12  # more than threads, none of which then waits for the slowest
 _FEW: Final = 4
 """So few row groups are looked at without other threads."""
 _QUICK_BYTES: Final = 1 << 20
@@ -101,6 +104,7 @@ class Prefilter:
         self._texts = _encoded(sure_texts(request.condition))
         self._needed = [_encoded(texts) for texts in needed_texts(request.condition)]
         self._given_up = not self._texts
+        self._scratches = local()
         self._quick = True  # little was looked through of the last row group of a copy
 
     def __call__(self, reads: TableReads, tile: Tile) -> TableReads:
@@ -141,11 +145,12 @@ class Prefilter:
                 and footer.may_hold(group, self._request, tile)
             ]
             if part.rows is None and room > 0:
-                room -= footer.announce(groups, room)
-            pays = part.rare or part.rows is not None
+                # With maps several threads read a page each: what is announced delays them.
+                unmapped = [group for group in groups if not part.mapped(group.number)]
+                room -= footer.announce(unmapped, room)
             for group in groups:
-                chosen = work if pays and group.text_bytes <= _LONGEST_TEXT else seen.left
-                chosen.append(_Work(part, footer, group))
+                pays = part.pays(group.number) and group.text_bytes <= _LONGEST_TEXT
+                (work if pays else seen.left).append(_Work(part, footer, group))
         return work
 
     def _look(self, work: Sequence[_Work], seen: _Seen) -> None:
@@ -191,9 +196,27 @@ class Prefilter:
         if self._given_up:
             return None
         try:
-            return self._decoded(work) if work.part.rows is None else self._where_they_lie(work)
+            if work.part.rows is not None:
+                return self._where_they_lie(work)
+            if work.part.mapped(work.group.number):
+                return self._mapped(work)
+            return self._decoded(work)
         except TooMany:
             return None
+
+    def _mapped(self, work: _Work) -> _Candidates | None:
+        request, maps = self._request, work.part.maps
+        assert maps is not None
+        lines = maps.of(work.group.number)
+        if lines is None:
+            return self._decoded(work) if work.part.rare else None
+        names = {"fqn": request.fqn, "run_id": request.run}
+        wanted = {name: value for name, value in names.items() if value is not None}
+        scratch = getattr(self._scratches, "of", None)
+        if scratch is None:
+            scratch = self._scratches.of = Scratch()
+        rows = lines_with(work.footer.path, lines, wanted, self._texts, scratch)
+        return self._whole(work, rows) if rows.numbers else _NOTHING
 
     def _where_they_lie(self, work: _Work) -> _Candidates:
         reader, request = work.part.rows, self._request
@@ -205,7 +228,10 @@ class Prefilter:
             found += places(path, span, texts, _MOST_PLACES - len(found))
         if not found:
             return _NOTHING
-        rows = reader.at(work.group.number, found)
+        return self._whole(work, reader.at(work.group.number, found))
+
+    def _whole(self, work: _Work, rows: Found) -> _Candidates:
+        """These lines with their attributes."""
         if work.part.bare:
             return rows
         attributes = _columns(work, [ATTRIBUTES]).take(rows.numbers)

@@ -122,8 +122,9 @@ class Search:
                 self._note(tile)
                 for part in self._slices(tile):
                     yield from self._tile(part, after)
-                quiet = self.matches - before < self._sizes.busy_rows
-                budget = min(budget * _GROWTH, self._sizes.largest_bytes) if quiet else first
+                growth = self._sizes.busy_rows / max(self.matches - before, 1)
+                budget = max(int(budget * min(growth, _GROWTH)), first)
+                budget = min(budget, self._sizes.largest_bytes)
         finally:
             self._planned = self._looked = None  # one that pauses holds no lines
             self._ask_for_copies()
@@ -312,7 +313,7 @@ class Search:
         told, others = self._told, [file for file in files if file.path not in self._told]
         if self._needs is not None and others:
             told = {**told, **self._indexes.which(others, self._needs)}
-        return table_reads(tile, files, told, self._copy_of)
+        return table_reads(tile, files, told, self._copy_of, self._indexes.maps)
 
     def _copy_of(self, file: TableFile) -> ScanCopy | None:
         copy = None if self._copies is None else self._copies.of(file)

@@ -12,17 +12,30 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from threading import Lock
-from typing import Final
+from typing import Final, Protocol
 
 from logstore.clock import Clock
 from logstore.errors import Damaged
 from logstore.search.needs import Needs, Wanted
+from logstore.table.pages.line_map import LineMap
 from logstore.table.snapshot import TableFile
 
 log = logging.getLogger(__name__)
 _AGAIN_SECONDS: Final = 60.0
 ENTRY_BYTES: Final = 512
 """What something that is remembered takes beside its bytes."""
+
+
+class LineMaps(Protocol):
+    """The maps of a file's lines, by the number of the row group."""
+
+    def has(self, group: int) -> bool:
+        """Whether there is one."""
+        ...
+
+    def of(self, group: int) -> LineMap | None:
+        """The map; None if there is none, or it does not read. Blocks in a thread."""
+        ...
 
 
 class SkipIndexes(ABC):
@@ -45,6 +58,10 @@ class SkipIndexes(ABC):
 
         What is not is fetched. Blocks in a thread, but for no fetch.
         """
+
+    @abstractmethod
+    def maps(self, file: TableFile) -> LineMaps | None:
+        """Those of a file, if its index was asked and is on this machine."""
 
     @abstractmethod
     def close(self) -> None:

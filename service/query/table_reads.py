@@ -18,6 +18,7 @@ from logstore.search.needs import Wanted
 from logstore.table.snapshot import TableFile
 from service.query.copy_rows import CopyRows
 from service.query.scan_copies import ScanCopy
+from service.query.skip_indexes import LineMaps
 from service.query.tiles import HOUR_MS, MOST_RANGES, Tile, Weight
 
 _WORTH: Final = 0.7
@@ -27,6 +28,7 @@ _RARE: Final = 0.25
 _BARE: Final = "bare"
 
 CopyOf: TypeAlias = Callable[[TableFile], ScanCopy | None]
+MapsOf: TypeAlias = Callable[[TableFile], LineMaps | None]
 
 
 class RowRange(NamedTuple):
@@ -45,7 +47,7 @@ class Part(NamedTuple):
     """What is read of a file or of its copy: these rows, first and last, or all of them.
 
     A `source` is a name of `sql`. `rare`: the skip index leaves out most of the file. `rows` are
-    those of a copy.
+    those of a copy, `maps` those of the file's lines.
     """
 
     path: str
@@ -53,11 +55,20 @@ class Part(NamedTuple):
     bounds: Sequence[tuple[int, int]] = ()
     rare: bool = False
     rows: CopyRows | None = None
+    maps: LineMaps | None = None
 
     @property
     def bare(self) -> bool:
         """Whether none of its lines has attributes."""
         return self.source == _BARE
+
+    def pays(self, group: int) -> bool:
+        """Whether to look for a text in a row group is likely to cost less than to decode it."""
+        return self.rare or self.rows is not None or self.mapped(group)
+
+    def mapped(self, group: int) -> bool:
+        """Whether a row group has a map, and no attributes, which would have to be decoded."""
+        return self.bare and self.maps is not None and self.maps.has(group)
 
     def meets(self, first: int, end: int) -> bool:
         """Whether it has rows from `first` to before `end`."""
@@ -129,6 +140,7 @@ def table_reads(
     files: Sequence[TableFile],
     indexes: Mapping[str, Wanted],
     copy_of: CopyOf,
+    maps_of: MapsOf,
 ) -> TableReads:
     """What may hold a match, by what the indexes that there are say, by path."""
     whole: list[TableFile] = []
@@ -149,7 +161,7 @@ def table_reads(
     copies = {file.path: copy for file, _ in shares if (copy := copy_of(file)) is not None}
     bounds = {file.path: found for file, found, _ in parts}
     read = [
-        _part(file, copies.get(file.path), indexes.get(file.path))._replace(
+        _part(file, copies.get(file.path), indexes.get(file.path), maps_of)._replace(
             bounds=bounds.get(file.path, ()), rare=share <= _RARE
         )
         for file, share in shares
@@ -160,8 +172,9 @@ def table_reads(
     return TableReads(read, shares, copied, inside)
 
 
-def _part(file: TableFile, copy: ScanCopy | None, index: Wanted | None) -> Part:
+def _part(file: TableFile, copy: ScanCopy | None, index: Wanted | None, maps_of: MapsOf) -> Part:
     """All of the file, or of its copy."""
     if copy is not None:
         return Part(copy.path, _BARE if copy.bare else "copies", rows=copy.rows)
-    return Part(file.uri, _BARE if index is not None and index.bare else "table")
+    source = _BARE if index is not None and index.bare else "table"
+    return Part(file.uri, source, maps=maps_of(file))

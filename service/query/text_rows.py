@@ -47,7 +47,7 @@ def places(
                 raise OSError(f"{path} is cut off")
             first, at, size = at - kept, at + size, kept + size
             for text in texts:
-                here = _places(address, size, text, seen=kept, most=most - len(found))
+                here = places_in_memory(address, size, text, seen=kept, most=most - len(found))
                 found += [first + place for place in here]
             moved = min(kept_most, size)
             view[:moved] = view[size - moved : size]
@@ -55,8 +55,11 @@ def places(
     return found
 
 
-def _places(address: int, size: int, text: bytes, *, seen: int, most: int) -> list[int]:
-    """Where the text is in these bytes, without those that end in the first `seen` of them."""
+def places_in_memory(address: int, size: int, text: bytes, *, seen: int, most: int) -> list[int]:
+    """Where the text is in `size` bytes at an address, without those that end in the first `seen`.
+
+    Raises `TooMany`.
+    """
     found, at = list[int](), max(seen - len(text) + 1, 0)
     while place := _memmem(address + at, size - at, text, len(text)):
         found.append(place - address)

@@ -51,7 +51,7 @@ class TileSizes:
     first_bytes: int = 16 << 20
     largest_bytes: int = 1 << 30
     busy_rows: int = 50_000
-    """A tile with as many matches is not followed by a larger one."""
+    """Matches of a tile that the next one aims at, if it is not to be the largest."""
     sliced_rows: int = 20_000
     """A tile of the table with as many is not asked for at once where a few records do."""
 

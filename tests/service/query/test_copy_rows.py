@@ -13,8 +13,9 @@ import pytest
 
 from logstore import ulid
 from service.query import copy_rows
-from service.query.copy_rows import CopyRows, batch_of, write_rows
+from service.query.copy_rows import CopyRows, write_rows
 from service.query.footers import Footer
+from service.query.found_rows import batch_of
 from service.query.hot import SCHEMA
 from service.query.scan_copies import ENCODING
 from service.query.text_rows import places

@@ -17,6 +17,7 @@ from logstore import keys
 from logstore.errors import Damaged
 from logstore.search.conditions import AnyOf, Contains
 from logstore.search.needs import Needs, needs_of
+from logstore.table import skip_index
 from logstore.table.skip_index import PAGE_BYTES, Builder, head_bytes
 from logstore.table.snapshot import TableFile
 from service.query import index_files
@@ -31,8 +32,9 @@ NEEDS = cast(Needs, needs_of(AnyOf((Contains("needle-4711"), Contains("nowhere t
 
 
 @pytest.fixture
-async def there(tmp_path: Path) -> tuple[World, TableFile, Path]:
-    """A file with an index, and where that is."""
+async def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[World, TableFile, Path]:
+    """A file with an index of several pages, and where that is."""
+    monkeypatch.setattr(skip_index, "_FILTERS_SHARE", 0.3)
     world = World(tmp_path)
     file = await rare_word(world)
     return world, file, Path(world.store.uri(keys.skip_index(file.path)))

@@ -218,6 +218,7 @@ async def test_of_a_text_that_is_everywhere_only_the_first_row_groups_are_looked
         assert "file_row_number BETWEEN" not in made[0]  # all of the file is read, in one scan
 
 
+@pytest.mark.usefixtures("no_maps")
 async def test_of_files_without_copies_those_with_the_text_everywhere_are_not_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,6 +278,7 @@ async def test_what_begins_in_one_message_and_ends_in_the_next_is_not_found(
         assert (made, len(looked)) == ([], 10)
 
 
+@pytest.mark.usefixtures("no_maps")
 @pytest.mark.parametrize(
     ("limit", "value", "with_copies"),
     [
@@ -358,7 +360,9 @@ async def test_it_ends_between_two_row_groups(tmp_path: Path) -> None:
 
         files = files_of(world)
         made = engine.prefilter(request, check)
-        reads = table_reads(Tile(0, (1 << 128) - 1), files, {}, engine.copies.of)
+        reads = table_reads(
+            Tile(0, (1 << 128) - 1), files, {}, engine.copies.of, engine.indexes.maps
+        )
         with pytest.raises(LimitReached):
             await asyncio.to_thread(made, reads, Tile(0, (1 << 128) - 1))
         assert looked == 6

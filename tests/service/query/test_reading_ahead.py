@@ -62,6 +62,7 @@ async def test_a_search_of_all_hours_reads_ahead_what_tells_of_later_ones(
         assert len(footers) == read
 
 
+@pytest.mark.usefixtures("no_maps")
 async def test_no_footer_waits_behind_what_is_announced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,6 +86,7 @@ async def test_no_footer_waits_behind_what_is_announced(
     assert calls == ["footer"] * 3 + ["rows"] * 3
 
 
+@pytest.mark.usefixtures("no_maps")
 async def test_the_system_is_told_which_row_groups_will_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

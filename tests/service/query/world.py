@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from deltalake import CommitProperties, Transaction, WriterProperties, write_deltalake
+from deltalake import (
+    ColumnProperties,
+    CommitProperties,
+    Transaction,
+    WriterProperties,
+    write_deltalake,
+)
 
 from compactor.maintenance.skip_index import build
 from logstore import keys, ulid
@@ -91,6 +97,10 @@ class FakePin:
 
     def release(self) -> None:
         self._world.pins -= 1
+
+
+# As `compactor/spark/conf.py` has it.
+_PLAIN = dict.fromkeys(("message", "ulid", "ts", "pos"), ColumnProperties(dictionary_enabled=False))
 
 
 def _encode(batches: Batches) -> Iterator[pa.RecordBatch]:
@@ -170,7 +180,12 @@ class World:
             rows.cast(COLUMNS).sort_by(order),
             mode="append",
             partition_by=["date", "hour"],
-            writer_properties=WriterProperties(max_row_group_size=group_rows),
+            writer_properties=WriterProperties(
+                compression="ZSTD",
+                compression_level=1,
+                max_row_group_size=group_rows,
+                column_properties=_PLAIN,
+            ),
             commit_properties=CommitProperties(
                 app_transactions=[Transaction(f"segments/{n}", s) for n, s in marks.items()]
             ),
