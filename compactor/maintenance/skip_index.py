@@ -124,7 +124,8 @@ def _add(builder: Builder, parquet: pq.ParquetFile, groups: range, stored: Read)
             raise Damaged(f"row group {index} does not read: {error}") from error
         text = b"".join(_text(chunk) for chunk in read.column(_MESSAGE).chunks)
         bare = read.column(_ATTRIBUTES).null_count == read.num_rows
-        lines = map_of(parquet.metadata, index, read, stored)
+        # Attributes are decoded whole, so of lines that have some no map is asked.
+        lines = map_of(parquet.metadata, index, read, stored) if bare else None
         builder.add(read.num_rows, text, bare=bare, lines=lines)
 
 

@@ -194,11 +194,33 @@ class SkipIndex:
 
     def check(self) -> None:
         """Reads all pages and maps. Raises `Damaged`."""
-        for one in self.head.filters:
-            for number in range(one.pages):
-                self._page(*one.page(number))
+        for _ in self._bits():
+            pass
         for group in range(len(self.rows)):
             self.lines(group)
+
+    def agrees(self, other: SkipIndex) -> bool:
+        """Whether both say the same of the same file. Raises `Damaged`.
+
+        One may have a map that the other has no room for: they may be compressed by two versions
+        of a library.
+        """
+        if self.bare != other.bare or not np.array_equal(self.rows, other.rows):
+            return False
+        if [(f.bits, f.slots) for f in self.head.filters] != [
+            (f.bits, f.slots) for f in other.head.filters
+        ]:
+            return False
+        if any(one != two for one, two in zip(self._bits(), other._bits(), strict=True)):
+            return False
+        pairs = ((self.lines(group), other.lines(group)) for group in range(len(self.rows)))
+        return all(one is None or two is None or one.equals(two) for one, two in pairs)
+
+    def _bits(self) -> Iterator[bytes]:
+        """The bits of all pages."""
+        for one in self.head.filters:
+            for number in range(one.pages):
+                yield self._page(*one.page(number))[_HASH_BYTES:]
 
     def _checked(self, at: int, size: int) -> bytes:
         page = self._read(at, size)

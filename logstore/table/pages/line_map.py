@@ -69,7 +69,7 @@ class PagePlace(NamedTuple):
     begin: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class LineMap:
     """The map of one row group.
 
@@ -89,8 +89,18 @@ class LineMap:
         """Of the row group."""
         return len(self.levels)
 
+    def equals(self, other: LineMap) -> bool:
+        """Whether both say the same, however they were compressed."""
+        return self._parts() == other._parts()
+
     def encoded(self) -> bytes:
         """The map as it is stored."""
+        text, rest = self._parts()
+        packed = zstandard.ZstdCompressor(level=_ZSTANDARD_LEVEL).compress(rest)
+        return b"".join([len(text).to_bytes(_LENGTH_BYTES, "little"), text, packed])
+
+    def _parts(self) -> tuple[bytes, bytes]:
+        """The JSON and what is behind it."""
         header = {
             "messages": [list(page) for page in self.messages],
             "times": [list(page) for page in self.times],
@@ -99,9 +109,7 @@ class LineMap:
         }
         anchors = np.concatenate([np.diff(each, prepend=0) for each in self.anchors])
         parts = [_turned(self.stretches), _turned(anchors.astype(_ANCHOR)), self.levels.tobytes()]
-        rest = zstandard.ZstdCompressor(level=_ZSTANDARD_LEVEL).compress(b"".join(parts))
-        text = orjson.dumps(header)
-        return b"".join([len(text).to_bytes(_LENGTH_BYTES, "little"), text, rest])
+        return orjson.dumps(header), b"".join(parts)
 
     @classmethod
     def decoded(cls, body: bytes) -> LineMap:

@@ -8,9 +8,9 @@ the system does not make room for each.
 from __future__ import annotations
 
 import ctypes
+import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from struct import Struct
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -24,7 +24,7 @@ Read: TypeAlias = Callable[[int, int], bytes]
 """Gives bytes of the file from a place on, so many. Raises `OSError`."""
 
 LENGTH_WIDTH: Final = 4
-_LENGTH: Final = Struct("<I")
+_LENGTH: Final = struct.Struct("<I")
 _LEAST_KEPT: Final = 1 << 16  # bytes of a page
 _LARGEST_KEPT: Final = 4 << 20
 
@@ -88,6 +88,12 @@ class MessagePage(NamedTuple):
         Both are in order. A place within a length is one of the message behind it. Raises
         `Damaged` if the page is not what the map is of.
         """
+        try:
+            return self._at(places)
+        except struct.error as error:
+            raise Damaged("messages do not lie where they should") from error
+
+    def _at(self, places: Sequence[int]) -> tuple[list[int], list[bytes]]:
         rows, messages = list[int](), list[bytes]()
         data, anchors, row, at = self.data, self.anchors, 0, self.begin
         length = _LENGTH.unpack_from

@@ -15,6 +15,7 @@ import pytest
 from logstore.errors import Damaged, UnsupportedVersion
 from logstore.table import skip_index
 from logstore.table.ngrams import grams_of
+from logstore.table.pages import line_map
 from logstore.table.skip_index import (
     PAGE_BYTES,
     SHARE,
@@ -248,6 +249,25 @@ def test_maps_are_where_the_documentation_says(tmp_path: Path) -> None:
         assert found.encoded() == lines.encoded()
         begin += stored
     assert begin == len(body)
+
+
+def test_indexes_agree_that_say_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    maps = [made(write(tmp_path / f"{seed}.parquet", lines_of(seed))) for seed in (3, 4)]
+
+    def of(text: str = "text", rows: int = 70, bare: bool = True, which: int = 0) -> SkipIndex:
+        builder = Builder(1 << 20, 1)
+        builder.add(rows, text.encode(), bare=bare, lines=maps[which])
+        return parse(builder.finish(), size=1 << 20)
+
+    one = of()
+    for other in (of(text="other"), of(text="x" * 3_000), of(rows=71), of(bare=False), of(which=1)):
+        assert not one.agrees(other)
+        assert not other.agrees(one)
+    monkeypatch.setattr(line_map, "_ZSTANDARD_LEVEL", 19)
+    assert one.agrees(of())
+    monkeypatch.setattr(skip_index, "_MAPS_SHARE", 0)  # no room for one that was larger
+    assert one.agrees(of())
+    assert of().agrees(one)
 
 
 @pytest.mark.parametrize("share", [0, 0.001, 0.01])

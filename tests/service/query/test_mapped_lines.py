@@ -87,7 +87,9 @@ async def test_what_is_in_too_many_lines_is_left_to_duckdb(
 async def test_lines_with_attributes_are_left_to_duckdb(tmp_path: Path) -> None:
     world = World(tmp_path)
     put_with_attributes(world, ["needle"])
-    await world.index()
+    (file,) = await world.index()
+    body = Path(world.store.uri(keys.skip_index(file.path))).read_bytes()
+    assert not any(size for _, size in parse(body, size=file.size).head.maps)
     async with engine_of(world, scan_copies_bytes=0) as engine:
         with statements() as made:
             assert await records(engine, NEEDLE)

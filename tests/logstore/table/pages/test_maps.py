@@ -12,6 +12,7 @@ import pytest
 
 from logstore import ulid
 from logstore.errors import Damaged
+from logstore.table.pages import line_map
 from logstore.table.pages.headers import UnknownPages, pages_of
 from logstore.table.pages.line_map import EVERY, LineMap
 from logstore.table.pages.reader import GroupReader, Scratch
@@ -162,6 +163,39 @@ def test_a_file_that_is_another_is_told_of_or_read_as_it_is(tmp_path: Path) -> N
     path.write_bytes(body[: found.messages[-1].at + 3])
     with pytest.raises(OSError, match="cut off"):
         list(GroupReader(found, read_of(path), Scratch()).message_pages(0, found.rows))
+
+
+def test_lengths_that_lead_out_of_a_page_are_told_of(tmp_path: Path) -> None:
+    lines = [line | {"message": "x" * 40} for line in batch(random.Random(1), 60, 0)]
+    path = write(tmp_path / "a.parquet", lines)
+    found = made(path)
+    assert found is not None
+    dice = random.Random(1)
+    for _ in range(500):
+        (page,) = GroupReader(found, read_of(path), Scratch()).message_pages(0, 60)
+        row, end = dice.randrange(60), page.end
+        at = page.begin + row * 44
+        page.data[at : at + 4] = dice.randrange(1 << dice.choice([7, 12, 32])).to_bytes(4, "little")
+        del page.data[end:]
+        try:
+            rows, _ = page.at([dice.randrange(page.begin, end), end - 1])
+        except Damaged:
+            continue
+        assert rows == sorted(set(rows)) <= [59] * len(rows)
+
+
+def test_maps_agree_however_they_are_compressed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "a.parquet", lines_of(3))
+    one = made(path)
+    monkeypatch.setattr(line_map, "_ZSTANDARD_LEVEL", 19)
+    two, other = made(path), made(write(tmp_path / "b.parquet", lines_of(4)))
+    assert one is not None
+    assert two is not None
+    assert other is not None
+    assert one.equals(two)
+    assert not one.equals(other)
 
 
 def test_a_map_that_is_none_is_damaged(tmp_path: Path) -> None:
