@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -42,7 +42,9 @@ _PASS_BYTES: Final = 1 << 30
 _FETCHED_BYTES: Final = 32 << 20  # of row groups, in a request
 _MESSAGE: Final = "message"
 _ATTRIBUTES: Final = "attributes"
-_READ: Final = [*MAPPED, _ATTRIBUTES]
+_SEARCHED: Final = [_MESSAGE, _ATTRIBUTES]
+_MAPPED: Final = [*MAPPED, _ATTRIBUTES]
+_REMOTE: Final = "s3://"
 
 
 async def index_files(compactor: Compactor, report: Report, hurry: Hurry = never) -> None:
@@ -102,30 +104,34 @@ async def _remove_lone(store: ObjectStore, lone: set[str]) -> None:
 async def build(store: ObjectStore, file: TableFile) -> bytes:
     """The skip index of a table file, as it is stored.
 
-    Raises `NotFound`, `Damaged`, `StoreUnavailable`.
+    In a folder it has maps of lines; files on S3 are searched without. Raises `NotFound`,
+    `Damaged`, `StoreUnavailable`.
     """
     key = f"{keys.TABLE}/{file.path}"
     start, tail = (await fetch_tail(store, key, file.size)).first()
     footer = await asyncio.to_thread(opened, SparseFile(file.size, start, tail), key)
     builder = Builder(file.size, footer.num_row_groups)
-    for groups in _together(footer.metadata):
-        low, high = _byte_range_of(footer.metadata, groups)
+    columns = _SEARCHED if store.uri(keys.TABLE).startswith(_REMOTE) else _MAPPED
+    for groups in _together(footer.metadata, columns):
+        low, high = _byte_range_of(footer.metadata, groups, columns)
         sparse = SparseFile(file.size, start, tail)
         sparse.add(low, (await store.get(key, offset=low, size=high - low))[1])
-        await asyncio.to_thread(_add, builder, opened(sparse, key), groups, sparse.range_at)
+        stored = sparse.range_at if columns is _MAPPED else None
+        await asyncio.to_thread(_add, builder, opened(sparse, key), groups, stored)
     return await asyncio.to_thread(builder.finish)
 
 
-def _add(builder: Builder, parquet: pq.ParquetFile, groups: range, stored: Read) -> None:
+def _add(builder: Builder, parquet: pq.ParquetFile, groups: range, stored: Read | None) -> None:
     for index in groups:
         try:
-            read = parquet.read_row_group(index, columns=_READ, use_threads=False)
+            columns = _SEARCHED if stored is None else _MAPPED
+            read = parquet.read_row_group(index, columns=columns, use_threads=False)
         except (OSError, pa.ArrowException) as error:
             raise Damaged(f"row group {index} does not read: {error}") from error
         text = b"".join(_text(chunk) for chunk in read.column(_MESSAGE).chunks)
         bare = read.column(_ATTRIBUTES).null_count == read.num_rows
         # Attributes are decoded whole, so of lines that have some no map is asked.
-        lines = map_of(parquet.metadata, index, read, stored) if bare else None
+        lines = map_of(parquet.metadata, index, read, stored) if stored and bare else None
         builder.add(read.num_rows, text, bare=bare, lines=lines)
 
 
@@ -138,11 +144,11 @@ def _text(strings: pa.StringArray) -> bytes:
     return bytes(memoryview(data)[bounds[strings.offset] : bounds[strings.offset + len(strings)]])
 
 
-def _together(footer: Any) -> Iterator[range]:
+def _together(footer: Any, columns: Sequence[str]) -> Iterator[range]:
     """Row groups in order, so many at a time as one request fetches."""
     first = 0
     for index in range(footer.num_row_groups):
-        low, high = _byte_range_of(footer, range(first, index + 1))
+        low, high = _byte_range_of(footer, range(first, index + 1), columns)
         if high - low > _FETCHED_BYTES and index > first:
             yield range(first, index)
             first = index
@@ -150,12 +156,12 @@ def _together(footer: Any) -> Iterator[range]:
         yield range(first, footer.num_row_groups)
 
 
-def _byte_range_of(footer: Any, groups: range) -> tuple[int, int]:
-    """Where the columns that are read of these row groups begin and end in the file."""
+def _byte_range_of(footer: Any, groups: range, columns: Sequence[str]) -> tuple[int, int]:
+    """Where these columns of the row groups begin and end in the file."""
     ranges = [
         byte_range(chunk, chunk)
         for index in (groups[0], groups[-1])
         for path, chunk in chunks_of(footer, index).items()
-        if path.split(".")[0] in _READ
+        if path.split(".")[0] in columns
     ]
     return min(low for low, _ in ranges), max(high for _, high in ranges)

@@ -17,6 +17,7 @@ from service.query import mapped_lines, prefilter
 from service.query.engine import QueryEngine
 from service.query.prefilter import Prefilter
 from service.query.request import QueryRequest
+from tests.service.query.indexed import Remote
 from tests.service.query.scattered import ALL
 from tests.service.query.test_prefilter import statements
 from tests.service.query.test_scan_copies import files_of, put_with_attributes, records
@@ -118,6 +119,17 @@ async def test_a_map_that_does_not_read_leaves_its_row_group_to_duckdb(
             assert await records(engine, NEEDLE) == expected
         assert len(made) == 1
         assert engine.indexes.damaged == (how != "gone")
+
+
+async def test_files_on_s3_have_no_maps(tmp_path: Path) -> None:
+    """Nobody would use them: such files are DuckDB's."""
+    world = World(tmp_path)
+    put(world)
+    world.store = Remote(world)
+    (file,) = await world.index()
+    index = parse((await world.store.get(keys.skip_index(file.path)))[1], size=file.size)
+    assert not any(size for _, size in index.head.maps)
+    index.check()
 
 
 async def test_a_page_that_is_damaged_is_told_of(tmp_path: Path) -> None:
