@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from logstore import ulid
-from logstore.errors import Damaged, InvalidInput
+from logstore.errors import Damaged
+from logstore.segments.ulids import parse, texts_of
 from logstore.table.pages.headers import PLAIN, UnknownPages, pages_of
 from logstore.table.pages.line_map import (
     EVERY,
@@ -36,12 +37,6 @@ _TYPES: Final = {"ts": pa.timestamp("us", "UTC"), "pos": pa.int64()}
 _NULLABLE: Final = ("level", "connector_id")
 _COMPARED: Final = 1_024  # one line of so many
 _ULID_WIDTH: Final = 26
-_LINE_WIDTH: Final = 5  # characters that number a line in its batch
-_DIGITS: Final = np.array([ulid.ALPHABET.find(chr(byte)) for byte in range(1 << 8)])
-_WORTH: Final = 32 ** np.arange(_LINE_WIDTH - 1, -1, -1)
-_EIGHTS: Final = (0, 8, _ULID_WIDTH - _LINE_WIDTH - 8)
-"""Where eight characters begin that are compared at once, of those that name the batch."""
-_LOW: Final = (1 << 64) - 1
 
 
 def map_of(footer: Any, index: int, rows: pa.Table, read: Read) -> LineMap | None:
@@ -55,7 +50,7 @@ def map_of(footer: Any, index: int, rows: pa.Table, read: Read) -> LineMap | Non
     try:
         made = making.made()
         return made if making.is_right(made) else None
-    except (Damaged, UnknownPages, InvalidInput):
+    except (Damaged, UnknownPages):
         return None
 
 
@@ -73,7 +68,7 @@ class _Making:
         self._scratch = Scratch()
 
     def made(self) -> LineMap:
-        """The map. Raises `Damaged`, `UnknownPages`, `InvalidInput`."""
+        """The map. Raises `Damaged`, `UnknownPages`."""
         for name, column in self._columns.items():
             if column.type != _TYPES.get(name, pa.string()):
                 raise UnknownPages(f"{name} is of another type")
@@ -116,21 +111,19 @@ class _Making:
             raise UnknownPages("there are too many names")
         texts = _texts(self._columns["ulid"])
         pos = self._columns["pos"].to_numpy()
-        line = _DIGITS[texts[:, -_LINE_WIDTH:]] @ _WORTH
+        high, batch, line = parse(texts)
         rises = (np.diff(line) == 1) & (np.diff(pos) == 1)
-        for first in _EIGHTS:
-            eight = np.ascontiguousarray(texts[:, first : first + 8]).view(np.uint64).ravel()
-            rises &= eight[1:] == eight[:-1]
-        for codes in names.values():
-            rises &= np.diff(codes) == 0
+        for same in (high, batch, *names.values()):
+            rises &= same[1:] == same[:-1]
         firsts = np.flatnonzero(np.concatenate(([True], ~rises)))
         found = np.zeros(len(firsts), STRETCH)
-        numbers = [ulid.decode(text.tobytes().decode()) for text in texts[firsts]]
         found["row"], found["pos"] = firsts, pos[firsts]
-        found["hi"] = [number >> 64 for number in numbers]
-        found["lo"] = [number & _LOW for number in numbers]
+        found["hi"] = high[firsts]
+        found["lo"] = batch[firsts] | line[firsts].astype(np.uint64)
         for name, codes in names.items():
             found[name] = codes[firsts]
+        if not np.array_equal(texts_of(found["hi"], found["lo"]), texts[firsts]):
+            raise UnknownPages("a ULID is none")
         return found
 
     def _places(self, name: str) -> Sequence[PagePlace]:
