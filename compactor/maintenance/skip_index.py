@@ -116,22 +116,25 @@ async def build(store: ObjectStore, file: TableFile) -> bytes:
         low, high = _byte_range_of(footer.metadata, groups, columns)
         sparse = SparseFile(file.size, start, tail)
         sparse.add(low, (await store.get(key, offset=low, size=high - low))[1])
-        stored = sparse.range_at if columns is _MAPPED else None
-        await asyncio.to_thread(_add, builder, opened(sparse, key), groups, stored)
+        await asyncio.to_thread(
+            _add, builder, opened(sparse, key), groups, columns, sparse.range_at
+        )
     return await asyncio.to_thread(builder.finish)
 
 
-def _add(builder: Builder, parquet: pq.ParquetFile, groups: range, stored: Read | None) -> None:
+def _add(
+    builder: Builder, parquet: pq.ParquetFile, groups: range, columns: list[str], stored: Read
+) -> None:
     for index in groups:
         try:
-            columns = _SEARCHED if stored is None else _MAPPED
             read = parquet.read_row_group(index, columns=columns, use_threads=False)
         except (OSError, pa.ArrowException) as error:
             raise Damaged(f"row group {index} does not read: {error}") from error
         text = b"".join(_text(chunk) for chunk in read.column(_MESSAGE).chunks)
         bare = read.column(_ATTRIBUTES).null_count == read.num_rows
         # Attributes are decoded whole, so of lines that have some no map is asked.
-        lines = map_of(parquet.metadata, index, read, stored) if stored and bare else None
+        mapped = bare and columns is _MAPPED
+        lines = map_of(parquet.metadata, index, read, stored) if mapped else None
         builder.add(read.num_rows, text, bare=bare, lines=lines)
 
 
