@@ -147,3 +147,41 @@ async def test_a_tile_has_the_hours_of_which_indexes_leave_little(
     async with engine_of(world, sizes=TileSizes(room, room)) as engine:
         assert (await search(engine, request))[0] == world.expected(request)
     assert len([tile for tile in taken if tile is not None]) == expected
+
+
+async def test_of_what_has_a_map_the_system_is_not_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, told = await three_hours(tmp_path), list[int]()
+    announce = Footer.announce
+
+    def noting(self: Footer, groups: Sequence[Group], most: int) -> int:
+        told.extend(group.number for group in groups)
+        return announce(self, groups, most)
+
+    monkeypatch.setattr(Footer, "announce", noting)
+    async with engine_of(world) as engine:
+        assert (await search(engine, RARE))[0] == world.expected(RARE)
+    assert told == []
+
+
+@pytest.mark.parametrize(
+    ("busy_rows", "asked"),
+    [(GROUP_ROWS, [1, 1, 1]), (2 * GROUP_ROWS, [1, 2]), (1 << 20, [1, 4])],
+)
+async def test_a_tile_is_as_large_as_gives_so_many_matches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, busy_rows: int, asked: list[int]
+) -> None:
+    world, budgets = await three_hours(tmp_path), list[int]()
+    size = max(file.size for file in files_of(world))
+    take = Tiles.take
+
+    def noting(self: Tiles, budget: int) -> Tile | None:
+        budgets.append(budget)
+        return take(self, budget)
+
+    monkeypatch.setattr(Tiles, "take", noting)
+    sizes = TileSizes(size, 8 * size, busy_rows=busy_rows)
+    async with engine_of(world, sizes=sizes) as engine:
+        assert (await search(engine, RARE))[0] == world.expected(RARE)
+    assert [budget // size for budget in budgets[: len(asked)]] == asked

@@ -198,6 +198,24 @@ def test_maps_agree_however_they_are_compressed(
     assert not one.equals(other)
 
 
+def test_only_pages_with_the_rows_are_read(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", lines_of(3), data_page_size=300, write_batch_size=16)
+    found = made(path)
+    assert found is not None
+    read, body = list[int](), read_of(path)
+
+    def noting(at: int, size: int) -> bytes:
+        read.append(at)
+        return bytes(body(at, size))
+
+    firsts = [sum(page.rows for page in found.messages[:n]) for n in range(len(found.messages))]
+    assert len(firsts) > 4
+    reader = GroupReader(found, noting, Scratch())
+    pages = list(reader.message_pages(firsts[1] + 1, firsts[3]))
+    assert [page.first for page in pages] == firsts[1:3]
+    assert read == [page.at for page in found.messages[1:3]]
+
+
 def test_a_map_that_is_none_is_damaged(tmp_path: Path) -> None:
     found = made(write(tmp_path / "a.parquet", lines_of(3)))
     assert found is not None
