@@ -30,7 +30,7 @@ from compactor.report import Report
 from logstore import keys
 from logstore.errors import Damaged, NotFound
 from logstore.objects.parquet import SparseFile, byte_range, chunks_of, fetch_tail, opened
-from logstore.objects.store import ObjectStore
+from logstore.objects.store import ObjectStore, is_remote
 from logstore.table.pages.made import MAPPED, map_of
 from logstore.table.pages.reader import Read
 from logstore.table.skip_index import Builder
@@ -44,7 +44,6 @@ _MESSAGE: Final = "message"
 _ATTRIBUTES: Final = "attributes"
 _SEARCHED: Final = [_MESSAGE, _ATTRIBUTES]
 _MAPPED: Final = [*MAPPED, _ATTRIBUTES]
-_REMOTE: Final = "s3://"
 
 
 async def index_files(compactor: Compactor, report: Report, hurry: Hurry = never) -> None:
@@ -111,7 +110,7 @@ async def build(store: ObjectStore, file: TableFile) -> bytes:
     start, tail = (await fetch_tail(store, key, file.size)).first()
     footer = await asyncio.to_thread(opened, SparseFile(file.size, start, tail), key)
     builder = Builder(file.size, footer.num_row_groups)
-    columns = _SEARCHED if store.uri(keys.TABLE).startswith(_REMOTE) else _MAPPED
+    columns = _SEARCHED if is_remote(store.uri(keys.TABLE)) else _MAPPED
     for groups in _together(footer.metadata, columns):
         low, high = _byte_range_of(footer.metadata, groups, columns)
         sparse = SparseFile(file.size, start, tail)

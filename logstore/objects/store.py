@@ -32,6 +32,11 @@ _NAME: Final = re.compile(r"[a-z0-9-]+")
 _VALUE: Final = re.compile(r"[ -~]*")
 
 
+def is_remote(uri: str) -> bool:
+    """Whether what a store's `uri` gave is on S3: else it is a path on this machine."""
+    return uri.startswith("s3://")
+
+
 def check_metadata(metadata: Mapping[str, str]) -> None:
     """Raises `InvalidInput` for metadata that S3 would not store unchanged."""
     for name, value in metadata.items():

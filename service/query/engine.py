@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, TypeVar
 from logstore import keys
 from logstore.clock import Clock
 from logstore.errors import TailraceError, Unavailable
+from logstore.objects.store import is_remote
 from logstore.search.conditions import patterns
 from service.query.fetched_indexes import FetchedIndexes
 from service.query.footers import Footers
@@ -216,7 +217,7 @@ class QueryEngine:
 
     def _open_indexes(self) -> SkipIndexes:
         store, budget = self._sources.store, self.settings.index_budget
-        if store.uri(keys.TABLE).startswith("s3://"):
+        if is_remote(store.uri(keys.TABLE)):
             return FetchedIndexes(store, self.clock, budget)
         return IndexFiles(lambda path: store.uri(keys.skip_index(path)), self.clock, budget)
 

@@ -25,6 +25,7 @@ from typing import Final, TypeAlias
 import pyarrow as pa
 
 from logstore.errors import Damaged
+from logstore.objects.store import is_remote
 from logstore.search.needs import needed_texts, sure_texts
 from logstore.table.pages.reader import Scratch
 from service.query.footers import ATTRIBUTES, MESSAGE, Footer, Footers, Group
@@ -36,7 +37,6 @@ from service.query.table_reads import Part, TableReads
 from service.query.text_rows import TooMany, candidate_rows, places
 from service.query.tiles import Tile
 
-_REMOTE: Final = "s3://"
 _AT_ONCE: Final = 2  # row groups of copies
 _DECODED_AT_ONCE: Final = 12  # more than threads, none of which then waits for the slowest
 _FEW: Final = 4
@@ -109,7 +109,7 @@ class Prefilter:
 
     def __call__(self, reads: TableReads, tile: Tile) -> TableReads:
         """The same reads with what was found in place of what was looked at. Raises `Damaged`."""
-        local = [part for part in reads.parts if not part.path.startswith(_REMOTE)]
+        local = [part for part in reads.parts if not is_remote(part.path)]
         if self._given_up or not local:
             return reads
         seen = _Seen()
@@ -125,7 +125,7 @@ class Prefilter:
     def ahead(self, paths: Sequence[str]) -> None:
         """Has the footers of these files read, in order, before the search comes to them."""
         for path in paths:
-            if self._texts and not path.startswith(_REMOTE) and not self._footers.has(path):
+            if self._texts and not is_remote(path) and not self._footers.has(path):
                 self._threads.submit(self._read_footer, path)
 
     def _read_footer(self, path: str) -> None:

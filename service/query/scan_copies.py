@@ -37,7 +37,7 @@ import pyarrow.parquet as pq
 from logstore import keys
 from logstore.clock import Clock
 from logstore.errors import Damaged, TailraceError
-from logstore.objects.store import ObjectStore
+from logstore.objects.store import ObjectStore, is_remote
 from logstore.table.snapshot import TableFile
 from service.query.copy_rows import BYTES_A_ROW, CopyRows, write_rows
 from service.query.footers import ATTRIBUTES, NAMES
@@ -203,7 +203,7 @@ class ScanCopies:
 
     async def _copy(self, file: TableFile, target: str) -> ScanCopy | None:
         """The copy, None if there is no room for it."""
-        if not file.uri.startswith("s3://"):
+        if not is_remote(file.uri):
             return await self._in_thread(lambda: self._encode(file.uri, target, file.rows))
         fetched = f"{target}.fetched"
         try:

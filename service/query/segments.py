@@ -10,7 +10,7 @@ from typing import Final
 
 from logstore import keys, ulid
 from logstore.batch import RunKey
-from logstore.objects.store import ObjectInfo, ObjectStore
+from logstore.objects.store import ObjectInfo, ObjectStore, is_remote
 from logstore.segments.footer import Footer
 from logstore.segments.reader import read_footer
 from service.query.tiles import Tile
@@ -72,7 +72,7 @@ async def list_above(
     less than to list them, they are stepped over by listing again behind the mark. Gives these
     marks as well: for a table whose marks are lower, what was stepped over is missing.
     """
-    many = _MANY_IN_BUCKET if store.uri(keys.TABLE).startswith("s3://") else _MANY_IN_FOLDER
+    many = _MANY_IN_BUCKET if is_remote(store.uri(keys.TABLE)) else _MANY_IN_FOLDER
     found: list[ObjectInfo] = []
     passed: dict[str, int] = {}
     after: str | None = ""

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from logstore import ulid
+from logstore.objects.store import is_remote
 from logstore.search.where import Where
 from logstore.segments.record_keys import KEY_COLUMNS
 from service.query.cursor import RecordKey
@@ -200,6 +201,6 @@ class Statement:
 
 def literal(path: str) -> str:
     """The path as `read_parquet` must be given it, which takes names of files for patterns."""
-    if path.startswith("s3://"):
+    if is_remote(path):
         return path
     return _PATTERN.sub(r"[\g<0>]", path)
