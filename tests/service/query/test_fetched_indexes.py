@@ -21,6 +21,7 @@ from tests.service.query.test_skipping import RARE, alike, altered, rare_word
 from tests.service.query.world import World, engine_of, search
 from tests.simulation.hand_clock import HandClock
 
+pytestmark = pytest.mark.usefixtures("no_maps")  # there are none on S3
 NEEDS = cast(Needs, needs_of(Contains("needle-4711")))
 
 
