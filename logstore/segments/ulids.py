@@ -16,9 +16,12 @@ from logstore.ulid import ALPHABET
 LINE_CHARACTERS = 5
 _DIGITS = np.frombuffer(ALPHABET.encode(), dtype=np.uint8)
 _NUMBERS = np.arange(1 << 15)
-# The 26 digits are of 130 bits: 13 and a bit of the upper 64, 12 and four bits of the lower.
-_HIGH_SHIFTS = np.arange(61, 0, -5, dtype=np.uint64)
-_LOW_SHIFTS = np.arange(55, -1, -5, dtype=np.uint64)
+# The 26 digits are 13 pairs of ten bits: six of the upper 64 bits, one of both, six of the lower.
+_PAIR = np.uint64(0x3FF)
+_PAIRS = np.stack([_DIGITS[_NUMBERS[:1024] >> shift & 31] for shift in (5, 0)], axis=1)
+_PAIRS = np.ascontiguousarray(_PAIRS).view(np.uint16).ravel()
+_HIGH_SHIFTS = [np.uint64(shift) for shift in range(56, 0, -10)]
+_LOW_SHIFTS = [np.uint64(shift) for shift in range(50, -1, -10)]
 _VALUES = np.zeros(256, dtype=np.uint8)
 _VALUES[_DIGITS] = np.arange(32)
 # The last three characters of every number below 2^15, as items of three bytes.
@@ -38,11 +41,13 @@ def texts(rows: Rows) -> NDArray[np.uint8]:
 
 def texts_of(high: NDArray[np.uint64], low: NDArray[np.uint64]) -> NDArray[np.uint8]:
     """The ULIDs of these upper and lower 64 bits, a row of 26 characters for each."""
-    digits = np.empty((len(high), 26), dtype=np.uint64)
-    digits[:, :13] = high[:, None] >> _HIGH_SHIFTS
-    digits[:, 13] = high << np.uint64(4) | low >> np.uint64(60)
-    digits[:, 14:] = low[:, None] >> _LOW_SHIFTS
-    return _DIGITS[(digits & np.uint64(31)).astype(np.intp)]
+    between = high << np.uint64(4) | low >> np.uint64(60)
+    values = [high >> shift for shift in _HIGH_SHIFTS]
+    values += [between, *(low >> shift for shift in _LOW_SHIFTS)]
+    found = np.empty((len(high), len(values)), np.uint16)
+    for number, value in enumerate(values):
+        found[:, number] = _PAIRS[(value & _PAIR).view(np.int64)]
+    return found.view(np.uint8)
 
 
 def parse(

@@ -56,11 +56,11 @@ def batch_of(found: Sequence[Found]) -> pa.RecordBatch:
 def _renumbered(found: Found, names: dict[str | None, int]) -> NDArray[Any]:
     """The records with numbers of `names`, to which their names are added."""
     records = found.records.copy()
+    used = np.unique(np.concatenate([records[column] for column in NAMES]))
+    texts = [found.names.get(number) for number in used.tolist()]
+    numbers = np.array([names.setdefault(text, len(names)) for text in texts])
     for column in NAMES:
-        used, numbers = np.unique(records[column], return_inverse=True)
-        texts = [found.names.get(number) for number in used.tolist()]
-        numbers_of = [names.setdefault(text, len(names)) for text in texts]
-        records[column] = np.array(numbers_of)[numbers]
+        records[column] = numbers[np.searchsorted(used, records[column])]
     return records
 
 

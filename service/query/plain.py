@@ -53,7 +53,9 @@ def matching(
     terms = [*_asked(rows, request, tile), *_live(rows, deletions)]
     if after is not None:
         terms.append(_behind(rows, after, descending=request.descending))
-    rows = rows.filter(reduce(pc.and_, terms))
+    kept = reduce(pc.and_, terms)
+    if not pc.all(kept).as_py():
+        rows = rows.filter(kept)
     if rows.num_rows > 1:
         direction = "descending" if request.descending else "ascending"
         rows = rows.sort_by([(name, direction) for name in KEY_COLUMNS])

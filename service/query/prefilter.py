@@ -47,6 +47,7 @@ _FEWEST_ROWS: Final = 256  # that may hold it in any case
 _MOST_PLACES: Final = 128  # in a row group of a copy: each is read with two calls of the system
 _LONGEST_TEXT: Final = 16 << 20  # of a row group: some are in memory at a time
 _MOST_FOUND: Final = 32 << 20  # bytes of candidates of a tile
+_BATCH_LINES: Final = 4_096  # candidates that become a batch together
 _MOST_ANNOUNCED: Final = 64 << 20  # bytes of a tile: they wait in the page cache
 _PIECE_ROWS: Final = 2_048  # of messages, that are decoded at a time
 _OTHER_ROWS: Final = 8_192  # of the other columns: each piece costs a call for every one of them
@@ -70,25 +71,35 @@ _Candidates: TypeAlias = pa.RecordBatch | Found
 class _Seen:
     """What came of the row groups of a tile."""
 
-    batches: list[pa.RecordBatch] = field(default_factory=list)
-    rows: list[Found] = field(default_factory=list)
     left: list[_Work] = field(default_factory=list)
     bytes: int = 0
+    _batches: list[pa.RecordBatch] = field(default_factory=list)
+    _rows: list[Found] = field(default_factory=list)
+    _lines: int = 0  # of `_rows`
 
     def add(self, work: _Work, found: _Candidates | None) -> None:
         """The candidates of a row group; None: it was given up."""
         if found is None:
             self.left.append(work)
         elif isinstance(found, Found):
-            self.rows.append(found)
+            self._rows.append(found)
+            self._lines += len(found.numbers)
             self.bytes += found.nbytes
+            if self._lines >= _BATCH_LINES:  # while other threads look through what follows
+                self._make_batch()
         elif found.num_rows:
-            self.batches.append(found)
+            self._batches.append(found)
             self.bytes += found.nbytes
 
     def found(self) -> list[pa.RecordBatch]:
         """All candidates."""
-        return [*self.batches, *([batch_of(self.rows)] if self.rows else [])]
+        self._make_batch()
+        return self._batches
+
+    def _make_batch(self) -> None:
+        if self._rows:
+            self._batches.append(batch_of(self._rows))
+            self._rows, self._lines = [], 0
 
 
 class Prefilter:
