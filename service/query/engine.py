@@ -232,6 +232,6 @@ class QueryEngine:
         connect = ProcessConnection if separate else in_this_process
         return LockedDatabase(self.settings, folders, spill, self._bucket, connect)
 
-    async def in_thread(self, call: Callable[[], T]) -> T:
-        """`call` in one of the searches' threads."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+    def in_thread(self, call: Callable[[], T]) -> asyncio.Future[T]:
+        """`call` in one of the searches' threads, from now on."""
+        return asyncio.get_running_loop().run_in_executor(self._threads, call)

@@ -1,10 +1,14 @@
-"""One search under way: its steps in a thread, its time limit, its pauses, its end."""
+"""One search under way: its steps in a thread, its time limit, its pauses, its end.
+
+While a batch is encoded and sent, the next one is looked for. If the search is to pause meanwhile,
+what was not found yet is given up, and looked for again once it goes on.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Generator
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 
 import pyarrow as pa
 
@@ -25,6 +29,17 @@ _UNREAD_SECONDS: Final = 0.1
 _SHOWN: Final = 20
 
 T = TypeVar("T")
+
+
+class _StandsAside(TailraceError):
+    """The search pauses before it has found the next batch."""
+
+
+class _Step(NamedTuple):
+    """What a step found: a batch, or None if there is no other; whether it is the last one."""
+
+    batch: pa.RecordBatch | None
+    last: bool
 
 
 class RunningSearch:
@@ -58,6 +73,7 @@ class RunningSearch:
         )
         self._records: Generator[pa.RecordBatch] | None = None
         self._work: asyncio.Future[Any] | None = None
+        self._following: asyncio.Future[_Step] | None = None  # the step after the batch just given
         self._left_seconds = engine.settings.time_limit_seconds
         self._closing: asyncio.Task[None] | None = None
         self._stopped: TailraceError | None = None
@@ -89,24 +105,39 @@ class RunningSearch:
     async def _next(self) -> pa.RecordBatch | None:
         if self.ended:
             return None
+        if self._stopped is not None:
+            raise self._stopped
+        following, self._following = self._following, None
+        try:
+            found = await (following or self._found())
+        except _StandsAside:
+            found = await self._found()
+        self.ended = found.last
+        if not self.ended and self._moving is None:
+            # In its thread at once: whoever takes this batch may not wait before it is encoded.
+            work = self._begin(self._taken)
+            self._following = asyncio.ensure_future(self._ended(work))
+        return found.batch
+
+    async def _found(self) -> _Step:
         if self._moving is not None:
             await self._return()
-        if self._records is None:
-            self._records = self._search.batches()
         return await self._step(self._taken)
 
-    def _taken(self) -> pa.RecordBatch | None:
+    def _taken(self) -> _Step:
         """The next batch; if it is known to be the last one, the search comes to its end as well.
 
         So neither the end nor what the client gets with it takes a turn through the thread.
         """
-        assert self._records is not None
+        if self._records is None:
+            self._records = self._search.batches()
         batch = next(self._records, None)
-        if batch is None or self._search.finished:
+        last = batch is None or self._search.finished
+        if last:
             following = next(self._records, None)
             assert following is None, "something follows the last batch"
-            self.ended, self._records = True, None
-        return batch
+            self._records = None
+        return _Step(batch, last)
 
     def pause(self) -> asyncio.Future[None]:
         """Gives back slot and database, between two batches; the next one is waited for.
@@ -119,6 +150,8 @@ class RunningSearch:
 
     async def _pause(self) -> None:
         try:
+            if self._following is not None and self._work is not None:
+                await self._interrupt(self._work, _StandsAside("the search pauses"))
             await self._give_back()
         finally:
             self._leave()
@@ -185,6 +218,8 @@ class RunningSearch:
     def _check(self) -> None:
         if self._stopped is not None:
             raise self._stopped
+        if self._moving is not None:
+            raise _StandsAside("the search pauses")
 
     async def _give_back(self) -> None:
         """Ends what it does, and lets the database go, if it has one."""
@@ -201,11 +236,17 @@ class RunningSearch:
 
     async def _step(self, call: Callable[[], T]) -> T:
         """One piece of work in a thread, within what is left of the time."""
+        return await self._ended(self._begin(call))
+
+    def _begin(self, call: Callable[[], T]) -> asyncio.Future[T]:
         if self._stopped is not None:
             raise self._stopped
+        self._work = work = self._engine.in_thread(call)
+        return work
+
+    async def _ended(self, work: asyncio.Future[T]) -> T:
         clock = self._engine.clock
         began = clock.monotonic()
-        self._work = work = asyncio.ensure_future(self._engine.in_thread(call))
         alarm = asyncio.ensure_future(self._time_out(work))
         try:
             return await asyncio.shield(work)
@@ -216,13 +257,12 @@ class RunningSearch:
     async def _time_out(self, work: asyncio.Future[Any]) -> None:
         seconds = self._engine.settings.time_limit_seconds
         await self._engine.clock.sleep(self._left_seconds)
-        await self._stop(
-            work,
-            LimitReached(
-                f"the search was stopped after {seconds:g} s of work",
-                hint="Narrow the time, name an fqn or run, or set a limit.",
-            ),
+        self._stopped = self._stopped or LimitReached(
+            f"the search was stopped after {seconds:g} s of work",
+            hint="Narrow the time, name an fqn or run, or set a limit.",
         )
+        self._engine.stopped += 1
+        await self._interrupt(work, self._stopped)
 
     async def _wait_for_client(self) -> None:
         seconds, clock = self._engine.settings.stall_seconds, self._engine.clock
@@ -242,24 +282,23 @@ class RunningSearch:
         )
         self._closing = self._closing or asyncio.ensure_future(self._close())
 
-    async def _stop(self, work: asyncio.Future[Any], reason: TailraceError) -> None:
+    async def _interrupt(self, work: asyncio.Future[Any], reason: TailraceError) -> None:
         """Interrupts until the thread has come to rest."""
-        self._stopped = self._stopped or reason
-        self._engine.stopped += 1
         while not work.done():
             if self._database is not None:
                 self._database.interrupt(reason)
             await asyncio.wait({work}, timeout=_NUDGE_SECONDS)
 
     async def _close(self) -> None:
+        self._stopped = self._stopped or LimitReached("the search is closed")
         if self._moving is not None:
             await asyncio.wait({self._moving})
-        work = self._work
-        if work is not None:
-            if not work.done():
-                await self._stop(work, LimitReached("the search was cancelled"))
-            work.cancelled() or work.exception()  # looked at, so that asyncio does not warn
-        self._stopped = self._stopped or LimitReached("the search is closed")
+        if self._work is not None and not self._work.done():
+            self._engine.stopped += self._following is None  # else nobody waited for it
+            await self._interrupt(self._work, self._stopped)
+        for ended in filter(None, (self._work, self._following)):
+            await asyncio.wait({ended})
+            ended.cancelled() or ended.exception()  # looked at, so that asyncio does not warn
         try:
             await self._give_back()
         finally:

@@ -24,6 +24,7 @@ from logstore.search.conditions import Contains
 from logstore.segments.carry import Carry
 from logstore.segments.columns import record_batches
 from service.query.request import QueryRequest
+from service.query.running import RunningSearch
 from tests.service.query.world import NOW_MS, RUNS, World, engine_of, search
 from tests.simulation.hand_clock import HandClock
 
@@ -54,6 +55,12 @@ def endless(root: Path) -> World:
     return world
 
 
+async def at_rest(running: RunningSearch) -> None:
+    """Once it has found the batch behind the one that it gave last."""
+    if running._following is not None:
+        await asyncio.wait({running._following})
+
+
 async def test_time_is_limited(tmp_path: Path) -> None:
     clock = HandClock()
     world = endless(tmp_path)
@@ -78,6 +85,7 @@ async def test_time_that_the_client_takes_is_not_work(tmp_path: Path) -> None:
             rows = 0
             async for batch in running.batches():
                 rows += batch.num_rows
+                await at_rest(running)
                 await clock.advance(10)
         assert rows == 40_000
 

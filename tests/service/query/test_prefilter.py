@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import AsyncMock
+from unittest.mock import Mock
 
 import pytest
 
@@ -166,11 +166,11 @@ async def test_a_text_that_only_the_table_may_have_needs_no_database_and_one_tur
             await world.index()
         with statements() as made, pytest.MonkeyPatch.context() as patch:
             patch.setattr(engine.databases, "take", None)
-            turn = AsyncMock(side_effect=engine.in_thread)
+            turn = Mock(side_effect=engine.in_thread)
             patch.setattr(engine, "in_thread", turn)
             for request in asked:
                 assert (await search(engine, request))[0] == world.expected(request)
-            assert turn.await_count == len(asked)
+            assert turn.call_count == len(asked)
             assert not made
         with statements() as made:
             two = replace(ALL, condition=Matches("needle-47.1"))

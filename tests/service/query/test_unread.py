@@ -10,15 +10,20 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from logstore import ulid
 from logstore.errors import LimitReached
+from logstore.search.conditions import Contains
 from service.query.cursor import RecordKey
 from service.query.request import QueryRequest
 from service.query.running import RunningSearch
-from tests.service.query.test_limits import ALL, big
-from tests.service.query.world import RUNS, engine_of, search
+from service.query.tiles import TileSizes
+from tests.service.query.test_limits import ALL, at_rest, big, endless
+from tests.service.query.test_skipping import batch_at, put_in_table
+from tests.service.query.world import NOW_MS, RUNS, World, engine_of, search
 from tests.simulation.hand_clock import HandClock
 
 ROWS = 40_000
+HOURLY = TileSizes(first_bytes=1, largest_bytes=1)
 
 
 def keys(batch: pa.RecordBatch) -> list[RecordKey]:
@@ -92,6 +97,51 @@ async def test_without_others_an_unread_search_keeps_its_place(tmp_path: Path) -
             pass
         assert len(client.found) == len(set(client.found)) == ROWS
         await client.close()
+
+
+async def test_the_next_batch_is_found_while_the_client_has_one(tmp_path: Path) -> None:
+    async with engine_of(big(tmp_path, 40, 1_000)) as engine:
+        client = Slow(await engine.open(ALL))
+        assert await client.take()
+        given = len(client.found)
+        await at_rest(client.running)
+        assert given < client.running.stats()["matches"] <= 2 * given
+        await client.close()
+
+
+def then_endless(root: Path) -> tuple[World, QueryRequest]:
+    """A search that finds a batch, and then never another, nor its end."""
+    world = endless(root)
+    put_in_table(world, [batch_at(0, ["needle-4711"])])
+    return world, replace(ALL, condition=Contains("needle-4711"), descending=False)
+
+
+async def test_what_is_looked_for_ahead_holds_up_nobody(tmp_path: Path) -> None:
+    clock, (world, asked) = HandClock(), then_endless(tmp_path)
+    async with engine_of(world, clock, sizes=HOURLY, max_concurrent=1) as engine:
+        client = Slow(await engine.open(asked))
+        assert await client.take()
+        await clock.advance(0.2)
+        found, _ = await search(engine, replace(asked, high=ulid.lowest_at(NOW_MS - 1)))
+        assert found == client.found
+        more = asyncio.ensure_future(client.take())
+        while not engine.running:
+            await asyncio.sleep(0)
+        await clock.advance(61)
+        with pytest.raises(LimitReached, match="after 60 s"):
+            await more
+        await client.close()
+        assert engine.stopped == 1
+
+
+async def test_a_client_that_leaves_ends_what_is_looked_for_ahead(tmp_path: Path) -> None:
+    world, asked = then_endless(tmp_path)
+    async with engine_of(world, sizes=HOURLY) as engine:
+        client = Slow(await engine.open(asked))
+        assert await client.take()
+        assert engine.running == 1
+        await client.close()
+        assert engine.running == engine.stopped == 0
 
 
 async def test_the_end_waits_for_a_pause_that_is_under_way(tmp_path: Path) -> None:
