@@ -44,6 +44,11 @@ def lines(batch: pa.RecordBatch) -> bytes:
     """One line for each record."""
     if batch.num_rows <= _FEW:
         return b"".join(map(_line, _one_by_one(batch)))
+    return _lines(batch, _names(batch))
+
+
+def _lines(batch: pa.RecordBatch, names: pa.Array) -> bytes:
+    """The lines of many, with their `names` in JSON."""
     attributes = batch.column("attributes")
     bare = attributes.null_count == len(attributes)
     joined = _joined(
@@ -51,7 +56,7 @@ def lines(batch: pa.RecordBatch) -> bytes:
         batch.column("ulid"),
         '","ts":"',
         _times(batch.column("ts")),
-        _names(batch),
+        names,
         batch.column("pos").cast(pa.string()),
         ',"message":',
         _quoted(batch.column("message")),
@@ -90,14 +95,18 @@ def _times(column: pa.Array) -> pa.Array:
 
 def _names(batch: pa.RecordBatch) -> pa.Array:
     """The JSON between time and number; it is made once for each kind, since records share it."""
+    columns = [batch.column(name).dictionary_encode(null_encoding="encode") for name in _NAMES]
     codes = np.zeros(batch.num_rows, np.int64)
-    for name in _NAMES:
-        column = batch.column(name).dictionary_encode(null_encoding="encode")
+    for column in columns:
         codes = codes * len(column.dictionary) + column.indices.to_numpy()
-    _, first, which = np.unique(codes, return_index=True, return_inverse=True)
-    kinds = batch.select(_NAMES).take(pa.array(first)).to_pylist()
-    members = [b'Z",%b,"pos":' % orjson.dumps(kind)[1:-1] for kind in kinds]
-    return pa.array(members, pa.string()).take(pa.array(which))
+    kinds = pa.array(codes).dictionary_encode()
+    codes, texts = kinds.dictionary.to_numpy(), list[list[str | None]]()
+    for column in reversed(columns):
+        codes, numbers = np.divmod(codes, len(column.dictionary))
+        texts.insert(0, column.dictionary.take(pa.array(numbers)).to_pylist())
+    found = [dict(zip(_NAMES, kind, strict=True)) for kind in zip(*texts, strict=True)]
+    members = [b'Z",%b,"pos":' % orjson.dumps(kind)[1:-1] for kind in found]
+    return pa.array(members, pa.string()).take(kinds.indices)
 
 
 def _objects(column: pa.Array) -> pa.Array:
@@ -176,8 +185,13 @@ class Ndjson:
     columns: Sequence[str] | None = None
 
     def records(self, batch: pa.RecordBatch) -> Iterator[bytes]:
+        if batch.num_rows <= _FEW:
+            yield from map(lines, pieces(batch))
+            return
+        names, first = _names(batch), 0  # of all pieces, which have much the same ones
         for part in pieces(batch):
-            yield lines(part)
+            yield _lines(part, names.slice(first, part.num_rows))
+            first += part.num_rows
 
     def end(self, stats: dict[str, Any]) -> bytes:
         return _line({"stats": stats})
