@@ -17,7 +17,7 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import local
 from typing import Final, TypeAlias
@@ -111,27 +111,20 @@ class Prefilter:
         self._request = request
         self._footers = footers
         self._threads = threads
-        self._check = check
+        self.check = check
         self._texts = _encoded(sure_texts(request.condition))
         self._needed = [_encoded(texts) for texts in needed_texts(request.condition)]
-        self._given_up = not self._texts
+        self.given_up = not self._texts  # the rest of the search is DuckDB's
         self._scratches = local()
         self._quick = True  # little was looked through of the last row group of a copy
 
-    def __call__(self, reads: TableReads, tile: Tile) -> TableReads:
-        """The same reads with what was found in place of what was looked at. Raises `Damaged`."""
-        local = [part for part in reads.parts if not is_remote(part.path)]
-        if self._given_up or not local:
-            return reads
-        seen = _Seen()
-        try:
-            work = self._planned(local, None if reads.inside else tile, seen)
-            planned = Counter(one.part for one in (*work, *seen.left))
-            self._look(work, seen)
-        except (OSError, KeyError, ValueError, pa.ArrowException) as error:
-            raise Damaged(f"what is stored cannot be read: {error}") from error
-        remote = [part for part in reads.parts if part not in local]
-        return reads.prefiltered([*remote, *_parts(seen.left, planned)], seen.found())
+    def begin(self, reads: TableReads, tile: Tile) -> Looking:
+        """Begins to look for lines in what the tile reads. Raises `Damaged`."""
+        here = [part for part in reads.parts if not (self.given_up or is_remote(part.path))]
+        others, seen = [part for part in reads.parts if part not in here], _Seen()
+        with _as_damage():
+            work = self._planned(here, None if reads.inside else tile, seen)
+        return Looking(self, reads.prefiltered(others, []), work, seen)
 
     def ahead(self, paths: Sequence[str]) -> None:
         """Has the footers of these files read, in order, before the search comes to them."""
@@ -164,37 +157,11 @@ class Prefilter:
                 (work if pays else seen.left).append(_Work(part, footer, group))
         return work
 
-    def _look(self, work: Sequence[_Work], seen: _Seen) -> None:
-        waiting = deque(work)
-        for one, found in self._each(waiting):
-            seen.add(one, found)
-            if found is None or seen.bytes > _MOST_FOUND:
-                self._given_up = True  # the rest of the search is DuckDB's
-                seen.left += waiting
-                waiting.clear()
+    def submit(self, work: _Work) -> Future[_Candidates | None]:
+        """`candidates`, in another thread."""
+        return self._threads.submit(self.candidates, work)
 
-    def _each(self, waiting: deque[_Work]) -> Iterator[tuple[_Work, _Candidates | None]]:
-        """The candidates of each that waits, in turn; several at once if it takes long enough."""
-        decoded = any(work.part.rows is None for work in waiting)
-        at_once = 0 if len(waiting) <= _FEW else _DECODED_AT_ONCE if decoded else _AT_ONCE
-        running: deque[tuple[_Work, Future[_Candidates | None]]] = deque()
-        try:
-            while waiting or running:
-                self._check()
-                while waiting and len(running) < at_once and not self._in_turn(waiting[0]):
-                    one = waiting.popleft()
-                    running.append((one, self._threads.submit(self._candidates, one)))
-                if running:
-                    one, future = running.popleft()
-                    yield one, future.result()
-                else:
-                    one = waiting.popleft()
-                    yield one, self._candidates(one)
-        finally:
-            for _, future in running:
-                future.cancel()
-
-    def _in_turn(self, work: _Work) -> bool:
+    def in_turn(self, work: _Work) -> bool:
         """Whether to look at it is likely to take less time than another thread costs.
 
         In one pipeline or run, little of a row group says nothing about the next one.
@@ -202,9 +169,9 @@ class Prefilter:
         everywhere = self._request.fqn is None and self._request.run is None
         return everywhere and self._quick and work.part.rows is not None
 
-    def _candidates(self, work: _Work) -> _Candidates | None:
+    def candidates(self, work: _Work) -> _Candidates | None:
         """The lines of the row group that may match, None if they are many."""
-        if self._given_up:
+        if self.given_up:
             return None
         try:
             if work.part.rows is not None:
@@ -276,6 +243,79 @@ class Prefilter:
                     rows += [first + row for row in here]
                 first += len(column)
         return rows, pa.chunked_array(found, pa.string())
+
+
+class Looking:
+    """The lines of a tile that are looked for, in some row groups at once by other threads.
+
+    `reads` are those of the tile without what is looked at.
+    """
+
+    def __init__(
+        self, prefilter: Prefilter, reads: TableReads, work: Sequence[_Work], seen: _Seen
+    ) -> None:
+        self._prefilter = prefilter
+        self._reads = reads
+        self._seen = seen
+        self._planned = Counter(one.part for one in (*work, *seen.left))  # row groups
+        self._waiting = deque(work)
+        self._running: deque[tuple[_Work, Future[_Candidates | None]]] = deque()
+        decoded = any(one.part.rows is None for one in work)
+        self._at_once = 0 if len(work) <= _FEW else _DECODED_AT_ONCE if decoded else _AT_ONCE
+        self._submit()
+
+    def finish(self) -> TableReads:
+        """The tile's reads, with what was found and what has to be read. Raises `Damaged`."""
+        try:
+            with _as_damage():
+                self._look()
+        finally:
+            self.cancel()
+        left = _parts(self._seen.left, self._planned)
+        return self._reads.prefiltered([*self._reads.parts, *left], self._seen.found())
+
+    def cancel(self) -> None:
+        """Looks for no more."""
+        for _, future in self._running:
+            future.cancel()
+
+    def _look(self) -> None:
+        for one, found in self._each():
+            self._seen.add(one, found)
+            if found is None or self._seen.bytes > _MOST_FOUND:
+                self._prefilter.given_up = True
+                self._seen.left += self._waiting
+                self._waiting.clear()
+
+    def _each(self) -> Iterator[tuple[_Work, _Candidates | None]]:
+        """The candidates of each row group, in turn."""
+        while self._waiting or self._running:
+            self._prefilter.check()
+            self._submit()
+            if self._running:
+                one, future = self._running.popleft()
+                yield one, future.result()
+            else:
+                one = self._waiting.popleft()
+                yield one, self._prefilter.candidates(one)
+
+    def _submit(self) -> None:
+        """Has others begun, if each takes long enough."""
+        while (
+            self._waiting
+            and len(self._running) < self._at_once
+            and not self._prefilter.in_turn(self._waiting[0])
+        ):
+            one = self._waiting.popleft()
+            self._running.append((one, self._prefilter.submit(one)))
+
+
+@contextmanager
+def _as_damage() -> Iterator[None]:
+    try:
+        yield
+    except (OSError, KeyError, ValueError, pa.ArrowException) as error:
+        raise Damaged(f"what is stored cannot be read: {error}") from error
 
 
 def _encoded(texts: Sequence[str]) -> list[bytes]:

@@ -22,20 +22,19 @@ import pyarrow as pa
 from logstore import ulid
 from logstore.errors import Damaged
 from logstore.search.conditions import patterns
-from logstore.search.needs import Wanted, needs_of
 from logstore.segments.record_keys import distinct
-from logstore.table.snapshot import TableFile
 from service.query.cursor import RecordKey
 from service.query.deleted import MOST_TERMS, Live, live
 from service.query.hot import SCHEMA
 from service.query.plain import is_plain, matching
 from service.query.prefilter import Prefilter
 from service.query.request import QueryRequest
-from service.query.scan_copies import ScanCopies, ScanCopy
+from service.query.scan_copies import ScanCopies
 from service.query.skip_indexes import SkipIndexes
 from service.query.slices import slices
 from service.query.sql import READABLE, Scans, Statement, literal
-from service.query.table_reads import TableReads, table_reads, weights
+from service.query.table_reads import TableReads
+from service.query.table_search import TableSearch
 from service.query.tiles import Tile, Tiles, TileSizes
 from service.query.view import View
 
@@ -44,12 +43,6 @@ if TYPE_CHECKING:
 
 _GROWTH: Final = 4
 _PIECE_ROWS: Final = 8_192
-_READ_AHEAD: Final = 4
-"""Times as many rows as its limit, that a search for nothing but the nearest records reads."""
-_MOST_AHEAD: Final = 64
-"""Files that are looked at before a search comes to them."""
-_NARROW: Final = 0.1
-"""Of a file, that a search in one pipeline or run reads, since files are sorted by them."""
 
 Summary: TypeAlias = Callable[[Statement, Tile, Scans, str], str]
 """Makes a statement that sums a tile up in few rows, of what is scanned and what is not deleted."""
@@ -75,18 +68,12 @@ class Search:
         self._view = view
         self._database = database
         self._sizes = sizes
-        self._indexes = indexes
-        self._copies: ScanCopies | None = copies
-        self._scanned: dict[str, None] = {}  # paths of files that were read as copies
-        self._prefilter = prefilter
-        self._planned: tuple[Tile, TableReads] | None = None  # until what is there has changed
-        self._looked: TableReads | None = None  # the same, prefiltered
+        self._table = TableSearch(request, view, indexes, copies, prefilter)
         self._plain = is_plain(request) and len(view.deletions) <= MOST_TERMS
-        self._uncopied: list[tuple[TableFile, float]] = []  # what was read of others, in bytes
-        self._needs = needs_of(request.condition)
-        self._ahead: Sequence[TableFile] = ()  # whose indexes were asked before
-        self._told: Mapping[str, Wanted] = {}  # what they said
         self._statement = Statement(request)
+        self._left = Tiles({}, request.bounds, descending=request.descending)
+        self._budget = 0  # bytes of the tile that was taken last
+        self._begun: Tile | None = None  # the tile behind, once its lines are looked for
         self._in_last_tile = self._given_last = False
         self.matches = 0
         self.bytes = 0
@@ -111,23 +98,39 @@ class Search:
 
     def batches(self) -> Generator[pa.RecordBatch]:
         """The matches in order. Raises `LimitReached`, `Damaged`, `StoreUnavailable`."""
-        first = self._first_budget
-        after, budget = self._after, first
-        self._look_ahead()
-        tiles = self._tiles()
+        after = self._after
+        self._table.look_ahead()
+        self._left, self._budget = self._tiles(), self._first_budget
+        tile = self._left.take(self._budget)
         try:
-            while not self._done() and (tile := tiles.take(budget)) is not None:
+            while tile is not None and not self._done():
                 before = self.matches
-                self._in_last_tile = tiles.empty
+                self._in_last_tile = self._left.empty
                 self._note(tile)
                 for part in self._slices(tile):
                     yield from self._tile(part, after)
-                growth = self._sizes.busy_rows / max(self.matches - before, 1)
-                budget = max(int(budget * min(growth, _GROWTH)), first)
-                budget = min(budget, self._sizes.largest_bytes)
+                tile = self._next(self.matches - before)
         finally:
-            self._planned = self._looked = None  # one that pauses holds no lines
-            self._ask_for_copies()
+            self._begun = None
+            self._table.forget()
+            self._table.ask_for_copies()
+
+    def _next(self, matches: int) -> Tile | None:
+        """The tile behind one with so many matches; the one that was begun, if one was."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            return begun
+        growth = self._sizes.busy_rows / max(matches, 1)
+        self._budget = max(int(self._budget * min(growth, _GROWTH)), self._first_budget)
+        self._budget = min(self._budget, self._sizes.largest_bytes)
+        return self._left.take(self._budget)
+
+    def _begin_next(self, reads: TableReads) -> None:
+        """Has lines of the next tile looked for, if there is one that is needed in any case."""
+        if self._request.limit is None and self._begun is None:
+            self._begun = self._next(sum(batch.num_rows for batch in reads.found))
+            if self._begun is not None:
+                self._table.begin(self._begun)
 
     @property
     def _after(self) -> RecordKey | None:
@@ -143,14 +146,14 @@ class Search:
 
     def totals(self, summary: Summary) -> Generator[pa.RecordBatch]:
         """The rows of the summary, tile by tile. Raises as `batches`."""
-        self._look_ahead()
+        self._table.look_ahead()
         tiles = self._tiles()
         try:
             while (tile := tiles.take(self._sizes.largest_bytes)) is not None:
                 self._note(tile)
                 yield from self._totals(tile, summary)
         finally:
-            self._ask_for_copies()
+            self._table.ask_for_copies()
 
     def _tiles(self) -> Tiles:
         request, after = self._request, self._after
@@ -162,50 +165,7 @@ class Search:
             bounds = Tile(low, high)
         if bounds.low > bounds.high:
             return Tiles({}, bounds, descending=request.descending)
-        hours = weights(self._view.weights(bounds), self._ahead, self._told)
-        return Tiles(hours, bounds, descending=request.descending)
-
-    def _look_ahead(self) -> None:
-        """Has indexes and footers of files read, nearest first, if the search reads all tiles."""
-        request = self._request
-        if self._needs is None or request.limit is not None:
-            return
-        files = self._view.table_files(request.bounds)
-        files.sort(key=lambda file: (file.date, file.hour), reverse=request.descending)
-        del files[_MOST_AHEAD:]
-        copies = [None if self._copies is None else self._copies.of(file) for file in files]
-        paths = [copy.path if copy else file.uri for file, copy in zip(files, copies, strict=True)]
-        self._prefilter.ahead(paths)
-        self._ahead, self._told = files, self._indexes.ahead(files, self._needs)
-
-    def _note(self, tile: Tile) -> None:
-        """Counts what the tile reads."""
-        reads = self._reads(tile)
-        self.bytes += reads.bytes + self._view.size_beside_table(tile)
-        rows = sum(file.rows for file, _ in reads.shares)
-        for file, share in reads.shares:
-            if file not in reads.copied:
-                self._uncopied.append((file, file.size * share * self._part_of(rows)))
-
-    def _part_of(self, rows: int) -> float:
-        """About how much a search reads of files with so many rows, besides what indexes say."""
-        request = self._request
-        if request.limit is not None and request.unconditional:
-            return min(_READ_AHEAD * request.limit / max(rows, 1), 1.0)
-        return self._narrow
-
-    @property
-    def _narrow(self) -> float:
-        """About how much of a file is of the pipeline and run that are asked for."""
-        request = self._request
-        return _NARROW if request.fqn is not None or request.run is not None else 1.0
-
-    def _ask_for_copies(self) -> None:
-        """Says what was read of files, at the end, so that no copy is made beside the search."""
-        noted, self._uncopied = self._uncopied, []
-        if self._copies is not None:
-            for file, size in noted:
-                self._copies.note_read(file, size)
+        return Tiles(self._table.weights(bounds), bounds, descending=request.descending)
 
     @property
     def _first_budget(self) -> int:
@@ -216,7 +176,11 @@ class Search:
         first = self._sizes.first_bytes
         if self._request.limit is not None:
             return first
-        return min(int(first / self._narrow), self._sizes.largest_bytes)
+        return min(int(first / self._table.narrow), self._sizes.largest_bytes)
+
+    def _note(self, tile: Tile) -> None:
+        """Counts what the tile reads."""
+        self.bytes += self._table.note(tile) + self._view.size_beside_table(tile)
 
     def _done(self) -> bool:
         return self._request.limit is not None and self.matches >= self._request.limit
@@ -247,7 +211,7 @@ class Search:
                         if fresh.num_rows:
                             yield fresh
             except Damaged:
-                if not self._without_copies() and not self._leave_out_unreadable(tile):
+                if not self._table.without_copies() and not self._leave_out_unreadable(tile):
                     raise
             else:
                 if limit is None or given < limit:
@@ -257,7 +221,8 @@ class Search:
     def _select(
         self, tile: Tile, after: RecordKey | None, limit: int | None
     ) -> Generator[pa.RecordBatch]:
-        reads = self._prefiltered(tile)
+        reads = self._table.prefiltered(tile)
+        self._begin_next(reads)
         sources = self._sources(reads, tile)
         if not sources and reads.empty:
             return _nothing()
@@ -281,9 +246,9 @@ class Search:
     def _totals(self, tile: Tile, summary: Summary) -> list[pa.RecordBatch]:
         while True:
             try:
-                return self._totals_of(self._prefiltered(tile), tile, summary)
+                return self._totals_of(self._table.prefiltered(tile), tile, summary)
             except Damaged:
-                if not self._without_copies() and not self._leave_out_unreadable(tile):
+                if not self._table.without_copies() and not self._leave_out_unreadable(tile):
                     raise
 
     def _totals_of(self, reads: TableReads, tile: Tile, summary: Summary) -> list[pa.RecordBatch]:
@@ -294,32 +259,6 @@ class Search:
         statement = summary(self._statement, tile, _scans(sources, reads), live.terms)
         bound = self._bound(sources, reads, tile, after, live)
         return list(self._database().run(statement, bound))
-
-    def _reads(self, tile: Tile) -> TableReads:
-        """What the tile needs of the table; planned once, for what it reads and how much it is."""
-        if self._planned is None or self._planned[0] != tile:
-            self._planned, self._looked = (tile, self._plan(tile)), None
-        return self._planned[1]
-
-    def _prefiltered(self, tile: Tile) -> TableReads:
-        """The same, once lines with the text were found, so that the rest is read."""
-        reads = self._reads(tile)
-        if self._looked is None:
-            self._looked = self._prefilter(reads, tile)
-        return self._looked
-
-    def _plan(self, tile: Tile) -> TableReads:
-        files = self._view.table_files(tile)
-        told, others = self._told, [file for file in files if file.path not in self._told]
-        if self._needs is not None and others:
-            told = {**told, **self._indexes.which(others, self._needs)}
-        return table_reads(tile, files, told, self._copy_of, self._indexes.maps)
-
-    def _copy_of(self, file: TableFile) -> ScanCopy | None:
-        copy = None if self._copies is None else self._copies.of(file)
-        if copy is not None:
-            self._scanned[file.path] = None
-        return copy
 
     def _sources(self, reads: TableReads, tile: Tile) -> dict[str, Sequence[str]]:
         """What is read whole, by source, as names of files."""
@@ -360,18 +299,10 @@ class Search:
         values = self._statement.parameters(tile, after, bounded=bounded)
         return values | live.parameters | files | rows
 
-    def _without_copies(self) -> bool:
-        """Goes on without copies of table files; False if none was read."""
-        if self._copies is None or not self._scanned:
-            return False
-        for path in self._scanned:
-            self._copies.forget(path)
-        self._copies = self._planned = None
-        return True
-
     def _leave_out_unreadable(self, tile: Tile) -> bool:
         """Finds segments and files of the tile that cannot be read and goes on without them."""
-        found, self._planned = False, None
+        found = False
+        self._table.forget()
         stored = [file.uri for file in self._view.table_files(tile)]
         for file in [*self._view.segment_files(tile), *stored]:
             try:

@@ -1,0 +1,167 @@
+"""The table's part of a search: what its tiles read of files, and lines that were found there.
+
+A tile is planned once, by the skip indexes and the copies of its files. A search that reads all
+tiles has the lines of the next one looked for while it orders and gives those that it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from logstore.errors import Damaged
+from logstore.search.needs import Wanted, needs_of
+from logstore.table.snapshot import TableFile
+from service.query.prefilter import Looking, Prefilter
+from service.query.request import QueryRequest
+from service.query.scan_copies import ScanCopies, ScanCopy
+from service.query.skip_indexes import SkipIndexes
+from service.query.table_reads import TableReads, table_reads, weights
+from service.query.tiles import Tile, Weight
+from service.query.view import View
+
+_READ_AHEAD: Final = 4
+"""Times as many rows as its limit, that a search for nothing but the nearest records reads."""
+_MOST_AHEAD: Final = 64
+"""Files that are looked at before a search comes to them."""
+_NARROW: Final = 0.1
+"""Of a file, that a search in one pipeline or run reads, since files are sorted by them."""
+
+
+@dataclass
+class _Plan:
+    """What a tile needs of the table; lines that are looked for, and what came of it."""
+
+    tile: Tile
+    reads: TableReads
+    looking: Looking | None = None
+    found: TableReads | None = None
+
+
+class TableSearch:
+    """For one search, in its thread."""
+
+    def __init__(
+        self,
+        request: QueryRequest,
+        view: View,
+        indexes: SkipIndexes,
+        copies: ScanCopies,
+        prefilter: Prefilter,
+    ) -> None:
+        self._request = request
+        self._view = view
+        self._indexes = indexes
+        self._copies: ScanCopies | None = copies
+        self._scanned: dict[str, None] = {}  # paths of files that were read as copies
+        self._uncopied: list[tuple[TableFile, float]] = []  # what was read of others, in bytes
+        self._prefilter = prefilter
+        self._needs = needs_of(request.condition)
+        self._ahead: Sequence[TableFile] = ()  # whose indexes were asked before
+        self._told: Mapping[str, Wanted] = {}  # what they said
+        self._plan: _Plan | None = None
+        self._next: _Plan | None = None
+
+    @property
+    def narrow(self) -> float:
+        """About how much of a file is of the pipeline and run that are asked for."""
+        request = self._request
+        return _NARROW if request.fqn is not None or request.run is not None else 1.0
+
+    def look_ahead(self) -> None:
+        """Has indexes and footers of files read, nearest first, if the search reads all tiles."""
+        request = self._request
+        if self._needs is None or request.limit is not None:
+            return
+        files = self._view.table_files(request.bounds)
+        files.sort(key=lambda file: (file.date, file.hour), reverse=request.descending)
+        del files[_MOST_AHEAD:]
+        copies = [None if self._copies is None else self._copies.of(file) for file in files]
+        paths = [copy.path if copy else file.uri for file, copy in zip(files, copies, strict=True)]
+        self._prefilter.ahead(paths)
+        self._ahead, self._told = files, self._indexes.ahead(files, self._needs)
+
+    def weights(self, bounds: Tile) -> Mapping[int, Weight]:
+        """What is read by hour, as far as it is known."""
+        return weights(self._view.weights(bounds), self._ahead, self._told)
+
+    def reads(self, tile: Tile) -> TableReads:
+        """What the tile needs; planned once, for what it reads and how much it is."""
+        return self._planned(tile).reads
+
+    def prefiltered(self, tile: Tile) -> TableReads:
+        """The same, once lines with the text were found, so that the rest is read."""
+        plan = self._planned(tile)
+        if plan.found is None:
+            looking = plan.looking or self._prefilter.begin(plan.reads, tile)
+            plan.found, plan.looking = looking.finish(), None
+        return plan.found
+
+    def begin(self, tile: Tile) -> None:
+        """Has lines of the tile looked for that comes next."""
+        with suppress(Damaged):  # it is met again, and told, once the search comes to the tile
+            plan = self._next = _Plan(tile, self._read_of(tile))
+            plan.looking = self._prefilter.begin(plan.reads, tile)
+
+    def forget(self) -> None:
+        """Drops what was planned: what is there has changed, or a pause is to hold no lines."""
+        for plan in (self._plan, self._next):
+            if plan is not None and plan.looking is not None:
+                plan.looking.cancel()
+        self._plan = self._next = None
+
+    def without_copies(self) -> bool:
+        """Goes on without copies of table files; False if none was read."""
+        if self._copies is None or not self._scanned:
+            return False
+        for path in self._scanned:
+            self._copies.forget(path)
+        self._copies = None
+        self.forget()
+        return True
+
+    def note(self, tile: Tile) -> int:
+        """Counts what the tile reads, and says how many bytes that are."""
+        reads = self.reads(tile)
+        rows = sum(file.rows for file, _ in reads.shares)
+        for file, share in reads.shares:
+            if file not in reads.copied:
+                self._uncopied.append((file, file.size * share * self._part_of(rows)))
+        return reads.bytes
+
+    def ask_for_copies(self) -> None:
+        """Says what was read of files, at the end, so that no copy is made beside the search."""
+        noted, self._uncopied = self._uncopied, []
+        if self._copies is not None:
+            for file, size in noted:
+                self._copies.note_read(file, size)
+
+    def _planned(self, tile: Tile) -> _Plan:
+        if self._plan is None or self._plan.tile != tile:
+            if self._next is not None and self._next.tile == tile:
+                self._plan, self._next = self._next, None
+            else:
+                self._plan = _Plan(tile, self._read_of(tile))
+        return self._plan
+
+    def _read_of(self, tile: Tile) -> TableReads:
+        files = self._view.table_files(tile)
+        told, others = self._told, [file for file in files if file.path not in self._told]
+        if self._needs is not None and others:
+            told = {**told, **self._indexes.which(others, self._needs)}
+        return table_reads(tile, files, told, self._copy_of, self._indexes.maps)
+
+    def _copy_of(self, file: TableFile) -> ScanCopy | None:
+        copy = None if self._copies is None else self._copies.of(file)
+        if copy is not None:
+            self._scanned[file.path] = None
+        return copy
+
+    def _part_of(self, rows: int) -> float:
+        """About how much a search reads of files with so many rows, besides what indexes say."""
+        request = self._request
+        if request.limit is not None and request.unconditional:
+            return min(_READ_AHEAD * request.limit / max(rows, 1), 1.0)
+        return self.narrow
