@@ -11,8 +11,6 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-import numpy as np
-
 from logstore.table.pages.line_map import LineMap
 from logstore.table.pages.reader import GroupReader, MessagePage, Scratch
 from service.query.found_rows import Found
@@ -28,10 +26,12 @@ def lines_with(
 
     `wanted` has names by column, `fqn` or `run_id`. Raises `TooMany`, `Damaged`, `OSError`.
     """
-    first, behind = _span(lines, wanted)
+    first, behind = lines.span(wanted)
     rows, messages = list[int](), list[bytes]()
     with open(path, "rb", buffering=0) as file:
         number = file.fileno()
+        if wanted:
+            _read_no_more(number)
         reader = GroupReader(lines, lambda at, size: os.pread(number, size, at), scratch)
         for page in reader.message_pages(first, behind):
             here, found = page.at(_places(page, texts, _MOST_LINES - len(rows)))
@@ -42,19 +42,20 @@ def lines_with(
     return Found(names, rows, records, messages)
 
 
-def _span(lines: LineMap, wanted: Mapping[str, str]) -> tuple[int, int]:
-    """The first row with the names, and the one behind the last. There may be others between."""
-    stretches = lines.stretches
-    ours = np.ones(len(stretches), np.bool_)
-    for column, name in wanted.items():
-        if name not in lines.names:
-            return 0, 0
-        ours &= stretches[column] == lines.names.index(name)
-    numbers = np.flatnonzero(ours)
-    if not len(numbers):
-        return 0, 0
-    ends = [*stretches["row"][1:].tolist(), lines.rows]
-    return int(stretches["row"][numbers[0]]), ends[numbers[-1]]
+def announce(path: str, lines: LineMap, wanted: Mapping[str, str]) -> None:
+    """Has the system read the messages that `lines_with` will look through. Raises `OSError`."""
+    pages = lines.pages(*lines.span(wanted))
+    if pages:
+        with open(path, "rb", buffering=0) as file:
+            number, begin, last = file.fileno(), pages[0].at, pages[-1]
+            _read_no_more(number)
+            size = last.at + last.stored - begin
+            os.posix_fadvise(number, begin, size, os.POSIX_FADV_WILLNEED)
+
+
+def _read_no_more(number: int) -> None:
+    """Has the system read what is asked of a file, and not up to 8 MiB behind it."""
+    os.posix_fadvise(number, 0, 0, os.POSIX_FADV_RANDOM)
 
 
 def _places(page: MessagePage, texts: Sequence[bytes], most: int) -> list[int]:

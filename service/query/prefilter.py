@@ -13,7 +13,6 @@ index leaves out most of their file, and all that follow once the text is in man
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
@@ -27,31 +26,28 @@ import pyarrow as pa
 from logstore.errors import Damaged
 from logstore.objects.store import is_remote
 from logstore.search.needs import needed_texts, sure_texts
+from logstore.table.pages.line_map import LineMap
 from logstore.table.pages.reader import Scratch
-from service.query.footers import ATTRIBUTES, MESSAGE, Footer, Footers, Group
+from service.query.decoded_rows import NOTHING, attributes_of, decoded, records_of
+from service.query.footers import ATTRIBUTES, Footer, Footers, Group
 from service.query.found_rows import Found, batch_of
-from service.query.hot import SCHEMA
-from service.query.mapped_lines import lines_with
+from service.query.mapped_lines import announce, lines_with
 from service.query.request import QueryRequest
 from service.query.table_reads import Part, TableReads
-from service.query.text_rows import TooMany, candidate_rows, places
+from service.query.text_rows import TooMany, places
 from service.query.tiles import Tile
 
 _AT_ONCE: Final = 2  # row groups of copies
 _DECODED_AT_ONCE: Final = 12  # more than threads, none of which then waits for the slowest
+_ANNOUNCED_AT_ONCE: Final = 2  # row groups: the disk is slower if it has many to read
 _FEW: Final = 4
 """So few row groups are looked at without other threads."""
 _QUICK_BYTES: Final = 1 << 20
-_MOST_SHARE: Final = 32  # one row of so many may hold the text
-_FEWEST_ROWS: Final = 256  # that may hold it in any case
 _MOST_PLACES: Final = 128  # in a row group of a copy: each is read with two calls of the system
 _LONGEST_TEXT: Final = 16 << 20  # of a row group: some are in memory at a time
 _MOST_FOUND: Final = 32 << 20  # bytes of candidates of a tile
 _BATCH_LINES: Final = 4_096  # candidates that become a batch together
 _MOST_ANNOUNCED: Final = 64 << 20  # bytes of a tile: they wait in the page cache
-_PIECE_ROWS: Final = 2_048  # of messages, that are decoded at a time
-_OTHER_ROWS: Final = 8_192  # of the other columns: each piece costs a call for every one of them
-_NAMES: Final = [name for name in SCHEMA.names if name != MESSAGE]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +108,8 @@ class Prefilter:
         self._footers = footers
         self._threads = threads
         self.check = check
+        names = {"fqn": request.fqn, "run_id": request.run}
+        self._names = {name: value for name, value in names.items() if value is not None}
         self._texts = _encoded(sure_texts(request.condition))
         self._needed = [_encoded(texts) for texts in needed_texts(request.condition)]
         self.given_up = not self._texts  # the rest of the search is DuckDB's
@@ -157,44 +155,64 @@ class Prefilter:
                 (work if pays else seen.left).append(_Work(part, footer, group))
         return work
 
-    def submit(self, work: _Work) -> Future[_Candidates | None]:
+    def announce(self, work: _Work) -> Future[LineMap | None] | None:
+        """Has its map read, and its pages announced, if it needs a part of them.
+
+        Where all of them are read, the system reads ahead by itself.
+        """
+        if not self._names or not work.part.mapped(work.group.number):
+            return None
+        return self._threads.submit(self._announced, work)
+
+    def submit(
+        self, work: _Work, lines: Future[LineMap | None] | None
+    ) -> Future[_Candidates | None]:
         """`candidates`, in another thread."""
-        return self._threads.submit(self.candidates, work)
+        return self._threads.submit(self.candidates, work, lines)
 
     def in_turn(self, work: _Work) -> bool:
         """Whether to look at it is likely to take less time than another thread costs.
 
         In one pipeline or run, little of a row group says nothing about the next one.
         """
-        everywhere = self._request.fqn is None and self._request.run is None
-        return everywhere and self._quick and work.part.rows is not None
+        return not self._names and self._quick and work.part.rows is not None
 
-    def candidates(self, work: _Work) -> _Candidates | None:
-        """The lines of the row group that may match, None if they are many."""
+    def candidates(
+        self, work: _Work, lines: Future[LineMap | None] | None = None
+    ) -> _Candidates | None:
+        """The lines of the row group that may match, None if they are many.
+
+        `lines` is its map, if it was announced.
+        """
         if self.given_up:
             return None
         try:
             if work.part.rows is not None:
                 return self._where_they_lie(work)
             if work.part.mapped(work.group.number):
-                return self._mapped(work)
+                return self._mapped(work, self._lines(work) if lines is None else lines.result())
             return self._decoded(work)
         except TooMany:
             return None
 
-    def _mapped(self, work: _Work) -> _Candidates | None:
-        request, maps = self._request, work.part.maps
-        assert maps is not None
-        lines = maps.of(work.group.number)
+    def _announced(self, work: _Work) -> LineMap | None:
+        lines = self._lines(work)
+        if lines is not None:
+            announce(work.footer.path, lines, self._names)
+        return lines
+
+    def _lines(self, work: _Work) -> LineMap | None:
+        maps = work.part.maps
+        return None if maps is None else maps.of(work.group.number)
+
+    def _mapped(self, work: _Work, lines: LineMap | None) -> _Candidates | None:
         if lines is None:
             return self._decoded(work) if work.part.rare else None
-        names = {"fqn": request.fqn, "run_id": request.run}
-        wanted = {name: value for name, value in names.items() if value is not None}
         scratch = getattr(self._scratches, "of", None)
         if scratch is None:
             scratch = self._scratches.of = Scratch()
-        rows = lines_with(work.footer.path, lines, wanted, self._texts, scratch)
-        return self._whole(work, rows) if rows.numbers else _NOTHING
+        rows = lines_with(work.footer.path, lines, self._names, self._texts, scratch)
+        return self._whole(work, rows) if rows.numbers else NOTHING
 
     def _where_they_lie(self, work: _Work) -> _Candidates:
         reader, request = work.part.rows, self._request
@@ -205,44 +223,19 @@ class Prefilter:
         for span in spans:
             found += places(path, span, texts, _MOST_PLACES - len(found))
         if not found:
-            return _NOTHING
+            return NOTHING
         return self._whole(work, reader.at(work.group.number, found))
 
     def _whole(self, work: _Work, rows: Found) -> _Candidates:
         """These lines with their attributes."""
         if work.part.bare:
             return rows
-        attributes = _columns(work, [ATTRIBUTES]).take(rows.numbers)
+        attributes = attributes_of(work.footer, work.group, rows.numbers)
         table = pa.Table.from_batches([batch_of([rows])]).drop_columns([ATTRIBUTES])
-        return _batch(table.append_column(ATTRIBUTES, attributes.column(0)))
+        return records_of(table.append_column(ATTRIBUTES, attributes))
 
     def _decoded(self, work: _Work) -> pa.RecordBatch:
-        group = work.group
-        most = max((group.end - group.first) // _MOST_SHARE, _FEWEST_ROWS)
-        rows, messages = self._messages(work, most)
-        if not rows:
-            return _NOTHING
-        names = [name for name in _NAMES if name != ATTRIBUTES or not work.part.bare]
-        others = _rows(work, names, rows)
-        return _batch(others.append_column(MESSAGE, messages))
-
-    def _messages(self, work: _Work, most: int) -> tuple[list[int], pa.ChunkedArray]:
-        """The candidates' rows in the row group, and their messages. Raises `TooMany`.
-
-        They are decoded some at a time: for larger buffers the system would have to make room.
-        """
-        rows, found, first = list[int](), list[pa.Array](), 0
-        with work.footer.open() as file:
-            for piece in file.iter_batches(
-                _PIECE_ROWS, row_groups=[work.group.number], columns=[MESSAGE], use_threads=False
-            ):
-                column = piece.column(0)
-                here = candidate_rows(pa.chunked_array([column]), self._texts, most - len(rows))
-                if here:
-                    found.append(column.take(pa.array(here)))
-                    rows += [first + row for row in here]
-                first += len(column)
-        return rows, pa.chunked_array(found, pa.string())
+        return decoded(work.footer, work.group, self._texts, bare=work.part.bare)
 
 
 class Looking:
@@ -259,6 +252,7 @@ class Looking:
         self._seen = seen
         self._planned = Counter(one.part for one in (*work, *seen.left))  # row groups
         self._waiting = deque(work)
+        self._announced: deque[tuple[_Work, Future[LineMap | None] | None]] = deque()
         self._running: deque[tuple[_Work, Future[_Candidates | None]]] = deque()
         decoded = any(one.part.rows is None for one in work)
         self._at_once = 0 if len(work) <= _FEW else _DECODED_AT_ONCE if decoded else _AT_ONCE
@@ -276,15 +270,18 @@ class Looking:
 
     def cancel(self) -> None:
         """Looks for no more."""
-        for _, future in self._running:
-            future.cancel()
+        for _, future in (*self._running, *self._announced):
+            if future is not None:
+                future.cancel()
 
     def _look(self) -> None:
         for one, found in self._each():
             self._seen.add(one, found)
             if found is None or self._seen.bytes > _MOST_FOUND:
                 self._prefilter.given_up = True
+                self._seen.left += (work for work, _ in self._announced)
                 self._seen.left += self._waiting
+                self._announced.clear()
                 self._waiting.clear()
 
     def _each(self) -> Iterator[tuple[_Work, _Candidates | None]]:
@@ -307,7 +304,16 @@ class Looking:
             and not self._prefilter.in_turn(self._waiting[0])
         ):
             one = self._waiting.popleft()
-            self._running.append((one, self._prefilter.submit(one)))
+            lines = self._prefilter.announce(one)
+            self._announced.append((one, lines))
+            if lines is None or len(self._announced) > _ANNOUNCED_AT_ONCE:
+                self._start()
+        while self._announced and not self._waiting:
+            self._start()
+
+    def _start(self) -> None:
+        one, lines = self._announced.popleft()
+        self._running.append((one, self._prefilter.submit(one, lines)))
 
 
 @contextmanager
@@ -320,43 +326,6 @@ def _as_damage() -> Iterator[None]:
 
 def _encoded(texts: Sequence[str]) -> list[bytes]:
     return [text.encode("utf-8", "surrogatepass") for text in texts]
-
-
-def _columns(work: _Work, names: Sequence[str]) -> pa.Table:
-    with work.footer.open() as file:
-        return file.read_row_group(work.group.number, columns=names, use_threads=False)
-
-
-def _rows(work: _Work, names: Sequence[str], rows: Sequence[int]) -> pa.Table:
-    """These columns of some rows of the row group, in order. Behind the last nothing is decoded."""
-    found, first = list[pa.RecordBatch](), 0
-    with work.footer.open() as file:
-        for piece in file.iter_batches(
-            _OTHER_ROWS, row_groups=[work.group.number], columns=names, use_threads=False
-        ):
-            end = first + piece.num_rows
-            here = rows[bisect_left(rows, first) : bisect_left(rows, end)]
-            if here:
-                found.append(piece.take(pa.array([row - first for row in here])))
-            first = end
-            if rows[-1] < end:
-                break
-    return pa.Table.from_batches(found)
-
-
-_NOTHING: Final = pa.RecordBatch.from_pylist([], SCHEMA)
-
-
-def _batch(rows: pa.Table) -> pa.RecordBatch:
-    """These rows, as a search gives them."""
-    rows = rows.combine_chunks()
-    columns = [
-        rows.column(one.name).combine_chunks().cast(one.type)
-        if one.name in rows.schema.names
-        else pa.nulls(rows.num_rows, one.type)
-        for one in SCHEMA
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
 def _parts(left: Sequence[_Work], planned: Mapping[Part, int]) -> list[Part]:

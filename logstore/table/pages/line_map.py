@@ -25,7 +25,7 @@ row to row, pipeline, run and connector stay; they are numbers of names.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -88,6 +88,36 @@ class LineMap:
     def rows(self) -> int:
         """Of the row group."""
         return len(self.levels)
+
+    def span(self, wanted: Mapping[str, str]) -> tuple[int, int]:
+        """The first row with these names, by column, and the one behind the last.
+
+        Between them may be others.
+        """
+        ours = np.ones(len(self.stretches), np.bool_)
+        for column, name in wanted.items():
+            if name not in self.names:
+                return 0, 0
+            ours &= self.stretches[column] == self.names.index(name)
+        numbers = np.flatnonzero(ours)
+        if not len(numbers):
+            return 0, 0
+        ends = [*self.stretches["row"][1:].tolist(), self.rows]
+        return int(self.stretches["row"][numbers[0]]), ends[numbers[-1]]
+
+    def pages(self, first: int, behind: int) -> Sequence[PagePlace]:
+        """The pages of messages that have rows from `first` to before `behind`."""
+        return [page for _, page, _ in self.message_pages(first, behind)]
+
+    def message_pages(
+        self, first: int, behind: int
+    ) -> Iterator[tuple[int, PagePlace, NDArray[np.uint32]]]:
+        """The same, each with its first row and its anchors."""
+        row = 0
+        for page, anchors in zip(self.messages, self.anchors, strict=True):
+            if row < behind and first < row + page.rows:
+                yield row, page, anchors
+            row += page.rows
 
     def equals(self, other: LineMap) -> bool:
         """Whether both say the same, however they were compressed."""

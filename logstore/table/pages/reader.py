@@ -126,12 +126,9 @@ class GroupReader:
 
         Raises `Damaged`, `OSError`.
         """
-        row = 0
-        for place, anchors in zip(self._map.messages, self._map.anchors, strict=True):
-            if row < behind and first < row + place.rows:
-                data = self._page(place)
-                yield MessagePage(row, place.rows, data, place.begin, place.size, anchors.tolist())
-            row += place.rows
+        for row, place, anchors in self._map.message_pages(first, behind):
+            data = self._page(place)
+            yield MessagePage(row, place.rows, data, place.begin, place.size, anchors.tolist())
 
     def lines(self, rows: Sequence[int]) -> NDArray[Any]:
         """The lines (`LINE`) of these rows, which are in order. Raises `Damaged`, `OSError`."""

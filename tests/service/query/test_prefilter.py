@@ -25,7 +25,7 @@ from logstore.search.conditions import (
     Is,
     Matches,
 )
-from service.query import copy_rows, prefilter
+from service.query import copy_rows, decoded_rows, prefilter
 from service.query import search as search_module
 from service.query.cursor import RecordKey
 from service.query.database import Database
@@ -124,7 +124,7 @@ async def test_each_answer_is_that_of_duckdb_alone_and_of_a_plain_loop(
     await filled(world, words, rng)
     if seed % 4 > 1:
         await world.index()
-    monkeypatch.setattr(prefilter, "_PIECE_ROWS", 7 + seed % 3 * 100)
+    monkeypatch.setattr(decoded_rows, "_PIECE_ROWS", 7 + seed % 3 * 100)
     monkeypatch.setattr(copy_rows, "_WORTH_A_LOOK", seed % 2 << 20)
     asked = [*plain_requests(words, rng), *requests_like(words, rng), *some_requests(rng)]
     paged = asked[:6]
@@ -302,8 +302,9 @@ async def test_what_is_beyond_a_limit_is_left_to_duckdb(
         if with_copies:
             await copied(engine, 1)
         assert (await watched(engine, world, request, monkeypatch))[0] == []
-        monkeypatch.setattr(prefilter, limit, value)
-        monkeypatch.setattr(prefilter, "_MOST_SHARE", 1_000)
+        module = decoded_rows if hasattr(decoded_rows, limit) else prefilter
+        monkeypatch.setattr(module, limit, value)
+        monkeypatch.setattr(decoded_rows, "_MOST_SHARE", 1_000)
         assert len((await watched(engine, world, request, monkeypatch))[0]) == 1
 
 
