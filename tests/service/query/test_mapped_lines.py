@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 
 from logstore import keys, ulid
 from logstore.search.conditions import AnyOf, Contains
+from logstore.table.pages.line_map import PagePlace
+from logstore.table.pages.reader import GroupReader
 from logstore.table.skip_index import parse
 from service.query import mapped_lines, prefilter
 from service.query.engine import QueryEngine
@@ -119,6 +122,39 @@ async def test_a_map_that_does_not_read_leaves_its_row_group_to_duckdb(
             assert await records(engine, NEEDLE) == expected
         assert len(made) == 1
         assert engine.indexes.damaged == (how != "gone")
+
+
+async def test_what_is_read_in_one_pipeline_is_announced_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, announced, read = World(tmp_path), list[tuple[int, int]](), list[int]()
+    put(world, runs=3, group_rows=100)
+    await world.index()
+    advise, page = os.posix_fadvise, GroupReader._page
+
+    def noting(number: int, at: int, size: int, advice: int) -> None:
+        if advice == os.POSIX_FADV_WILLNEED:
+            announced.append((at, at + size))
+        advise(number, at, size, advice)
+
+    def reading(self: GroupReader, place: PagePlace) -> bytearray:
+        if place in self._map.messages:
+            assert not announced or any(low <= place.at < end for low, end in announced)
+            read.append(place.at)
+        return page(self, place)
+
+    monkeypatch.setattr(GroupReader, "_page", reading)
+    async with engine_of(world, scan_copies_bytes=0) as engine:
+        everything = await by_maps_alone(engine, NEEDLE, monkeypatch)
+        of_all = len(read)
+        monkeypatch.setattr(os, "posix_fadvise", noting)
+        assert await by_maps_alone(engine, NEEDLE, monkeypatch) == everything
+        assert announced == []
+        read.clear()
+        asked = replace(NEEDLE, fqn=RUNS[0].fqn)
+        assert (await search(engine, asked))[0] == world.expected(asked)
+        assert len(announced) == len(read)  # a page for each row group
+        assert 0 < len(read) < of_all
 
 
 async def test_files_on_s3_have_no_maps(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from logstore import ulid
 from logstore.search.conditions import Contains
 from service.query import prefilter
 from service.query.footers import Footer, Footers, Group
+from service.query.prefilter import Looking, Prefilter
+from service.query.table_reads import TableReads
 from service.query.tiles import Tile, Tiles, TileSizes
 from tests.service.query.indexed import Remote, noted_opens
 from tests.service.query.scattered import ALL
@@ -54,7 +56,8 @@ async def test_a_search_of_all_hours_reads_ahead_what_tells_of_later_ones(
     request = replace(RARE, limit=limit)
     async with engine_of(world, sizes=TileSizes(1, 1)) as engine:
         async with await engine.open(request) as running:
-            await anext(running.batches())  # of the first hour
+            batches = running._search.batches()
+            await asyncio.to_thread(next, batches)  # of the first hour; the second is begun
             async with asyncio.timeout(10):
                 while store.got + len(set(opened)) < read or len(footers) < read:
                     await asyncio.sleep(0.01)
@@ -122,6 +125,46 @@ async def test_the_system_is_told_which_row_groups_will_be_read(
         await copied(engine, 1)
         await search(engine, request)
         assert told == []
+
+
+@pytest.mark.parametrize(("limit", "begun"), [(None, [2, 3, 3]), (2 * GROUP_ROWS, [1, 2])])
+async def test_the_next_tile_is_begun_before_lines_of_one_are_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int | None, begun: list[int]
+) -> None:
+    world, looked = await three_hours(tmp_path), list[Looking]()
+    begin = Prefilter.begin
+
+    def noting(self: Prefilter, reads: TableReads, tile: Tile) -> Looking:
+        looked.append(begin(self, reads, tile))
+        return looked[-1]
+
+    monkeypatch.setattr(Prefilter, "begin", noting)
+    async with (
+        engine_of(world, sizes=TileSizes(1, 1)) as engine,
+        await engine.open(replace(RARE, limit=limit)) as running,
+    ):
+        assert [len(looked) for _ in running._search.batches()] == begun
+
+
+async def test_a_search_that_ends_early_looks_for_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, cancelled = await three_hours(tmp_path), list[Looking]()
+    cancel = Looking.cancel
+
+    def noting(self: Looking) -> None:
+        cancelled.append(self)
+        cancel(self)
+
+    async with (
+        engine_of(world, sizes=TileSizes(1, 1)) as engine,
+        await engine.open(RARE) as running,
+    ):
+        batches = running._search.batches()
+        next(batches)
+        monkeypatch.setattr(Looking, "cancel", noting)
+        batches.close()
+        assert len(cancelled) == 1  # the second hour's
 
 
 @pytest.mark.parametrize(("text", "expected"), [("needle-4711", 2), ("done in", 4)])
