@@ -50,7 +50,7 @@ from logstore.table.pages.line_map import LineMap
 
 SHARE: Final = 0.08
 """An index is at most so large, as a part of its file."""
-_FILTERS_SHARE, _MAPS_SHARE = 0.0675, 0.0125
+_FILTERS_SHARE, _MAPS_SHARE = 0.065, 0.015
 PAGE_BYTES: Final = 4_096
 
 _MAGIC: Final = b"TRSKIP03"

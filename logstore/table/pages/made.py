@@ -146,7 +146,7 @@ class _Making:
         return places
 
     def _anchors(self, pages: Sequence[PagePlace]) -> list[NDArray[np.uint32]]:
-        """Where every 32nd message begins in its page. Raises `UnknownPages`."""
+        """Where every eighth message begins in its page. Raises `UnknownPages`."""
         widths = pc.binary_length(self._columns["message"]).to_numpy() + LENGTH_WIDTH
         firsts = np.cumsum([0, *(page.rows for page in pages)]).tolist()
         found = []
@@ -163,7 +163,7 @@ class _Making:
         """Whether messages of the last page lie at its anchors, and the last at its end."""
         count = self._rows.num_rows
         for page in reader.message_pages(count - 1, count):
-            rows, messages = page.at([*page.anchors, page.end - 1])
+            rows, messages = page.at([*page.anchors.tolist(), page.end - 1])
             expected = self._columns["message"].take(pa.array(rows)).to_pylist()
             if [message.decode() for message in messages] != expected:
                 return False

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -75,7 +74,7 @@ class MessagePage(NamedTuple):
     data: bytearray
     begin: int
     end: int
-    anchors: Sequence[int]
+    anchors: NDArray[np.uint32]
 
     @property
     def address(self) -> int:
@@ -95,14 +94,17 @@ class MessagePage(NamedTuple):
 
     def _at(self, places: Sequence[int]) -> tuple[list[int], list[bytes]]:
         rows, messages = list[int](), list[bytes]()
-        data, anchors, row, at = self.data, self.anchors, 0, self.begin
-        length = _LENGTH.unpack_from
-        for place in sorted(places):
+        if not places:
+            return rows, messages
+        data, row, at = self.data, 0, self.begin
+        length, places = _LENGTH.unpack_from, sorted(places)
+        jumps = np.searchsorted(self.anchors, places, "right") - 1
+        anchors = zip((jumps * EVERY).tolist(), self.anchors[jumps].tolist(), strict=True)
+        for place, (anchored, begin) in zip(places, anchors, strict=True):
             if place < at:
                 continue  # in the one before
-            jump = bisect_right(anchors, place) - 1
-            if jump * EVERY > row:
-                row, at = jump * EVERY, anchors[jump]
+            if anchored > row:
+                row, at = anchored, begin
             while (end := at + LENGTH_WIDTH + length(data, at)[0]) <= place:
                 row, at = row + 1, end
             if end > self.end or row >= self.rows:
@@ -128,7 +130,7 @@ class GroupReader:
         """
         for row, place, anchors in self._map.message_pages(first, behind):
             data = self._page(place)
-            yield MessagePage(row, place.rows, data, place.begin, place.size, anchors.tolist())
+            yield MessagePage(row, place.rows, data, place.begin, place.size, anchors)
 
     def lines(self, rows: Sequence[int]) -> NDArray[Any]:
         """The lines (`LINE`) of these rows, which are in order. Raises `Damaged`, `OSError`."""
