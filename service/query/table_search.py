@@ -100,9 +100,15 @@ class TableSearch:
         return plan.found
 
     def begin(self, tile: Tile) -> None:
-        """Has lines of the tile looked for that comes next."""
+        """Has lines of the tile looked for that comes next, if no index has to be waited for."""
+        files = self._view.table_files(tile)
+        if self._needs is None:
+            return
+        told = {**self._told, **self._indexes.ahead(self._untold(files), self._needs)}
+        if any(file.path not in told for file in files):
+            return
+        plan = self._next = _Plan(tile, self._reads_of(tile, files, told))
         with suppress(Damaged):  # it is met again, and told, once the search comes to the tile
-            plan = self._next = _Plan(tile, self._read_of(tile))
             plan.looking = self._prefilter.begin(plan.reads, tile)
 
     def forget(self) -> None:
@@ -143,14 +149,21 @@ class TableSearch:
             if self._next is not None and self._next.tile == tile:
                 self._plan, self._next = self._next, None
             else:
-                self._plan = _Plan(tile, self._read_of(tile))
+                self._plan = self._new_plan(tile)
         return self._plan
 
-    def _read_of(self, tile: Tile) -> TableReads:
-        files = self._view.table_files(tile)
-        told, others = self._told, [file for file in files if file.path not in self._told]
-        if self._needs is not None and others:
+    def _new_plan(self, tile: Tile) -> _Plan:
+        files, told = self._view.table_files(tile), self._told
+        if self._needs is not None and (others := self._untold(files)):
             told = {**told, **self._indexes.which(others, self._needs)}
+        return _Plan(tile, self._reads_of(tile, files, told))
+
+    def _untold(self, files: Sequence[TableFile]) -> Sequence[TableFile]:
+        return [file for file in files if file.path not in self._told]
+
+    def _reads_of(
+        self, tile: Tile, files: Sequence[TableFile], told: Mapping[str, Wanted]
+    ) -> TableReads:
         return table_reads(tile, files, told, self._copy_of, self._indexes.maps)
 
     def _copy_of(self, file: TableFile) -> ScanCopy | None:

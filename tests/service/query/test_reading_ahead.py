@@ -14,7 +14,7 @@ import pytest
 
 from logstore import ulid
 from logstore.search.conditions import Contains
-from service.query import prefilter
+from service.query import fetched_indexes, prefilter
 from service.query.footers import Footer, Footers, Group
 from service.query.prefilter import Looking, Prefilter
 from service.query.table_reads import TableReads
@@ -24,6 +24,18 @@ from tests.service.query.scattered import ALL
 from tests.service.query.test_scan_copies import copied, files_of
 from tests.service.query.test_skipping import GROUP_ROWS, RARE, RUN, batch_at, put_in_table
 from tests.service.query.world import HOUR_MS, NOW_MS, World, engine_of, search
+
+
+class Slow(Remote):
+    """A store that gives one index, and the others when it is told to."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.given = asyncio.Event()
+
+    async def _before(self) -> None:
+        if self.got > 1:
+            await self.given.wait()
 
 
 async def three_hours(tmp_path: Path) -> World:
@@ -144,6 +156,24 @@ async def test_the_next_tile_is_begun_before_lines_of_one_are_given(
         await engine.open(replace(RARE, limit=limit)) as running,
     ):
         assert [len(looked) for _ in running._search.batches()] == begun
+
+
+async def test_lines_do_not_wait_for_the_index_of_the_next_tile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetched_indexes, "_WAIT_SECONDS", 60)
+    world = await three_hours(tmp_path)
+    world.store = store = Slow(world)
+    async with (
+        engine_of(world, sizes=TileSizes(1, 1)) as engine,
+        await engine.open(RARE) as running,
+    ):
+        batches = running.batches()
+        async with asyncio.timeout(5):
+            found = await anext(batches)
+        store.given.set()
+        given = found.num_rows + sum([batch.num_rows async for batch in batches])
+        assert given == len(world.expected(RARE))
 
 
 async def test_a_search_that_ends_early_looks_for_no_more(
