@@ -33,6 +33,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -68,6 +69,8 @@ class EncoderProcess:
         self._offload = offload
         self._clock = clock
         self._child: Child | None = None
+        self._changing = threading.Lock()
+        self._closed = 0  # times
         self._not_before = clock.monotonic()
         self.failures = 0
 
@@ -75,7 +78,7 @@ class EncoderProcess:
         """The segment. Raises as `CutWork.encoded`."""
         if work.text_bytes >= LARGE_BYTES:
             try:
-                child = await self._offload(self._ready)
+                child = await self._offload(partial(self._ready, self._closed))
                 if child is not None:
                     return await self._offload(lambda: child.encoded(work))
             except (EncoderFailed, OSError) as error:
@@ -86,21 +89,32 @@ class EncoderProcess:
         return await self._offload(work.encoded)
 
     async def close(self) -> None:
-        """Ends the process, and what it works on."""
-        child, self._child = self._child, None
-        if child is not None:
-            await self._offload(child.close)
+        """Ends the process, and what it works on, also one that is just being started."""
+        self._closed += 1
+        await self._offload(self._end)
 
     @property
     def pid(self) -> int | None:
         """The number of the process, if there is one."""
         return None if self._child is None else self._child.pid
 
-    def _ready(self) -> Child | None:
-        """The process, unless it is still starting; begins that if there is none."""
-        if self._child is None and self._clock.monotonic() >= self._not_before:
-            self._child = Child()
-        return self._child if self._child is not None and self._child.ready() else None
+    def _ready(self, closed: int) -> Child | None:
+        """The process, unless it is still starting; begins that if there is none.
+
+        Not if it was closed more often than so: who asked for the process was cancelled.
+        """
+        with self._changing:
+            may_start = closed == self._closed and self._clock.monotonic() >= self._not_before
+            if self._child is None and may_start:
+                self._child = Child()
+            child = self._child
+        return child if child is not None and child.ready() else None
+
+    def _end(self) -> None:
+        with self._changing:
+            child, self._child = self._child, None
+        if child is not None:
+            child.close()
 
 
 class Child:

@@ -9,9 +9,11 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -92,8 +94,9 @@ class Site:
 
     async def started(self) -> int:
         """Starts the process: makes segments until one is ready. Its number."""
-        assert await in_thread(self.encoder._ready) is None, "a process starts at once"
-        await until(lambda: self.encoder._ready() is not None)
+        ready = partial(self.encoder._ready, self.encoder._closed)
+        assert await in_thread(ready) is None, "a process starts at once"
+        await until(lambda: ready() is not None)
         assert self.encoder.pid is not None
         return self.encoder.pid
 
@@ -220,6 +223,39 @@ async def test_the_end_does_not_wait_for_a_segment_that_nobody_wants(tmp_path: P
         async with asyncio.timeout(30):
             await site.encoder.close()
         assert not works(pid)
+
+
+@pytest.mark.parametrize("begun", [True, False])
+async def test_one_that_is_started_while_all_is_closed_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    """Who asked for it is cancelled; the thread that starts it is not."""
+    starting, may_start, made = threading.Event(), threading.Event(), list[Child]()
+
+    class Late(Child):
+        def __init__(self) -> None:
+            starting.set()
+            may_start.wait(10)
+            super().__init__()
+            made.append(self)
+
+    monkeypatch.setattr(process, "Child", Late)
+    async with _site(tmp_path) as site:
+        ready = partial(site.encoder._ready, site.encoder._closed)
+        asking = asyncio.ensure_future(in_thread(ready)) if begun else None
+        if begun:
+            await in_thread(starting.wait)
+        closing = asyncio.ensure_future(site.encoder.close())
+        await asyncio.sleep(0)
+        may_start.set()
+        await closing
+        if asking is not None:
+            await asyncio.wait({asking})
+            ended = asking.exception()  # it may have seen the end of the process
+            assert isinstance(ended, EncoderFailed) if ended else asking.result() is None
+        assert await in_thread(ready) is None
+        assert site.encoder.pid is None
+        assert [child._process.poll() for child in made] == [-signal.SIGKILL] * begun
 
 
 def test_it_ends_with_a_service_that_is_killed() -> None:
