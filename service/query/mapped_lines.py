@@ -44,7 +44,7 @@ def lines_with(
 
 def announce(path: str, lines: LineMap, wanted: Mapping[str, str]) -> None:
     """Has the system read the messages that `lines_with` will look through. Raises `OSError`."""
-    pages = lines.pages(*lines.span(wanted))
+    pages = [page for _, page, _ in lines.message_pages(*lines.span(wanted))]
     if pages:
         with open(path, "rb", buffering=0) as file:
             number, begin, last = file.fileno(), pages[0].at, pages[-1]

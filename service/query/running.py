@@ -17,6 +17,7 @@ from logstore.errors import LimitReached, TailraceError
 from logstore.search.conditions import patterns
 from service.query.request import QueryRequest
 from service.query.search import Search
+from service.query.table_search import TableSearch
 from service.query.view import View
 
 if TYPE_CHECKING:
@@ -62,15 +63,9 @@ class RunningSearch:
         self._view = view
         self._make_database = database
         self._database: Database | None = None
-        self._search = Search(
-            request,
-            view,
-            self._working,
-            engine.tile_sizes,
-            engine.indexes,
-            engine.copies,
-            engine.prefilter(request, self._check),
-        )
+        prefilter = engine.prefilter(request, self._check)
+        table = TableSearch(request, view, engine.indexes, engine.copies, prefilter)
+        self._search = Search(request, view, table, self._working, engine.tile_sizes)
         self._records: Generator[pa.RecordBatch] | None = None
         self._work: asyncio.Future[Any] | None = None
         self._following: asyncio.Future[_Step] | None = None  # the step after the batch just given

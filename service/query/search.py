@@ -27,10 +27,7 @@ from service.query.cursor import RecordKey
 from service.query.deleted import MOST_TERMS, Live, live
 from service.query.hot import SCHEMA
 from service.query.plain import is_plain, matching
-from service.query.prefilter import Prefilter
 from service.query.request import QueryRequest
-from service.query.scan_copies import ScanCopies
-from service.query.skip_indexes import SkipIndexes
 from service.query.slices import slices
 from service.query.sql import READABLE, Scans, Statement, literal
 from service.query.table_reads import TableReads
@@ -58,17 +55,15 @@ class Search:
         self,
         request: QueryRequest,
         view: View,
+        table: TableSearch,
         database: Callable[[], Database],
         sizes: TileSizes,
-        indexes: SkipIndexes,
-        copies: ScanCopies,
-        prefilter: Prefilter,
     ) -> None:
         self._request = request
         self._view = view
+        self._table = table
         self._database = database
         self._sizes = sizes
-        self._table = TableSearch(request, view, indexes, copies, prefilter)
         self._plain = is_plain(request) and len(view.deletions) <= MOST_TERMS
         self._statement = Statement(request)
         self._left = Tiles({}, request.bounds, descending=request.descending)

@@ -101,9 +101,9 @@ class TableSearch:
 
     def begin(self, tile: Tile) -> None:
         """Has lines of the tile looked for that comes next, if no index has to be waited for."""
-        files = self._view.table_files(tile)
         if self._needs is None:
             return
+        files = self._view.table_files(tile)
         told = {**self._told, **self._indexes.ahead(self._untold(files), self._needs)}
         if any(file.path not in told for file in files):
             return

@@ -105,14 +105,13 @@ class LineMap:
         ends = [*self.stretches["row"][1:].tolist(), self.rows]
         return int(self.stretches["row"][numbers[0]]), ends[numbers[-1]]
 
-    def pages(self, first: int, behind: int) -> Sequence[PagePlace]:
-        """The pages of messages that have rows from `first` to before `behind`."""
-        return [page for _, page, _ in self.message_pages(first, behind)]
-
     def message_pages(
         self, first: int, behind: int
     ) -> Iterator[tuple[int, PagePlace, NDArray[np.uint32]]]:
-        """The same, each with its first row and its anchors."""
+        """The pages of messages that have rows from `first` to before `behind`.
+
+        Each with its own first row and its anchors.
+        """
         row = 0
         for page, anchors in zip(self.messages, self.anchors, strict=True):
             if row < behind and first < row + page.rows:
