@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
 
 from logstore.search.conditions import Contains
+from logstore.search.needs import Needs, needs_of
 from service.query import prefilter
 from service.query.engine import QueryEngine
+from service.query.footers import Footers
 from service.query.request import QueryRequest
+from service.query.table_reads import table_reads
+from service.query.tiles import Tile
 from tests.service.query.scattered import ALL
 from tests.service.query.test_scan_copies import copied, files_of
 from tests.service.query.test_skipping import batch_at, put_in_table
@@ -62,6 +69,30 @@ async def test_copies_of_which_little_is_looked_through_take_no_other_thread(
     async with engine_of(world) as engine:
         await copied(engine, 1)
         assert await in_threads(engine, world, asked) == expected
+
+
+async def test_what_is_cancelled_is_not_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path)
+    put(world, 0)
+    await world.index()
+    everything, looked = Tile(0, (1 << 128) - 1), list[Any]()
+    request = replace(ALL, condition=Contains(" line "))  # it is in all row groups
+    monkeypatch.setattr(prefilter.Prefilter, "candidates", lambda _, *work: looked.append(work))
+    busy, threads = threading.Event(), ThreadPoolExecutor(1)
+    async with engine_of(world, scan_copies_bytes=0) as engine:
+        made = prefilter.Prefilter(request, Footers(), threads, lambda: None)
+        files, indexes = files_of(world), engine.indexes
+        told = indexes.which(files, cast(Needs, needs_of(request.condition)))
+        reads = table_reads(everything, files, told, engine.copies.of, indexes.maps)
+        threads.submit(busy.wait)
+        looking = made.begin(reads, everything)
+        assert threads._work_queue.qsize() == GROUPS
+        looking.cancel()
+        busy.set()
+        threads.shutdown(wait=True)
+        assert looked == []
 
 
 async def test_files_beside_copies_are_decoded_in_threads(

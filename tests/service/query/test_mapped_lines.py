@@ -57,6 +57,7 @@ async def by_maps_alone(
 async def test_a_text_that_is_everywhere_is_found_by_maps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group_rows: int
 ) -> None:
+    monkeypatch.setattr(prefilter, "_BATCH_LINES", 20)
     world = World(tmp_path)
     put(world, group_rows=group_rows)
     await world.index()
@@ -128,19 +129,23 @@ async def test_what_is_read_in_one_pipeline_is_announced_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world, announced, read = World(tmp_path), list[tuple[int, int]](), list[int]()
+    exact = list[int]()  # files of which the system reads no more than is asked
     put(world, runs=3, group_rows=100)
     await world.index()
+    before = list[bool]()  # whether a page was announced when it was read
     advise, page = os.posix_fadvise, GroupReader._page
 
     def noting(number: int, at: int, size: int, advice: int) -> None:
         if advice == os.POSIX_FADV_WILLNEED:
             announced.append((at, at + size))
+        if advice == os.POSIX_FADV_RANDOM:
+            exact.append(number)
         advise(number, at, size, advice)
 
     def reading(self: GroupReader, place: PagePlace) -> bytearray:
         if place in self._map.messages:
-            assert not announced or any(low <= place.at < end for low, end in announced)
             read.append(place.at)
+            before.append(any(low <= place.at < end for low, end in announced))
         return page(self, place)
 
     monkeypatch.setattr(GroupReader, "_page", reading)
@@ -150,10 +155,14 @@ async def test_what_is_read_in_one_pipeline_is_announced_before(
         monkeypatch.setattr(os, "posix_fadvise", noting)
         assert await by_maps_alone(engine, NEEDLE, monkeypatch) == everything
         assert announced == []
+        assert exact == []
         read.clear()
+        before.clear()
         asked = replace(NEEDLE, fqn=RUNS[0].fqn)
         assert (await search(engine, asked))[0] == world.expected(asked)
+        assert all(before)
         assert len(announced) == len(read)  # a page for each row group
+        assert len(exact) == 2 * len(read)  # once to announce it, once to read it
         assert 0 < len(read) < of_all
 
 

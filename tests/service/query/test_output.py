@@ -136,6 +136,17 @@ def test_pieces_are_bounded_by_bytes_and_by_records() -> None:
                 assert len(piece) < 1 << 20
 
 
+@pytest.mark.parametrize("count", [1, 64, 65, 3_000])
+def test_each_record_of_each_piece_has_its_own_names(count: int) -> None:
+    levels = [None, "INFO", "WARN"]
+    rows = [
+        record("m" * 500, n, fqn=f"svc.{n % 7}", run_id=f"r{n % 11}", level=levels[n % 3])
+        for n in range(count)
+    ]
+    assert encoded(Ndjson(), [batch_of(rows)]) == plain(rows)
+    assert len(list(pieces(batch_of(rows)))) > 5 or count < 3_000
+
+
 def test_nothing_is_no_piece() -> None:
     for output in (Ndjson(), Text(), Parquet()):
         assert list(output.records(batch_of([]))) == []

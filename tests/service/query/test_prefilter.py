@@ -125,6 +125,7 @@ async def test_each_answer_is_that_of_duckdb_alone_and_of_a_plain_loop(
     if seed % 4 > 1:
         await world.index()
     monkeypatch.setattr(decoded_rows, "_PIECE_ROWS", 7 + seed % 3 * 100)
+    monkeypatch.setattr(prefilter, "_BATCH_LINES", 1 + seed % 3 * 10)
     monkeypatch.setattr(copy_rows, "_WORTH_A_LOOK", seed % 2 << 20)
     asked = [*plain_requests(words, rng), *requests_like(words, rng), *some_requests(rng)]
     paged = asked[:6]

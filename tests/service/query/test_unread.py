@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -14,12 +16,13 @@ from logstore import ulid
 from logstore.errors import LimitReached
 from logstore.search.conditions import Contains
 from service.query.cursor import RecordKey
+from service.query.prefilter import Prefilter
 from service.query.request import QueryRequest
 from service.query.running import RunningSearch
 from service.query.tiles import TileSizes
 from tests.service.query.test_limits import ALL, at_rest, big, endless
-from tests.service.query.test_skipping import batch_at, put_in_table
-from tests.service.query.world import NOW_MS, RUNS, World, engine_of, search
+from tests.service.query.test_skipping import GROUP_ROWS, RARE, RUN, batch_at, put_in_table
+from tests.service.query.world import HOUR_MS, NOW_MS, RUNS, World, engine_of, search
 from tests.simulation.hand_clock import HandClock
 
 ROWS = 40_000
@@ -132,6 +135,38 @@ async def test_what_is_looked_for_ahead_holds_up_nobody(tmp_path: Path) -> None:
             await more
         await client.close()
         assert engine.stopped == 1
+
+
+async def test_a_pause_ends_what_is_looked_for_ahead_between_two_row_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, looked = World(tmp_path), list[Any]()
+    for hour, groups in ((0, 1), (1, 3)):
+        at = ulid.lowest_at(NOW_MS - hour * HOUR_MS)
+        put_in_table(world, [(RUN, at, b"needle-4711\n" * groups * GROUP_ROWS)])
+    await world.index()
+    second, may_go_on, candidates = threading.Event(), threading.Event(), Prefilter.candidates
+
+    def noting(self: Prefilter, *work: Any) -> Any:
+        looked.append(work)
+        if len(looked) == 2:
+            second.set()
+            may_go_on.wait(10)
+        return candidates(self, *work)
+
+    monkeypatch.setattr(Prefilter, "candidates", noting)
+    async with engine_of(world, sizes=HOURLY, scan_copies_bytes=0) as engine:
+        client = Slow(await engine.open(RARE))
+        assert await client.take()
+        await asyncio.to_thread(second.wait, 10)
+        pausing = client.running.pause()
+        may_go_on.set()
+        await pausing
+        assert len(looked) == 2
+        while await client.take():
+            pass
+        assert client.found == world.expected(RARE)
+        await client.close()
 
 
 async def test_a_client_that_leaves_ends_what_is_looked_for_ahead(tmp_path: Path) -> None:
