@@ -28,6 +28,7 @@ def open_table(settings: StoreSettings) -> Table:
     bucket = settings.bucket
     if bucket is None:
         return Table(os.path.join(settings.store_folder, keys.TABLE))
+    from logstore.objects.s3.blocking import BlockingBucket
     from logstore.objects.s3.credentials import Credentials
     from logstore.table.log_bucket import BucketLogFolder
 
@@ -36,7 +37,7 @@ def open_table(settings: StoreSettings) -> Table:
     return Table(
         f"{bucket.uri}/{keys.TABLE}",
         lambda: storage_options(settings.s3, credentials),
-        BucketLogFolder(settings.s3, credentials, bucket.name, prefix),
+        BucketLogFolder(BlockingBucket(settings.s3, credentials, bucket.name), prefix),
     )
 
 
