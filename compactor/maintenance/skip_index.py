@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -30,7 +30,7 @@ from compactor.report import Report
 from logstore import keys
 from logstore.errors import Damaged, NotFound
 from logstore.objects.parquet import SparseFile, byte_range, chunks_of, fetch_tail, opened
-from logstore.objects.store import ObjectStore, is_remote
+from logstore.objects.store import ObjectStore
 from logstore.table.pages.made import MAPPED, map_of
 from logstore.table.pages.reader import Read
 from logstore.table.skip_index import Builder
@@ -42,8 +42,7 @@ _PASS_BYTES: Final = 1 << 30
 _FETCHED_BYTES: Final = 32 << 20  # of row groups, in a request
 _MESSAGE: Final = "message"
 _ATTRIBUTES: Final = "attributes"
-_SEARCHED: Final = [_MESSAGE, _ATTRIBUTES]
-_MAPPED: Final = [*MAPPED, _ATTRIBUTES]
+_READ: Final = [*MAPPED, _ATTRIBUTES]
 
 
 async def index_files(compactor: Compactor, report: Report, hurry: Hurry = never) -> None:
@@ -103,37 +102,30 @@ async def _remove_lone(store: ObjectStore, lone: set[str]) -> None:
 async def build(store: ObjectStore, file: TableFile) -> bytes:
     """The skip index of a table file, as it is stored.
 
-    In a folder it has maps of lines; files on S3 are searched without. Raises `NotFound`,
-    `Damaged`, `StoreUnavailable`.
+    Raises `NotFound`, `Damaged`, `StoreUnavailable`.
     """
     key = f"{keys.TABLE}/{file.path}"
     start, tail = (await fetch_tail(store, key, file.size)).first()
     footer = await asyncio.to_thread(opened, SparseFile(file.size, start, tail), key)
     builder = Builder(file.size, footer.num_row_groups)
-    columns = _SEARCHED if is_remote(store.uri(keys.TABLE)) else _MAPPED
-    for groups in _together(footer.metadata, columns):
-        low, high = _byte_range_of(footer.metadata, groups, columns)
+    for groups in _together(footer.metadata):
+        low, high = _byte_range_of(footer.metadata, groups)
         sparse = SparseFile(file.size, start, tail)
         sparse.add(low, (await store.get(key, offset=low, size=high - low))[1])
-        await asyncio.to_thread(
-            _add, builder, opened(sparse, key), groups, columns, sparse.range_at
-        )
+        await asyncio.to_thread(_add, builder, opened(sparse, key), groups, sparse.range_at)
     return await asyncio.to_thread(builder.finish)
 
 
-def _add(
-    builder: Builder, parquet: pq.ParquetFile, groups: range, columns: list[str], stored: Read
-) -> None:
+def _add(builder: Builder, parquet: pq.ParquetFile, groups: range, stored: Read) -> None:
     for index in groups:
         try:
-            read = parquet.read_row_group(index, columns=columns, use_threads=False)
+            read = parquet.read_row_group(index, columns=_READ, use_threads=False)
         except (OSError, pa.ArrowException) as error:
             raise Damaged(f"row group {index} does not read: {error}") from error
         text = b"".join(_text(chunk) for chunk in read.column(_MESSAGE).chunks)
         bare = read.column(_ATTRIBUTES).null_count == read.num_rows
         # Attributes are decoded whole, so of lines that have some no map is asked.
-        mapped = bare and columns is _MAPPED
-        lines = map_of(parquet.metadata, index, read, stored) if mapped else None
+        lines = map_of(parquet.metadata, index, read, stored) if bare else None
         builder.add(read.num_rows, text, bare=bare, lines=lines)
 
 
@@ -146,11 +138,11 @@ def _text(strings: pa.StringArray) -> bytes:
     return bytes(memoryview(data)[bounds[strings.offset] : bounds[strings.offset + len(strings)]])
 
 
-def _together(footer: Any, columns: Sequence[str]) -> Iterator[range]:
+def _together(footer: Any) -> Iterator[range]:
     """Row groups in order, so many at a time as one request fetches."""
     first = 0
     for index in range(footer.num_row_groups):
-        low, high = _byte_range_of(footer, range(first, index + 1), columns)
+        low, high = _byte_range_of(footer, range(first, index + 1))
         if high - low > _FETCHED_BYTES and index > first:
             yield range(first, index)
             first = index
@@ -158,12 +150,12 @@ def _together(footer: Any, columns: Sequence[str]) -> Iterator[range]:
         yield range(first, footer.num_row_groups)
 
 
-def _byte_range_of(footer: Any, groups: range, columns: Sequence[str]) -> tuple[int, int]:
-    """Where these columns of the row groups begin and end in the file."""
+def _byte_range_of(footer: Any, groups: range) -> tuple[int, int]:
+    """Where what is read of the row groups begins and ends in the file."""
     ranges = [
         byte_range(chunk, chunk)
         for index in (groups[0], groups[-1])
         for path, chunk in chunks_of(footer, index).items()
-        if path.split(".")[0] in columns
+        if path.split(".")[0] in _READ
     ]
     return min(low for low, _ in ranges), max(high for _, high in ranges)

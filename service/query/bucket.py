@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import duckdb
 
 from logstore.errors import Unavailable
+from logstore.objects.s3.blocking import BlockingBucket
 from logstore.objects.s3.credentials import Credentials
 from logstore.objects.s3.settings import S3Settings
 from service.query.process import ProcessConnection
@@ -30,6 +31,12 @@ _OF_THE_ENVIRONMENT: Final = (
     *("access_key_id", "secret_access_key", "session_token", "kms_key_id"),
     *("region", "endpoint", "use_ssl", "requester_pays"),
 )
+
+Get: TypeAlias = Callable[[str, str], bytes]
+"""Gives an object by its `s3://` address: a range of it, as HTTP spells it, or all of it.
+
+It raises `NotFound`, `StoreUnavailable`, and blocks.
+"""
 
 
 def extension_path() -> str:
@@ -46,7 +53,7 @@ def extension_path() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """How DuckDB reads below `place`, an `s3://` address without a slash at its end."""
+    """How searches read below `place`, an `s3://` address without a slash at its end."""
 
     place: str
     settings: S3Settings
@@ -55,6 +62,12 @@ class Bucket:
     def key(self) -> Hashable:
         """The keys of now. Raises `StoreUnavailable`, `InvalidInput`."""
         return self.credentials.frozen()
+
+    def reader(self) -> Get:
+        """Reads without DuckDB, for several threads."""
+        name, _, _ = self.place.removeprefix("s3://").partition("/")
+        requests, root = BlockingBucket(self.settings, self.credentials, name), f"s3://{name}/"
+        return lambda uri, range_: requests.get(f"get {uri}", uri.removeprefix(root), range_)
 
     def attach(self, connection: duckdb.DuckDBPyConnection | ProcessConnection) -> None:
         """Before the connection is locked. Raises `StoreUnavailable`, `InvalidInput`."""

@@ -27,9 +27,10 @@ from typing import TYPE_CHECKING, TypeVar
 from logstore import keys
 from logstore.clock import Clock
 from logstore.errors import TailraceError, Unavailable
-from logstore.objects.store import is_remote
+from logstore.objects.store import ObjectStore
 from logstore.search.conditions import patterns
 from service.query.fetched_indexes import FetchedIndexes
+from service.query.fetched_pages import PageFetcher
 from service.query.footers import Footers
 from service.query.index_files import IndexFiles
 from service.query.pool import DatabasePool
@@ -44,7 +45,7 @@ from service.query.tiles import TileSizes
 from service.query.view import Look, Sources, open_view
 
 if TYPE_CHECKING:
-    from service.query.bucket import Bucket
+    from service.query.bucket import Bucket, Get
     from service.query.database import Database
     from service.query.locked import LockedDatabase
 
@@ -97,9 +98,11 @@ class QueryEngine:
         self._paused: dict[RunningSearch, None] = {}
         self._threads = ThreadPoolExecutor(self.settings.max_concurrent, thread_name_prefix="query")
         self._scanning = ThreadPoolExecutor(settings.threads + 1, thread_name_prefix="scan")
-        self.indexes = self._open_indexes()
+        get = None if bucket is None else bucket.reader()
+        self.indexes = self._open_indexes(get)
+        self._fetcher = None if get is None else PageFetcher(get)
         self._warming: asyncio.Task[None] | None = None
-        self._footers = Footers()
+        self._footers = Footers(None if self._fetcher is None else self._fetcher.footer)
         # What a killed process spilled is of no use to anybody.
         shutil.rmtree(scratch, ignore_errors=True)
         os.makedirs(scratch, mode=0o700, exist_ok=True)
@@ -154,6 +157,8 @@ class QueryEngine:
         self.copies.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._scanning.shutdown(wait=False, cancel_futures=True)
+        if self._fetcher is not None:
+            self._fetcher.close()
 
     async def enter(self) -> None:
         """Waits for a slot and takes it. Searches that nobody reads make room."""
@@ -210,16 +215,16 @@ class QueryEngine:
 
     def prefilter(self, request: QueryRequest, check: Callable[[], None]) -> Prefilter:
         """That of a search; `check` raises once it is to stop."""
-        return Prefilter(request, self._footers, self._scanning, check)
+        return Prefilter(request, self._footers, self._fetcher, self._scanning, check)
 
     def _database(self, request: QueryRequest) -> Callable[[], Database]:
         return lambda: self.databases.take(separate=bool(patterns(request.condition)))
 
-    def _open_indexes(self) -> SkipIndexes:
+    def _open_indexes(self, get: Get | None) -> SkipIndexes:
         store, budget = self._sources.store, self.settings.index_budget
-        if is_remote(store.uri(keys.TABLE)):
-            return FetchedIndexes(store, self.clock, budget)
-        return IndexFiles(lambda path: store.uri(keys.skip_index(path)), self.clock, budget)
+        if get is not None:
+            return FetchedIndexes(get, _place(store), self.clock, budget)
+        return IndexFiles(_place(store), self.clock, budget)
 
     def _open_database(self, separate: bool) -> LockedDatabase:
         # Here, in the search's thread: a node that nobody searches does without DuckDB.
@@ -235,3 +240,8 @@ class QueryEngine:
     def in_thread(self, call: Callable[[], T]) -> asyncio.Future[T]:
         """`call` in one of the searches' threads, from now on."""
         return asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+
+def _place(store: ObjectStore) -> Callable[[str], str]:
+    """Where the skip index of a file is, by its path in the table."""
+    return lambda path: store.uri(keys.skip_index(path))

@@ -2,60 +2,75 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, Final
 
-from logstore import keys
 from logstore.clock import Clock
 from logstore.errors import Damaged, NotFound, TailraceError
-from logstore.objects.store import ObjectStore
 from logstore.search.needs import Needs, Wanted, wanted
+from logstore.table.pages.line_map import LineMap
 from logstore.table.skip_index import SHARE, SkipIndex, parse
 from logstore.table.snapshot import TableFile
-from service.query.skip_indexes import ENTRY_BYTES, SkipIndexes
+from service.query.skip_indexes import ENTRY_BYTES, LineMaps, SkipIndexes
 from service.runtime.cache import Cache
 
+if TYPE_CHECKING:
+    from service.query.bucket import Get
+
 log = logging.getLogger(__name__)
-_AT_ONCE: Final = 16
+_AT_ONCE: Final = 8
 _WAIT_SECONDS: Final = 2.0
-_FETCH_SECONDS: Final = 10.0
 
 
 class FetchedIndexes(SkipIndexes):
-    """Those of `store`. Made in their event loop."""
+    """Those that `get` gives; `place` gives the address of one by the path of its file."""
 
-    def __init__(self, store: ObjectStore, clock: Clock, budget: int) -> None:
+    def __init__(self, get: Get, place: Callable[[str], str], clock: Clock, budget: int) -> None:
         super().__init__(clock, budget)
-        self._loop = asyncio.get_running_loop()
-        self._store = store
+        self._get = get
+        self._place = place
+        self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="indexes")
         self._kept = Cache[SkipIndex](budget)
-        self._coming: dict[str, asyncio.Task[SkipIndex | None]] = {}
-        self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._coming: dict[str, Future[SkipIndex | None]] = {}
 
     def which(self, files: Sequence[TableFile], needs: Needs) -> Mapping[str, Wanted]:
-        return self._wanted(self._in_thread(files), needs)
+        return self._wanted(self.of(files), needs)
 
     def ahead(self, files: Sequence[TableFile], needs: Needs) -> Mapping[str, Wanted]:
         there = self._there(files)
-        room, to_fetch = self._budget, list[TableFile]()
+        room = self._budget
         for file in files:
             room -= int(file.size * SHARE) + ENTRY_BYTES
             if room < 0:  # it would displace what the search needs before
                 break
             if file.path not in there:
-                to_fetch.append(file)
-        if to_fetch:
-            self._loop.call_soon_threadsafe(lambda: [self._fetched(file) for file in to_fetch])
+                self._fetched(file)
         return self._wanted(there, needs)
 
-    def maps(self, file: TableFile) -> None:
-        """None: messages of files on S3 are DuckDB's."""
+    def maps(self, file: TableFile) -> LineMaps | None:
+        index = self._there([file]).get(file.path)
+        if index is None:
+            return None
+        return LineMaps(index.head, file.size, lambda group: self._lines(file.path, index, group))
 
     def close(self) -> None:
-        for task in self._coming.values():
-            task.cancel()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def of(self, files: Collection[TableFile]) -> Mapping[str, SkipIndex]:
+        """Those that there are, by the file's path; within two seconds. Blocks."""
+        found = self._there(files)
+        coming = {
+            file.path: coming
+            for file in files
+            if file.path not in found and (coming := self._fetched(file)) is not None
+        }
+        wait(coming.values(), _WAIT_SECONDS)
+        for path, future in coming.items():
+            if future.done() and not future.cancelled() and (index := future.result()) is not None:
+                found[path] = index
+        return found
 
     def _wanted(self, indexes: Mapping[str, SkipIndex], needs: Needs) -> Mapping[str, Wanted]:
         found: dict[str, Wanted] = {}
@@ -68,50 +83,40 @@ class FetchedIndexes(SkipIndexes):
                     self._kept.drop(path)
         return found
 
-    async def of(self, files: Collection[TableFile]) -> Mapping[str, SkipIndex]:
-        """Those that there are, by the file's path; within two seconds."""
-        found = self._there(files)
-        coming = {
-            file.path: coming
-            for file in files
-            if file.path not in found and (coming := self._fetched(file)) is not None
-        }
-        if coming:
-            await asyncio.wait(coming.values(), timeout=_WAIT_SECONDS)
-            for path, task in coming.items():
-                if task.done() and not task.cancelled() and (index := task.result()) is not None:
-                    found[path] = index
-        return found
-
-    def _in_thread(self, files: Collection[TableFile]) -> Mapping[str, SkipIndex]:
-        """`of`, for a thread. It waits for the event loop only if something is to be fetched."""
-        found = self._there(files)
-        if len(found) == len(files):
-            return found
-        return asyncio.run_coroutine_threadsafe(self.of(files), self._loop).result()
+    def _lines(self, path: str, index: SkipIndex, group: int) -> LineMap | None:
+        try:
+            return index.lines(group)
+        except Damaged as error:
+            self._set_aside(path, error)
+            return None
 
     def _there(self, files: Collection[TableFile]) -> dict[str, SkipIndex]:
         with self._changing:
             return {file.path: index for file in files if (index := self._kept.get(file.path))}
 
-    def _fetched(self, file: TableFile) -> asyncio.Task[SkipIndex | None] | None:
+    def _fetched(self, file: TableFile) -> Future[SkipIndex | None] | None:
         """The fetch of an index, which may be under way; None if there is nothing to fetch."""
-        if self._there([file]) or self._is_aside(file.path):
+        if self._is_aside(file.path):
             return None
-        task = self._coming.get(file.path)
-        if task is None:
-            task = self._coming[file.path] = asyncio.ensure_future(self._fetch(file))
-            task.add_done_callback(lambda _: self._coming.pop(file.path))
-        return task
+        with self._changing:
+            if file.path not in self._coming:
+                self._coming[file.path] = self._threads.submit(self._fetch, file)
+            return self._coming[file.path]
 
-    async def _fetch(self, file: TableFile) -> SkipIndex | None:
+    def _fetch(self, file: TableFile) -> SkipIndex | None:
         try:
-            async with self._turns, asyncio.timeout(_FETCH_SECONDS):
-                _, body = await self._store.get(keys.skip_index(file.path))
+            return self._there([file]).get(file.path) or self._parsed(file)
+        finally:
+            with self._changing:
+                del self._coming[file.path]
+
+    def _parsed(self, file: TableFile) -> SkipIndex | None:
+        try:
+            body = self._get(self._place(file.path), "")
             index = parse(body, size=file.size)
         except (NotFound, Damaged) as error:
             self._set_aside(file.path, error)
-        except (TailraceError, TimeoutError) as error:
+        except TailraceError as error:
             # The search itself meets the store, and says what it met.
             log.info("the skip index of %s is not read: %s", file.path, error)
         else:

@@ -1,14 +1,14 @@
-"""Footers of Parquet files on this machine, parsed once, and row groups of them.
+"""Footers of Parquet files, parsed once, and row groups of them.
 
-A file of the table never changes, nor does a copy of one; that a path has another file is seen
-by its size and time.
+A file of the table never changes, nor does a copy of one; that a path of this machine has another
+file is seen by its size and time.
 """
 
 from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from logstore import ulid
+from logstore.objects.store import is_remote
 from service.query.request import QueryRequest
 from service.query.tiles import Tile
 
@@ -58,6 +59,13 @@ class Footer:
         ):
             yield file
 
+    def extent(self, group: Group) -> tuple[int, int]:
+        """Where the row group begins in the file, and where it ends."""
+        columns = self._metadata.row_group(group.number)
+        first, last = columns.column(0), columns.column(columns.num_columns - 1)
+        begin = first.dictionary_page_offset or first.data_page_offset
+        return begin, last.data_page_offset + last.total_compressed_size
+
     def announce(self, groups: Sequence[Group], most: int) -> int:
         """Has the system read these row groups from the disk meanwhile, up to about `most` bytes.
 
@@ -66,14 +74,11 @@ class Footer:
         announced = 0
         with open(self.path, "rb", buffering=0) as file:
             for group in groups:
-                columns = self._metadata.row_group(group.number)
-                first, last = columns.column(0), columns.column(columns.num_columns - 1)
-                begin = first.dictionary_page_offset or first.data_page_offset
-                size = last.data_page_offset + last.total_compressed_size - begin
-                if size <= 0 or announced >= most:
+                begin, end = self.extent(group)
+                if end <= begin or announced >= most:
                     break
-                os.posix_fadvise(file.fileno(), begin, size, os.POSIX_FADV_WILLNEED)
-                announced += size
+                os.posix_fadvise(file.fileno(), begin, end - begin, os.POSIX_FADV_WILLNEED)
+                announced += end - begin
         return announced
 
     def may_hold(self, group: Group, request: QueryRequest, tile: Tile | None) -> bool:
@@ -105,35 +110,60 @@ class Footer:
 
 
 class Footers:
-    """Those of files that were asked for lately. For several threads."""
+    """Those of files that were asked for lately. For several threads.
 
-    def __init__(self) -> None:
+    `fetched` gives what the footer of a file on S3 says.
+    """
+
+    def __init__(self, fetched: Callable[[str], pq.FileMetaData] | None = None) -> None:
+        self._fetched = fetched
         self._kept: OrderedDict[str, tuple[tuple[int, int], Footer, int]] = OrderedDict()
         self._bytes = 0
         self._changing = Lock()
+        self._reading: dict[str, Lock] = {}
 
     def has(self, path: str) -> bool:
         """Whether it was asked for lately."""
         return path in self._kept
 
     def of(self, path: str) -> Footer:
-        """The footer of the file. Raises `OSError`, `pa.ArrowException`."""
-        found = os.stat(path)
-        identity = (found.st_size, found.st_mtime_ns)
-        with self._changing:
-            kept = self._kept.get(path)
-            if kept is not None and kept[0] == identity:
-                self._kept.move_to_end(path)
-                return kept[1]
-        metadata = pq.read_metadata(path)
-        footer = Footer(path, metadata)
-        self._keep(path, identity, footer, metadata.serialized_size)
-        return footer
+        """The footer of the file.
 
-    def _keep(self, path: str, identity: tuple[int, int], footer: Footer, size: int) -> None:
+        Raises `OSError`, `pa.ArrowException`, and what fetching it raises. Blocks.
+        """
+        identity = (0, 0)
+        if not is_remote(path):
+            found = os.stat(path)
+            identity = (found.st_size, found.st_mtime_ns)
+        with self._changing:
+            if (kept := self._there(path, identity)) is not None:
+                return kept
+            turn = self._reading.setdefault(path, Lock())
+        with turn:  # another thread may be about to have it
+            with self._changing:
+                if (kept := self._there(path, identity)) is not None:
+                    return kept
+            try:
+                return self._read(path, identity)
+            finally:
+                with self._changing:
+                    self._reading.pop(path, None)
+
+    def _there(self, path: str, identity: tuple[int, int]) -> Footer | None:
+        kept = self._kept.get(path)
+        if kept is None or kept[0] != identity:
+            return None
+        self._kept.move_to_end(path)
+        return kept[1]
+
+    def _read(self, path: str, identity: tuple[int, int]) -> Footer:
+        read = self._fetched if self._fetched is not None and is_remote(path) else pq.read_metadata
+        metadata = read(path)
+        footer, size = Footer(path, metadata), metadata.serialized_size
         with self._changing:
             _, _, before = self._kept.pop(path, (None, None, 0))
             self._kept[path] = identity, footer, size
             self._bytes += size - before
             while self._bytes > _MOST_BYTES and len(self._kept) > 1:
                 self._bytes -= self._kept.popitem(last=False)[1][2]
+        return footer

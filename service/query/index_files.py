@@ -105,13 +105,15 @@ class IndexFiles(SkipIndexes):
     def maps(self, file: TableFile) -> LineMaps | None:
         with self._changing:
             known = self._known.get(file.path)
-        return None if known is None else _Maps(self, file.path, known.head)
+        if known is None:
+            return None
+        head = known.head
+        return LineMaps(head, file.size, lambda group: self._lines(file.path, head, group))
 
     def close(self) -> None:
         """Nothing is under way."""
 
-    def lines(self, path: str, head: Head, group: int) -> LineMap | None:
-        """The map of a row group, if the index of the table file at `path` has it, and it reads."""
+    def _lines(self, path: str, head: Head, group: int) -> LineMap | None:
         with self._excused(path), _open(self._place(path)) as number:
             return SkipIndex(head, lambda at, size: os.pread(number, size, at)).lines(group)
         return None  # type: ignore[unreachable]  # it was excused
@@ -157,21 +159,6 @@ class IndexFiles(SkipIndexes):
             self._set_aside(path, Damaged(f"its skip index cannot be read: {error}"))
         except Damaged as error:
             self._set_aside(path, error)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Maps:
-    """The maps of one file."""
-
-    indexes: IndexFiles
-    path: str
-    head: Head
-
-    def has(self, group: int) -> bool:
-        return self.head.maps[group][1] > 0
-
-    def of(self, group: int) -> LineMap | None:
-        return self.indexes.lines(self.path, self.head, group)
 
 
 @contextmanager

@@ -8,19 +8,32 @@ the map, or is taken out of its page (`logstore.table.pages`).
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final
 
 from logstore.table.pages.line_map import LineMap
-from logstore.table.pages.reader import GroupReader, MessagePage, Scratch
+from logstore.table.pages.reader import GroupReader, MessagePage, Read, Scratch
 from service.query.found_rows import Found
 from service.query.text_rows import places_in_memory
 
 _MOST_LINES: Final = 512  # of a row group: each costs a few calls of Python
 
 
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """Maps of row groups of a file, by number; None: it does not read.
+
+    `read` gives bytes of their pages, if they are not in a file of this machine.
+    """
+
+    maps: Mapping[int, LineMap | None]
+    read: Read | None = None
+
+
 def lines_with(
-    path: str, lines: LineMap, wanted: Mapping[str, str], texts: Sequence[bytes], scratch: Scratch
+    read: Read, lines: LineMap, wanted: Mapping[str, str], texts: Sequence[bytes], scratch: Scratch
 ) -> Found:
     """The lines of a row group that have one of the texts, and the names that are wanted.
 
@@ -28,18 +41,27 @@ def lines_with(
     """
     first, behind = lines.span(wanted)
     rows, messages = list[int](), list[bytes]()
-    with open(path, "rb", buffering=0) as file:
-        number = file.fileno()
-        if wanted:
-            _read_no_more(number)
-        reader = GroupReader(lines, lambda at, size: os.pread(number, size, at), scratch)
-        for page in reader.message_pages(first, behind):
-            here, found = page.at(_places(page, texts, _MOST_LINES - len(rows)))
-            rows += here
-            messages += found
-        records = reader.lines(rows)
+    reader = GroupReader(lines, read, scratch)
+    for page in reader.message_pages(first, behind):
+        here, found = page.at(_places(page, texts, _MOST_LINES - len(rows)))
+        rows += here
+        messages += found
+    records = reader.lines(rows)
     names = {number: name for number, name in enumerate(lines.names) if name is not None}
     return Found(names, rows, records, messages)
+
+
+@contextmanager
+def reading(path: str, *, exactly: bool) -> Iterator[Read]:
+    """Reads of a file of this machine. Raises `OSError`.
+
+    `exactly`: the system is not to read ahead.
+    """
+    with open(path, "rb", buffering=0) as file:
+        number = file.fileno()
+        if exactly:
+            _read_no_more(number)
+        yield lambda at, size: os.pread(number, size, at)
 
 
 def announce(path: str, lines: LineMap, wanted: Mapping[str, str]) -> None:

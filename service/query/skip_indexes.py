@@ -10,14 +10,16 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from threading import Lock
-from typing import Final, Protocol
+from typing import Final
 
 from logstore.clock import Clock
 from logstore.errors import Damaged
 from logstore.search.needs import Needs, Wanted
 from logstore.table.pages.line_map import LineMap
+from logstore.table.skip_index import Head
 from logstore.table.snapshot import TableFile
 
 log = logging.getLogger(__name__)
@@ -26,16 +28,26 @@ ENTRY_BYTES: Final = 512
 """What something that is remembered takes beside its bytes."""
 
 
-class LineMaps(Protocol):
-    """The maps of a file's lines, by the number of the row group."""
+@dataclass(frozen=True, slots=True, eq=False)
+class LineMaps:
+    """The maps of a file's lines, by the number of the row group.
+
+    `head` is that of its index, and `size` that of the file. `of` gives a map, None if there is
+    none or it does not read; it blocks.
+    """
+
+    head: Head
+    size: int
+    of: Callable[[int], LineMap | None]
 
     def has(self, group: int) -> bool:
         """Whether there is one."""
-        ...
+        return self.head.maps[group][1] > 0
 
-    def of(self, group: int) -> LineMap | None:
-        """The map; None if there is none, or it does not read. Blocks in a thread."""
-        ...
+    @property
+    def group_bytes(self) -> int:
+        """About how many bytes of the file a row group takes."""
+        return self.size // max(len(self.head.rows), 1)
 
 
 class SkipIndexes(ABC):
@@ -61,7 +73,7 @@ class SkipIndexes(ABC):
 
     @abstractmethod
     def maps(self, file: TableFile) -> LineMaps | None:
-        """Those of a file, if its index was asked and is on this machine."""
+        """Those of a file, if its index was asked."""
 
     @abstractmethod
     def close(self) -> None:

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple, TypeAlias
 import pyarrow as pa
 
 from logstore import ulid
+from logstore.objects.store import is_remote
 from logstore.search.needs import Wanted
 from logstore.table.snapshot import TableFile
 from service.query.copy_rows import CopyRows
@@ -62,13 +63,24 @@ class Part(NamedTuple):
         """Whether none of its lines has attributes."""
         return self.source == _BARE
 
+    @property
+    def remote(self) -> bool:
+        """Whether it is on S3."""
+        return is_remote(self.path)
+
     def pays(self, group: int) -> bool:
         """Whether to look for a text in a row group is likely to cost less than to decode it."""
-        return self.rare or self.rows is not None or self.mapped(group)
+        few = not self.remote and (self.rare or self.rows is not None)
+        return few or self.mapped(group)
 
     def mapped(self, group: int) -> bool:
         """Whether a row group has a map, and no attributes, which would have to be decoded."""
         return self.bare and self.maps is not None and self.maps.has(group)
+
+    @property
+    def group_bytes(self) -> int:
+        """About how many bytes of the file a row group takes, if there are maps."""
+        return 0 if self.maps is None else self.maps.group_bytes
 
     def meets(self, first: int, end: int) -> bool:
         """Whether it has rows from `first` to before `end`."""

@@ -14,7 +14,8 @@ from typing import Final
 from logstore.errors import Damaged
 from logstore.search.needs import Wanted, needs_of
 from logstore.table.snapshot import TableFile
-from service.query.prefilter import Looking, Prefilter
+from service.query.looking import Looking
+from service.query.prefilter import Prefilter
 from service.query.request import QueryRequest
 from service.query.scan_copies import ScanCopies, ScanCopy
 from service.query.skip_indexes import SkipIndexes
@@ -67,8 +68,12 @@ class TableSearch:
     @property
     def narrow(self) -> float:
         """About how much of a file is of the pipeline and run that are asked for."""
-        request = self._request
-        return _NARROW if request.fqn is not None or request.run is not None else 1.0
+        return _NARROW if self._in_part else 1.0
+
+    @property
+    def _in_part(self) -> bool:
+        """Whether it is in one pipeline or run."""
+        return self._request.fqn is not None or self._request.run is not None
 
     def look_ahead(self) -> None:
         """Has indexes and footers of files read, nearest first, if the search reads all tiles."""
@@ -79,8 +84,13 @@ class TableSearch:
         files.sort(key=lambda file: (file.date, file.hour), reverse=request.descending)
         del files[_MOST_AHEAD:]
         copies = [None if self._copies is None else self._copies.of(file) for file in files]
-        paths = [copy.path if copy else file.uri for file, copy in zip(files, copies, strict=True)]
-        self._prefilter.ahead(paths)
+        self._prefilter.ahead(
+            [
+                copy.path if copy else file.uri
+                for file, copy in zip(files, copies, strict=True)
+                if copy or self._in_part  # else maps may do without
+            ]
+        )
         self._ahead, self._told = files, self._indexes.ahead(files, self._needs)
 
     def weights(self, bounds: Tile) -> Mapping[int, Weight]:

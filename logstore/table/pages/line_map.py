@@ -118,6 +118,15 @@ class LineMap:
                 yield row, page, anchors
             row += page.rows
 
+    def extent(self, wanted: Mapping[str, str]) -> tuple[int, int] | None:
+        """Where in the file pages begin and end that hold messages and times of `span`, if any."""
+        first, behind = self.span(wanted)
+        pages = [page for _, page, _ in self.message_pages(first, behind)]
+        if not pages:
+            return None
+        pages += self.times
+        return min(page.at for page in pages), max(page.at + page.stored for page in pages)
+
     def equals(self, other: LineMap) -> bool:
         """Whether both say the same, however they were compressed."""
         return self._parts() == other._parts()

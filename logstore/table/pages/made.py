@@ -134,7 +134,7 @@ class _Making:
             raise UnknownPages(f"{name} is stored in another way")
         at = chunk.data_page_offset
         data, places = self._read(at, chunk.total_compressed_size), list[PagePlace]()
-        for page in pages_of(data):
+        for page in pages_of(bytes(data)):
             if page.dictionary or page.encoding != PLAIN:
                 raise UnknownPages(f"{name} has pages of encoding {page.encoding}")
             begin = 0

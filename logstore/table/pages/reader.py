@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from logstore.errors import Damaged
 from logstore.table.pages.line_map import EVERY, LINE, LineMap, PagePlace
 
-Read: TypeAlias = Callable[[int, int], bytes]
+Read: TypeAlias = Callable[[int, int], "bytes | memoryview"]
 """Gives bytes of the file from a place on, so many. Raises `OSError`."""
 
 LENGTH_WIDTH: Final = 4
@@ -35,7 +35,7 @@ class Scratch:
         self._zstandard = zstandard.ZstdDecompressor()
         self._page = bytearray(_LEAST_KEPT)
 
-    def start(self, stored: bytes, size: int) -> bytes:
+    def start(self, stored: bytes | memoryview, size: int) -> bytes:
         """The first `size` bytes of a page. Raises `Damaged`."""
         try:
             with self._zstandard.stream_reader(stored) as reader:
@@ -43,7 +43,7 @@ class Scratch:
         except zstandard.ZstdError as error:
             raise Damaged(f"a page does not decompress: {error}") from error
 
-    def page(self, stored: bytes, size: int) -> bytearray:
+    def page(self, stored: bytes | memoryview, size: int) -> bytearray:
         """The first `size` bytes of a page, until the next one is asked for. Raises `Damaged`.
 
         What is behind them is of other pages.

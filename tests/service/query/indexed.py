@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event, Lock
+from typing import cast
 
 import pytest
 
 from logstore import keys
-from logstore.errors import StoreUnavailable
+from logstore.errors import NotFound, StoreUnavailable
 from service.query import index_files
+from service.query.bucket import Bucket, Get
 from tests.service.query.world import World
 
 
@@ -33,34 +36,63 @@ class Remote:
     """A store from which skip indexes are fetched. It counts those that were got."""
 
     def __init__(self, world: World) -> None:
-        self._store = world.store
+        self.world = world
         self.got = 0
+        self._counting = Lock()
 
-    def uri(self, key: str) -> str:
-        return "s3://elsewhere/table" if key == keys.TABLE else self._store.uri(key)
-
-    async def get(self, key: str, **options: Any) -> Any:
-        if key.startswith(keys.SKIP_INDEXES):
+    def get(self, uri: str, range_: str) -> bytes:
+        """What a reader of its bucket gives: `service.query.bucket.Get`."""
+        assert range_ == ""
+        with self._counting:
             self.got += 1
-            await self._before()
-        return await self._store.get(key, **options)
+        self._before(uri)
+        try:
+            return Path(uri).read_bytes()
+        except FileNotFoundError as error:
+            raise NotFound(uri) from error
 
-    async def _before(self) -> None:
+    def place(self, path: str) -> str:
+        """The address of the index of a file."""
+        return self.world.store.uri(keys.skip_index(path))
+
+    @property
+    def bucket(self) -> Bucket:
+        """What an engine is given, so that it takes indexes from here."""
+        return cast(Bucket, _Elsewhere(self.get))
+
+    def _before(self, uri: str) -> None:
         """What happens before an index is given."""
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
+
+@dataclass(frozen=True)
+class _Elsewhere:
+    """A bucket that has nothing but skip indexes."""
+
+    get: Get
+
+    def reader(self) -> Get:
+        return self.get
+
+    def attach(self, _: object) -> None:
+        """DuckDB reads files of this machine."""
+
+    def key(self) -> None:
+        """There are no keys."""
 
 
 class Refusing(Remote):
     """One that refuses skip indexes."""
 
-    async def _before(self) -> None:
+    def _before(self, uri: str) -> None:
         raise StoreUnavailable("not now")
 
 
 class Hanging(Remote):
-    """One that does not answer for skip indexes."""
+    """One that does not answer for skip indexes, until it is told to."""
 
-    async def _before(self) -> None:
-        await asyncio.Event().wait()
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.given = Event()
+
+    def _before(self, uri: str) -> None:
+        self.given.wait()

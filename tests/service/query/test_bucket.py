@@ -8,7 +8,6 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,6 +15,7 @@ import pytest
 
 from logstore import keys
 from logstore.errors import Damaged, LimitReached, StoreUnavailable
+from logstore.objects.s3.blocking import BlockingBucket
 from logstore.table.options import open_table
 from service.query.database import Database
 from service.query.locked import Connect, LockedDatabase, in_this_process
@@ -54,18 +54,18 @@ async def test_a_search_gives_what_the_model_gives(world: World, seed: int) -> N
 async def test_a_skip_index_is_fetched_once_and_leaves_out_what_cannot_match(
     world: World, monkeypatch: pytest.MonkeyPatch, harmed: bool
 ) -> None:
+    assert world.bucket is not None
     file = await rare_word(world)
     key = keys.skip_index(file.path)
     if harmed:
         await world.store.put(key, altered((await world.store.get(key))[1]))
-    got = list[str]()
-    get = world.store.get
+    got, get = list[str](), BlockingBucket.get
 
-    async def noting(key: str, **options: Any) -> Any:
+    def noting(self: BlockingBucket, what: str, key: str, range_: str = "") -> bytes:
         got.append(key)
-        return await get(key, **options)
+        return get(self, what, key, range_)
 
-    monkeypatch.setattr(world.store, "get", noting)
+    monkeypatch.setattr(BlockingBucket, "get", noting)
     async with engine_of(world) as engine:
         for request in (RARE, replace(RARE, limit=1), RARE):
             found, stats = await search(engine, request)
@@ -73,7 +73,7 @@ async def test_a_skip_index_is_fetched_once_and_leaves_out_what_cannot_match(
             assert (stats["bytes"] == file.size) == harmed
             assert harmed or stats["bytes"] < file.size * 0.05
         assert engine.indexes.damaged == harmed
-    assert got.count(key) == 1
+    assert got.count(f"{world.bucket.prefix}/{key}") == 1
 
 
 async def test_the_keys_of_an_assumed_role_do_as_well(

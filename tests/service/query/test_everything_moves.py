@@ -10,7 +10,6 @@ import asyncio
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,7 +24,6 @@ from logstore.search.conditions import All, AnyOf, Column, Condition, Contains, 
 from service.query import skip_indexes
 from service.query.engine import QueryEngine
 from service.query.request import QueryRequest
-from service.query.view import Sources
 from tests.compactor.lake import Lake
 from tests.compactor.plain_engine import PlainEngine
 from tests.seeds import seeds, some
@@ -40,7 +38,7 @@ SEARCHES = 6
 class Unindexed(Remote):
     """The store, as it is for a reader that finds no skip index."""
 
-    async def _before(self) -> None:
+    def _before(self, uri: str) -> None:
         raise NotFound("it is not looked at")
 
 
@@ -118,14 +116,13 @@ async def test_each_answer_is_that_of_a_plain_list(
     lake.session = PlainEngine()
     lake.limits = Compaction(index_min_bytes=1, settle_seconds=0, batch_bytes=20_000)
 
-    def sources(store: Any) -> Sources:
-        return replace(world.sources(), store=store, pin=node.pin)
+    sources = replace(world.sources(), pin=node.pin)
 
     found = 0
     async with (
-        engine_of(world, sources=sources(world.store)) as indexed,
+        engine_of(world, sources=sources) as indexed,
         engine_of(replace(world, root=tmp_path / "plain", store=world.store),
-                  sources=sources(Unindexed(world))) as plain,
+                  sources=sources, bucket=Unindexed(world).bucket) as plain,
     ):  # fmt: skip
         for _ in range(ROUNDS):
             await node.append([entry(dice) for _ in range(dice.randrange(1, 25))])

@@ -20,8 +20,8 @@ from tests.service.query.indexed import Hanging, Refusing, Remote
 from tests.service.query.test_skipping import RARE, alike, altered, rare_word
 from tests.service.query.world import World, engine_of, search
 from tests.simulation.hand_clock import HandClock
+from tests.waiting import until
 
-pytestmark = pytest.mark.usefixtures("no_maps")  # there are none on S3
 NEEDS = cast(Needs, needs_of(Contains("needle-4711")))
 
 
@@ -30,8 +30,8 @@ async def test_it_is_fetched_once_and_tells_what_a_file_tells(tmp_path: Path) ->
     await rare_word(world)
     async with engine_of(world) as engine:
         found, stats = await search(engine, RARE)
-    world.store = store = Remote(world)
-    async with engine_of(world) as engine:
+    store = Remote(world)
+    async with engine_of(world, bucket=store.bucket) as engine:
         for _ in range(2):
             assert (await search(engine, RARE))[0] == found == world.expected(RARE)
             assert (await search(engine, RARE))[1]["bytes"] == stats["bytes"]
@@ -45,10 +45,12 @@ async def test_an_index_that_does_not_come_is_not_waited_for(
     monkeypatch.setattr(fetched_indexes, "_WAIT_SECONDS", 0.05)
     world = World(tmp_path)
     await rare_word(world)
-    world.store = store = kind(world)
-    async with engine_of(world) as engine:
+    store = kind(world)
+    async with engine_of(world, bucket=store.bucket) as engine:
         assert (await search(engine, RARE))[0] == world.expected(RARE)
         assert engine.indexes.damaged == 0
+        if isinstance(store, Hanging):
+            store.given.set()
     assert store.got > 0
 
 
@@ -57,8 +59,8 @@ async def test_a_page_that_is_damaged_is_found_when_it_is_read(tmp_path: Path) -
     file = await rare_word(world)
     key = keys.skip_index(file.path)
     await world.store.put(key, altered((await world.store.get(key))[1]))
-    world.store = store = Remote(world)
-    async with engine_of(world) as engine:
+    store = Remote(world)
+    async with engine_of(world, bucket=store.bucket) as engine:
         for _ in range(2):
             found, stats = await search(engine, RARE)
             assert found == world.expected(RARE)
@@ -73,12 +75,13 @@ async def test_one_that_was_mended_is_used_after_a_while(tmp_path: Path) -> None
     key = keys.skip_index(file.path)
     body = (await world.store.get(key))[1]
     await world.store.put(key, altered(body))
-    indexes = FetchedIndexes(Remote(world), clock, 1 << 20)
-    assert await asyncio.to_thread(indexes.which, [file], NEEDS) == {}
+    store = Remote(world)
+    indexes = FetchedIndexes(store.get, store.place, clock, 1 << 20)
+    assert indexes.which([file], NEEDS) == {}
     await world.store.put(key, body)
-    assert await asyncio.to_thread(indexes.which, [file], NEEDS) == {}
+    assert indexes.which([file], NEEDS) == {}
     await clock.advance(61)
-    found = await asyncio.to_thread(indexes.which, [file], NEEDS)
+    found = indexes.which([file], NEEDS)
     assert found[file.path].groups.sum() == 2
     assert indexes.damaged == 1
 
@@ -89,55 +92,64 @@ async def test_an_index_is_fetched_once_and_a_missing_one_again_after_a_while(
     world, clock = World(tmp_path), HandClock()
     file = await rare_word(world)
     store = Remote(world)
-    indexes = FetchedIndexes(store, clock, 1 << 20)
-    assert set(await indexes.of([file])) == {file.path}
-    assert set(await indexes.of([file])) == {file.path}
+    indexes = FetchedIndexes(store.get, store.place, clock, 1 << 20)
+    assert set(indexes.of([file])) == {file.path}
+    assert set(indexes.of([file])) == {file.path}
     assert store.got == 1
     missing = replace(file, path="date=2026-11-21/hour=12/other.parquet")
     for second, got in ((0, 2), (30, 2), (61, 3), (62, 3)):
         await clock.advance(second - clock.monotonic())
-        assert await indexes.of([missing]) == {}
+        assert indexes.of([missing]) == {}
         assert store.got == got
     key = keys.skip_index(missing.path)
     await world.store.put(key, (await world.store.get(keys.skip_index(file.path)))[1])
-    assert await indexes.of([missing]) == {}
+    assert indexes.of([missing]) == {}
     await clock.advance(130 - clock.monotonic())
-    assert set(await indexes.of([missing, file])) == {file.path, missing.path}
+    assert set(indexes.of([missing, file])) == {file.path, missing.path}
 
 
 async def test_indexes_come_ahead_and_are_fetched_once(tmp_path: Path) -> None:
     world = World(tmp_path)
     files = await alike(world, await rare_word(world), 4)
     store = Remote(world)
-    indexes = FetchedIndexes(store, SystemClock(), 1 << 20)
-    assert await asyncio.to_thread(indexes.ahead, files, NEEDS) == {}  # it waits for none
-    found = await asyncio.gather(*(indexes.of([one]) for one in reversed([*files, files[0]])))
+    indexes = FetchedIndexes(store.get, store.place, SystemClock(), 1 << 20)
+    assert indexes.ahead(files, NEEDS) == {}  # it waits for none
+    asked = reversed([*files, files[0]])
+    found = await asyncio.gather(*(asyncio.to_thread(indexes.of, [one]) for one in asked))
     assert [list(one) for one in found] == [[one.path] for one in reversed([*files, files[0]])]
-    told = await asyncio.to_thread(indexes.ahead, files, NEEDS)
+    told = indexes.ahead(files, NEEDS)
     assert [one.groups.sum() for one in told.values()] == [2] * 4
     assert list(told) == [file.path for file in files]
     assert store.got == 4
 
 
+@pytest.mark.usefixtures("no_maps")  # else they are more of so small a file than is assumed
 async def test_those_that_come_ahead_do_not_displace_each_other(tmp_path: Path) -> None:
     world = World(tmp_path)
     files = await alike(world, await rare_word(world), 4)
     room = 2 * (int(files[0].size * SHARE) + 600)
     store = Remote(world)
-    indexes = FetchedIndexes(store, SystemClock(), room)
-    await asyncio.to_thread(indexes.ahead, files, NEEDS)
-    assert set(await indexes.of(files[:2])) == {"0.parquet", "1.parquet"}
+    indexes = FetchedIndexes(store.get, store.place, SystemClock(), room)
+    indexes.ahead(files, NEEDS)
+    assert set(indexes.of(files[:2])) == {"0.parquet", "1.parquet"}
     assert store.got == 2
 
 
-async def test_a_fetch_that_ends_leaves_its_file_to_be_read(tmp_path: Path) -> None:
+async def test_a_fetch_that_ends_leaves_its_file_to_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = World(tmp_path)
     files = await alike(world, await rare_word(world), 2)
-    indexes = FetchedIndexes(Hanging(world), SystemClock(), 1 << 20)
-    waiting = asyncio.ensure_future(indexes.of(files))
-    await asyncio.sleep(0)
+    monkeypatch.setattr(fetched_indexes, "_AT_ONCE", 1)
+    store = Hanging(world)
+    indexes = FetchedIndexes(store.get, store.place, SystemClock(), 1 << 20)
+    monkeypatch.setattr(fetched_indexes, "_WAIT_SECONDS", 60)
+    assert indexes.ahead(files, NEEDS) == {}
+    waiting = asyncio.ensure_future(asyncio.to_thread(indexes.of, files[1:]))
+    await until(lambda: store.got == 1)
     indexes.close()
     assert await waiting == {}
+    store.given.set()
 
 
 async def test_the_least_used_make_room(tmp_path: Path) -> None:
@@ -146,11 +158,11 @@ async def test_the_least_used_make_room(tmp_path: Path) -> None:
     body = (await world.store.get(keys.skip_index(files[0].path)))[1]
     room = 3 * (len(body) + 600)
     store = Remote(world)
-    indexes = FetchedIndexes(store, SystemClock(), room)
+    indexes = FetchedIndexes(store.get, store.place, SystemClock(), room)
     for n in (0, 1, 2, 0, 3):
-        assert await indexes.of([files[n]])
+        assert indexes.of([files[n]])
     assert store.got == 4
-    assert await indexes.of([files[0], files[2], files[3]])
+    assert indexes.of([files[0], files[2], files[3]])
     assert store.got == 4
-    assert await indexes.of([files[1]])
+    assert indexes.of([files[1]])
     assert store.got == 5

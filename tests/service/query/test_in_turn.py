@@ -13,7 +13,7 @@ import pytest
 
 from logstore.search.conditions import Contains
 from logstore.search.needs import Needs, needs_of
-from service.query import prefilter
+from service.query import looking, prefilter
 from service.query.engine import QueryEngine
 from service.query.footers import Footers
 from service.query.request import QueryRequest
@@ -82,14 +82,14 @@ async def test_what_is_cancelled_is_not_looked_at(
     monkeypatch.setattr(prefilter.Prefilter, "candidates", lambda _, *work: looked.append(work))
     busy, threads = threading.Event(), ThreadPoolExecutor(1)
     async with engine_of(world, scan_copies_bytes=0) as engine:
-        made = prefilter.Prefilter(request, Footers(), threads, lambda: None)
+        made = prefilter.Prefilter(request, Footers(), None, threads, lambda: None)
         files, indexes = files_of(world), engine.indexes
         told = indexes.which(files, cast(Needs, needs_of(request.condition)))
         reads = table_reads(everything, files, told, engine.copies.of, indexes.maps)
         threads.submit(busy.wait)
-        looking = made.begin(reads, everything)
+        begun = made.begin(reads, everything)
         assert threads._work_queue.qsize() == GROUPS
-        looking.cancel()
+        begun.cancel()
         busy.set()
         threads.shutdown(wait=True)
         assert looked == []
@@ -99,7 +99,7 @@ async def test_files_beside_copies_are_decoded_in_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However little was looked through in the copies before them."""
-    monkeypatch.setattr(prefilter, "_FEW", 1)
+    monkeypatch.setattr(looking, "_FEW", 1)
     world = World(tmp_path)
     for hour in range(3):
         put(world, hour)

@@ -16,11 +16,10 @@ from logstore.search.conditions import AnyOf, Contains
 from logstore.table.pages.line_map import PagePlace
 from logstore.table.pages.reader import GroupReader
 from logstore.table.skip_index import parse
-from service.query import mapped_lines, prefilter
+from service.query import mapped_lines, prefilter, row_groups
 from service.query.engine import QueryEngine
 from service.query.prefilter import Prefilter
 from service.query.request import QueryRequest
-from tests.service.query.indexed import Remote
 from tests.service.query.scattered import ALL
 from tests.service.query.test_prefilter import statements
 from tests.service.query.test_scan_copies import files_of, put_with_attributes, records
@@ -57,7 +56,7 @@ async def by_maps_alone(
 async def test_a_text_that_is_everywhere_is_found_by_maps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group_rows: int
 ) -> None:
-    monkeypatch.setattr(prefilter, "_BATCH_LINES", 20)
+    monkeypatch.setattr(row_groups, "_BATCH_LINES", 20)
     world = World(tmp_path)
     put(world, group_rows=group_rows)
     await world.index()
@@ -164,17 +163,6 @@ async def test_what_is_read_in_one_pipeline_is_announced_before(
         assert len(announced) == len(read)  # a page for each row group
         assert len(exact) == 2 * len(read)  # once to announce it, once to read it
         assert 0 < len(read) < of_all
-
-
-async def test_files_on_s3_have_no_maps(tmp_path: Path) -> None:
-    """Nobody would use them: such files are DuckDB's."""
-    world = World(tmp_path)
-    put(world)
-    world.store = Remote(world)
-    (file,) = await world.index()
-    index = parse((await world.store.get(keys.skip_index(file.path)))[1], size=file.size)
-    assert not any(size for _, size in index.head.maps)
-    index.check()
 
 
 async def test_a_page_that_is_damaged_is_told_of(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from logstore.search.conditions import (
     Is,
     Matches,
 )
-from service.query import copy_rows, decoded_rows, prefilter
+from service.query import copy_rows, decoded_rows, looking, prefilter, row_groups
 from service.query import search as search_module
 from service.query.cursor import RecordKey
 from service.query.database import Database
@@ -125,7 +125,7 @@ async def test_each_answer_is_that_of_duckdb_alone_and_of_a_plain_loop(
     if seed % 4 > 1:
         await world.index()
     monkeypatch.setattr(decoded_rows, "_PIECE_ROWS", 7 + seed % 3 * 100)
-    monkeypatch.setattr(prefilter, "_BATCH_LINES", 1 + seed % 3 * 10)
+    monkeypatch.setattr(row_groups, "_BATCH_LINES", 1 + seed % 3 * 10)
     monkeypatch.setattr(copy_rows, "_WORTH_A_LOOK", seed % 2 << 20)
     asked = [*plain_requests(words, rng), *requests_like(words, rng), *some_requests(rng)]
     paged = asked[:6]
@@ -303,7 +303,7 @@ async def test_what_is_beyond_a_limit_is_left_to_duckdb(
         if with_copies:
             await copied(engine, 1)
         assert (await watched(engine, world, request, monkeypatch))[0] == []
-        module = decoded_rows if hasattr(decoded_rows, limit) else prefilter
+        module = next(one for one in (decoded_rows, looking, prefilter) if hasattr(one, limit))
         monkeypatch.setattr(module, limit, value)
         monkeypatch.setattr(decoded_rows, "_MOST_SHARE", 1_000)
         assert len((await watched(engine, world, request, monkeypatch))[0]) == 1

@@ -16,26 +16,24 @@ from logstore import ulid
 from logstore.search.conditions import Contains
 from service.query import fetched_indexes, prefilter
 from service.query.footers import Footer, Footers, Group
-from service.query.prefilter import Looking, Prefilter
+from service.query.looking import Looking
+from service.query.prefilter import Prefilter
 from service.query.table_reads import TableReads
 from service.query.tiles import Tile, Tiles, TileSizes
-from tests.service.query.indexed import Remote, noted_opens
+from tests.service.query.indexed import Hanging, Remote, noted_opens
 from tests.service.query.scattered import ALL
 from tests.service.query.test_scan_copies import copied, files_of
 from tests.service.query.test_skipping import GROUP_ROWS, RARE, RUN, batch_at, put_in_table
 from tests.service.query.world import HOUR_MS, NOW_MS, World, engine_of, search
 
 
-class Slow(Remote):
-    """A store that gives one index, and the others when it is told to."""
+class Slow(Hanging):
+    """A store that gives the index of one hour, and the others when it is told to."""
 
-    def __init__(self, world: World) -> None:
-        super().__init__(world)
-        self.given = asyncio.Event()
-
-    async def _before(self) -> None:
-        if self.got > 1:
-            await self.given.wait()
+    def _before(self, uri: str) -> None:
+        newest = max(files_of(self.world), key=lambda file: file.start_ms)
+        if uri != self.place(newest.path):
+            self.given.wait()
 
 
 async def three_hours(tmp_path: Path) -> World:
@@ -49,14 +47,19 @@ async def three_hours(tmp_path: Path) -> World:
 
 
 @pytest.mark.parametrize("remote", [False, True])
+@pytest.mark.parametrize("fqn", [None, RUN.fqn])
 @pytest.mark.parametrize(("limit", "read"), [(None, 3), (1, 1)])
 async def test_a_search_of_all_hours_reads_ahead_what_tells_of_later_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int | None, read: int, remote: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    limit: int | None,
+    read: int,
+    fqn: str | None,
+    remote: bool,
 ) -> None:
+    """Footers only in one pipeline: else maps tell all of it."""
     world = await three_hours(tmp_path)
     store = Remote(world)
-    if remote:
-        world.store = store
     footers, of = set[str](), Footers.of
     opened = noted_opens(monkeypatch)
 
@@ -65,16 +68,18 @@ async def test_a_search_of_all_hours_reads_ahead_what_tells_of_later_ones(
         return of(self, path)
 
     monkeypatch.setattr(Footers, "of", noting)
-    request = replace(RARE, limit=limit)
-    async with engine_of(world, sizes=TileSizes(1, 1)) as engine:
+    request = replace(RARE, limit=limit, fqn=fqn)
+    needed = read if fqn else 0
+    bucket = store.bucket if remote else None
+    async with engine_of(world, sizes=TileSizes(1, 1), bucket=bucket) as engine:
         async with await engine.open(request) as running:
             batches = running._search.batches()
             await asyncio.to_thread(next, batches)  # of the first hour; the second is begun
             async with asyncio.timeout(10):
-                while store.got + len(set(opened)) < read or len(footers) < read:
+                while store.got + len(set(opened)) < read or len(footers) < needed:
                     await asyncio.sleep(0.01)
         assert (store.got, len(set(opened))) == ((read, 0) if remote else (0, read))
-        assert len(footers) == read
+        assert len(footers) == needed
 
 
 @pytest.mark.usefixtures("no_maps")
@@ -163,9 +168,9 @@ async def test_lines_do_not_wait_for_the_index_of_the_next_tile(
 ) -> None:
     monkeypatch.setattr(fetched_indexes, "_WAIT_SECONDS", 60)
     world = await three_hours(tmp_path)
-    world.store = store = Slow(world)
+    store = Slow(world)
     async with (
-        engine_of(world, sizes=TileSizes(1, 1)) as engine,
+        engine_of(world, sizes=TileSizes(1, 1), bucket=store.bucket) as engine,
         await engine.open(RARE) as running,
     ):
         batches = running.batches()

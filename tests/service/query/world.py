@@ -283,16 +283,20 @@ async def engine_of(
     *,
     sources: Sources | None = None,
     sizes: TileSizes | None = None,
+    bucket: Bucket | None = None,
     **values: Any,
 ) -> AsyncIterator[QueryEngine]:
-    """An engine that has given everything back at the end, or the test fails."""
+    """An engine that has given everything back at the end, or the test fails.
+
+    It reads `bucket`; without one, that of the world.
+    """
     engine = QueryEngine(
         sources or world.sources(),
         clock=clock or SystemClock(),
         scratch=str(world.root / "scratch"),
         settings=changed(QuerySettings(), **values),
         tile_sizes=sizes,
-        bucket=bucket_of(world.bucket) if world.bucket else None,
+        bucket=bucket or (bucket_of(world.bucket) if world.bucket else None),
     )
     try:
         yield engine
