@@ -8,7 +8,9 @@ locked.py    DuckDB with its limits             pool.py    those that are open a
 table_reads.py what is read of the table        scan_copies.py  and of what
 skip_indexes.py what is left out of it          index_files.py, fetched_indexes.py  by what
 prefilter.py lines with a text, before DuckDB   text_rows.py, footers.py, found_rows.py  how
-mapped_lines.py, copy_rows.py  where they lie, in files and in copies
+looking.py   in many row groups at once         row_groups.py  what they are
+mapped_lines.py, copy_rows.py  where lines lie, in files and in copies
+fetched_pages.py  and on S3
 plain.py     searches that need no DuckDB then
 database.py  the statements of one search       sql.py     how they are spelled
 deleted.py   what is left out of them           bucket.py    DuckDB on S3

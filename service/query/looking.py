@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -30,7 +30,6 @@ _FETCHED_AHEAD: Final = 24 << 20  # bytes, of what others do not look through ye
 _FEW: Final = 4
 """So few row groups are looked at without other threads."""
 _MOST_FOUND: Final = 32 << 20  # bytes of candidates of a tile
-_CHECKED_SECONDS: Final = 0.1
 
 
 class _Announced(NamedTuple):
@@ -83,8 +82,10 @@ class Looking:
             self._seen.add(one, found)
             if found is None or self._seen.bytes > _MOST_FOUND:
                 self._prefilter.given_up = True
-                for groups, _ in self._announced:
+                for groups, pages in self._announced:
                     self._seen.left += groups
+                    if pages is not None:
+                        pages.cancel()
                 self._seen.left += self._waiting
                 self._announced.clear()
                 self._waiting.clear()
@@ -97,8 +98,8 @@ class Looking:
             if self._running:
                 one, found = self._running.popleft()
                 yield one, found.result()
-            elif self._announced:
-                self._wait_for(self._announced[0])
+            elif self._announced and self._announced[0].pages is not None:
+                self._prefilter.wait_for(self._announced[0].pages)
             else:
                 one = self._waiting.popleft()
                 yield one, self._prefilter.candidates(one)
@@ -148,12 +149,6 @@ class Looking:
         if groups[0].part.remote:
             return pages.done()
         return not self._waiting or len(self._announced) > _ANNOUNCED_AT_ONCE
-
-    def _wait_for(self, announced: _Announced) -> None:
-        """Until it is there; a server may be slow, so the search can be stopped meanwhile."""
-        while announced.pages is not None and not announced.pages.done():
-            wait([announced.pages], _CHECKED_SECONDS)
-            self._prefilter.check()
 
 
 @contextmanager

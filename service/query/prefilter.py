@@ -15,10 +15,10 @@ many lines.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, wait
 from contextlib import nullcontext, suppress
 from threading import local
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -38,6 +38,7 @@ from service.query.table_reads import Part, TableReads
 from service.query.text_rows import TooMany, places
 from service.query.tiles import Tile
 
+_CHECKED_SECONDS: Final = 0.1
 _QUICK_BYTES: Final = 1 << 20
 _MOST_PLACES: Final = 128  # in a row group of a copy: each is read with two calls of the system
 _LONGEST_TEXT: Final = 16 << 20  # of a row group: some are in memory at a time
@@ -70,11 +71,17 @@ class Prefilter:
 
     def begin(self, reads: TableReads, tile: Tile) -> Looking:
         """Begins to look for lines in what the tile reads. Raises `Damaged`, `StoreUnavailable`."""
-        here = [part for part in reads.parts if not self.given_up and self._reaches(part)]
-        others, seen = [part for part in reads.parts if part not in here], Seen()
+        here, seen = self._here(reads), Seen()
+        others = [part for part in reads.parts if part not in here]
         with as_damage():
             work = self._planned(here, None if reads.inside else tile, seen)
         return Looking(self, reads.prefiltered(others, []), work, seen)
+
+    def is_ready(self, reads: TableReads) -> bool:
+        """Whether `begin` waits for no footer of a file on S3."""
+        remote = [part for part in self._here(reads) if part.remote]
+        known = self._known(remote, bounded=not reads.inside)
+        return all(part in known or self._footers.has(part.path) for part in remote)
 
     def ahead(self, paths: Sequence[str]) -> None:
         """Has the footers of these files read, in order, before the search comes to them."""
@@ -91,18 +98,46 @@ class Prefilter:
         with suppress(OSError, pa.ArrowException, TailraceError):
             self._footers.of(path)
 
-    def _reaches(self, part: Part) -> bool:
-        """Whether it can be read here."""
-        return not part.remote or (self._fetcher is not None and part.maps is not None)
+    def _here(self, reads: TableReads) -> list[Part]:
+        """The parts that are not DuckDB's."""
+        if self.given_up:
+            return []
+        fetched = self._fetcher is not None
+        return [
+            part for part in reads.parts if not part.remote or (fetched and part.maps is not None)
+        ]
+
+    def _known(self, parts: Sequence[Part], *, bounded: bool) -> dict[Part, list[RowGroup]]:
+        """The row groups of parts where maps tell all; `bounded`: some may be outside."""
+        if bounded or self._names:
+            return {}
+        return {part: groups for part in parts if (groups := mapped_groups(part)) is not None}
+
+    def _footers_of(self, parts: Sequence[Part]) -> dict[Part, Footer]:
+        """Those of their files; those on S3 are fetched at the same time."""
+        coming = dict[Part, Future[Footer]]()
+        for part in parts:
+            if self._fetcher is not None and part.remote and not self._footers.has(part.path):
+                coming[part] = self._fetcher.threads.submit(self._footers.of, part.path)
+        for future in coming.values():
+            self.wait_for(future)
+        return {
+            part: coming[part].result() if part in coming else self._footers.of(part.path)
+            for part in parts
+        }
+
+    def wait_for(self, fetched: Future[Any]) -> None:
+        """Until it is there. A server may be slow, so the search can be stopped meanwhile."""
+        while not fetched.done():
+            wait([fetched], _CHECKED_SECONDS)
+            self.check()
 
     def _planned(self, parts: Sequence[Part], tile: Tile | None, seen: Seen) -> list[RowGroup]:
         """Row groups to be looked at; the others that may hold something are left."""
         work, room = list[RowGroup](), _MOST_ANNOUNCED
-        known = {} if self._names or tile is not None else _mapped(parts)
-        others = [part for part in parts if part not in known]
-        self.ahead([part.path for part in others if part.remote])
+        known = self._known(parts, bounded=tile is not None)
         # All of them first: behind what is announced they would wait for the disk.
-        footers = {part: self._footers.of(part.path) for part in others}
+        footers = self._footers_of([part for part in parts if part not in known])
         for part in parts:
             groups = known[part] if part in known else self._groups(part, footers[part], tile)
             if part in footers and part.rows is None and not part.remote and room > 0:
@@ -214,11 +249,6 @@ class Prefilter:
 
     def _footer(self, one: RowGroup) -> Footer:
         return self._footers.of(one.part.path) if one.footer is None else one.footer
-
-
-def _mapped(parts: Sequence[Part]) -> dict[Part, list[RowGroup]]:
-    """The row groups of those parts of which each row group has a map."""
-    return {part: groups for part in parts if (groups := mapped_groups(part)) is not None}
 
 
 def _encoded(texts: Sequence[str]) -> list[bytes]:

@@ -110,7 +110,7 @@ class TableSearch:
         return plan.found
 
     def begin(self, tile: Tile) -> None:
-        """Has lines of the tile looked for that comes next, if no index has to be waited for."""
+        """Has lines of the tile looked for that comes next, if nothing has to be waited for."""
         if self._needs is None:
             return
         files = self._view.table_files(tile)
@@ -118,6 +118,8 @@ class TableSearch:
         if any(file.path not in told for file in files):
             return
         plan = self._next = _Plan(tile, self._reads_of(tile, files, told))
+        if not self._prefilter.is_ready(plan.reads):
+            return
         with suppress(Damaged):  # it is met again, and told, once the search comes to the tile
             plan.looking = self._prefilter.begin(plan.reads, tile)
 

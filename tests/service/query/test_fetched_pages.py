@@ -12,13 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from logstore import keys
+from logstore import keys, ulid
 from logstore.errors import LimitReached
 from logstore.objects.s3.blocking import BlockingBucket
 from logstore.search.conditions import AnyOf, Contains
 from logstore.table.options import open_table
 from logstore.table.skip_index import parse
-from service.query import fetched_pages, looking
+from service.query import fetched_pages, looking, mapped_lines
+from service.query.request import QueryRequest
+from service.query.tiles import TileSizes
 from tests.faults.kinds import Kind
 from tests.faults.schedule import Schedule, evenly
 from tests.faults.thread import fault_proxy
@@ -28,7 +30,8 @@ from tests.service.query.scattered import scattered, some_requests
 from tests.service.query.test_mapped_lines import NEEDLE, by_maps_alone, put
 from tests.service.query.test_prefilter import statements
 from tests.service.query.test_scan_copies import records
-from tests.service.query.world import RUNS, World, engine_of, search
+from tests.service.query.test_skipping import put_in_table
+from tests.service.query.world import HOUR_MS, NOW_MS, RUNS, World, engine_of, search
 from tests.simulation.hand_clock import HandClock
 from tests.waiting import until
 
@@ -190,14 +193,15 @@ class Silent:
         monkeypatch.setattr(BlockingBucket, "get", hanging)
 
 
+@pytest.mark.parametrize("request_", [NEEDLE, IN_PIPELINE], ids=["pages", "a footer"])
 async def test_a_server_that_says_nothing_does_not_hold_a_search_past_its_time(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch, request_: QueryRequest
 ) -> None:
     put(world)
     await world.index()
     clock, silent = HandClock(), Silent(monkeypatch)
     async with engine_of(world, clock, time_limit_seconds=5) as engine:
-        async with await engine.open(NEEDLE) as running:
+        async with await engine.open(request_) as running:
             first = asyncio.ensure_future(anext(running.batches()))
             await until(lambda: len(silent.asked) == 1)
             await clock.advance(6)
@@ -227,6 +231,52 @@ async def test_a_search_that_is_stopped_asks_for_no_more(
         silent.given.set()
         await until(waiting.empty)
         assert len(silent.asked) == 1
+
+
+async def test_lines_do_not_wait_for_the_footer_of_the_next_tile(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "".join(f"{number} needle\n" for number in range(100)).encode()
+    for hour in range(2):
+        at = ulid.lowest_at(NOW_MS - hour * HOUR_MS)
+        put_in_table(world, [(RUNS[0], at, text)], group_rows=10)
+    await world.index()
+    newest = max(world.table.snapshot().files, key=lambda file: file.start_ms)
+    given, get = threading.Event(), BlockingBucket.get
+
+    def hanging(bucket: BlockingBucket, what: str, key: str, range_: str = "") -> bytes:
+        if range_ and not key.endswith(newest.path):
+            given.wait()
+        return get(bucket, what, key, range_)
+
+    monkeypatch.setattr(BlockingBucket, "get", hanging)
+    async with (
+        engine_of(world, sizes=TileSizes(1, 1)) as engine,
+        await engine.open(IN_PIPELINE) as running,
+    ):
+        batches = running.batches()
+        try:
+            async with asyncio.timeout(20):
+                found = [await anext(batches)]
+        finally:
+            given.set()
+        found += [batch async for batch in batches]
+    assert sum(batch.num_rows for batch in found) == len(world.expected(IN_PIPELINE)) == 200
+
+
+async def test_once_the_text_is_in_many_lines_no_more_is_fetched(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(world, every=2, group_rows=50)
+    await world.index()
+    expected = world.expected(NEEDLE)
+    monkeypatch.setattr(mapped_lines, "_MOST_LINES", 20)
+    monkeypatch.setattr(looking, "FETCHED_BYTES", 1)
+    monkeypatch.setattr(looking, "_FETCHED_AHEAD", 1)
+    noted = noted_gets(monkeypatch)
+    async with engine_of(world, scan_copies_bytes=0) as engine:
+        assert (await search(engine, NEEDLE))[0] == expected
+    assert len(noted) < 5
 
 
 async def test_it_survives_single_faults_of_any_request(world: World) -> None:
