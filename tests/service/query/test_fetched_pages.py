@@ -6,6 +6,7 @@ import asyncio
 import random
 import threading
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -43,6 +44,13 @@ IN_PIPELINE = replace(NEEDLE, fqn=RUNS[0].fqn)
 async def world(bucket: Bucket, tmp_path: Path) -> AsyncIterator[World]:
     async with bucket.open() as store:
         yield World(tmp_path, bucket, store)
+
+
+async def groups_of(world: World) -> int:
+    """Makes the skip index of its only file; how many row groups that has."""
+    (file,) = await world.index()
+    body = (await world.store.get(keys.skip_index(file.path)))[1]
+    return len(parse(body, size=file.size).rows)
 
 
 def noted_gets(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
@@ -90,9 +98,8 @@ async def test_row_groups_side_by_side_come_with_one_request(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(world, group_rows=50)
-    (file,) = await world.index()
-    index = parse((await world.store.get(keys.skip_index(file.path)))[1], size=file.size)
-    groups = len(index.rows)
+    groups = await groups_of(world)
+    (file,) = world.table.snapshot().files
     assert groups > 20
     noted = noted_gets(monkeypatch)
     async with engine_of(world, scan_copies_bytes=0) as engine:
@@ -221,12 +228,16 @@ async def test_a_search_that_is_stopped_asks_for_no_more(
     silent = Silent(monkeypatch)
     async with engine_of(world) as engine:
         running = await engine.open(NEEDLE)
-        first = asyncio.ensure_future(anext(running.batches()))
+        batches = running.batches()
+        first = asyncio.ensure_future(anext(batches))
         await until(lambda: len(silent.asked) == 1)
         assert engine._fetcher is not None
         waiting = engine._fetcher.threads._work_queue
         assert waiting.qsize() > 10
         first.cancel()
+        with suppress(asyncio.CancelledError):
+            await first
+        await batches.aclose()
         await running.close()
         silent.given.set()
         await until(waiting.empty)
@@ -267,16 +278,18 @@ async def test_lines_do_not_wait_for_the_footer_of_the_next_tile(
 async def test_once_the_text_is_in_many_lines_no_more_is_fetched(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(world, every=2, group_rows=50)
-    await world.index()
+    put(world, every=2, group_rows=20)
+    groups = await groups_of(world)
     expected = world.expected(NEEDLE)
-    monkeypatch.setattr(mapped_lines, "_MOST_LINES", 20)
+    monkeypatch.setattr(mapped_lines, "_MOST_LINES", 5)
     monkeypatch.setattr(looking, "FETCHED_BYTES", 1)
-    monkeypatch.setattr(looking, "_FETCHED_AHEAD", 1)
+    monkeypatch.setattr(fetched_pages, "_AT_ONCE", 1)
     noted = noted_gets(monkeypatch)
     async with engine_of(world, scan_copies_bytes=0) as engine:
         assert (await search(engine, NEEDLE))[0] == expected
-    assert len(noted) < 5
+        assert engine._fetcher is not None
+        engine._fetcher.threads.shutdown(wait=True)
+    assert len(noted) < groups // 2
 
 
 async def test_it_survives_single_faults_of_any_request(world: World) -> None:
