@@ -90,7 +90,7 @@ class Prefilter:
                 continue
             if not is_remote(path):
                 self._threads.submit(self._read_footer, path)
-            elif self._fetcher is not None and self._names:
+            elif self._fetcher is not None:
                 self._fetcher.threads.submit(self._read_footer, path)
 
     def _read_footer(self, path: str) -> None:
