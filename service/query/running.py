@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 
 import pyarrow as pa
@@ -129,8 +130,10 @@ class RunningSearch:
         batch = next(self._records, None)
         last = batch is None or self._search.finished
         if last:
-            following = next(self._records, None)
-            assert following is None, "something follows the last batch"
+            # A pause may meet the search here. It keeps what was found: nobody finds it again.
+            with suppress(_StandsAside):
+                following = next(self._records, None)
+                assert following is None, "something follows the last batch"
             self._records = None
         return _Step(batch, last)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +20,13 @@ from service.query.cursor import RecordKey
 from service.query.prefilter import Prefilter
 from service.query.request import QueryRequest
 from service.query.running import RunningSearch
+from service.query.search import Search
 from service.query.tiles import TileSizes
 from tests.service.query.test_limits import ALL, at_rest, big, endless
 from tests.service.query.test_skipping import GROUP_ROWS, RARE, RUN, batch_at, put_in_table
 from tests.service.query.world import HOUR_MS, NOW_MS, RUNS, World, engine_of, search
 from tests.simulation.hand_clock import HandClock
+from tests.waiting import until
 
 ROWS = 40_000
 HOURLY = TileSizes(first_bytes=1, largest_bytes=1)
@@ -166,6 +169,36 @@ async def test_a_pause_ends_what_is_looked_for_ahead_between_two_row_groups(
         while await client.take():
             pass
         assert client.found == world.expected(RARE)
+        await client.close()
+
+
+async def test_a_pause_behind_the_last_batch_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That batch was found, and then dropped, as the search did not come to its end."""
+    request, loop = replace(ALL, limit=9_000), asyncio.get_running_loop()
+    async with engine_of(big(tmp_path, 10, 1_000)) as engine:
+        client = Slow(await engine.open(request))
+        finished, paused = vars(Search)["finished"].fget, threading.Event()
+
+        def pausing(self: Search) -> bool:
+            found = bool(finished(self))
+            if found and not paused.is_set():
+                loop.call_soon_threadsafe(client.running.pause)
+                database = client.running._database
+                assert database is not None
+                while database._stopped is None:
+                    time.sleep(0.001)
+                paused.set()
+            return found
+
+        monkeypatch.setattr(Search, "finished", property(pausing))
+        assert await client.take()
+        await until(paused.is_set)
+        while await client.take():
+            pass
+        assert len(client.found) == len(set(client.found)) == 9_000
+        assert client.found == (await search(engine, request))[0]
         await client.close()
 
 
