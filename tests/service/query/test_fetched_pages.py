@@ -230,10 +230,9 @@ async def test_a_search_that_is_stopped_asks_for_no_more(
         running = await engine.open(NEEDLE)
         batches = running.batches()
         first = asyncio.ensure_future(anext(batches))
-        await until(lambda: len(silent.asked) == 1)
         assert engine._fetcher is not None
         waiting = engine._fetcher.threads._work_queue
-        assert waiting.qsize() > 10
+        await until(lambda: len(silent.asked) == 1 and waiting.qsize() > 10)
         first.cancel()
         with suppress(asyncio.CancelledError):
             await first
