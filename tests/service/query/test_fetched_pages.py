@@ -6,10 +6,12 @@ import asyncio
 import random
 import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,7 @@ from logstore.search.conditions import AnyOf, Contains
 from logstore.table.options import open_table
 from logstore.table.skip_index import parse
 from service.query import fetched_pages, looking, mapped_lines
+from service.query.prefilter import Prefilter
 from service.query.request import QueryRequest
 from service.query.tiles import TileSizes
 from tests.faults.kinds import Kind
@@ -212,10 +215,12 @@ async def test_a_server_that_says_nothing_does_not_hold_a_search_past_its_time(
             first = asyncio.ensure_future(anext(running.batches()))
             await until(lambda: len(silent.asked) == 1)
             await clock.advance(6)
-            async with asyncio.timeout(20):
-                with pytest.raises(LimitReached):
-                    await first
-        silent.given.set()
+            try:
+                async with asyncio.timeout(20):
+                    with pytest.raises(LimitReached):
+                        await first
+            finally:
+                silent.given.set()
 
 
 async def test_a_search_that_is_stopped_asks_for_no_more(
@@ -241,6 +246,31 @@ async def test_a_search_that_is_stopped_asks_for_no_more(
         silent.given.set()
         await until(waiting.empty)
         assert len(silent.asked) == 1
+
+
+async def test_so_much_is_asked_for_ahead_and_no_more(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(world, group_rows=20)
+    groups = await groups_of(world)
+    (file,) = world.table.snapshot().files
+    monkeypatch.setattr(looking, "FETCHED_BYTES", 1)
+    monkeypatch.setattr(looking, "_FETCHED_AHEAD", 3 * (file.size // groups))
+    silent, waits, wait_for = Silent(monkeypatch), threading.Event(), Prefilter.wait_for
+
+    def noting(self: Prefilter, fetched: Future[Any]) -> None:
+        waits.set()
+        wait_for(self, fetched)
+
+    monkeypatch.setattr(Prefilter, "wait_for", noting)
+    async with engine_of(world, scan_copies_bytes=0) as engine:
+        searching = asyncio.ensure_future(search(engine, NEEDLE))
+        await until(lambda: waits.is_set() and len(silent.asked) >= 3)
+        assert engine._fetcher is not None
+        assert len(silent.asked) + engine._fetcher.threads._work_queue.qsize() == 3
+        silent.given.set()
+        assert (await searching)[0] == world.expected(NEEDLE)
+    assert len(silent.asked) == groups
 
 
 async def test_lines_do_not_wait_for_the_footer_of_the_next_tile(
