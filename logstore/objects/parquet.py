@@ -46,6 +46,14 @@ _TAIL: Final = 256 << 10  # bytes; nearly every footer is smaller: a row group h
 _MAGIC: Final = b"PAR1"
 
 
+def footer_bytes(tail: bytes) -> int:
+    """How many bytes the footer takes at the end of a Parquet file, by its last bytes.
+
+    0: they are of no such file.
+    """
+    return int.from_bytes(tail[-8:-4], "little") + 8 if tail[-4:] == _MAGIC else 0
+
+
 async def fetch_tail(
     store: ObjectStore, key: str, size: int, *, if_match: str | None = None
 ) -> SparseFile:
@@ -56,8 +64,8 @@ async def fetch_tail(
     """
     start = max(size - _TAIL, 0)
     tail = (await store.get(key, offset=start, if_match=if_match))[1]
-    need = int.from_bytes(tail[-8:-4], "little") + 8
-    if len(tail) != size - start or tail[-4:] != _MAGIC or need > size:
+    need = footer_bytes(tail)
+    if len(tail) != size - start or not 0 < need <= size:
         raise Damaged(f"{key} is not a Parquet file of {size} bytes")
     if need > len(tail):
         start = size - need

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow.parquet as pq
 
 from logstore.errors import Damaged, NotFound
+from logstore.objects.parquet import footer_bytes
 from service.query.mapped_lines import Pages
 from service.query.skip_indexes import LineMaps
 
@@ -26,8 +27,6 @@ FETCHED_BYTES: Final = 8 << 20
 _MOST_BYTES: Final = 32 << 20  # of lines that are longer than most, which are left to DuckDB
 _AT_ONCE: Final = 8
 _TAIL_BYTES: Final = 128 << 10  # a row group has one KB of a footer
-_LENGTH_BYTES: Final = 8  # of a footer, with the file's last four
-_MAGIC: Final = b"PAR1"
 
 
 class PageFetcher:
@@ -49,8 +48,8 @@ class PageFetcher:
     def footer(self, uri: str) -> pq.FileMetaData:
         """What the footer of a file says. Raises `Damaged`, `StoreUnavailable`. Blocks."""
         tail = self._got(uri, f"bytes=-{_TAIL_BYTES}")
-        size = int.from_bytes(tail[-_LENGTH_BYTES:-4], "little") + _LENGTH_BYTES
-        if tail[-4:] != _MAGIC:
+        size = footer_bytes(tail)
+        if not size:
             raise Damaged(f"{uri} is not a Parquet file")
         if size > len(tail):
             tail = self._got(uri, f"bytes=-{size}")

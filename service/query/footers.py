@@ -59,13 +59,6 @@ class Footer:
         ):
             yield file
 
-    def extent(self, group: Group) -> tuple[int, int]:
-        """Where the row group begins in the file, and where it ends."""
-        columns = self._metadata.row_group(group.number)
-        first, last = columns.column(0), columns.column(columns.num_columns - 1)
-        begin = first.dictionary_page_offset or first.data_page_offset
-        return begin, last.data_page_offset + last.total_compressed_size
-
     def announce(self, groups: Sequence[Group], most: int) -> int:
         """Has the system read these row groups from the disk meanwhile, up to about `most` bytes.
 
@@ -74,11 +67,14 @@ class Footer:
         announced = 0
         with open(self.path, "rb", buffering=0) as file:
             for group in groups:
-                begin, end = self.extent(group)
-                if end <= begin or announced >= most:
+                columns = self._metadata.row_group(group.number)
+                first, last = columns.column(0), columns.column(columns.num_columns - 1)
+                begin = first.dictionary_page_offset or first.data_page_offset
+                size = last.data_page_offset + last.total_compressed_size - begin
+                if size <= 0 or announced >= most:
                     break
-                os.posix_fadvise(file.fileno(), begin, end - begin, os.POSIX_FADV_WILLNEED)
-                announced += end - begin
+                os.posix_fadvise(file.fileno(), begin, size, os.POSIX_FADV_WILLNEED)
+                announced += size
         return announced
 
     def may_hold(self, group: Group, request: QueryRequest, tile: Tile | None) -> bool:

@@ -48,6 +48,7 @@ def mapped_groups(part: Part) -> list[RowGroup] | None:
     found, first = list[RowGroup](), 0
     for number, rows in enumerate(part.maps.head.rows.tolist()):
         if part.meets(first, first + rows):
+            # How long its text is, is not known: it is looked through page by page.
             found.append(RowGroup(part, Group(number, first, first + rows, 0)))
         first += rows
     return found if all(one.mapped for one in found) else None
