@@ -35,7 +35,7 @@ PARTITIONS = "coordination/partitions/"
 GROUPS = "coordination/groups/"
 PIPELINES = "coordination/pipelines/"
 
-_INDEX_SUFFIX = ".skip3"
+INDEX_SUFFIX = ".skip3"
 
 _SEGMENT = re.compile(r"segments/([^/]+)/([0-9]{20})\.parquet")
 _MANIFEST = re.compile(r"runs/([^/]+)/([^/]+)\.json")
@@ -134,12 +134,12 @@ def watermark(node: str) -> str:
 
 def skip_index(path: str) -> str:
     """The skip index of the table file at `path`, below the table."""
-    return f"{SKIP_INDEXES}{path}{_INDEX_SUFFIX}"
+    return f"{SKIP_INDEXES}{path}{INDEX_SUFFIX}"
 
 
 def indexed_file(key: str) -> str:
     """The table file to which the skip index belongs."""
-    return f"{TABLE}/{key.removeprefix(SKIP_INDEXES).removesuffix(_INDEX_SUFFIX)}"
+    return f"{TABLE}/{key.removeprefix(SKIP_INDEXES).removesuffix(INDEX_SUFFIX)}"
 
 
 def lease(source: str, parts: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 It shows what the store and the other nodes hold. In the register it is a reader: others tell it of
 deletions and of runs that end, and nobody waits for it or misses it. Of its data folder it uses the
-lock, the scratch of searches and their copies of table files.
+lock, the scratch of searches and their copies and cache of table files.
 """
 
 from __future__ import annotations

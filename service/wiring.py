@@ -183,11 +183,12 @@ def make_engine(
     settings: Settings, machine: Machine, node: AnyNode, sources: QuerySources
 ) -> QueryEngine:
     """Searches of a started node: its folder must be locked, for the scratch is emptied."""
-    scratch = os.path.join(os.path.abspath(settings.data), "scratch")
+    data = os.path.abspath(settings.data)
     engine = QueryEngine(
         sources,
         clock=machine.clock,
-        scratch=scratch,
+        scratch=os.path.join(data, "scratch"),
+        cache=os.path.join(data, "cache"),
         settings=settings.query,
         bucket=query_bucket(settings),
     )

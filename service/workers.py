@@ -45,7 +45,10 @@ DIVIDED: Final = {
     "ingest": ("in_flight_bytes",),
     "journal": ("max_bytes",),
     "openmetadata": ("report_cache_bytes",),
-    "query": ("index_bytes", "max_concurrent", "max_streams", "max_waiting", "scan_copies_bytes"),
+    "query": (
+        *("file_cache_bytes", "index_bytes", "scan_copies_bytes"),
+        *("max_concurrent", "max_streams", "max_waiting"),
+    ),
     "server": ("reply_bytes",),
 }
 """Settings that bound what all workers take together. Each has its part.

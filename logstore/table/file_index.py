@@ -70,6 +70,10 @@ class FileIndex:
         """The path of each file, below the table's folder."""
         return (file.path for hour in self._hours.values() for file in hour.files)
 
+    def newest_first(self) -> Iterator[TableFile]:
+        """All files, those of the last hour first."""
+        return (file for number in reversed(self._numbers) for file in self._hours[number].files)
+
     def sizes(self) -> Mapping[int, int]:
         """Stored bytes by hour."""
         return {number: hour.size for number, hour in self._hours.items()}

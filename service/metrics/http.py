@@ -105,4 +105,19 @@ HTTP: tuple[Declared, ...] = (
         "Copies of table files that could not be made, so that the files themselves are read.",
         lambda s: s.query.copies.failed,
     ),
+    gauge(
+        "file_cache_bytes",
+        "Disk used by files of the table that are kept of a store on S3.",
+        lambda s: s.query.files.used_bytes,
+    ),
+    counter(
+        "file_cache_fetched",
+        "Files of the table that were fetched from S3 to be kept.",
+        lambda s: s.query.files.fetched,
+    ),
+    counter(
+        "file_cache_failed",
+        "Times that files of the table could not be fetched or kept, so that searches read S3.",
+        lambda s: s.query.files.failed,
+    ),
 )

@@ -11,6 +11,7 @@ prefilter.py lines with a text, before DuckDB   text_rows.py, footers.py, found_
 looking.py   in many row groups at once         row_groups.py  what they are
 mapped_lines.py, copy_rows.py  where lines lie, in files and in copies
 fetched_pages.py  and on S3
+file_cache.py files of S3 on this disk          nearest.py  what one search reads in their place
 plain.py     searches that need no DuckDB then
 database.py  the statements of one search       sql.py     how they are spelled
 deleted.py   what is left out of them           bucket.py    DuckDB on S3

@@ -26,13 +26,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 from logstore import keys
 from logstore.clock import Clock
-from logstore.errors import TailraceError, Unavailable
+from logstore.errors import NotFound, TailraceError, Unavailable
 from logstore.objects.store import ObjectStore
 from logstore.search.conditions import patterns
 from service.query.fetched_indexes import FetchedIndexes
 from service.query.fetched_pages import PageFetcher
+from service.query.file_cache import FileCache
 from service.query.footers import Footers
 from service.query.index_files import IndexFiles
+from service.query.nearest import Nearer
 from service.query.pool import DatabasePool
 from service.query.prefault import prefault
 from service.query.prefilter import Prefilter
@@ -40,7 +42,7 @@ from service.query.request import QueryRequest
 from service.query.running import RunningSearch
 from service.query.scan_copies import ScanCopies
 from service.query.settings import QuerySettings
-from service.query.skip_indexes import SkipIndexes
+from service.query.skip_indexes import NearestIndexes, SkipIndexes
 from service.query.tiles import TileSizes
 from service.query.view import Look, Sources, open_view
 
@@ -55,7 +57,7 @@ T = TypeVar("T")
 class QueryEngine:
     """Runs searches over `sources`; `scratch` is a folder of its own for spilling.
 
-    `bucket` says how DuckDB reads the store if it is on S3.
+    `bucket` says how DuckDB reads the store if it is on S3; files of it are kept in `cache`.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class QueryEngine:
         *,
         clock: Clock,
         scratch: str,
+        cache: str,
         settings: QuerySettings,
         bucket: Bucket | None = None,
         tile_sizes: TileSizes | None = None,
@@ -99,6 +102,16 @@ class QueryEngine:
         self._threads = ThreadPoolExecutor(self.settings.max_concurrent, thread_name_prefix="query")
         self._scanning = ThreadPoolExecutor(settings.threads + 1, thread_name_prefix="scan")
         get = None if bucket is None else bucket.reader()
+        self.files = FileCache(
+            get or _no_bucket,
+            _place(sources.store),
+            sources.table.newest,
+            clock,
+            cache,
+            self._quiet,
+            most_bytes=settings.file_cache_bytes if get else 0,
+        )
+        self.nearer = Nearer(self.files, self.copies)
         self.indexes = self._open_indexes(get)
         self._fetcher = None if get is None else PageFetcher(get)
         self._warming: asyncio.Task[None] | None = None
@@ -155,6 +168,7 @@ class QueryEngine:
         self.indexes.close()
         self.databases.close()
         self.copies.close()
+        self.files.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._scanning.shutdown(wait=False, cancel_futures=True)
         if self._fetcher is not None:
@@ -203,6 +217,7 @@ class QueryEngine:
         if not self.running:
             self._quiet.set()
         self._slots.release()
+        self.files.note_search()
         if self._warming is None:  # not before the first one ends, which needs the disk itself
             self._warming = asyncio.ensure_future(self._warm_up())
 
@@ -222,9 +237,11 @@ class QueryEngine:
 
     def _open_indexes(self, get: Get | None) -> SkipIndexes:
         store, budget = self._sources.store, self.settings.index_budget
-        if get is not None:
-            return FetchedIndexes(get, _place(store), self.clock, budget)
-        return IndexFiles(_place(store), self.clock, budget)
+        if get is None:
+            return IndexFiles(_place(store), self.clock, budget)
+        here = IndexFiles(self.files.index_place, self.clock, budget // 2)
+        elsewhere = FetchedIndexes(get, _place(store), self.clock, budget // 2)
+        return NearestIndexes(here, elsewhere, self.files.has_index)
 
     def _open_database(self, separate: bool) -> LockedDatabase:
         # Here, in the search's thread: a node that nobody searches does without DuckDB.
@@ -232,7 +249,7 @@ class QueryEngine:
         from service.query.process import ProcessConnection
 
         segments = self._sources.store.uri(keys.SEGMENTS.rstrip("/"))
-        folders = [segments, self._sources.table.uri, self.copies.folder]
+        folders = [segments, self._sources.table.uri, self.copies.folder, self.files.folder]
         spill = str(Path(self._scratch) / str(next(self._numbers)))
         connect = ProcessConnection if separate else in_this_process
         return LockedDatabase(self.settings, folders, spill, self._bucket, connect)
@@ -245,3 +262,7 @@ class QueryEngine:
 def _place(store: ObjectStore) -> Callable[[str], str]:
     """Where the skip index of a file is, by its path in the table."""
     return lambda path: store.uri(keys.skip_index(path))
+
+
+def _no_bucket(uri: str, _: str) -> bytes:
+    raise NotFound(f"{uri} is on no bucket")

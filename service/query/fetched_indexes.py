@@ -13,7 +13,7 @@ from logstore.search.needs import Needs, Wanted, wanted
 from logstore.table.pages.line_map import LineMap
 from logstore.table.skip_index import SHARE, SkipIndex, parse
 from logstore.table.snapshot import TableFile
-from service.query.skip_indexes import ENTRY_BYTES, LineMaps, SkipIndexes
+from service.query.skip_indexes import ENTRY_BYTES, LineMaps, ReadIndexes
 from service.runtime.cache import Cache
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _AT_ONCE: Final = 8
 _WAIT_SECONDS: Final = 2.0
 
 
-class FetchedIndexes(SkipIndexes):
+class FetchedIndexes(ReadIndexes):
     """Those that `get` gives; `place` gives the address of one by the path of its file."""
 
     def __init__(self, get: Get, place: Callable[[str], str], clock: Clock, budget: int) -> None:

@@ -18,7 +18,7 @@ from logstore.search.needs import Needs, Wanted, pages_for, wanted
 from logstore.table.pages.line_map import LineMap
 from logstore.table.skip_index import PAGE_BYTES, Head, SkipIndex, head_bytes, parse_head
 from logstore.table.snapshot import TableFile
-from service.query.skip_indexes import ENTRY_BYTES, LineMaps, SkipIndexes
+from service.query.skip_indexes import ENTRY_BYTES, LineMaps, ReadIndexes
 from service.runtime.cache import Cache
 
 _AT_ONCE: Final = 64  # files that are open
@@ -75,7 +75,7 @@ class _Open:
         return page
 
 
-class IndexFiles(SkipIndexes):
+class IndexFiles(ReadIndexes):
     """Those of a local store, of which `place` gives a path by the table file's path."""
 
     def __init__(self, place: Callable[[str], str], clock: Clock, budget: int) -> None:

@@ -65,7 +65,7 @@ class RunningSearch:
         self._make_database = database
         self._database: Database | None = None
         prefilter = engine.prefilter(request, self._check)
-        table = TableSearch(request, view, engine.indexes, engine.copies, prefilter)
+        table = TableSearch(request, view, engine.indexes, engine.nearer, prefilter)
         self._search = Search(request, view, table, self._working, engine.tile_sizes)
         self._records: Generator[pa.RecordBatch] | None = None
         self._work: asyncio.Future[Any] | None = None

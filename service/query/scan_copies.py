@@ -42,6 +42,7 @@ from logstore.table.snapshot import TableFile
 from service.query.copy_rows import BYTES_A_ROW, CopyRows, write_rows
 from service.query.footers import ATTRIBUTES, NAMES
 from service.query.part_filter import filter_bytes
+from service.runtime.spare_disk import spare_bytes
 from service.runtime.threads import low_priority_threads
 
 log = logging.getLogger(__name__)
@@ -49,8 +50,6 @@ _USED_LATELY_SECONDS: Final = 600.0
 _IDLE_SECONDS: Final = 3600.0
 _LOOK_SECONDS: Final = 60.0
 _AGAIN_AFTER: Final = 8  # times its size are to be read of a file that could not be copied
-_FREE_SHARE: Final = 0.1  # of the disk stays free, for the journal first of all
-_FREE_BYTES: Final = 1 << 30
 _MOST_COUNTED: Final = 10_000  # files
 _FETCHED_BYTES: Final = 32 << 20  # in a request
 _GIVES_WAY_SECONDS: Final = 2.0  # before each row group: so under any load a copy is made
@@ -263,8 +262,7 @@ class ScanCopies:
             if not old:
                 return False
             self.forget(*old)
-        disk = shutil.disk_usage(self.folder)
-        return disk.free - size >= max(disk.total * _FREE_SHARE, _FREE_BYTES)
+        return size <= spare_bytes(self.folder)
 
     async def _watch(self) -> None:
         """Removes copies that nobody uses, and those of files that the table has no more."""

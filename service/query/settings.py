@@ -29,6 +29,11 @@ class QuerySettings(Section):
         description="Disk of a node for copies of table files without compression, which searches"
         " scan three times as fast; empty: half of that memory, 0: none",
     )
+    file_cache_bytes: BytesOrZero = Field(
+        default=16 * GIB,
+        description="Disk of a node for table files of a store on S3 as they are, and their skip"
+        " indexes, which searches then read without a request; 0: none",
+    )
     time_limit_seconds: float = Field(
         default=60,
         gt=0,

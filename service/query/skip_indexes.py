@@ -51,14 +51,12 @@ class LineMaps:
 
 
 class SkipIndexes(ABC):
-    """The indexes of a store, with at most `budget` bytes of memory. For several threads."""
+    """The indexes of a store. For several threads."""
 
-    def __init__(self, clock: Clock, budget: int) -> None:
-        self.damaged = 0
-        self._clock = clock
-        self._budget = budget
-        self._aside: OrderedDict[str, float] = OrderedDict()
-        self._changing = Lock()
+    @property
+    @abstractmethod
+    def damaged(self) -> int:
+        """How many were found damaged."""
 
     @abstractmethod
     def which(self, files: Sequence[TableFile], needs: Needs) -> Mapping[str, Wanted]:
@@ -79,6 +77,21 @@ class SkipIndexes(ABC):
     def close(self) -> None:
         """Ends what is under way; what waits for it goes on without."""
 
+
+class ReadIndexes(SkipIndexes):
+    """Those of one place, of which at most `budget` bytes stay in memory."""
+
+    def __init__(self, clock: Clock, budget: int) -> None:
+        self._damaged = 0
+        self._clock = clock
+        self._budget = budget
+        self._aside: OrderedDict[str, float] = OrderedDict()
+        self._changing = Lock()
+
+    @property
+    def damaged(self) -> int:
+        return self._damaged
+
     def _is_aside(self, path: str) -> bool:
         """Whether the index was missing or damaged a moment ago."""
         since = self._clock.monotonic() - _AGAIN_SECONDS
@@ -90,9 +103,45 @@ class SkipIndexes(ABC):
             if self._is_aside(path):  # another thread came upon it at the same time
                 return
             if isinstance(error, Damaged):
-                self.damaged += 1
+                self._damaged += 1
                 log.warning("%s is read whole: %s", path, error)
             self._aside[path] = self._clock.monotonic()
             self._aside.move_to_end(path)
             if len(self._aside) * ENTRY_BYTES > self._budget:
                 self._aside.popitem(last=False)
+
+
+class NearestIndexes(SkipIndexes):
+    """Those that are `here` where `is_here` says so, unless they do not read; others elsewhere."""
+
+    def __init__(
+        self, here: SkipIndexes, elsewhere: SkipIndexes, is_here: Callable[[TableFile], bool]
+    ) -> None:
+        self._here = here
+        self._elsewhere = elsewhere
+        self._is_here = is_here
+
+    @property
+    def damaged(self) -> int:
+        return self._here.damaged + self._elsewhere.damaged
+
+    def which(self, files: Sequence[TableFile], needs: Needs) -> Mapping[str, Wanted]:
+        found = self._near(files, needs)
+        far = [file for file in files if file.path not in found]
+        return {**found, **self._elsewhere.which(far, needs)} if far else found
+
+    def ahead(self, files: Sequence[TableFile], needs: Needs) -> Mapping[str, Wanted]:
+        found = self._near(files, needs)
+        far = [file for file in files if file.path not in found]
+        return {**found, **self._elsewhere.ahead(far, needs)} if far else found
+
+    def maps(self, file: TableFile) -> LineMaps | None:
+        found = self._here.maps(file) if self._is_here(file) else None
+        return self._elsewhere.maps(file) if found is None else found
+
+    def close(self) -> None:
+        self._here.close()
+        self._elsewhere.close()
+
+    def _near(self, files: Sequence[TableFile], needs: Needs) -> Mapping[str, Wanted]:
+        return self._here.which([file for file in files if self._is_here(file)], needs)

@@ -15,9 +15,9 @@ from logstore.errors import Damaged
 from logstore.search.needs import Wanted, needs_of
 from logstore.table.snapshot import TableFile
 from service.query.looking import Looking
+from service.query.nearest import Nearer, NearestFiles
 from service.query.prefilter import Prefilter
 from service.query.request import QueryRequest
-from service.query.scan_copies import ScanCopies, ScanCopy
 from service.query.skip_indexes import SkipIndexes
 from service.query.table_reads import TableReads, table_reads, weights
 from service.query.tiles import Tile, Weight
@@ -49,15 +49,13 @@ class TableSearch:
         request: QueryRequest,
         view: View,
         indexes: SkipIndexes,
-        copies: ScanCopies,
+        nearer: Nearer,
         prefilter: Prefilter,
     ) -> None:
         self._request = request
         self._view = view
         self._indexes = indexes
-        self._copies: ScanCopies | None = copies
-        self._scanned: dict[str, None] = {}  # paths of files that were read as copies
-        self._uncopied: list[tuple[TableFile, float]] = []  # what was read of others, in bytes
+        self._nearest = NearestFiles(nearer)
         self._prefilter = prefilter
         self._needs = needs_of(request.condition)
         self._ahead: Sequence[TableFile] = ()  # whose indexes were asked before
@@ -80,10 +78,10 @@ class TableSearch:
         request = self._request
         if self._needs is None or request.limit is not None:
             return
-        files = self._view.table_files(request.bounds)
+        files = self._files(request.bounds)
         files.sort(key=lambda file: (file.date, file.hour), reverse=request.descending)
         del files[_MOST_AHEAD:]
-        copies = [None if self._copies is None else self._copies.of(file) for file in files]
+        copies = map(self._nearest.copy_of, files)
         self._prefilter.ahead(
             [
                 copy.path if copy else file.uri
@@ -113,7 +111,7 @@ class TableSearch:
         """Has lines of the tile looked for that comes next, if nothing has to be waited for."""
         if self._needs is None:
             return
-        files = self._view.table_files(tile)
+        files = self._files(tile)
         told = {**self._told, **self._indexes.ahead(self._untold(files), self._needs)}
         if any(file.path not in told for file in files):
             return
@@ -131,14 +129,11 @@ class TableSearch:
         self._plan = self._next = None
 
     def without_copies(self) -> bool:
-        """Goes on without copies of table files; False if none was read."""
-        if self._copies is None or not self._scanned:
-            return False
-        for path in self._scanned:
-            self._copies.forget(path)
-        self._copies = None
-        self.forget()
-        return True
+        """Goes on with the files of the store itself; False if nothing else was read."""
+        given_up = self._nearest.give_up()
+        if given_up:
+            self.forget()
+        return given_up
 
     def note(self, tile: Tile) -> int:
         """Counts what the tile reads, and says how many bytes that are."""
@@ -146,15 +141,12 @@ class TableSearch:
         rows = sum(file.rows for file, _ in reads.shares)
         for file, share in reads.shares:
             if file not in reads.copied:
-                self._uncopied.append((file, file.size * share * self._part_of(rows)))
+                self._nearest.note_read(file, file.size * share * self._part_of(rows))
         return reads.bytes
 
     def ask_for_copies(self) -> None:
         """Says what was read of files, at the end, so that no copy is made beside the search."""
-        noted, self._uncopied = self._uncopied, []
-        if self._copies is not None:
-            for file, size in noted:
-                self._copies.note_read(file, size)
+        self._nearest.ask()
 
     def _planned(self, tile: Tile) -> _Plan:
         if self._plan is None or self._plan.tile != tile:
@@ -165,7 +157,7 @@ class TableSearch:
         return self._plan
 
     def _new_plan(self, tile: Tile) -> _Plan:
-        files, told = self._view.table_files(tile), self._told
+        files, told = self._files(tile), self._told
         if self._needs is not None and (others := self._untold(files)):
             told = {**told, **self._indexes.which(others, self._needs)}
         return _Plan(tile, self._reads_of(tile, files, told))
@@ -176,13 +168,10 @@ class TableSearch:
     def _reads_of(
         self, tile: Tile, files: Sequence[TableFile], told: Mapping[str, Wanted]
     ) -> TableReads:
-        return table_reads(tile, files, told, self._copy_of, self._indexes.maps)
+        return table_reads(tile, files, told, self._nearest.copy_of, self._indexes.maps)
 
-    def _copy_of(self, file: TableFile) -> ScanCopy | None:
-        copy = None if self._copies is None else self._copies.of(file)
-        if copy is not None:
-            self._scanned[file.path] = None
-        return copy
+    def _files(self, tile: Tile) -> list[TableFile]:
+        return self._nearest.files(self._view.table_files(tile))
 
     def _part_of(self, rows: int) -> float:
         """About how much a search reads of files with so many rows, besides what indexes say."""

@@ -42,7 +42,7 @@ async def world(bucket: Bucket, tmp_path: Path) -> AsyncIterator[World]:
 @pytest.mark.parametrize("seed", [1])
 async def test_a_search_gives_what_the_model_gives(world: World, seed: int) -> None:
     await scattered(world, seed)
-    async with engine_of(world) as engine:
+    async with engine_of(world, file_cache_bytes=0) as engine:
         for request in some_requests(random.Random(seed)):
             for asked in (request, replace(request, descending=False)):
                 found, stats = await search(engine, asked)
@@ -66,7 +66,7 @@ async def test_a_skip_index_is_fetched_once_and_leaves_out_what_cannot_match(
         return get(self, what, key, range_)
 
     monkeypatch.setattr(BlockingBucket, "get", noting)
-    async with engine_of(world) as engine:
+    async with engine_of(world, file_cache_bytes=0) as engine:
         for request in (RARE, replace(RARE, limit=1), RARE):
             found, stats = await search(engine, request)
             assert found == world.expected(request)
@@ -84,14 +84,14 @@ async def test_the_keys_of_an_assumed_role_do_as_well(
     async with role.open() as store:
         other = World(tmp_path, role, store, records=world.records)
         other.hot(world._hot)
-        async with engine_of(other) as engine:
+        async with engine_of(other, file_cache_bytes=0) as engine:
             assert (await search(engine, ALL))[0] == world.expected(ALL)
 
 
 async def test_names_are_taken_as_they_stand(world: World) -> None:
     for node in ("50% of it", "a*b", "x?s3_endpoint=127.0.0.1:1", "ü+&=[1]"):
         await world.segment([entry(random.Random(node))], node)
-    async with engine_of(world) as engine:
+    async with engine_of(world, file_cache_bytes=0) as engine:
         found, stats = await search(engine, ALL)
         assert found == world.expected(ALL)
         assert stats["complete"]
@@ -104,7 +104,7 @@ async def test_an_unreadable_segment_is_left_out_and_named(world: World, harm: s
     kept = list(world.records)
     bad = await world.segment([entry(rng, lines=400)], "node-02")
     body = (await world.store.get(bad))[1]
-    async with engine_of(world) as engine:
+    async with engine_of(world, file_cache_bytes=0) as engine:
         if harm == "footer":
             await world.store.put(bad, body[:-5])
         async with await engine.open(ALL) as running:
@@ -129,7 +129,7 @@ async def test_a_search_survives_single_faults_of_any_request(world: World, seed
         async with through.open() as store:
             world.bucket, world.store, world.table = through, store, open_table(through.settings)
             for _ in range(4):
-                async with engine_of(world) as engine:
+                async with engine_of(world, file_cache_bytes=0) as engine:
                     found, stats = await search(engine, ALL)
                     assert (found, stats["complete"]) == (world.expected(ALL), True)
     assert schedule.injected[Kind.CUT_RESPONSE] > 0
@@ -139,7 +139,7 @@ async def test_a_bucket_that_does_not_answer_damages_nothing(world: World) -> No
     await scattered(world, 1)
     assert world.bucket is not None
     world.bucket = world.bucket.through("http://127.0.0.1:1", attempts=1)
-    async with engine_of(world) as engine:
+    async with engine_of(world, file_cache_bytes=0) as engine:
         with pytest.raises(StoreUnavailable):
             await search(engine, ALL)
 
@@ -153,7 +153,7 @@ async def test_a_server_that_says_nothing_does_not_hold_a_search_past_its_time(
         assert world.bucket is not None
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
         world.bucket = world.bucket.through(address, attempts=1, read_timeout_seconds=1)
-        async with engine_of(world, clock, time_limit_seconds=5) as engine:
+        async with engine_of(world, clock, file_cache_bytes=0, time_limit_seconds=5) as engine:
             async with await engine.open(ALL) as running:
                 first = asyncio.ensure_future(anext(running.batches()))
                 connection, _ = await asyncio.to_thread(silent.accept)

@@ -78,7 +78,7 @@ async def test_a_text_that_is_everywhere_is_found_by_maps(
     either = replace(NEEDLE, condition=AnyOf((Contains("needle"), Contains("needle\0x"))))
     asked = [NEEDLE, either, replace(NEEDLE, limit=7), replace(NEEDLE, fqn="nobody")]
     asked += [replace(NEEDLE, fqn=run.fqn, run=run.run) for run in RUNS[:3]]
-    async with engine_of(world, scan_copies_bytes=0) as engine:
+    async with engine_of(world, scan_copies_bytes=0, file_cache_bytes=0) as engine:
         for request in asked:
             await by_maps_alone(engine, request, monkeypatch)
             assert (await search(engine, request))[0] == world.expected(request)
@@ -89,7 +89,7 @@ async def test_each_answer_is_that_of_a_plain_list(world: World, seed: int) -> N
     await scattered(world, seed)
     await world.index()
     dice = random.Random(seed)
-    async with engine_of(world) as engine:
+    async with engine_of(world, file_cache_bytes=0) as engine:
         for request in some_requests(dice):
             for asked in (request, replace(request, condition=Contains("read"))):
                 found, stats = await search(engine, asked)
@@ -105,7 +105,7 @@ async def test_row_groups_side_by_side_come_with_one_request(
     (file,) = world.table.snapshot().files
     assert groups > 20
     noted = noted_gets(monkeypatch)
-    async with engine_of(world, scan_copies_bytes=0) as engine:
+    async with engine_of(world, scan_copies_bytes=0, file_cache_bytes=0) as engine:
         everything = await by_maps_alone(engine, NEEDLE, monkeypatch)
         assert [end for end, _ in noted] == ["skip3", "parquet"]
         noted.clear()
@@ -122,7 +122,7 @@ async def test_in_one_pipeline_its_row_groups_are_fetched_and_the_footer(
 ) -> None:
     put(world, group_rows=50)
     (file,) = await world.index()
-    async with engine_of(world, scan_copies_bytes=0) as engine:
+    async with engine_of(world, scan_copies_bytes=0, file_cache_bytes=0) as engine:
         await by_maps_alone(engine, NEEDLE, monkeypatch)
         noted = noted_gets(monkeypatch)
         monkeypatch.setattr(fetched_pages, "_TAIL_BYTES", 16)  # less than a footer
@@ -144,7 +144,7 @@ async def test_a_file_that_does_not_read_is_left_out_and_named(world: World, har
     (file,) = await world.index()
     key = f"{keys.TABLE}/{file.path}"
     body = (await world.store.get(key))[1]
-    async with engine_of(world, scan_copies_bytes=0) as engine:
+    async with engine_of(world, scan_copies_bytes=0, file_cache_bytes=0) as engine:
         async with await engine.open(NEEDLE) as running:
             if harm == "gone":
                 await world.store.delete([key])
@@ -167,7 +167,7 @@ async def test_a_map_that_does_not_read_leaves_the_search_to_duckdb(world: World
     body = (await world.store.get(key))[1]
     begin, _ = parse(body, size=file.size).head.maps[1]
     await world.store.put(key, body[: begin + 20] + b"?" + body[begin + 21 :])
-    async with engine_of(world, scan_copies_bytes=0) as engine:
+    async with engine_of(world, scan_copies_bytes=0, file_cache_bytes=0) as engine:
         with statements() as made:
             assert (await search(engine, NEEDLE))[0] == world.expected(NEEDLE)
         assert len(made) == 1
@@ -180,7 +180,7 @@ async def test_row_groups_of_very_long_lines_are_left_to_duckdb(
     monkeypatch.setattr(fetched_pages, "_MOST_BYTES", 100)
     put(world)
     await world.index()
-    async with engine_of(world, scan_copies_bytes=0) as engine:
+    async with engine_of(world, scan_copies_bytes=0, file_cache_bytes=0) as engine:
         with statements() as made:
             assert (await search(engine, NEEDLE))[0] == world.expected(NEEDLE)
         assert len(made) == 1
@@ -210,7 +210,7 @@ async def test_a_server_that_says_nothing_does_not_hold_a_search_past_its_time(
     put(world)
     await world.index()
     clock, silent = HandClock(), Silent(monkeypatch)
-    async with engine_of(world, clock, time_limit_seconds=5) as engine:
+    async with engine_of(world, clock, file_cache_bytes=0, time_limit_seconds=5) as engine:
         async with await engine.open(request_) as running:
             first = asyncio.ensure_future(anext(running.batches()))
             await until(lambda: len(silent.asked) == 1)
@@ -231,7 +231,7 @@ async def test_a_search_that_is_stopped_asks_for_no_more(
     monkeypatch.setattr(fetched_pages, "_AT_ONCE", 1)
     monkeypatch.setattr(looking, "FETCHED_BYTES", 1)
     silent = Silent(monkeypatch)
-    async with engine_of(world) as engine:
+    async with engine_of(world, file_cache_bytes=0) as engine:
         running = await engine.open(NEEDLE)
         batches = running.batches()
         first = asyncio.ensure_future(anext(batches))
@@ -263,7 +263,7 @@ async def test_so_much_is_asked_for_ahead_and_no_more(
         wait_for(self, fetched)
 
     monkeypatch.setattr(Prefilter, "wait_for", noting)
-    async with engine_of(world, scan_copies_bytes=0) as engine:
+    async with engine_of(world, scan_copies_bytes=0, file_cache_bytes=0) as engine:
         searching = asyncio.ensure_future(search(engine, NEEDLE))
         await until(lambda: waits.is_set() and len(silent.asked) >= 3)
         assert engine._fetcher is not None
@@ -291,7 +291,7 @@ async def test_lines_do_not_wait_for_the_footer_of_the_next_tile(
 
     monkeypatch.setattr(BlockingBucket, "get", hanging)
     async with (
-        engine_of(world, sizes=TileSizes(1, 1)) as engine,
+        engine_of(world, sizes=TileSizes(1, 1), file_cache_bytes=0) as engine,
         await engine.open(IN_PIPELINE) as running,
     ):
         batches = running.batches()
@@ -314,7 +314,7 @@ async def test_once_the_text_is_in_many_lines_no_more_is_fetched(
     monkeypatch.setattr(looking, "FETCHED_BYTES", 1)
     monkeypatch.setattr(fetched_pages, "_AT_ONCE", 1)
     noted = noted_gets(monkeypatch)
-    async with engine_of(world, scan_copies_bytes=0) as engine:
+    async with engine_of(world, scan_copies_bytes=0, file_cache_bytes=0) as engine:
         assert (await search(engine, NEEDLE))[0] == expected
         assert engine._fetcher is not None
         engine._fetcher.threads.shutdown(wait=True)
@@ -333,7 +333,7 @@ async def test_it_survives_single_faults_of_any_request(world: World) -> None:
         async with through.open() as store:
             world.bucket, world.store, world.table = through, store, open_table(through.settings)
             for request in (NEEDLE, IN_PIPELINE) * 3:
-                async with engine_of(world, scan_copies_bytes=0) as engine:
+                async with engine_of(world, scan_copies_bytes=0, file_cache_bytes=0) as engine:
                     found, stats = await search(engine, request)
                     assert (found, stats["complete"]) == (world.expected(request), True)
                     assert await records(engine, replace(request, limit=5))

@@ -294,6 +294,7 @@ async def engine_of(
         sources or world.sources(),
         clock=clock or SystemClock(),
         scratch=str(world.root / "scratch"),
+        cache=str(world.root / "cache"),
         settings=changed(QuerySettings(), **values),
         tile_sizes=sizes,
         bucket=bucket or (bucket_of(world.bucket) if world.bucket else None),

@@ -1,0 +1,365 @@
+"""Files of the table on S3, with their skip indexes, kept on this machine's disk as they are.
+
+A search reads a file that is here as if the store were a folder: without a request, and as fast
+after a restart as before it. A file of the table is never written again under its name, so a file
+that is here whole is right.
+
+The newest hours are fetched first, each file as it comes into the table, until the cache is full;
+and an older file once searches have read as much of it as it has. A file has a time, the end of its
+hour or when a search used it last, and one with an earlier time makes room for another. One that
+was used lately does not, since files that displace each other in turn would be fetched for each
+search. A node that was not searched for a day fetches nothing.
+
+Fetching is work that can wait: it has one thread of low priority, which waits before each request
+while searches run, two seconds at most. A tenth of the disk stays free, or the cache shrinks. A
+file goes within a minute after it has left the newest version of the table: so deleted lines do
+not stay. A file here is optional. If it cannot be read, searches read the one on S3.
+
+    NAME          a file: its path in the table, as a part of a URL; its time is when it was changed
+    NAME.skip…    its skip index, if it has one
+    incoming-…    what is being fetched, and not whole yet
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from threading import Event, Lock
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote, unquote
+
+from logstore import keys
+from logstore.clock import Clock
+from logstore.disk import Disk
+from logstore.errors import Damaged, NotFound, TailraceError
+from logstore.table.file_index import FileIndex
+from logstore.table.followed import TableVersion
+from logstore.table.skip_index import SHARE
+from logstore.table.snapshot import TableFile
+from service.runtime.spare_disk import spare_bytes
+from service.runtime.threads import low_priority_threads
+
+if TYPE_CHECKING:
+    from service.query.bucket import Get
+
+log = logging.getLogger(__name__)
+_LOOK_SECONDS: Final = 60.0
+_USED_LATELY_MS: Final = 600_000
+_SEARCHED_SECONDS: Final = 86_400.0
+_FETCHED_BYTES: Final = 8 << 20  # in a request; so much is written to the disk at a time, too
+_GIVES_WAY_SECONDS: Final = 2.0  # before each request: so under any load a file is fetched
+_MOST_FILES: Final = 50_000
+_MOST_COUNTED: Final = 10_000  # files
+_INDEX_LOOKS: Final = 10  # for an index that was not made yet
+_AGAIN_SECONDS: Final = 3600.0  # a file is tried that could not be kept
+_INCOMING: Final = "incoming-"
+_DISK: Final = Disk(private=True)
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A file that is here. `time_ms` is what it is kept by, `size` that of file and index."""
+
+    place: str
+    file_size: int
+    size: int
+    time_ms: int
+    indexed: bool
+    looks: int = 0  # for its index
+    used: bool = False  # since its time was last written down
+
+
+class FileCache:
+    """Keeps files in `folder` and gives them out. Made in its event loop.
+
+    `get` reads the store, and `index_of` gives the address of a file's skip index by its path.
+    `newest` gives the newest version of the table; both block, and may raise `StoreUnavailable`.
+    `quiet` is set while no search runs. All files have at most `most_bytes`; with 0 there are none,
+    and those that there were are removed.
+    """
+
+    def __init__(
+        self,
+        get: Get,
+        index_of: Callable[[str], str],
+        newest: Callable[[], TableVersion],
+        clock: Clock,
+        folder: str,
+        quiet: Event,
+        *,
+        most_bytes: int,
+    ) -> None:
+        self.fetched = self.failed = 0
+        self.folder = folder
+        self._get = get
+        self._index_of = index_of
+        self._newest = newest
+        self._clock = clock
+        self._quiet = quiet
+        self._most_bytes = most_bytes
+        self._changing = Lock()
+        self._kept: dict[str, _Kept] = {}  # by path
+        self._read: OrderedDict[str, float] = OrderedDict()
+        self._wanted: dict[str, TableFile] = {}
+        self._aside: dict[str, float] = {}  # until when, in seconds
+        self._searched = -_SEARCHED_SECONDS  # when it was, in seconds
+        self._incoming = f"{folder}/{_INCOMING}{os.getpid()}-{id(self):x}"
+        self._closing = Event()
+        self._loop = asyncio.get_running_loop()
+        self._woken = asyncio.Event()
+        self._thread = low_priority_threads(1, "cache")
+        self._task: asyncio.Task[None] | None = None
+        if most_bytes > 0:
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            self._find()
+            self._task = asyncio.ensure_future(self._keep_up())
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    @property
+    def used_bytes(self) -> int:
+        """How large all files are that are here."""
+        with self._changing:
+            return sum(kept.size for kept in self._kept.values())
+
+    def nearest(self, file: TableFile) -> TableFile:
+        """The file with the address from which to read it. May be called from any thread."""
+        with self._changing:
+            kept = self._kept.get(file.path)
+            if kept is None or kept.file_size != file.size:
+                return file
+            kept.time_ms, kept.used = max(kept.time_ms, self._clock.now_ms()), True
+            return replace(file, uri=kept.place)
+
+    def has_index(self, file: TableFile) -> bool:
+        """Whether the skip index of a file is here. May be called from any thread."""
+        kept = self._kept.get(file.path)
+        return kept is not None and kept.indexed
+
+    def index_place(self, path: str) -> str:
+        """Where the skip index of a file is, if it is here."""
+        return self._place(path) + keys.INDEX_SUFFIX
+
+    def note_read(self, file: TableFile, size: float) -> None:
+        """A search read so many bytes of a file from S3. May be called from any thread."""
+        if self._task is None:
+            return
+        with self._changing:
+            read = self._read.pop(file.path, 0.0) + size
+            if read < file.size:
+                self._read[file.path] = read
+                if len(self._read) > _MOST_COUNTED:
+                    self._read.popitem(last=False)
+                return
+            self._wanted[file.path] = file
+        self._loop.call_soon_threadsafe(self._woken.set)
+
+    def note_search(self) -> None:
+        """A search has ended: for a day files are fetched as they come into the table."""
+        if not self._is_searched():
+            self._woken.set()
+        self._searched = self._clock.monotonic()
+
+    def forget(self, path: str) -> None:
+        """Removes the file with this path. May be called from any thread."""
+        with self._changing:
+            kept = self._kept.pop(path, None)
+            self._aside.pop(path, None)
+        if kept is not None:
+            _remove(kept.place)
+            _remove(kept.place + keys.INDEX_SUFFIX)
+
+    def close(self) -> None:
+        """Ends the work; the files stay. Waits for no server."""
+        self._closing.set()
+        self._quiet.set()
+        if self._task is not None:
+            self._task.cancel()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _is_searched(self) -> bool:
+        return self._clock.monotonic() - self._searched < _SEARCHED_SECONDS
+
+    def _place(self, path: str) -> str:
+        return f"{self.folder}/{quote(path, safe='=')}"
+
+    def _find(self) -> None:
+        """What an earlier process left."""
+        there = {entry.name: entry.stat() for entry in os.scandir(self.folder) if entry.is_file()}
+        for name, stat in there.items():
+            owner = name.removesuffix(keys.INDEX_SUFFIX)
+            if name.startswith(_INCOMING) or owner not in there:
+                _remove(f"{self.folder}/{name}")
+            elif name == owner:
+                index = there.get(name + keys.INDEX_SUFFIX)
+                self._kept[unquote(name)] = _Kept(
+                    place=f"{self.folder}/{name}",
+                    file_size=stat.st_size,
+                    size=stat.st_size + (index.st_size if index else 0),
+                    time_ms=stat.st_mtime_ns // 1_000_000,
+                    indexed=index is not None,
+                )
+
+    async def _keep_up(self) -> None:
+        """Looks what is to be here, once a minute and when somebody asks."""
+        while True:
+            self._woken.clear()
+            try:
+                await self._look()
+            except (TailraceError, OSError) as error:  # the next look is in a minute
+                self.failed += 1
+                log.info("files of the table are not kept on this machine: %s", error)
+            waits = [
+                asyncio.ensure_future(self._clock.sleep(_LOOK_SECONDS)),
+                asyncio.ensure_future(self._woken.wait()),
+            ]
+            try:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for wait in waits:
+                    wait.cancel()
+
+    async def _look(self) -> None:
+        """Removes what is to go, and fetches what is to come."""
+        if not self._kept and not self._is_searched():
+            return
+        # Not in the thread of low priority: searches wait for whoever reads the table's log.
+        version = await asyncio.to_thread(self._newest)
+        await self._loop.run_in_executor(self._thread, self._follow, version.files)
+
+    def _follow(self, files: FileIndex) -> None:
+        self._write_times()
+        self._shrink()
+        with self._changing:
+            wanted, self._wanted = self._wanted, {}
+            gone = {*self._kept, *self._aside, *wanted}.difference(files.paths())
+        for path in gone:
+            self.forget(path)
+        if not self._is_searched():
+            return
+        for path in wanted.keys() - gone:
+            self._bring(wanted[path], self._clock.now_ms())
+        for file in files.newest_first():
+            if self._closing.is_set() or not self._bring(file, file.end_ms):
+                return
+
+    def _bring(self, file: TableFile, time_ms: int) -> bool:
+        """Has a file and its index here, unless it is aside; False if there is no room for it."""
+        kept, now = self._kept.get(file.path), self._clock.monotonic()
+        if self._aside.get(file.path, now) > now:
+            return True
+        if kept is not None and kept.file_size != file.size:  # somebody cut it while the node stood
+            self.forget(file.path)
+            kept = None
+        if kept is None and not self._make_room(file, time_ms):
+            return False
+        try:
+            kept = kept or self._fetched(file, time_ms)
+            if not kept.indexed and kept.looks < _INDEX_LOOKS:
+                self._fetch_index(file, kept)
+        except (NotFound, _Ended):  # it left the table meanwhile, or is not wanted any more
+            pass
+        except (Damaged, OSError):
+            self._aside[file.path] = now + _AGAIN_SECONDS
+            raise
+        return True
+
+    def _fetched(self, file: TableFile, time_ms: int) -> _Kept:
+        place = self._place(file.path)
+        self._fetch(self._pieces(file), place)
+        kept = _Kept(place, file.size, file.size, time_ms, indexed=False, used=True)
+        with self._changing:
+            self._kept[file.path] = kept
+        self.fetched += 1
+        self._write_times()
+        return kept
+
+    def _fetch_index(self, file: TableFile, kept: _Kept) -> None:
+        """Fetches the skip index of a file that is here, if there is one."""
+        kept.looks += 1
+        body = self._get(self._index_of(file.path), "")
+        place = kept.place + keys.INDEX_SUFFIX
+        self._fetch(iter([body]), place)
+        with self._changing:
+            kept.size, kept.indexed = kept.file_size + len(body), True
+            if self._kept.get(file.path) is not kept:  # it was removed meanwhile
+                _remove(place)
+
+    def _pieces(self, file: TableFile) -> Iterator[bytes]:
+        for offset in range(0, file.size, _FETCHED_BYTES):
+            self._quiet.wait(_GIVES_WAY_SECONDS)
+            size = min(_FETCHED_BYTES, file.size - offset)
+            body = self._get(file.uri, f"bytes={offset}-{offset + size - 1}")
+            if len(body) != size:
+                raise Damaged(f"{file.uri} has {offset + len(body)} bytes of {file.size}")
+            yield body
+
+    def _fetch(self, pieces: Iterator[bytes], place: str) -> None:
+        """Writes what comes. Under its name a file is whole, also after a power cut."""
+        try:
+            with closing(_DISK.open(self._incoming, "create")) as file:
+                for piece in pieces:
+                    if self._closing.is_set():
+                        raise _Ended
+                    file.write([piece])
+                    file.sync()  # each time: a longer one would hold up the journal's
+            _DISK.rename(self._incoming, place)
+        finally:
+            _remove(self._incoming)
+
+    def _make_room(self, file: TableFile, time_ms: int) -> bool:
+        """Whether the file fits. Files of an earlier time go for it, if that is enough."""
+        size = round(file.size * (1 + SHARE))
+        free = min(self._most_bytes - self.used_bytes, spare_bytes(self.folder))
+        before = min(time_ms, self._clock.now_ms() - _USED_LATELY_MS)
+        going = list[str]()
+        full = len(self._kept) >= _MOST_FILES
+        for path, kept in self._oldest():
+            if kept.time_ms >= before or (size <= free and not full):
+                break
+            going.append(path)
+            free, full = free + kept.size, False
+        if size > free or full:
+            return False
+        for path in going:
+            self.forget(path)
+        return True
+
+    def _shrink(self) -> None:
+        """Gives back what the disk is short of."""
+        short = -spare_bytes(self.folder)
+        for path, kept in self._oldest():
+            if short <= 0:
+                return
+            self.forget(path)
+            short -= kept.size
+
+    def _oldest(self) -> Sequence[tuple[str, _Kept]]:
+        """All files, by their times."""
+        with self._changing:
+            kept = list(self._kept.items())
+        return sorted(kept, key=lambda item: item[1].time_ms)
+
+    def _write_times(self) -> None:
+        """Writes down when files were used, for the next process."""
+        with self._changing:
+            used = [kept for kept in self._kept.values() if kept.used]
+        for kept in used:
+            kept.used = False
+            with suppress(FileNotFoundError):
+                os.utime(kept.place, ns=(kept.time_ms * 1_000_000,) * 2)
+
+
+class _Ended(Exception):
+    """The cache was closed while a file was fetched."""
+
+
+def _remove(path: str) -> None:
+    with suppress(FileNotFoundError):
+        os.remove(path)

@@ -1,0 +1,176 @@
+"""Searches read files of S3 that are kept on this machine there, and find what they did before."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from logstore import keys
+from logstore.search.conditions import Contains, Matches, Not
+from service.query.engine import QueryEngine
+from service.query.request import QueryRequest
+from tests.seeds import seeds, some
+from tests.servers.minio import Bucket
+from tests.service.query.scattered import ALL, scattered, some_requests
+from tests.service.query.test_scan_copies import files_of, put_with_attributes, records
+from tests.service.query.test_skipping import batch_at, put_in_table, requests_like
+from tests.service.query.world import World, engine_of, search
+from tests.waiting import until
+
+pytestmark = pytest.mark.minio
+
+
+@pytest.fixture
+async def world(bucket: Bucket, tmp_path: Path) -> AsyncIterator[World]:
+    async with bucket.open() as store:
+        yield World(tmp_path, bucket, store)
+
+
+def kept(engine: QueryEngine) -> Sequence[Path]:
+    return sorted(Path(engine.files.folder).glob("*"))
+
+
+async def all_kept(engine: QueryEngine, world: World, *, indexed: bool = True) -> None:
+    """Searches, and waits until all files of the table are here."""
+    await search(engine, replace(ALL, limit=1))
+    expected = len(files_of(world)) * (2 if indexed else 1)
+    await until(lambda: len(kept(engine)) == expected)
+    await until(lambda: all(engine.files.has_index(file) == indexed for file in files_of(world)))
+
+
+def empty_bucket(world: World) -> None:
+    """Removes the files of the table and their indexes. Its log stays."""
+    assert world.bucket is not None
+    client, bucket = world.bucket.client(), world.bucket
+    for file in files_of(world):
+        for key in (f"{keys.TABLE}/{file.path}", keys.skip_index(file.path)):
+            client.delete_object(Bucket=bucket.name, Key=f"{bucket.prefix}/{key}")
+
+
+@pytest.mark.parametrize("seed", some(seeds(3), 3, "cached files"))
+@pytest.mark.parametrize("indexed", [False, True])
+async def test_searches_find_here_what_is_in_the_bucket(
+    world: World, seed: int, indexed: bool
+) -> None:
+    rng = random.Random(seed)
+    words = [f"word{rng.randrange(10**6):06}" for _ in range(40)]
+    await scattered(world, seed)
+    entries = [
+        batch_at(n, [f"{rng.choice(words)} key={rng.choice(words)} {n}-{i}" for i in range(30)])
+        for n in range(40)
+    ]
+    put_in_table(world, entries, group_rows=50)
+    put_with_attributes(world, words)
+    if indexed:
+        await world.index()
+    asked = [*requests_like(words, rng), *some_requests(rng)]
+    asked += [
+        replace(ALL, condition=Matches(f"{words[0][:8]}[0-9]+")),
+        replace(ALL, condition=Not(Contains(words[0]))),
+    ]
+    async with engine_of(world, scan_copies_bytes=0, file_cache_bytes=0) as engine:
+        plain = [await records(engine, request) for request in asked]
+        assert not kept(engine)
+    async with engine_of(world, scan_copies_bytes=0) as engine:
+        await all_kept(engine, world, indexed=indexed)
+        empty_bucket(world)
+        for request, expected in zip(asked, plain, strict=True):
+            assert await records(engine, request) == expected
+    async with engine_of(world, scan_copies_bytes=0) as engine:  # as after a restart
+        for request, expected in zip(asked, plain, strict=True):
+            assert await records(engine, request) == expected
+
+
+async def one_file(world: World) -> None:
+    rng = random.Random(4)
+    lines = [f"{rng.getrandbits(64):016x} word" for _ in range(200)]
+    put_in_table(world, [batch_at(0, lines)], group_rows=40)
+    await world.index()
+
+
+def removed(path: Path) -> None:
+    path.unlink()
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def overwritten(path: Path) -> None:
+    path.write_bytes(b"PAR1" + bytes(1000) + b"PAR1")
+
+
+def other_bytes(path: Path) -> None:
+    path.write_bytes(random.Random(7).randbytes(path.stat().st_size))
+
+
+@pytest.mark.parametrize("harm", [removed, cut, overwritten, other_bytes])
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ALL,
+        replace(ALL, limit=7),
+        replace(ALL, condition=Contains("word")),
+        replace(ALL, condition=Matches("0.*word")),
+        replace(ALL, condition=Contains("not there")),
+    ],
+)
+async def test_what_is_harmed_here_changes_no_answer(
+    world: World, harm: Callable[[Path], None], which: int, asked: QueryRequest
+) -> None:
+    await one_file(world)
+    async with engine_of(world, scan_copies_bytes=0) as engine:
+        await all_kept(engine, world)
+        harm(kept(engine)[which])
+        for _ in range(2):
+            found, stats = await search(engine, asked)
+            assert found == world.expected(asked)
+            assert stats["complete"]
+            assert stats["files_failed"] == 0
+
+
+async def test_what_was_harmed_comes_again(world: World) -> None:
+    await one_file(world)
+    (file,) = files_of(world)
+    async with engine_of(world, scan_copies_bytes=0) as engine:
+        await all_kept(engine, world)
+        cut(kept(engine)[0])
+        assert (await search(engine, ALL))[0] == world.expected(ALL)
+        assert engine.files.nearest(file) is file
+        engine.files.note_read(file, file.size)  # as searches do that read all of it
+        await all_kept(engine, world)
+        empty_bucket(world)
+        assert (await search(engine, ALL))[0] == world.expected(ALL)
+
+
+async def test_a_scan_copy_is_made_of_the_file_here(world: World) -> None:
+    await one_file(world)
+    async with engine_of(world) as engine:
+        await all_kept(engine, world)
+        empty_bucket(world)
+        for _ in range(2):
+            await search(engine, ALL)
+        await until(lambda: engine.copies.made == 1)
+        assert (await search(engine, ALL))[0] == world.expected(ALL)
+
+
+async def test_a_file_of_which_much_was_read_is_fetched(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await one_file(world)
+    (file,) = files_of(world)
+    async with engine_of(world, scan_copies_bytes=0) as engine:
+        await all_kept(engine, world)
+        noted: list[float] = []
+        monkeypatch.setattr(engine.files, "note_read", lambda _, size: noted.append(size))
+        await search(engine, ALL)
+        assert not noted, "it is here"
+        engine.files.forget(file.path)
+        await search(engine, ALL)
+        assert noted == [file.size]
