@@ -185,7 +185,11 @@ def engine_over(store: LocalStore, table: Table, scratch: str) -> QueryEngine:
         catalog=SegmentCatalog(),
     )
     return QueryEngine(
-        sources, clock=SystemClock(), scratch=scratch, settings=QuerySettings(threads=2)
+        sources,
+        clock=SystemClock(),
+        scratch=scratch,
+        cache=f"{scratch}-cache",
+        settings=QuerySettings(threads=2),
     )
 
 

@@ -13,6 +13,9 @@ both, and the whole reply is read.
 
 Without the peer, the same is measured over a real S3 server (MinIO), with the requests that went
 there and the bytes that came back.
+
+    cold    as above: files of the table are in the service's cache on its disk
+    first   without that cache, as if the service had never read the bucket
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ import httpx
 import orjson
 import pyarrow.parquet as pq
 
-from benchmarks.wire import counted
+from benchmarks.wire import Traffic, Wire, counted
 from tests.e2e.service_process import ServiceProcess
 from tests.servers.minio import Bucket, Minio, running_minio, why_no_minio
 
@@ -40,6 +43,8 @@ BINARY: Final = "VICTORIA_LOGS"
 _LOADED_ROWS: Final = 50_000  # in a request
 _PATIENCE_SECONDS: Final = 60
 _QUIET_SECONDS: Final = 30  # a copy of a file of 50 MB takes five
+_GROWING: Final = ("tailrace_scan_copies_bytes ", "tailrace_file_cache_bytes ")
+_NO_CACHE: Final = {"TAILRACE_QUERY__FILE_CACHE_BYTES": "0"}
 _CACHES: Final = Path("/proc/sys/vm/drop_caches")
 
 
@@ -92,11 +97,11 @@ class Tailrace:
         return Reply(ms, lines - 1, int(orjson.loads(last)["stats"]["bytes"]))
 
     def wait_for_copies(self) -> None:
-        """Returns once the service makes no more copies of table files."""
-        name, made, since = "tailrace_scan_copies_bytes ", "", time.monotonic()
+        """Returns once the service fetches and copies no more table files."""
+        made, since = list[str](), time.monotonic()
         while time.monotonic() - since < _QUIET_SECONDS:
             text = httpx.get(f"{self.url}/metrics").text
-            now = next(line for line in text.splitlines() if line.startswith(name))
+            now = [line for line in text.splitlines() if line.startswith(_GROWING)]
             if now != made:
                 made, since = now, time.monotonic()
             time.sleep(0.2)
@@ -181,10 +186,10 @@ def report(
 
 
 def report_s3(data: Path, store: Path, asked: Sequence[Search], rounds: int) -> None:
-    """Prints a line for each search over MinIO: ms, requests, MB that came, as stored and asked.
+    """Prints a line for each search over MinIO: ms, requests and MB that came, and MB as stored.
 
     Requests are counted by a proxy, which takes its time of the same processors. So what is timed
-    goes past it, and all is asked of a second service for what is counted.
+    goes past it, and all is asked of other services for what is counted.
     """
     reason = why_no_minio()
     if reason is not None:
@@ -192,37 +197,64 @@ def report_s3(data: Path, store: Path, asked: Sequence[Search], rounds: int) -> 
         return
     with running_minio() as minio, counted(minio.endpoint_url) as wire:
         bucket = _filled(minio, store)
-        ours = Tailrace(data, None, **bucket.environment)
-        beside = data.with_name(f"{data.name}-counted")
-        watched = Tailrace(beside, None, **bucket.through(wire.url).environment)
-        cold = _cold(ours, asked)
-        warm = _warm([ours], asked, rounds, ours.wait_for_copies)[ours]
-        traffic = {}
-        for search in asked:
-            _begin(watched)
-            before = wire.traffic()
-            watched.ask(search)
-            traffic[search.name, "cold"] = wire.traffic() - before
-            watched.stop()
-        watched.start()
-        for _ in range(2):
-            for search in asked:
-                watched.ask(search)
-        watched.wait_for_copies()
-        for search in asked:
-            before = wire.traffic()
-            watched.ask(search)
-            traffic[search.name, "warm"] = wire.traffic() - before
-        watched.stop()
-    print(f"{'over HTTP and MinIO':<20}{'warm ms':>9}{'requests':>10}{'MB':>8}", end="")
-    print(f"{'cold ms':>10}{'requests':>10}{'MB':>8}{'as stored':>11}")
+        straight, through = bucket.environment, bucket.through(wire.url).environment
+        ours = Tailrace(data, None, **straight)
+        without = Tailrace(data.with_name(f"{data.name}-first"), None, **straight, **_NO_CACHE)
+        times = {"first": _cold(without, asked)}
+        _fill_cache(ours, asked)
+        times["cold"] = _cold(ours, asked)
+        times["warm"] = _warm([ours], asked, rounds, ours.wait_for_copies)[ours]
+        watched = Tailrace(data, None, **through)
+        without = Tailrace(data.with_name(f"{data.name}-counted"), None, **through, **_NO_CACHE)
+        traffic = {
+            "first": _traffic_cold(without, asked, wire),
+            "cold": _traffic_cold(watched, asked, wire),
+            "warm": _traffic_warm(watched, asked, wire),
+        }
+    print(f"{'over HTTP and MinIO':<20}", end="")
+    print("".join(f"{f'{which} ms':>10}{'requests':>10}{'MB':>8}" for which in times), end="")
+    print(f"{'as stored':>11}")
     for search in asked:
         parts = []
-        for which, replies in (("warm", warm), ("cold", cold)):
-            seen = traffic[search.name, which]
-            parts += [f"{replies[search.name].ms:>9.1f}", f"{seen.count():>10}"]
+        for which, replies in times.items():
+            seen = traffic[which][search.name]
+            parts += [f"{replies[search.name].ms:>10.1f}", f"{seen.count():>10}"]
             parts.append(f"{seen.got.total() / 1e6:>8.2f}")
-        print(f"{search.name:<20}{''.join(parts)}{cold[search.name].stored / 1e6:>11.2f}")
+        stored = times["first"][search.name].stored / 1e6
+        print(f"{search.name:<20}{''.join(parts)}{stored:>11.2f}")
+
+
+def _fill_cache(place: Tailrace, asked: Sequence[Search]) -> None:
+    place.start()
+    place.ask(asked[0])
+    place.wait_for_copies()
+    place.stop()
+
+
+def _traffic_cold(place: Tailrace, asked: Sequence[Search], wire: Wire) -> dict[str, Traffic]:
+    found = {}
+    for search in asked:
+        _begin(place)
+        before = wire.traffic()
+        place.ask(search)
+        found[search.name] = wire.traffic() - before
+        place.stop()
+    return found
+
+
+def _traffic_warm(place: Tailrace, asked: Sequence[Search], wire: Wire) -> dict[str, Traffic]:
+    place.start()
+    for _ in range(2):
+        for search in asked:
+            place.ask(search)
+    place.wait_for_copies()
+    found = {}
+    for search in asked:
+        before = wire.traffic()
+        place.ask(search)
+        found[search.name] = wire.traffic() - before
+    place.stop()
+    return found
 
 
 def _filled(minio: Minio, store: Path) -> Bucket:
