@@ -20,7 +20,7 @@ from logstore.objects.store import Body, ObjectInfo, Part
 
 T = TypeVar("T")
 
-_LIST_COUNTS = (16, 64, 256)  # who wants the first ones only waits for few
+_LIST_COUNTS = (8, 64, 256)  # who wants the first ones only waits for few
 
 
 class Runner(Protocol):
@@ -99,14 +99,22 @@ class LocalStore:
         return await self._run(partial(self._files.compose, key, parts, condition, metadata or {}))
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        async for keys in self._taken(self._files.keys(prefix, after)):
-            for info in await self._run(partial(self._files.listed, keys)):
+        keys, more = self._files.keys(prefix, after), True
+        for count in _counts():
+            if not more:
+                return
+            page, more = await self._run(partial(self._files.page, keys, count))
+            for info in page:
                 yield info
 
     async def folders(self, prefix: str, *, after: str = "") -> AsyncIterator[str]:
-        async for names in self._taken(self._files.folders(prefix, after)):
-            for name in names:
+        names = self._files.folders(prefix, after)
+        for count in _counts():
+            taken = await self._run(partial(self._files.take, names, count))
+            for name in taken:
                 yield name
+            if len(taken) < count:
+                return
 
     async def delete(self, keys: Sequence[str]) -> None:
         await self._run(partial(self._files.delete, keys))
@@ -117,7 +125,7 @@ class LocalStore:
     def uri(self, key: str) -> str:
         return self._files.paths.object(key)
 
-    async def _taken(self, names: Iterator[str]) -> AsyncIterator[Sequence[str]]:
-        counts = chain(_LIST_COUNTS, repeat(_LIST_COUNTS[-1]))
-        while taken := await self._run(partial(self._files.take, names, next(counts))):
-            yield taken
+
+def _counts() -> Iterator[int]:
+    """How many names are listed with one call after the other."""
+    return chain(_LIST_COUNTS, repeat(_LIST_COUNTS[-1]))

@@ -131,7 +131,7 @@ class LocalFiles:
             return self._info(key, file)
 
     def keys(self, prefix: str, after: str) -> Iterator[str]:
-        """Yields keys in order; read them with `take`."""
+        """Yields keys in order; read them with `page`."""
         return self._walk.keys(prefix, after)
 
     def folders(self, prefix: str, after: str) -> Iterator[str]:
@@ -143,14 +143,17 @@ class LocalFiles:
         with translated("list"):
             return list(islice(names, count))
 
-    def listed(self, keys: Sequence[str]) -> list[ObjectInfo]:
-        """The objects of the keys, without those that were removed meanwhile."""
-        found = []
-        for key in keys:
+    def page(self, keys: Iterator[str], count: int) -> tuple[list[ObjectInfo], bool]:
+        """The objects of the next `count` keys, and whether there may be more.
+
+        Those that were removed meanwhile are left out.
+        """
+        found, taken = [], self.take(keys, count)
+        for key in taken:
             with suppress(NotFound), translated(f"list {key}"), self._opened(key) as file:
                 info = self._info(key, file)
                 found.append(ObjectInfo(key, info.size, info.etag, info.modified_ms))
-        return found
+        return found, len(taken) == count
 
     def delete(self, keys: Sequence[str]) -> None:
         """As `ObjectStore.delete`."""
