@@ -69,6 +69,8 @@ class Reply(NamedTuple):
 class Place(Protocol):
     """Something that answers searches, to be started and stopped."""
 
+    url: str
+
     def start(self) -> None:
         """Waits until it answers."""
         ...
@@ -168,7 +170,7 @@ def report(
             peer = VictoriaLogs(binary, data.parent / "victoria-logs")
             peer.start()
             stack.callback(peer.stop)
-            _load(peer.url, files)
+            load_peer(peer.url, files)
             peer.stop()
             places.append(peer)
         else:
@@ -341,7 +343,8 @@ def _wait_for(url: str) -> None:
             return
 
 
-def _load(peer: str, files: Sequence[str]) -> None:
+def load_peer(peer: str, files: Sequence[str]) -> None:
+    """Gives VictoriaLogs, which listens there, the records of these files."""
     asked = {"_stream_fields": "fqn,run_id", "_msg_field": "message", "_time_field": "time"}
     with httpx.Client(timeout=300) as client:
         for file in files:
