@@ -107,6 +107,15 @@ class LocalStore:
             for info in page:
                 yield info
 
+    def listed(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
+        """`list` for who is in a thread anyway: it blocks."""
+        keys, more = self._files.keys(prefix, after), True
+        for count in _counts():
+            if not more:
+                return
+            page, more = self._files.page(keys, count)
+            yield from page
+
     async def folders(self, prefix: str, *, after: str = "") -> AsyncIterator[str]:
         names = self._files.folders(prefix, after)
         for count in _counts():

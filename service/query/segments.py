@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from logstore import keys, ulid
 from logstore.batch import RunKey
+from logstore.objects.local import LocalStore
 from logstore.objects.store import ObjectInfo, ObjectStore, is_remote
 from logstore.segments.footer import Footer
 from logstore.segments.reader import read_footer
@@ -63,30 +64,54 @@ class SegmentCatalog:
         return known
 
 
-async def list_above(
-    store: ObjectStore, mark: Callable[[str], int]
-) -> tuple[list[ObjectInfo], dict[str, int]]:
-    """What is below `segments/`, of a node with many up to its `mark` only the first few.
+@dataclass
+class Above:
+    """What is below `segments/`, of a node with many up to its mark only the first few.
 
     Segments that the table has stay for an hour, thousands of them at full load. Where it costs
-    less than to list them, they are stepped over by listing again behind the mark. Gives these
-    marks as well: for a table whose marks are lower, what was stepped over is missing.
+    less than to list them, they are stepped over by listing again behind the mark. `passed` has
+    these marks: for a table whose marks are lower, what was stepped over is missing.
     """
-    many = _MANY_IN_BUCKET if is_remote(store.uri(keys.TABLE)) else _MANY_IN_FOLDER
-    found: list[ObjectInfo] = []
-    passed: dict[str, int] = {}
+
+    mark: Callable[[str], int] = field(compare=False)
+    many: int
+    found: list[ObjectInfo] = field(default_factory=list)
+    passed: dict[str, int] = field(default_factory=dict)
+
+    def take(self, info: ObjectInfo) -> str | None:
+        """Adds the next one; the key behind which to list again, if that is worth it."""
+        self.found.append(info)
+        key = keys.parse_segment(info.key)
+        if key is None or (known := self.mark(key[0])) - key[1] < self.many:
+            return None
+        self.passed[key[0]] = known
+        return keys.segment(key[0], known)
+
+
+async def list_above(store: ObjectStore, mark: Callable[[str], int]) -> Above:
+    """Lists the segments of a store."""
+    remote = is_remote(store.uri(keys.TABLE))
+    above = Above(mark, _MANY_IN_BUCKET if remote else _MANY_IN_FOLDER)
     after: str | None = ""
     while after is not None:
         async with aclosing(_items(store.list(keys.SEGMENTS, after=after))) as listing:
             after = None
             async for info in listing:
-                found.append(info)
-                key = keys.parse_segment(info.key)
-                if key is not None and (known := mark(key[0])) - key[1] >= many:
-                    passed[key[0]] = known
-                    after = keys.segment(key[0], known)
+                if (after := above.take(info)) is not None:
                     break
-    return found, passed
+    return above
+
+
+def list_above_here(store: LocalStore, mark: Callable[[str], int]) -> Above:
+    """The same of a folder, for who is in a thread anyway."""
+    above = Above(mark, _MANY_IN_FOLDER)
+    after: str | None = ""
+    while after is not None:
+        listing, after = store.listed(keys.SEGMENTS, after=after), None
+        for info in listing:
+            if (after := above.take(info)) is not None:
+                break
+    return above
 
 
 async def _items(listed: AsyncIterator[ObjectInfo]) -> AsyncGenerator[ObjectInfo]:

@@ -21,6 +21,7 @@ from typing import Final, TypeAlias
 
 from logstore import keys
 from logstore.errors import Damaged, NotFound, Unavailable
+from logstore.objects.local import LocalStore
 from logstore.objects.store import ObjectInfo, ObjectStore
 from logstore.table.file_index import FileIndex
 from logstore.table.followed import FollowedTable
@@ -28,7 +29,14 @@ from logstore.table.snapshot import TableFile
 from service.query.elsewhere import AskOthers, HotOfAll
 from service.query.hot import Encode, HotRecords, Pin
 from service.query.request import QueryRequest
-from service.query.segments import Segment, SegmentCatalog, above_marks, list_above
+from service.query.segments import (
+    Above,
+    Segment,
+    SegmentCatalog,
+    above_marks,
+    list_above,
+    list_above_here,
+)
 from service.query.tiles import Tile, hour_of
 
 Look: TypeAlias = "Callable[[Sources, QueryRequest], Awaitable[View]]"
@@ -188,17 +196,14 @@ async def _open(
 ) -> View:
     report, bounds = Report(nodes={pin.node}), through or {}
     while True:
-        found, passed = await list_above(sources.store, sources.table.known_mark)
-        listed = [info for info in found if not _is_above(info, bounds)]
-        nodes = {key[0] for info in listed if (key := keys.parse_segment(info.key))}
-        # Of nodes in a `through` the table may be ahead.
-        asked = sorted({pin.node, *nodes, *bounds, *passed})
-        (marks, files, skipped), hot = await asyncio.to_thread(
-            _looked_up, sources, request, pin, asked
-        )
-        if all(marks[node] >= mark for node, mark in passed.items()):
+        above = None
+        if not isinstance(sources.store, LocalStore):
+            above = await list_above(sources.store, sources.table.known_mark)
+        seen = await asyncio.to_thread(_looked_up, sources, request, pin, bounds, above)
+        if seen.whole:
             break  # else it is another table, and holds less
-    report.nodes |= nodes
+    listed, marks, files = seen.listed, seen.marks, seen.files
+    report.nodes |= seen.nodes
     for node, seq in bounds.items():
         if marks.get(node, 0) > seq:
             raise Outdated(f"the table is beyond segment {seq} of {node}")
@@ -206,30 +211,52 @@ async def _open(
     fresh = above_marks(listed, marks, report.missing)
     segments = await _segments(sources, fresh, request, report)
     deletions = [d for d in await sources.deletions() if _concerns(d, request)]
-    report.segments, report.files, report.files_skipped = len(segments), files.count, skipped
-    return View(pin, hot, segments, files, deletions, report)
+    report.segments, report.files, report.files_skipped = len(segments), files.count, seen.skipped
+    return View(pin, seen.hot, segments, files, deletions, report)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """The segments listed, by these nodes, and what the table, opened after that, has.
+
+    Of its files some were `skipped`, since they cannot hold what is asked for. `whole`: it has all
+    segments that were stepped over.
+    """
+
+    listed: Sequence[ObjectInfo]
+    nodes: set[str]
+    marks: Mapping[str, int]
+    whole: bool
+    files: FileIndex
+    skipped: int
+    hot: HotRecords
 
 
 def _looked_up(
-    sources: Sources, request: QueryRequest, pin: Pin, nodes: Sequence[str]
-) -> tuple[tuple[Mapping[str, int], FileIndex, int], HotRecords]:
-    """What the table has for the request, and the journal."""
+    sources: Sources,
+    request: QueryRequest,
+    pin: Pin,
+    bounds: Mapping[str, int],
+    above: Above | None,
+) -> _Seen:
+    """Opens the table behind what was listed, which of a folder is done here: with one thread."""
+    if above is None:
+        assert isinstance(sources.store, LocalStore)
+        above = list_above_here(sources.store, sources.table.known_mark)
+    listed = [info for info in above.found if not _is_above(info, bounds)]
+    nodes = {key[0] for info in listed if (key := keys.parse_segment(info.key))}
     hot = HotRecords(pin, sources.encode, request.bounds, request.fqn, request.run)
-    return _newest(sources.table, request, nodes), hot
+    version = sources.table.newest()
+    # Of nodes in a `through` the table may be ahead.
+    marks = version.marks(sorted({pin.node, *nodes, *bounds, *above.passed}))
+    whole = all(marks[node] >= mark for node, mark in above.passed.items())
+    files = version.files.select(request.low, request.high, request.fqn, request.run)
+    return _Seen(listed, nodes, marks, whole, files, version.files.count - files.count, hot)
 
 
 def _is_above(info: ObjectInfo, bounds: Mapping[str, int]) -> bool:
     found = keys.parse_segment(info.key)
     return found is not None and found[1] > bounds.get(found[0], found[1])
-
-
-def _newest(
-    table: FollowedTable, request: QueryRequest, nodes: Sequence[str]
-) -> tuple[Mapping[str, int], FileIndex, int]:
-    """The table's marks, the files that may hold something, and how many cannot."""
-    version = table.newest()
-    files = version.files.select(request.low, request.high, request.fqn, request.run)
-    return version.marks(nodes), files, version.files.count - files.count
 
 
 async def _segments(

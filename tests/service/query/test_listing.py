@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from logstore import keys
 from logstore.clock import SystemClock
+from logstore.objects.local import LocalStore
 from logstore.objects.store import ObjectInfo
 from service.query import segments
 from service.query.request import QueryRequest
-from service.query.segments import above_marks, list_above
+from service.query.segments import above_marks, list_above, list_above_here
 from tests.batches import Entry
 from tests.service.query.live.rig import batch
 from tests.service.query.world import NOW_MS, World, engine_of, lake_in, search
@@ -49,14 +50,15 @@ async def test_segments_that_the_table_had_before_are_not_listed(
     world.merge(_rows(made[:45]), {NODES[0]: 45})
     async with engine_of(world, SystemClock()) as engine:
         assert (await search(engine, ALL))[0] == world.expected(ALL)
-        inner = world.store.list
+        assert isinstance(world.store, LocalStore)
+        inner = world.store.listed
 
-        async def counted(prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-            async for info in inner(prefix, after=after):
+        def counted(prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
+            for info in inner(prefix, after=after):
                 listed.append(info.key)
                 yield info
 
-        monkeypatch.setattr(world.store, "list", counted)
+        monkeypatch.setattr(world.store, "listed", counted)
         assert (await search(engine, ALL))[0] == world.expected(ALL)
         assert listed == [keys.segment(NODES[0], n) for n in (1, *range(46, 51))]
 
@@ -82,8 +84,10 @@ async def test_nothing_above_the_marks_is_left_out(tmp_path: Path, seed: int) ->
     everything = [info async for info in world.store.list(keys.SEGMENTS)]
     known = {node: dice.randrange(30) for node in NODES}
     marks = {node: mark + dice.choice([0, 0, 3]) for node, mark in known.items()}
-    found, passed = await list_above(world.store, lambda node: known[node])
-    assert passed.items() <= known.items()
-    assert above_marks(found, marks, []) == above_marks(everything, marks, [])
-    folders = [{info.key.split("/")[1] for info in infos} for infos in (found, everything)]
+    assert isinstance(world.store, LocalStore)
+    above = list_above_here(world.store, lambda node: known[node])
+    assert await list_above(world.store, lambda node: known[node]) == above
+    assert above.passed.items() <= known.items()
+    assert above_marks(above.found, marks, []) == above_marks(everything, marks, [])
+    folders = [{info.key.split("/")[1] for info in infos} for infos in (above.found, everything)]
     assert folders[0] == folders[1], "each node is known to the report"

@@ -7,10 +7,12 @@ flush drains it, so what is not pinned before is not in it any more.
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,12 +43,36 @@ class MovingStore(LocalStore):
     def __init__(self, root: str, move: Move) -> None:
         super().__init__(root, Disk(), SystemClock(), random.Random(2))
         self._move = move
+        self._loop = asyncio.get_running_loop()
+
+    def listed(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
+        """In a thread of the search."""
+        self._wait_for(MOMENTS[0])
+        yield from super().listed(prefix, after=after)
+        self._wait_for(MOMENTS[1])
+
+    def _wait_for(self, moment: str) -> None:
+        asyncio.run_coroutine_threadsafe(_moved(self._move, moment), self._loop).result()
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
         await self._move(MOMENTS[0])
         async for info in super().list(prefix, after=after):
             yield info
         await self._move(MOMENTS[1])
+
+
+class Delegating:
+    """The same store, as one that is no folder of this machine: it is listed without a thread."""
+
+    def __init__(self, store: MovingStore) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+async def _moved(move: Move, moment: str) -> None:
+    await move(moment)
 
 
 async def moving(world: World) -> Shipped:
@@ -60,7 +86,9 @@ async def moving(world: World) -> Shipped:
     return node
 
 
-def sources_of(world: World, node: Shipped, moment: str, steps: Sequence[str]) -> Sources:
+def sources_of(
+    world: World, node: Shipped, moment: str, steps: Sequence[str], *, folder: bool
+) -> Sources:
     """Sources that do the steps at the moment, once."""
     left = list(steps)
 
@@ -72,20 +100,23 @@ def sources_of(world: World, node: Shipped, moment: str, steps: Sequence[str]) -
         await move(MOMENTS[2])  # they are read behind the snapshot
         return []
 
-    store = MovingStore(str(world.root / "store"), move)
+    store: Any = MovingStore(str(world.root / "store"), move)
+    if not folder:
+        store = Delegating(store)
     return replace(world.sources(), store=store, pin=node.pin, deletions=deletions)
 
 
 @pytest.mark.parametrize("limit", [None, 5])
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("folder", [True, False])
 async def test_each_record_once_while_lines_move(
-    tmp_path: Path, moment: str, steps: tuple[str, ...], limit: int | None
+    tmp_path: Path, moment: str, steps: tuple[str, ...], limit: int | None, folder: bool
 ) -> None:
     world = World(tmp_path)
     node = await moving(world)
     asked = QueryRequest(limit=limit)
-    sources = sources_of(world, node, moment, steps)
+    sources = sources_of(world, node, moment, steps, folder=folder)
     async with engine_of(world, sources=sources) as engine:
         found, stats = await search(engine, asked)
     await node.journal.close()
