@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
@@ -17,7 +16,14 @@ from service.query.request import QueryRequest
 from tests.seeds import seeds, some
 from tests.servers.minio import Bucket
 from tests.service.query.scattered import ALL, scattered, some_requests
-from tests.service.query.test_scan_copies import files_of, put_with_attributes, records
+from tests.service.query.test_scan_copies import (
+    cut,
+    files_of,
+    overwritten,
+    put_with_attributes,
+    records,
+    removed,
+)
 from tests.service.query.test_skipping import batch_at, put_in_table, requests_like
 from tests.service.query.world import World, engine_of, search
 from tests.waiting import until
@@ -91,18 +97,6 @@ async def one_file(world: World) -> None:
     lines = [f"{rng.getrandbits(64):016x} word" for _ in range(200)]
     put_in_table(world, [batch_at(0, lines)], group_rows=40)
     await world.index()
-
-
-def removed(path: Path) -> None:
-    path.unlink()
-
-
-def cut(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
-
-
-def overwritten(path: Path) -> None:
-    path.write_bytes(b"PAR1" + bytes(1000) + b"PAR1")
 
 
 def other_bytes(path: Path) -> None:
