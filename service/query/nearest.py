@@ -5,7 +5,7 @@ If something there cannot be read, the search goes on with the store itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from logstore.objects.store import is_remote
@@ -50,14 +50,17 @@ class NearestFiles:
             self._scanned[file.path] = None
         return copy
 
-    def give_up(self) -> bool:
-        """From now on the store itself is read; False if nothing else was read before."""
+    def give_up(self, read: Collection[str]) -> bool:
+        """From now on the store itself is read; False if nothing else was read before.
+
+        One of the files with these paths cannot be read where it was read: all of them go there.
+        """
         if not self._in_use or not (self._cached or self._scanned):
             return False
         self._in_use = False
-        for path in self._cached:
+        for path in self._cached.keys() & read:
             self._nearer.cache.forget(path)
-        for path in self._scanned:
+        for path in self._scanned.keys() & read:
             self._nearer.copies.forget(path)
         return True
 

@@ -130,7 +130,8 @@ class TableSearch:
 
     def without_copies(self) -> bool:
         """Goes on with the files of the store itself; False if nothing else was read."""
-        given_up = self._nearest.give_up()
+        shares = () if self._plan is None else self._plan.reads.shares
+        given_up = self._nearest.give_up({file.path for file, _ in shares})
         if given_up:
             self.forget()
         return given_up

@@ -25,7 +25,8 @@ from tests.service.query.test_scan_copies import (
     removed,
 )
 from tests.service.query.test_skipping import batch_at, put_in_table, requests_like
-from tests.service.query.world import World, engine_of, search
+from tests.service.query.test_unread import HOURLY
+from tests.service.query.world import HOUR_MS, World, engine_of, search
 from tests.waiting import until
 
 pytestmark = pytest.mark.minio
@@ -141,6 +142,23 @@ async def test_what_was_harmed_comes_again(world: World) -> None:
         await all_kept(engine, world)
         empty_bucket(world)
         assert (await search(engine, ALL))[0] == world.expected(ALL)
+
+
+async def test_files_of_other_hours_than_the_harmed_one_stay(world: World) -> None:
+    await one_file(world)
+    batch = batch_at(7, ["another word"] * 50)
+    put_in_table(world, [(batch[0], batch[1] - (5 * HOUR_MS << 80), batch[2])])
+    await world.index()
+    harmed, other = sorted(files_of(world), key=lambda file: -file.end_ms)
+    async with engine_of(world, sizes=HOURLY, scan_copies_bytes=0) as engine:
+        await all_kept(engine, world)
+        for asked in (ALL, replace(ALL, condition=Contains("word"))):
+            overwritten(Path(engine.files.nearest(harmed).uri))
+            assert (await search(engine, asked))[0] == world.expected(asked)
+            assert engine.files.nearest(harmed) is harmed
+            assert engine.files.nearest(other) is not other
+            engine.files.note_read(harmed, harmed.size)
+            await all_kept(engine, world)
 
 
 async def test_a_scan_copy_is_made_of_the_file_here(world: World) -> None:
