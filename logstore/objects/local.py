@@ -99,31 +99,18 @@ class LocalStore:
         return await self._run(partial(self._files.compose, key, parts, condition, metadata or {}))
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        keys, more = self._files.keys(prefix, after), True
-        for count in _counts():
-            if not more:
-                return
-            page, more = await self._run(partial(self._files.page, keys, count))
-            for info in page:
+        async for infos in self._taken(self._files.objects(prefix, after)):
+            for info in infos:
                 yield info
 
     def listed(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
         """`list` for who is in a thread anyway: it blocks."""
-        keys, more = self._files.keys(prefix, after), True
-        for count in _counts():
-            if not more:
-                return
-            page, more = self._files.page(keys, count)
-            yield from page
+        return self._files.objects(prefix, after)
 
     async def folders(self, prefix: str, *, after: str = "") -> AsyncIterator[str]:
-        names = self._files.folders(prefix, after)
-        for count in _counts():
-            taken = await self._run(partial(self._files.take, names, count))
-            for name in taken:
+        async for names in self._taken(self._files.folders(prefix, after)):
+            for name in names:
                 yield name
-            if len(taken) < count:
-                return
 
     async def delete(self, keys: Sequence[str]) -> None:
         await self._run(partial(self._files.delete, keys))
@@ -134,7 +121,10 @@ class LocalStore:
     def uri(self, key: str) -> str:
         return self._files.paths.object(key)
 
-
-def _counts() -> Iterator[int]:
-    """How many names are listed with one call after the other."""
-    return chain(_LIST_COUNTS, repeat(_LIST_COUNTS[-1]))
+    async def _taken(self, items: Iterator[T]) -> AsyncIterator[Sequence[T]]:
+        """All of them, some with each call."""
+        for count in chain(_LIST_COUNTS, repeat(_LIST_COUNTS[-1])):
+            taken = await self._run(partial(self._files.take, items, count))
+            yield taken
+            if len(taken) < count:
+                return

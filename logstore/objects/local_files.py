@@ -19,7 +19,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import xxhash
 
@@ -34,7 +34,10 @@ from logstore.objects.store import Body, ObjectInfo, Part, check_metadata
 
 STALE_TEMPORARY_MS = 24 * 3600 * 1000
 
+T = TypeVar("T")
+
 _ATTEMPTS = 100
+_NAMES = 64  # are read at a time: they cost little beside what is asked of each file
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
@@ -130,30 +133,28 @@ class LocalFiles:
         with translated(f"head {key}"), self._opened(key) as file:
             return self._info(key, file)
 
-    def keys(self, prefix: str, after: str) -> Iterator[str]:
-        """Yields keys in order; read them with `page`."""
-        return self._walk.keys(prefix, after)
+    def objects(self, prefix: str, after: str) -> Iterator[ObjectInfo]:
+        """Yields the objects in order, without those that are removed meanwhile. Blocks."""
+        keys = self._walk.keys(prefix, after)
+        while taken := self.take(keys, _NAMES):
+            for key in taken:
+                if (found := self._found(key)) is not None:
+                    yield found
 
     def folders(self, prefix: str, after: str) -> Iterator[str]:
         """Yields components in order; read them with `take`."""
         return self._walk.folders(prefix, after)
 
-    def take(self, names: Iterator[str], count: int) -> list[str]:
-        """The next `count` of `keys` or `folders`; fewer at the end."""
+    def take(self, items: Iterator[T], count: int) -> list[T]:
+        """The next `count` of `objects` or `folders`; fewer at the end."""
         with translated("list"):
-            return list(islice(names, count))
+            return list(islice(items, count))
 
-    def page(self, keys: Iterator[str], count: int) -> tuple[list[ObjectInfo], bool]:
-        """The objects of the next `count` keys, and whether there may be more.
-
-        Those that were removed meanwhile are left out.
-        """
-        found, taken = [], self.take(keys, count)
-        for key in taken:
-            with suppress(NotFound), translated(f"list {key}"), self._opened(key) as file:
-                info = self._info(key, file)
-                found.append(ObjectInfo(key, info.size, info.etag, info.modified_ms))
-        return found, len(taken) == count
+    def _found(self, key: str) -> ObjectInfo | None:
+        with suppress(NotFound), translated(f"list {key}"), self._opened(key) as file:
+            info = self._info(key, file)
+            return ObjectInfo(key, info.size, info.etag, info.modified_ms)
+        return None  # it was removed
 
     def delete(self, keys: Sequence[str]) -> None:
         """As `ObjectStore.delete`."""
