@@ -12,6 +12,7 @@ looking.py   in many row groups at once         row_groups.py  what they are
 mapped_lines.py, copy_rows.py  where lines lie, in files and in copies
 fetched_pages.py  and on S3
 file_cache.py files of S3 on this disk          nearest.py  what one search reads in their place
+read_counts.py what is worth it to have here
 plain.py     searches that need no DuckDB then
 database.py  the statements of one search       sql.py     how they are spelled
 deleted.py   what is left out of them           bucket.py    DuckDB on S3

@@ -26,7 +26,6 @@ import asyncio
 import logging
 import os
 import shutil
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -42,6 +41,7 @@ from logstore.table.file_index import FileIndex
 from logstore.table.followed import TableVersion
 from logstore.table.skip_index import SHARE
 from logstore.table.snapshot import TableFile
+from service.query.read_counts import ReadCounts
 from service.runtime.spare_disk import spare_bytes
 from service.runtime.threads import low_priority_threads
 
@@ -55,7 +55,6 @@ _SEARCHED_SECONDS: Final = 86_400.0
 _FETCHED_BYTES: Final = 8 << 20  # in a request; so much is written to the disk at a time, too
 _GIVES_WAY_SECONDS: Final = 2.0  # before each request: so under any load a file is fetched
 _MOST_FILES: Final = 50_000
-_MOST_COUNTED: Final = 10_000  # files
 _INDEX_LOOKS: Final = 10  # for an index that was not made yet
 _AGAIN_SECONDS: Final = 3600.0  # a file is tried that could not be kept
 _INCOMING: Final = "incoming-"
@@ -105,7 +104,7 @@ class FileCache:
         self._most_bytes = most_bytes
         self._changing = Lock()
         self._kept: dict[str, _Kept] = {}  # by path
-        self._read: OrderedDict[str, float] = OrderedDict()
+        self._read = ReadCounts()
         self._wanted: dict[str, TableFile] = {}
         self._aside: dict[str, float] = {}  # until when, in seconds
         self._searched = -_SEARCHED_SECONDS  # when it was, in seconds
@@ -151,12 +150,9 @@ class FileCache:
         if self._task is None:
             return
         with self._changing:
-            read = self._read.pop(file.path, 0.0) + size
-            if read < file.size:
-                self._read[file.path] = read
-                if len(self._read) > _MOST_COUNTED:
-                    self._read.popitem(last=False)
+            if self._read.add(file.path, size) < file.size:
                 return
+            self._read.reset(file.path)
             self._wanted[file.path] = file
         self._loop.call_soon_threadsafe(self._woken.set)
 
@@ -187,7 +183,7 @@ class FileCache:
         return self._clock.monotonic() - self._searched < _SEARCHED_SECONDS
 
     def _place(self, path: str) -> str:
-        return f"{self.folder}/{quote(path, safe='=')}"
+        return f"{self.folder}/{_name(path)}"
 
     def _find(self) -> None:
         """What an earlier process left."""
@@ -234,12 +230,15 @@ class FileCache:
         await self._loop.run_in_executor(self._thread, self._follow, version.files)
 
     def _follow(self, files: FileIndex) -> None:
+        os.makedirs(self.folder, mode=0o700, exist_ok=True)  # somebody may have removed it
+        there = set(os.listdir(self.folder))
         self._write_times()
         self._shrink()
         with self._changing:
             wanted, self._wanted = self._wanted, {}
             gone = {*self._kept, *self._aside, *wanted}.difference(files.paths())
-        for path in gone:
+            removed = {path for path in self._kept if _name(path) not in there}
+        for path in gone | removed:
             self.forget(path)
         if not self._is_searched():
             return
@@ -317,9 +316,11 @@ class FileCache:
         """Whether the file fits. Files of an earlier time go for it, if that is enough."""
         size = round(file.size * (1 + SHARE))
         free = min(self._most_bytes - self.used_bytes, spare_bytes(self.folder))
+        full = len(self._kept) >= _MOST_FILES
+        if size <= free and not full:
+            return True
         before = min(time_ms, self._clock.now_ms() - _USED_LATELY_MS)
         going = list[str]()
-        full = len(self._kept) >= _MOST_FILES
         for path, kept in self._oldest():
             if kept.time_ms >= before or (size <= free and not full):
                 break
@@ -334,11 +335,11 @@ class FileCache:
     def _shrink(self) -> None:
         """Gives back what the disk is short of."""
         short = -spare_bytes(self.folder)
-        for path, kept in self._oldest():
-            if short <= 0:
-                return
+        for path, kept in self._oldest() if short > 0 else ():
             self.forget(path)
             short -= kept.size
+            if short <= 0:
+                return
 
     def _oldest(self) -> Sequence[tuple[str, _Kept]]:
         """All files, by their times."""
@@ -354,6 +355,10 @@ class FileCache:
             kept.used = False
             with suppress(FileNotFoundError):
                 os.utime(kept.place, ns=(kept.time_ms * 1_000_000,) * 2)
+
+
+def _name(path: str) -> str:
+    return quote(path, safe="=")
 
 
 class _Ended(Exception):

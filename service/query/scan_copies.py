@@ -42,6 +42,7 @@ from logstore.table.snapshot import TableFile
 from service.query.copy_rows import BYTES_A_ROW, CopyRows, write_rows
 from service.query.footers import ATTRIBUTES, NAMES
 from service.query.part_filter import filter_bytes
+from service.query.read_counts import ReadCounts
 from service.runtime.spare_disk import spare_bytes
 from service.runtime.threads import low_priority_threads
 
@@ -50,7 +51,6 @@ _USED_LATELY_SECONDS: Final = 600.0
 _IDLE_SECONDS: Final = 3600.0
 _LOOK_SECONDS: Final = 60.0
 _AGAIN_AFTER: Final = 8  # times its size are to be read of a file that could not be copied
-_MOST_COUNTED: Final = 10_000  # files
 _FETCHED_BYTES: Final = 32 << 20  # in a request
 _GIVES_WAY_SECONDS: Final = 2.0  # before each row group: so under any load a copy is made
 ENCODING: Final[dict[str, Any]] = {  # the quickest to scan (decision 085)
@@ -108,7 +108,7 @@ class ScanCopies:
         self._changing = Lock()
         self._copies: OrderedDict[str, ScanCopy] = OrderedDict()  # the one used last at the end
         self._used: dict[str, float] = {}
-        self._read: OrderedDict[str, float] = OrderedDict()
+        self._read = ReadCounts()
         self._wanted: dict[str, TableFile] = {}
         self._number = 0
         self._thread = low_priority_threads(1, "copies")
@@ -133,10 +133,7 @@ class ScanCopies:
     def note_read(self, file: TableFile, size: float) -> None:
         """A search reads so many bytes of a file itself. May be called from any thread."""
         with self._changing:
-            read = self._read.pop(file.path, 0.0) + size
-            self._read[file.path] = read
-            if len(self._read) > _MOST_COUNTED:
-                self._read.popitem(last=False)
+            read = self._read.add(file.path, size)
         if read >= file.size and self._most_bytes > 0:
             self._loop.call_soon_threadsafe(self._want, file)
 
@@ -175,7 +172,7 @@ class ScanCopies:
                 continue
             made = await self._made(file)
             with self._changing:
-                self._read[path] = 0.0 if made else -float(_AGAIN_AFTER * file.size)
+                self._read.reset(path, 0.0 if made else -float(_AGAIN_AFTER * file.size))
             # Others may wait for long: from the first copy on, somebody looks whether its file is
             # still in the table.
             if self._copies and (self._watching is None or self._watching.done()):

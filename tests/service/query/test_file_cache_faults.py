@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
@@ -188,3 +189,41 @@ async def test_closing_waits_for_no_server_and_leaves_nothing_half(tmp_path: Pat
         away.answers.set()
         await until(lambda: not list(Path(cache.folder).iterdir()))
         assert not cache.fetched
+
+
+async def test_what_somebody_removes_comes_again(tmp_path: Path) -> None:
+    clock, files = WallClock(), [file_at(1), file_at(2)]
+    away = FarAway(files)
+    async with cache_of(away, tmp_path, clock) as cache:
+        cache.note_search()
+        await until(lambda: cache.fetched == 2)
+        await settled(clock)
+        shutil.rmtree(cache.folder)
+        await clock.advance(61)
+        await until(lambda: cache.fetched == 4)
+        await settled(clock)
+        assert here(cache, files) == [True, True]
+        os.remove(cache._place(files[1].path))
+        await clock.advance(61)
+        await until(lambda: cache.fetched == 5)
+        await settled(clock)
+        assert here(cache, files) == [True, True]
+        assert cache.failed == 0
+
+
+async def test_there_are_not_too_many_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_cache, "_MOST_FILES", 2)
+    clock, files = WallClock(), [file_at(n) for n in range(4)]
+    away = FarAway(files)
+    away.files = files[1:]
+    async with cache_of(away, tmp_path, clock) as cache:
+        cache.note_search()
+        await until(lambda: cache.fetched == 2)
+        await settled(clock)
+        away.files = files
+        await clock.advance(61)
+        await until(lambda: cache.fetched == 3)
+        await settled(clock)
+        assert here(cache, files) == [True, True, False, False]
