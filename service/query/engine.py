@@ -239,6 +239,8 @@ class QueryEngine:
         store, budget = self._sources.store, self.settings.index_budget
         if get is None:
             return IndexFiles(_place(store), self.clock, budget)
+        if not self.settings.file_cache_bytes:
+            return FetchedIndexes(get, _place(store), self.clock, budget)
         here = IndexFiles(self.files.index_place, self.clock, budget // 2)
         elsewhere = FetchedIndexes(get, _place(store), self.clock, budget // 2)
         return NearestIndexes(here, elsewhere, self.files.has_index)

@@ -16,6 +16,7 @@ from service.query.request import QueryRequest
 from tests.seeds import seeds, some
 from tests.servers.minio import Bucket
 from tests.service.query.scattered import ALL, scattered, some_requests
+from tests.service.query.test_mapped_lines import NEEDLE, by_maps_alone, put
 from tests.service.query.test_scan_copies import (
     cut,
     files_of,
@@ -186,3 +187,32 @@ async def test_a_file_of_which_much_was_read_is_fetched(
         engine.files.forget(file.path)
         await search(engine, ALL)
         assert noted == [file.size]
+
+
+async def test_indexes_are_read_here_and_their_maps(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(world, group_rows=50)
+    await world.index()
+    (file,) = files_of(world)
+    nowhere = replace(ALL, condition=Contains("nowhere to be found"))
+    async with engine_of(world, scan_copies_bytes=0, file_cache_bytes=0) as engine:
+        expected = await records(engine, NEEDLE)
+    async with engine_of(world, scan_copies_bytes=0) as engine:
+        await all_kept(engine, world)
+    async with engine_of(world, scan_copies_bytes=0) as engine:  # it has nothing in memory
+        empty_bucket(world)
+        assert await by_maps_alone(engine, NEEDLE, monkeypatch) == expected
+        _, stats = await search(engine, nowhere)
+        assert stats["bytes"] < file.size * 0.05
+
+
+async def test_in_place_of_a_harmed_index_here_that_of_the_bucket_is_read(world: World) -> None:
+    await one_file(world)
+    (file,) = files_of(world)
+    async with engine_of(world, scan_copies_bytes=0) as engine:
+        await all_kept(engine, world)
+        overwritten(Path(engine.files.index_place(file.path)))
+        _, stats = await search(engine, replace(ALL, condition=Contains("nowhere to be found")))
+        assert engine.indexes.damaged == 1
+        assert stats["bytes"] < file.size * 0.05
