@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+from shutil import disk_usage
 from typing import Final
 
 _FREE_SHARE: Final = 0.1
@@ -14,5 +14,5 @@ def spare_bytes(folder: str) -> int:
 
     A tenth of the disk stays free, and at least 1 GiB, for the journal first of all.
     """
-    disk = shutil.disk_usage(folder)
+    disk = disk_usage(folder)
     return disk.free - max(round(disk.total * _FREE_SHARE), _FREE_BYTES)

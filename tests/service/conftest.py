@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from types import SimpleNamespace
+
 import pytest
 
 from service.runtime import spare_disk
@@ -10,5 +13,9 @@ from service.runtime import spare_disk
 @pytest.fixture(autouse=True)
 def room_on_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies and kept files are made, however full the disk of the tests is."""
-    monkeypatch.setattr(spare_disk, "_FREE_SHARE", 0.0)
-    monkeypatch.setattr(spare_disk, "_FREE_BYTES", 0)
+
+    def empty(folder: str) -> SimpleNamespace:
+        total = shutil.disk_usage(folder).total
+        return SimpleNamespace(total=total, free=total)
+
+    monkeypatch.setattr(spare_disk, "disk_usage", empty)
