@@ -104,7 +104,6 @@ class LocalStore:
                 yield info
 
     def listed(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
-        """`list` for who is in a thread anyway: it blocks."""
         return self._files.objects(prefix, after)
 
     async def folders(self, prefix: str, *, after: str = "") -> AsyncIterator[str]:

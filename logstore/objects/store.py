@@ -20,7 +20,7 @@ in total, names and values in ASCII, names in lower case.
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeAlias
 
@@ -140,6 +140,10 @@ class ObjectStore(Protocol):
 
     def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
         """Objects whose key begins with `prefix` and is above `after`, in order of key."""
+        ...
+
+    def listed(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
+        """`list` for who works in a thread of its own: it blocks."""
         ...
 
     def folders(self, prefix: str, *, after: str = "") -> AsyncIterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from logstore.objects.s3.blocking import BlockingBucket
 from logstore.table.log_folder import LogFile, Look, commit_name
@@ -22,15 +22,12 @@ class BucketLogFolder:
     def list(self, start: str) -> Iterator[LogFile]:
         """As `LogFolder.list`, with a thousand files per request."""
         more = {"StartAfter": self.prefix + start}  # no name is just a version
-        while True:
-            page = self._page(more)
+        asked = {"Prefix": self.prefix, "MaxKeys": _PAGE} | more
+        for page in self.bucket.pages("list the table's log", **asked):
             for entry in page.get("Contents", []):
                 name = entry["Key"][len(self.prefix) :]
                 modified_ms = int(entry["LastModified"].timestamp() * 1000)
                 yield LogFile(name, int(entry["Size"]), modified_ms, entry.get("ETag", ""))
-            if not page.get("IsTruncated"):
-                return
-            more = {"ContinuationToken": page["NextContinuationToken"]}
 
     def get(self, name: str, offset: int = 0, size: int | None = None) -> bytes:
         """As `LogFolder.get`."""
@@ -48,12 +45,3 @@ class BucketLogFolder:
                 newer = newer or file.name.endswith(".json")
                 rest.append(file)
         return Look(current, newer, tuple(rest))
-
-    def _page(self, more: dict[str, Any]) -> dict[str, Any]:
-        return self.bucket.ask(
-            "list the table's log",
-            "list_objects_v2",
-            Prefix=self.prefix,
-            MaxKeys=_PAGE,
-            **more,
-        )

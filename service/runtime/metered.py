@@ -9,10 +9,12 @@ from collections.abc import (
     Awaitable,
     Callable,
     Generator,
+    Iterator,
     Mapping,
     Sequence,
 )
 from contextlib import contextmanager
+from threading import Lock
 from typing import TypeVar
 
 from logstore.clock import Clock
@@ -119,6 +121,10 @@ class MeteredStore:
     def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
         return self._listed(self._inner.list(prefix, after=after))
 
+    def listed(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
+        with self._counted("list"):
+            yield from self._inner.listed(prefix, after=after)
+
     def folders(self, prefix: str, *, after: str = "") -> AsyncIterator[str]:
         return self._listed(self._inner.folders(prefix, after=after))
 
@@ -178,8 +184,12 @@ def outcome_of(error: BaseException) -> Outcome:
     return "unknown" if isinstance(error, OutcomeUnknown) else "failed"
 
 
+_adding = Lock()  # of the event loop, and of threads that list
+
+
 def _add(counts: dict[K, int], key: K, number: int) -> None:
-    counts[key] = counts.get(key, 0) + number
+    with _adding:
+        counts[key] = counts.get(key, 0) + number
 
 
 def metered_append(

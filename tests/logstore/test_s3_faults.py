@@ -17,6 +17,7 @@ import pytest
 
 from logstore.clock import SystemClock, system_entropy
 from logstore.errors import NotFound, OutcomeUnknown, PreconditionFailed, StoreUnavailable
+from logstore.objects.s3.blocking import BlockingBucket
 from logstore.objects.s3.client import open_client
 from logstore.objects.s3.credentials import Credentials
 from logstore.objects.s3.place import Place
@@ -68,6 +69,7 @@ async def standing(
                 Place(bucket.name, bucket.prefix),
                 clock,
                 system_entropy(),
+                blocking=BlockingBucket(settings, Credentials(settings), bucket.name),
                 tries=Tries(tries, 0.001),
                 uploads_by_prefix=False,
             )

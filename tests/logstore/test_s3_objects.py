@@ -18,6 +18,7 @@ from logstore.errors import (
     PreconditionFailed,
     StoreUnavailable,
 )
+from logstore.objects.s3.blocking import BlockingBucket
 from logstore.objects.s3.client import open_client
 from logstore.objects.s3.credentials import Credentials
 from logstore.objects.s3.place import Place
@@ -41,6 +42,7 @@ async def store_with(bucket: Bucket, limits: PartLimits) -> AsyncIterator[S3Stor
             Place(*settings.bucket),
             clock,
             system_entropy(),
+            blocking=BlockingBucket(settings.s3, Credentials(settings.s3), bucket.name),
             keeping=keeping_of(settings.s3),
             limits=limits,
             uploads_by_prefix=False,

@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 
 from logstore.clock import Clock, Entropy, SystemClock
 from logstore.objects.local import LocalStore, inline
+from logstore.objects.s3.blocking import BlockingBucket
 from logstore.objects.s3.client import open_client
 from logstore.objects.s3.credentials import Credentials
 from logstore.objects.s3.place import Place as S3Place
@@ -72,6 +73,9 @@ class Server:
             S3Place(self._bucket.name, prefix),
             self._clock,
             Random(prefix),
+            blocking=BlockingBucket(
+                self._bucket.settings.s3, Credentials(self._bucket.settings.s3), self._bucket.name
+            ),
             tries=TRIES,
             uploads_by_prefix=False,
         )

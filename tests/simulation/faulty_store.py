@@ -7,7 +7,7 @@ every two steps, run it with `Schedule.crash(n)` for n = 1, 2, 3… until `fired
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -132,6 +132,10 @@ class FaultyStore:
         async for info in self._each("list", prefix, self.inner.list(prefix, after=after)):
             yield info
 
+    def listed(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
+        self._begin(f"list {prefix}", writes=False)
+        return self.inner.listed(prefix, after=after)
+
     async def folders(self, prefix: str, *, after: str = "") -> AsyncIterator[str]:
         async for name in self._each("folders", prefix, self.inner.folders(prefix, after=after)):
             yield name
@@ -147,20 +151,25 @@ class FaultyStore:
 
     async def _step(self, name: str, key: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         call = f"{name} {key}"
-        self.calls.append(call)
-        fault = self.schedule.next(call)
-        if fault is Fault.CRASH_BEFORE:
-            raise Crash(call)
-        if fault is Fault.UNKNOWN_NOT_DONE and name in WRITES:
-            raise OutcomeUnknown(call)
-        if fault in (Fault.UNAVAILABLE, Fault.UNKNOWN_NOT_DONE):
-            raise StoreUnavailable(call)
+        fault = self._begin(call, writes=name in WRITES)
         result = await work()
         if fault is Fault.CRASH_AFTER:
             raise Crash(call)
         if fault is Fault.UNKNOWN_DONE:
             raise OutcomeUnknown(call) if name in WRITES else StoreUnavailable(call)
         return result
+
+    def _begin(self, call: str, *, writes: bool) -> Fault | None:
+        """Notes the call; raises, or returns, what its fault is."""
+        self.calls.append(call)
+        fault = self.schedule.next(call)
+        if fault is Fault.CRASH_BEFORE:
+            raise Crash(call)
+        if fault is Fault.UNKNOWN_NOT_DONE and writes:
+            raise OutcomeUnknown(call)
+        if fault in (Fault.UNAVAILABLE, Fault.UNKNOWN_NOT_DONE):
+            raise StoreUnavailable(call)
+        return fault
 
     async def _each(self, name: str, key: str, items: AsyncIterator[T]) -> AsyncIterator[T]:
         """One step to begin with, and one for each item."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from types import TracebackType
@@ -138,6 +138,9 @@ class OutsideStore:
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
         async for info in self._each(self._inner.list(prefix, after=after)):
             yield self._dated(info)
+
+    def listed(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
+        return map(self._dated, self._inner.listed(prefix, after=after))
 
     async def folders(self, prefix: str, *, after: str = "") -> AsyncIterator[str]:
         async for name in self._each(self._inner.folders(prefix, after=after)):

@@ -5,7 +5,7 @@ botocore retries requests itself; a body that breaks off half-way is requested a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from threading import Lock
 from typing import Any, Final, TypeVar
 
@@ -20,6 +20,7 @@ from logstore.errors import StoreUnavailable
 from logstore.objects.s3.client import loader
 from logstore.objects.s3.credentials import Credentials
 from logstore.objects.s3.errors import failure_of
+from logstore.objects.s3.place import following
 from logstore.objects.s3.settings import S3Settings
 
 T = TypeVar("T")
@@ -44,6 +45,16 @@ class BlockingBucket:
         Raises `NotFound`, `InvalidInput`, `StoreUnavailable`.
         """
         return self._again(what, lambda: self._once(operation, parameters))
+
+    def pages(self, what: str, **parameters: Any) -> Iterator[dict[str, Any]]:
+        """A listing of objects, page by page. Raises as `ask`."""
+        while True:
+            page = self.ask(what, "list_objects_v2", **parameters)
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            parameters.pop("StartAfter", None)
+            parameters["ContinuationToken"] = following(what, page)
 
     def get(self, what: str, key: str, range_: str = "") -> bytes:
         """The object, or a range of it as HTTP spells it, of which nothing may be there.

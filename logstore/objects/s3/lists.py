@@ -8,13 +8,13 @@ and ours selected. MinIO drops them when it restarts, and removes them after a d
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from logstore.errors import StoreUnavailable
 from logstore.objects.keypath import is_clean
+from logstore.objects.s3.blocking import BlockingBucket
 from logstore.objects.s3.errors import failure_of_key
-from logstore.objects.s3.place import Place, listed, seconds_ms
+from logstore.objects.s3.place import Place, following, listed, seconds_ms
 from logstore.objects.s3.requests import Failed, Requests
 from logstore.objects.store import ObjectInfo
 
@@ -36,10 +36,8 @@ class Lists:
         if start is None:
             return
         async for page in self._pages(prefix, start, {}):
-            for entry in page.get("Contents", []):
-                key = self._place.own(entry["Key"])
-                if key and not key.endswith("/"):  # Hadoop's markers of folders are no objects
-                    yield listed(key, entry)
+            for info in _objects(self._place, page):
+                yield info
 
     async def folders(self, prefix: str, after: str) -> AsyncIterator[str]:
         """As `ObjectStore.folders`."""
@@ -91,9 +89,7 @@ class Lists:
             yield page
             if not page.get("IsTruncated"):
                 return
-            if "NextContinuationToken" not in page:
-                raise StoreUnavailable(f"list {prefix}: the server cut the list and gave no token")
-            more = {"ContinuationToken": page["NextContinuationToken"]}
+            more = {"ContinuationToken": following(f"list {prefix}", page)}
 
 
 def _start(prefix: str, after: str) -> str | None:
@@ -108,6 +104,31 @@ def _start(prefix: str, after: str) -> str | None:
 
 def _is_gone(entry: Mapping[str, Any]) -> bool:
     return entry.get("Code") in ("NoSuchKey", "NoSuchVersion")
+
+
+def _objects(place: Place, page: Mapping[str, Any]) -> Iterator[ObjectInfo]:
+    for entry in page.get("Contents", []):
+        key = place.own(entry["Key"])
+        if key and not key.endswith("/"):  # Hadoop's markers of folders are no objects
+            yield listed(key, entry)
+
+
+class BlockingLists:
+    """Lists objects for who works in a thread of its own."""
+
+    def __init__(self, bucket: BlockingBucket, place: Place) -> None:
+        self._bucket = bucket
+        self._place = place
+
+    def objects(self, prefix: str, after: str) -> Iterator[ObjectInfo]:
+        """As `ObjectStore.listed`."""
+        start = _start(prefix, after)
+        if start is None or not is_clean(prefix[: prefix.rfind("/") + 1]):
+            return
+        root = self._place.prefix
+        more = {"StartAfter": root + start} if start else {}
+        for page in self._bucket.pages(f"list {prefix}", Prefix=root + prefix, **more):
+            yield from _objects(self._place, page)
 
 
 class Uploads:

@@ -8,7 +8,7 @@ An ETag is a hash of the bytes only for an object of one part, and with `aws:kms
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,11 +17,12 @@ from logstore.clock import Clock, Entropy
 from logstore.errors import PreconditionFailed, StoreUnavailable
 from logstore.objects.ranges import check_range, length_of
 from logstore.objects.remote import DateSample
+from logstore.objects.s3.blocking import BlockingBucket
 from logstore.objects.s3.check import Check
 from logstore.objects.s3.client import open_client
 from logstore.objects.s3.credentials import Credentials
 from logstore.objects.s3.lifecycle import Lifecycle
-from logstore.objects.s3.lists import Lists, Uploads
+from logstore.objects.s3.lists import BlockingLists, Lists, Uploads
 from logstore.objects.s3.place import Keeping, Place
 from logstore.objects.s3.plan import Given, PartLimits, Sent, Stored, plan
 from logstore.objects.s3.reads import Reads
@@ -44,6 +45,7 @@ class S3Store:
         clock: Clock,
         entropy: Entropy,
         *,
+        blocking: BlockingBucket,
         keeping: Keeping | None = None,
         tries: Tries | None = None,
         limits: PartLimits | None = None,
@@ -58,6 +60,7 @@ class S3Store:
         self._limits = limits or PartLimits()
         self._reads = Reads(self.requests, place)
         self._lists = Lists(self.requests, place)
+        self._blocking_lists = BlockingLists(blocking, place)
         self._uploads = Uploads(self.requests, place, by_prefix=uploads_by_prefix)
         self._writes = Writes(self.requests, place, self.keeping, self._limits, clock, entropy)
 
@@ -117,6 +120,9 @@ class S3Store:
 
     def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
         return self._lists.objects(prefix, after)
+
+    def listed(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
+        return self._blocking_lists.objects(prefix, after)
 
     def folders(self, prefix: str, *, after: str = "") -> AsyncIterator[str]:
         return self._lists.folders(prefix, after)
@@ -216,6 +222,7 @@ async def open_s3(
             place,
             clock,
             entropy,
+            blocking=BlockingBucket(settings, credentials, place.bucket),
             keeping=keeping_of(settings),
             tries=Tries(settings.attempts, settings.backoff_milliseconds / 1000),
             limits=PartLimits(single_put=settings.multipart_bytes),

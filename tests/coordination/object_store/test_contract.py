@@ -19,6 +19,7 @@ from coordination.storetime import StoreTime
 from logstore.clock import SystemClock
 from logstore.disk import Disk
 from logstore.objects.local import LocalStore
+from logstore.objects.s3.blocking import BlockingBucket
 from logstore.objects.s3.client import open_client
 from logstore.objects.s3.credentials import Credentials
 from logstore.objects.s3.place import Place
@@ -74,6 +75,7 @@ async def places(bucket: Bucket) -> AsyncIterator[Callable[[], ObjectStore]]:
             Place(bucket.name, f"{next(number)}"),
             clock,
             Random(9),
+            blocking=BlockingBucket(settings, Credentials(settings), bucket.name),
             tries=Tries(5, 0.001),
             uploads_by_prefix=False,
         )
