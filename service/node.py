@@ -146,6 +146,7 @@ class Node(NodeBase):
             ),
         )
         self.shipper.on_confirmed(self.run_logs.confirmed)
+        self.shipper.on_stored(lambda key, segment: self.stored(key, segment))
         self.run_logs.events.on_inherited(self.tail.missed_all)
         for (fqn, run), t in state.deleted.all().items():
             self.run_logs.deletions.note(fqn, run, t)

@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 
+from logstore.segments.writer import EncodedSegment
 from service.peers.membership import Membership
 from service.runs.records import Details
 from service.runs.repair.rebuild import Records
@@ -53,6 +54,8 @@ class NodeBase:
         self.status = open_status(self, seams, settings)
         self.records: Records | None = None
         self.details: Details | None = None
+        self.stored: Callable[[str, EncodedSegment], None] = lambda *_: None
+        """Is told of each segment of this node that is in the store, and its key."""
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self.members = Membership(seams, settings)
         self.confirmations = Confirmations()

@@ -11,6 +11,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import urlsplit
 
@@ -146,13 +147,15 @@ def make_store_check(settings: Settings, machine: Machine, store: ObjectStore) -
 
 def make_sources(settings: Settings, node: AnyNode) -> QuerySources:
     """Where the searches of a started node look."""
+    catalog = SegmentCatalog()
+    node.stored = partial(catalog.note, node.store)
     return QuerySources(
         store=node.store,
         table=FollowedTable(open_table(settings)),
         pin=node.pin,
         encode=lambda batches: record_batches(batches, node.carry),
         deletions=deletions_of(node),
-        catalog=SegmentCatalog(),
+        catalog=catalog,
         others=None if node.members.peers is None else RecordsOfOthers(node.members.peers),
     )
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
-from contextlib import aclosing
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from logstore import keys, ulid
 from logstore.batch import RunKey
-from logstore.objects.local import LocalStore
 from logstore.objects.store import ObjectInfo, ObjectStore, is_remote
 from logstore.segments.footer import Footer
 from logstore.segments.reader import read_footer
+from logstore.segments.writer import EncodedSegment
 from service.query.tiles import Tile
 
 _REMEMBERED: Final = 4_096
@@ -56,12 +55,20 @@ class SegmentCatalog:
         """The segment at a listed key. Raises `Damaged`, `NotFound`, `StoreUnavailable`."""
         known = self._known.get(info.key)
         if known is None:
-            footer = await read_footer(store, info.key)
-            known = self._known[info.key] = _segment(store, info, footer)
-        self._known.move_to_end(info.key)
+            footer = await read_footer(store, info.key, size=info.size)
+            known = _segment(store, info.key, info.size, footer)
+        self._remember(known)
+        return known
+
+    def note(self, store: ObjectStore, key: str, segment: EncodedSegment) -> None:
+        """Remembers a segment that this node has just put there: nobody needs to read it."""
+        self._remember(_segment(store, key, len(segment.body), segment.footer))
+
+    def _remember(self, segment: Segment) -> None:
+        self._known[segment.key] = segment
+        self._known.move_to_end(segment.key)
         if len(self._known) > _REMEMBERED:
             self._known.popitem(last=False)
-        return known
 
 
 @dataclass
@@ -88,23 +95,10 @@ class Above:
         return keys.segment(key[0], known)
 
 
-async def list_above(store: ObjectStore, mark: Callable[[str], int]) -> Above:
-    """Lists the segments of a store."""
+def list_above(store: ObjectStore, mark: Callable[[str], int]) -> Above:
+    """Lists the segments of a store, and blocks."""
     remote = is_remote(store.uri(keys.TABLE))
     above = Above(mark, _MANY_IN_BUCKET if remote else _MANY_IN_FOLDER)
-    after: str | None = ""
-    while after is not None:
-        async with aclosing(_items(store.list(keys.SEGMENTS, after=after))) as listing:
-            after = None
-            async for info in listing:
-                if (after := above.take(info)) is not None:
-                    break
-    return above
-
-
-def list_above_here(store: LocalStore, mark: Callable[[str], int]) -> Above:
-    """The same of a folder, for who is in a thread anyway."""
-    above = Above(mark, _MANY_IN_FOLDER)
     after: str | None = ""
     while after is not None:
         listing, after = store.listed(keys.SEGMENTS, after=after), None
@@ -112,16 +106,6 @@ def list_above_here(store: LocalStore, mark: Callable[[str], int]) -> Above:
             if (after := above.take(info)) is not None:
                 break
     return above
-
-
-async def _items(listed: AsyncIterator[ObjectInfo]) -> AsyncGenerator[ObjectInfo]:
-    """The items; who has enough of them closes this."""
-    try:
-        async for info in listed:
-            yield info
-    finally:
-        if isinstance(listed, AsyncGenerator):
-            await listed.aclose()
 
 
 def above_marks(
@@ -149,10 +133,10 @@ def above_marks(
     return fresh
 
 
-def _segment(store: ObjectStore, info: ObjectInfo, footer: Footer) -> Segment:
+def _segment(store: ObjectStore, key: str, size: int, footer: Footer) -> Segment:
     # A segment without rows meets no tile.
     low, high = (ulid.decode(footer.low), ulid.decode(footer.high)) if footer.rows else (1, 0)
     runs = tuple(run.key for run in footer.runs)
     first_pos = min([first for first, _ in footer.ranges], default=0)
     end_pos = max([end for _, end in footer.ranges], default=0)
-    return Segment(info.key, store.uri(info.key), info.size, low, high, runs, first_pos, end_pos)
+    return Segment(key, store.uri(key), size, low, high, runs, first_pos, end_pos)

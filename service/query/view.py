@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from logstore import keys
 from logstore.errors import Damaged, NotFound, Unavailable
-from logstore.objects.local import LocalStore
 from logstore.objects.store import ObjectInfo, ObjectStore
 from logstore.table.file_index import FileIndex
 from logstore.table.followed import FollowedTable
@@ -29,14 +29,7 @@ from logstore.table.snapshot import TableFile
 from service.query.elsewhere import AskOthers, HotOfAll
 from service.query.hot import Encode, HotRecords, Pin
 from service.query.request import QueryRequest
-from service.query.segments import (
-    Above,
-    Segment,
-    SegmentCatalog,
-    above_marks,
-    list_above,
-    list_above_here,
-)
+from service.query.segments import Segment, SegmentCatalog, above_marks, list_above
 from service.query.tiles import Tile, hour_of
 
 Look: TypeAlias = "Callable[[Sources, QueryRequest], Awaitable[View]]"
@@ -45,6 +38,8 @@ Deletion: TypeAlias = "tuple[str, str | None, int]"
 """(fqn, run or None for the whole pipeline, highest deleted ULID)."""
 
 _AT_ONCE: Final = 16  # footers
+# Not those of the loop: a store that says nothing would hold up all that is done in them.
+_looks = ThreadPoolExecutor(8, thread_name_prefix="look")
 
 
 @dataclass
@@ -195,11 +190,9 @@ async def _open(
     sources: Sources, request: QueryRequest, pin: Pin, through: Mapping[str, int] | None
 ) -> View:
     report, bounds = Report(nodes={pin.node}), through or {}
+    looking = asyncio.get_running_loop().run_in_executor
     while True:
-        above = None
-        if not isinstance(sources.store, LocalStore):
-            above = await list_above(sources.store, sources.table.known_mark)
-        seen = await asyncio.to_thread(_looked_up, sources, request, pin, bounds, above)
+        seen = await looking(_looks, _looked_up, sources, request, pin, bounds)
         if seen.whole:
             break  # else it is another table, and holds less
     listed, marks, files = seen.listed, seen.marks, seen.files
@@ -233,16 +226,10 @@ class _Seen:
 
 
 def _looked_up(
-    sources: Sources,
-    request: QueryRequest,
-    pin: Pin,
-    bounds: Mapping[str, int],
-    above: Above | None,
+    sources: Sources, request: QueryRequest, pin: Pin, bounds: Mapping[str, int]
 ) -> _Seen:
-    """Opens the table behind what was listed, which of a folder is done here: with one thread."""
-    if above is None:
-        assert isinstance(sources.store, LocalStore)
-        above = list_above_here(sources.store, sources.table.known_mark)
+    """Lists, and opens the table behind that."""
+    above = list_above(sources.store, sources.table.known_mark)
     listed = [info for info in above.found if not _is_above(info, bounds)]
     nodes = {key[0] for info in listed if (key := keys.parse_segment(info.key))}
     hot = HotRecords(pin, sources.encode, request.bounds, request.fqn, request.run)

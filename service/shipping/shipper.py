@@ -150,6 +150,7 @@ class SegmentShipper:
         self._lineage = lineage
         self._confirmations = confirmations
         self._on_confirmed: list[Callable[[int, int, int], None]] = []
+        self._on_stored: list[Callable[[str, EncodedSegment], None]] = []
         self.encode = encode or OffloadedEncoder(offload)
         self._encoder = CutEncoder(journal, offload, self.encode)
         self._wake = asyncio.Event()
@@ -194,6 +195,10 @@ class SegmentShipper:
     def on_confirmed(self, hear: Callable[[int, int, int], None]) -> None:
         """Subscribes to confirmed segments: the number, the first position, one past the last."""
         self._on_confirmed.append(hear)
+
+    def on_stored(self, hear: Callable[[str, EncodedSegment], None]) -> None:
+        """Subscribes to segments that the store has, by their keys."""
+        self._on_stored.append(hear)
 
     def stop(self) -> None:
         """Ends both tasks after their present step; callers continue to wait (for a fork)."""
@@ -307,6 +312,8 @@ class SegmentShipper:
                 continue
             self.counters.uploaded_bytes += len(encoded.segment.body)
             self._encoder.carry = encoded.carry
+            for hear in self._on_stored:
+                hear(keys.segment(self._journal.state.node, cut.seq), encoded.segment)
             self._confirmed(cut)
             return
 

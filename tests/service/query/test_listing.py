@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,10 +15,13 @@ from logstore import keys
 from logstore.clock import SystemClock
 from logstore.objects.local import LocalStore
 from logstore.objects.store import ObjectInfo
+from logstore.segments.carry import Carry
+from logstore.segments.writer import encode_segment
 from service.query import segments
 from service.query.request import QueryRequest
-from service.query.segments import above_marks, list_above, list_above_here
-from tests.batches import Entry
+from service.query.segments import above_marks, list_above
+from service.query.view import open_view
+from tests.batches import Entry, make_batches
 from tests.service.query.live.rig import batch
 from tests.service.query.world import NOW_MS, World, engine_of, lake_in, search
 
@@ -84,10 +89,50 @@ async def test_nothing_above_the_marks_is_left_out(tmp_path: Path, seed: int) ->
     everything = [info async for info in world.store.list(keys.SEGMENTS)]
     known = {node: dice.randrange(30) for node in NODES}
     marks = {node: mark + dice.choice([0, 0, 3]) for node, mark in known.items()}
-    assert isinstance(world.store, LocalStore)
-    above = list_above_here(world.store, lambda node: known[node])
-    assert await list_above(world.store, lambda node: known[node]) == above
+    above = list_above(world.store, lambda node: known[node])
     assert above.passed.items() <= known.items()
     assert above_marks(above.found, marks, []) == above_marks(everything, marks, [])
     folders = [{info.key.split("/")[1] for info in infos} for infos in (above.found, everything)]
     assert folders[0] == folders[1], "each node is known to the report"
+
+
+async def test_a_segment_of_this_node_is_known_before_a_search_meets_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = lake_in(tmp_path)
+    entries = [batch(random.Random(1), NOW_MS)]
+    key = await world.segment(entries, NODES[0])
+    sources = world.sources()
+    encoded = encode_segment(make_batches(NODES[0], entries), node=NODES[0], seq=1, carry=Carry())
+    sources.catalog.note(world.store, key, encoded)
+
+    async def nobody(*_: object, **__: object) -> None:
+        raise AssertionError("its footer is read")
+
+    monkeypatch.setattr(segments, "read_footer", nobody)
+    async with engine_of(world, SystemClock(), sources=sources) as engine:
+        assert (await search(engine, ALL))[0] == world.expected(ALL)
+    await world.segment([batch(random.Random(2), NOW_MS)], NODES[0])
+    with pytest.raises(AssertionError, match="its footer is read"):
+        await open_view(sources, ALL)
+
+
+async def test_a_store_that_says_nothing_holds_up_no_other_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, says = lake_in(tmp_path), threading.Event()
+
+    def silent(*_: object, **__: object) -> Iterator[ObjectInfo]:
+        says.wait()
+        return iter(())
+
+    monkeypatch.setattr(world.store, "listed", silent)
+    looks = [asyncio.ensure_future(open_view(world.sources(), ALL)) for _ in range(64)]
+    try:
+        await asyncio.sleep(0.1)
+        assert await asyncio.wait_for(asyncio.to_thread(lambda: "done"), 60) == "done"
+        assert not any(look.done() for look in looks)
+    finally:
+        says.set()
+        for view in await asyncio.gather(*looks):
+            view.release()
