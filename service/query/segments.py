@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 from logstore import keys, ulid
 from logstore.batch import RunKey
@@ -71,41 +71,35 @@ class SegmentCatalog:
             self._known.popitem(last=False)
 
 
-@dataclass
-class Above:
-    """What is below `segments/`, of a node with many up to its mark only the first few.
+class Above(NamedTuple):
+    """What was `found` below `segments/`, of a node with many up to its mark only the first few.
 
-    Segments that the table has stay for an hour, thousands of them at full load. Where it costs
-    less than to list them, they are stepped over by listing again behind the mark. `passed` has
-    these marks: for a table whose marks are lower, what was stepped over is missing.
+    `passed` has the marks behind which was listed again: for a table whose marks are lower, what
+    was stepped over is missing.
     """
 
-    mark: Callable[[str], int] = field(compare=False)
-    many: int
-    found: list[ObjectInfo] = field(default_factory=list)
-    passed: dict[str, int] = field(default_factory=dict)
-
-    def take(self, info: ObjectInfo) -> str | None:
-        """Adds the next one; the key behind which to list again, if that is worth it."""
-        self.found.append(info)
-        key = keys.parse_segment(info.key)
-        if key is None or (known := self.mark(key[0])) - key[1] < self.many:
-            return None
-        self.passed[key[0]] = known
-        return keys.segment(key[0], known)
+    found: list[ObjectInfo]
+    passed: dict[str, int]
 
 
 def list_above(store: ObjectStore, mark: Callable[[str], int]) -> Above:
-    """Lists the segments of a store, and blocks."""
-    remote = is_remote(store.uri(keys.TABLE))
-    above = Above(mark, _MANY_IN_BUCKET if remote else _MANY_IN_FOLDER)
-    after: str | None = ""
-    while after is not None:
-        listing, after = store.listed(keys.SEGMENTS, after=after), None
-        for info in listing:
-            if (after := above.take(info)) is not None:
+    """Lists the segments of a store, and blocks.
+
+    Segments that the table has stay for an hour, thousands of them at full load. Where it costs
+    less than to list them, they are stepped over by listing again behind the node's `mark`.
+    """
+    many = _MANY_IN_BUCKET if is_remote(store.uri(keys.TABLE)) else _MANY_IN_FOLDER
+    above, after = Above([], {}), ""
+    while True:
+        for info in store.listed(keys.SEGMENTS, after=after):
+            above.found.append(info)
+            key = keys.parse_segment(info.key)
+            if key is not None and (known := mark(key[0])) - key[1] >= many:
+                above.passed[key[0]] = known
+                after = keys.segment(key[0], known)
                 break
-    return above
+        else:
+            return above
 
 
 def above_marks(

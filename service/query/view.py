@@ -190,9 +190,9 @@ async def _open(
     sources: Sources, request: QueryRequest, pin: Pin, through: Mapping[str, int] | None
 ) -> View:
     report, bounds = Report(nodes={pin.node}), through or {}
-    looking = asyncio.get_running_loop().run_in_executor
+    loop = asyncio.get_running_loop()
     while True:
-        seen = await looking(_looks, _looked_up, sources, request, pin, bounds)
+        seen = await loop.run_in_executor(_looks, _looked_up, sources, request, pin, bounds)
         if seen.whole:
             break  # else it is another table, and holds less
     listed, marks, files = seen.listed, seen.marks, seen.files

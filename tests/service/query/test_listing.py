@@ -13,7 +13,6 @@ import pytest
 
 from logstore import keys
 from logstore.clock import SystemClock
-from logstore.objects.local import LocalStore
 from logstore.objects.store import ObjectInfo
 from logstore.segments.carry import Carry
 from logstore.segments.writer import encode_segment
@@ -55,7 +54,6 @@ async def test_segments_that_the_table_had_before_are_not_listed(
     world.merge(_rows(made[:45]), {NODES[0]: 45})
     async with engine_of(world, SystemClock()) as engine:
         assert (await search(engine, ALL))[0] == world.expected(ALL)
-        assert isinstance(world.store, LocalStore)
         inner = world.store.listed
 
         def counted(prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
