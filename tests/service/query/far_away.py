@@ -109,6 +109,12 @@ async def settled(clock: HandClock) -> None:
     await until(lambda: clock.sleeping == 1)
 
 
+async def fetched(cache: FileCache, clock: HandClock, count: int) -> None:
+    """Returns once it has fetched so many files, and waits for the next time."""
+    await until(lambda: cache.fetched == count)
+    await settled(clock)
+
+
 def here(cache: FileCache, files: Sequence[TableFile]) -> list[bool]:
     """Of which files a copy is in the folder, with an index, as the cache says too."""
     found = []

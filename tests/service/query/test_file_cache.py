@@ -16,6 +16,7 @@ from tests.service.query.far_away import (
     FarAway,
     WallClock,
     cache_of,
+    fetched,
     file_at,
     here,
     settled,
@@ -31,8 +32,7 @@ async def test_the_files_of_the_table_are_here_once_a_node_is_searched(tmp_path:
         assert not away.asked
         assert cache.nearest(files[0]) is files[0]
         cache.note_search()
-        await until(lambda: cache.fetched == 3)
-        await settled(clock)
+        await fetched(cache, clock, 3)
         assert here(cache, files) == [True] * 3
         assert away.fetched == [files[1].uri, files[2].uri, files[0].uri], "the newest hour first"
         for file in files:
@@ -50,12 +50,10 @@ async def test_a_file_that_comes_into_the_table_is_fetched_within_a_minute(tmp_p
     away.files = files[:1]
     async with cache_of(away, tmp_path, clock) as cache:
         cache.note_search()
-        await until(lambda: cache.fetched == 1)
-        await settled(clock)
+        await fetched(cache, clock, 1)
         away.files = files
         await clock.advance(61)
-        await until(lambda: cache.fetched == 2)
-        await settled(clock)
+        await fetched(cache, clock, 2)
         assert here(cache, files) == [True, True]
         away.files.append(file_at(2))
         away.bodies[away.files[2].uri] = b"x" * SIZE
@@ -81,8 +79,7 @@ async def test_after_a_restart_all_is_still_here(tmp_path: Path) -> None:
     away = FarAway(files)
     async with cache_of(away, tmp_path, clock) as cache:
         cache.note_search()
-        await until(lambda: cache.fetched == 3)
-        await settled(clock)
+        await fetched(cache, clock, 3)
         used = cache.used_bytes
     away.asked.clear()
     async with cache_of(away, tmp_path, WallClock()) as cache:
@@ -99,8 +96,7 @@ async def test_a_file_goes_within_a_minute_after_it_left_the_table(tmp_path: Pat
     away = FarAway(files)
     async with cache_of(away, tmp_path, clock) as cache:
         cache.note_search()
-        await until(lambda: cache.fetched == 2)
-        await settled(clock)
+        await fetched(cache, clock, 2)
         away.files = files[:1]
         await clock.advance(61)
         await until(lambda: not Path(cache._place(files[1].path)).exists())
@@ -118,13 +114,11 @@ async def test_the_newest_hours_are_here_when_there_is_no_room_for_all(tmp_path:
     away.files = files[1:]
     async with cache_of(away, tmp_path, clock, most_bytes=round(SIZE * 2.5)) as cache:
         cache.note_search()
-        await until(lambda: cache.fetched == 2)
-        await settled(clock)
+        await fetched(cache, clock, 2)
         assert here(cache, files) == [False, True, True, False, False]
         away.files = files
         await clock.advance(61)
-        await until(lambda: cache.fetched == 3)
-        await settled(clock)
+        await fetched(cache, clock, 3)
         assert here(cache, files) == [True, True, False, False, False]
         assert cache.failed == 0
 
@@ -134,8 +128,7 @@ async def test_a_file_that_is_read_comes_and_those_in_use_stay(tmp_path: Path) -
     away = FarAway(files)
     async with cache_of(away, tmp_path, clock, most_bytes=round(SIZE * 2.5)) as cache:
         cache.note_search()
-        await until(lambda: cache.fetched == 2)
-        await settled(clock)
+        await fetched(cache, clock, 2)
         for file in files[:2]:
             cache.nearest(file)
         for _ in range(2):
@@ -149,8 +142,7 @@ async def test_a_file_that_is_read_comes_and_those_in_use_stay(tmp_path: Path) -
         await settled(clock)
         assert cache.fetched == 2
         cache.note_read(files[4], SIZE * 0.2)
-        await until(lambda: cache.fetched == 3)
-        await settled(clock)
+        await fetched(cache, clock, 3)
         assert here(cache, files) == [True, False, False, False, True]
         await clock.advance(LATELY_SECONDS)
         await settled(clock)
@@ -167,8 +159,7 @@ async def test_with_no_room_at_all_there_is_no_cache(tmp_path: Path) -> None:
     away = FarAway([file])
     async with cache_of(away, tmp_path, clock) as cache:
         cache.note_search()
-        await until(lambda: cache.fetched == 1)
-        await settled(clock)
+        await fetched(cache, clock, 1)
     async with cache_of(away, tmp_path, clock, most_bytes=0) as cache:
         assert not Path(cache.folder).exists()
         cache.note_search()

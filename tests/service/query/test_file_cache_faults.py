@@ -20,6 +20,7 @@ from tests.service.query.far_away import (
     FarAway,
     WallClock,
     cache_of,
+    fetched,
     file_at,
     here,
     settled,
@@ -43,8 +44,7 @@ async def test_what_a_killed_process_left_goes(tmp_path: Path) -> None:
     away, clock = FarAway([file]), WallClock()
     async with cache_of(away, tmp_path, clock) as cache:
         cache.note_search()
-        await until(lambda: cache.fetched == 1)
-        await settled(clock)
+        await fetched(cache, clock, 1)
         assert len(list(folder.iterdir())) == 2
         assert here(cache, [file]) == [True]
 
@@ -54,8 +54,7 @@ async def test_a_file_that_was_cut_while_the_node_stood_is_fetched_again(tmp_pat
     away = FarAway([file])
     async with cache_of(away, tmp_path, clock) as cache:
         cache.note_search()
-        await until(lambda: cache.fetched == 1)
-        await settled(clock)
+        await fetched(cache, clock, 1)
     os.truncate(tmp_path / "cache" / os.path.basename(cache._place(file.path)), SIZE - 1)
     async with cache_of(away, tmp_path, clock) as cache:
         assert cache.nearest(file) is file
@@ -73,8 +72,7 @@ async def test_when_the_disk_is_short_the_cache_shrinks(
     monkeypatch.setattr(file_cache, "spare_bytes", lambda _: spare[0])
     async with cache_of(away, tmp_path, clock) as cache:
         cache.note_search()
-        await until(lambda: cache.fetched == 3)
-        await settled(clock)
+        await fetched(cache, clock, 3)
         spare[0] = -SIZE // 2
         await clock.advance(61)
         await settled(clock)
@@ -95,8 +93,7 @@ async def test_an_index_that_is_made_later_comes_later(tmp_path: Path) -> None:
     body = away.bodies.pop(index)
     async with cache_of(away, tmp_path, clock) as cache:
         cache.note_search()
-        await until(lambda: cache.fetched == 1)
-        await settled(clock)
+        await fetched(cache, clock, 1)
         assert not cache.has_index(file)
         assert cache.nearest(file).uri.startswith(str(tmp_path))
         away.bodies[index] = body
@@ -150,8 +147,7 @@ async def test_its_metrics(tmp_path: Path) -> None:
         away.down = False
         await settled(clock)
         await clock.advance(61)
-        await until(lambda: cache.fetched == 1)
-        await settled(clock)
+        await fetched(cache, clock, 1)
         shown = {metric.name: metric.read(sources) for metric in metrics}
         assert shown.keys() == MOVE_IN_FILE_CACHES
         assert set(shown.values()) == {cache.used_bytes, 1}
@@ -196,17 +192,14 @@ async def test_what_somebody_removes_comes_again(tmp_path: Path) -> None:
     away = FarAway(files)
     async with cache_of(away, tmp_path, clock) as cache:
         cache.note_search()
-        await until(lambda: cache.fetched == 2)
-        await settled(clock)
+        await fetched(cache, clock, 2)
         shutil.rmtree(cache.folder)
         await clock.advance(61)
-        await until(lambda: cache.fetched == 4)
-        await settled(clock)
+        await fetched(cache, clock, 4)
         assert here(cache, files) == [True, True]
         os.remove(cache._place(files[1].path))
         await clock.advance(61)
-        await until(lambda: cache.fetched == 5)
-        await settled(clock)
+        await fetched(cache, clock, 5)
         assert here(cache, files) == [True, True]
         assert cache.failed == 0
 
@@ -220,10 +213,8 @@ async def test_there_are_not_too_many_files(
     away.files = files[1:]
     async with cache_of(away, tmp_path, clock) as cache:
         cache.note_search()
-        await until(lambda: cache.fetched == 2)
-        await settled(clock)
+        await fetched(cache, clock, 2)
         away.files = files
         await clock.advance(61)
-        await until(lambda: cache.fetched == 3)
-        await settled(clock)
+        await fetched(cache, clock, 3)
         assert here(cache, files) == [True, True, False, False]
