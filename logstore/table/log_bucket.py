@@ -21,9 +21,13 @@ class BucketLogFolder:
 
     def list(self, start: str) -> Iterator[LogFile]:
         """As `LogFolder.list`, with a thousand files per request."""
-        more = {"StartAfter": self.prefix + start}  # no name is just a version
-        asked = {"Prefix": self.prefix, "MaxKeys": _PAGE} | more
-        for page in self.bucket.pages("list the table's log", **asked):
+        pages = self.bucket.pages(
+            "list the table's log",
+            Prefix=self.prefix,
+            StartAfter=self.prefix + start,  # no name is just a version
+            MaxKeys=_PAGE,
+        )
+        for page in pages:
             for entry in page.get("Contents", []):
                 name = entry["Key"][len(self.prefix) :]
                 modified_ms = int(entry["LastModified"].timestamp() * 1000)

@@ -385,3 +385,11 @@ async def test_a_role_that_cannot_be_assumed_is_a_store_that_is_away(bucket: Buc
     async with bucket.through(bucket.endpoint_url, backoff_milliseconds=1, **s3).open() as store:
         with pytest.raises(StoreUnavailable, match="credentials"):
             await store.put("k", b"x")
+
+
+async def test_lists_of_threads_are_counted_page_by_page(bucket: Bucket) -> None:
+    async with store_with(bucket, SMALL) as store:
+        await asyncio.gather(*(store.put(f"n/{i:04d}", b"") for i in range(1_001)))
+        before = dict(store.requests.made)
+        assert len(await asyncio.to_thread(lambda: [*store.listed("n/")])) == 1_001
+        assert store.requests.made == before | {"list_objects_v2": 2}

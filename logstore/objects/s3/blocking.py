@@ -5,11 +5,12 @@ botocore retries requests itself; a body that breaks off half-way is requested a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from threading import Lock
 from typing import Any, Final, TypeVar
 
 import botocore.session
+from botocore import xform_name
 from botocore.config import Config
 from botocore.credentials import Credentials as BotocoreCredentials
 from botocore.credentials import ReadOnlyCredentials
@@ -20,7 +21,6 @@ from logstore.errors import StoreUnavailable
 from logstore.objects.s3.client import loader
 from logstore.objects.s3.credentials import Credentials
 from logstore.objects.s3.errors import failure_of
-from logstore.objects.s3.place import following
 from logstore.objects.s3.settings import S3Settings
 
 T = TypeVar("T")
@@ -38,6 +38,8 @@ class BlockingBucket:
         self._credentials = credentials
         self._client: Any = None
         self._making = Lock()
+        self.sent: Callable[[str], None] = lambda _: None
+        """Is told of each request, every try, by the name of its operation."""
 
     def ask(self, what: str, operation: str, **parameters: Any) -> dict[str, Any]:
         """The answer to one of botocore's operations; `what` is for errors.
@@ -102,7 +104,18 @@ class BlockingBucket:
         with self._making:
             if self._client is None:
                 self._client = _client(self._settings, self._credentials)
+                self._client.meta.events.register("before-send.s3", self._note_sent)
             return self._client
+
+    def _note_sent(self, event_name: str, **_: Any) -> None:
+        self.sent(xform_name(event_name.rpartition(".")[2]))
+
+
+def following(what: str, page: Mapping[str, Any]) -> str:
+    """Where a listing goes on behind a page that was cut. Raises `StoreUnavailable`."""
+    if "NextContinuationToken" not in page:
+        raise StoreUnavailable(f"{what}: the server cut the list and gave no token")
+    return str(page["NextContinuationToken"])
 
 
 class _Asked(BotocoreCredentials):  # type: ignore[misc]

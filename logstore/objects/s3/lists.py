@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from logstore.objects.keypath import is_clean
-from logstore.objects.s3.blocking import BlockingBucket
+from logstore.objects.s3.blocking import BlockingBucket, following
 from logstore.objects.s3.errors import failure_of_key
-from logstore.objects.s3.place import Place, following, listed, seconds_ms
+from logstore.objects.s3.place import Place, listed, seconds_ms
 from logstore.objects.s3.requests import Failed, Requests
 from logstore.objects.store import ObjectInfo
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from logstore.errors import InvalidName, StoreUnavailable
+from logstore.errors import InvalidName
 from logstore.objects.keypath import MAX_KEY_BYTES, check_key
 from logstore.objects.store import ObjectInfo
 
@@ -68,13 +68,6 @@ class Place:
     def uri(self, key: str) -> str:
         """The object's address, as Spark, DuckDB and deltalake understand it."""
         return f"s3://{self.bucket}/{self.prefix}{key}"
-
-
-def following(what: str, page: Mapping[str, Any]) -> str:
-    """Where a listing goes on behind a page that was cut. Raises `StoreUnavailable`."""
-    if "NextContinuationToken" not in page:
-        raise StoreUnavailable(f"{what}: the server cut the list and gave no token")
-    return str(page["NextContinuationToken"])
 
 
 def described(key: str, answer: Mapping[str, Any]) -> ObjectInfo:

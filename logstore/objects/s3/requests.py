@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
+from threading import Lock
 from typing import Any, Final, TypeVar
 
 from logstore.clock import Clock, Entropy
@@ -56,14 +57,20 @@ class Requests:
         self._tries = tries
         self.newest: DateSample | None = None
         self.made: dict[str, int] = {}
+        self._counting = Lock()
 
     def with_tries(self, tries: Tries) -> Requests:
         """The same client with another number of tries."""
         return Requests(self._client, self.bucket, self._clock, self._entropy, tries)
 
+    def count(self, operation: str) -> None:
+        """Counts a request that is sent, by this client or the one that blocks."""
+        with self._counting:
+            self.made[operation] = self.made.get(operation, 0) + 1
+
     async def once(self, operation: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Sends one of botocore's operations once. Raises `Failed`."""
-        self.made[operation] = self.made.get(operation, 0) + 1
+        self.count(operation)
         sent = self._clock.monotonic()
         try:
             answer = await getattr(self._client, operation)(Bucket=self.bucket, **parameters)

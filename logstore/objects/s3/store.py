@@ -61,6 +61,7 @@ class S3Store:
         self._reads = Reads(self.requests, place)
         self._lists = Lists(self.requests, place)
         self._blocking_lists = BlockingLists(blocking, place)
+        blocking.sent = self.requests.count
         self._uploads = Uploads(self.requests, place, by_prefix=uploads_by_prefix)
         self._writes = Writes(self.requests, place, self.keeping, self._limits, clock, entropy)
 
