@@ -25,11 +25,11 @@ import xxhash
 
 from logstore.clock import Clock, Entropy
 from logstore.errors import NotFound, OutcomeUnknown, PreconditionFailed
-from logstore.filesystem import File, FileSystem, Stat
+from logstore.filesystem import File, FileSystem
 from logstore.objects.keypath import KeyPaths, Walk
 from logstore.objects.oserrors import translated, unknown_outcome
 from logstore.objects.ranges import PIECE_BYTES, OpenRange, check_range, length_of
-from logstore.objects.sidecar import Known, Sidecars
+from logstore.objects.sidecar import Entry, Known, Sidecars
 from logstore.objects.store import Body, ObjectInfo, Part, check_metadata
 
 STALE_TEMPORARY_MS = 24 * 3600 * 1000
@@ -52,8 +52,7 @@ class Written(NamedTuple):
     """A synced temporary file that is to become an object."""
 
     path: str
-    stat: Stat
-    known: Known
+    entry: Entry
 
 
 class LocalFiles:
@@ -84,7 +83,7 @@ class LocalFiles:
             with self._new_file() as (path, file):
                 file.write([body])
                 file.sync()
-                written = Written(path, file.stat(), known)
+                written = Written(path, Entry(file.stat(), known))
             return self._publish(key, written, condition)
 
     def compose(
@@ -102,7 +101,7 @@ class LocalFiles:
                 for part in parts:
                     self._append(part, file)
                 file.sync()
-                written = Written(path, file.stat(), Known(_hash(file), metadata))
+                written = Written(path, Entry(file.stat(), Known(_hash(file), metadata)))
             return self._publish(key, written, condition)
 
     def read(
@@ -205,21 +204,20 @@ class LocalFiles:
     def _publish(self, key: str, written: Written, condition: Condition) -> ObjectInfo:
         try:
             with self._locked(key):
-                self._check(key, condition)
-                self._sidecars.write(key, written.stat, written.known)
+                replaced = self._check(key, condition)
+                self._sidecars.write(key, written.entry, replaced)
                 self._place(key, written.path)
         except OutcomeUnknown:
             raise
         except Exception:
             self._discard(written.path)
             raise
-        return _info_of(key, written.stat, written.known)
+        return _info_of(key, written.entry)
 
-    def _check(self, key: str, condition: Condition) -> None:
-        if not condition.if_absent and condition.if_match is None:
-            return
+    def _check(self, key: str, condition: Condition) -> Entry | None:
+        """What is known of the object that a write replaces. Raises `PreconditionFailed`."""
         try:
-            self._check_present(key, condition)
+            return self._check_present(key, condition)
         except PreconditionFailed:
             # The writer that came first may have died between its rename and its sync. Whoever
             # hears that its object is there must be able to rely on it.
@@ -227,15 +225,22 @@ class LocalFiles:
                 self._fs.sync_folder(os.path.dirname(self.paths.object(key)))
             raise
 
-    def _check_present(self, key: str, condition: Condition) -> None:
+    def _check_present(self, key: str, condition: Condition) -> Entry | None:
         try:
             with self._opened(key) as file:
                 if condition.if_absent:
                     raise PreconditionFailed(f"{key} exists")
-                _check_match(self._info(key, file), condition.if_match)
+                if condition.if_match is None:
+                    stat = file.stat()
+                    known = self._sidecars.read(key, stat)
+                    return None if known is None else Entry(stat, known)
+                entry = self._entry(key, file)
+                _check_match(_info_of(key, entry), condition.if_match)
+                return entry
         except NotFound:
             if condition.if_match is not None:
                 raise PreconditionFailed(f"{key} does not exist") from None
+            return None
 
     def _place(self, key: str, source: str) -> None:
         path, what = self.paths.object(key), f"put {key}"
@@ -335,14 +340,18 @@ class LocalFiles:
             file.close()
 
     def _info(self, key: str, file: File) -> ObjectInfo:
+        return _info_of(key, self._entry(key, file))
+
+    def _entry(self, key: str, file: File) -> Entry:
         stat = file.stat()
         known = self._sidecars.read(key, stat)
-        if known is None:
-            known = Known(_hash(file), {})
-            self._remember(key, stat, known)
-        return _info_of(key, stat, known)
+        if known is not None:
+            return Entry(stat, known)
+        entry = Entry(stat, Known(_hash(file), {}))
+        self._remember(key, entry)
+        return entry
 
-    def _remember(self, key: str, stat: Stat, known: Known) -> None:
+    def _remember(self, key: str, entry: Entry) -> None:
         """Stores the hash in the sidecar for the next reader, unless a writer holds the lock.
 
         It does not wait for the lock, since the caller may hold it. A full disk is no error here,
@@ -353,8 +362,8 @@ class LocalFiles:
             if lock is None:
                 return
             try:
-                if self._fs.stat(self.paths.object(key)) == stat:
-                    self._sidecars.write(key, stat, known)
+                if self._fs.stat(self.paths.object(key)) == entry.stat:
+                    self._sidecars.write(key, entry)
             finally:
                 lock.release()
 
@@ -364,7 +373,8 @@ def _check_match(info: ObjectInfo, if_match: str | None) -> None:
         raise PreconditionFailed(f"{info.key} has ETag {info.etag}, not {if_match}")
 
 
-def _info_of(key: str, stat: Stat, known: Known) -> ObjectInfo:
+def _info_of(key: str, entry: Entry) -> ObjectInfo:
+    stat, known = entry
     return ObjectInfo(key, stat.size, known.etag, stat.modified_ns // 1_000_000, known.metadata)
 
 

@@ -1,9 +1,11 @@
 """The sidecar of an object in the local store: its ETag and metadata in `.meta/{key}.json`.
 
-    {"etag": …, "size": …, "mtime_ns": …, "inode": …, "metadata": {…}}
+    {"etag": …, "size": …, "mtime_ns": …, "inode": …, "metadata": {…}, "replaced": {the same five}}
 
 It is valid only for a file of that size, time and inode. For any other file the ETag is computed
-from the bytes. It is written without a sync; its loss loses nothing but user metadata.
+from the bytes. It is written before the file is renamed to its key, so it also tells what is known
+of the file that stands there until then, or for ever if the writer is killed. It is written without
+a sync; its loss loses nothing but user metadata.
 """
 
 from __future__ import annotations
@@ -30,6 +32,13 @@ class Known(NamedTuple):
     metadata: Mapping[str, str]
 
 
+class Entry(NamedTuple):
+    """What is known of one file."""
+
+    stat: Stat
+    known: Known
+
+
 class Sidecars:
     """Reads and writes sidecars."""
 
@@ -50,12 +59,12 @@ class Sidecars:
         finally:
             file.close()
 
-    def write(self, key: str, stat: Stat, known: Known) -> None:
-        """Stores what is known of the file of that `stat`. Raises `OSError`."""
+    def write(self, key: str, entry: Entry, replaced: Entry | None = None) -> None:
+        """Stores what is known of a file, and of the one that it will replace. Raises `OSError`."""
         temporary = self.new_temporary()
         file = self._fs.open(temporary, "create")
         try:
-            file.write([_spell(stat, known)])
+            file.write([_spell(entry, replaced)])
         finally:
             file.close()
         move(self._fs, temporary, self._paths.sidecar(key))
@@ -87,27 +96,28 @@ def move(fs: FileSystem, source: str, target: str) -> None:
     raise FileNotFoundError(source)
 
 
-def _spell(stat: Stat, known: Known) -> bytes:
-    return orjson.dumps(
-        {
-            "etag": known.etag,
-            "size": stat.size,
-            "mtime_ns": stat.modified_ns,
-            "inode": stat.inode,
-            "metadata": dict(known.metadata),
-        }
-    )
+def _spell(entry: Entry, replaced: Entry | None) -> bytes:
+    fields = _fields(entry)
+    return orjson.dumps(fields if replaced is None else {**fields, "replaced": _fields(replaced)})
+
+
+def _fields(entry: Entry) -> dict[str, object]:
+    return {
+        "etag": entry.known.etag,
+        "size": entry.stat.size,
+        "mtime_ns": entry.stat.modified_ns,
+        "inode": entry.stat.inode,
+        "metadata": dict(entry.known.metadata),
+    }
 
 
 def _parse(text: bytes, stat: Stat) -> Known | None:
+    wanted = (stat.size, stat.modified_ns, stat.inode)
     try:
-        found = orjson.loads(text)
-        if (found["size"], found["mtime_ns"], found["inode"]) != (
-            stat.size,
-            stat.modified_ns,
-            stat.inode,
-        ):
-            return None
-        return Known(str(found["etag"]), dict(found["metadata"]))
-    except (ValueError, KeyError, TypeError):  # torn by a power cut
-        return None
+        newest = orjson.loads(text)
+        for found in (newest, newest.get("replaced")):
+            if found and (found["size"], found["mtime_ns"], found["inode"]) == wanted:
+                return Known(str(found["etag"]), dict(found["metadata"]))
+    except (ValueError, KeyError, TypeError, AttributeError):  # torn by a power cut
+        pass
+    return None

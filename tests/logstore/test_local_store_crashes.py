@@ -147,6 +147,37 @@ def test_a_disk_that_fails_at_any_call(
     pytest.fail("the operation never ended")
 
 
+def test_a_kill_at_any_call_leaves_each_object_with_its_own_metadata() -> None:
+    """Also to a second writer who is killed: the first may have got no further than the sidecar."""
+    bodies = {b"1" * 3000: {"of": "1"}, b"2" * 3000: {"of": "2"}, b"3" * 3000: {"of": "3"}}
+    first, *others = bodies
+    found: set[bytes] = set()
+    for step in range(1, 60):
+        fs = PowerCutFileSystem()
+        asyncio.run(_open(fs).put("a/k", first, metadata=bodies[first]))
+        for body in others:
+            _killed(fs, step, body, bodies[body])
+            info, stored = asyncio.run(_open(fs).get("a/k"))
+            assert info.metadata == bodies[stored], (step, fs.calls[-20:])
+            found.add(stored)
+    assert found == set(bodies)
+
+
+def _killed(fs: PowerCutFileSystem, step: int, body: bytes, metadata: dict[str, str]) -> None:
+    """Swaps the object in a process that ends at its call `step`, as after kill -9."""
+    store = _open(fs)
+
+    async def swap() -> None:
+        info = await store.head("a/k")
+        await store.put("a/k", body, if_match=info.etag, metadata=metadata)
+
+    fs.fail_at = len(fs.calls) + step
+    with suppress(PowerCut):
+        asyncio.run(swap())
+    fs.fail_at, fs.dead = None, False
+    fs.end_processes()
+
+
 async def _failure_of(operation: Operation, store: ObjectStore) -> TailraceError | None:
     try:
         await operation(store)

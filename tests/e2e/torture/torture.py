@@ -58,6 +58,7 @@ class Torture:
         self._clones = 0
         self._clones_over = 0
         self._store = store
+        self._made: list[ServiceProcess] = []
         self._service = self._make("node")
         self._sent: dict[RunKey, list[Sent]] = {}
         self.retries = 0
@@ -77,7 +78,15 @@ class Torture:
         )
 
     async def run(self) -> None:
-        """Kills, then compares."""
+        """Kills, then compares. No process is left, so that an error is what the caller sees."""
+        try:
+            await self._run()
+        finally:
+            for service in self._made:
+                if service.running:
+                    service.kill()
+
+    async def _run(self) -> None:
         self._service.start()
         limits = httpx.Limits(max_connections=200)
         async with httpx.AsyncClient(
@@ -96,7 +105,9 @@ class Torture:
         self.faults += await self._store.faults()
 
     def _make(self, name: str) -> ServiceProcess:
-        return ServiceProcess(self._folder / name, store=None, **SETTINGS, **self._store.settings)
+        made = ServiceProcess(self._folder / name, store=None, **SETTINGS, **self._store.settings)
+        self._made.append(made)
+        return made
 
     def _stopped(self, service: ServiceProcess) -> None:
         status = service.stop()
@@ -158,7 +169,7 @@ class Torture:
                 self._reader(client, key) as reader,
             ):
                 for _ in range(self._dice.randint(1, 3)):
-                    await self._send(writer, key, widest, batches=60)
+                    await self._send(writer, key, widest, batches=self._dice.choice((6, 60)))
                     if self._dice.random() < 0.5:
                         break
                     await _close_without_answer(client, key)
