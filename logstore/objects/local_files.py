@@ -134,11 +134,15 @@ class LocalFiles:
 
     def objects(self, prefix: str, after: str) -> Iterator[ObjectInfo]:
         """Yields the objects in order, without those that are removed meanwhile. Blocks."""
+        for key in self.keys(prefix, after):
+            if (found := self._found(key)) is not None:
+                yield found
+
+    def keys(self, prefix: str, after: str) -> Iterator[str]:
+        """Yields the keys in order, without a look at their files. Blocks."""
         keys = self._walk.keys(prefix, after)
         while taken := self.take(keys, _NAMES):
-            for key in taken:
-                if (found := self._found(key)) is not None:
-                    yield found
+            yield from taken
 
     def folders(self, prefix: str, after: str) -> Iterator[str]:
         """Yields components in order; read them with `take`."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from logstore.errors import InvalidInput
 
@@ -71,6 +71,13 @@ class ObjectInfo:
     etag: str
     modified_ms: int
     metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+class Listed(NamedTuple):
+    """A key, with the object's size where a store has it without looking at each object."""
+
+    key: str
+    size: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +149,8 @@ class ObjectStore(Protocol):
         """Objects whose key begins with `prefix` and is above `after`, in order of key."""
         ...
 
-    def listed(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
-        """`list` for who works in a thread of its own: it blocks."""
+    def listed(self, prefix: str, *, after: str = "") -> Iterator[Listed]:
+        """The keys of `list` for who works in a thread of its own: it blocks."""
         ...
 
     def folders(self, prefix: str, *, after: str = "") -> AsyncIterator[str]:

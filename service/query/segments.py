@@ -9,14 +9,14 @@ from typing import Final, NamedTuple
 
 from logstore import keys, ulid
 from logstore.batch import RunKey
-from logstore.objects.store import ObjectInfo, ObjectStore, is_remote
+from logstore.objects.store import Listed, ObjectInfo, ObjectStore, is_remote
 from logstore.segments.footer import Footer
 from logstore.segments.reader import read_footer
 from logstore.segments.writer import EncodedSegment
 from service.query.tiles import Tile
 
 _REMEMBERED: Final = 4_096
-_MANY_IN_FOLDER: Final = 32  # 26 µs each
+_MANY_IN_FOLDER: Final = 256
 _MANY_IN_BUCKET: Final = 1_000  # a page
 
 
@@ -46,19 +46,30 @@ class Segment:
 
 
 class SegmentCatalog:
-    """Footers by key. A key is never used again, so a footer that was read stays valid."""
+    """Footers by key. A key is never used again, so a footer that was read stays valid.
+
+    For the event loop: it is not safe to ask it in threads.
+    """
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, Segment] = OrderedDict()
 
-    async def segment(self, store: ObjectStore, info: ObjectInfo) -> Segment:
-        """The segment at a listed key. Raises `Damaged`, `NotFound`, `StoreUnavailable`."""
-        known = self._known.get(info.key)
-        if known is None:
-            footer = await read_footer(store, info.key, size=info.size)
-            known = _segment(store, info.key, info.size, footer)
-        self._remember(known)
+    def known(self, key: str) -> Segment | None:
+        """The segment, if it was read or noted before: nothing is to be waited for."""
+        known = self._known.get(key)
+        if known is not None:
+            self._known.move_to_end(key)
         return known
+
+    async def segment(self, store: ObjectStore, listed: ObjectInfo | Listed) -> Segment:
+        """The segment at a listed key. Raises `Damaged`, `NotFound`, `StoreUnavailable`."""
+        known = self.known(listed.key)
+        if known is not None:
+            return known
+        size = (await store.head(listed.key)).size if listed.size is None else listed.size
+        found = _segment(store, listed.key, size, await read_footer(store, listed.key, size=size))
+        self._remember(found)
+        return found
 
     def note(self, store: ObjectStore, key: str, segment: EncodedSegment) -> None:
         """Remembers a segment that this node has just put there: nobody needs to read it."""
@@ -66,7 +77,6 @@ class SegmentCatalog:
 
     def _remember(self, segment: Segment) -> None:
         self._known[segment.key] = segment
-        self._known.move_to_end(segment.key)
         if len(self._known) > _REMEMBERED:
             self._known.popitem(last=False)
 
@@ -78,7 +88,7 @@ class Above(NamedTuple):
     was stepped over is missing.
     """
 
-    found: list[ObjectInfo]
+    found: list[Listed]
     passed: dict[str, int]
 
 
@@ -91,9 +101,9 @@ def list_above(store: ObjectStore, mark: Callable[[str], int]) -> Above:
     many = _MANY_IN_BUCKET if is_remote(store.uri(keys.TABLE)) else _MANY_IN_FOLDER
     above, after = Above([], {}), ""
     while True:
-        for info in store.listed(keys.SEGMENTS, after=after):
-            above.found.append(info)
-            key = keys.parse_segment(info.key)
+        for listed in store.listed(keys.SEGMENTS, after=after):
+            above.found.append(listed)
+            key = keys.parse_segment(listed.key)
             if key is not None and (known := mark(key[0])) - key[1] >= many:
                 above.passed[key[0]] = known
                 after = keys.segment(key[0], known)
@@ -103,14 +113,14 @@ def list_above(store: ObjectStore, mark: Callable[[str], int]) -> Above:
 
 
 def above_marks(
-    listed: Iterable[ObjectInfo], marks: Mapping[str, int], missing: list[str]
-) -> list[ObjectInfo]:
+    listed: Iterable[Listed], marks: Mapping[str, int], missing: list[str]
+) -> list[Listed]:
     """The listed segments above each node's mark, without quarantined ones.
 
     A node's numbers have no gaps. Segments after a gap are not read: the number goes to `missing`.
     """
-    found = {key: info for info in listed for key in [keys.parse_segment(info.key)] if key}
-    markers = {info.key for info in listed if info.key.startswith(keys.QUARANTINE)}
+    found = {key: one for one in listed for key in [keys.parse_segment(one.key)] if key}
+    markers = {one.key for one in listed if one.key.startswith(keys.QUARANTINE)}
     fresh = []
     expected = {node: mark + 1 for node, mark in marks.items()}
     for node, seq in sorted(found):

@@ -22,7 +22,7 @@ from typing import Final, TypeAlias
 
 from logstore import keys
 from logstore.errors import Damaged, NotFound, Unavailable
-from logstore.objects.store import ObjectInfo, ObjectStore
+from logstore.objects.store import Listed, ObjectStore
 from logstore.table.file_index import FileIndex
 from logstore.table.followed import FollowedTable
 from logstore.table.snapshot import TableFile
@@ -195,14 +195,13 @@ async def _open(
         seen = await loop.run_in_executor(_looks, _looked_up, sources, request, pin, bounds)
         if seen.whole:
             break  # else it is another table, and holds less
-    listed, marks, files = seen.listed, seen.marks, seen.files
+    files = seen.files
     report.nodes |= seen.nodes
     for node, seq in bounds.items():
-        if marks.get(node, 0) > seq:
+        if seen.marks.get(node, 0) > seq:
             raise Outdated(f"the table is beyond segment {seq} of {node}")
-    report.quarantined = [info.key for info in listed if info.key.startswith(keys.QUARANTINE)]
-    fresh = above_marks(listed, marks, report.missing)
-    segments = await _segments(sources, fresh, request, report)
+    report.quarantined, report.missing = seen.quarantined, seen.missing
+    segments = await _segments(sources, seen.fresh, request, report)
     deletions = [d for d in await sources.deletions() if _concerns(d, request)]
     report.segments, report.files, report.files_skipped = len(segments), files.count, seen.skipped
     return View(pin, seen.hot, segments, files, deletions, report)
@@ -212,11 +211,13 @@ async def _open(
 class _Seen:
     """The segments listed, by these nodes, and what the table, opened after that, has.
 
-    Of its files some were `skipped`, since they cannot hold what is asked for. `whole`: it has all
-    segments that were stepped over.
+    `fresh` are those above its marks. Of its files some were `skipped`, since they cannot hold
+    what is asked for. `whole`: it has all segments that were stepped over.
     """
 
-    listed: Sequence[ObjectInfo]
+    fresh: Sequence[Listed]
+    quarantined: list[str]
+    missing: list[str]
     nodes: set[str]
     marks: Mapping[str, int]
     whole: bool
@@ -230,42 +231,51 @@ def _looked_up(
 ) -> _Seen:
     """Lists, and opens the table behind that."""
     above = list_above(sources.store, sources.table.known_mark)
-    listed = [info for info in above.found if not _is_above(info, bounds)]
-    nodes = {key[0] for info in listed if (key := keys.parse_segment(info.key))}
+    listed = (
+        [one for one in above.found if not _is_above(one.key, bounds)] if bounds else above.found
+    )
+    nodes = {key[0] for one in listed if (key := keys.parse_segment(one.key))}
     hot = HotRecords(pin, sources.encode, request.bounds, request.fqn, request.run)
     version = sources.table.newest()
     # Of nodes in a `through` the table may be ahead.
     marks = version.marks(sorted({pin.node, *nodes, *bounds, *above.passed}))
     whole = all(marks[node] >= mark for node, mark in above.passed.items())
+    quarantined = [one.key for one in listed if one.key.startswith(keys.QUARANTINE)]
+    missing: list[str] = []
+    fresh = above_marks(listed, marks, missing)
     files = version.files.select(request.low, request.high, request.fqn, request.run)
-    return _Seen(listed, nodes, marks, whole, files, version.files.count - files.count, hot)
+    skipped = version.files.count - files.count
+    return _Seen(fresh, quarantined, missing, nodes, marks, whole, files, skipped, hot)
 
 
-def _is_above(info: ObjectInfo, bounds: Mapping[str, int]) -> bool:
-    found = keys.parse_segment(info.key)
+def _is_above(key: str, bounds: Mapping[str, int]) -> bool:
+    found = keys.parse_segment(key)
     return found is not None and found[1] > bounds.get(found[0], found[1])
 
 
 async def _segments(
-    sources: Sources, fresh: Sequence[ObjectInfo], request: QueryRequest, report: Report
+    sources: Sources, fresh: Sequence[Listed], request: QueryRequest, report: Report
 ) -> list[Segment]:
-    """The segments that may hold something, by their footers."""
-    found: list[Segment] = []
-    for few in (fresh[i : i + _AT_ONCE] for i in range(0, len(fresh), _AT_ONCE)):
-        segments = await asyncio.gather(*(_segment(sources, info, report) for info in few))
-        found += [segment for segment in segments if segment is not None]
+    """The segments that may hold something, by their footers, of which most are known."""
+    segments = [sources.catalog.known(one.key) for one in fresh]
+    unread = [number for number, segment in enumerate(segments) if segment is None]
+    for few in (unread[i : i + _AT_ONCE] for i in range(0, len(unread), _AT_ONCE)):
+        read = await asyncio.gather(*(_segment(sources, fresh[number], report) for number in few))
+        for number, segment in zip(few, read, strict=True):
+            segments[number] = segment
+    found = [segment for segment in segments if segment is not None]
     kept = [s for s in found if s.meets(request.bounds) and s.may_hold(request.fqn, request.run)]
     report.segments_skipped = len(found) - len(kept)
     return kept
 
 
-async def _segment(sources: Sources, info: ObjectInfo, report: Report) -> Segment | None:
+async def _segment(sources: Sources, listed: Listed, report: Report) -> Segment | None:
     try:
-        return await sources.catalog.segment(sources.store, info)
+        return await sources.catalog.segment(sources.store, listed)
     except NotFound:
-        report.missing.append(info.key)
+        report.missing.append(listed.key)
     except Damaged as error:
-        report.unreadable[info.key] = str(error)
+        report.unreadable[listed.key] = str(error)
     return None
 
 

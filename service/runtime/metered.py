@@ -20,7 +20,7 @@ from typing import TypeVar
 from logstore.clock import Clock
 from logstore.errors import NotFound, OutcomeUnknown, PreconditionFailed
 from logstore.filesystem import File
-from logstore.objects.store import Body, ObjectInfo, ObjectStore, Part
+from logstore.objects.store import Body, Listed, ObjectInfo, ObjectStore, Part
 from logstore.syncer import Syncer
 from service.ingest.batch import IncomingBatch, Receipt
 from service.runtime.counters import (
@@ -121,7 +121,7 @@ class MeteredStore:
     def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
         return self._listed(self._inner.list(prefix, after=after))
 
-    def listed(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
+    def listed(self, prefix: str, *, after: str = "") -> Iterator[Listed]:
         with self._counted("list"):
             yield from self._inner.listed(prefix, after=after)
 

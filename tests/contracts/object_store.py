@@ -38,7 +38,9 @@ ORDERED = [
 async def keys_of(store: ObjectStore, prefix: str, after: str = "") -> list[str]:
     """The keys of a list, which is the same for coroutines and for threads."""
     infos = [info async for info in store.list(prefix, after=after)]
-    assert await asyncio.to_thread(lambda: [*store.listed(prefix, after=after)]) == infos
+    listed = await asyncio.to_thread(lambda: [*store.listed(prefix, after=after)])
+    assert [key for key, _ in listed] == [info.key for info in infos]
+    assert all(size in (None, info.size) for (_, size), info in zip(listed, infos, strict=True))
     return [info.key for info in infos]
 
 

@@ -82,6 +82,17 @@ async def test_objects_are_plain_files(local: ObjectStore, root: Path) -> None:
     assert list((root / ".tmp").iterdir()) == []
 
 
+async def test_a_list_for_threads_looks_at_no_file() -> None:
+    """Each look gives the interpreter's lock away, for milliseconds beside ingest."""
+    fs = PowerCutFileSystem()
+    store = LocalStore("/store", fs, SystemClock(), Random(1), run=inline)
+    for key in ("a/b", "a/c/d", "e"):
+        await store.put(key, b"")
+    before = len(fs.calls)
+    assert [key for key, _ in store.listed("a/")] == ["a/b", "a/c/d"]
+    assert {call.split()[0] for call in fs.calls[before:]} == {"scan"}
+
+
 async def test_files_that_others_wrote_are_objects(local: ObjectStore, root: Path) -> None:
     names = ["_delta_log/0.json", ".0.json.crc", "_temporary/0/x", "date=2026-01-01/p.parquet"]
     for name in names:

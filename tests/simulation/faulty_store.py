@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from logstore.errors import OutcomeUnknown, StoreUnavailable
-from logstore.objects.store import Body, ObjectInfo, ObjectStore, Part
+from logstore.objects.store import Body, Listed, ObjectInfo, ObjectStore, Part
 
 T = TypeVar("T")
 
@@ -132,7 +132,7 @@ class FaultyStore:
         async for info in self._each("list", prefix, self.inner.list(prefix, after=after)):
             yield info
 
-    def listed(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
+    def listed(self, prefix: str, *, after: str = "") -> Iterator[Listed]:
         self._begin(f"list {prefix}", writes=False)
         return self.inner.listed(prefix, after=after)
 

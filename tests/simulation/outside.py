@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from logstore.clock import Clock, SystemClock
-from logstore.objects.store import Body, ObjectInfo, ObjectStore, Part
+from logstore.objects.store import Body, Listed, ObjectInfo, ObjectStore, Part
 from tests.simulation.virtual_time import VirtualLoop
 
 T = TypeVar("T")
@@ -139,8 +139,8 @@ class OutsideStore:
         async for info in self._each(self._inner.list(prefix, after=after)):
             yield self._dated(info)
 
-    def listed(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
-        return map(self._dated, self._inner.listed(prefix, after=after))
+    def listed(self, prefix: str, *, after: str = "") -> Iterator[Listed]:
+        return self._inner.listed(prefix, after=after)
 
     async def folders(self, prefix: str, *, after: str = "") -> AsyncIterator[str]:
         async for name in self._each(self._inner.folders(prefix, after=after)):

@@ -16,7 +16,7 @@ from logstore.objects.s3.blocking import BlockingBucket, following
 from logstore.objects.s3.errors import failure_of_key
 from logstore.objects.s3.place import Place, listed, seconds_ms
 from logstore.objects.s3.requests import Failed, Requests
-from logstore.objects.store import ObjectInfo
+from logstore.objects.store import Listed, ObjectInfo
 
 _AT_ONCE: Final = 1000
 
@@ -120,7 +120,7 @@ class BlockingLists:
         self._bucket = bucket
         self._place = place
 
-    def objects(self, prefix: str, after: str) -> Iterator[ObjectInfo]:
+    def objects(self, prefix: str, after: str) -> Iterator[Listed]:
         """As `ObjectStore.listed`."""
         start = _start(prefix, after)
         if start is None or not is_clean(prefix[: prefix.rfind("/") + 1]):
@@ -128,7 +128,7 @@ class BlockingLists:
         root = self._place.prefix
         more = {"StartAfter": root + start} if start else {}
         for page in self._bucket.pages(f"list {prefix}", Prefix=root + prefix, **more):
-            yield from _objects(self._place, page)
+            yield from (Listed(info.key, info.size) for info in _objects(self._place, page))
 
 
 class Uploads:

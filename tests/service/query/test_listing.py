@@ -13,7 +13,7 @@ import pytest
 
 from logstore import keys
 from logstore.clock import SystemClock
-from logstore.objects.store import ObjectInfo
+from logstore.objects.store import Listed
 from logstore.segments.carry import Carry
 from logstore.segments.writer import encode_segment
 from service.query import segments
@@ -56,10 +56,10 @@ async def test_segments_that_the_table_had_before_are_not_listed(
         assert (await search(engine, ALL))[0] == world.expected(ALL)
         inner = world.store.listed
 
-        def counted(prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
-            for info in inner(prefix, after=after):
-                listed.append(info.key)
-                yield info
+        def counted(prefix: str, *, after: str = "") -> Iterator[Listed]:
+            for one in inner(prefix, after=after):
+                listed.append(one.key)
+                yield one
 
         monkeypatch.setattr(world.store, "listed", counted)
         assert (await search(engine, ALL))[0] == world.expected(ALL)
@@ -84,7 +84,7 @@ async def test_nothing_above_the_marks_is_left_out(tmp_path: Path, seed: int) ->
     for node in NODES:
         await _segments(world, node, dice.randrange(30))
     await world.store.put(keys.quarantine_marker(NODES[1], 1), b"{}")
-    everything = [info async for info in world.store.list(keys.SEGMENTS)]
+    everything = list(world.store.listed(keys.SEGMENTS))
     known = {node: dice.randrange(30) for node in NODES}
     marks = {node: mark + dice.choice([0, 0, 3]) for node, mark in known.items()}
     above = list_above(world.store, lambda node: known[node])
@@ -120,7 +120,7 @@ async def test_a_store_that_says_nothing_holds_up_no_other_thread(
 ) -> None:
     world, says = lake_in(tmp_path), threading.Event()
 
-    def silent(*_: object, **__: object) -> Iterator[ObjectInfo]:
+    def silent(*_: object, **__: object) -> Iterator[Listed]:
         says.wait()
         return iter(())
 

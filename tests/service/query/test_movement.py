@@ -18,7 +18,7 @@ import pytest
 from logstore.clock import SystemClock
 from logstore.disk import Disk
 from logstore.objects.local import LocalStore
-from logstore.objects.store import ObjectInfo
+from logstore.objects.store import Listed
 from service.query.request import QueryRequest
 from service.query.view import Deletion, Sources
 from service.runtime.counters import StoreCounters
@@ -46,7 +46,7 @@ class MovingStore(LocalStore):
         self._move = move
         self._loop = asyncio.get_running_loop()
 
-    def listed(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
+    def listed(self, prefix: str, *, after: str = "") -> Iterator[Listed]:
         """In a thread of the search."""
         self._wait_for(MOMENTS[0])
         yield from super().listed(prefix, after=after)
