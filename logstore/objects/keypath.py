@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
 
 import xxhash
 
@@ -84,6 +85,13 @@ def check_key(key: str) -> None:
         )
 
 
+@dataclass(slots=True)
+class _Place:
+    """How far a walk has come: only keys above `after` are wanted."""
+
+    after: str
+
+
 class Walk:
     """The objects below `root` as keys."""
 
@@ -91,11 +99,11 @@ class Walk:
         self._fs = fs
         self._root = root
 
-    def keys(self, prefix: str, after: str) -> Iterator[str]:
-        """Keys that begin with `prefix` and are above `after`."""
+    def keys(self, prefix: str, after: str) -> Generator[str, str | None]:
+        """Keys that begin with `prefix` and are above `after`, or above a key that is sent."""
         base = prefix[: prefix.rfind("/") + 1]
         if is_clean(base):
-            yield from self._below(base, prefix, after)
+            yield from self._below(base, prefix, _Place(after))
 
     def folders(self, prefix: str, after: str) -> Iterator[str]:
         """Components below `prefix` that have objects below themselves, above `after`."""
@@ -106,19 +114,19 @@ class Walk:
             if entry.endswith("/") and is_new and self._has_objects(prefix + entry):
                 yield entry[:-1]
 
-    def _below(self, base: str, prefix: str, after: str) -> Iterator[str]:
+    def _below(self, base: str, prefix: str, place: _Place) -> Generator[str, str | None]:
         for entry in self._entries(base):
             key = base + entry
             if not key.startswith(prefix):
                 continue
             if not entry.endswith("/"):
-                if key > after:
-                    yield key
-            elif key > after or after.startswith(key):
-                yield from self._below(key, prefix, after)
+                if key > place.after:
+                    place.after = (yield key) or place.after
+            elif key > place.after or place.after.startswith(key):
+                yield from self._below(key, prefix, place)
 
     def _has_objects(self, base: str) -> bool:
-        return next(self._below(base, base, ""), None) is not None
+        return next(self._below(base, base, _Place("")), None) is not None
 
     def _entries(self, base: str) -> list[str]:
         try:

@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 from logstore.clock import Clock, Entropy
 from logstore.filesystem import FileSystem
 from logstore.objects.local_files import Condition, LocalFiles
-from logstore.objects.store import Body, Listed, ObjectInfo, Part
+from logstore.objects.store import Body, Listing, ObjectInfo, Part
 
 T = TypeVar("T")
 
@@ -103,8 +103,8 @@ class LocalStore:
             for info in infos:
                 yield info
 
-    def listed(self, prefix: str, *, after: str = "") -> Iterator[Listed]:
-        return (Listed(key, None) for key in self._files.keys(prefix, after))
+    def listed(self, prefix: str, *, after: str = "") -> Listing:
+        return self._files.listed(prefix, after)
 
     async def folders(self, prefix: str, *, after: str = "") -> AsyncIterator[str]:
         async for names in self._taken(self._files.folders(prefix, after)):

@@ -30,7 +30,7 @@ from logstore.objects.keypath import KeyPaths, Walk
 from logstore.objects.oserrors import translated, unknown_outcome
 from logstore.objects.ranges import PIECE_BYTES, OpenRange, check_range, length_of
 from logstore.objects.sidecar import Entry, Known, Sidecars
-from logstore.objects.store import Body, ObjectInfo, Part, check_metadata
+from logstore.objects.store import Body, Listed, Listing, ObjectInfo, Part, check_metadata
 
 STALE_TEMPORARY_MS = 24 * 3600 * 1000
 
@@ -134,15 +134,18 @@ class LocalFiles:
 
     def objects(self, prefix: str, after: str) -> Iterator[ObjectInfo]:
         """Yields the objects in order, without those that are removed meanwhile. Blocks."""
-        for key in self.keys(prefix, after):
-            if (found := self._found(key)) is not None:
-                yield found
-
-    def keys(self, prefix: str, after: str) -> Iterator[str]:
-        """Yields the keys in order, without a look at their files. Blocks."""
         keys = self._walk.keys(prefix, after)
         while taken := self.take(keys, _NAMES):
-            yield from taken
+            for key in taken:
+                if (found := self._found(key)) is not None:
+                    yield found
+
+    def listed(self, prefix: str, after: str) -> Listing:
+        """As `ObjectStore.listed`, without a look at the files."""
+        keys, behind = self._walk.keys(prefix, after), None
+        with translated(f"list {prefix}"), suppress(StopIteration):
+            while True:
+                behind = yield Listed(keys.send(behind), None)
 
     def folders(self, prefix: str, after: str) -> Iterator[str]:
         """Yields components in order; read them with `take`."""

@@ -20,7 +20,7 @@ in total, names and values in ASCII, names in lower case.
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
@@ -78,6 +78,9 @@ class Listed(NamedTuple):
 
     key: str
     size: int | None
+
+
+Listing: TypeAlias = Generator[Listed, "str | None"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +152,11 @@ class ObjectStore(Protocol):
         """Objects whose key begins with `prefix` and is above `after`, in order of key."""
         ...
 
-    def listed(self, prefix: str, *, after: str = "") -> Iterator[Listed]:
-        """The keys of `list` for who works in a thread of its own: it blocks."""
+    def listed(self, prefix: str, *, after: str = "") -> Listing:
+        """The keys of `list` for who works in a thread of its own: it blocks.
+
+        It goes on behind a key that is sent to it (`Generator.send`).
+        """
         ...
 
     def folders(self, prefix: str, *, after: str = "") -> AsyncIterator[str]:

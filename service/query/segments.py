@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -16,8 +17,7 @@ from logstore.segments.writer import EncodedSegment
 from service.query.tiles import Tile
 
 _REMEMBERED: Final = 4_096
-_MANY_IN_FOLDER: Final = 256
-_MANY_IN_BUCKET: Final = 1_000  # a page
+_MANY_IN_BUCKET: Final = 1_000  # a page, which going on behind others costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +84,8 @@ class SegmentCatalog:
 class Above(NamedTuple):
     """What was `found` below `segments/`, of a node with many up to its mark only the first few.
 
-    `passed` has the marks behind which was listed again: for a table whose marks are lower, what
-    was stepped over is missing.
+    `passed` has the marks up to which was stepped over others: for a table whose marks are lower,
+    those are missing.
     """
 
     found: list[Listed]
@@ -96,20 +96,20 @@ def list_above(store: ObjectStore, mark: Callable[[str], int]) -> Above:
     """Lists the segments of a store, and blocks.
 
     Segments that the table has stay for an hour, thousands of them at full load. Where it costs
-    less than to list them, they are stepped over by listing again behind the node's `mark`.
+    less than to list them, the list goes on behind the node's `mark`.
     """
-    many = _MANY_IN_BUCKET if is_remote(store.uri(keys.TABLE)) else _MANY_IN_FOLDER
-    above, after = Above([], {}), ""
-    while True:
-        for listed in store.listed(keys.SEGMENTS, after=after):
-            above.found.append(listed)
-            key = keys.parse_segment(listed.key)
+    many = _MANY_IN_BUCKET if is_remote(store.uri(keys.TABLE)) else 1
+    above, behind = Above([], {}), None
+    listing = store.listed(keys.SEGMENTS)
+    with suppress(StopIteration):
+        while True:
+            above.found.append(listing.send(behind))
+            behind = None
+            key = keys.parse_segment(above.found[-1].key)
             if key is not None and (known := mark(key[0])) - key[1] >= many:
                 above.passed[key[0]] = known
-                after = keys.segment(key[0], known)
-                break
-        else:
-            return above
+                behind = keys.segment(key[0], known)
+    return above
 
 
 def above_marks(

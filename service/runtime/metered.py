@@ -9,7 +9,6 @@ from collections.abc import (
     Awaitable,
     Callable,
     Generator,
-    Iterator,
     Mapping,
     Sequence,
 )
@@ -20,7 +19,7 @@ from typing import TypeVar
 from logstore.clock import Clock
 from logstore.errors import NotFound, OutcomeUnknown, PreconditionFailed
 from logstore.filesystem import File
-from logstore.objects.store import Body, Listed, ObjectInfo, ObjectStore, Part
+from logstore.objects.store import Body, Listing, ObjectInfo, ObjectStore, Part
 from logstore.syncer import Syncer
 from service.ingest.batch import IncomingBatch, Receipt
 from service.runtime.counters import (
@@ -121,7 +120,7 @@ class MeteredStore:
     def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
         return self._listed(self._inner.list(prefix, after=after))
 
-    def listed(self, prefix: str, *, after: str = "") -> Iterator[Listed]:
+    def listed(self, prefix: str, *, after: str = "") -> Listing:
         with self._counted("list"):
             yield from self._inner.listed(prefix, after=after)
 

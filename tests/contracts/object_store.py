@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import tracemalloc
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -290,6 +291,25 @@ class ObjectStoreContract:
             assert await keys_of(store, prefix) == expected, prefix
             later = [key for key in expected if key > "o/a/b"]
             assert await keys_of(store, prefix, "o/a/b") == later, prefix
+
+    @pytest.mark.parametrize("behind", ["a/1", "a/2", "a/b", "a/b/1", "a/b/3", "a/c", "a/d", "b"])
+    async def test_a_list_for_threads_goes_on_behind_a_key_that_is_sent(
+        self, store: ObjectStore, behind: str
+    ) -> None:
+        keys = ["a/1", "a/2", "a/3", "a/b/1", "a/b/2", "a/b/4", "a/c/1", "a/d/1", "b/1"]
+        for key in keys:
+            await store.put(key, b"")
+
+        def listed() -> list[str]:
+            listing = store.listed("a/")
+            found = [next(listing).key]
+            with suppress(StopIteration):
+                found.append(listing.send(behind).key)
+                found += [key for key, _ in listing]
+            return found
+
+        expected = ["a/1", *[key for key in keys if key > behind and key.startswith("a/")]]
+        assert await asyncio.to_thread(listed) == expected
 
     async def test_lists_of_nothing(self, store: ObjectStore) -> None:
         await store.put("a/b", b"")

@@ -7,12 +7,12 @@ every two steps, run it with `Schedule.crash(n)` for n = 1, 2, 3… until `fired
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from enum import Enum
 from typing import Any, TypeVar
 
 from logstore.errors import OutcomeUnknown, StoreUnavailable
-from logstore.objects.store import Body, Listed, ObjectInfo, ObjectStore, Part
+from logstore.objects.store import Body, Listing, ObjectInfo, ObjectStore, Part
 
 T = TypeVar("T")
 
@@ -132,7 +132,7 @@ class FaultyStore:
         async for info in self._each("list", prefix, self.inner.list(prefix, after=after)):
             yield info
 
-    def listed(self, prefix: str, *, after: str = "") -> Iterator[Listed]:
+    def listed(self, prefix: str, *, after: str = "") -> Listing:
         self._begin(f"list {prefix}", writes=False)
         return self.inner.listed(prefix, after=after)
 

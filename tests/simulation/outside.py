@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from logstore.clock import Clock, SystemClock
-from logstore.objects.store import Body, Listed, ObjectInfo, ObjectStore, Part
+from logstore.objects.store import Body, Listing, ObjectInfo, ObjectStore, Part
 from tests.simulation.virtual_time import VirtualLoop
 
 T = TypeVar("T")
@@ -139,7 +139,7 @@ class OutsideStore:
         async for info in self._each(self._inner.list(prefix, after=after)):
             yield self._dated(info)
 
-    def listed(self, prefix: str, *, after: str = "") -> Iterator[Listed]:
+    def listed(self, prefix: str, *, after: str = "") -> Listing:
         return self._inner.listed(prefix, after=after)
 
     async def folders(self, prefix: str, *, after: str = "") -> AsyncIterator[str]:

@@ -8,7 +8,7 @@ and ours selected. MinIO drops them when it restarts, and removes them after a d
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from logstore.objects.keypath import is_clean
@@ -16,7 +16,7 @@ from logstore.objects.s3.blocking import BlockingBucket, following
 from logstore.objects.s3.errors import failure_of_key
 from logstore.objects.s3.place import Place, listed, seconds_ms
 from logstore.objects.s3.requests import Failed, Requests
-from logstore.objects.store import Listed, ObjectInfo
+from logstore.objects.store import Listed, Listing, ObjectInfo
 
 _AT_ONCE: Final = 1000
 
@@ -120,15 +120,23 @@ class BlockingLists:
         self._bucket = bucket
         self._place = place
 
-    def objects(self, prefix: str, after: str) -> Iterator[Listed]:
+    def objects(self, prefix: str, after: str) -> Listing:
         """As `ObjectStore.listed`."""
-        start = _start(prefix, after)
-        if start is None or not is_clean(prefix[: prefix.rfind("/") + 1]):
+        if not is_clean(prefix[: prefix.rfind("/") + 1]):
             return
+        behind: str | None = after
+        while behind is not None and (start := _start(prefix, behind)) is not None:
+            behind = yield from self._objects(prefix, start)
+
+    def _objects(self, prefix: str, start: str) -> Generator[Listed, str | None, str | None]:
+        """Lists to the end, or until a key is sent, which it returns."""
         root = self._place.prefix
         more = {"StartAfter": root + start} if start else {}
         for page in self._bucket.pages(f"list {prefix}", Prefix=root + prefix, **more):
-            yield from (Listed(info.key, info.size) for info in _objects(self._place, page))
+            for info in _objects(self._place, page):
+                if (behind := (yield Listed(info.key, info.size))) is not None:
+                    return behind
+        return None
 
 
 class Uploads:

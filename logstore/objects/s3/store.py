@@ -8,7 +8,7 @@ An ETag is a hash of the bytes only for an object of one part, and with `aws:kms
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -29,7 +29,7 @@ from logstore.objects.s3.reads import Reads
 from logstore.objects.s3.requests import Requests, Tries
 from logstore.objects.s3.settings import S3Settings
 from logstore.objects.s3.writes import SourceShorter, Target, Writes
-from logstore.objects.store import Body, Listed, ObjectInfo, Part
+from logstore.objects.store import Body, Listing, ObjectInfo, Part
 from logstore.table.layout import level_of
 
 _HEADS_AT_ONCE = 16
@@ -122,7 +122,7 @@ class S3Store:
     def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
         return self._lists.objects(prefix, after)
 
-    def listed(self, prefix: str, *, after: str = "") -> Iterator[Listed]:
+    def listed(self, prefix: str, *, after: str = "") -> Listing:
         return self._blocking_lists.objects(prefix, after)
 
     def folders(self, prefix: str, *, after: str = "") -> AsyncIterator[str]:

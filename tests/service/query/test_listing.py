@@ -6,14 +6,14 @@ import asyncio
 import random
 import shutil
 import threading
-from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from logstore import keys
 from logstore.clock import SystemClock
-from logstore.objects.store import Listed
+from logstore.objects.store import Listing
 from logstore.segments.carry import Carry
 from logstore.segments.writer import encode_segment
 from service.query import segments
@@ -26,11 +26,6 @@ from tests.service.query.world import NOW_MS, World, engine_of, lake_in, search
 
 ALL = QueryRequest(descending=False)
 NODES = ["a-1", "b-1", "c-1"]
-
-
-@pytest.fixture(autouse=True)
-def _a_few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "_MANY_IN_FOLDER", 2)
 
 
 async def _segments(world: World, node: str, count: int) -> list[list[Entry]]:
@@ -56,10 +51,13 @@ async def test_segments_that_the_table_had_before_are_not_listed(
         assert (await search(engine, ALL))[0] == world.expected(ALL)
         inner = world.store.listed
 
-        def counted(prefix: str, *, after: str = "") -> Iterator[Listed]:
-            for one in inner(prefix, after=after):
-                listed.append(one.key)
-                yield one
+        def counted(prefix: str, *, after: str = "") -> Listing:
+            listing, behind = inner(prefix, after=after), None
+            with suppress(StopIteration):
+                while True:
+                    found = listing.send(behind)
+                    listed.append(found.key)
+                    behind = yield found
 
         monkeypatch.setattr(world.store, "listed", counted)
         assert (await search(engine, ALL))[0] == world.expected(ALL)
@@ -120,9 +118,9 @@ async def test_a_store_that_says_nothing_holds_up_no_other_thread(
 ) -> None:
     world, says = lake_in(tmp_path), threading.Event()
 
-    def silent(*_: object, **__: object) -> Iterator[Listed]:
+    def silent(*_: object, **__: object) -> Listing:
         says.wait()
-        return iter(())
+        yield from ()
 
     monkeypatch.setattr(world.store, "listed", silent)
     looks = [asyncio.ensure_future(open_view(world.sources(), ALL)) for _ in range(64)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ import pytest
 from logstore.clock import SystemClock
 from logstore.disk import Disk
 from logstore.objects.local import LocalStore
-from logstore.objects.store import Listed
+from logstore.objects.store import Listing
 from service.query.request import QueryRequest
 from service.query.view import Deletion, Sources
 from service.runtime.counters import StoreCounters
@@ -46,7 +46,7 @@ class MovingStore(LocalStore):
         self._move = move
         self._loop = asyncio.get_running_loop()
 
-    def listed(self, prefix: str, *, after: str = "") -> Iterator[Listed]:
+    def listed(self, prefix: str, *, after: str = "") -> Listing:
         """In a thread of the search."""
         self._wait_for(MOMENTS[0])
         yield from super().listed(prefix, after=after)
