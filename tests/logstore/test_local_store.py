@@ -14,13 +14,13 @@ from logstore.disk import Disk
 from logstore.errors import Conflict, InvalidName, PreconditionFailed
 from logstore.objects.local import LocalStore, inline
 from logstore.objects.store import ObjectStore
+from tests.contracts.object_lists import keys_of
 from tests.contracts.object_races import ObjectRacesContract, OpenStore
 from tests.contracts.object_store import (
     FolderStoreContract,
     HashedObjectContract,
     LargeObjectContract,
     ObjectStoreContract,
-    keys_of,
 )
 from tests.simulation.faulty_store import FaultyStore, Schedule
 from tests.simulation.powercut import PowerCutFileSystem
