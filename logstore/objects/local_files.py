@@ -29,7 +29,7 @@ from logstore.filesystem import File, FileSystem
 from logstore.objects.keypath import KeyPaths, Walk
 from logstore.objects.oserrors import translated, unknown_outcome
 from logstore.objects.ranges import PIECE_BYTES, OpenRange, check_range, length_of
-from logstore.objects.sidecar import Entry, Known, Sidecars
+from logstore.objects.sidecar import Known, KnownFile, Sidecars
 from logstore.objects.store import Body, Listed, Listing, ObjectInfo, Part, check_metadata
 
 STALE_TEMPORARY_MS = 24 * 3600 * 1000
@@ -52,7 +52,7 @@ class Written(NamedTuple):
     """A synced temporary file that is to become an object."""
 
     path: str
-    entry: Entry
+    file: KnownFile
 
 
 class LocalFiles:
@@ -83,7 +83,7 @@ class LocalFiles:
             with self._new_file() as (path, file):
                 file.write([body])
                 file.sync()
-                written = Written(path, Entry(file.stat(), known))
+                written = Written(path, KnownFile(file.stat(), known))
             return self._publish(key, written, condition)
 
     def compose(
@@ -101,7 +101,7 @@ class LocalFiles:
                 for part in parts:
                     self._append(part, file)
                 file.sync()
-                written = Written(path, Entry(file.stat(), Known(_hash(file), metadata)))
+                written = Written(path, KnownFile(file.stat(), Known(_hash(file), metadata)))
             return self._publish(key, written, condition)
 
     def read(
@@ -212,16 +212,16 @@ class LocalFiles:
         try:
             with self._locked(key):
                 replaced = self._check(key, condition)
-                self._sidecars.write(key, written.entry, replaced)
+                self._sidecars.write(key, written.file, replaced)
                 self._place(key, written.path)
         except OutcomeUnknown:
             raise
         except Exception:
             self._discard(written.path)
             raise
-        return _info_of(key, written.entry)
+        return _info_of(key, written.file)
 
-    def _check(self, key: str, condition: Condition) -> Entry | None:
+    def _check(self, key: str, condition: Condition) -> KnownFile | None:
         """What is known of the object that a write replaces. Raises `PreconditionFailed`."""
         try:
             return self._check_present(key, condition)
@@ -232,18 +232,16 @@ class LocalFiles:
                 self._fs.sync_folder(os.path.dirname(self.paths.object(key)))
             raise
 
-    def _check_present(self, key: str, condition: Condition) -> Entry | None:
+    def _check_present(self, key: str, condition: Condition) -> KnownFile | None:
         try:
             with self._opened(key) as file:
                 if condition.if_absent:
                     raise PreconditionFailed(f"{key} exists")
                 if condition.if_match is None:
-                    stat = file.stat()
-                    known = self._sidecars.read(key, stat)
-                    return None if known is None else Entry(stat, known)
-                entry = self._entry(key, file)
-                _check_match(_info_of(key, entry), condition.if_match)
-                return entry
+                    return self._sidecars.read(key, file.stat())
+                found = self._described(key, file)
+                _check_match(_info_of(key, found), condition.if_match)
+                return found
         except NotFound:
             if condition.if_match is not None:
                 raise PreconditionFailed(f"{key} does not exist") from None
@@ -347,18 +345,17 @@ class LocalFiles:
             file.close()
 
     def _info(self, key: str, file: File) -> ObjectInfo:
-        return _info_of(key, self._entry(key, file))
+        return _info_of(key, self._described(key, file))
 
-    def _entry(self, key: str, file: File) -> Entry:
+    def _described(self, key: str, file: File) -> KnownFile:
         stat = file.stat()
-        known = self._sidecars.read(key, stat)
-        if known is not None:
-            return Entry(stat, known)
-        entry = Entry(stat, Known(_hash(file), {}))
-        self._remember(key, entry)
-        return entry
+        found = self._sidecars.read(key, stat)
+        if found is None:
+            found = KnownFile(stat, Known(_hash(file), {}))
+            self._remember(key, found)
+        return found
 
-    def _remember(self, key: str, entry: Entry) -> None:
+    def _remember(self, key: str, found: KnownFile) -> None:
         """Stores the hash in the sidecar for the next reader, unless a writer holds the lock.
 
         It does not wait for the lock, since the caller may hold it. A full disk is no error here,
@@ -369,8 +366,8 @@ class LocalFiles:
             if lock is None:
                 return
             try:
-                if self._fs.stat(self.paths.object(key)) == entry.stat:
-                    self._sidecars.write(key, entry)
+                if self._fs.stat(self.paths.object(key)) == found.stat:
+                    self._sidecars.write(key, found)
             finally:
                 lock.release()
 
@@ -380,8 +377,8 @@ def _check_match(info: ObjectInfo, if_match: str | None) -> None:
         raise PreconditionFailed(f"{info.key} has ETag {info.etag}, not {if_match}")
 
 
-def _info_of(key: str, entry: Entry) -> ObjectInfo:
-    stat, known = entry
+def _info_of(key: str, found: KnownFile) -> ObjectInfo:
+    stat, known = found
     return ObjectInfo(key, stat.size, known.etag, stat.modified_ns // 1_000_000, known.metadata)
 
 

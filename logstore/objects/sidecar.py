@@ -32,8 +32,8 @@ class Known(NamedTuple):
     metadata: Mapping[str, str]
 
 
-class Entry(NamedTuple):
-    """What is known of one file."""
+class KnownFile(NamedTuple):
+    """A file, and what is known of it."""
 
     stat: Stat
     known: Known
@@ -48,7 +48,7 @@ class Sidecars:
         self._clock = clock
         self._entropy = entropy
 
-    def read(self, key: str, stat: Stat) -> Known | None:
+    def read(self, key: str, stat: Stat) -> KnownFile | None:
         """The stored ETag and metadata of the file with that `stat`; None if there are none."""
         try:
             file = self._fs.open(self._paths.sidecar(key), "read")
@@ -59,12 +59,12 @@ class Sidecars:
         finally:
             file.close()
 
-    def write(self, key: str, entry: Entry, replaced: Entry | None = None) -> None:
+    def write(self, key: str, described: KnownFile, replaced: KnownFile | None = None) -> None:
         """Stores what is known of a file, and of the one that it will replace. Raises `OSError`."""
         temporary = self.new_temporary()
         file = self._fs.open(temporary, "create")
         try:
-            file.write([_spell(entry, replaced)])
+            file.write([_spell(described, replaced)])
         finally:
             file.close()
         move(self._fs, temporary, self._paths.sidecar(key))
@@ -96,28 +96,28 @@ def move(fs: FileSystem, source: str, target: str) -> None:
     raise FileNotFoundError(source)
 
 
-def _spell(entry: Entry, replaced: Entry | None) -> bytes:
-    fields = _fields(entry)
+def _spell(described: KnownFile, replaced: KnownFile | None) -> bytes:
+    fields = _fields(described)
     return orjson.dumps(fields if replaced is None else {**fields, "replaced": _fields(replaced)})
 
 
-def _fields(entry: Entry) -> dict[str, object]:
+def _fields(described: KnownFile) -> dict[str, object]:
     return {
-        "etag": entry.known.etag,
-        "size": entry.stat.size,
-        "mtime_ns": entry.stat.modified_ns,
-        "inode": entry.stat.inode,
-        "metadata": dict(entry.known.metadata),
+        "etag": described.known.etag,
+        "size": described.stat.size,
+        "mtime_ns": described.stat.modified_ns,
+        "inode": described.stat.inode,
+        "metadata": dict(described.known.metadata),
     }
 
 
-def _parse(text: bytes, stat: Stat) -> Known | None:
+def _parse(text: bytes, stat: Stat) -> KnownFile | None:
     wanted = (stat.size, stat.modified_ns, stat.inode)
     try:
         newest = orjson.loads(text)
         for found in (newest, newest.get("replaced")):
             if found and (found["size"], found["mtime_ns"], found["inode"]) == wanted:
-                return Known(str(found["etag"]), dict(found["metadata"]))
+                return KnownFile(stat, Known(str(found["etag"]), dict(found["metadata"])))
     except (ValueError, KeyError, TypeError, AttributeError):  # torn by a power cut
         pass
     return None

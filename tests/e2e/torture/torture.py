@@ -13,7 +13,7 @@ import asyncio
 import random
 import shutil
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from itertools import count
 from pathlib import Path
 
@@ -82,9 +82,10 @@ class Torture:
         try:
             await self._run()
         finally:
-            for service in self._made:
-                if service.running:
-                    service.kill()
+            with ExitStack() as left:  # each, though one may say what it had to repair
+                for service in self._made:
+                    if service.running:
+                        left.callback(service.kill)
 
     async def _run(self) -> None:
         self._service.start()
