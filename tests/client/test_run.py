@@ -187,7 +187,7 @@ def test_what_the_service_refuses_says_what_to_do(service: ServiceProcess) -> No
             run.append("early\n", batch=early)
         assert future.value.service_ms is not None
         assert abs(future.value.service_ms - now) < 3_600_000
-        httpx.delete(f"{service.url}{BASE}/{FQN}/refused")
+        httpx.delete(f"{service.url}{BASE}/{FQN}/refused", timeout=60)
         with pytest.raises(client.RunDeleted, match="new batch id"):
             run.append("one\n", batch=used.batch)
         with pytest.raises(client.InvalidRequest, match="a record has no `message`"):

@@ -248,7 +248,7 @@ def test_another_address_needs_rules(tmp_path: Path) -> None:
         TAILRACE_ACCESS__RULES=rules(tmp_path / "rules.yaml"),
     )
     closed.start()
-    assert httpx.get(f"{closed.url}{BASE}").status_code == 401
+    assert httpx.get(f"{closed.url}{BASE}", timeout=60).status_code == 401
     closed.stop()
 
 
@@ -327,5 +327,5 @@ def test_it_speaks_tls(tmp_path: Path, workers: int) -> None:
         assert text == "0\n1\n2\n"
         let_read_pages_of_set_origins_alone(client)
     with pytest.raises(httpx.TransportError):
-        httpx.get(f"http://127.0.0.1:{service.port}/health/live")
+        httpx.get(f"http://127.0.0.1:{service.port}/health/live", timeout=60)
     assert service.stop() == 0

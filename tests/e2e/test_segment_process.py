@@ -52,7 +52,7 @@ def one_that_encodes(service: ServiceProcess, sent: list[str]) -> int:
 
 def failures(service: ServiceProcess) -> int:
     (name,) = MOVE_WITH_A_PROCESS
-    metrics = httpx.get(f"{service.url}/metrics").text.splitlines()
+    metrics = httpx.get(f"{service.url}/metrics", timeout=60).text.splitlines()
     (value,) = [line.split()[1] for line in metrics if line.startswith(f"{name}_total ")]
     return int(float(value))
 

@@ -121,7 +121,7 @@ def test_a_live_stream_whose_token_ends_goes_on_exactly_after_a_login(
     stream = token_of("stream")
     written(rules, *RULES, rule(ENDS, {"read": ["*"]}), rule(stream, {"read": ["*"]}), proxy=PROXY)
     asked = {"authorization": f"Bearer {stream}"}
-    while httpx.get(f"{service.url}{BASE}", headers=asked).status_code == 401:
+    while httpx.get(f"{service.url}{BASE}", headers=asked, timeout=60).status_code == 401:
         page.wait_for_timeout(50)
     post.lines("live", "r", 0, 300)
     page.goto("/#/run/live/r")

@@ -162,7 +162,7 @@ def test_a_phone_shows_it_without_scrolling_sideways(
 def test_an_empty_service_says_how_to_begin(
     page: Page, post: Poster, service: ServiceProcess
 ) -> None:
-    with httpx.Client(base_url=service.url) as client:
+    with httpx.Client(base_url=service.url, timeout=60) as client:
         empty: dict[str, Any] = {"pipelines": [], "after": None}
         assert client.get("/api/v1/services/ingestionPipelines/logs").json().keys() == empty.keys()
     page.route("**/logs?*", lambda route: route.fulfill(json=empty))

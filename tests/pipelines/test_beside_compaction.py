@@ -112,6 +112,7 @@ def test_a_compaction_ends_whatever_pipelines_do_and_they_hold_what_they_may(
             f"{service.url}{BASE}/shop.load/run1",
             content="".join(f"{line}\n" for line in new),
             headers={"Content-Type": "text/plain"},
+            timeout=60,
         )
         answer.raise_for_status()
         lines.extend(new)
@@ -121,7 +122,7 @@ def test_a_compaction_ends_whatever_pipelines_do_and_they_hold_what_they_may(
         return path.read_text().split() if path.exists() else []
 
     def groups() -> dict[str, Any]:
-        found = httpx.get(f"{service.url}/segments/groups").json()["groups"]
+        found = httpx.get(f"{service.url}/segments/groups", timeout=60).json()["groups"]
         return {group["group"].removeprefix("pipeline:"): group for group in found}
 
     def segments() -> int:

@@ -34,7 +34,7 @@ def serving(place: Place, folder: Path) -> Iterator[str]:
         [*place.within, *command], cwd=folder, stdout=quiet, stderr=quiet
     ) as server:
         try:
-            with httpx.Client(transport=httpx.HTTPTransport(retries=10)) as client:
+            with httpx.Client(transport=httpx.HTTPTransport(retries=10), timeout=60) as client:
                 client.get(url).raise_for_status()
             yield url
         finally:

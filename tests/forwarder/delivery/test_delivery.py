@@ -302,7 +302,9 @@ def test_an_old_service_gets_records_and_stores_what_a_new_one_does(
     def relay(asked: Asked) -> Given:
         if old.is_set() and "attributes" in asked.headers.get("content-type", ""):
             return problem(415, "unsupported-media-type")
-        answer = httpx.post(f"{service.url}{asked.path}", content=asked.body, headers=asked.headers)
+        answer = httpx.post(
+            f"{service.url}{asked.path}", content=asked.body, headers=asked.headers, timeout=60
+        )
         return Given(answer.status_code, {}, answer.content)
 
     shared = {"log.file.name": 'ürün \\ "q".log', "e": ""}

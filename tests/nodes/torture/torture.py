@@ -245,7 +245,7 @@ class Torture:
                 shown = await run.shown(node)
                 run.check(f"in the end {node.name}", shown)
                 self.faults += run.written.faults(f"the log of {where}", shown)
-                async with httpx.AsyncClient(base_url=node.url) as one:
+                async with httpx.AsyncClient(base_url=node.url, timeout=60) as one:
                     found = await query_text(one, run.written.key)
                 self.faults += run.written.disorder(f"the query of {where}", _lines(found))
             self.faults += run.faults
@@ -257,7 +257,7 @@ class Torture:
         for written in [*self._runs, *[run.written for run in self._deleted]]:
             key = written.key
             self.faults += written.disorder(f"the table of {key}", table.lines(key))
-            async with httpx.AsyncClient(base_url=nodes.any_url()) as one:
+            async with httpx.AsyncClient(base_url=nodes.any_url(), timeout=60) as one:
                 found = _lines(await query_text(one, key))
             self.faults += written.disorder(f"the query over the table of {key}", found)
 

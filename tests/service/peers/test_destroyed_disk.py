@@ -45,7 +45,9 @@ def test_what_was_flushed_or_sent_as_bulk_is_behind_every_door(two: Nodes, tmp_p
     post(b, PATH, "flushed\n")
     _until_flushed(tmp_path / "store")
     headers = {"content-type": "text/plain", "tailrace-durability": "bulk"}
-    httpx.post(f"{b.url}{BASE}/{FQN}/bulk", content="bulk\n", headers=headers).raise_for_status()
+    httpx.post(
+        f"{b.url}{BASE}/{FQN}/bulk", content="bulk\n", headers=headers, timeout=60
+    ).raise_for_status()
     b.kill()
     shutil.rmtree(b.data)
 

@@ -36,7 +36,7 @@ def copied(tmp_path: Path) -> Iterator[Nodes]:
 def begin_copy(original: ServiceProcess, copy: ServiceProcess) -> None:
     shutil.copytree(original.data, copy.data)
     copy.start()
-    metrics = httpx.get(f"{copy.url}/metrics").raise_for_status().text
+    metrics = httpx.get(f"{copy.url}/metrics", timeout=60).raise_for_status().text
     assert "tailrace_forks_total 1" in metrics
 
 
@@ -47,7 +47,7 @@ def test_readers_go_between_a_node_and_its_copy_and_get_each_line_once(copied: N
     cursor, line = next(stream)
     assert line == "before one"
     stream.close()
-    page = httpx.get(f"{original.url}{PATH}", params={"limit": 1}).json()
+    page = httpx.get(f"{original.url}{PATH}", params={"limit": 1}, timeout=60).json()
     assert page["logs"] == "before one"
     begin_copy(original, copy)
 
@@ -74,7 +74,7 @@ def test_readers_go_between_a_node_and_its_copy_and_get_each_line_once(copied: N
 
     assert httpx.post(f"{copy.url}{PATH}/close", timeout=60).json()["state"] == "closed"
     for service in copied:
-        text = httpx.get(f"{service.url}{PATH}/download").raise_for_status().text
+        text = httpx.get(f"{service.url}{PATH}/download", timeout=60).raise_for_status().text
         assert sorted(text.splitlines()) == sorted(wanted)
     assert [original.stop(), copy.stop()] == [0, 0]
 

@@ -50,7 +50,7 @@ def client(folder: Path, trusted: Authority, shown: str | None) -> httpx.Client:
     context = ssl.create_default_context(cafile=trusted.file)
     if shown is not None:
         context.load_cert_chain(folder / f"{shown}.pem", folder / f"{shown}.key")
-    return httpx.Client(verify=context)
+    return httpx.Client(verify=context, timeout=60)
 
 
 def test_nodes_read_each_other_and_let_in_whom_their_authority_signed(
@@ -61,8 +61,8 @@ def test_nodes_read_each_other_and_let_in_whom_their_authority_signed(
     post(b, PATH, "two\n")
     for service in two:
         assert sorted(lines(service, PATH).splitlines()) == ["one", "two"]
-        assert httpx.get(f"{service.url}/health/ready").json()["problems"] == []
-        assert httpx.post(f"{service.url}/internal/hello").status_code == 404
+        assert httpx.get(f"{service.url}/health/ready", timeout=60).json()["problems"] == []
+        assert httpx.post(f"{service.url}/internal/hello", timeout=60).status_code == 404
     Authority(tmp_path, "others").certificate("c", "IP:127.0.0.1")
     internal = f"https://{a.settings['TAILRACE_NODES__LISTEN']}/internal/hello"
     for shown in (None, "others-c"):
@@ -71,8 +71,8 @@ def test_nodes_read_each_other_and_let_in_whom_their_authority_signed(
     with client(tmp_path, authority, "nodes-b") as node:
         assert node.post(internal).status_code == 409  # for which process it is was not said
         assert node.get(internal.replace("/internal/hello", "/metrics")).status_code == 404
-    assert httpx.delete(f"{a.url}{PATH}").status_code == 200
-    assert httpx.get(f"{b.url}{PATH}").status_code == 404
+    assert httpx.delete(f"{a.url}{PATH}", timeout=60).status_code == 200
+    assert httpx.get(f"{b.url}{PATH}", timeout=60).status_code == 404
 
 
 @pytest.mark.parametrize(

@@ -64,8 +64,8 @@ def test_a_node_that_only_reads_shows_what_the_others_have_just_taken(
     path = f"{BASE}/svc.read/run"
     post(writer, path, "one\ntwo\n")
     assert lines(reader, path) == "one\ntwo"
-    assert httpx.get(f"{reader.url}{path}/download").text == "one\ntwo\n"
-    listed = httpx.get(f"{reader.url}{BASE}/svc.read").raise_for_status().json()
+    assert httpx.get(f"{reader.url}{path}/download", timeout=60).text == "one\ntwo\n"
+    listed = httpx.get(f"{reader.url}{BASE}/svc.read", timeout=60).raise_for_status().json()
     assert (listed["runs"], "silent" in listed) == (["run"], False)
     assert found(reader, "svc.read").text == "one\ntwo\n"
     stream = events(reader, "svc.read", None)
@@ -75,7 +75,10 @@ def test_a_node_that_only_reads_shows_what_the_others_have_just_taken(
     assert httpx.post(f"{writer.url}{path}/close", timeout=60).json()["state"] == "closed"
     assert "three" not in [line for _, line in stream]  # it has ended, and nothing came twice
     assert lines(reader, path) == "one\ntwo\nthree"
-    assert httpx.get(f"{reader.url}/health/ready").json() == {"status": "ready", "problems": []}
+    assert httpx.get(f"{reader.url}/health/ready", timeout=60).json() == {
+        "status": "ready",
+        "problems": [],
+    }
 
 
 def test_it_takes_nothing_and_has_no_journal(
@@ -85,11 +88,15 @@ def test_it_takes_nothing_and_has_no_journal(
     text = {"content-type": "text/plain"}
     status = f"{reader.url}{BASE.removesuffix('/logs')}/svc.nothing/pipelineStatus"
     for reply in (
-        httpx.post(path, content="x\n", headers=text),
-        httpx.post(path, content="x\n", headers={**text, "tailrace-durability": "fast"}),
-        httpx.post(f"{path}/close"),
-        httpx.delete(path),
-        httpx.put(status, json={"runId": "run", "pipelineState": "success", "timestamp": 1}),
+        httpx.post(path, content="x\n", headers=text, timeout=60),
+        httpx.post(
+            path, content="x\n", headers={**text, "tailrace-durability": "fast"}, timeout=60
+        ),
+        httpx.post(f"{path}/close", timeout=60),
+        httpx.delete(path, timeout=60),
+        httpx.put(
+            status, json={"runId": "run", "pipelineState": "success", "timestamp": 1}, timeout=60
+        ),
     ):
         kind = reply.json()["type"].rpartition("/")[2]
         assert (reply.status_code, kind, "retry-after" in reply.headers) == (
@@ -98,8 +105,8 @@ def test_it_takes_nothing_and_has_no_journal(
             True,
         )
     assert not (folder / "r" / "journal").exists()
-    assert httpx.get(f"{writer.url}{BASE}/svc.nothing").status_code == 404
-    metrics = httpx.get(f"{reader.url}/metrics").raise_for_status().text
+    assert httpx.get(f"{writer.url}{BASE}/svc.nothing", timeout=60).status_code == 404
+    metrics = httpx.get(f"{reader.url}/metrics", timeout=60).raise_for_status().text
     assert "tailrace_cluster_size 2" in metrics
     assert "tailrace_journal_bytes" not in metrics
 
@@ -108,7 +115,7 @@ def test_a_node_that_only_ingests_makes_no_searches(writer: ServiceProcess) -> N
     post(writer, f"{BASE}/svc.ingest/run", "one\n")
     assert lines(writer, f"{BASE}/svc.ingest/run") == "one"
     for path in ("/query", "/query/stream", "/query/histogram"):
-        reply = httpx.get(f"{writer.url}{path}")
+        reply = httpx.get(f"{writer.url}{path}", timeout=60)
         assert (reply.status_code, "all or query" in reply.json()["hint"]) == (503, True)
 
 
@@ -116,9 +123,9 @@ def test_it_hears_of_deletions_at_once(writer: ServiceProcess, reader: ServicePr
     path = f"{BASE}/svc.deleted/run"
     post(writer, path, "gone\n")
     assert found(reader, "svc.deleted").text == "gone\n"
-    assert httpx.delete(f"{writer.url}{path}").status_code == 200
+    assert httpx.delete(f"{writer.url}{path}", timeout=60).status_code == 200
     assert found(reader, "svc.deleted").text == ""
-    assert httpx.get(f"{reader.url}{path}").status_code == 404
+    assert httpx.get(f"{reader.url}{path}", timeout=60).status_code == 404
 
 
 def test_operators_see_it_and_need_not_let_it_go(
@@ -142,14 +149,14 @@ def test_nobody_misses_it_when_it_is_killed(writer: ServiceProcess, reader: Serv
     post(writer, path, "one\n")
     assert lines(reader, path) == "one"
     reader.kill()
-    page = httpx.get(f"{writer.url}{path}").json()
+    page = httpx.get(f"{writer.url}{path}", timeout=60).json()
     assert (page["logs"], "silent" in page) == ("one", False)
-    assert httpx.get(f"{writer.url}/health/ready").json()["problems"] == []
+    assert httpx.get(f"{writer.url}/health/ready", timeout=60).json()["problems"] == []
     assert httpx.post(f"{writer.url}{path}/close", timeout=60).json()["state"] == "closed"
     silent = httpx.delete(f"{writer.url}{path}", timeout=60)
     assert silent.status_code == 202  # it might live and show the lines: they are gone at its start
     reader.start()
-    assert httpx.get(f"{reader.url}{path}").status_code == 404
+    assert httpx.get(f"{reader.url}{path}", timeout=60).status_code == 404
     assert found(reader, "svc.killed").text == ""
     assert reader.stop() == 0
     assert httpx.delete(f"{writer.url}{path}", timeout=60).status_code == 200

@@ -75,7 +75,7 @@ async def test_a_search_of_all_hours_reads_ahead_what_tells_of_later_ones(
         async with await engine.open(request) as running:
             batches = running._search.batches()
             await asyncio.to_thread(next, batches)  # of the first hour; the second is begun
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while store.got + len(set(opened)) < read or len(footers) < needed:
                     await asyncio.sleep(0.01)
         assert (store.got, len(set(opened))) == ((read, 0) if remote else (0, read))
@@ -174,7 +174,7 @@ async def test_lines_do_not_wait_for_the_index_of_the_next_tile(
         await engine.open(RARE) as running,
     ):
         batches = running.batches()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             found = await anext(batches)
         store.given.set()
         given = found.num_rows + sum([batch.num_rows async for batch in batches])
