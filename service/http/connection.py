@@ -35,6 +35,7 @@ from logstore.errors import InvalidInput, Unavailable
 from service.http.clients import Clients, peer_of
 from service.http.errors import Headers, HttpError, problem
 from service.http.flow import Flow
+from service.http.head_with_body import HeadWithBody
 from service.http.http10 import VERSION, ended_by_closing
 from service.http.ids import request_id
 from service.http.receipt import response_bytes
@@ -276,6 +277,7 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         cycle.scope[CONNECTION] = self  # type: ignore[typeddict-unknown-key]
+        cycle.transport = HeadWithBody(cycle)  # type: ignore[assignment]
         if cycle.scope["http_version"] == VERSION:
             app = ended_by_closing(cycle, app)
         super()._start_asgi_task(cycle, app)
