@@ -57,9 +57,9 @@ def test_a_reply_lost_to_kill_9_leaves_one_copy(service: ServiceProcess) -> None
             assert text == "the same line\n" * (number + 1)
 
 
-def test_kill_9_amid_a_reply_leaves_one_copy(tmp_path: Path) -> None:
+def test_kill_9_amid_a_reply_leaves_one_copy(service: ServiceProcess, tmp_path: Path) -> None:
     armed = tmp_path / "armed"
-    service = ServiceProcess(tmp_path / "node")
+    service.kill()
     service.settings[ARMED] = str(armed)
     service.module = "tests.e2e.killed_in_reply"
     service.start()
