@@ -73,14 +73,10 @@ def _name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def test_files_are_about_one_concept() -> None:
+def test_no_file_is_too_long_to_read_at_once() -> None:
+    """A module is about one concept: usually 150 to 600 lines, and never more than 900."""
     lines = {_name(path): path.read_text().count("\n") for path in ALL}
-    assert {name: count for name, count in lines.items() if count > 400} == {}
-
-
-def test_the_median_file_is_short() -> None:
-    lines = sorted(path.read_text().count("\n") for path in SOURCES)
-    assert lines[len(lines) // 2] <= 150
+    assert {name: count for name, count in lines.items() if count > 900} == {}
 
 
 def test_no_file_is_named_after_nothing() -> None:
