@@ -20,6 +20,7 @@ from compactor.ingest.buckets import BatchBudget, buckets_of
 from compactor.ingest.plan import StoredSegment, choose, nodes_of, segments_of
 from compactor.ingest.prune import HOUR_MS, TimeRange, hour_of
 from compactor.ingest.ranges import text_of
+from compactor.ingest.verify import find_left_out
 from compactor.maintenance.retention import expiring
 from compactor.report import Batch, Lag, duration_text, rfc3339
 from compactor.rewrite.hours import plan_hours
@@ -35,10 +36,14 @@ _AT_ONCE: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class FooterRows:
-    """The rows of a segment by its footer, 0 if the segment is, or would be, quarantined."""
+    """The rows of a segment by its footer, 0 if the segment is, or would be, quarantined.
+
+    `damage` is why it would be.
+    """
 
     rows: int
     time_ranges: tuple[TimeRange, ...]
+    damage: str = ""
 
 
 Found: TypeAlias = FooterRows | str
@@ -63,8 +68,8 @@ async def _look(store: ObjectStore, segment: StoredSegment) -> Found:
         opened = await fetch_statistics(store, segment.key)
     except (UnsupportedVersion, StoreUnavailable, NotFound) as error:
         return str(error)
-    except Damaged:
-        return FooterRows(0, ())
+    except Damaged as error:
+        return FooterRows(0, (), damage=str(error))
     groups = range(opened.parquet.num_row_groups)
     return FooterRows(opened.footer.rows, tuple(s for g in groups for s in _time_ranges(opened, g)))
 
@@ -192,6 +197,7 @@ async def dry_run(compactor: Compactor) -> DryRun:
     }
     alarms: list[str] = []
     batches = [one async for one in _batches(compactor, snapshot, marks, waiting, alarms)]
+    alarms += (await find_left_out(compactor.store)).alarms
     hours = await plan_hours(compactor)
     return DryRun(
         version=snapshot.version,
@@ -232,6 +238,11 @@ async def _batches(
                 del going[segment.node]
                 alarms.append(f"{segment.node} would wait at segment {segment.seq}: {looked}")
             else:
+                if looked.damage:
+                    alarms.append(
+                        f"segment {segment.seq} of {segment.node} would be left out,"
+                        f" it is damaged: {looked.damage}"
+                    )
                 taken[segment.node] = segment.seq
                 whole.append((segment, looked))
         if whole:

@@ -71,7 +71,8 @@ class Report:
     """Counts of rows and bytes; `seconds` per phase. Any alarm makes the exit code non-zero.
 
     `lag` is what waits for the table, of all nodes, as of the last look: at the end, what is left;
-    None before the first. `batches` are the plans of the first hundred commits that were tried.
+    None before the first. `left_out` are damaged segments about which nobody has decided.
+    `batches` are the plans of the first hundred commits that were tried.
     `error` is why the pass broke off. `held_elsewhere` are nodes with segments to take in that
     another driver works on, `leases` the counters of this driver's leases, by Data Prepper's names
     of its counters. `files_rewritten` files of the table were replaced by `bytes_rewritten` bytes
@@ -91,6 +92,7 @@ class Report:
         metric="segments_quarantined",
         alias="set_aside",
     )
+    left_out: int = 0
     commits: int = counted("Commits that ingested segments.")
     rows_in: int = counted("Rows of the segments that were ingested.")
     rows_out: int = counted("Rows of these that were added to the table.")

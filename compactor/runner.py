@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from compactor.context import Compactor
 from compactor.ingest.ingest import ingest_all
 from compactor.ingest.lag import SegmentBacklog
+from compactor.ingest.verify import find_left_out
 from compactor.maintenance.cleanup import clean_up
 from compactor.maintenance.purge import purge
 from compactor.maintenance.retention import expire
@@ -57,6 +58,11 @@ async def once(
         left = await ingest_all(compactor, report, gather=gather)
         if backlog is not None:
             backlog.note(left=left)
+    with turns.turn("looking for what is left out"):
+        found = await find_left_out(compactor.store)
+        report.left_out = found.segments
+        for alarm in found.alarms:
+            report.alarm(alarm)
     with turns.turn("expiry"):
         await expire(compactor, report)
     with turns.turn("the purge"):

@@ -36,6 +36,7 @@ GROUPS = "coordination/groups/"
 PIPELINES = "coordination/pipelines/"
 
 INDEX_SUFFIX = ".skip3"
+GIVEN_UP_SUFFIX = ".given-up"
 
 _SEGMENT = re.compile(r"segments/([^/]+)/([0-9]{20})\.parquet")
 _MANIFEST = re.compile(r"runs/([^/]+)/([^/]+)\.json")
@@ -125,6 +126,11 @@ def segments_of(node: str) -> str:
 def quarantine_marker(node: str, seq: int) -> str:
     """The object saying why a segment cannot be read."""
     return f"{QUARANTINE}{encode(node)}/{seq:020d}"
+
+
+def give_up_marker(node: str, seq: int) -> str:
+    """The object saying that an operator gave up the lines of a quarantined segment."""
+    return f"{quarantine_marker(node, seq)}{GIVEN_UP_SUFFIX}"
 
 
 def watermark(node: str) -> str:

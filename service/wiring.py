@@ -105,6 +105,7 @@ def make_node(
     """
     table = open_table(settings)
     machine.store.s3_requests = requests_of(store)
+    compactor = compactor_file(settings, machine)
 
     def syncer() -> Syncer:
         inner = QuickSyncer(syncer_for(asyncio.get_running_loop()), machine.clock)
@@ -120,7 +121,7 @@ def make_node(
             syncer=syncer,
             encode=EncoderProcess(in_thread, machine.clock) if settings.flush.process else None,
             newest_date=newest_date_of(store),
-            problems=check.problems,
+            problems=lambda: [*check.problems(), *(compactor.problems() if compactor else [])],
             network=make_network(settings, url),
         ),
         settings,

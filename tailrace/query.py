@@ -177,6 +177,8 @@ def _verdict(stats: dict[str, Any] | None) -> int:
         print(f"warning: damaged and quarantined: {_names(stats['set_aside'])}", file=sys.stderr)
     if stats.get("complete"):
         return 0
+    if stats.get("set_aside") and not (stats.get("missing") or stats.get("unreadable")):
+        return PARTIAL
     unread = [*stats.get("missing", []), *stats.get("unreadable", [])]
     print(f"warning: partial: could not read {_names(unread)}{_count(stats)}", file=sys.stderr)
     return PARTIAL

@@ -30,10 +30,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--data", metavar="DIR", help="data folder (default: ./data)")
     where.add_argument("--config", metavar="FILE", help="settings file (default: ./tailrace.yaml)")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
-    parser.add_argument(
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
         "--repair",
         action="store_true",
         help="quarantine damage, bring back what is intact again; nothing is deleted",
+    )
+    what.add_argument(
+        "--give-up",
+        metavar="KEY",
+        action="append",
+        help="compare nothing; give up the lines of this quarantined segment. May be repeated",
     )
 
 
@@ -45,9 +52,15 @@ def run(arguments: argparse.Namespace) -> int:
     settings, warnings = load_settings(flags, config=arguments.config)
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    from tailrace.verification.wiring import verify  # after a refusal, which need not wait for it
+    # After a refusal, which need not wait for it.
+    from tailrace.verification.wiring import give_up_segments, verify
 
     apply_umask(settings.umask)
+    if arguments.give_up:
+        asyncio.run(give_up_segments(settings, arguments.give_up))
+        for key in arguments.give_up:
+            print(f"given up: {key}")
+        return 0
     printer = Printer(sys.stdout, Line(sys.stderr), as_json=arguments.json)
     findings = Findings(printer.fault, printer.progress)
     with tempfile.TemporaryDirectory(prefix="tailrace-verify-") as spill:

@@ -29,7 +29,7 @@ from compactor.context import Compactor
 from compactor.ingest.buckets import BatchBudget, buckets_of
 from compactor.ingest.commit import Merged, commit_merged
 from compactor.ingest.pack import packed
-from compactor.ingest.plan import Plan, quarantine
+from compactor.ingest.plan import Plan
 from compactor.ingest.planner import Planner
 from compactor.ingest.prune import BatchRanges, Coverage, hour_of
 from compactor.ingest.verify import Corrupt, Stopped, Verdict, Verified, verify
@@ -38,6 +38,7 @@ from compactor.spark.engine import MergeInput
 from compactor.spark.threads import in_thread
 from logstore.errors import PreconditionFailed, Unavailable
 from logstore.objects.store import ObjectStore
+from logstore.segments.quarantine import quarantine
 from logstore.table.commit import Advance
 from logstore.table.snapshot import Snapshot, TableFile
 from logstore.table.stats import NewFile

@@ -7,27 +7,22 @@ that copies of a batch are mostly in one merge, and at most as many as the limit
 A node is listed from its mark on, and no further than one batch can reach. A large backlog
 therefore needs no more memory than a small one, and each of its batches no more requests.
 
-A segment that cannot be read is quarantined: every reader treats it as empty. Its marker,
-`segments/.aside/{node}/{seq}`, is JSON with `reason` and the ULID `version`. The segment stays at
-its key: `verify --repair` brings it back by removing the marker.
+A segment that cannot be read is quarantined (`logstore/segments/quarantine.py`): every reader
+treats it as empty.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-import orjson
-
 from compactor.report import Lag
 from logstore import keys
-from logstore.errors import PreconditionFailed, UnsupportedVersion
+from logstore.errors import UnsupportedVersion
 from logstore.names import decode
 from logstore.objects.store import ObjectStore
-from logstore.swap import write_until_known
 from logstore.table.snapshot import Snapshot
 
 MOST_SEGMENTS: Final = 20_000  # in a batch: of each the driver holds its path and time ranges
@@ -246,15 +241,3 @@ async def quarantined(store: ObjectStore, node: str, *, above: int = 0) -> set[i
     listed = store.list(prefix, after=keys.quarantine_marker(node, above))
     names = [info.key.rsplit("/", 1)[1] async for info in listed]
     return {int(name) for name in names if name.isdecimal()}
-
-
-async def quarantine(store: ObjectStore, node: str, seq: int, *, reason: str, version: str) -> None:
-    """Marks the segment; an older marker keeps its reason.
-
-    Raises `StoreUnavailable`, `OutcomeUnknown`.
-    """
-    body = orjson.dumps({"reason": reason, "version": version})
-    with suppress(PreconditionFailed):  # there is one: an older one, or ours after a lost answer
-        await write_until_known(
-            lambda: store.put(keys.quarantine_marker(node, seq), body, if_absent=True)
-        )

@@ -8,6 +8,8 @@ halve its speed. There are three results:
 - **Corrupt**: its complete bytes fail checksum or schema, so it is quarantined;
 - **Stopped**: it could not be read, or is of a newer format. The node waits.
 
+A quarantined segment is an alarm of every pass until somebody decides (`find_left_out`).
+
 The check also finds where the lines are (`ranges.py`), and ends a batch that is full
 (`BatchBudget`): before it only the compressed sizes are known, and a byte may stand for a
 hundred of text.
@@ -27,12 +29,15 @@ from compactor.ingest.pack import SMALL_BYTES, SmallSegments
 from compactor.ingest.plan import StoredSegment
 from compactor.ingest.prune import RunRange, RunRanges, TimeRange
 from compactor.ingest.ranges import ranges_of
+from logstore import keys
 from logstore.errors import Damaged, NotFound, StoreUnavailable, UnsupportedVersion
 from logstore.objects.store import ObjectStore
+from logstore.segments.quarantine import list_quarantined, read_reason
 from logstore.segments.reader import open_segment
 
 _AT_ONCE: Final = 8
 _BYTES_AT_ONCE: Final = 128 << 20
+_NAMED: Final = 20  # segments, in alarms of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,14 @@ class Corrupt:
 
     segment: StoredSegment
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """How many segments are left out of the table as damaged, and the alarms that say so."""
+
+    segments: int
+    alarms: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,3 +159,20 @@ def _examine(segment: StoredSegment, body: bytes) -> Looked:
     ranges = ranges_of(opened)
     small = body if len(body) <= SMALL_BYTES else b""
     return Verified(segment, footer.rows, ranges.time_ranges), ranges.run_ranges, small
+
+
+async def find_left_out(store: ObjectStore) -> LeftOut:
+    """The quarantined segments about which nobody has decided. Raises `StoreUnavailable`."""
+    waiting = [one for one in await list_quarantined(store) if not one.given_up]
+    alarms = []
+    for one in waiting[:_NAMED]:
+        key = keys.segment(one.node, one.seq)
+        alarms.append(
+            f"segment {one.seq} of {one.node} is left out, it is damaged:"
+            f" {await read_reason(store, one.node, one.seq)}. Put an intact copy at {key} and run"
+            f" `tailrace verify --repair`, or give its lines up:"
+            f" `tailrace verify --give-up {key}`"
+        )
+    if len(waiting) > _NAMED:
+        alarms.append(f"{len(waiting) - _NAMED} more damaged segments are left out")
+    return LeftOut(len(waiting), alarms)

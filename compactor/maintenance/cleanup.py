@@ -32,6 +32,7 @@ from compactor.report import Report
 from logstore import keys, ulid
 from logstore.errors import InvalidInput
 from logstore.runs.watermark import raise_watermark, read_watermark
+from logstore.segments.quarantine import release
 
 ORPHAN_HOURS = 24
 _DELETE_COUNT = 500  # segments in a request, with at most as many markers before
@@ -81,9 +82,8 @@ async def remove_segments(compactor: Compactor) -> int:
 
 async def _remove(compactor: Compactor, segments: Sequence[StoredSegment]) -> None:
     """Removes many in a request; any that are left are below `low`."""
-    markers = [keys.quarantine_marker(one.node, one.seq) for one in segments if one.quarantined]
-    if markers:  # first: without it a segment is like any other
-        await compactor.store.delete(markers)
+    # Markers first: without one a segment is like any other.
+    await release(compactor.store, [(one.node, one.seq) for one in segments if one.quarantined])
     await compactor.store.delete([one.key for one in segments])
     compactor.reached("segment removed")
 

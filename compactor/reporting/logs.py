@@ -107,6 +107,10 @@ def _why_nothing(report: Report) -> str:
         return f"another compactor has the work: {' and '.join(work)} (--wait waits for it)"
     if report.lag is not None and report.lag.segments:
         return f"nothing was done: {_many(report.lag.segments, 'segment')} cannot be ingested yet"
+    if report.left_out:
+        return f"nothing was done: {_many(report.left_out, 'damaged segment')} is left out"
+    if report.alarms:
+        return f"nothing was done: {_many(len(report.alarms), 'alarm')} above"
     return "there was nothing to do: the table has every segment"
 
 

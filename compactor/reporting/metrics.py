@@ -110,6 +110,7 @@ _GAUGES: Final = {
     "lag_seconds": "Age of the oldest of these segments at that time.",
     "nodes_held_elsewhere": "Nodes with segments to ingest that another compactor works on.",
     "hours_held_elsewhere": "Hours to be rewritten that another compactor works on.",
+    "segments_left_out": "Damaged segments whose lines the table lacks until somebody decides.",
     "deletions_waiting": "Deletions whose rows may still be in files of the table.",
     "alarms": "Alarms of the last pass, which need a person; its log has them.",
     "running": "1 while a pass is under way.",
@@ -165,6 +166,7 @@ def gauges(report: Report, before: Samples, *, over: bool, now_ms: int) -> Sampl
     if over:
         failed = outcome(report) == "failed"
         shown["alarms"] = len(report.alarms)
+        shown["segments_left_out"] = report.left_out
         shown["pass_seconds"] = report.took_seconds
         shown["failures_in_a_row"] = shown.get("failures_in_a_row", 0) + 1 if failed else 0
         if outcome(report) in ("done", "alarmed"):

@@ -48,6 +48,20 @@ class CompactorFile:
             self._families, self._seen, self.unreadable = {}, None, True
         return self._families
 
+    def problems(self) -> list[str]:
+        """What the last pass of the compactor leaves to a person, as sentences."""
+        families = self.families()
+        left_out, alarms = (_value(families, name) for name in ("segments_left_out", "alarms"))
+        found = []
+        if left_out:
+            found.append(
+                f"{left_out:g} damaged segments are left out of the table until somebody decides:"
+                " `tailrace verify` names them"
+            )
+        if alarms > left_out:
+            found.append(f"the last compaction had {alarms:g} alarms: the compactor's log has them")
+        return found
+
     def _read(self) -> dict[str, Metric]:
         with closing(self._fs.open(self._path, "read")) as file:
             text = file.pread(file.size(), 0).decode()
@@ -57,6 +71,11 @@ class CompactorFile:
             for family in families
             if family.name.startswith(THEIRS) or family.name in _SHARED
         }
+
+
+def _value(families: Mapping[str, Metric], name: str) -> float:
+    family = families.get(f"tailrace_compactor_{name}")
+    return sum(sample.value for sample in family.samples) if family else 0
 
 
 def joined(ours: Iterable[Metric], theirs: Mapping[str, Metric]) -> Iterator[Metric]:

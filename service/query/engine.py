@@ -159,7 +159,7 @@ class QueryEngine:
         view = await open_view(self._sources, request)
         view.release()
         report = view.report
-        return bool(report.segments or report.files) or not report.complete
+        return bool(report.segments or report.files) or not report.read_all
 
     def close(self) -> None:
         """Lets the threads and databases go; searches that still run fail."""

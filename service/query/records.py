@@ -31,7 +31,7 @@ def run_records(engine: QueryEngine) -> Callable[[RunKey, int, int], AsyncIterat
         async with await engine.open(request) as search:
             async for batch in search.batches():
                 yield batch
-            if not search.report.complete:
+            if not search.report.read_all:
                 raise StoreUnavailable(
                     f"not all segments that may hold {key.fqn}/{key.run} can be read",
                     hint="See `tailrace verify`.",

@@ -23,6 +23,7 @@ from typing import Final, TypeAlias
 from logstore import keys
 from logstore.errors import Damaged, NotFound, Unavailable
 from logstore.objects.store import Listed, ObjectStore
+from logstore.segments.quarantine import left_out_markers
 from logstore.table.file_index import FileIndex
 from logstore.table.followed import FollowedTable
 from logstore.table.snapshot import TableFile
@@ -56,12 +57,18 @@ class Report:
     files_failed: int = 0
     files_skipped: int = 0
     quarantined: list[str] = field(default_factory=list)  # keys of markers
+    left_out: list[str] = field(default_factory=list)  # of these, those that nobody gave up
     missing: list[str] = field(default_factory=list)  # keys
     unreadable: dict[str, str] = field(default_factory=dict)  # key: reason
 
     @property
     def complete(self) -> bool:
-        """Whether all was read. What somebody set aside counts as empty."""
+        """Whether all was read, and no damaged segment is left out that nobody gave up."""
+        return self.read_all and not self.left_out
+
+    @property
+    def read_all(self) -> bool:
+        """Whether all was read. A quarantined segment counts as empty."""
         return not (self.missing or self.unreadable)
 
     def counts(self) -> dict[str, int]:
@@ -200,7 +207,8 @@ async def _open(
     for node, seq in bounds.items():
         if seen.marks.get(node, 0) > seq:
             raise Outdated(f"the table is beyond segment {seq} of {node}")
-    report.quarantined, report.missing = seen.quarantined, seen.missing
+    report.quarantined, report.left_out = seen.quarantined, seen.left_out
+    report.missing = seen.missing
     segments = await _segments(sources, seen.fresh, request, report)
     deletions = [d for d in await sources.deletions() if _concerns(d, request)]
     report.segments, report.files, report.files_skipped = len(segments), files.count, seen.skipped
@@ -217,6 +225,7 @@ class _Seen:
 
     fresh: Sequence[Listed]
     quarantined: list[str]
+    left_out: list[str]
     missing: list[str]
     nodes: set[str]
     marks: Mapping[str, int]
@@ -240,12 +249,14 @@ def _looked_up(
     # Of nodes in a `through` the table may be ahead.
     marks = version.marks(sorted({pin.node, *nodes, *bounds, *above.passed}))
     whole = all(marks[node] >= mark for node, mark in above.passed.items())
-    quarantined = [one.key for one in listed if one.key.startswith(keys.QUARANTINE)]
+    aside = [one.key for one in listed if one.key.startswith(keys.QUARANTINE)]
+    quarantined = [key for key in aside if not key.endswith(keys.GIVEN_UP_SUFFIX)]
     missing: list[str] = []
     fresh = above_marks(listed, marks, missing)
     files = version.files.select(request.low, request.high, request.fqn, request.run)
     skipped = version.files.count - files.count
-    return _Seen(fresh, quarantined, missing, nodes, marks, whole, files, skipped, hot)
+    left_out = left_out_markers(aside)
+    return _Seen(fresh, quarantined, left_out, missing, nodes, marks, whole, files, skipped, hot)
 
 
 def _is_above(key: str, bounds: Mapping[str, int]) -> bool:

@@ -17,6 +17,7 @@ from logstore.errors import Damaged, NotFound, StoreUnavailable, UnsupportedVers
 from logstore.objects.store import ObjectStore
 from logstore.runs.watermark import Watermark, read_watermark
 from logstore.segments.footer import Footer
+from logstore.segments.quarantine import read_reason
 from logstore.segments.reader import verify_segment
 from tailrace.verification.fault import Findings
 
@@ -93,8 +94,7 @@ class SegmentCatalog:
             return None
         except Damaged as error:
             if segment.quarantined:
-                reason = await self._reason(segment)
-                self.findings.add("segment-aside", segment.key, f"quarantined: {reason}")
+                await self._report_quarantined(segment)
                 return None
             done = await self.repair(segment, None, str(error))
             detail = f"{error}{'; ' + done if done else ''}"
@@ -109,12 +109,14 @@ class SegmentCatalog:
         self.findings.count("segment lines", footer.rows)
         return _whole(self.store, segment, footer)
 
-    async def _reason(self, segment: StoredSegment) -> str:
+    async def _report_quarantined(self, segment: StoredSegment) -> None:
+        reason = await read_reason(self.store, segment.node, segment.seq)
         try:
-            body = (await self.store.get(keys.quarantine_marker(segment.node, segment.seq)))[1]
+            await self.store.head(keys.give_up_marker(segment.node, segment.seq))
         except NotFound:
-            return "the marker is gone"
-        return body[:300].decode("utf-8", "replace")
+            self.findings.add("segment-aside", segment.key, f"quarantined: {reason}")
+        else:
+            self.findings.note(f"the lines of {segment.key} were given up: {reason}")
 
     async def _look_for_gaps(self, node: str, segments: Sequence[StoredSegment]) -> None:
         there = {segment.seq for segment in segments}
@@ -143,7 +145,7 @@ class SegmentCatalog:
         there = {segment.seq for segment in segments}
         prefix = keys.quarantine_marker(node, 0).rsplit("/", 1)[0] + "/"
         async for info in self.store.list(prefix):
-            name = info.key.rsplit("/", 1)[1]
+            name = info.key.rsplit("/", 1)[1].removesuffix(keys.GIVEN_UP_SUFFIX)
             known = (f"aside {node}", int(name) if name.isdecimal() else 0)
             if known[1] not in there and known not in self._gaps:
                 self._gaps.add(known)

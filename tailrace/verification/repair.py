@@ -19,13 +19,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from compactor.commit.placement import Placement
-from compactor.ingest.plan import StoredSegment, quarantine
+from compactor.ingest.plan import StoredSegment
 from logstore import keys
 from logstore import ulid as ulids
 from logstore.clock import Clock, Entropy
 from logstore.errors import PreconditionFailed, StoreUnavailable
 from logstore.objects.store import ObjectStore
 from logstore.runs.deletions import deletions_above
+from logstore.segments.quarantine import quarantine, release
 from logstore.segments.reader import open_segment
 from logstore.table.commit import commit_segments
 from logstore.table.layout import ROW_GROUP_ROWS, file_name
@@ -67,7 +68,7 @@ class Repair:
             await quarantine(self.store, segment.node, segment.seq, reason=reason, version=version)
             return "quarantined"
         added = await self._into_table(segment, body)
-        await self.store.delete([keys.quarantine_marker(segment.node, segment.seq)])
+        await release(self.store, [(segment.node, segment.seq)])
         return f"brought back; {added} lines were added to the table"
 
     async def _into_table(self, segment: StoredSegment, body: bytes) -> int:
@@ -121,6 +122,7 @@ class Repair:
             rows,
             sink,
             compression="zstd",
+            write_page_checksum=True,
             version="1.0",
             coerce_timestamps="us",
             allow_truncated_timestamps=False,

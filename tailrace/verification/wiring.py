@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Final
 
 from compactor.commit.folder import FolderPlacement
 from compactor.commit.objects import ObjectPlacement
 from compactor.commit.placement import Placement
+from compactor.report import rfc3339
 from logstore import keys
 from logstore.clock import SystemClock, system_entropy
 from logstore.disk import Disk
 from logstore.objects.open import open_store
+from logstore.segments.quarantine import check_quarantined, give_up
 from logstore.table.options import open_table
+from logstore.ulid import fresh_text
 from service.query.database import Database
 from service.query.locked import LockedDatabase
 from service.settings import Settings
@@ -60,6 +64,20 @@ async def verify(settings: Settings, findings: Findings, spill: str, *, repair: 
             database.close()
             if repairing is not None:
                 repairing.close()
+
+
+async def give_up_segments(settings: Settings, segments: Sequence[str]) -> None:
+    """Gives up the lines of the quarantined segments at these keys, none unless all are.
+
+    Raises `InvalidInput` if one is not quarantined, `StoreUnavailable`, `OutcomeUnknown`.
+    """
+    clock, entropy = SystemClock(), system_entropy()
+    async with open_store(settings, clock, entropy, Disk()) as store:
+        for key in segments:
+            await check_quarantined(store, key)
+        for key in segments:
+            at, version = rfc3339(clock.now_ms()), fresh_text(clock, entropy)
+            await give_up(store, key, at=at, version=version)
 
 
 def _database(settings: Settings, folders: list[str], spill: str) -> Database:

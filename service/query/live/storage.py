@@ -266,7 +266,7 @@ async def _segments(
 
 def _unread(search: RunningSearch) -> str | None:
     report = search.report
-    if report.complete:
+    if report.read_all:
         return None
     names = [*report.missing, *report.unreadable]
     return f"could not read {', '.join(names[:_SHOWN])}"

@@ -188,7 +188,12 @@ def settle(world: World) -> None:
     assert world.versions.number() == version
     world.check_settled()
     waiting = [f"{node} waits at segment {seq}:" for node, seq in world.model.newer.items()]
-    assert sorted(alarm.split(":")[0] + ":" for alarm in report.alarms) == sorted(waiting)
+    left_out = [
+        f"segment {seq} of {node} is left out, it is damaged:" for node, seq in world.aside()
+    ]
+    assert sorted(alarm.split(":")[0] + ":" for alarm in report.alarms) == sorted(
+        [*waiting, *left_out]
+    )
 
 
 def flush(world: World) -> None:

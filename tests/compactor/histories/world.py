@@ -277,6 +277,10 @@ class World:
         """Segments in the store."""
         return {parsed for key in self.keys("segments/") if (parsed := keys.parse_segment(key))}
 
+    def aside(self) -> set[tuple[str, int]]:
+        """The segments that have a marker."""
+        return {(key.split("/")[2], int(key.split("/")[3])) for key in self.keys(keys.QUARANTINE)}
+
     def kept_aside(self) -> set[tuple[str, int]]:
         """Segments that cannot be read and may still be repaired: retention would take no line."""
         days = self.retention_days
@@ -298,7 +302,7 @@ class World:
         assert self.kept_aside() <= left
         self.versions.note(self.clock.ms)
         check_markers(self.keys(keys.QUARANTINE), left)
-        aside = {(key.split("/")[2], int(key.split("/")[3])) for key in self.keys(keys.QUARANTINE)}
+        aside = self.aside()
         of_nodes = {node: len(some) for node, some in self.model.segments.items()}
         self._kept.check(of_nodes, left, aside)
         assert aside <= self.model.unreadable.keys()

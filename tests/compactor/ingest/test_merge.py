@@ -112,7 +112,8 @@ def test_a_corrupt_segment_is_set_aside_and_the_rest_goes_on(warm: Lake) -> None
     warm.put_bytes(bad, bytes(body))
     report = warm.compact()
     warm.holds([first, third])
-    assert (report.set_aside, report.segments, report.alarms) == (1, 3, [])
+    assert (report.set_aside, report.left_out, report.segments) == (1, 1, 3)
+    assert "segment 2 of a is left out" in report.alarms[0]
     assert (
         "seal"
         in orjson.loads(warm.run(warm.store.get(keys.quarantine_marker("a", 2)))[1])["reason"]

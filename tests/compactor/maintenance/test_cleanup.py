@@ -195,6 +195,7 @@ def test_of_a_segment_that_is_set_aside_the_marker_goes_first(lake: Lake) -> Non
     lake.store = store
     assert lake.run(remove_segments(lake.compactor)) == 2
     assert store.deleted == [
+        keys.give_up_marker("n", 1),
         keys.quarantine_marker("n", 1),
         keys.segment("n", 1),
         keys.segment("n", 2),

@@ -12,6 +12,7 @@ import pytest
 from logstore import keys, ulid
 from logstore.errors import InvalidInput, StoreUnavailable
 from logstore.search.conditions import Matches
+from logstore.segments.quarantine import give_up
 from service.query.request import QueryRequest
 from service.query.tiles import Tile, Tiles, TileSizes
 from service.query.view import Deletion
@@ -175,6 +176,13 @@ async def test_a_segment_that_was_set_aside_is_reported(tmp_path: Path) -> None:
         found, stats = await search(engine, ALL)
         assert found == world.expected(ALL)
         assert stats["set_aside"] == [keys.quarantine_marker(NODE, 1)]
+        assert not stats["complete"]
+    await give_up(world.store, keys.segment(NODE, 1), at="2026-11-29T12:00:00Z", version="1")
+    async with engine_of(world) as engine:
+        found, stats = await search(engine, ALL)
+        assert found == world.expected(ALL)
+        assert stats["set_aside"] == [keys.quarantine_marker(NODE, 1)]
+        assert stats["complete"]
 
 
 async def test_behind_a_missing_segment_the_result_is_partial(tmp_path: Path) -> None:

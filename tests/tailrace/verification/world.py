@@ -20,13 +20,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from compactor.ingest.plan import nodes_of, quarantine, segments_of
+from compactor.ingest.plan import nodes_of, segments_of
 from logstore import keys, ulid
 from logstore.clock import SystemClock, system_entropy
 from logstore.disk import Disk
 from logstore.objects.local import LocalStore
 from logstore.objects.store import ObjectStore
 from logstore.runs.deletions import Deletion, encode_deletion
+from logstore.segments.quarantine import quarantine
 from logstore.segments.reader import open_segment
 from logstore.table.commit import Advance, commit_segments
 from logstore.table.layout import ROW_GROUP_ROWS
