@@ -21,7 +21,7 @@ from service.http import sse
 from service.http.body import Receive, Scope, Send
 from tests.servers.ports import free_port
 
-_EVENT = sse.logs("run", b"x" * 1000 + b"\n", "cursor")
+_EVENT = sse.event("logs", "run", "cursor", logs="x" * 1000 + "\n")
 _PAUSE_SECONDS = 0.01
 _ROUNDS = 5
 _WAYS = ("send", "sse-starlette")

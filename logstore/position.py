@@ -18,11 +18,17 @@ difference to the one before it (zigzag), the 55 bits of its batch in seven byte
 its record. All numbers are LEB128. Cursors of earlier versions, `c3.` with JSON alone, `c2.`
 without ULIDs and `c1.`, are still read. One with `c1.` need not name every node: all lines before
 the last line seen count as seen too.
+
+Pages of a run give a cursor as a decimal number, because OpenMetadata's page compares the place of
+its next page to the length of the run. The whole part is the number of the next line at the moment
+of the page, for readers that count; this service ignores it. The fraction is a `1`, which keeps it
+below the next whole number, and then the cursor's bytes: five digits for two, three for a last one.
 """
 
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -37,6 +43,9 @@ _WITH_TEXTS = "c3."
 _WITHOUT_ULIDS = "c2."
 _PARTIAL = "c1."
 _PREFIXES = (_PRESENT, _WITH_TEXTS, _WITHOUT_ULIDS, _PARTIAL)
+_PREFIX_LENGTH = 3
+_NUMBERED = re.compile(r"[0-9]{1,18}\.1([0-9]+)", re.ASCII)
+_PAIR_DIGITS, _LAST_DIGITS = 5, 3
 MOST_NEWEST = 32
 """ULIDs of one node."""
 MOST_OF_ALL = 96
@@ -104,13 +113,21 @@ class Cursor:
             _pack(body, found)
         return _PRESENT + _base64(body)
 
+    def encode_numbered(self, line: int) -> str:
+        """The same text as a decimal number that follows the line number `line`."""
+        text = self.encode()
+        body = _body_of(text)
+        return f"{line}.1{_digits(text[:_PREFIX_LENGTH].encode() + body)}"
+
     @staticmethod
     def decode(text: str) -> Cursor:
-        """The cursor that `text` encodes. Raises `InvalidCursor`."""
+        """The cursor that `text` encodes, as a number or not. Raises `InvalidCursor`."""
+        if (numbered := _NUMBERED.fullmatch(text)) is not None:
+            text = _text_of_digits(numbered[1])
         if not text.startswith(_PREFIXES):
             raise InvalidCursor(f"not a cursor: {text[:80]!r}", field="cursor")
         try:
-            body = base64.b64decode(_padded(text[len(_PRESENT) :]), b"-_", validate=True)
+            body = _body_of(text)
             newest: Mapping[str, Sequence[int]] = {}
             if text.startswith(_PRESENT):
                 value, newest = _unpacked(body)
@@ -129,8 +146,27 @@ def _base64(value: bytes | bytearray) -> str:
     return base64.urlsafe_b64encode(value).decode().rstrip("=")
 
 
-def _padded(text: str) -> str:
-    return text + "=" * (-len(text) % 4)
+def _body_of(text: str) -> bytes:
+    body = text[_PREFIX_LENGTH:]
+    return base64.b64decode(body + "=" * (-len(body) % 4), b"-_", validate=True)
+
+
+def _digits(value: bytes) -> str:
+    pairs = [f"{value[at] << 8 | value[at + 1]:05}" for at in range(0, len(value) - 1, 2)]
+    return "".join([*pairs, f"{value[-1]:03}" if len(value) % 2 else ""])
+
+
+def _text_of_digits(digits: str) -> str:
+    """The text of a cursor, or a text that is none."""
+    try:
+        whole = len(digits) - len(digits) % _PAIR_DIGITS
+        steps = range(0, whole, _PAIR_DIGITS)
+        value = b"".join([int(digits[at : at + _PAIR_DIGITS]).to_bytes(2, "big") for at in steps])
+        if len(digits) - whole == _LAST_DIGITS:
+            value += int(digits[whole:]).to_bytes(1, "big")
+        return value[:_PREFIX_LENGTH].decode("ascii") + _base64(value[_PREFIX_LENGTH:])
+    except (OverflowError, UnicodeDecodeError):
+        return digits
 
 
 def _number(value: int) -> bytes:

@@ -145,7 +145,8 @@ async def _run(arguments: argparse.Namespace, out: TextIO) -> int:
             if sys.stderr.isatty() and await has_no_lines(client, arguments.fqn, name):
                 note(f"{arguments.fqn}/{name} has no lines yet: waiting for the first")
         form = lines.of_one(arguments.fqn, name)
-        follower = Follower(client, SystemClock(), arguments.fqn, name, lines.write, form)
+        tail = DEFAULT_LINES if start is None else None
+        follower = Follower(client, SystemClock(), arguments.fqn, name, lines.write, form, tail)
         await follower.follow(start)
     return 0
 
@@ -192,7 +193,7 @@ async def print_pages(
         if form is None:
             page = response.json()
             # An empty line alone is an empty text, as is nothing behind the run's end.
-            if page["logs"] or (after.isdigit() and int(after) < page["totalLines"]):
+            if page["logs"] or _line_of(after) < page["totalLines"]:
                 lines.write(f"{page['logs']}\n")
         else:
             *records, last = response.text.split("\n")[:-1]
@@ -201,6 +202,12 @@ async def print_pages(
         if not page["totalLines"]:
             raise NotFound(f"{fqn}/{name} has no lines", hint="Without --no-follow it is awaited.")
         after = page["after"]
+
+
+def _line_of(after: str) -> int:
+    """The line number that a page's place begins with; an older service's may have none."""
+    number = after.partition(".")[0]
+    return int(number) if number.isdigit() else sys.maxsize
 
 
 class Follower(EventFollower):
@@ -214,9 +221,14 @@ class Follower(EventFollower):
         run: str,
         write: Callable[[str], None],
         form: Callable[[str], str] | None = None,
+        tail: int | None = None,
     ) -> None:
+        """Without a place to begin at, it begins with the last `tail` lines; None: with all."""
         path = f"{RUNS}/{component(fqn)}/stream/{component(run)}"
-        super().__init__(client, clock, path, {} if form is None else {"format": "ndjson"})
+        asked = {} if form is None else {"format": "ndjson"}
+        if tail is not None:
+            asked["tail"] = str(tail)
+        super().__init__(client, clock, path, asked)
         self._write = write
         self._form = form
 

@@ -126,10 +126,10 @@ def parse_events(lines: Iterator[bytes]) -> Iterator[Event]:
 
 
 def follow(
-    service: Service, path: str, after: Optional[str], patience_seconds: float
+    service: Service, address: str, after: Optional[str], patience_seconds: float
 ) -> Iterator[Record]:
     """Records as they come, until the run is complete, over lost connections."""
-    stream = _Stream(service, path, after)
+    stream = _Stream(service, address, after)
     backoff = Backoff(longest=_LONGEST_PAUSE_SECONDS)
     while True:
         cursor, retry_after = stream.cursor, None
@@ -150,12 +150,12 @@ def follow(
 class _Stream:
     """A live view over connections; `cursor` is behind the last record that was given."""
 
-    def __init__(self, service: Service, path: str, cursor: Optional[str]) -> None:
+    def __init__(self, service: Service, address: str, cursor: Optional[str]) -> None:
         self.cursor = cursor
         self.complete = False
         self.heard_at = system.monotonic()
         self._service = service
-        self._address = f"{path}?format=ndjson"
+        self._address = address
 
     def connection(self) -> Iterator[Record]:
         """The records of one connection. Raises `TailraceError`."""

@@ -183,14 +183,14 @@ class Run:
                 return
             place = page.after
 
-    def tail(self, after: Optional[str] = None) -> Iterator[Record]:
+    def tail(self, after: Optional[str] = None, *, last: int = 100) -> Iterator[Record]:
         """The run's records as they come, each once and in order, until the run is closed.
 
-        Without `after` it begins with the last 100 lines; with `after="0"` at the beginning; with
+        Without `after` it begins with the `last` lines; with `after="0"` at the beginning; with
         the `cursor` of a record behind that record. A lost connection is opened again where it
         ended. Raises `Unavailable` after `retry_seconds` without the service.
         """
-        path = f"{ROOT}/logs/{name(self.fqn)}/stream/{name(self.run)}"
+        path = f"{ROOT}/logs/{name(self.fqn)}/stream/{name(self.run)}?format=ndjson&tail={last}"
         return follow(self.service, path, after, self.retry_seconds)
 
     def _retried(self, call: Callable[[], _Result]) -> _Result:

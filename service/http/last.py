@@ -1,7 +1,8 @@
 """`GET /logs/{fqn}/last` and `/last/download`: the last run, as OpenMetadata's page reads it.
 
 A flat object of strings: the text under a key by the pipeline's type, `total`, `after`
-when there is more, `streaming` while the run is being written. The run's id is in
+when there is more, `streaming` while the run is being written. OpenMetadata's page appends texts to
+each other as they are, so a text that another one follows ends with a newline. The run's id is in
 the header `Tailrace-Run`, and nodes that did not answer in `Tailrace-Silent`, since the page takes
 unknown keys for tasks.
 
@@ -125,7 +126,9 @@ def last_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRoute
             return _nothing(task, headers | silence(silent))
         headers |= silence([*silent, *page.silent])
         more = partial(more_lines, node, key)
-        return page_response(more, page, task, _rest, encoder=Plain(), headers=headers)
+        return page_response(
+            more, page, task, _rest, encoder=Plain(), headers=headers, joinable=True
+        )
 
     @router.get(
         "/{fqn}/last/download",

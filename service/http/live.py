@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from functools import partial
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Header, Query
 from starlette.responses import Response
@@ -29,6 +29,7 @@ from service.http.page_bodies import Order
 from service.http.replies import CONNECTION
 from service.http.search_response import unless_gone
 from service.http.targets import BASE, name, run_key
+from service.http.text import shown
 from service.runs.parts import as_records
 from service.runs.read import LogPiece
 from service.runs.records import ArrowRecords, RecordPiece
@@ -39,8 +40,7 @@ from service.status.status import last_run
 from service.tail import Watcher
 from service.ticks import Tick
 
-# Lines that a stream begins with when it is given no cursor.
-_REPLAY_LINES = 100
+_MOST_TAIL = 100_000
 _CATCH_UP_BYTES = 256 << 10
 _RETRY_SECONDS = 1.0
 _CLOSED = ("closed", "deleted")
@@ -58,7 +58,9 @@ class EventStream(Response):
         key: RunKey,
         *,
         after: str | None,
+        tail: int | None,
         form: Form,
+        named: bool,
         max_readers: int,
         counters: HttpCounters,
         reads: SharedCalls,
@@ -68,7 +70,9 @@ class EventStream(Response):
         self._node = node
         self._key = key
         self._after = after
+        self._tail = tail
         self._form = form
+        self._named = named
         self._max_readers = max_readers
         self._counters = counters
         self._cursor: Cursor | int | None = None
@@ -158,10 +162,12 @@ class EventStream(Response):
                 await self._send(send, self._start_over())
             else:
                 return
-        reader = self._node.run_logs.reader
-        self._cursor = await self._reads.call(
-            ("tail", self._key), lambda: reader.tail_start(self._key, _REPLAY_LINES)
-        )
+        lines = self._tail
+        if lines is not None:
+            reader = self._node.run_logs.reader
+            self._cursor = await self._reads.call(
+                ("tail", self._key, lines), lambda: reader.tail_start(self._key, lines)
+            )
 
     async def _catch_up(self, send: Send) -> After[LogPiece] | After[RecordPiece]:
         """Sends a piece of what storage has beyond the cursor.
@@ -263,7 +269,7 @@ class EventStream(Response):
         """
         before = self._cursor
         assert isinstance(before, Cursor), "it was resolved before ticks are followed"
-        this: Hashable = (self._form, id(before))
+        this: Hashable = (self._form, self._named, id(before))
         frame: Frame | None = tick.frames.get(this)
         if frame is None or frame.before is not before:
             frame = tick.frames[this] = self._shared_frame(tick, before)._replace(before=before)
@@ -272,7 +278,8 @@ class EventStream(Response):
     def _shared_frame(self, tick: Tick, before: Cursor) -> Frame:
         ids = None if self._form == "json" else self._before()
         places = sorted([(n, p.file, p.pos) for n, p in before.positions.items() if n != tick.node])
-        which: Hashable = (self._form, tuple(places), tuple(before.newest.items()), ids)
+        form = (self._form, self._named)
+        which: Hashable = (form, tuple(places), tuple(before.newest.items()), ids)
         frame: Frame | None = tick.frames.get(which)
         if frame is None:
             shared = self._node.tail.shared()
@@ -290,7 +297,7 @@ class EventStream(Response):
         if self._form == "text":
             ids = self._ids(line_ids, source)
             return sse.text_lines(text, self._before(), after.encode(), skipped, ids)
-        return sse.logs(self._key.run, text, after.encode())
+        return self._event("logs", after.encode(), logs=shown(text))
 
     def _frame_of_records(self, tick: Tick, after: Cursor, source: OneSource | None) -> bytes:
         batch = as_records(self._key, [part_of(batch) for batch in tick.batches])
@@ -322,7 +329,7 @@ class EventStream(Response):
     def _complete(self, reason: str) -> bytes:
         if self._form != "json":
             return sse.text_complete()
-        return sse.event("complete", self._key.run, self._at(), reason=reason)
+        return self._event("complete", self._at(), reason=reason)
 
     def _at(self) -> str | None:
         return None if self._cursor is None else self._before()
@@ -330,12 +337,15 @@ class EventStream(Response):
     def _start_over(self) -> bytes:
         if self._form != "json":
             return b""
-        return sse.event("logs", self._key.run, None, logs="", replay=True, truncated=True)
+        return self._event("logs", None, logs="", replay=True, truncated=True)
 
     def _error(self, message: str) -> bytes:
         if self._form != "json":
             return b"event: error\ndata: " + " ".join(message.split()).encode() + b"\n\n"
-        return sse.event("error", self._key.run, None, message=message)
+        return self._event("error", None, message=message)
+
+    def _event(self, kind: str, cursor: str | None, **fields: Any) -> bytes:
+        return sse.event(kind, self._key.run, cursor, named=self._named, **fields)
 
     async def _send(self, send: Send, frame: bytes) -> None:
         self._counters.stream_events += 1
@@ -364,11 +374,29 @@ def live_routes(node: NodeApi, max_readers: int, counters: HttpCounters) -> APIR
     async def stream(
         fqn: str,
         runId: str,  # noqa: N803
-        after: Annotated[str | None, Query(description="Cursor; all beyond it is sent.")] = None,
+        after: Annotated[
+            str | None,
+            Query(description="Cursor; all beyond it is sent. Without it: from the beginning."),
+        ] = None,
         last_event_id: Annotated[str | None, Header(description="The same, by clients.")] = None,
+        tail: Annotated[
+            int | None,
+            Query(
+                description="Begin with the last so many lines; a cursor goes before it.",
+                ge=0,
+                le=_MOST_TAIL,
+            ),
+        ] = None,
         format: Annotated[  # noqa: A002
             Form, Query(description="`text`: a line per event; `ndjson`: a record per event.")
         ] = "json",
+        events: Annotated[
+            Literal["named", "unnamed"],
+            Query(
+                description="`unnamed`: JSON events have no name, so that `onmessage` of a plain"
+                " `EventSource` gets them; `eventType` says what each is."
+            ),
+        ] = "named",
         order: Annotated[
             Order, Query(description="`arrival`: a live view has no other order.")
         ] = "arrival",
@@ -379,6 +407,12 @@ def live_routes(node: NodeApi, max_readers: int, counters: HttpCounters) -> APIR
                 field="order",
                 hint="Leave it out, read pages or the download with order=ulid, or follow"
                 " GET /query/stream?fqn=…&run=…, which waits for a window.",
+            )
+        if events == "unnamed" and format != "json":
+            raise InvalidInput(
+                f"events=unnamed is given with format={format}",
+                field="events",
+                hint="Leave it out: there every line or record is an event without a name already.",
             )
         if runId == "last":
             key = (
@@ -391,7 +425,9 @@ def live_routes(node: NodeApi, max_readers: int, counters: HttpCounters) -> APIR
             key,
             # A client that reconnects keeps its first URL and adds the header.
             after=last_event_id or after or None,
+            tail=tail,
             form=format,
+            named=events == "named",
             max_readers=max_readers,
             counters=counters,
             reads=reads,

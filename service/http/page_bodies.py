@@ -119,18 +119,27 @@ def page_response(
     *,
     encoder: Encoder,
     headers: Mapping[str, str] | None = None,
+    joinable: bool = False,
 ) -> Response:
-    """The page that begins with `first`, its text under `name`."""
+    """The page that begins with `first`, its text under `name`.
+
+    A `joinable` text ends with a newline if another page follows, so that pages can be put one
+    behind the other as they are.
+    """
+
+    def end(last: Page) -> bytes:
+        newline = b"\\n" if joinable and last.after is not None else b""
+        return encoder.end() + newline + b'",' + orjson.dumps(rest(first, last))[1:]
+
     begun = b'{%b:"' % orjson.dumps(name) + encoder.add(first.text)
     if not first.missing:
-        body = begun + encoder.end() + _behind(rest(first, first))
-        return Response(body, media_type=_JSON, headers=headers)
-    pieces = _text_pieces(more, first, begun, rest, encoder)
+        return Response(begun + end(first), media_type=_JSON, headers=headers)
+    pieces = _text_pieces(more, first, begun, end, encoder)
     return StreamingResponse(pieces, media_type=_JSON, headers=headers)
 
 
 async def _text_pieces(
-    more: More, first: Page, begun: bytes, rest: Rest, encoder: Encoder
+    more: More, first: Page, begun: bytes, end: Callable[[Page], bytes], encoder: Encoder
 ) -> AsyncIterator[bytes]:
     size, last = len(first.text), first
     yield begun
@@ -140,11 +149,7 @@ async def _text_pieces(
         last = await more(last.after, last.missing, most)
         size += len(last.text)
         yield encoder.add(last.text)
-    yield encoder.end() + _behind(rest(first, last))
-
-
-def _behind(rest: Mapping[str, Any]) -> bytes:
-    return b'",' + orjson.dumps(rest)[1:]
+    yield end(last)
 
 
 def wants_ndjson(asked: str | None, accept: str | None) -> bool:

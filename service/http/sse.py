@@ -1,7 +1,8 @@
 """Server-sent events: how text and its cursor look on the wire.
 
     id: <cursor>                      what `Last-Event-ID` and `after` take
-    event: logs | complete | error    upstream's Python client ends on these names
+    event: logs | complete | error    upstream's Python client ends on these names; a reader that
+                                      asked for unnamed events does not get this line
     data: <one LogStreamEvent>        one line of JSON, extra fields forbidden
 
 With `format=text` each line is an event of its own, without a name:
@@ -79,13 +80,13 @@ _TEXT_ESCAPES = (
 )
 
 
-def event(name: str, run: str, cursor: str | None, **fields: Any) -> bytes:
+def event(kind: str, run: str, cursor: str | None, *, named: bool = True, **fields: Any) -> bytes:
     """One event of the JSON form; `fields` are the fields of a LogStreamEvent that are set."""
-    value: dict[str, Any] = {"eventType": name, "runId": run, **fields}
+    value: dict[str, Any] = {"eventType": kind, "runId": run, **fields}
     if cursor is not None:
         value["after"] = cursor
     head = b"" if cursor is None else b"id: %b\n" % cursor.encode()
-    return b"%bevent: %b\n%b" % (head, name.encode(), data(value))
+    return b"%b%b%b" % (head, b"event: %b\n" % kind.encode() if named else b"", data(value))
 
 
 def data(value: dict[str, Any]) -> bytes:
@@ -104,11 +105,6 @@ def one_line(text: bytes) -> bytes:
         if separator in text:
             text = text.replace(separator, escape)
     return text
-
-
-def logs(run: str, text: bytes, cursor: str) -> bytes:
-    """Lines as one event."""
-    return event("logs", run, cursor, logs=shown(text))
 
 
 def text_lines(

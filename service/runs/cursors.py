@@ -1,9 +1,9 @@
 """Translates between cursors, or ids of records, and line numbers of a snapshot.
 
 A client gets a bare line number only for places inside the chunks, whose order never changes.
-Beyond them a cursor has the last position seen of every writer, and each line is found again
-wherever it is by then. Lines of another node may enter the log before lines that a reader has
-seen already; that reader gets them afterwards (`unseen`).
+Beyond them it gets a cursor, as a decimal number. A cursor has the last position seen of every
+writer, and each line is found again wherever it is by then. Lines of another node may enter the
+log before lines that a reader has seen already; that reader gets them afterwards (`unseen`).
 
 A batch that a client sent to several nodes is in the log once, and was seen if any of its copies
 was: a copy that this node can see by its position, any other by the newest ULIDs in the cursor.
@@ -53,7 +53,7 @@ async def token_at(snapshot: Snapshot, line: int) -> str:
     """The token with which a client continues at `line`."""
     if line <= snapshot.chunk_lines:
         return str(line)
-    return (await cursor_at(snapshot, line)).encode()
+    return (await cursor_at(snapshot, line)).encode_numbered(line)
 
 
 async def resolved(snapshot: Snapshot, where: Cursor | int | None) -> Cursor:

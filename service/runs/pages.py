@@ -193,7 +193,7 @@ async def _token_behind(snapshot: Snapshot, seen: Cursor | None, line: int) -> s
     after = seen.joined(here)
     # It may have seen lines behind, or of nodes that do not answer now: no line number says that.
     same = after.positions == here.positions
-    return await token_at(snapshot, line) if same else after.encode()
+    return await token_at(snapshot, line) if same else after.encode_numbered(line)
 
 
 async def _page(snapshot: Snapshot, place: _Bounds, found: FoundLines) -> Page:

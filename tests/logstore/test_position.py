@@ -39,6 +39,25 @@ def test_it_comes_back_as_it_was(
     assert Cursor.decode(cursor.encode()) == cursor
 
 
+@given(_POSITIONS, _NEWEST, st.integers(0, 1 << 40))
+def test_as_a_number_it_lies_between_its_line_and_the_next(
+    positions: dict[str, Position], newest: dict[str, tuple[int, ...]], line: int
+) -> None:
+    cursor = Cursor(positions, dict(list(newest.items())[:MOST_NODES]))
+    text = cursor.encode_numbered(line)
+    assert line <= float(text) < line + 1
+    assert Cursor.decode(text) == cursor
+    assert len(text) < 20 + 2.5 * len(cursor.encode())
+
+
+@pytest.mark.parametrize(
+    "number", ["1.5", "1.1", "1.199999", "1.112345", "1.1253961", ".1253961", "1e3.1", "1.1\u0661"]
+)
+def test_a_number_that_is_no_cursor_is_refused(number: str) -> None:
+    with pytest.raises(InvalidCursor, match="not a cursor"):
+        Cursor.decode(number)
+
+
 @pytest.mark.parametrize(
     ("counts", "left"),
     [

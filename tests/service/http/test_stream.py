@@ -95,23 +95,70 @@ async def drained(stream: AsyncIterator[Event]) -> list[str]:
     raise AssertionError("the stream ended without complete")
 
 
-async def test_the_last_hundred_lines_then_live_then_complete(serve: Serve) -> None:
+@pytest.mark.parametrize(
+    ("query", "first"),
+    [("", 0), ("?tail=100", 150), ("?tail=1000", 0), ("?tail=0", 250), ("?tail=9&after=240", 240)],
+)
+async def test_from_the_beginning_or_the_last_lines_then_live_then_complete(
+    serve: Serve, query: str, first: int
+) -> None:
     served = await serve()
     await put(served.node, *[f"old {i}" for i in range(250)])
-    async with watching(served) as stream:
+    async with watching(served, query) as stream:
         reading = asyncio.create_task(drained(stream))
-        while not served.node.run_logs.reads:  # it knows where the last hundred begin
+        while not served.node.run_logs.reads:  # it knows where it begins
             await asyncio.sleep(0)
         for i in range(20):
             await put(served.node, f"new {i}", "")
             await asyncio.sleep(0.001)
         await served.node.close_run(KEY)
         found = await reading
-    expected = [f"old {i}" for i in range(150, 250)]
+    expected = [f"old {i}" for i in range(first, 250)]
     expected += [line for i in range(20) for line in (f"new {i}", "")]
     assert found == expected
     assert served.node.tail.watched == {}
     assert served.counters.readers == 0
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ("tail=-1", "tail"),
+        ("tail=100001", "tail"),
+        ("tail=many", "tail"),
+        ("events=anonymous", "events"),
+        ("events=unnamed&format=text", "events"),
+        ("events=unnamed&format=ndjson", "events"),
+    ],
+)
+async def test_a_beginning_or_events_that_nobody_can_give_are_refused(
+    serve: Serve, query: str, field: str
+) -> None:
+    served = await serve()
+    reply = await served.client.get(f"{STREAM}?{query}")
+    assert reply.status_code == 400
+    assert field in reply.json()["detail"]
+
+
+async def test_unnamed_events_are_the_named_ones_without_their_names(serve: Serve) -> None:
+    served = await serve()
+    await put(served.node, "a", "b")
+    both: list[list[Event]] = []
+    queries = ("", "?events=unnamed")
+    async with watching(served) as named, watching(served, queries[1]) as unnamed:
+        readings = [asyncio.create_task(_all(stream)) for stream in (named, unnamed)]
+        while served.node.run_logs.reads < 2:
+            await asyncio.sleep(0)
+        await put(served.node, "live")
+        await served.node.close_run(KEY)
+        both = [await reading for reading in readings]
+    assert "event" not in {name for event in both[1] for name in event}
+    assert [event.pop("event") for event in both[0]][-1] == "complete"
+    assert both[0] == both[1]
+
+
+async def _all(stream: AsyncIterator[Event]) -> list[Event]:
+    return [event async for event in stream if "data" in event]
 
 
 async def test_a_closed_run_is_replayed_and_completes(serve: Serve) -> None:
