@@ -36,10 +36,9 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, Final
 
-import orjson
-
 from coordination.pipelines.replay import Replay
 from logstore import keys
+from logstore.checked import decode_checked, encode_checked
 from logstore.errors import Damaged, UnsupportedVersion
 from logstore.objects.store import ObjectStore
 from logstore.swap import Document, swap
@@ -272,7 +271,7 @@ def encode_group(group: Group) -> bytes:
     for node, seq, epoch in group.recent:
         recent.setdefault(node, []).append((seq, epoch))
     evicted, again = group.evicted, group.replay
-    return orjson.dumps(
+    return encode_checked(
         {
             **group.others,
             "format": FORMAT,
@@ -329,7 +328,7 @@ def _cursor_value(cursor: Cursor) -> dict[str, Any]:
 def decode_group(key: str, body: bytes) -> Group:
     """The group that `body` holds. Raises `Damaged`, `UnsupportedVersion`."""
     try:
-        value = orjson.loads(body)
+        value = decode_checked(body)
         if int(value["format"]) > FORMAT:
             raise UnsupportedVersion(f"{key} has format {value['format']}, this knows {FORMAT}")
         return _group(value)

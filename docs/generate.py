@@ -16,6 +16,7 @@ from docs.upstream import COUNTS, SOURCES, rows
 from forwarder.metrics import METRICS as FORWARDERS
 from logstore import errors
 from logstore.settings import table
+from logstore.state_kinds import STATE_KINDS, StateKind
 from pipelines.metrics import METRICS as PIPELINES
 from service.http.errors import classify
 from service.metrics.openmetadata import NOT_EXPORTED
@@ -66,6 +67,7 @@ def pages() -> dict[str, str]:
         "errors.md": _errors(),
         "openmetadata.md": _openmetadata(),
         "forwarder-reference.md": _forwarder(),
+        "state-objects.md": _state_objects(),
     }
 
 
@@ -242,6 +244,27 @@ def _forwarder() -> str:
         table = _table(forwarder_reference.HEADER, forwarder_reference.rows(prefix, model))
         lines += [f"## {title}", "", *table, ""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _state_objects() -> str:
+    text = (
+        "A state object is a small JSON object that says how far something is, who does it, or "
+        "what is valid. Each one ends with a checksum ([formats](formats.md#state-objects)). No "
+        "program believes one that does not match it; the table says what programs do instead.\n"
+        "Every error names the object. `/health/ready` of a node names each damaged object that "
+        "the node has read, until it reads an intact one. `tailrace verify` names all of them, and "
+        "`tailrace verify --repair` turns back a single bit that has changed. The last column is "
+        "for objects of which more than one bit has changed, and for those that are cut or empty."
+    )
+    rows = (
+        (kind.name, _code(kind.key) + _place(kind), kind.damaged, kind.remedy)
+        for kind in STATE_KINDS
+    )
+    return _page("State objects", text, "kind | key | what programs do | how it comes back", rows)
+
+
+def _place(kind: StateKind) -> str:
+    return "" if kind.place == "store" else f" ({kind.place})"
 
 
 def main() -> None:

@@ -24,12 +24,11 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
-import orjson
-
 from coordination.coordinator.lease import Lease
 from coordination.coordinator.lease_manager import LeaseManager
 from coordination.counters import CoordinationCounters
 from coordination.partitions.partition import NewPartition, Partition
+from logstore.checked import decode_checked, encode_checked
 from logstore.errors import Conflict, Damaged, LeaseLost
 
 GLOBAL: Final = "GLOBAL"
@@ -179,14 +178,14 @@ class Supply:
 
 def _encoded(state: SharedState, supplied_ms: int) -> str:
     value = {"map": state.map, "finished": state.finished, "supplied_ms": supplied_ms}
-    return orjson.dumps(value).decode()
+    return encode_checked(value).decode()
 
 
 def _decoded(found: Partition | None) -> tuple[SharedState, int]:
     if found is None or found.progress is None:
         return SharedState(), 0
     try:
-        value = orjson.loads(found.progress)
+        value = decode_checked(found.progress.encode())
         return SharedState(value["map"], value["finished"]), int(value["supplied_ms"])
     except (ValueError, TypeError, KeyError) as error:
         raise Damaged(f"the shared state of {found.source!r} is not one: {error}") from error

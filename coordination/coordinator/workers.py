@@ -23,13 +23,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import orjson
-
 from coordination.coordinator.lease import Lease
 from coordination.coordinator.lease_manager import LeaseManager
 from coordination.counters import CoordinationCounters
 from coordination.partitions.partition import NewPartition, Partition, Status
 from coordination.partitions.transitions import expired
+from logstore.checked import decode_checked, encode_checked
 from logstore.errors import Damaged, LeaseLost, NotFound, PreconditionFailed
 
 WORKERS: Final = "WORKERS"
@@ -206,7 +205,7 @@ class Workers:
     # --- the register --------------------------------------------------------------
 
     async def _say(self) -> None:
-        said = orjson.dumps({"held": self._held(), "wants": self._wants()}).decode()
+        said = encode_checked({"held": self._held(), "wants": self._wants()}).decode()
         try:
             if self._me is None or not self._me.valid():
                 self._me = await self._registered()
@@ -256,7 +255,7 @@ def _said(worker: Partition) -> _Published:
     if worker.progress is None:
         return _Published(0, wants=True)
     try:
-        value = orjson.loads(worker.progress)
+        value = decode_checked(worker.progress.encode())
         return _Published(int(value["held"]), wants=bool(value["wants"]))
     except (ValueError, TypeError, KeyError) as error:
         raise Damaged(f"{worker.key!r} is no worker: {error}") from error

@@ -21,10 +21,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import orjson
-
 from logstore import keys
 from logstore.batch import RunKey
+from logstore.checked import decode_checked, encode_checked
 from logstore.errors import Damaged
 from logstore.names import encode
 
@@ -77,7 +76,7 @@ class LeaseRecord:
 
 def encode_lease(lease: LeaseRecord, *, partition: str | None = None) -> bytes:
     """The bytes of a lease; `partition` is for a caller that knows only the key."""
-    return orjson.dumps(
+    return encode_checked(
         {
             **lease.others,
             "source_identifier": lease.name.source,
@@ -95,7 +94,7 @@ def encode_lease(lease: LeaseRecord, *, partition: str | None = None) -> bytes:
 def decode_lease(name: LeaseName, body: bytes) -> LeaseRecord:
     """The lease that `body` holds. Raises `Damaged`."""
     try:
-        value = orjson.loads(body)
+        value = decode_checked(body)
         return LeaseRecord(
             name,
             owner=value["owner"],

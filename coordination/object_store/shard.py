@@ -38,12 +38,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import orjson
 import xxhash
 import zstandard
 
 from coordination.partitions.partition import NewPartition, Partition, Status
 from logstore import keys
+from logstore.checked import decode_checked, encode_checked
 from logstore.errors import Damaged, UnsupportedVersion
 
 Stored = Mapping[str, Any]
@@ -206,7 +206,7 @@ def shard_of(key: str, shards: int) -> int:
 
 def encode_shard(shard: Shard) -> bytes:
     """The JSON of a shard."""
-    return orjson.dumps(
+    return encode_checked(
         {
             **shard.others,
             "format": FORMAT,
@@ -228,7 +228,7 @@ def decode_shard(expected: Shard, json: bytes) -> Shard:
     """
     where = keys.partition_shard(expected.source, expected.number)
     try:
-        value = orjson.loads(json)
+        value = decode_checked(json)
         if int(value["format"]) > FORMAT:
             raise UnsupportedVersion(f"{where} has format {value['format']}")
         found = Shard(
@@ -248,6 +248,23 @@ def decode_shard(expected: Shard, json: bytes) -> Shard:
     names = (found.source, found.number, found.shards)
     if names != (expected.source, expected.number, expected.shards):
         raise Damaged(f"{where} says that it is shard {found.number} of {found.shards}")
+    return found
+
+
+def decode_any_shard(key: str, body: bytes) -> Shard:
+    """The shard in an object's bytes, with all its partitions read, whichever shard it is.
+
+    Raises as `decode_shard`.
+    """
+    json = decompressed(key, body)
+    try:
+        value = decode_checked(json)
+        named = Shard(value["source"], int(value["shard"]), int(value["shards"]))
+    except (ValueError, TypeError, KeyError) as error:
+        raise Damaged(f"{key} is not a shard: {error!r}") from error
+    found = decode_shard(named, json)
+    for row in found.rows:
+        found.get(row)
     return found
 
 

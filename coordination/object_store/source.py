@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-import orjson
-
+from logstore.checked import decode_checked, encode_checked
 from logstore.errors import Damaged, UnsupportedVersion
 from logstore.objects.store import ObjectStore
 from logstore.swap import Document, swap
@@ -57,11 +56,12 @@ async def make_source(store: ObjectStore, key: str, wanted: Source) -> Source:
 
 
 def _document(store: ObjectStore, key: str) -> Document[Source]:
-    return Document(store, key, partial(_decode, key), _encode)
+    return Document(store, key, partial(decode_source, key), encode_source)
 
 
-def _encode(source: Source) -> bytes:
-    return orjson.dumps(
+def encode_source(source: Source) -> bytes:
+    """The bytes of a source."""
+    return encode_checked(
         {
             "format": FORMAT,
             "source": source.name,
@@ -71,9 +71,10 @@ def _encode(source: Source) -> bytes:
     )
 
 
-def _decode(key: str, body: bytes) -> Source:
+def decode_source(key: str, body: bytes) -> Source:
+    """The source that `body` holds. Raises `Damaged`, `UnsupportedVersion`."""
     try:
-        value = orjson.loads(body)
+        value = decode_checked(body)
         if int(value["format"]) > FORMAT:
             raise UnsupportedVersion(f"{key} has format {value['format']}")
         found = Source(str(value["source"]), int(value["shards"]), int(value["created_at"]))

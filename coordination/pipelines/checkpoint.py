@@ -30,8 +30,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-import orjson
-
+from logstore.checked import decode_checked, encode_checked
 from logstore.errors import Damaged, UnsupportedVersion
 
 _FORMAT: Final = 1
@@ -90,7 +89,7 @@ class Checkpoint:
 
 def encode(checkpoint: Checkpoint) -> str:
     """The JSON of a checkpoint."""
-    return orjson.dumps(
+    return encode_checked(
         {
             "format": _FORMAT,
             "nodes": {node: list(one) for node, one in checkpoint.nodes.items()},
@@ -121,7 +120,7 @@ def decode(text: str | None) -> Checkpoint:
     if text is None:
         return Checkpoint()
     try:
-        value = orjson.loads(text)
+        value = decode_checked(text.encode())
         if int(value["format"]) > _FORMAT:
             raise UnsupportedVersion(
                 f"a checkpoint has format {value['format']}, this program knows {_FORMAT}"

@@ -20,12 +20,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, NamedTuple
 
-import orjson
-
 from coordination.groups import Group, State, change_group, pipeline_group
 from coordination.pipelines.replay import Replay
 from logstore import keys, ulid
-from logstore.errors import Damaged, InvalidInput, NotFound
+from logstore.checked import decode_checked, encode_checked
+from logstore.errors import Damaged, InvalidInput, NotFound, UnsupportedVersion
 from logstore.objects.store import ObjectStore
 from logstore.search.moments import parse_moment
 from logstore.swap import Document, swap
@@ -142,15 +141,16 @@ async def change_control(
 
 def _document(store: ObjectStore, pipeline: str) -> Document[Control]:
     key = keys.pipeline_control(pipeline)
-    return Document(store, key, partial(_decode, key), _encode)
+    return Document(store, key, partial(decode_control, key), encode_control)
 
 
-def _encode(control: Control) -> bytes:
+def encode_control(control: Control) -> bytes:
+    """The bytes of what is said about a pipeline."""
     disabled, failing = (
         {name: {"at": at, "reason": why} for name, (at, why) in some.items()}
         for some in (control.disabled, control.failing)
     )
-    return orjson.dumps(
+    return encode_checked(
         {
             "format": _FORMAT,
             "pipeline": control.pipeline,
@@ -163,9 +163,12 @@ def _encode(control: Control) -> bytes:
     )
 
 
-def _decode(where: str, body: bytes) -> Control:
+def decode_control(where: str, body: bytes) -> Control:
+    """What `body` says about a pipeline. Raises `Damaged`, `UnsupportedVersion`."""
     try:
-        value = orjson.loads(body)
+        value = decode_checked(body)
+        if int(value["format"]) > _FORMAT:
+            raise UnsupportedVersion(f"{where} has format {value['format']}")
         disabled, failing = (
             {
                 str(name): Disabled(int(one["at"]), str(one["reason"]))

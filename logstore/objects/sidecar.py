@@ -14,9 +14,8 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import orjson
-
 from logstore import ulid
+from logstore.checked import decode_checked, encode_checked
 from logstore.clock import Clock, Entropy
 from logstore.filesystem import FileSystem, Stat
 from logstore.objects.keypath import KeyPaths
@@ -98,7 +97,7 @@ def move(fs: FileSystem, source: str, target: str) -> None:
 
 def _spell(described: KnownFile, replaced: KnownFile | None) -> bytes:
     fields = _fields(described)
-    return orjson.dumps(fields if replaced is None else {**fields, "replaced": _fields(replaced)})
+    return encode_checked(fields if replaced is None else {**fields, "replaced": _fields(replaced)})
 
 
 def _fields(described: KnownFile) -> dict[str, object]:
@@ -114,10 +113,10 @@ def _fields(described: KnownFile) -> dict[str, object]:
 def _parse(text: bytes, stat: Stat) -> KnownFile | None:
     wanted = (stat.size, stat.modified_ns, stat.inode)
     try:
-        newest = orjson.loads(text)
+        newest = decode_checked(text)
         for found in (newest, newest.get("replaced")):
             if found and (found["size"], found["mtime_ns"], found["inode"]) == wanted:
                 return KnownFile(stat, Known(str(found["etag"]), dict(found["metadata"])))
-    except (ValueError, KeyError, TypeError, AttributeError):  # torn by a power cut
+    except (ValueError, KeyError, TypeError, AttributeError):  # torn by a power cut, or changed
         pass
     return None

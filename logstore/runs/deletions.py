@@ -16,18 +16,18 @@ only if they changed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
-
-import orjson
 
 from logstore import keys
 from logstore import ulid as ulids
 from logstore.batch import RunKey
+from logstore.checked import decode_checked, encode_checked
 from logstore.errors import Damaged, InvalidInput, NotFound
 from logstore.names import decode
 from logstore.objects.store import ObjectInfo, ObjectStore
+from logstore.state_kinds import advice
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def deletion_at(key: str) -> Deletion | None:
 
 def encode_deletion(deletion: Deletion) -> bytes:
     """The bytes of a deletion."""
-    return orjson.dumps(
+    return encode_checked(
         {
             "fqn": deletion.fqn,
             "run": deletion.run,
@@ -80,7 +80,7 @@ def encode_deletion(deletion: Deletion) -> bytes:
 def decode_deletion(body: bytes) -> Deletion:
     """The deletion that `body` holds. Raises `Damaged`."""
     try:
-        value = orjson.loads(body)
+        value = decode_checked(body)
         return Deletion(value["fqn"], value["run"], ulids.decode(value["t"]), value["version"])
     except (ValueError, TypeError, KeyError, InvalidInput) as error:
         raise Damaged(f"not a deletion: {error}") from error
@@ -98,10 +98,18 @@ class StoredDeletion:
     key: str
 
 
+def _raise(_key: str, error: Damaged) -> Deletion:
+    raise error
+
+
 @dataclass(frozen=True, slots=True)
 class StoredDeletions:
-    """The deletions of one store, for a caller that reads them repeatedly."""
+    """The deletions of one store, for a caller that reads them repeatedly.
 
+    `damaged` gives what a record counts as that cannot be read, or raises the error.
+    """
+
+    damaged: Callable[[str, Damaged], Deletion] = _raise
     _read: dict[str, tuple[str, Deletion]] = field(default_factory=dict)
 
     async def each(
@@ -148,7 +156,12 @@ class StoredDeletions:
         except NotFound:  # it is done everywhere, and somebody removed it
             self._read.pop(key, None)
         else:
-            self._read[key] = (found.etag, decode_deletion(body))
+            try:
+                deletion = decode_deletion(body)
+            except Damaged as error:
+                named = Damaged(f"{key}: {error}", hint=advice(key))
+                deletion = self.damaged(key, named)
+            self._read[key] = (found.etag, deletion)
 
 
 async def deletions_above(store: ObjectStore, low: int) -> Sequence[Deletion]:

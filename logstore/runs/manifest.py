@@ -28,10 +28,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, cast
 
-import orjson
-
 from logstore import ulid as ulids
 from logstore.batch import RunKey
+from logstore.checked import decode_checked, encode_checked
 from logstore.errors import Damaged, InvalidInput, UnsupportedVersion
 
 FORMAT = 1
@@ -204,13 +203,13 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "last_ms": manifest.last_ms,
         "flushed_ms": manifest.flushed_ms,
     }
-    return orjson.dumps(value)
+    return encode_checked(value)
 
 
 def decode_manifest(body: bytes) -> Manifest:
     """The manifest that `body` holds. Raises `UnsupportedVersion`, `Damaged`."""
     try:
-        value = orjson.loads(body)
+        value = decode_checked(body)
         if value["format"] > FORMAT:
             raise UnsupportedVersion(f"a run manifest of format {value['format']}")
         return _decode(value)

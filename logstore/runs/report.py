@@ -20,6 +20,7 @@ import orjson
 
 from logstore import ulid as ulids
 from logstore.batch import RunKey
+from logstore.checked import decode_checked, with_check
 from logstore.errors import Damaged, InvalidInput, UnsupportedVersion
 
 FORMAT = 1
@@ -74,13 +75,13 @@ def encode_report(report: Report) -> bytes:
             "stored_ms": report.stored_ms,
         }
     )
-    return b'%b,"value":%b}' % (head[:-1], report.body)
+    return with_check(b'%b,"value":%b}' % (head[:-1], report.body))
 
 
 def decode_report(body: bytes) -> Report:
     """The report that `body` holds. Raises `Damaged`, `UnsupportedVersion`."""
     try:
-        value = orjson.loads(body)
+        value = decode_checked(body)
         if value["format"] > FORMAT:
             raise UnsupportedVersion(f"a report of format {value['format']}")
         return make_report(

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import orjson
-
 from logstore import keys
+from logstore.checked import decode_checked, encode_checked
 from logstore.errors import Damaged
 from logstore.objects.store import ObjectStore
 from logstore.swap import Document, swap
@@ -32,7 +31,7 @@ class Watermark:
 def decode_watermark(body: bytes) -> Watermark:
     """The watermark that `body` holds. Raises `Damaged`."""
     try:
-        value = orjson.loads(body)
+        value = decode_checked(body)
         mark = Watermark(value["seq"], value["pos"], value["low"], value["version"])
     except (ValueError, TypeError, KeyError) as error:
         raise Damaged(f"not a watermark: {error}") from error
@@ -74,4 +73,4 @@ async def raise_watermark(
 
 
 def _document(store: ObjectStore, node: str) -> Document[Watermark]:
-    return Document(store, keys.watermark(node), decode_watermark, orjson.dumps)
+    return Document(store, keys.watermark(node), decode_watermark, encode_checked)

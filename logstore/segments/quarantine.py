@@ -14,10 +14,9 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple
 
-import orjson
-
 from logstore import keys
-from logstore.errors import InvalidInput, NotFound, PreconditionFailed
+from logstore.checked import decode_checked, encode_checked
+from logstore.errors import Damaged, InvalidInput, NotFound, PreconditionFailed
 from logstore.names import decode
 from logstore.objects.store import ObjectStore
 from logstore.swap import write_until_known
@@ -29,6 +28,32 @@ class QuarantinedSegment(NamedTuple):
     node: str
     seq: int
     given_up: bool
+
+
+def encode_marker(reason: str, version: str) -> bytes:
+    """The bytes of a quarantine marker."""
+    return encode_checked({"reason": reason, "version": version})
+
+
+def decode_marker(body: bytes) -> str:
+    """The reason that a quarantine marker holds. Raises `Damaged`."""
+    try:
+        return str(decode_checked(body)["reason"])
+    except (ValueError, KeyError) as error:
+        raise Damaged(f"not a quarantine marker: {error}") from error
+
+
+def encode_give_up(at: str, version: str) -> bytes:
+    """The bytes of a marker that gives up a segment's lines."""
+    return encode_checked({"at": at, "version": version})
+
+
+def decode_give_up(body: bytes) -> str:
+    """When a segment's lines were given up, in RFC 3339. Raises `Damaged`."""
+    try:
+        return str(decode_checked(body)["at"])
+    except (ValueError, KeyError) as error:
+        raise Damaged(f"not a marker of a segment that was given up: {error}") from error
 
 
 async def quarantined_segments(store: ObjectStore) -> dict[str, set[int]]:
@@ -69,8 +94,8 @@ async def read_reason(store: ObjectStore, node: str, seq: int) -> str:
     except NotFound:
         return "the marker is gone"
     try:
-        return str(orjson.loads(body)["reason"])
-    except (ValueError, KeyError, TypeError):
+        return decode_marker(body)
+    except Damaged:
         return "the marker does not say why"
 
 
@@ -79,8 +104,7 @@ async def quarantine(store: ObjectStore, node: str, seq: int, *, reason: str, ve
 
     Raises `StoreUnavailable`, `OutcomeUnknown`.
     """
-    body = orjson.dumps({"reason": reason, "version": version})
-    await _put_once(store, keys.quarantine_marker(node, seq), body)
+    await _put_once(store, keys.quarantine_marker(node, seq), encode_marker(reason, version))
 
 
 async def check_quarantined(store: ObjectStore, key: str) -> tuple[str, int]:
@@ -109,8 +133,7 @@ async def give_up(store: ObjectStore, key: str, *, at: str, version: str) -> Non
     Raises as `check_quarantined`, and `OutcomeUnknown`.
     """
     node, seq = await check_quarantined(store, key)
-    body = orjson.dumps({"at": at, "version": version})
-    await _put_once(store, keys.give_up_marker(node, seq), body)
+    await _put_once(store, keys.give_up_marker(node, seq), encode_give_up(at, version))
 
 
 async def release(store: ObjectStore, segments: Iterable[tuple[str, int]]) -> None:

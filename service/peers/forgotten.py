@@ -26,12 +26,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeVar
-
-import orjson
+from typing import TypeVar
 
 from logstore import keys
 from logstore.batch import RunKey
+from logstore.checked import decode_checked, encode_checked
 from logstore.clock import Clock
 from logstore.errors import Conflict, Damaged, NotFound, UnsupportedVersion
 from logstore.names import decode
@@ -71,13 +70,15 @@ class Forgotten:
 
 def encode_forgotten(value: Forgotten) -> bytes:
     """The bytes of a record."""
-    return orjson.dumps({"format": FORMAT, **asdict(value), "runs": [list(r) for r in value.runs]})
+    return encode_checked(
+        {"format": FORMAT, **asdict(value), "runs": [list(r) for r in value.runs]}
+    )
 
 
 def decode_forgotten(body: bytes) -> Forgotten:
     """The record that the bytes hold. Raises `Damaged`, `UnsupportedVersion`."""
     try:
-        value: dict[str, Any] = orjson.loads(body)
+        value = decode_checked(body)
         if value["format"] > FORMAT:
             raise UnsupportedVersion(f"a node that was let go, of format {value['format']}")
         returned = value["returned_ms"]

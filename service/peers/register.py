@@ -33,12 +33,11 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final, NamedTuple
-
-import orjson
+from typing import Final, NamedTuple
 
 from logstore import keys
 from logstore import ulid as ulids
+from logstore.checked import decode_checked, encode_checked
 from logstore.clock import Clock, Entropy
 from logstore.errors import Damaged, NodeNotReady, NotFound, TailraceError, UnsupportedVersion
 from logstore.objects.store import ObjectInfo, ObjectStore
@@ -83,13 +82,13 @@ class Entry:
 
 def encode_entry(entry: Entry) -> bytes:
     """The bytes of an entry."""
-    return orjson.dumps({"format": FORMAT, **asdict(entry)})
+    return encode_checked({"format": FORMAT, **asdict(entry)})
 
 
 def decode_entry(body: bytes) -> Entry:
     """The entry that the bytes hold. Raises `Damaged`, `UnsupportedVersion`."""
     try:
-        value: dict[str, Any] = orjson.loads(body)
+        value = decode_checked(body)
         if value["format"] > FORMAT:
             raise UnsupportedVersion(f"an entry of a node of format {value['format']}")
         return Entry(

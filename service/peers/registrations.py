@@ -8,13 +8,13 @@ new to it once the copy has brought them into the store and is gone.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, Final
-
-import orjson
+from typing import Final
 
 from logstore import keys
+from logstore.checked import decode_checked
 from logstore.errors import Damaged, NotFound
 from logstore.objects.store import ObjectStore
+from logstore.state_kinds import advice
 from service.runs.elsewhere import Fork
 from service.runtime.identity import taken_over
 
@@ -40,12 +40,24 @@ class Registrations:
     async def _fork(self, node: str) -> Fork | None:
         key = keys.node_registration(node)
         try:
-            value: dict[str, Any] = orjson.loads((await self._store.get(key))[1])
-            files = taken_over(value.get("files", ()))
-            parents = tuple([str(parent) for parent in value["parents"]])
-            shared = tuple([str(file) for file in value.get("shared", ())])
-            return Fork(node, parents, int(value["base"]), files, shared) if files else None
+            found = decode_registration((await self._store.get(key))[1])
         except NotFound:
             return None  # it has no lines that were acknowledged, or is no node
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise Damaged(f"{key} is not the registration of a node: {error}") from error
+        except Damaged as error:
+            raise Damaged(f"{key}: {error}", hint=advice(key)) from error
+        return found if found.files else None
+
+
+def decode_registration(body: bytes) -> Fork:
+    """The registration that the bytes hold. Raises `Damaged`."""
+    try:
+        value = decode_checked(body)
+        return Fork(
+            str(value["node"]),
+            tuple([str(parent) for parent in value["parents"]]),
+            int(value["base"]),
+            taken_over(value.get("files", ())),
+            tuple([str(file) for file in value.get("shared", ())]),
+        )
+    except (ValueError, TypeError, KeyError) as error:
+        raise Damaged(f"not the registration of a node: {error}") from error

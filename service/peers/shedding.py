@@ -20,13 +20,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-import orjson
-
 from coordination.storetime import StoreTime
 from logstore import keys
 from logstore import ulid as ulids
+from logstore.checked import decode_checked, encode_checked
 from logstore.clock import Clock, Entropy
-from logstore.errors import Damaged, TailraceError
+from logstore.errors import Damaged, TailraceError, UnsupportedVersion
 from logstore.objects.store import ObjectStore
 from logstore.swap import Backoff, Document, RetryBudget, swap
 from service.journal.journal import Journal
@@ -53,13 +52,15 @@ class Slots:
 
 def encode_slots(slots: Slots) -> bytes:
     """The bytes of the slots."""
-    return orjson.dumps({"format": FORMAT, "ulid": slots.ulid, "until_ms": dict(slots.until_ms)})
+    return encode_checked({"format": FORMAT, "ulid": slots.ulid, "until_ms": dict(slots.until_ms)})
 
 
 def decode_slots(body: bytes) -> Slots:
-    """The slots that the bytes hold. Raises `Damaged`."""
+    """The slots that the bytes hold. Raises `Damaged`, `UnsupportedVersion`."""
     try:
-        value = orjson.loads(body)
+        value = decode_checked(body)
+        if int(value["format"]) > FORMAT:
+            raise UnsupportedVersion(f"{keys.SHEDDING} has format {value['format']}")
         return Slots(str(value["ulid"]), {str(i): int(t) for i, t in value["until_ms"].items()})
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise Damaged(f"{keys.SHEDDING} does not hold slots: {error}") from error

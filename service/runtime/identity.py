@@ -20,6 +20,7 @@ import orjson
 
 from logstore import keys
 from logstore import ulid as ulids
+from logstore.checked import encode_checked, with_blank_check, without_blank_check
 from logstore.clock import Clock, Entropy
 from logstore.errors import (
     Damaged,
@@ -141,7 +142,7 @@ class DataFolder:
             self._fs.unlink(temporary)
         file = self._fs.open(temporary, "create")
         try:
-            file.write([orjson.dumps(asdict(identity))])
+            file.write([with_blank_check(orjson.dumps(asdict(identity)))])
             file.sync()
         finally:
             file.close()
@@ -162,7 +163,7 @@ class DataFolder:
         if body is None:
             return None
         try:
-            value: dict[str, Any] = orjson.loads(body)
+            value: dict[str, Any] = orjson.loads(without_blank_check(body))
             known = Identity(**{**value, "parents": tuple(value["parents"])})
             return replace(known, files=taken_over(known.files), shared=tuple(known.shared))
         except (ValueError, TypeError, KeyError) as error:
@@ -202,5 +203,7 @@ async def register(store: ObjectStore, identity: Identity, clock: Clock) -> Iden
     }
     # it is ours: nobody else has this incarnation's ULID.
     with suppress(PreconditionFailed):
-        await store.put(keys.node_registration(identity.node), orjson.dumps(entry), if_absent=True)
+        await store.put(
+            keys.node_registration(identity.node), encode_checked(entry), if_absent=True
+        )
     return replace(identity, registered=True)

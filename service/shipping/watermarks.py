@@ -16,10 +16,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-import orjson
-
 from logstore import keys
 from logstore import ulid as ulids
+from logstore.checked import encode_checked
 from logstore.clock import Clock, Entropy
 from logstore.errors import Damaged, NotFound, PreconditionFailed, UnsupportedVersion
 from logstore.objects.store import ObjectStore
@@ -83,7 +82,7 @@ class Watermarks:
     async def _take_again(self, node: str, etag: str, error: Damaged) -> None:
         mark = await self._from_store(node)
         try:
-            await self._store.put(keys.watermark(node), orjson.dumps(mark), if_match=etag)
+            await self._store.put(keys.watermark(node), encode_checked(mark), if_match=etag)
         except PreconditionFailed:
             return  # somebody else was first: what is there now is read
         problem = (

@@ -65,7 +65,14 @@ class SegmentCatalog:
     async def read_marks(self) -> None:
         """The watermarks of now: before the manifests that they speak of are read."""
         for node in await nodes_of(self.store):
-            self.marks[node] = await read_watermark(self.store, node)
+            self.marks[node] = await self._mark(node) or Watermark()
+
+    async def _mark(self, node: str) -> Watermark | None:
+        """The node's watermark; None for a damaged one, of which nothing is believed."""
+        try:
+            return await read_watermark(self.store, node)
+        except Damaged:
+            return None  # reported with all state objects
 
     async def refresh(self) -> None:
         """Lists again and checks what is new. Raises `StoreUnavailable`."""
@@ -125,7 +132,10 @@ class SegmentCatalog:
         missing = [seq for seq in range(low, max(there, default=0)) if seq not in there]
         if not missing:
             return
-        low = (await read_watermark(self.store, node)).low
+        mark = await self._mark(node)
+        if mark is None:
+            return
+        low = mark.low
         for seq in missing:
             known = (node, seq)
             if seq >= low and known not in self._gaps and not await self._is_there(node, seq):

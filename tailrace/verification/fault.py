@@ -21,6 +21,8 @@ Kind = Literal[
     "segment-overlap",  # holds positions of the segment before it
     "marker-alone",  # a segment is quarantined that is not there
     "manifest-damaged",
+    "state-damaged",  # another object that says how far something is, or who does it
+    "state-newer",  # of a format that this program does not know
     "run-lost",  # lines of it are stored, and no manifest names it
     "chunk-missing",
     "chunk-changed",  # of another length, or another object, than the manifest says

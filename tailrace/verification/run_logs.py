@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from logstore import keys
 from logstore import ulid as ulids
 from logstore.batch import RunKey
-from logstore.errors import Damaged, InvalidInput, NotFound, PreconditionFailed, UnsupportedVersion
+from logstore.errors import Damaged, InvalidInput, NotFound, PreconditionFailed
 from logstore.objects.store import ObjectInfo, ObjectStore
 from logstore.runs.blocks import Blocks
 from logstore.runs.index import Directory
@@ -27,6 +27,7 @@ from logstore.runs.manifest import Chunk, Manifest, decode_manifest
 from service.runs.chunks import Chunks, Moved, goes_on
 from tailrace.verification.fault import Findings, Kind, place_of
 from tailrace.verification.records import records
+from tailrace.verification.state import StateCheck
 
 SPAN_BYTES = 8 << 20
 """Text that is held at once, unless one block is longer."""
@@ -54,6 +55,7 @@ class Texts:
     """Reads runs of one store; `kept_ms` is how long a run's text is kept, 0 for ever."""
 
     store: ObjectStore
+    state: StateCheck
     chunks: Chunks
     findings: Findings
     now_ms: int
@@ -61,13 +63,10 @@ class Texts:
 
     async def manifest(self, key: str) -> Manifest | None:
         """The manifest at the key; None if it is gone or cannot be read, which is reported."""
-        try:
-            manifest = decode_manifest((await self.store.get(key))[1])
-        except NotFound:
+        manifest = await self.state.read(key)
+        if manifest is None:
             return None
-        except (Damaged, UnsupportedVersion) as error:
-            self.findings.add("manifest-damaged", key, str(error))
-            return None
+        assert isinstance(manifest, Manifest)
         self.findings.count("runs")
         return manifest
 

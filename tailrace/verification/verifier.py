@@ -20,13 +20,13 @@ from logstore.batch import RunKey
 from logstore.clock import Clock
 from logstore.errors import Damaged, JournalFailed, NotFound
 from logstore.filesystem import FileSystem
+from logstore.names import decode
 from logstore.objects.store import ObjectStore
-from logstore.runs.deletions import deletions_above
+from logstore.runs.deletions import Deletion, StoredDeletions
 from logstore.runs.manifest import Manifest, decode_manifest
 from logstore.table.snapshot import Snapshot, TableFile
 from logstore.table.table import Table
 from service.journal.recovery import recover
-from service.peers.forgotten import all_forgotten
 from service.query.database import Database
 from service.runs.chunks import Chunks
 from tailrace.verification.catalog import SegmentCatalog, SegmentRepair, nothing, settled
@@ -35,6 +35,7 @@ from tailrace.verification.fault import Findings
 from tailrace.verification.files import TableFiles, check_skip_indexes
 from tailrace.verification.journal import JournalCheck
 from tailrace.verification.run_logs import RunText, Texts
+from tailrace.verification.state import StateCheck, StateRepair
 from tailrace.verification.table import Segments, TableCheck, oldest_kept
 
 GROUP_BYTES = 128 << 20
@@ -54,6 +55,8 @@ class Verifier:
     prefix: str
     expiration_days: int
     repair: SegmentRepair = nothing
+    repair_state: StateRepair | None = None
+    _state: StateCheck = field(init=False)
     _catalog: SegmentCatalog = field(init=False)
     _texts: Texts = field(init=False)
     _files: TableFiles = field(init=False)
@@ -61,8 +64,10 @@ class Verifier:
     def __post_init__(self) -> None:
         self._catalog = SegmentCatalog(self.store, self.findings, self.repair)
         self._files = TableFiles(self.store, self.database, self.findings)
+        self._state = StateCheck(self.store, self.findings, self.repair_state)
         self._texts = Texts(
             self.store,
+            self._state,
             Chunks(self.store, self.prefix),
             self.findings,
             self.clock.now_ms(),
@@ -75,14 +80,12 @@ class Verifier:
         Raises `StoreUnavailable`; `Damaged` only if the store moves faster than it is read.
         """
         self._run("CREATE TEMP TABLE known (fqn VARCHAR, run_id VARCHAR, single BOOLEAN)")
+        await self._state.check()
         await self._catalog.read_marks()
         await self._catalog.refresh()
         await self.journal(fs, data, repair=repair)
         await self._all_texts()
         await self._whole_table()
-        for node in await all_forgotten(self.store):
-            if node.returned_ms is None:
-                self.findings.note(node.sentence())
 
     # --- the journal -----------------------------------------------------------------
 
@@ -177,7 +180,7 @@ class Verifier:
         for tries in range(_TRIES):
             await self._catalog.refresh()
             snapshot = await asyncio.to_thread(self.table.snapshot)
-            deletions = await deletions_above(self.store, 0)
+            deletions = await self._deletions()
             low, high = group.bounds
             files = [f for f in snapshot.files if f.fqns is None or _meets(f.fqns, low, high)]
             files = await self._files.usable(files)
@@ -212,7 +215,7 @@ class Verifier:
             await self._catalog.read_marks()
             await self._catalog.refresh()
             snapshot = await asyncio.to_thread(self.table.snapshot)
-            hold_deletions(self.database, await deletions_above(self.store, 0))
+            hold_deletions(self.database, await self._deletions())
             marks, segments = self._table_marks(snapshot), self._catalog.segments()
             below = settled(segments, self._catalog.marks)
             parts = Segments(
@@ -233,6 +236,14 @@ class Verifier:
                 files = await self._files.usable(snapshot.files)
                 await check_skip_indexes(self.store, self.findings, files)
                 return
+
+    async def _deletions(self) -> Sequence[Deletion]:
+        """All deletions; a damaged one, which was reported, is taken to be of all lines.
+
+        Nobody can tell then which lines should be where, so they are not compared.
+        """
+        stored = StoredDeletions(damaged=_of_all_lines)
+        return await stored.above(self.store, 0)
 
     def _note_outdated(self, snapshot: Snapshot) -> None:
         outdated = [file.size for file in snapshot.files if file.outdated]
@@ -260,6 +271,14 @@ class Verifier:
     def _run(self, statement: str) -> None:
         for _ in self.database.run(statement, {}):
             pass
+
+
+def _of_all_lines(key: str, error: Damaged) -> Deletion:
+    folder, _, name = key.removeprefix(keys.DELETED).partition("/")
+    fqn, run = decode(folder), decode(name.partition("~")[0])
+    if fqn is None or (run is None and name != ".pipeline"):
+        raise error  # the names are in a hash alone
+    return Deletion(fqn, run, ulids.highest_at(ulids.MAX_TIME_MS))
 
 
 def _meets(bounds: tuple[str, str], low: str, high: str) -> bool:

@@ -19,11 +19,14 @@ from logstore.table.options import open_table
 from logstore.ulid import fresh_text
 from service.query.database import Database
 from service.query.locked import LockedDatabase
+from service.runtime.threads import in_thread
 from service.settings import Settings
+from service.shipping.watermarks import Watermarks
 from service.wiring import query_bucket
 from tailrace.verification.catalog import SegmentRepair, nothing
 from tailrace.verification.fault import Findings
 from tailrace.verification.repair import Repair
+from tailrace.verification.state import StateRepair
 from tailrace.verification.verifier import Verifier
 
 _SPILL_BYTES: Final = 64 << 30
@@ -47,7 +50,10 @@ async def verify(settings: Settings, findings: Findings, spill: str, *, repair: 
         )
         try:
             repair_segment: SegmentRepair = nothing
+            repair_state: StateRepair | None = None
             if repairing is not None:
+                marks = Watermarks(store, clock, entropy, in_thread, table.mark)
+                repair_state = StateRepair(store, marks, clock, entropy)
                 repair_segment = Repair(store, table, placement, repairing, clock, entropy).segment
             verifier = Verifier(
                 store,
@@ -58,6 +64,7 @@ async def verify(settings: Settings, findings: Findings, spill: str, *, repair: 
                 settings.runs.prefix,
                 settings.runs.shortest_days,
                 repair_segment,
+                repair_state,
             )
             await verifier.verify(disk, data, repair=repair)
         finally:

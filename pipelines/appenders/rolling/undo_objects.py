@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import orjson
-
+from logstore.checked import decode_checked, encode_checked
 from logstore.clock import SystemClock, system_entropy
 from logstore.errors import NotFound
 from logstore.objects.store import Part
@@ -45,7 +44,7 @@ class UndoObjects:
         if not new:
             return
         ulid = fresh_text(SystemClock(), system_entropy())
-        body = orjson.dumps({"objects": new})
+        body = encode_checked({"objects": new})
         name = f"{self._prefix}{self._number:012d}-{ulid}.json"
         self._objects.call(lambda store: store.put(name, body, if_absent=True))
         self._noted.update(new)
@@ -67,7 +66,7 @@ class UndoObjects:
 
     def _undo(self, name: str) -> None:
         body = self._objects.call(lambda store: store.get(name))[1]
-        for key, size in orjson.loads(body)["objects"].items():
+        for key, size in decode_checked(body)["objects"].items():
             if size == 0:
                 self._objects.call(lambda store, key=key: store.delete([key]))  # type: ignore[misc]
             else:

@@ -34,6 +34,7 @@ from tests.coordination.object_store.counted import (
     process,
     take,
 )
+from tests.edited import edited
 from tests.simulation.virtual_time import VirtualClock, simulate
 
 EMPTY = Shard(SOURCE, 0, 1)
@@ -67,8 +68,7 @@ def test_a_key_stays_in_its_shard_for_ever() -> None:
 
 
 async def _edit(objects: ObjectStore, key: str, **changed: Any) -> None:
-    value = orjson.loads((await objects.get(key))[1])
-    await objects.put(key, orjson.dumps(value | changed))
+    await objects.put(key, edited((await objects.get(key))[1], **changed))
 
 
 def test_what_newer_versions_wrote_survives() -> None:
@@ -135,7 +135,7 @@ def test_a_newer_format_stops_us() -> None:
         encode_shard(replace(EMPTY, shards=2)),
         encode_shard(replace(EMPTY, number=1)),
         encode_shard(replace(EMPTY, source="another")),
-        orjson.dumps({**orjson.loads(encode_shard(EMPTY)), "partitions": [1]}),
+        edited(encode_shard(EMPTY), partitions=[1]),
     ],
     ids=range(8),
 )
@@ -158,7 +158,7 @@ def test_small_ones_can_be_read_by_people_and_large_ones_are_packed() -> None:
         other = process(disk, clock, seed=5)
         assert len(await take(other, clock, 3000)) == 2000
         assert (await other.counts(SOURCE)) == {Status.ASSIGNED: 2000}
-        await disk.put(KEY, orjson.dumps(orjson.loads(decompressed(KEY, packed))))
+        await disk.put(KEY, decompressed(KEY, packed))
         assert len(await take(process(disk, clock), clock, 3000)) == 2000, "large, but as it was"
 
     simulate(scenario, start_ms=START_MS)

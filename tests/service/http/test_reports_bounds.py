@@ -13,6 +13,7 @@ from logstore.batch import RunKey
 from logstore.errors import InvalidInput
 from service.http.body import MAX_DEPTH, MAX_VALUES, parse_object
 from service.status.settings import OpenMetadataSettings
+from tests.edited import edited
 from tests.service.http.conftest import Serve, Served
 from tests.service.http.memory_node import MemoryNode
 from tests.settings import changed
@@ -148,7 +149,7 @@ async def test_an_older_report_that_is_nested_deeply_still_reads(direct: Serve) 
     key = keys.run_report(keys.STATUS, RunKey("p", "r"))
     info, body = await served.node.store.get(key)
     await served.node.store.put(
-        key, body.replace(b'{"runId":"r"}', nested(240)), if_match=info.etag
+        key, edited(body, value=orjson.loads(nested(240))), if_match=info.etag
     )
     assert (await served.client.get(f"{ROOT}/p/pipelineStatus/r")).content == nested(240)
     listed = await served.client.get(f"{ROOT}/p/pipelineStatus")

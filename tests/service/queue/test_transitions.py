@@ -20,6 +20,7 @@ from service.queue import transitions
 from service.queue.catalog import Name, Segment, parse_id
 from service.queue.settings import QueueSettings
 from service.queue.transitions import Moment
+from tests.edited import edited
 from tests.settings import changed
 
 SETTINGS = QueueSettings()
@@ -131,11 +132,11 @@ def test_a_group_is_the_same_after_a_write_and_keeps_what_it_does_not_know() -> 
     group = group.at("b", cursor)
     body = encode_group(group)
     assert decode_group("key", body) == group
-    newer = body[:-1] + b',"later":[1]}'
+    newer = edited(body, later=[1])
     assert decode_group("key", encode_group(decode_group("key", newer))).others == {"later": [1]}
     with pytest.raises(UnsupportedVersion):
-        decode_group("key", body.replace(b'"format":1', b'"format":2'))
-    for damaged in (b"", b"[]", b"{}", body[:-1], body.replace(b'"oldest"', b'"soon"')):
+        decode_group("key", edited(body, format=2))
+    for damaged in (b"", b"[]", b"{}", body[:-1], edited(body, start="soon")):
         with pytest.raises(Damaged):
             decode_group("key", damaged)
 

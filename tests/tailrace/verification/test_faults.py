@@ -28,6 +28,7 @@ from tailrace.verification.catalog import SegmentCatalog
 from tailrace.verification.fault import Fault, Findings
 from tests.batches import make_batches
 from tests.compactor.lake import NOON, batch
+from tests.edited import edited
 from tests.skip_indexes import with_header
 from tests.tailrace.verification.world import World, as_it_is, look, settings_for
 
@@ -177,7 +178,8 @@ def test_a_text_that_lifecycle_rules_took_away_is_no_fault(world: World) -> None
     index = text.with_suffix(".idx")
     old = ulid.encode(ulid.lowest_at(1_600_000_000_000))
     path = world.root / "runs" / "p" / "open.json"
-    path.write_bytes(path.read_bytes().replace(text.stem.encode(), old.encode()))
+    (chunk,) = orjson.loads(path.read_bytes())["chunks"]
+    path.write_bytes(edited(path.read_bytes(), chunks=[chunk | {"id": old}]))
     text.unlink()
     index.unlink()
     assert world.look().faults == []
@@ -198,9 +200,9 @@ def test_a_changed_index(world: World, at: int) -> None:
 
 def test_an_index_that_is_not_what_its_manifest_says(world: World) -> None:
     path = world.root / "runs" / "p" / "open.json"
-    manifest = orjson.loads(path.read_bytes())
-    manifest["chunks"][0]["records"] += 1
-    path.write_bytes(orjson.dumps(manifest))
+    chunks = orjson.loads(path.read_bytes())["chunks"]
+    chunks[0]["records"] += 1
+    path.write_bytes(edited(path.read_bytes(), chunks=chunks))
     assert world.look().kinds == {"index-damaged"}
 
 
@@ -225,7 +227,7 @@ def test_lines_below_the_watermark_that_are_in_no_text(world: World) -> None:
 
 def test_lines_above_the_watermark_need_not_be_in_texts(world: World) -> None:
     (mark,) = (world.root / "coordination" / "text").iterdir()
-    mark.write_bytes(orjson.dumps(orjson.loads(mark.read_bytes()) | {"seq": 0, "pos": 0}))
+    mark.write_bytes(edited(mark.read_bytes(), seq=0, pos=0))
     world.manifest("p/open", chunks=[])
     (world.root / "runs" / "p" / "records.json").unlink()
     assert world.look().faults == []
@@ -233,9 +235,8 @@ def test_lines_above_the_watermark_need_not_be_in_texts(world: World) -> None:
 
 def test_a_text_that_has_its_lines_twice(world: World) -> None:
     path = world.root / "runs" / "p" / "open.json"
-    manifest = orjson.loads(path.read_bytes())
-    manifest["chunks"] *= 2
-    path.write_bytes(orjson.dumps(manifest))
+    chunks = orjson.loads(path.read_bytes())["chunks"]
+    path.write_bytes(edited(path.read_bytes(), chunks=chunks * 2))
     fault = world.look().one("line-twice-in-text")
     assert (fault.place, fault.lines) == ("run p/open", 600)
 

@@ -20,6 +20,7 @@ from logstore.runs.blocks import BLOCK
 from service.runs.chunks import Chunks
 from tailrace.verification.fault import Fault, Findings
 from tailrace.verification.run_logs import SPAN_BYTES, RunText, Texts, spans
+from tailrace.verification.state import StateCheck
 from tests.tailrace.verification.world import World
 
 OPEN = keys.run_manifest(RunKey("p", "open"))
@@ -52,7 +53,9 @@ def read(world: World, before: Callable[[], None]) -> tuple[RunText, list[str], 
     store = MovingStore(str(world.root), Disk(), SystemClock(), system_entropy())
     store.before = before
     told: list[Fault] = []
-    texts = Texts(store, Chunks(store, "pipeline-logs"), Findings(told.append), 0, 0)
+    findings = Findings(told.append)
+    state = StateCheck(store, findings)
+    texts = Texts(store, state, Chunks(store, "pipeline-logs"), findings, 0, 0)
     found: list[str] = []
 
     async def work() -> RunText:

@@ -38,6 +38,7 @@ from logstore.table.table import Table
 from service.settings import Settings
 from tailrace.verification.fault import Fault, Findings
 from tailrace.verification.wiring import verify
+from tests.edited import edited
 from tests.service.test_main import service
 
 BASE = "/api/v1/services/ingestionPipelines/logs"
@@ -223,7 +224,7 @@ class World:
     def manifest(self, run: str, **changes: Any) -> None:
         """Writes other values into a run's manifest."""
         path = self.root / "runs" / f"{run}.json"
-        path.write_bytes(orjson.dumps(orjson.loads(path.read_bytes()) | changes))
+        path.write_bytes(edited(path.read_bytes(), **changes))
 
     def table_files(self) -> list[Path]:
         return [self.root / "table" / file.path for file in self.table.snapshot().files]
@@ -231,7 +232,7 @@ class World:
     def raise_low(self, low: int) -> None:
         """A compactor's word that segments below are no longer kept."""
         (mark,) = (self.root / "coordination" / "text").iterdir()
-        mark.write_bytes(orjson.dumps(orjson.loads(mark.read_bytes()) | {"low": low}))
+        mark.write_bytes(edited(mark.read_bytes(), low=low))
 
     def set_aside(self, seq: int, reason: str) -> None:
         """A compactor's marker."""

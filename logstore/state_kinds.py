@@ -1,0 +1,200 @@
+"""Every kind of state object: where it is, and what happens when it is damaged.
+
+A state object is a small JSON object that says how far something is, who does it, or what is
+valid. All of them are encoded by `logstore.checked`. Nobody believes one that does not match its
+checksum: `damaged` is what programs do instead, and `remedy` how it comes back. In addition,
+`tailrace verify` names each damaged object, and `--repair` undoes the change of a single bit.
+
+`tailrace.verification.state` has a decoder for each kind in the store. The matrix of damage in
+docs/guarantees.md and docs/formats.md are made from this list.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import Final, Literal
+
+Place = Literal["store", "data folder", "local store", "appender's store"]
+_HOLDER: Final = re.compile(r"\\\{(\w+)(…?)\\\}")
+
+
+@cache
+def _pattern(key: str) -> re.Pattern[str]:
+    """What matches the keys of one spelling, in which the other parts stand for themselves."""
+    return re.compile(_HOLDER.sub(lambda m: ".+" if m[2] else "[^/]+", re.escape(key)))
+
+
+@dataclass(frozen=True, slots=True)
+class StateKind:
+    """A kind of state object, with its key, or its path below its place.
+
+    In a key, `{name}` stands for a component of it or a part of one, `{names…}` for several.
+    """
+
+    name: str
+    key: str
+    damaged: str
+    """What programs do that meet a damaged one: complete sentences."""
+    remedy: str
+    """How it comes back where more than one bit changed: complete sentences."""
+    place: Place = "store"
+
+    def matches(self, key: str) -> bool:
+        """Whether an object of that key, or at that path, is of the kind."""
+        return _pattern(self.key).fullmatch(key) is not None
+
+
+STATE_KINDS: Final = (
+    StateKind(
+        "run manifest",
+        "runs/{fqn}/{run}.json",
+        "Pages, downloads, the close and the deletion of the run fail with 500 `damaged`; its flush"
+        " waits, and its lines stay in journal and segments.",
+        "Put an intact version of the object back. Without one, remove it: the run's log is then"
+        " rebuilt from segments and table when it is next read.",
+    ),
+    StateKind(
+        "watermark",
+        "coordination/text/{node}",
+        "Nodes compute it again from the table's mark, the stored segments and their runs'"
+        " manifests. The compactor removes no segment of the node until then.",
+        "A node does so at its start and every ten minutes; `verify --repair` does so at once.",
+    ),
+    StateKind(
+        "deletion of a pipeline",
+        "coordination/deleted/{fqn}/.pipeline",
+        "Nodes keep the deletion that they know; what has to read it anew fails: searches, the"
+        " start of a node, the purge of the table.",
+        "Delete the pipeline again, or put an intact version of the object back.",
+    ),
+    StateKind(
+        "deletion of a run",
+        "coordination/deleted/{fqn}/{run}",
+        "Readers take the deletion from its key, which contains it all.",
+        "`verify --repair` writes it again from its key. Where names are so long that the key"
+        " holds a hash: as the deletion of a pipeline.",
+    ),
+    StateKind(
+        "node registration",
+        "coordination/nodes/{node}",
+        "Live streams that continue at a copied folder fail with 500 `damaged`.",
+        "Put an intact version of the object back.",
+    ),
+    StateKind(
+        "register entry",
+        "coordination/peers/{node}~{instance}",
+        "The node counts as silent: replies name it.",
+        "The process that it belongs to writes it again within a minute.",
+    ),
+    StateKind(
+        "forgotten node",
+        "coordination/forgotten/{node}",
+        "The node counts as let go and not returned.",
+        "Put an intact version of the object back, or remove it if the node has returned.",
+    ),
+    StateKind(
+        "shedding slots",
+        "coordination/shedding.json",
+        "No node sheds load.",
+        "The next node that sheds writes it again.",
+    ),
+    StateKind(
+        "named lease",
+        "coordination/leases/{source}/{names…}",
+        "Nobody acquires or renews it. Its work waits.",
+        "Once `coordination.lease_seconds` have passed since it was written, whoever asks for it"
+        " writes it again.",
+    ),
+    StateKind(
+        "source of partitions",
+        "coordination/partitions/{source}/source.json",
+        "Every call for the source fails and names the object.",
+        "Put an intact version of the object back.",
+    ),
+    StateKind(
+        "shard of partitions",
+        "coordination/partitions/{source}/{shard}.json",
+        "Partitions of other shards are given out; a call for one of this shard fails.",
+        "Put an intact version of the object back.",
+    ),
+    StateKind(
+        "consumer group",
+        "coordination/groups/{group}",
+        "Calls for the group fail, and no segment is removed, because the group may need it.",
+        "Put an intact version of the object back, or forget the group and make it again.",
+    ),
+    StateKind(
+        "pipeline control",
+        "coordination/pipelines/{name}",
+        "The pipeline pauses and says so.",
+        "Put an intact version of the object back, or remove it: the pipeline then runs, with all"
+        " its appenders.",
+    ),
+    StateKind(
+        "report of status",
+        "coordination/status/{fqn}/{run}",
+        "A read of the run's status fails with 500 `damaged`.",
+        "The next report of the client replaces it.",
+    ),
+    StateKind(
+        "report of progress",
+        "coordination/progress/{fqn}/{run}",
+        "A read of the run's progress fails with 500 `damaged`.",
+        "The next report of the client replaces it.",
+    ),
+    StateKind(
+        "report of metrics",
+        "coordination/metrics/{fqn}/{run}/{ULID}",
+        "A read of the run's metrics fails with 500 `damaged`.",
+        "Remove it: the metrics that it holds are lost.",
+    ),
+    StateKind(
+        "give-up marker",
+        "segments/.aside/{node}/{seq}.given-up",
+        "The lines of the segment stay given up.",
+        "Remove it: the segment is an alarm again until somebody decides.",
+    ),
+    StateKind(
+        "quarantine marker",
+        "segments/.aside/{node}/{seq}",
+        "The segment stays quarantined; only the reason is lost.",
+        "`verify --repair` brings back a segment that reads well, and removes its marker.",
+    ),
+    StateKind(
+        "identity",
+        "node.json",
+        "The node does not start.",
+        "Put the file back from a copy. Without it, the folder becomes a new node that takes over"
+        " what the journal holds.",
+        "data folder",
+    ),
+    StateKind(
+        "sidecar",
+        ".meta/{names…}.json",
+        "The ETag is computed from the bytes again, and the object has no user metadata.",
+        "The next write of the object replaces it.",
+        "local store",
+    ),
+    StateKind(
+        "undo note",
+        ".tailrace/{part}/{number}-{ULID}.json",
+        "The appender does not start, and its pipeline says why.",
+        "Put an intact version of the object back, or remove it: lines since the last checkpoint"
+        " may then be in the appender's objects twice.",
+        "appender's store",
+    ),
+)
+
+
+def kind_of(key: str) -> StateKind | None:
+    """The kind of the state object at a key of the store; None for objects of other kinds."""
+    return next((k for k in STATE_KINDS if k.place == "store" and k.matches(key)), None)
+
+
+def advice(key: str) -> str:
+    """What an operator does about a damaged state object."""
+    kind = kind_of(key)
+    first = "Run `tailrace verify --repair`, which undoes the change of a single bit."
+    return first if kind is None else f"{first} {kind.remedy}"
