@@ -151,7 +151,11 @@ METRICS: tuple[Declared[Sources], ...] = (
         },
         "source",
     ),
-    _tally("lost_bytes", "Bytes that nobody could have read: proven loss.", "lost_bytes"),
+    _tally(
+        "lost_bytes",
+        "Bytes that were seen in a file and are gone, and that were not read.",
+        "lost_bytes",
+    ),
     _tally("truncations", "Files that were cut and written anew.", "truncations"),
     _tally("rotations", "Files that were moved away from their path.", "rotations"),
     _tally(

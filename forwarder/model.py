@@ -97,7 +97,8 @@ class FileState:
     fingerprint: bytes
     """The first bytes of its decompressed content; fewer while it is shorter."""
     window: tuple[int, int, int]
-    """Offset, length and xxh3-64 of the bytes before the acknowledged offset."""
+    """Offset, length and xxh3-64 of the bytes before the acknowledged offset; before the end as it
+    was seen first, if nothing is acknowledged."""
     device: int
     inode: int
     """With `device` a hint, and no identity."""
@@ -113,3 +114,13 @@ class FileState:
     stage: Stage = "open"
     lost: int = 0
     """Bytes that are proven lost."""
+    written_ns: int = 0
+    """When it was written last, nanoseconds since 1970."""
+    named: str = ""
+    """The path under which it was written, if that is not `path`."""
+    copies: tuple[tuple[int, int], ...] = ()
+    """Where copies of it ended that are shorter than it: offset and xxh3-64 of the bytes before."""
+    recent: tuple[int, bytes] = (0, b"")
+    """An offset and the bytes before it, if a copy that nobody saw yet may end among them."""
+    cut: tuple[int, int, int] = (0, 0, 0)
+    """The window at the end of a copy that is all that is left of it, and ends before `cursor`."""

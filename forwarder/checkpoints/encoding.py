@@ -6,8 +6,12 @@
      "prepared": [{"batch": "<ULID>", "start": <cursor>, "end": <cursor>, "digest": <xxh3>,
                    "content": <xxh3 of the range's bytes>, "path": "…", "attributes": {…},
                    "fqn": "…", "run": "…"}, …],
-     "fqn": "…", "run": "…", "stage": "open", "lost": 0}
+     "fqn": "…", "run": "…", "stage": "open", "lost": 0,
+     "written_ns": 5, "named": "…", "copies": [[offset, xxh3], …], "recent": [offset, "<base64>"],
+     "cut": [offset, length, xxh3]}
     {"forget": "<id>"}
+
+The fields from `written_ns` on are left out where they have their default.
 
 `fingerprint` is left out where an earlier line of the same log file has it for this id already.
 Names of files that are no UTF-8 have surrogates, as `os.fsdecode` makes them, in ASCII escapes.
@@ -40,11 +44,21 @@ def encode(state: FileState, *, with_fingerprint: bool) -> bytes:
     """The line of a state, with its end."""
     value: dict[str, Any] = {name: getattr(state, name) for name in (*_TEXTS, *_NUMBERS)}
     if with_fingerprint:
-        value["fingerprint"] = binascii.b2a_base64(state.fingerprint, newline=False).decode()
+        value["fingerprint"] = _to_base64(state.fingerprint)
     value["window"] = state.window
     value["stage"] = state.stage
     value["cursor"] = _cursor(state.cursor)
     value["prepared"] = [_prepared(batch) for batch in state.prepared]
+    if state.written_ns:
+        value["written_ns"] = state.written_ns
+    if state.named:
+        value["named"] = state.named
+    if state.copies:
+        value["copies"] = state.copies
+    if state.recent[1]:
+        value["recent"] = [state.recent[0], _to_base64(state.recent[1])]
+    if state.cut[1]:
+        value["cut"] = state.cut
     return _encode(value).encode("ascii") + b"\n"
 
 
@@ -65,14 +79,19 @@ def decode(line: bytes, known: Mapping[str, FileState]) -> FileState | Forget:
             return Forget(_text(value["forget"]))
         plain: dict[str, Any] = {name: _text(value.pop(name)) for name in _TEXTS}
         plain |= {name: _number(value.pop(name)) for name in _NUMBERS}
-        offset, length, digest = map(_number, value.pop("window"))
+        recent_end, recent = value.pop("recent", (0, ""))
         state = FileState(
             **plain,
             fingerprint=_fingerprint(value.pop("fingerprint", None), known.get(plain["id"])),
-            window=(offset, length, digest),
+            window=_window(value.pop("window")),
             cursor=_to_cursor(value.pop("cursor")),
             stage=_stage(value.pop("stage")),
             prepared=tuple([_to_prepared(batch) for batch in value.pop("prepared")]),
+            written_ns=_number(value.pop("written_ns", 0)),
+            named=_text(value.pop("named", "")),
+            copies=tuple([(_number(end), _number(xxh3)) for end, xxh3 in value.pop("copies", ())]),
+            recent=(_number(recent_end), _from_base64(recent)),
+            cut=_window(value.pop("cut", (0, 0, 0))),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"a state is not as this program writes it: {error!r}") from error
@@ -83,10 +102,23 @@ def decode(line: bytes, known: Mapping[str, FileState]) -> FileState | Forget:
 
 def _fingerprint(text: str | None, known: FileState | None) -> bytes:
     if text is not None:
-        return binascii.a2b_base64(text, strict_mode=True)
+        return _from_base64(text)
     if known is None:
         raise ValueError("the line with a file's fingerprint is missing")
     return known.fingerprint
+
+
+def _to_base64(data: bytes) -> str:
+    return binascii.b2a_base64(data, newline=False).decode()
+
+
+def _from_base64(text: str) -> bytes:
+    return binascii.a2b_base64(text, strict_mode=True)
+
+
+def _window(value: Any) -> tuple[int, int, int]:
+    offset, length, digest = map(_number, value)
+    return offset, length, digest
 
 
 def _cursor(cursor: Cursor) -> list[Any]:

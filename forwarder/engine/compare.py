@@ -3,6 +3,7 @@
 | it holds … | and the known file … | then it is |
 | --- | --- | --- |
 | what the known file was read to | is gone, or was truncated | that file: reading goes on in it |
+| the beginning of what was read, and no more | is gone | what is left of it: nothing is new |
 | the same as the known file, or its beginning | is there | a shadow: a copy, which is not read |
 | the same, and more | is there, and is longer than a fingerprint | that file, which has moved on |
 | something else behind the same first bytes | | another file |
@@ -11,6 +12,12 @@
 A copy that is being written is the beginning of its original, and so a shadow from its first byte.
 An archive that is being written, whose original is gone, is unfinished: it is looked at again.
 So is a file that is undecided, by the next scan: handles become free as files are read.
+
+A copy is shorter than what was read if the writer went on between the copy and the truncation. Its
+original cannot show any more that it began like that, so the forwarder remembers where copies of a
+file ended (`Tracked.copies`), and for copies that it has not seen yet the last bytes that it read
+(`Tracked.recent`). At the path where a file was written is never a copy of it: a successor that has
+only the first lines of its predecessor so far is another file.
 """
 
 from __future__ import annotations
@@ -23,7 +30,7 @@ from forwarder.engine.registry import Registry
 from forwarder.engine.tracked import Tracked
 from forwarder.files.content import Content
 from forwarder.files.finder import Found
-from forwarder.files.identity import begins, holds
+from forwarder.files.identity import Known, begins, find_end, holds, read_window
 
 
 class Is(Enum):
@@ -33,6 +40,10 @@ class Is(Enum):
     UNFINISHED = auto()
     UNDECIDED = auto()
     SHADOW = auto()
+    LEFT = auto()
+    """The beginning of a file that is gone, and so all that is left of it."""
+    LONGER = auto()
+    """The same as a file that is there, and goes on where that ends."""
     SAME = auto()
 
 
@@ -54,8 +65,8 @@ class Comparer:
         near = self._registry.similar(source.config.name, fingerprint) if fingerprint else []
         for file in sorted(near, key=lambda each: -each.read.offset):
             if self._may_be(source, found, file, fingerprint):
-                relation = self._relation(source, content, file)
-                if relation is Is.SAME:
+                relation = self._relation(source, found, content, file)
+                if relation in (Is.LONGER, Is.SAME):
                     return file, relation
                 if relation.value > best[1].value:
                     best = file, relation
@@ -68,12 +79,14 @@ class Comparer:
         named = source.name(found.path, file.id)
         return named == (file.fqn, file.run)
 
-    def _relation(self, source: SourceParts, content: Content, file: Tracked) -> Is:
+    def _relation(self, source: SourceParts, found: Found, content: Content, file: Tracked) -> Is:
         opened = Opened.ELSEWHERE
         if file.stage != "failed" and file.readable:
             opened = self._opener.open(file)
         if opened is Opened.FULL:
             return Is.UNDECIDED
+        each = source.config.duplicates == "each"
+        may_copy = not each and found.path != file.named
         if (
             opened is not Opened.READY
             or file.content is None
@@ -81,21 +94,27 @@ class Comparer:
         ):
             if holds(content, file.known):
                 return Is.SAME
+            if may_copy and found.path != file.path and (left := self._left(content, file)):
+                return Is.UNDECIDED if opened is Opened.LATER else left
             return Is.UNFINISHED if content.compressed and not content.whole() else Is.OTHER
-        if not begins(content, file.content):
+        if each or not begins(content, file.content):
             return Is.OTHER
-        if source.config.duplicates == "each":
-            return Is.OTHER
-        its = _end(file.content)
-        if not content.read(its, 1):
-            return Is.SHADOW
+        if not content.read(find_end(file.content), 1):
+            return Is.SHADOW if may_copy else Is.OTHER
         full = len(file.fingerprint) >= source.config.fingerprint_size
-        return Is.SAME if full and holds(content, file.known) else Is.OTHER
+        return Is.LONGER if full and holds(content, file.known) else Is.OTHER
 
+    def _left(self, content: Content, file: Tracked) -> Is | None:
+        """Whether this is the beginning of a file that is gone.
 
-def _end(content: Content) -> int:
-    """The end, also of a compressed file."""
-    if content.compressed:
-        while content.read(content.end(), 1 << 20):
-            pass
-    return content.end()
+        While batches of the file are on their way it is a shadow: if they do not arrive, their
+        bytes may have to be read from it.
+        """
+        end = find_end(content)
+        start = file.fingerprint[:end]
+        if not end or not content.whole() or content.read(0, len(start)) != start:
+            return None
+        if file.begins_with(end, read_window(content, end)):
+            return Is.LEFT if file.settled else Is.SHADOW
+        acknowledged = Known(file.fingerprint, file.window)
+        return Is.SHADOW if file.resend and holds(content, acknowledged) else None

@@ -141,10 +141,13 @@ class Engine:
         first = name not in self._scanned
         if first and not found:
             self._shared.say(f"{name}: no files match the include patterns yet")
-        self._identifier.reconcile(source, found, first=first and name not in self._resumed)
+        decided = self._identifier.reconcile(
+            source, found, first=first and name not in self._resumed
+        )
         self._scanned.add(name)
         self._folders[name] = folders_of(found)
-        quiet = still.holds(self._folders[name])
+        sure = decided and still.holds(self._folders[name])
+        self._shared.quiet[name] = still.quiet() if decided else {}
         ended = self._shared.clock.monotonic()
         tally = self._shared.tallies[name]
         tally.scans += 1
@@ -153,15 +156,12 @@ class Engine:
         config = source.config
         pause = config.reconcile_interval if name in self._hinted else config.poll_interval
         self._scan_at[name] = ended + max(pause, (ended - began) * 2)
-        unsure = [
-            file
-            for file in self._registry.awake.values()
-            if file.source == name and file.unsure_since is not None
-        ]
-        if quiet:
-            for file in unsure:
+        awake = [file for file in self._registry.awake.values() if file.source == name]
+        if sure:
+            for file in awake:
                 file.unsure_since = None
-        elif unsure:
+                file.forget_recent()
+        elif any(file.unsure_since is not None for file in awake):
             self._scan_soon(name)
 
     def _take_turns(self) -> bool:
@@ -223,6 +223,9 @@ class Engine:
             return True
         if not file.fingerprint:
             return True  # an empty file is at its end; its first bytes make it wait again
+        if not before.fingerprint and before.predecessor is not None:
+            file.predecessor = before.predecessor  # an empty file is done, what it waits for is not
+            return False
         if file.waits_since is None:
             file.waits_since = now
             before.wake()  # it is read to its end once more, now that its successor has begun

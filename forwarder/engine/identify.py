@@ -21,7 +21,7 @@ from forwarder.files.content import Content
 from forwarder.files.family import family, is_archive
 from forwarder.files.finder import Found, look, look_at
 from forwarder.files.handles import NoHandle
-from forwarder.files.identity import WINDOW, holds
+from forwarder.files.identity import NO_WINDOW, WINDOW, find_end, holds, read_window, window_of
 from forwarder.model import Cursor
 from logstore.errors import Damaged, InvalidInput
 
@@ -42,9 +42,14 @@ class Identifier:
         """By place, what files waited for that were empty then."""
         self._unfinished: dict[tuple[int, int], tuple[int, float]] = {}
         """By place, the size of an unfinished archive, and since when it has that size."""
+        self._undecided = False
 
-    def reconcile(self, source: SourceParts, found: list[Found], *, first: bool) -> None:
-        """Takes in one scan of a source. `first`: what is new was there before the start."""
+    def reconcile(self, source: SourceParts, found: list[Found], *, first: bool) -> bool:
+        """Takes in one scan of a source; False if the scan could not tell what some files are.
+
+        `first`: what is new was there before the start.
+        """
+        self._undecided = False
         name, now = source.config.name, self._shared.clock.monotonic()
         seen: set[str] = set()
         rest: list[Found] = []
@@ -63,8 +68,7 @@ class Identifier:
                 rest.append(file)
             places.add(file.place)
         self._missing(name, seen, places, now)
-        # An archive is compared with its original, and so comes behind it.
-        for file in sorted(rest, key=lambda each: (is_archive(each.path), each.mtime_ns)):
+        for file in sorted(rest, key=lambda each: _turn_of(each, source.config.fingerprint_size)):
             self.unknown(source, file, at_end=first and source.config.start_at == "end")
         if name not in self._scanned:
             self._scanned.add(name)
@@ -72,6 +76,7 @@ class Identifier:
                 file for file in self._registry.of_source(name) if file.unbegun and not file.over
             ]
         self._line_up()
+        return not self._undecided
 
     def unknown(self, source: SourceParts, found: Found, *, at_end: bool = False) -> None:
         """A file at a place where none is known."""
@@ -95,7 +100,8 @@ class Identifier:
             now_there = look_at(found.path, handle.descriptor)
             if content is not None and now_there.place == found.place:
                 self._judge(source, now_there, content, at_end=at_end)
-            # else the next scan knows more
+            else:
+                self._undecided = True  # the next scan knows more
         except Damaged as error:
             self._shared.tallies[name].damaged += 1
             self._shared.say(f"{found.path}: {error}")
@@ -107,21 +113,36 @@ class Identifier:
             self._shared.handles.close(handle)
 
     def _judge(self, source: SourceParts, found: Found, content: Content, *, at_end: bool) -> None:
-        name = source.config.name
         fingerprint = content.read(0, source.config.fingerprint_size)
         original, is_ = self._comparer.compare(source, found, content, fingerprint)
-        if is_ is Is.UNDECIDED:
-            return  # the next scan looks at it again
+        if is_ is Is.UNDECIDED or (content.end() < found.size and not content.compressed):
+            self._undecided = True  # the next scan looks at it again
+            return
         if is_ is not Is.UNFINISHED:
             self._unfinished.pop(found.place, None)
-        if original is not None and is_ is Is.SAME:
+        if original is not None and is_ in (Is.SAME, Is.LONGER):
+            if is_ is Is.LONGER:
+                original.named = found.path
             self._locator.take_over(original, found)
+        elif original is not None and is_ is Is.LEFT:
+            self._locator.take_over_left(original, found, content)
         elif original is not None and (is_ is Is.SHADOW or self._may_go_on(source, found)):
-            key = (name, *found.place)
-            self._shared.tallies[name].duplicate_files += key not in self._registry.shadows
-            self._registry.shadows[key] = Shadow(found, original)
+            self._shadow(source, found, content, original)
         elif fingerprint or not found.size:  # else a compressed file that only begins
             self._new(source, found, content, fingerprint, at_end=at_end)
+
+    def _shadow(
+        self, source: SourceParts, found: Found, content: Content, original: Tracked
+    ) -> None:
+        key = (source.config.name, *found.place)
+        before = self._registry.shadows.get(key)
+        self._shared.tallies[source.config.name].duplicate_files += before is None
+        end = find_end(content)
+        self._registry.shadows[key] = Shadow(found, original, end)
+        original.copied_at = self._shared.clock.monotonic()
+        grew_from = before.end if before is not None and before.of is original else 0
+        original.remember_copy(end, read_window(content, end), instead_of=grew_from)
+        self._shared.change(original)
 
     def split(self, file: Tracked) -> None:
         """The file's inode has another content: it was truncated, or the inode is used again."""
@@ -165,7 +186,6 @@ class Identifier:
             self._shared.tallies[file.source].truncations += 1
             self._locator.lose(file)
             return False
-        self._count_cut(file)
         if moved:
             self._shared.tallies[file.source].rotations += 1
             file.rotated_at = now
@@ -180,41 +200,46 @@ class Identifier:
     def _replaced(self, file: Tracked, found: Found) -> bool:
         """Whether its inode has another content."""
         before, file.path = file.path, found.path
-        opened = self._opener.open(file)
-        try:
-            if opened is Opened.REPLACED:
-                replaced = True
-            elif opened is not Opened.READY or file.content is None or file.content.compressed:
-                return False
-            else:
-                replaced = not holds(file.content, file.known)
-                if not replaced:
-                    self._learn(file, file.content)
-        except OSError:
-            return False  # the next attempt to read it says so
+        opened, content = self._opener.open(file), file.content
+        if opened is Opened.REPLACED:
+            replaced = True
+        elif opened is not Opened.READY or content is None or content.compressed:
+            return False
+        else:
+            size = self._shared.sources[file.source].config.fingerprint_size
+            try:
+                # A file that is truncated meanwhile holds something else when these were read.
+                end = content.end()
+                start = content.read(0, size) if len(file.fingerprint) < size else b""
+                replaced = not holds(content, file.known)
+            except OSError:
+                return False  # the next attempt to read it says so
+            if not replaced:
+                self._learn(file, start)
+                self._count_cut(file, end)
         if replaced:
             file.path = before
         return replaced
 
-    def _count_cut(self, file: Tracked) -> None:
-        """A file that was cut off behind what was read of it is the same; the rest is lost."""
-        content = file.content
-        if content is None or content.compressed or (end := content.end()) >= file.content_end:
+    def _count_cut(self, file: Tracked, end: int) -> None:
+        """A file that was cut off behind what was read of it is the same; the rest is lost.
+
+        Of a file that was rotated, this is counted when it is done.
+        """
+        lost = file.content_end - end
+        if lost <= 0 or file.rotated_at is not None or file.cut != NO_WINDOW:
             return
-        lost, file.content_end = file.content_end - end, end
-        self._shared.count_lost(file, lost)
+        file.content_end = end
         self._shared.tallies[file.source].truncations += 1
-        self._shared.change(file)
+        self._shared.count_lost(file, lost)
         self._shared.say(f"{file.path} was cut off: {lost} bytes are gone, and nobody read them")
 
-    def _learn(self, file: Tracked, content: Content) -> None:
+    def _learn(self, file: Tracked, start: bytes) -> None:
         """The fingerprint grows with the file, so that a copy is known before it is read."""
-        size = self._shared.sources[file.source].config.fingerprint_size
-        if len(file.fingerprint) < size:
-            before, now_there = file.fingerprint, content.read(0, size)
-            if len(now_there) > len(before):
-                file.fingerprint = now_there
-                self._registry.index(file, before)
+        before = file.fingerprint
+        if len(start) > len(before) and file.cut == NO_WINDOW:
+            file.fingerprint = start
+            self._registry.index(file, before)
 
     def _may_go_on(self, source: SourceParts, found: Found) -> bool:
         """Whether an unfinished archive may still be written: it is so long since it grew."""
@@ -299,7 +324,8 @@ class Identifier:
             unsure_since=now,
             size=found.size,
             mtime_ns=found.mtime_ns,
-            content_end=content.end(),
+            written_ns=found.mtime_ns,
+            content_end=content.end() if content.compressed else found.size,
             grown_at=now,
             matched=True,
         )
@@ -310,6 +336,8 @@ class Identifier:
             if end:
                 file.remember_tail(content.read(max(end - WINDOW, 0), min(end, WINDOW)))
                 file.window = file.known.window
+        else:
+            file.window = window_of(read_window(content, file.content_end), file.content_end)
         before = self._registry.at_path(name, found.path)
         before = self._inherited.pop(found.place, None) or before
         file.predecessor = before if before is not None and before.awaited else None
@@ -324,12 +352,10 @@ class Identifier:
         candidates = self._rotations(file)
         if file.predecessor is not None:
             candidates.append(file.predecessor)
-        mine = file.mtime_ns, file.id
         # Of two that wait, one waits for the other: the one that was changed later.
-        before = [
-            each for each in candidates if each.id not in waiting or (each.mtime_ns, each.id) < mine
-        ]
-        return max(before, key=lambda each: (each.mtime_ns, each.id), default=None)
+        mine = _age(file)
+        before = [each for each in candidates if each.id not in waiting or _age(each) < mine]
+        return max(before, key=_age, default=None)
 
     def _rotations(self, file: Tracked) -> list[Tracked]:
         """The other files of the same log, by their names, whose lines are in the same run."""
@@ -349,10 +375,24 @@ class Identifier:
             self._shared.say(f"{error}. {error.hint}")
 
     def _unopened(self, source: SourceParts, found: Found, error: Exception) -> None:
+        self._undecided |= isinstance(error, NoHandle)
         tally = self._shared.tallies[source.config.name]
         tally.open_errors += 1
         if tally.open_errors == 1 or not isinstance(error, NoHandle):
             self._shared.say(f"{found.path} cannot be read: {error}; it is tried again")
+
+
+def _turn_of(found: Found, fingerprint_size: int) -> tuple[bool, int, int]:
+    """A copy is compared with its original, and so comes after it.
+
+    That is known of archives, and of beginnings that are shorter than a fingerprint.
+    """
+    return is_archive(found.path), -min(found.size, fingerprint_size), found.mtime_ns
+
+
+def _age(file: Tracked) -> tuple[int, str]:
+    """Of two rotations of a log, the older one has the smaller one."""
+    return file.written_ns, file.id
 
 
 def _end_of(content: Content) -> int:

@@ -82,12 +82,17 @@ class Lifecycle:
             return inf
         if file.pending:
             return inf
-        lost = max(file.content_end - file.cursor.offset, 0)
-        if lost:
-            self._shared.count_lost(file, lost)
-            self._shared.say(f"{file.path}: its last {lost} bytes are gone, and nobody read them")
+        self._count_rest(file)
         self._finish(file, "gone")
         return inf
+
+    def _count_rest(self, file: Tracked) -> None:
+        """What was seen of a file and is nowhere any more, when all else of it is acknowledged."""
+        lost = file.content_end - file.cursor.offset
+        if lost > 0:
+            file.content_end = file.cursor.offset
+            self._shared.count_lost(file, lost)
+            self._shared.say(f"{file.path}: its last {lost} bytes are gone, and nobody read them")
 
     def _review_caught_up(self, source: SourceParts, file: Tracked, now: float) -> float:
         config = source.config
@@ -97,6 +102,7 @@ class Lifecycle:
             due = max(file.grown_at, file.rotated_at) + config.rotate_wait
             if due > now:
                 return due
+            self._count_rest(file)
             self._finish(file, "done" if self._named(file) else "gone")
         elif config.close_after > 0:
             due = file.grown_at + config.close_after
@@ -135,6 +141,10 @@ class Lifecycle:
         file.seen_at = self._shared.clock.monotonic()
         if file.handle is not None and not file.matched:
             self._shared.handles.close(file.handle)
+        if stage == "gone" and not file.lost_sight:
+            self._shared.registry.leave_place(file)
+            file.lost_sight = True
+            self._shared.rescan.add(file.source)  # a copy that was not read is what is left of it
         self._sending.changed(file)
         together = list(self._shared.registry.of_run(file.fqn, file.run))
         if any(not each.over for each in together) or file.closed:

@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from forwarder.engine.opening import Opener
 from forwarder.engine.parts import Shared
 from forwarder.engine.tracked import NOWHERE, Tracked
+from forwarder.files.content import Content
 from forwarder.files.finder import Found, look
 from forwarder.files.handles import NoHandle
-from forwarder.files.identity import holds
+from forwarder.files.identity import find_end, holds, read_window, window_of
 from logstore.errors import Damaged
 
 
@@ -61,6 +62,7 @@ class Locator:
             if found is not None and self._holds(found, file):
                 self.take_over(file, found)
                 return
+        file.lost_sight = True  # the next scan compares its shorter copies with what was read
 
     def still(self, file: Tracked) -> bool:
         """Whether the file is where a search found it."""
@@ -94,6 +96,24 @@ class Locator:
         if file.stage in ("done", "gone"):
             file.stage = "rotated"
 
+    def take_over_left(self, file: Tracked, found: Found, content: Content) -> None:
+        """Only the beginning of `file` is left, there: it ends where `content` does."""
+        end = find_end(content)
+        window = window_of(read_window(content, end), end)
+        if end <= file.read.offset:
+            file.cut = window
+        else:
+            file.window = window if file.unbegun else file.window
+            before, file.fingerprint = file.fingerprint, file.fingerprint[:end]
+            self._registry.index(file, before)
+            lost, file.content_end = max(file.content_end - end, 0), end
+            if lost:
+                self._shared.count_lost(file, lost)
+                self._shared.say(
+                    f"{file.path}: its last {lost} bytes are gone, and nobody read them"
+                )
+        self.take_over(file, found)
+
     def _candidates(self, file: Tracked) -> Iterator[Found]:
         shadows = [shadow.found for shadow in self._registry.shadows_of(file)]
         others: dict[tuple[int, int], Found] = {}
@@ -113,7 +133,13 @@ class Locator:
     def _free(self, file: Tracked, found: Found) -> bool:
         """Whether no other file is known to be there."""
         there = self._registry.at_place(file.source, found.place)
-        return there is None or there is file
+        if there is None or there is file:
+            return True
+        if there.matched or there.handle is not None or self._holds(found, there) is not False:
+            return False
+        self._registry.leave_place(there)  # it is gone, and its inode is used again
+        there.lost_sight = True
+        return True
 
     def _paths(self, file: Tracked) -> Iterator[str]:
         folder = os.path.dirname(file.path) or "."

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from forwarder.config.source import Source
 from forwarder.engine.registry import Registry
+from forwarder.engine.stillness import unchanged
 from forwarder.engine.tracked import Tracked
 from forwarder.files.finder import Finder
 from forwarder.files.globs import Glob
@@ -76,7 +78,7 @@ class Tally:
     """What happened to the files of a source. Numbers only grow."""
 
     lost_bytes: int = 0
-    """Proven: seen in a file that vanished before they were read."""
+    """Seen in a file, and gone before they were read."""
     duplicate_files: int = 0
     """Files that held what another holds, and were not read."""
     truncations: int = 0
@@ -120,12 +122,30 @@ class Shared:
     """Files whose state is to be put into the checkpoint log."""
     unsaved: bool = False
     """What changed is to be synced at once."""
+    quiet: dict[str, Mapping[str, int]] = field(default_factory=dict)
+    """By source, the folders of its last scan and when they were changed before it."""
 
     def change(self, file: Tracked) -> None:
         """The file's state is to be saved."""
         self.changed[file.id] = file
 
     def count_lost(self, file: Tracked, size: int) -> None:
-        """Counts bytes of a file that are gone and that nobody read."""
+        """Counts bytes of a file that are gone and that nobody read.
+
+        It is synced at once, so that the next process does not count them again.
+        """
         file.lost += size
         self.tallies[file.source].lost_bytes += size
+        self.change(file)
+        self.unsaved = True
+
+    def may_have_copies(self, file: Tracked) -> bool:
+        """Whether there may be a copy of the file that no scan has seen as it is now.
+
+        Asked behind a read: if not, every such copy has what was read. It is so while a copy was
+        seen to grow a short time ago, and where a folder was changed since the last scan.
+        """
+        config = self.sources[file.source].config
+        if self.clock.monotonic() - file.copied_at < config.rotate_wait:
+            return True
+        return not unchanged(self.quiet.get(file.source, {}), os.path.dirname(file.path))

@@ -17,7 +17,7 @@ import xxhash
 from forwarder.engine.opening import Opened, Opener
 from forwarder.engine.parts import Shared, SourceParts
 from forwarder.engine.tracked import Pending, Tracked
-from forwarder.files.identity import WINDOW, window_of
+from forwarder.files.identity import NO_WINDOW, WINDOW, window_of
 from forwarder.model import FileFacts, Packed, Prepared
 from logstore.errors import Damaged
 
@@ -64,6 +64,9 @@ class Reader:
             }[opened]
         source = self._shared.sources[file.source]
         try:
+            if file.cut != NO_WINDOW:
+                self._ended(file, 0)  # it ends before what was read
+                return Turn.ENDED
             if file.resend:
                 return self._again(source, file)
             return self._next(source, file)
@@ -148,16 +151,17 @@ class Reader:
         assert file.content is not None
         assert file.tail is not None
         start, tail = file.read.offset, file.tail
+        there = file.content.end()  # in front of the comparison: only its own bytes count as seen
         data = file.content.read(start, count)
         if not file.content.compressed:
             if tail and file.content.read(start - len(tail), len(tail)) != tail:
                 return None
-            if not data and file.content.end() < start:
+            if not data and there < start:
                 return None
             expected = file.fingerprint[start : start + count]
             if expected and data[: len(expected)] != expected:
                 return None
-        end = max(start + len(data), file.content.end())
+        end = max(start + len(data), there)
         if end > file.content_end:
             file.content_end = end
             file.grown_at = self._shared.clock.monotonic()
@@ -216,6 +220,10 @@ class Reader:
         assert file.tail is not None
         end = pending.prepared.end
         taken = end.offset - file.read.offset
+        if self._shared.may_have_copies(file):
+            file.remember_recent(data[:taken])
+        else:
+            file.forget_recent()
         file.remember_tail(file.tail + data[max(taken - WINDOW, 0) : taken])
         file.read = end
         assert file.tail is not None

@@ -17,6 +17,8 @@ class Shadow:
 
     found: Found
     of: Tracked
+    end: int
+    """Of its content."""
 
 
 class Registry:

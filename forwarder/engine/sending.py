@@ -157,6 +157,7 @@ class Sending:
             self._release(pending)
         file.pending.clear()
         file.resend.clear()
+        file.examined.clear()
         file.read = file.cursor
         file.tail = None if file.cursor.offset else b""
         if file.handle is not None:
@@ -186,8 +187,17 @@ class Sending:
             file.cursor = file.read = prepared.end
             file.tail = None
         else:
+            # A copy may have what comes after the acknowledged offset, at least some of it.
             file.resend.clear()
+            file.examined.clear()
+            file.rotated_at = self._shared.clock.monotonic()
+        self._look_for_rest(file)
         self.changed(file)
+
+    def _look_for_rest(self, file: Tracked) -> None:
+        """A file that is gone, and of which nothing is on its way: copies may be what is left."""
+        if file.lost_sight and file.settled:
+            self._shared.rescan.add(file.source)
 
     def _send(self, file: Tracked) -> None:
         if not file.pending or file.stage == "failed":
@@ -221,6 +231,7 @@ class Sending:
         tally.acknowledged_bytes += end.offset - start.offset
         tally.acknowledged_records += pending.packed.records
         file.cursor, file.window = end, pending.window
+        self._look_for_rest(file)
         self.changed(file)
 
     def _release(self, pending: Pending) -> None:

@@ -14,6 +14,7 @@ from contextlib import suppress
 
 from forwarder.files.finder import Found
 
+_FEW = 8
 _TICK_MS = 20
 """Times of changes are as coarse as the kernel's clock ticks, at most 10 ms."""
 
@@ -25,6 +26,17 @@ def folders_of(found: Iterable[Found]) -> dict[str, int]:
         with suppress(OSError):
             folders[folder] = os.stat(folder or ".").st_mtime_ns
     return folders
+
+
+def unchanged(quiet: Mapping[str, int], folder: str) -> bool:
+    """Whether a folder is as `Stillness.quiet` says; where there are few, all of them."""
+    if folder not in quiet:
+        return False
+    folders = quiet if len(quiet) <= _FEW else (folder,)
+    try:
+        return all(os.stat(each or ".").st_mtime_ns == quiet[each] for each in folders)
+    except OSError:
+        return False
 
 
 class Stillness:
@@ -43,3 +55,12 @@ class Stillness:
             changed < self._since_ns and self._before.get(folder, changed) == changed
             for folder, changed in after.items()
         )
+
+    def quiet(self) -> dict[str, int]:
+        """The folders that were at rest before the scan, and when they were changed last, in ns.
+
+        Whatever is made in them after the begin of the scan gives them another time.
+        """
+        return {
+            folder: changed for folder, changed in self._before.items() if changed < self._since_ns
+        }

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 from collections import deque
 from dataclasses import dataclass, field
+from math import inf
 from typing import Literal
+
+import xxhash
 
 from forwarder.files.content import Content
 from forwarder.files.finder import Found
@@ -14,6 +17,8 @@ from forwarder.files.identity import NO_WINDOW, WINDOW, Known, Window, window_of
 from forwarder.model import Cursor, FileState, Packed, Prepared, Stage
 
 NOWHERE = (0, 0)
+RECENT = 32 << 10
+_COPIES = 8
 START = Cursor()
 
 
@@ -59,12 +64,23 @@ class Tracked:
     read: Cursor = START
     tail: bytes | None = b""
     """The content before `read`, at most `WINDOW` bytes; None: to be read from the file."""
+    copies: tuple[tuple[int, int], ...] = ()
+    """Where copies of it ended: the offset, and a hash of the window before it."""
+    copied_at: float = -inf
+    """When a copy of it was seen to be new or to grow; seconds of the monotonic clock."""
+    recent: tuple[int, bytes] = (0, b"")
+    """An offset and the content before it, at most `RECENT` bytes: what was read while a copy that
+    no scan has seen may end there."""
+    cut: Window = NO_WINDOW
+    """The window at the end of the copy that is left of it, if that ends before `read`."""
     pending: deque[Pending] = field(default_factory=deque)
     resend: deque[Prepared] = field(default_factory=deque)
 
     size: int = 0
     """Bytes of the file as seen last, compressed if it is."""
     mtime_ns: int = 0
+    written_ns: int = 0
+    """When it was written last; `mtime_ns` is 0 until this process has seen it."""
     content_end: int = 0
     """Bytes of content that are known to have been there."""
     handle: Handle | None = None
@@ -107,10 +123,13 @@ class Tracked:
     @property
     def known(self) -> Known:
         """What a file must hold to be this one, or a copy of it."""
+        if self.cut != NO_WINDOW:
+            end = self.cut[0]
+            return Known(self.fingerprint[:end], self.cut, least=end, exact=True)
         least = max(self.read.offset, self.resend[-1].end.offset if self.resend else 0)
         if self.unbegun:
-            # Only its first bytes tell it from others: a shorter file is not the one that was seen.
-            least = self.content_end
+            # Of a file that was only seen, the window is at the end that it had then.
+            return Known(self.fingerprint, self.window, self.content_end)
         ranges = tuple(
             (each.start.offset, each.end.offset - each.start.offset, each.content)
             for each in self.resend
@@ -165,6 +184,7 @@ class Tracked:
         if changed:
             restored = self.mtime_ns == 0 and self.size == found.size
             self.size, self.mtime_ns = found.size, found.mtime_ns
+            self.written_ns = found.mtime_ns
             self.grown_at = now
             self.wake()
             if not restored and self.stage in ("rotated", "done", "gone"):
@@ -194,6 +214,33 @@ class Tracked:
         self.handle = None
         self.content = None
 
+    def begins_with(self, end: int, last: bytes) -> bool:
+        """Whether a content that ends at `end` with `last` is the beginning of this one.
+
+        It begins with the same fingerprint, as far as it goes.
+        """
+        if end <= len(self.fingerprint) or (end, xxhash.xxh3_64_intdigest(last)) in self.copies:
+            return True
+        until, recent = self.recent
+        start = end - len(last) - (until - len(recent))
+        return start >= 0 and end <= until and recent[start : start + len(last)] == last
+
+    def remember_copy(self, end: int, last: bytes, *, instead_of: int = 0) -> None:
+        """A copy of it ends there; one that grew ended at `instead_of` before."""
+        known = [each for each in self.copies if each[0] not in (end, instead_of)]
+        self.copies = (*known, (end, xxhash.xxh3_64_intdigest(last)))[-_COPIES:]
+
+    def remember_recent(self, data: bytes) -> None:
+        """The content behind `read` is `data`, and a copy that nobody saw may end in it."""
+        until, recent = self.recent
+        if until != self.read.offset:
+            recent = self.tail or b""
+        self.recent = self.read.offset + len(data), (recent + data)[-RECENT:]
+
+    def forget_recent(self) -> None:
+        """Every copy of it that there is was seen, or is at least as long as what was read."""
+        self.recent = 0, b""
+
     def remember_tail(self, tail: bytes) -> None:
         """The content before `read`."""
         self.tail = tail[-WINDOW:]
@@ -217,6 +264,11 @@ class Tracked:
             run=self.run,
             stage=self.stage,
             lost=self.lost,
+            written_ns=self.written_ns,
+            named=self.named if self.named != self.path else "",
+            copies=self.copies,
+            recent=self.recent,
+            cut=self.cut,
         )
 
     @classmethod
@@ -226,7 +278,7 @@ class Tracked:
             id=state.id,
             source=state.source,
             path=state.path,
-            named=state.path,
+            named=state.named or state.path,
             place=(state.device, state.inode),
             fqn=state.fqn,
             run=state.run,
@@ -241,5 +293,9 @@ class Tracked:
             resend=deque(state.prepared),
             size=state.size,
             content_end=state.size,
+            written_ns=state.written_ns,
+            copies=state.copies,
+            recent=state.recent,
+            cut=state.cut,
             lost_sight=True,
         )

@@ -34,6 +34,8 @@ class Known:
     """Offset, length and hash of bytes that it has, whatever comes before them."""
     blind: bool = False
     """Nothing is known of the bytes that count as read: no content can be told to be this one."""
+    exact: bool = False
+    """Nothing comes after the window."""
 
 
 def window_of(tail: bytes, offset: int) -> Window:
@@ -60,7 +62,17 @@ def holds(content: Content, known: Known) -> bool:
             return False
     if any(not _has(content, each) for each in known.ranges):
         return False
+    if known.exact and content.read(offset, 1):
+        return False
     return known.least <= offset or bool(content.read(known.least - 1, 1))
+
+
+def find_end(content: Content) -> int:
+    """The end of the content, also of a compressed file. Raises `OSError`, `Damaged`."""
+    if content.compressed:
+        while content.read(content.end(), 1 << 20):
+            pass
+    return content.end()
 
 
 def _has(content: Content, range_: Window) -> bool:

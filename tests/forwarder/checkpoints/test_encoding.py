@@ -37,6 +37,11 @@ STATES = st.builds(
     run=TEXTS,
     stage=st.sampled_from(get_args(Stage)),
     lost=NUMBERS,
+    written_ns=NUMBERS,
+    named=TEXTS,
+    copies=st.lists(st.tuples(NUMBERS, NUMBERS), max_size=2).map(tuple),
+    recent=st.just((0, b"")) | st.tuples(NUMBERS, st.binary(min_size=1, max_size=50)),
+    cut=st.just((0, 0, 0)) | st.tuples(NUMBERS, st.integers(1, 1024), NUMBERS),
 )
 
 
@@ -49,6 +54,12 @@ def test_a_state_is_read_as_it_was_written(written: FileState) -> None:
     short = encode(written, with_fingerprint=False)
     assert len(short) < len(line)
     assert decode(short, {written.id: written}) == written
+
+
+def test_a_state_of_an_earlier_version_is_read() -> None:
+    line = encode(state(1), with_fingerprint=True)
+    assert b"copies" not in line
+    assert decode(line, {}) == state(1)
 
 
 @given(TEXTS)

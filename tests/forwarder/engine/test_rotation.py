@@ -386,3 +386,18 @@ def test_a_file_that_is_cut_off_behind_what_was_read(tmp_path: Path) -> None:
     world.poll()
     assert world.store.lines() == expected
     assert world.tally.lost_bytes == len("an unfinished line")
+
+
+def test_an_empty_generation_does_not_let_its_successor_go_first(tmp_path: Path) -> None:
+    world = World(tmp_path, run="all")
+    expected: list[str] = []
+    for number, lines in ((3, 60_000), (2, 0), (1, 10)):
+        name = f"a.log.{number}"
+        world.write(name, "")
+        first = len(expected)
+        text = [f"line {first + each} {'x' * 40}" for each in range(lines)]
+        world.write(name, "".join(f"{line}\n" for line in text))
+        os.utime(world.path(name), (2000 - number, 2000 - number))
+        expected += text
+    world.poll()
+    assert world.store.lines() == expected

@@ -1,0 +1,227 @@
+"""Copies of a log whose writer went on: nothing of them is read again, and no loss is claimed."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from forwarder.delivery.verdicts import Shipment
+from tests.forwarder.engine.steps import run_steps
+from tests.forwarder.engine.test_stillness import Interrupted
+from tests.forwarder.engine.world import World
+from tests.seeds import some
+
+# Each found a defect: lines twice, lines in another order, or lines that were lost.
+_SEEDS = [0, 3, 5, 6, 7, 8, 10, 13]
+
+
+@pytest.mark.parametrize("kills", [False, True], ids=["running", "killed"])
+@pytest.mark.parametrize("inside", [True, False], ids=["in the pattern", "out of it"])
+@pytest.mark.parametrize("seed", some(_SEEDS, 4, "steps of rotations"))
+def test_a_writer_that_appends_at_every_step(
+    tmp_path: Path, seed: int, inside: bool, kills: bool
+) -> None:
+    run_steps(tmp_path, seed, inside=inside, kills=kills)
+
+
+@pytest.mark.parametrize("restarted", [None, "before the truncation", "behind it"])
+@pytest.mark.parametrize("zipped", [False, True], ids=["plain", "compressed"])
+@pytest.mark.parametrize("first", [5, 50], ids=["shorter than a fingerprint", "longer"])
+def test_the_writer_goes_on_between_copy_and_truncation(
+    tmp_path: Path, first: int, zipped: bool, restarted: str | None
+) -> None:
+    world = World(tmp_path, run="{stem}")
+    expected = world.lines("a.log", 0, first)
+    world.poll()
+    shutil.copy(world.path("a.log"), world.path("a.log.1"))
+    expected += world.lines("a.log", first, first + 3)
+    world.poll()
+    if restarted == "before the truncation":
+        world.restart()
+    os.truncate(world.path("a.log"), 0)
+    if restarted == "behind it":
+        world.restart()
+    expected += world.lines("a.log", 60, 65)
+    if restarted:
+        world.over()  # the service may have to be asked for the last batch first
+    world.poll()
+    assert world.store.lines() == expected
+    if zipped:
+        archive = gzip.compress(world.path("a.log.1").read_bytes())
+        for part in (len(archive) // 2, len(archive)):
+            world.path("a.log.1.gz").write_bytes(archive[:part])
+            world.poll()
+        world.path("a.log.1").unlink()
+    for _ in range(2):
+        world.over()
+        world.restart()
+    world.over()
+    assert world.store.lines() == expected
+    assert world.tally.lost_bytes == 0
+
+
+@pytest.mark.parametrize("after", ["6d", "8d"])
+def test_what_is_left_of_a_file_is_known_as_long_as_it_is_there(tmp_path: Path, after: str) -> None:
+    world = World(tmp_path, run="{stem}", poll_interval="1h", rotate_wait="1h")
+    expected = world.lines("a.log", 0, 50)
+    world.poll()
+    shutil.copy(world.path("a.log"), world.path("a.log.1"))
+    expected += world.lines("a.log", 50, 53)
+    world.poll()
+    os.truncate(world.path("a.log"), 0)
+    expected += world.lines("a.log", 60, 65)
+    world.settle(float(after[:-1]) * 86400)
+    world.restart()
+    world.poll()
+    world.over()
+    assert world.store.lines() == expected
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_copy_that_no_scan_has_seen_before_the_truncation(
+    tmp_path: Path, restarted: bool
+) -> None:
+    """What was read last is remembered where the folder has changed since the last scan."""
+    world = World(tmp_path, run="{stem}", poll_interval="10s")
+    expected = world.lines("a.log", 0, 50)
+    world.settle(21)
+    shutil.copy(world.path("a.log"), world.path("a.log.1"))
+    expected += world.lines("a.log", 50, 53)
+    (file,) = world.shared.registry.files.values()
+    file.wake()  # as a hint does, or a block that is not the last one
+    world.settle(1)
+    assert world.store.lines() == expected, "no scan was due"
+    os.truncate(world.path("a.log"), 0)
+    expected += world.lines("a.log", 60, 65)
+    if restarted:
+        world.restart()
+    world.settle(21)
+    assert world.store.lines() == expected
+    assert world.tally.lost_bytes == 0
+
+
+@pytest.mark.parametrize("arrived", [True, False])
+def test_the_rest_of_a_batch_that_did_not_arrive_is_read_from_the_copy(
+    tmp_path: Path, arrived: bool
+) -> None:
+    world = World(tmp_path, run="{stem}")
+    expected = world.lines("a.log", 0, 50)
+    world.poll()
+    expected += world.lines("a.log", 50, 60)
+    shutil.copy(world.path("a.log"), world.path("a.log.1"))
+    gap = world.lines("a.log", 60, 63)
+    world.store.away = True
+    world.poll()
+    (sent,) = world.post.waiting
+    assert isinstance(sent, Shipment)
+    if arrived:
+        world.store.take(sent.run, sent.batch, sent.body)
+        expected += gap
+    world.kill()
+    os.truncate(world.path("a.log"), 0)
+    expected += world.lines("a.log", 70, 75)
+    world.store.away = False
+    world.start()
+    world.over()
+    world.over()
+    assert world.store.lines() == expected
+    assert world.tally.lost_bytes == (0 if arrived else sum(len(line) + 1 for line in gap))
+
+
+def test_the_first_lines_of_a_successor_are_no_copy(tmp_path: Path) -> None:
+    """Both begin with the same line, and the successor has nothing else yet."""
+    world = World(tmp_path, run="{stem}")
+    for generation in range(3):
+        world.write("a.log", "starting\n")
+        world.poll()
+        assert world.store.lines().count("starting") == generation + 1
+        world.lines("a.log", generation, generation + 1)
+        world.poll()
+        if generation == 1:
+            shutil.copy(world.path("a.log"), world.path("a.log.2"))
+            world.restart()
+            os.truncate(world.path("a.log"), 0)
+        else:
+            world.path("a.log").rename(world.path(f"a.log.{generation + 1}"))
+    world.over()
+    assert len(world.store.lines()) == 6
+
+
+def _truncate(world: World) -> None:
+    os.truncate(world.path("a.log"), 0)
+
+
+def _rewrite(world: World) -> None:
+    _truncate(world)
+    world.lines("a.log", 100, 101)
+
+
+@pytest.mark.parametrize("how", [_truncate, _rewrite])
+def test_a_file_that_is_truncated_while_a_scan_is_under_way_has_lost_nothing(
+    tmp_path: Path, how: Callable[[World], None]
+) -> None:
+    world = Interrupted(tmp_path)
+    world.lines("a.log", 0, 10)
+    world.poll()
+    world.meanwhile = lambda: how(world)
+    world.poll()
+    world.lines("a.log", 101, 102)
+    world.poll()
+    world.over()
+    assert world.tally.lost_bytes == 0
+    assert len(world.store.lines()) == (11 if how is _truncate else 12)
+    assert not any("nobody read them" in said for said in world.said)
+
+
+def test_what_was_seen_and_is_in_no_copy_is_counted(tmp_path: Path) -> None:
+    world = World(tmp_path, run="{stem}")
+    expected = world.lines("a.log", 0, 30_000)
+    world.store.away = True
+    world.settle(2)  # two batches are on their way, and nothing else is read meanwhile
+    shutil.copy(world.path("a.log"), world.path("a.log.1"))
+    gap = world.lines("a.log", 30_000, 30_010)
+    world.settle(2)
+    os.truncate(world.path("a.log"), 0)
+    expected += world.lines("a.log", 0, 3)
+    world.settle(2)
+    world.store.away = False
+    world.over()
+    world.over()
+    assert world.store.lines() == expected
+    assert world.tally.lost_bytes == sum(len(line) + 1 for line in gap)
+
+
+def test_a_loss_is_counted_by_one_process(tmp_path: Path) -> None:
+    world = World(tmp_path, force_flush_period=0)
+    world.lines("a.log", 0, 10)
+    world.write("a.log", "an unfinished line")
+    world.poll()
+    world.kill()
+    world.path("a.log").unlink()
+    world.start()
+    world.over()
+    assert world.tally.lost_bytes == len("an unfinished line")
+    world.restart()
+    world.over()
+    assert world.tally.lost_bytes == 0
+
+
+def test_an_inode_of_a_file_that_is_done_may_be_that_of_a_copy(tmp_path: Path) -> None:
+    """Outside of the patterns nobody sees that a file is gone, and its inode is used again."""
+    world = World(tmp_path, include=[str(tmp_path / "logs" / "a.log")], run="{stem}")
+    expected: list[str] = []
+    for generation in range(8):
+        expected += world.lines("a.log", generation * 10, generation * 10 + 5)
+        world.poll()
+        expected += world.lines("a.log", generation * 10 + 5, generation * 10 + 9)
+        rotated = world.path(f"a.log.{generation}")
+        shutil.copy(world.path("a.log"), rotated)
+        os.truncate(world.path("a.log"), 0)
+        world.over()
+        rotated.unlink()
+    assert world.store.lines() == expected
