@@ -11,7 +11,7 @@ for it (`commit.py`), or not at all:
 nodes that it leases (`compactor/assignment.py`). Nothing is remembered between passes, so a
 crash at any point leaves at most files that no version names.
 
-A table file that is missing blocks the segments that would have to be compared with it.
+A table file that is gone or damaged blocks the segments that would have to be compared with it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from compactor.assignment import Assignment
 from compactor.commit.change import place_all
-from compactor.commit.missing_files import describe, missing_files
+from compactor.commit.lost_files import LostFile, describe, lost_files
 from compactor.commit.placement import staging_folder
 from compactor.context import Compactor
 from compactor.ingest.buckets import BatchBudget, buckets_of
@@ -40,7 +40,7 @@ from logstore.errors import PreconditionFailed, Unavailable
 from logstore.objects.store import ObjectStore
 from logstore.segments.quarantine import quarantine
 from logstore.table.commit import Advance
-from logstore.table.snapshot import Snapshot, TableFile
+from logstore.table.snapshot import Snapshot
 from logstore.table.stats import NewFile
 
 log = logging.getLogger("tailrace.compactor")
@@ -131,12 +131,12 @@ class _IngestPass:
     async def _wait_for_files(
         self, snapshot: Snapshot, whole: Sequence[Verified], ranges: BatchRanges
     ) -> bool:
-        """Stops nodes at segments that are blocked by a missing file; False if none is."""
+        """Stops nodes at segments that are blocked by a lost file; False if none is."""
         store, files = self.compactor.store, filter(ranges.may_overlap, snapshot.files)
-        waiting = await blocked_by(store, whole, await missing_files(store, files))
-        for verified, file in waiting:
+        waiting = await blocked_by(store, whole, await lost_files(store, files))
+        for verified, lost in waiting:
             node, seq = verified.segment.node, verified.segment.seq
-            self.planner.stop(node, seq, describe(file))
+            self.planner.stop(node, seq, describe(lost))
         return bool(waiting)
 
     async def _sift(self, verdicts: Sequence[Verdict]) -> list[Verified]:
@@ -214,28 +214,29 @@ class _IngestPass:
 
 
 async def blocked_by(
-    store: ObjectStore, whole: Sequence[Verified], missing: Sequence[TableFile]
-) -> list[tuple[Verified, TableFile]]:
-    """The first segment of each node that may hold copies of a missing file's lines, and the file.
+    store: ObjectStore, whole: Sequence[Verified], lost: Sequence[LostFile]
+) -> list[tuple[Verified, LostFile]]:
+    """The first segment of each node that may hold copies of a lost file's lines, and the file.
 
     `whole` has each node's segments in sequence. They are read once more, one by one, because the
     runs are known only for the batch as a whole. If no segment may hold copies by its runs (the
     batch had too many to distinguish), those of the file's time count. Raises `StoreUnavailable`.
     """
-    near: dict[str, tuple[Verified, TableFile]] = {}
-    found: dict[str, tuple[Verified, TableFile]] = {}
+    near: dict[str, tuple[Verified, LostFile]] = {}
+    found: dict[str, tuple[Verified, LostFile]] = {}
     for verified in whole:
         node = verified.segment.node
         if node in found or not verified.time_ranges:
             continue
         covered = Coverage(verified.time_ranges)
-        met = [file for file in missing if covered.may_overlap(file.ulids)]
+        met = [one for one in lost if covered.may_overlap(one.file.ulids)]
         if met:
             near.setdefault(node, (verified, met[0]))
             again = await verify(store, [verified.segment], BatchBudget(1))
             ranges = BatchRanges(verified.time_ranges, again.run_ranges)
-            for file in filter(ranges.may_overlap, met):
-                found.setdefault(node, (verified, file))
+            for one in met:
+                if ranges.may_overlap(one.file):
+                    found.setdefault(node, (verified, one))
     return list((found or near).values())
 
 

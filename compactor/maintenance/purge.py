@@ -26,7 +26,7 @@ from typing import Final
 
 from compactor.assignment import HOURS, Assignment
 from compactor.commit.change import make
-from compactor.commit.missing_files import describe, missing_files
+from compactor.commit.lost_files import LostFile, describe, lost_files, misread_files
 from compactor.context import MOST_DELETIONS, Compactor, now_ms
 from compactor.maintenance.deleted_rows import NOTHING, Horizons, Taken, taken
 from compactor.maintenance.retention import oldest_ms
@@ -182,10 +182,12 @@ class _Purge:
         made: Sequence[NewFile] = ()
         if rest:
             deletions = [one.deletion for one in self.pending.deletions]
+            if self._leave_out(hour, await misread_files(compactor.store, rest)):
+                return snapshot
             try:
                 made = await rewrite(compactor, snapshot, rest, deletions, self.report)
             except Unavailable:
-                if not await self._leave_out(hour, rest):
+                if not self._leave_out(hour, await lost_files(compactor.store, rest)):
                     raise
                 return snapshot
         try:
@@ -199,14 +201,13 @@ class _Purge:
         self.report.rows_purged += sum(self._found[file.path].rows for file in files)
         return after
 
-    async def _leave_out(self, hour: str, files: Sequence[TableFile]) -> bool:
-        """Continues without files that were removed since they were examined, if there are any."""
-        missed = await missing_files(self.compactor.store, files)
-        for file in missed:
-            self.report.alarm(f"hour {hour} is not purged: {describe(file)}")
-            self._found[file.path] = NOTHING
+    def _leave_out(self, hour: str, lost: Sequence[LostFile]) -> bool:
+        """Continues without files that cannot be read any more, if there are any."""
+        for one in lost:
+            self.report.alarm(f"hour {hour} is not purged: {describe(one)}")
+            self._found[one.file.path] = NOTHING
             self._until_ms = 0
-        return bool(missed)
+        return bool(lost)
 
     async def _note(self, snapshot: Snapshot) -> bool:
         """Commits that it is done, unless the table has changed: then there are more files."""

@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from compactor.commit.missing_files import describe, missing_files
+from compactor.commit.lost_files import describe, lost_files
 from compactor.context import Compactor, Hurry, never
 from compactor.report import Report
 from logstore import keys
@@ -78,8 +78,8 @@ async def _index(compactor: Compactor, report: Report, key: str, file: TableFile
     try:
         body = await build(compactor.store, file)
     except NotFound:
-        for gone in await missing_files(compactor.store, [file]):
-            report.alarm(describe(gone))
+        for lost in await lost_files(compactor.store, [file]):
+            report.alarm(describe(lost))
     except Damaged as error:
         report.alarm(f"{file.path} of the table gets no skip index, it does not read: {error}")
     else:

@@ -23,7 +23,7 @@ from itertools import islice
 from typing import Final
 
 from compactor.assignment import HOURS, Assignment
-from compactor.commit.missing_files import describe, missing_files
+from compactor.commit.lost_files import LostFile, describe, lost_files, misread_files
 from compactor.context import MOST_DELETIONS, Compactor, Hurry, never
 from compactor.ingest.plan import nodes_of, waiting_above
 from compactor.report import Report
@@ -140,16 +140,15 @@ class _Hours:
     async def _rewrite(self, snapshot: Snapshot, planned: Rewriting) -> Snapshot:
         compactor, files = self.compactor, planned.files
         deletions = await self._deletions(snapshot, files)
+        if self._is_left(planned.hour, await misread_files(compactor.store, files)):
+            return snapshot
         try:
             made = await rewrite(
                 compactor, snapshot, files, deletions, self.report, level=planned.level
             )
         except Unavailable:
-            missed = await missing_files(compactor.store, files)
-            if not missed:
+            if not self._is_left(planned.hour, await lost_files(compactor.store, files)):
                 raise
-            for file in missed:
-                self.report.alarm(f"hour {planned.hour} is not rewritten: {describe(file)}")
             return snapshot
         self.assignment.check({planned.hour})
         same = sum(file.rows for file in made) == sum(file.rows for file in files)
@@ -158,6 +157,12 @@ class _Hours:
         compactor.reached("hour committed")
         self.report.hours_rewritten += 1
         return after
+
+    def _is_left(self, hour: str, lost: Sequence[LostFile]) -> bool:
+        """Whether the hour stays as it is, which is an alarm for each of these files."""
+        for one in lost:
+            self.report.alarm(f"hour {hour} is not rewritten: {describe(one)}")
+        return bool(lost)
 
     async def _deletions(self, snapshot: Snapshot, files: Collection[TableFile]) -> list[Deletion]:
         """At most `MOST_DELETIONS` that delete lines of the files: applying them is optional."""

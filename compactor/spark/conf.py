@@ -40,6 +40,9 @@ NEEDED: Final = {
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     # It would look for a name with brackets as it stands and warn at length.
     "spark.sql.streaming.fileStreamSink.ignoreMetadata": "true",
+    # Damage that decompresses to other values fails the task, before it gets a new checksum.
+    "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
+    "spark.hadoop.parquet.page.write-checksum.enabled": "true",
     "spark.sql.files.ignoreCorruptFiles": "false",
     "spark.sql.files.ignoreMissingFiles": "false",
 }

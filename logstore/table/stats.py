@@ -77,6 +77,16 @@ def _stats(footer: Any) -> str:
     ).decode()
 
 
+def bounds_of(footer: Any, name: str) -> tuple[Any, Any] | None:
+    """The lowest and highest value of a column by its footer; None if that does not say."""
+    for index in range(footer.num_columns):
+        if footer.schema.column(index).path == name:
+            every = [group.column(index).statistics for group in _groups(footer)]
+            if every and all(one is not None and one.has_min_max for one in every):
+                return min(one.min for one in every), max(one.max for one in every)
+    return None
+
+
 def _groups(footer: Any) -> list[Any]:
     return [footer.row_group(index) for index in range(footer.num_row_groups)]
 

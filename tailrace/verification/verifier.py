@@ -233,6 +233,7 @@ class Verifier:
                     raise
             else:
                 self._note_outdated(snapshot)
+                self._files.note_unchecked()
                 files = await self._files.usable(snapshot.files)
                 await check_skip_indexes(self.store, self.findings, files)
                 return

@@ -35,7 +35,7 @@ def write_file(lake: Lake, batches: Iterable[Batch], *, group_rows: int = _GROUP
     columns |= {field.name: pa.nulls(len(rows), field.type) for field in missing}
     table = pa.table(columns).select(_SCHEMA.names).cast(_SCHEMA)
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, row_group_size=group_rows)
+    pq.write_table(table, sink, row_group_size=group_rows, write_page_checksum=True)
     body = sink.getvalue().to_pybytes()
     name = hashlib.sha256(body).hexdigest()[:26]
     moment = datetime.fromtimestamp(time_ms / 1000, UTC)

@@ -78,17 +78,19 @@ class PlainEngine:
 
 @contextmanager
 def _there() -> Iterator[None]:
-    """A file that is not there is the engine's failure, as it is Spark's."""
+    """A file that is not there, or damaged, is the engine's failure, as it is Spark's."""
     try:
         yield
-    except FileNotFoundError as error:
+    except (OSError, pa.ArrowException) as error:
         raise Unavailable(f"the engine failed: {error}") from error
 
 
 def write_part(rows: Sequence[Row], path: str) -> None:
     """The rows as a Parquet file."""
     table = pa.Table.from_pylist(list(rows), _SCHEMA)
-    pq.write_table(table, path, compression="zstd", row_group_size=ROW_GROUP_ROWS)
+    pq.write_table(
+        table, path, compression="zstd", row_group_size=ROW_GROUP_ROWS, write_page_checksum=True
+    )
 
 
 def key_of(row: Row) -> Key:
@@ -112,7 +114,8 @@ def is_deleted(key: Key, deletions: Iterable[Deletion]) -> bool:
 
 def _rows(paths: Iterable[str]) -> Iterator[Row]:
     for path in paths:
-        yield from pq.ParquetFile(path).read(_SCHEMA.names).to_pylist(maps_as_pydicts=None)
+        file = pq.ParquetFile(path, page_checksum_verification=True)
+        yield from file.read(_SCHEMA.names).to_pylist(maps_as_pydicts=None)
 
 
 def _once(rows: Iterable[Row]) -> list[Row]:

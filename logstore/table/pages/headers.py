@@ -6,6 +6,7 @@ pages and of dictionaries, which is all that parquet-mr and Arrow write unless t
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from logstore.errors import Damaged
@@ -14,6 +15,7 @@ PLAIN: Final = 0
 DICTIONARY: Final = (2, 8)  # PLAIN_DICTIONARY, RLE_DICTIONARY
 _RLE: Final = 3
 _DATA_PAGE, _DICTIONARY_PAGE = 0, 2
+_DATA_HEADERS: Final = (5, 8)  # of data pages of version 1 and 2
 # Thrift's types of fields.
 _STOP, _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = 0, 1, 2, 3, 7, 8, 9, 10, 12
 _INTEGERS: Final = (4, 5, 6)
@@ -38,28 +40,58 @@ class Page(NamedTuple):
     encoding: int
 
 
+class StoredPage(NamedTuple):
+    """A page of any kind: where its body begins in the column's bytes, and its size as stored.
+
+    `size` is that of header and body when decompressed, `crc` None if the page has none, and
+    `header` the fields of its header by their numbers. `values` are 0 for a dictionary.
+    """
+
+    at: int
+    stored: int
+    size: int
+    values: int
+    crc: int | None
+    header: Mapping[int, Any]
+
+
+def stored_pages(column: bytes) -> Iterator[StoredPage]:
+    """The pages in the bytes of a column of a row group. Raises `Damaged`."""
+    begin = 0
+    try:
+        while begin < len(column):
+            header, at = _struct(column, begin)
+            size, stored, crc = header[2], header[3], header.get(4)
+            inner = next((header[n] for n in _DATA_HEADERS if n in header), None)
+            values = 0 if inner is None else inner[1]
+            if min(size, stored, values) < 0 or at + stored > len(column):
+                raise Damaged("a page is longer than its column")
+            yield StoredPage(at, stored, at - begin + size, values, crc, header)
+            begin = at + stored
+    except (IndexError, KeyError, TypeError, UnknownPages) as error:
+        raise Damaged("the header of a page does not read") from error
+
+
 def pages_of(column: bytes) -> list[Page]:
     """The pages in the bytes of a column of a row group. Raises `Damaged`, `UnknownPages`."""
-    found, at = list[Page](), 0
-    try:
-        while at < len(column):
-            header, at = _struct(column, at)
-            kind, size, stored = header[1], header[2], header[3]
+    found = list[Page]()
+    for one in stored_pages(column):
+        kind, size = one.header[1], one.header[2]
+        try:
             if kind == _DATA_PAGE:
-                inner = header[5]
+                inner = one.header[5]
                 if inner[3] != _RLE:
                     raise UnknownPages("definition levels of another encoding")
             elif kind == _DICTIONARY_PAGE:
-                inner = header[7]
+                inner = one.header[7]
             else:
                 raise UnknownPages(f"a page of type {kind}")
-            page = Page(kind == _DICTIONARY_PAGE, at, stored, size, inner[1], inner[2])
-            if min(page[1:]) < 0 or at + stored > len(column):
-                raise Damaged("a page is longer than its column")
-            found.append(page)
-            at += stored
-    except (IndexError, KeyError, TypeError) as error:
-        raise Damaged("the header of a page does not read") from error
+            page = Page(kind == _DICTIONARY_PAGE, one.at, one.stored, size, inner[1], inner[2])
+        except (KeyError, TypeError) as error:
+            raise Damaged("the header of a page does not read") from error
+        if min(page[1:]) < 0:
+            raise Damaged("the header of a page does not read")
+        found.append(page)
     return found
 
 

@@ -54,8 +54,8 @@ MUTATIONS: Final = (
     Mutation(
         "the marker of a removed segment stays",
         "compactor/maintenance/cleanup.py",
-        "if markers:",
-        "if not segments:",
+        "for one in segments if one.quarantined]",
+        "for one in segments if not segments]",
     ),
     Mutation(
         "a segment that is quarantined is not kept",

@@ -144,7 +144,7 @@ async def write(store: ObjectStore, rows: pa.Table, day: str, hour: int) -> NewF
     schema = pa.schema([f for f in COLUMNS if f.name not in ("date", "hour")])
     rows = rows.cast(schema).sort_by([(name, "ascending") for name in ("fqn", "run_id", "ulid")])
     sink = pa.BufferOutputStream()
-    pq.write_table(rows, sink, compression="zstd")
+    pq.write_table(rows, sink, compression="zstd", write_page_checksum=True)
     body = sink.getvalue()
     path = f"date={day}/hour={hour:02}/{_fresh()}-00000.parquet"
     info = await store.put(f"{keys.TABLE}/{path}", body.to_pybytes())

@@ -1,4 +1,4 @@
-"""A file of the table is gone: who needs it waits and says so, all else goes on."""
+"""A file of the table is gone or damaged: work that needs it waits with an alarm, the rest not."""
 
 from __future__ import annotations
 
