@@ -65,9 +65,11 @@ STATE_KINDS: Final = (
     StateKind(
         "deletion of a pipeline",
         "coordination/deleted/{fqn}/.pipeline",
-        "Nodes keep the deletion that they know; what has to read it anew fails: searches, the"
-        " start of a node, the purge of the table.",
-        "Delete the pipeline again, or put an intact version of the object back.",
+        "Nodes undo the change of a single bit for themselves. Of any other damage nobody knows the"
+        " T: nodes go on with the deletions that they know; searches, and the purge of the table,"
+        " fail.",
+        "Put an intact version of the object back, or delete the pipeline again, with all that it"
+        " holds by now.",
     ),
     StateKind(
         "deletion of a run",
@@ -97,15 +99,15 @@ STATE_KINDS: Final = (
     StateKind(
         "shedding slots",
         "coordination/shedding.json",
-        "No node sheds load.",
-        "The next node that sheds writes it again.",
+        "Nodes take it for empty.",
+        "The next node that sheds load writes it again.",
     ),
     StateKind(
         "named lease",
         "coordination/leases/{source}/{names…}",
-        "Nobody acquires or renews it. Its work waits.",
-        "Once `coordination.lease_seconds` have passed since it was written, whoever asks for it"
-        " writes it again.",
+        "Nobody acquires or renews it, and its work waits.",
+        "Once `coordination.lease_seconds` have passed since it was written, the next node that"
+        " asks for it writes it again.",
     ),
     StateKind(
         "source of partitions",

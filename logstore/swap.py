@@ -26,13 +26,16 @@ from typing import Final, Generic, TypeAlias, TypeVar
 
 from logstore.clock import Clock, Entropy
 from logstore.errors import (
+    Damaged,
     NotFound,
     OutcomeUnknown,
     PreconditionFailed,
     StoreUnavailable,
     TailraceError,
+    UnsupportedVersion,
 )
 from logstore.objects.store import ObjectStore
+from logstore.state_kinds import advice
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -73,7 +76,16 @@ class Document(Generic[T]):
             info, body = await self.store.get(self.key)
         except NotFound:
             return None
-        return Revision(self.decode(body), info.etag)
+        return Revision(self._decoded(body), info.etag)
+
+    def _decoded(self, body: bytes) -> T:
+        try:
+            return self.decode(body)
+        except UnsupportedVersion:
+            raise
+        except Damaged as error:
+            what = str(error) if self.key in str(error) else f"{self.key}: {error}"
+            raise Damaged(what, hint=advice(self.key)) from error
 
     async def write(self, value: T, etag: str | None) -> Revision[T]:
         """Replaces the version of `etag` by `value`; None is for the first version.

@@ -46,6 +46,7 @@ from service.query_node import QueryNode
 from service.runtime.java import why_no_spark
 from service.runtime.lost_writes import log_but_lost_writes
 from service.runtime.process import raise_limit
+from service.runtime.store_check import StoreCheck
 from service.settings import Settings
 from service.wiring import (
     AnyNode,
@@ -197,7 +198,7 @@ async def run(
         await stack.enter_async_context(_beside(child.run(), "compaction"))
         watch = ProblemLog(lambda: [p for each in problems for p in each()], machine.clock)
         await stack.enter_async_context(_beside(watch.run(), "problems"))
-        await stack.enter_async_context(_beside(check.run(), "store check"))
+        await stack.enter_async_context(_beside(_look_at_store(check, machine, node), "store"))
         await stack.enter_async_context(_beside(queue.run(), "queue"))
         # The last to come is the first to stop; the API answers meanwhile.
         stack.push_async_callback(node.stop)
@@ -277,6 +278,13 @@ def _tell_torn(node: AnyNode) -> None:
             " crash broke off, or damage there",
             *(tail.file, tail.size, tail.offset),
         )
+
+
+async def _look_at_store(check: StoreCheck, machine: Machine, node: AnyNode) -> None:
+    """Checks the store until it has answered, and reads damaged state objects again."""
+    async with asyncio.TaskGroup() as group:
+        group.create_task(check.run())
+        group.create_task(machine.state.run(node.store, machine.clock))
 
 
 def _compactor(settings: Settings, machine: Machine) -> CompactionChild:

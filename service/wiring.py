@@ -66,6 +66,7 @@ from service.runtime.counters import HttpCounters, StoreCounters, SyncCounters
 from service.runtime.metered import MeteredStore, MeteredSyncer
 from service.runtime.process import for_connections, open_files
 from service.runtime.seams import Seams
+from service.runtime.state_watch import StateWatch
 from service.runtime.store_check import StoreCheck
 from service.runtime.threads import in_thread
 from service.settings import Settings, is_loopback
@@ -94,6 +95,7 @@ class Machine:
     http: HttpCounters = field(default_factory=HttpCounters)
     store: StoreCounters = field(default_factory=StoreCounters)
     fsync: SyncCounters = field(default_factory=SyncCounters)
+    state: StateWatch = field(default_factory=StateWatch)
 
 
 def make_node(
@@ -107,6 +109,10 @@ def make_node(
     machine.store.s3_requests = requests_of(store)
     compactor = compactor_file(settings, machine)
 
+    def problems() -> list[str]:
+        of_compactor = compactor.problems() if compactor else []
+        return [*check.problems(), *of_compactor, *machine.state.problems()]
+
     def syncer() -> Syncer:
         inner = QuickSyncer(syncer_for(asyncio.get_running_loop()), machine.clock)
         return MeteredSyncer(inner, machine.clock, machine.fsync)
@@ -114,14 +120,14 @@ def make_node(
     kind = QueryNode if settings.server.role == "query" else Node
     return kind(
         Seams(
-            store=MeteredStore(store, machine.clock, machine.store),
+            store=MeteredStore(store, machine.clock, machine.store, machine.state),
             fs=machine.journal_fs,
             clock=machine.clock,
             entropy=machine.entropy,
             syncer=syncer,
             encode=EncoderProcess(in_thread, machine.clock) if settings.flush.process else None,
             newest_date=newest_date_of(store),
-            problems=lambda: [*check.problems(), *(compactor.problems() if compactor else [])],
+            problems=problems,
             network=make_network(settings, url),
         ),
         settings,
@@ -243,6 +249,7 @@ def make_app(
         machine.http,
         machine.store,
         machine.fsync,
+        machine.state,
         queue.counters,
         compaction=compaction,
         compactor_file=compactor_file(settings, machine),

@@ -24,7 +24,13 @@ from coordination.storetime import StoreTime
 from logstore import keys
 from logstore import ulid as ulids
 from logstore.clock import Clock, Entropy
-from logstore.errors import NotFound, TailraceError
+from logstore.errors import (
+    Damaged,
+    NotFound,
+    PreconditionFailed,
+    TailraceError,
+    UnsupportedVersion,
+)
 from logstore.objects.store import ObjectStore
 from logstore.swap import Backoff, Change, Document, RetryBudget, Revision, swap
 
@@ -107,11 +113,36 @@ class NamedLeases:
                 version=self._fresh_id(),
             )
 
-        stored = await self._swap(name, take)
+        try:
+            stored = await self._swap(name, take)
+        except UnsupportedVersion:
+            raise
+        except Damaged as error:
+            stored = await self._replaced(name, take, error)
         if stored is None or not stored.written:
             self.counters[name.source].none_acquired += 1
             return None
         return self._hold(stored.value, stored.etag)
+
+    async def _replaced(
+        self, name: LeaseName, take: Change[LeaseRecord], error: Damaged
+    ) -> Revision[LeaseRecord] | None:
+        """Takes a damaged lease once nobody can hold it any more; its owner cannot renew it.
+
+        Raises `error` until then.
+        """
+        try:
+            info = await self._store.head(name.key)
+        except NotFound:
+            return await self._swap(name, take)
+        if not is_over(info.modified_ms + self._timeout_ms, self._time.at_least_ms()):
+            raise error
+        wanted = await take(None)
+        if wanted is None:
+            return None
+        with suppress(PreconditionFailed):
+            return await self._document(name).write(wanted, info.etag)
+        return None
 
     async def held_by(self, name: LeaseName) -> str | None:
         """The node that holds it now, None if it is free. Raises as `acquire`."""

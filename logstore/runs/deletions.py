@@ -98,7 +98,7 @@ class StoredDeletion:
     key: str
 
 
-def _raise(_key: str, error: Damaged) -> Deletion:
+def _raise(_key: str, _body: bytes, error: Damaged) -> Deletion:
     raise error
 
 
@@ -106,10 +106,12 @@ def _raise(_key: str, error: Damaged) -> Deletion:
 class StoredDeletions:
     """The deletions of one store, for a caller that reads them repeatedly.
 
-    `damaged` gives what a record counts as that cannot be read, or raises the error.
+    `damaged` gives what a damaged record counts as, from its key and bytes, or raises the error.
+    With None the record is left out, and is one of the `unreadable` by key until it reads again.
     """
 
-    damaged: Callable[[str, Damaged], Deletion] = _raise
+    damaged: Callable[[str, bytes, Damaged], Deletion | None] = _raise
+    unreadable: dict[str, Damaged] = field(default_factory=dict)
     _read: dict[str, tuple[str, Deletion]] = field(default_factory=dict)
 
     async def each(
@@ -128,8 +130,9 @@ class StoredDeletions:
                 yield StoredDeletion(said, info.modified_ms, info.key)
         await self._read_changed(store, others)
         listed = {info.key for info in others}
-        for gone in [key for key in self._read if key.startswith(prefix) and key not in listed]:
-            del self._read[gone]
+        known = {*self._read, *self.unreadable}
+        for gone in [key for key in known if key.startswith(prefix) and key not in listed]:
+            self._forget(gone)
         for info in others:
             if info.key in self._read:
                 yield StoredDeletion(self._read[info.key][1], info.modified_ms, info.key)
@@ -148,20 +151,35 @@ class StoredDeletions:
         changed = [info.key for info in infos if known.get(info.key) != info.etag]
         for start in range(0, len(changed), _AT_ONCE):
             some = changed[start : start + _AT_ONCE]
-            await asyncio.gather(*(self._get(store, key) for key in some))
+            await asyncio.gather(*(self.read(store, key) for key in some))
 
-    async def _get(self, store: ObjectStore, key: str) -> None:
+    async def read(self, store: ObjectStore, key: str) -> Deletion | None:
+        """Reads one record; None if it is gone or unreadable. Raises as `each`."""
         try:
             found, body = await store.get(key)
         except NotFound:  # it is done everywhere, and somebody removed it
-            self._read.pop(key, None)
-        else:
-            try:
-                deletion = decode_deletion(body)
-            except Damaged as error:
-                named = Damaged(f"{key}: {error}", hint=advice(key))
-                deletion = self.damaged(key, named)
+            self._forget(key)
+            return None
+        deletion = self._decoded(key, body)
+        if deletion is not None:
+            self.unreadable.pop(key, None)
             self._read[key] = (found.etag, deletion)
+        return deletion
+
+    def _decoded(self, key: str, body: bytes) -> Deletion | None:
+        try:
+            return decode_deletion(body)
+        except Damaged as error:
+            named = Damaged(f"{key}: {error}", hint=advice(key))
+            deletion = self.damaged(key, body, named)
+            if deletion is None:
+                self._read.pop(key, None)
+                self.unreadable[key] = named
+            return deletion
+
+    def _forget(self, key: str) -> None:
+        self._read.pop(key, None)
+        self.unreadable.pop(key, None)
 
 
 async def deletions_above(store: ObjectStore, low: int) -> Sequence[Deletion]:

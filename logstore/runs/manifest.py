@@ -32,6 +32,7 @@ from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.checked import decode_checked, encode_checked
 from logstore.errors import Damaged, InvalidInput, UnsupportedVersion
+from logstore.state_kinds import advice
 
 FORMAT = 1
 State = Literal["open", "closing", "closed", "deleted"]
@@ -215,6 +216,16 @@ def decode_manifest(body: bytes) -> Manifest:
         return _decode(value)
     except (ValueError, TypeError, KeyError, InvalidInput) as error:
         raise Damaged(f"not a run manifest: {error}") from error
+
+
+def manifest_at(key: str, body: bytes) -> Manifest:
+    """The manifest that the object at `key` holds. Raises as `decode_manifest`, with the key."""
+    try:
+        return decode_manifest(body)
+    except UnsupportedVersion:
+        raise
+    except Damaged as error:
+        raise Damaged(f"{key}: {error}", hint=advice(key)) from error
 
 
 def _decode(value: Mapping[str, Any]) -> Manifest:

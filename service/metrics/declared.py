@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from service.query_node import QueryNode
 from service.queue.counters import QueueCounters
 from service.runtime.counters import Distribution, HttpCounters, StoreCounters, SyncCounters
+from service.runtime.state_watch import StateWatch
 
 if TYPE_CHECKING:
     from coordination.coordinator.work_queue import WorkQueue
@@ -37,6 +38,7 @@ class Sources:
     http: HttpCounters = field(default_factory=HttpCounters)
     store: StoreCounters = field(default_factory=StoreCounters)
     fsync: SyncCounters = field(default_factory=SyncCounters)
+    state: StateWatch = field(default_factory=StateWatch)
     queue: QueueCounters = field(default_factory=QueueCounters)
     work: Sequence[WorkQueue] = ()
     """What coordinators of this process work on."""

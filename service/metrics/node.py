@@ -50,6 +50,12 @@ STORE: tuple[Declared, ...] = (
         lambda s: s.store.composed,
         "operation",
     ),
+    gauge(
+        "damaged_state_objects",
+        "State objects that were damaged when this node read them last: `/health/ready` names "
+        "them.",
+        lambda s: s.state.damaged,
+    ),
     counter(
         "s3_requests",
         "Requests to S3, every try counted: what calls of the object store cost.",

@@ -37,8 +37,9 @@ from logstore.names import decode
 from logstore.objects.store import ObjectStore
 from logstore.runs.watermark import read_watermark
 from logstore.segments.reader import read_footer
+from logstore.state_kinds import advice
 from logstore.swap import Document, swap
-from service.peers.register import Entry, decode_entry
+from service.peers.register import Entry, entry_at
 
 FORMAT = 1
 _LATELY_MS = 11 * 60_000  # ids of clients may lie ten minutes ahead
@@ -97,13 +98,22 @@ def decode_forgotten(body: bytes) -> Forgotten:
 
 
 async def entries(store: ObjectStore, prefix: str = keys.PEERS) -> dict[str, Entry]:
-    """The register's entries by their keys. Raises `StoreUnavailable`, `Damaged`."""
-    return await _all(store, prefix, decode_entry)
+    """The register's entries by their keys. Raises `StoreUnavailable`, `UnsupportedVersion`."""
+    return await _all(store, prefix, entry_at)
 
 
 async def all_forgotten(store: ObjectStore) -> list[Forgotten]:
     """All records. Raises `StoreUnavailable`, `Damaged`."""
-    return list((await _all(store, keys.FORGOTTEN, decode_forgotten)).values())
+    return list((await _all(store, keys.FORGOTTEN, _forgotten_at)).values())
+
+
+def _forgotten_at(key: str, body: bytes) -> Forgotten:
+    try:
+        return decode_forgotten(body)
+    except UnsupportedVersion:
+        raise
+    except Damaged as error:
+        raise Damaged(f"{key}: {error}", hint=advice(key)) from error
 
 
 class LetGo:
@@ -214,13 +224,13 @@ async def returned(
 
 
 async def _all(
-    store: ObjectStore, prefix: str, decode_one: Callable[[bytes], Value]
+    store: ObjectStore, prefix: str, decode_one: Callable[[str, bytes], Value]
 ) -> dict[str, Value]:
     """What is below a prefix, by key, without what goes away meanwhile."""
     found = {}
     async for info in store.list(prefix):
         try:
-            found[info.key] = decode_one((await store.get(info.key))[1])
+            found[info.key] = decode_one(info.key, (await store.get(info.key))[1])
         except NotFound:
             continue
     return found

@@ -40,6 +40,7 @@ from logstore import ulid as ulids
 from logstore.checked import decode_checked, encode_checked
 from logstore.clock import Clock, Entropy
 from logstore.errors import Damaged, NodeNotReady, NotFound, TailraceError, UnsupportedVersion
+from logstore.names import decode
 from logstore.objects.store import ObjectInfo, ObjectStore
 from service.peers import messages
 from service.peers.transport import Address, Network, PeerRefused, PeerSilent
@@ -106,6 +107,21 @@ def decode_entry(body: bytes) -> Entry:
         )
     except (ValueError, TypeError, KeyError) as error:
         raise Damaged(f"not an entry of a node: {error}") from error
+
+
+def entry_at(key: str, body: bytes) -> Entry:
+    """The entry at a key; a damaged one has no address, so its node is silent.
+
+    It counts as one that may hold lines. Its process, if it lives, writes it again within a minute.
+    Raises `UnsupportedVersion`.
+    """
+    try:
+        return decode_entry(body)
+    except UnsupportedVersion:
+        raise
+    except Damaged:
+        name, _, instance = key.removeprefix(keys.PEERS).rpartition("~")
+        return Entry(decode(name) or name, instance, "")
 
 
 class Twin(NamedTuple):
@@ -222,7 +238,7 @@ class Register:
                         newest, body = await self._store.get(info.key)
                     except NotFound:
                         continue
-                    known = (newest.etag, decode_entry(body))
+                    known = (newest.etag, entry_at(info.key, body))
                 read[info.key] = known
                 if known[1].instance != self.instance and await self._is_there(info, known[1]):
                     found[known[1].instance] = known[1]

@@ -66,6 +66,16 @@ def decode_slots(body: bytes) -> Slots:
         raise Damaged(f"{keys.SHEDDING} does not hold slots: {error}") from error
 
 
+def _decode_or_empty(body: bytes) -> Slots:
+    """No slots where they are damaged: a slot lasts seconds, and its holder asks for it again."""
+    try:
+        return decode_slots(body)
+    except UnsupportedVersion:
+        raise
+    except Damaged:
+        return Slots("", {})
+
+
 class Others(Protocol):
     """The other nodes, and what this one tells them."""
 
@@ -104,7 +114,7 @@ class Shedding:
         self._entropy = entropy
         self._time = time
         self._measure = load
-        self._slots = Document(store, keys.SHEDDING, decode_slots, encode_slots)
+        self._slots = Document(store, keys.SHEDDING, _decode_or_empty, encode_slots)
         self._until_ms = 0
         self._renewed = -_RENEW_SECONDS
         self.load = 0.0

@@ -21,11 +21,11 @@ from logstore import keys
 from logstore import ulid as ulids
 from logstore.batch import RunKey, lowest_and_highest
 from logstore.clock import Clock
-from logstore.errors import Damaged, NotFound, PreconditionFailed, TailraceError
+from logstore.errors import NotFound, PreconditionFailed, TailraceError
 from logstore.names import decode
 from logstore.objects.store import ObjectStore
 from logstore.runs.deletions import Deletion
-from logstore.runs.manifest import Manifest, decode_manifest
+from logstore.runs.manifest import Manifest, manifest_at
 from logstore.runs.manifests import Manifests
 from service.ingest.settings import DELETED_AHEAD_MS
 from service.runs.chunks import stored_directory
@@ -322,11 +322,9 @@ class Deleter:
         found = []
         async for info in self._store.list(keys.manifests_of(fqn)):
             try:
-                found.append(decode_manifest((await self._store.get(info.key))[1]))
+                found.append(manifest_at(info.key, (await self._store.get(info.key))[1]))
             except NotFound:
                 continue
-            except Damaged as error:
-                raise Damaged(f"{info.key}: {error}") from error
         return found
 
     def _hot_runs(self, fqn: str) -> list[RunKey]:

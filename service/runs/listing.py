@@ -21,7 +21,7 @@ from logstore.batch import RunKey, lowest_and_highest
 from logstore.errors import InvalidCursor, NotFound
 from logstore.names import decode, encode
 from logstore.objects.store import ObjectStore
-from logstore.runs.manifest import Manifest, decode_manifest
+from logstore.runs.manifest import Manifest, manifest_at
 from logstore.runs.report import Report
 from service.runs.deletions import Deletions
 from service.runs.elsewhere import OtherNodes, RunsElsewhere
@@ -225,7 +225,7 @@ class Listing:
 
     async def _manifest(self, key: str) -> Manifest | None:
         try:
-            return decode_manifest((await self._store.get(key))[1])
+            return manifest_at(key, (await self._store.get(key))[1])
         except NotFound:
             return None
 

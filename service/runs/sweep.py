@@ -27,7 +27,7 @@ from logstore.clock import Clock
 from logstore.errors import Damaged, NotFound, OutcomeUnknown, TailraceError, Unavailable
 from logstore.objects.store import ObjectInfo, ObjectStore
 from logstore.runs.deletions import Deletion
-from logstore.runs.manifest import Manifest, decode_manifest
+from logstore.runs.manifest import Manifest, manifest_at
 from logstore.runs.manifests import Manifests
 from service.runs.deletions import Deletions
 from service.runs.locks import RunLocks
@@ -146,7 +146,7 @@ class Sweeper:
         await self._leases.clear(SWEEP)
 
     async def _sweep_run(self, info: ObjectInfo, clean: dict[str, str]) -> None:
-        manifest = decode_manifest((await self._store.get(info.key))[1])
+        manifest = manifest_at(info.key, (await self._store.get(info.key))[1])
         if self._has_hot(manifest):
             return
         days = self._settings.days_of(manifest.key.fqn)

@@ -29,6 +29,7 @@ from service.runtime.counters import (
     StoreCounters,
     SyncCounters,
 )
+from service.runtime.state_watch import StateWatch
 
 T = TypeVar("T")
 
@@ -55,17 +56,24 @@ class MeteredSyncer:
 
 
 class MeteredStore:
-    """Counts calls by operation and outcome, and their bytes and time.
+    """Counts calls by operation and outcome, and their bytes and time. `watch` sees whole objects.
 
     A call of `put`, `get`, `head`, `compose` or `delete` is one, however many requests the
     inner store makes of it; so is a whole `list` or `stream`, whose time is not counted,
     since it is that of whoever reads it.
     """
 
-    def __init__(self, inner: ObjectStore, clock: Clock, counters: StoreCounters) -> None:
+    def __init__(
+        self,
+        inner: ObjectStore,
+        clock: Clock,
+        counters: StoreCounters,
+        watch: StateWatch | None = None,
+    ) -> None:
         self._inner = inner
         self._now = clock.monotonic
         self._counters = counters
+        self._watch = watch
 
     async def put(
         self,
@@ -86,6 +94,8 @@ class MeteredStore:
         call = self._inner.get(key, offset=offset, size=size, if_match=if_match)
         info, data = await self._timed("get", call)
         _add(self._counters.received, "get", len(data))
+        if self._watch is not None and not offset and size is None:
+            self._watch.saw(key, data)
         return info, data
 
     async def stream(

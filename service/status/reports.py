@@ -28,6 +28,7 @@ from logstore.errors import (
 from logstore.objects.store import ObjectInfo, ObjectStore
 from logstore.runs.report import Report, Said, decode_report, encode_report, make_report
 from logstore.runs.retention import RunRetention
+from logstore.state_kinds import advice
 from logstore.swap import Document, swap, write_until_known
 from service.runtime.cache import Cache
 
@@ -207,7 +208,7 @@ class Reports:
         try:
             return self._shown(decode_report(body))
         except Damaged as error:
-            raise Damaged(f"{name}: {error}") from error
+            raise Damaged(f"{name}: {error}", hint=advice(name)) from error
 
     async def _heads_of(self, infos: list[ObjectInfo]) -> list[Head]:
         """The heads of the shown reports. A report that has not changed is not read again."""

@@ -274,7 +274,7 @@ class Verifier:
             pass
 
 
-def _of_all_lines(key: str, error: Damaged) -> Deletion:
+def _of_all_lines(key: str, _body: bytes, error: Damaged) -> Deletion:
     folder, _, name = key.removeprefix(keys.DELETED).partition("/")
     fqn, run = decode(folder), decode(name.partition("~")[0])
     if fqn is None or (run is None and name != ".pipeline"):

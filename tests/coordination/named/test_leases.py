@@ -23,7 +23,7 @@ from logstore.objects.store import ObjectStore
 from tests.seeds import seeds
 from tests.simulation.clocks import MachineClock
 from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
-from tests.simulation.powercut import PowerCutFileSystem
+from tests.simulation.powercut import EPOCH_NS, PowerCutFileSystem
 from tests.simulation.virtual_time import VirtualClock, simulate
 
 T = TypeVar("T")
@@ -117,6 +117,38 @@ def test_a_node_that_starts_again_need_not_wait_for_its_earlier_life() -> None:
         assert again.epoch > first.epoch
 
     simulate(scenario, start_ms=START_MS)
+
+
+async def _flip(store: ObjectStore, key: str) -> None:
+    """Another owner, in valid JSON."""
+    body = (await store.get(key))[1]
+    await store.put(key, body.replace(b'"node-A/', b'"node-C/'))
+
+
+@pytest.mark.parametrize("emptied", [False, True])
+def test_a_damaged_lease_is_nobodys_until_its_time_is_over(emptied: bool) -> None:
+    async def scenario(clock: VirtualClock) -> None:
+        store = open_store(clock)
+        a, b = of(store, clock, "node-A"), of(store, clock, "node-B")
+        held = await taken(a)
+        await (store.put(NAME.key, b"") if emptied else _flip(store, NAME.key))
+        for who in (a, b):
+            with pytest.raises(Damaged, match=NAME.key) as raised:
+                await who.acquire(NAME)
+            assert "tailrace verify --repair" in raised.value.hint
+        with pytest.raises(Damaged):
+            await a.renew(held)
+        await clock.sleep(TIMEOUT + 1.5)
+        assert not held.valid()
+        with pytest.raises(Damaged):
+            await b.acquire(NAME)
+        await clock.sleep(1.0)
+        second = await taken(b)
+        assert second.epoch > held.epoch
+        assert await a.acquire(NAME) is None
+        assert await a.held_by(NAME) == "node-B"
+
+    simulate(scenario, start_ms=EPOCH_NS // 1_000_000)
 
 
 def test_epochs_rise_also_when_nothing_of_it_was_kept() -> None:

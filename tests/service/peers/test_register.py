@@ -76,6 +76,27 @@ def test_who_finds_its_entry_gone_writes_it_again_and_knows_that_it_missed_somet
     simulate(scenario, start_ms=START_MS)
 
 
+def test_a_damaged_entry_is_that_of_a_silent_node_until_its_process_writes_it_again() -> None:
+    async def scenario(clock: VirtualClock) -> None:
+        store = LocalStore("/store", PowerCutFileSystem(), clock, random.Random(1), run=inline)
+        node, looks = (Register(store, clock, random.Random(n), Network(n, Nobody())) for n in "nx")
+        await node.publish("node")
+        key = keys.peer("node", node.instance)
+        intact = (await store.get(key))[1]
+        for changed in (b"", intact[:30], intact.replace(b'"role":""', b'"role":"query"')):
+            await store.put(key, changed)
+            await looks.look()
+            (entry,) = looks.holders.values()
+            assert (entry.node, entry.instance, entry.url) == ("node", node.instance, "")
+        renewing = asyncio.ensure_future(node.run(5.0))
+        await clock.sleep(70.0)
+        await looks.look()
+        assert [entry.url for entry in looks.holders.values()] == ["n"]
+        renewing.cancel()
+
+    simulate(scenario, start_ms=START_MS)
+
+
 class SlowToDelete(LocalStore):
     """A store whose deletions are done long before they are answered."""
 

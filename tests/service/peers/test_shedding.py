@@ -204,6 +204,23 @@ def test_the_load_is_the_largest_share_of_what_counts() -> None:
     assert last == pytest.approx(2.0, rel=0.01)
 
 
+def test_damaged_slots_are_taken_for_empty() -> None:
+    world = World(3, 3)
+
+    async def go(clock: VirtualClock) -> list[str]:
+        world.open(clock)
+        await world.servers[0].line.put(keys.SHEDDING, b"{")
+        world.servers[0].waiting = 1000.0
+        runs = [asyncio.ensure_future(server.shedding.run()) for server in world.servers]
+        await clock.sleep(10.0)
+        shedding = world.shedding
+        for run in runs:
+            run.cancel()
+        return shedding
+
+    assert simulate(go, start_ms=START_MS) == ["n0"]
+
+
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"ulid": "x"}', b'{"ulid": "x", "until_ms": [1]}'])
 def test_what_holds_no_slots(body: bytes) -> None:
     with pytest.raises(Damaged, match=keys.SHEDDING):

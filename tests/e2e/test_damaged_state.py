@@ -1,0 +1,140 @@
+"""A real service whose state objects had a bit flipped while it was down: no line is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import orjson
+import pytest
+
+from logstore import keys
+from logstore import ulid as ulids
+from logstore.clock import SystemClock, system_entropy
+from logstore.errors import InvalidInput
+from tests.e2e.service_process import BASE, ServiceProcess
+from tests.edited import flips
+from tests.waiting import until
+
+FQN = "service.pipeline"
+RUN = f"{BASE}/{FQN}/run-1"
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[ServiceProcess]:
+    made = ServiceProcess(tmp_path / "node", store=tmp_path / "store")
+    yield made
+    if made.running:
+        made.kill()
+    assert "Traceback" not in made.output()
+
+
+def post(service: ServiceProcess, lines: list[str], **headers: str) -> httpx.Response:
+    sent = {"Content-Type": "text/plain", "Tailrace-Durability": "bulk", **headers}
+    body = "".join(f"{line}\n" for line in lines)
+    return httpx.post(service.url + RUN, content=body, headers=sent, timeout=60)
+
+
+def problems(service: ServiceProcess) -> list[str]:
+    found: list[str] = httpx.get(f"{service.url}/health/ready", timeout=60).json()["problems"]
+    return found
+
+
+def flip(path: Path, wanted: Callable[[dict[str, object]], bool]) -> None:
+    """Turns a bit of a JSON object, so that it still reads and its members are as `wanted`."""
+    for changed in flips(path.read_bytes()):
+        try:
+            value = orjson.loads(changed)
+            if wanted(value):
+                path.write_bytes(changed)
+                return
+        except (ValueError, KeyError, TypeError, InvalidInput):
+            continue
+    raise AssertionError(f"no flip of {path} is like that")
+
+
+def verify(service: ServiceProcess, *arguments: str) -> list[dict[str, str]]:
+    """The faults, those that were repaired too."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tailrace", "verify", "--json", *arguments],
+        env={**service.settings, "TAILRACE_DATA": str(service.data)},
+        stdout=subprocess.PIPE,
+        timeout=300,
+        check=False,
+    )
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert "summary" in lines[-1]
+    assert (done.returncode == 0) == lines[-1]["summary"]["sound"]
+    return lines[:-1]
+
+
+def test_a_raised_watermark_costs_no_line(service: ServiceProcess, tmp_path: Path) -> None:
+    """Believed, it says that lines are in their run's log which are in a segment alone."""
+    lines = [f"line {number:04d}" for number in range(918)]
+    service.start()
+    assert post(service, lines[:900]).status_code == 200
+    assert service.stop() == 0
+    service.start()
+    assert post(service, lines[900:]).status_code == 200
+    service.kill()
+    (mark,) = (tmp_path / "store" / keys.WATERMARKS).iterdir()
+    assert orjson.loads(mark.read_bytes())["pos"] == 900
+    flip(mark, lambda value: int(str(value["pos"])) >= 918 and value["seq"] == 1)
+    (fault,) = verify(service)
+    assert (fault["kind"], fault["place"]) == ("state-damaged", f"{keys.WATERMARKS}{mark.name}")
+    service.start()
+    assert any("watermark" in problem and "damaged" in problem for problem in problems(service))
+    closed = httpx.post(f"{service.url}{RUN}/close", timeout=60)
+    assert closed.json()["state"] == "closed"
+    assert httpx.get(f"{service.url}{RUN}/download", timeout=60).text.splitlines() == lines
+    assert verify(service) == []
+    service.stop()
+
+
+def test_a_raised_deletion_refuses_no_batch(service: ServiceProcess, tmp_path: Path) -> None:
+    """Believed, it says that lines of the next years are deleted."""
+    service.start()
+    assert post(service, ["before"]).status_code == 200
+    assert httpx.delete(f"{service.url}{BASE}/{FQN}", timeout=60).status_code in (200, 202, 204)
+    service.stop()
+    (record,) = (tmp_path / "store" / keys.DELETED / FQN).glob(".pipeline")
+    key, intact = f"{keys.DELETED}{FQN}/.pipeline", record.read_bytes()
+    late = ulids.fresh(SystemClock(), system_entropy()) + (1 << 100)
+    flip(record, lambda value: ulids.decode(str(value["t"])) > late)
+    service.start()
+    (problem,) = [problem for problem in problems(service) if key in problem]
+    assert "tailrace verify --repair" in problem
+    batch = ulids.fresh(SystemClock(), system_entropy()) & ~ulids.LINE_MASK
+    named = {"Tailrace-Batch": ulids.encode(batch)}
+    assert post(service, ["after"], **named).status_code == 200
+    assert httpx.get(f"{service.url}{RUN}/download", timeout=60).text == "after\n"
+    assert [fault["place"] for fault in verify(service)] == [key]
+    assert [fault["repaired"] != "" for fault in verify(service, "--repair")] == [True]
+    assert record.read_bytes() == intact
+    asyncio.run(until(lambda: not any(key in problem for problem in problems(service))))
+    service.stop()
+
+
+def test_a_node_goes_on_with_an_empty_deletion_and_searches_say_so(
+    service: ServiceProcess, tmp_path: Path
+) -> None:
+    service.start()
+    assert post(service, ["before"]).status_code == 200
+    assert httpx.delete(f"{service.url}{BASE}/{FQN}", timeout=60).status_code in (200, 202, 204)
+    service.stop()
+    (record,) = (tmp_path / "store" / keys.DELETED / FQN).glob(".pipeline")
+    record.write_bytes(b"")
+    service.start()
+    key = f"{keys.DELETED}{FQN}/.pipeline"
+    assert any(key in problem for problem in problems(service))
+    assert post(service, ["after"]).status_code == 200
+    assert httpx.get(f"{service.url}{RUN}/download", timeout=60).text == "after\n"
+    found = httpx.get(f"{service.url}/query", params={"q": "*", "fqn": FQN}, timeout=60)
+    assert found.status_code == 500
+    assert key in found.text
+    service.stop()
