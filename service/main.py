@@ -271,11 +271,11 @@ def _tell_places(settings: Settings, *, compacting: bool) -> None:
 
 
 def _tell_torn(node: AnyNode) -> None:
-    """A cut-off tail loses nothing that was promised; a disk that cuts files looks the same."""
+    """What no sync covered was promised to nobody; a disk that cuts files looks the same."""
     for tail in node.recovered.torn if isinstance(node, Node) else ():
         log.info(
-            "%s: %d bytes at %d do not read and were cut off into aside/: the end of a write that a"
-            " crash broke off, or damage there",
+            "%s: %d bytes at %d do not read and were moved into aside/: a write that a crash broke"
+            " off, or damage there",
             *(tail.file, tail.size, tail.offset),
         )
 

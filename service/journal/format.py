@@ -16,6 +16,8 @@ All numbers are little-endian. A file is named `{ULID}.wal`:
     kind 4   close      JSON: fqn, run, and the position below which all lines came before it
     kind 5   tombstone  JSON: fqn, run (or null for all runs), T
     kind 6   mark       secret 8 | own offset u64 | offset synced when it was written u64
+                        | pos of the next line u64, which older programs left out; a mark of
+                        another length is a filler, which has no meaning
     kind 7   confirm    JSON: as a cut; the segment is in the store
     kind 8   open       JSON: fqn, run, connector: a gen-1 client begins the run
     kind 9   finish     JSON: fqn, run, and pos of a close or T of a tombstone: it is done
@@ -35,11 +37,15 @@ Invariants:
 - Entries follow one another without gaps, in the order in which they were appended;
   `pos` never falls and is never reused.
 - No entry of an earlier life of the file is valid: its checksum includes another secret.
-- A mark stands before the first entry behind every `MARK_EVERY` bytes. Its secret is
-  random for each file and never leaves the node, so no payload can fake one. A reader that
-  finds a bad entry searches for the next mark and continues there.
-- Bytes behind the last offset that any mark or later file claims to be synced may be
-  torn by a power cut: nothing there was acknowledged as durable.
+- A write begins with a mark if something was synced since the last mark, and after every
+  `MARK_EVERY` bytes. A mark also follows the last write of a journal that is idle or is
+  closed. Its secret is random for each file and never leaves the node, so no payload can fake
+  one. A state with `write_marks` says that its file has them; older programs wrote a mark
+  after every `MARK_EVERY` bytes only.
+- A reader that finds a bad entry continues at the next whole one.
+- Bytes after the last offset that any mark or later file claims to be synced may be torn by
+  a power cut: nothing there was acknowledged as durable, but for the last sync of a process
+  that ended at once. A start writes a filler over a torn range that whole entries follow.
 
 The bytes behind a batch entry's text are its metadata. Of structured records they are JSON
 columns: `[ends, ts, levels, attributes]`, as in `RecordMeta`. Where the lowest flag is set
@@ -52,7 +58,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import google_crc32c
 import orjson
@@ -119,6 +125,7 @@ MAKING_SUFFIX = ".wal.new"
 SPARE_SUFFIX = ".spare"
 NEW_SPARE_SUFFIX = ".spare.new"
 MARK_EVERY = 256 * 1024
+WRITE_MARKS = "write_marks"
 MAX_ENTRY_BYTES = (1 << 32) - 1
 MAX_NAME_BYTES = (1 << 16) - 1
 
@@ -127,9 +134,11 @@ STATE, BATCH, CUT, CLOSE, TOMBSTONE, MARK, CONFIRM, OPEN, FINISH = range(1, 10)
 HEADER = struct.Struct("<8sII16s8sQH")
 PREFIX = struct.Struct("<II")
 BATCH_HEAD = struct.Struct("<BBHHHIIIQQ16s")
-MARK_BODY = struct.Struct("<B8sQQ")
+MARK_BODY = struct.Struct("<B8sQQQ")
+OLD_MARK_BODY = struct.Struct("<B8sQQ")
 MARK_BYTES = PREFIX.size + MARK_BODY.size
 END = bytes(PREFIX.size)
+LEAST_FILLER = PREFIX.size + 1
 # What seals the state: it must be readable when the header, which says the secret, is not.
 NO_SECRET = b""
 
@@ -218,9 +227,34 @@ def encode_json(kind: int, value: Mapping[str, Any]) -> bytes:
     return bytes((kind,)) + orjson.dumps(value)
 
 
-def encode_mark(secret: bytes, offset: int, synced: int) -> bytes:
-    """A whole mark entry at `offset`."""
-    return sealed(MARK_BODY.pack(MARK, secret, offset, synced), secret)
+def encode_mark(secret: bytes, offset: int, synced: int, pos: int) -> bytes:
+    """A whole mark entry at `offset`; the next line has position `pos`."""
+    return sealed(MARK_BODY.pack(MARK, secret, offset, synced, pos), secret)
+
+
+class Mark(NamedTuple):
+    """A mark read back; `pos` is None in files of older programs."""
+
+    secret: bytes
+    offset: int
+    synced: int
+    pos: int | None
+
+
+def decode_mark(body: bytes | memoryview) -> Mark | None:
+    """The mark, None if it is a filler."""
+    if len(body) == MARK_BODY.size:
+        _, secret, offset, synced, pos = MARK_BODY.unpack(body)
+        return Mark(secret, offset, synced, pos)
+    if len(body) == OLD_MARK_BODY.size:
+        _, secret, offset, synced = OLD_MARK_BODY.unpack(body)
+        return Mark(secret, offset, synced, None)
+    return None
+
+
+def encode_filler(secret: bytes, size: int) -> bytes:
+    """An entry of `size` bytes, prefix included, that readers skip. At least `LEAST_FILLER`."""
+    return sealed(bytes((MARK,)) + bytes(size - LEAST_FILLER), secret)
 
 
 def sealed(body: bytes, secret: bytes) -> bytes:

@@ -18,7 +18,8 @@ from logstore.syncer import Syncer
 from service.journal import format as wal
 from service.journal.failures import translated
 from service.journal.file import ReadHandles
-from service.journal.recovery import Found, Recovered
+from service.journal.reading import Found
+from service.journal.recovery import Recovered
 from service.journal.recycling import DiskSpace, FileMaker, Spares, Succession
 from service.journal.settings import JournalSettings
 from service.journal.state import Change, Cut, JournalState
@@ -169,7 +170,16 @@ class Journal:
                 offset, size = int(row["offset"]), int(row["size"]) + int(row["meta"])
                 if offset not in file.damaged:
                     file.damaged |= {offset}
-                    self._found.append(Found(file.path, offset, size, "", reason))
+                    first, lines = int(row["pos"]), int(row["records"])
+                    run = file.index.runs[row["run"]]
+                    found = Found(
+                        *(file.path, offset, size, "", reason),
+                        first=first,
+                        end=first + lines,
+                        lines=lines,
+                        run=run,
+                    )
+                    self._found.append(found)
 
     # --- what goes in --------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """Opens a journal folder after any kind of end: stop, kill -9, power cut, damaged disk.
 
-Recovery reads every file once. It cuts unused space and a torn tail off the newest one. It
-copies damage to `aside/` and reports it, and moves a file that cannot be read there whole.
+Recovery reads every file once. It cuts unused space and a torn tail off the newest one, and
+writes a filler over a torn range that whole entries follow. It copies damage to `aside/` and
+reports it, and moves a file that cannot be read there whole.
 The journal continues from the result; `Journal` begins a new file. Recovery may be interrupted
 anywhere and started again.
 
@@ -19,43 +20,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from logstore.descriptors import NO_DESCRIPTOR
-from logstore.errors import Damaged, InvalidInput, UnsupportedVersion
 from logstore.filesystem import File, FileSystem
 from service.journal import format as wal
 from service.journal import index as indexes
 from service.journal.failures import translated
 from service.journal.file import JournalFile, ReadHandles, discard
-from service.journal.replay import Replay
-from service.journal.scan import (
-    Damage,
-    Entry,
-    TornTail,
-    Unused,
-    read_header,
-    salvage_header,
-    scan,
-)
+from service.journal.reading import Found, JournalReading, header_of
 from service.journal.state import JournalState
 
 # The folder of what was quarantined; the name is part of the format.
 QUARANTINE = "aside"
 # Of a torn tail no more is copied: behind it may be all the space of a full file.
 _TORN_BYTES = 8 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A fault in a file: where it is, why, and where its bytes were copied to.
-
-    `followed` belongs to torn tails, see `TornTail`.
-    """
-
-    file: str
-    offset: int
-    size: int
-    copy: str
-    reason: str
-    followed: bool = False
 
 
 @dataclass(slots=True)
@@ -78,14 +54,12 @@ class Recovered:
     def problems(self) -> Iterator[str]:
         """What was damaged when the journal was opened, as sentences."""
         for damage in self.found:
-            yield f"{damage.file}: {damage.size} bytes at {damage.offset} {damage.reason}"
-        for tail in self.torn:
-            if tail.followed:
-                yield (
-                    f"{tail.file}: {tail.size} bytes at {tail.offset} were cut off from an entry "
-                    "on that does not read, though a whole one follows it: damage, or writes under "
-                    f"way when the power went; a copy is at {tail.copy or 'no place: no room'}"
-                )
+            yield damage.sentence()
+
+    @property
+    def lost_lines(self) -> int:
+        """Lines that the damage took, at most, and that are in no segment."""
+        return sum(found.lines for found in self.found)
 
 
 def recover(fs: FileSystem, folder: str) -> Recovered:
@@ -104,9 +78,7 @@ class _Recovery:
         self._folder = folder
         self._handles = ReadHandles(fs)
         self._result = Recovered(handles=self._handles)
-        self._replay = Replay()
-        self._gaps: list[tuple[int, Found]] = []
-        self._quarantined_whole = False
+        self._reading = JournalReading()
 
     def run(self) -> Recovered:
         self._fs.make_folders(self._folder)
@@ -119,9 +91,9 @@ class _Recovery:
         result = self._result
         end_pos = max([file.end_pos for file in result.files], default=0)
         result.next_pos = end_pos + self._lost_behind()
-        state = result.state = self._replay.state
-        shipped = 0 if state is None else state.confirmed.end
-        result.found += [gap for end, gap in self._gaps if end > shipped]
+        result.state = self._reading.replay.state
+        self._reading.settle()
+        result.found, result.torn = self._reading.found, self._reading.torn
         return result
 
     def _lost_behind(self) -> int:
@@ -168,7 +140,7 @@ class _Recovery:
             file = JournalFile(
                 self._fs, path, header=header, size=size, space=size, handles=self._handles
             )
-            self._admit(file)
+            self._reading.admit(file)
             self._read(source, header, file, newest=newest)
         finally:
             source.close()
@@ -178,84 +150,35 @@ class _Recovery:
         file.spill_index()
 
     def _header(self, source: File, name: str) -> wal.FileHeader | None:
-        ulid = name.removesuffix(wal.SUFFIX)
-        try:
-            header = read_header(source)
-            if header.file == ulid:
-                return header
-            reason = f"it is a copy of {header.file}{wal.SUFFIX}"
-        except UnsupportedVersion:
-            raise
-        except Damaged as error:
-            salvaged = salvage_header(source, ulid)
-            if salvaged is not None:
-                path = f"{self._folder}/{name}"
-                self._result.found.append(Found(path, 0, salvaged.size, "", str(error)))
-                return salvaged
-            reason = str(error)
-        self._move_to_quarantine(name, source.size(), reason)
-        return None
-
-    def _admit(self, file: JournalFile) -> None:
-        """Adds the file; checks that it begins where the one before it ended."""
-        files = self._result.files
-        if not files:
-            self._replay.low_pos = file.first_pos
-        elif file.first_pos < files[-1].end_pos:
-            # What was lost of the one before is known not to reach so far.
-            files[-1].end_pos = file.first_pos
-        elif file.first_pos > files[-1].end_pos and not self._quarantined_whole:
-            missing = file.first_pos - files[-1].end_pos
-            reason = f"{missing} lines before this file are gone"
-            self._gaps.append((file.first_pos, Found(file.path, 0, 0, "", reason)))
-        self._quarantined_whole = False
+        header, reason = header_of(source, name.removesuffix(wal.SUFFIX))
+        if header is None:
+            self._move_to_quarantine(name, source.size(), reason)
+        elif reason:
+            self._reading.note(Found(f"{self._folder}/{name}", 0, header.size, "", reason))
+        return header
 
     def _read(
         self, source: File, header: wal.FileHeader, file: JournalFile, *, newest: bool
     ) -> None:
-        # An older file was synced whole before the next one was begun.
-        known = 0 if newest else source.size()
-        lost = 0
-        stated = False
-        for item in scan(source, header, synced=known):
-            damage = item if isinstance(item, Damage) else None
-            if isinstance(item, TornTail):
-                self._torn(file, item)
-            if isinstance(item, TornTail | Unused):
-                self._cut(file, item.offset)
-                break
-            if isinstance(item, Entry):
-                if not stated and item.kind != wal.STATE:
-                    stated = self._without_state(header)
-                damage = self._apply(item, file)
-                stated = stated or damage is None
-                lost = 0 if damage is None and item.kind == wal.BATCH else lost
-            if damage is not None:
-                self._damaged(file, damage)
-                lost += damage.size
-        if not stated:
-            self._without_state(header)
-        file.end_pos += lost
+        found, torn = len(self._reading.found), len(self._reading.torn)
+        cut = self._reading.read(source, header, file, newest=newest)
+        for damage in self._reading.found[found:]:
+            damage.copy = self._copy_to_quarantine(file, damage.offset, damage.size)
+        for part in self._reading.torn[torn:]:
+            size = min(part.size, _TORN_BYTES)
+            part.copy = self._copy_to_quarantine(file, part.offset, size)
+            if part.followed:
+                self._fill(file, part.offset, part.size)
+        if cut is not None:
+            self._cut(file, cut)
 
-    def _without_state(self, header: wal.FileHeader) -> bool:
-        self._replay.without_state(header.node)
-        return True
-
-    def _apply(self, entry: Entry, file: JournalFile) -> Damage | None:
+    def _fill(self, file: JournalFile, offset: int, size: int) -> None:
+        """Writes a filler over a torn range: in an older file it would count as damage."""
+        target = self._fs.open(file.path, "update")
         try:
-            self._replay.apply(entry, file)
-        except (Damaged, InvalidInput, ValueError, KeyError, TypeError) as error:
-            return Damage(
-                entry.offset - wal.PREFIX.size, wal.PREFIX.size + len(entry.body), str(error)
-            )
-        return None
-
-    def _torn(self, file: JournalFile, tail: TornTail) -> None:
-        reason = "do not read, and nothing says that they were synced"
-        quarantine = self._copy_to_quarantine(file, tail.offset, min(tail.size, _TORN_BYTES))
-        self._result.torn.append(
-            Found(file.path, tail.offset, tail.size, quarantine, reason, tail.followed)
-        )
+            target.write_at([wal.encode_filler(file.secret, size)], offset)
+        finally:
+            target.close()
 
     def _cut(self, file: JournalFile, size: int) -> None:
         target = self._fs.open(file.path, "append")
@@ -264,12 +187,6 @@ class _Recovery:
         finally:
             target.close()
         file.size = file.space = size
-
-    def _damaged(self, file: JournalFile, damage: Damage) -> None:
-        quarantine = self._copy_to_quarantine(file, damage.offset, damage.size)
-        self._result.found.append(
-            Found(file.path, damage.offset, damage.size, quarantine, damage.reason)
-        )
 
     def _copy_to_quarantine(self, file: JournalFile, offset: int, size: int) -> str:
         """Copies bytes, and gives the path; empty if the disk has no space for them."""
@@ -306,8 +223,7 @@ class _Recovery:
         self._fs.rename(path, f"{quarantine}/{name}")
         self._fs.sync_folder(quarantine)
         self._fs.sync_folder(self._folder)
-        self._quarantined_whole = True
-        self._result.found.append(Found(path, 0, size, f"{quarantine}/{name}", reason))
+        self._reading.lose(Found(path, 0, size, f"{quarantine}/{name}", reason))
 
 
 def _sync(fs: FileSystem, path: str) -> None:

@@ -215,7 +215,7 @@ class FileMaker:
         files = [*state.files, ulid][-_FILE_CHAIN:]
         secret = self._entropy.getrandbits(64).to_bytes(8, "big")
         header = wal.FileHeader(ulid, secret, pos, state.node, size=0)
-        value = state.encoded(pos=pos, secret=secret) | {"files": files}
+        value = state.encoded(pos=pos, secret=secret) | {"files": files, wal.WRITE_MARKS: True}
         entry = wal.sealed(wal.encode_json(wal.STATE, value), wal.NO_SECRET)
         with translated("a new journal file could not be begun"):
             file, out = self._make(header, entry)

@@ -1,12 +1,18 @@
 """Reads a journal file back after any crash or disk fault.
 
-Entries are read one after another. At the first bad one:
+Entries are read one after another. After a bad one, reading continues at the next whole entry:
+where the bad entry says that it ends, if one is there, or else at the first offset that holds
+one. The bad range is one of three:
 
-- If a later mark, or the caller, says that bytes behind it had been synced, the disk lost
-  synced bytes: the range up to the next mark (or to the end) is *damage*, and reading
-  continues behind it.
-- Otherwise reading ends there. The rest of the file is *unused* space if an end was written
-  there, or nothing ever; anything else is a *torn tail*: writes that no sync had covered.
+- *Damage*, if the range is known to have been synced, or if nobody can tell. It is known if the
+  caller or a later mark says so. Nobody can tell if a whole entry follows in a file whose
+  writes do not begin with marks (an older program wrote it).
+- *Torn*, if no mark says so: writes that no sync covered when the power went. The disk may have
+  kept later pages of them, so whole entries may follow.
+- *Unused* space, if an end was written there and no mark says more.
+
+A whole entry has a checksum that includes the file's secret, a body that makes sense, and, if
+it is a batch, a position that can stand there. So no text of a batch is taken for an entry.
 
 A file is read in pieces; only one entry has to fit in memory.
 """
@@ -16,14 +22,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import orjson
+from numpy.typing import NDArray
 
+from logstore.batch import digest
 from logstore.errors import Damaged
 from logstore.filesystem import File
 from service.journal import format as wal
 
 _PIECE = 1 << 20
 _LONGEST_HEADER = 1 << 13
+# Entries without lines hold two names at most, in JSON.
+_LONGEST_CONTROL = 1 << 20
+_CONTROLS = (wal.CUT, wal.CLOSE, wal.TOMBSTONE, wal.CONFIRM, wal.OPEN, wal.FINISH)
+# For one bad place: a text that is full of almost-entries must not hold up a start.
+_CHECKED_BYTES = 1 << 30
+_CANDIDATE_BYTES = 256
+_POS_AT = wal.PREFIX.size + 20
+_KIND_AT = wal.PREFIX.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +54,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A range of bytes that had been synced and cannot be read."""
+    """A range of bytes that cannot be read, and that had been synced as far as anybody knows."""
 
     offset: int
     size: int
@@ -45,12 +62,10 @@ class Damage:
 
 
 @dataclass(frozen=True, slots=True)
-class TornTail:
-    """Where the whole entries end; no mark says that what follows was ever synced.
+class Torn:
+    """A range of bytes that cannot be read, and that no sync is known to have covered.
 
-    `followed` if a whole entry stands right behind the bad one, by its length. The end of the
-    process then did not break off a write: it is damage, or a power cut kept only the later of
-    two writes.
+    Whole entries follow it if it is `followed`; otherwise it reaches to the end of the file.
     """
 
     offset: int
@@ -59,8 +74,15 @@ class TornTail:
 
 
 @dataclass(frozen=True, slots=True)
+class Passed:
+    """A mark: the next line has position `pos`."""
+
+    pos: int
+
+
+@dataclass(frozen=True, slots=True)
 class Unused:
-    """Where the whole entries end; what follows is no entry of this file's present life."""
+    """Where the entries end; the bytes after it are no entry of this file's present life."""
 
     offset: int
 
@@ -85,28 +107,69 @@ class _Window:
 
 def scan(
     file: File, header: wal.FileHeader, *, synced: int = 0
-) -> Iterator[Entry | Damage | TornTail | Unused]:
-    """The file's entries without its marks, and its faults where they are.
+) -> Iterator[Entry | Passed | Damage | Torn | Unused]:
+    """The file's entries, and its faults where they are.
 
-    `synced` is the offset up to which the file is known to have been synced.
+    `synced` is the offset up to which the file is known to have been synced. Nothing follows
+    an `Unused`, or a `Torn` that is not followed.
     """
     window = _Window(file)
     offset = header.size
+    # A file gets its name when header and state are synced.
+    synced = max(synced, offset + 1)
+    state: memoryview | None = None
+    batch, batch_end = None, offset
     while offset < window.size:
         first = offset == header.size
         body = _body_at(window, offset, wal.NO_SECRET if first else header.secret)
         if body is None:
-            resume = _resume_offset(window, header.secret, offset, synced)
-            if resume is None:
-                unused = window.bytes(offset, len(wal.END)) == wal.END
-                yield Unused(offset) if unused else _torn(window, offset, header.secret)
+            next_pos = header.first_pos if batch is None else _end_pos(batch)
+            search = _Search(window, header.secret, offset, next_pos, batch_end)
+            known = search.claimed() or synced > offset
+            if not known and window.bytes(offset, len(wal.END)) == wal.END:
+                yield Unused(offset)
                 return
-            yield Damage(offset, resume - offset)
+            resume = search.next_whole()
+            size = (window.size if resume is None else resume) - offset
+            if known or (resume is not None and not _has_write_marks(state)):
+                yield Damage(offset, size)
+            else:
+                yield Torn(offset, size, followed=resume is not None)
+            if resume is None:
+                return
             offset = resume
             continue
+        if body[0] == wal.STATE and first:
+            state = body
+        elif body[0] == wal.BATCH:
+            batch, batch_end = body, offset + wal.PREFIX.size + len(body)
         if body[0] != wal.MARK:
             yield Entry(body[0], offset + wal.PREFIX.size, body)
+        elif (pos := _mark_pos(body, header.secret, offset)) is not None:
+            yield Passed(pos)
         offset += wal.PREFIX.size + len(body)
+
+
+def _mark_pos(body: memoryview, secret: bytes, offset: int) -> int | None:
+    mark = wal.decode_mark(body)
+    return mark.pos if mark is not None and (mark.secret, mark.offset) == (secret, offset) else None
+
+
+def _has_write_marks(state: memoryview | None) -> bool:
+    """Whether each write to the file begins with a mark, as far as its state can be read."""
+    if state is None:
+        return False
+    try:
+        return bool(orjson.loads(state[1:]).get(wal.WRITE_MARKS, False))
+    except (ValueError, AttributeError):
+        return False
+
+
+def _end_pos(batch: memoryview) -> int:
+    if len(batch) < wal.BATCH_HEAD.size:
+        return 0
+    _, _, _, _, _, records, _, _, pos, _, _ = wal.BATCH_HEAD.unpack_from(batch)
+    return int(pos + records)
 
 
 def _body_at(window: _Window, offset: int, secret: bytes) -> memoryview | None:
@@ -120,24 +183,144 @@ def _body_at(window: _Window, offset: int, secret: bytes) -> memoryview | None:
     return body if len(body) == length and wal.seal_fits(body, crc, secret) else None
 
 
-def _torn(window: _Window, offset: int, secret: bytes) -> TornTail:
-    prefix = window.bytes(offset, wal.PREFIX.size)
-    followed = False
-    if len(prefix) == wal.PREFIX.size:
-        behind = offset + wal.PREFIX.size + wal.PREFIX.unpack(prefix)[0]
-        followed = _body_at(window, behind, secret) is not None
-    return TornTail(offset, window.size - offset, followed)
+class _Search:
+    """Searches for what follows a bad entry at `bad`.
+
+    The last batch before it ended at `batch_end`, and `next_pos` was the next position then.
+    """
+
+    def __init__(
+        self, window: _Window, secret: bytes, bad: int, next_pos: int, batch_end: int
+    ) -> None:
+        self._window = window
+        self._secret = secret
+        self._bad = bad
+        self._next_pos = next_pos
+        self._batch_end = batch_end
+        self._mark: int | None = None
+        self._left = _CHECKED_BYTES
+
+    def claimed(self) -> bool:
+        """Whether a later mark says that the bad entry had been synced."""
+        for offset, synced in _marks(self._window, self._secret, self._bad + 1):
+            if self._mark is None:
+                self._mark = offset
+            if synced > self._bad:
+                return True
+        return False
+
+    def next_whole(self) -> int | None:
+        """The offset of the next whole entry, None if none follows. Call `claimed` before."""
+        announced = self._announced()
+        if announced is not None and self._whole(announced):
+            return announced
+        end = self._window.size if self._mark is None else self._mark
+        for offset in self._candidates(self._bad + 1, end):
+            self._left -= _CANDIDATE_BYTES
+            if self._whole(offset):
+                return offset
+            if self._left < 0:
+                break
+        return self._mark
+
+    def _announced(self) -> int | None:
+        """Where the bad entry ends: by its length, or by that with the one bit that turned.
+
+        It is that bit if the checksum is right with it.
+        """
+        prefix, at = self._window.bytes(self._bad, wal.PREFIX.size), self._bad + wal.PREFIX.size
+        if len(prefix) < wal.PREFIX.size:
+            return None
+        length, crc = wal.PREFIX.unpack(prefix)
+        for bit in range(32):
+            other = length ^ 1 << bit
+            if 0 < other <= self._window.size - at:
+                body = self._window.bytes(at, other)
+                self._left -= other
+                if wal.seal_fits(body, crc, self._secret):
+                    return at + int(other)
+        return at + int(length)
+
+    def _whole(self, offset: int) -> bool:
+        if not self._plausible(offset):
+            return False
+        length, _ = wal.PREFIX.unpack(self._window.bytes(offset, wal.PREFIX.size))
+        self._left -= length
+        body = _body_at(self._window, offset, self._secret)
+        if body is None:
+            return False
+        if body[0] == wal.BATCH:
+            return _is_batch(body)
+        return body[0] == wal.MARK or _is_object(body[1:])
+
+    def _plausible(self, offset: int) -> bool:
+        """Whether an entry that begins so may stand there, before its checksum is computed."""
+        window, at = self._window, offset + wal.PREFIX.size
+        head = window.bytes(offset, wal.PREFIX.size + wal.BATCH_HEAD.size)
+        if len(head) <= wal.PREFIX.size:
+            return False
+        length, _ = wal.PREFIX.unpack_from(head)
+        kind = head[_KIND_AT]
+        if length == 0 or at + length > window.size:
+            return False
+        if kind == wal.MARK:
+            # Its secret has 64 bits, and no text has it.
+            mark = wal.decode_mark(window.bytes(at, min(length, wal.MARK_BODY.size)))
+            return mark is not None and (mark.secret, mark.offset) == (self._secret, offset)
+        if kind in _CONTROLS:
+            return 2 < length <= _LONGEST_CONTROL and head[_KIND_AT + 1] == ord("{")
+        if kind != wal.BATCH or length < wal.BATCH_HEAD.size or len(head) < wal.BATCH_HEAD.size:
+            return False
+        _, _, fqn, run, connector, _, _, meta, pos, _, _ = wal.BATCH_HEAD.unpack_from(
+            head, wal.PREFIX.size
+        )
+        # n bytes hold at most n lines.
+        return bool(
+            self._next_pos <= pos <= self._next_pos + offset - self._batch_end
+            and wal.BATCH_HEAD.size + fqn + run + connector + meta <= length
+        )
+
+    def _candidates(self, start: int, end: int) -> Iterator[int]:
+        """Offsets where an entry may begin, by the first bytes of one."""
+        overlap = wal.PREFIX.size + wal.BATCH_HEAD.size
+        for at in range(start, end, _PIECE):
+            piece = np.frombuffer(self._window.bytes(at, _PIECE + overlap), np.uint8)
+            yield from (at + found for found in self._begins(piece, at).tolist())
+
+    def _begins(self, piece: NDArray[np.uint8], at: int) -> NDArray[np.int64]:
+        count = min(len(piece) - wal.PREFIX.size - 1, _PIECE)
+        if count <= 0:
+            return np.empty(0, np.int64)
+        kinds = piece[_KIND_AT : _KIND_AT + count]
+        longest = min(self._window.size >> 24, 255)
+        right = (kinds >= wal.BATCH) & (kinds <= wal.FINISH) & (piece[3 : 3 + count] <= longest)
+        found = np.flatnonzero(right)
+        kinds = kinds[found]
+        objects = (kinds != wal.BATCH) & (kinds != wal.MARK)
+        objects &= piece[found + _KIND_AT + 1] == ord("{")
+        batches = (kinds == wal.BATCH) & (found + _POS_AT + 8 <= len(piece))
+        places = np.where(batches, found, 0)[:, None] + _POS_AT + np.arange(8)
+        places = np.minimum(places, len(piece) - 1)
+        pos = np.ascontiguousarray(piece[places]).view("<u8")[:, 0]
+        highest = self._next_pos + at + found - self._batch_end
+        batches &= (pos >= self._next_pos) & (pos <= highest.astype(np.uint64))
+        begins: NDArray[np.int64] = found[objects | batches]
+        return begins
 
 
-def _resume_offset(window: _Window, secret: bytes, bad: int, synced: int) -> int | None:
-    """Where reading continues behind `bad`, None if nothing there is known to be synced."""
-    first: int | None = None
-    for offset, claimed in _marks(window, secret, bad + 1):
-        if first is None:
-            first = offset
-        if max(claimed, synced) > bad:
-            return first
-    return window.size if synced > bad else None
+def _is_batch(body: memoryview) -> bool:
+    try:
+        batch = wal.decode_batch(body)
+    except Damaged:
+        return False
+    return digest(body[batch.text_at : batch.text_at + batch.text_size]) == batch.digest
+
+
+def _is_object(data: memoryview) -> bool:
+    try:
+        return isinstance(orjson.loads(data), dict)
+    except ValueError:
+        return False
 
 
 def _marks(window: _Window, secret: bytes, start: int) -> Iterator[tuple[int, int]]:
@@ -152,10 +335,9 @@ def _marks(window: _Window, secret: bytes, start: int) -> Iterator[tuple[int, in
             continue
         offset = at + found - wal.PREFIX.size
         body = _body_at(window, offset, secret) if offset >= start else None
-        if body is not None and len(body) == wal.MARK_BODY.size:
-            _, _, own, synced = wal.MARK_BODY.unpack(body)
-            if own == offset:
-                yield offset, synced
+        mark = None if body is None else wal.decode_mark(body)
+        if mark is not None and mark.offset == offset:
+            yield offset, mark.synced
         at += found + 1
 
 

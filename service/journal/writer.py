@@ -105,6 +105,10 @@ class GroupWriter:
         self._sync_due = False
         self._next_mark = 0
         self._synced_size = 0
+        self._claimed_size = 0
+        """How many bytes the file's marks say were synced."""
+        self._claim_due = False
+        self._claim_timer: asyncio.TimerHandle | None = None
         self._wake: asyncio.Future[None] | None = None
         self._fast_timer: asyncio.TimerHandle | None = None
         self._closing = False
@@ -124,6 +128,7 @@ class GroupWriter:
             self._out.close()
         self._file, self._out = file, out
         self._synced_size = file.size
+        self._claimed_size = 0
         self._next_mark = file.size + wal.MARK_EVERY
         if self._task is None:
             self._task = self._loop.create_task(self._work(), name="journal")
@@ -159,7 +164,7 @@ class GroupWriter:
             return
         # Not awaited itself: cancelling the caller must not cancel a sync.
         await asyncio.wait((self._task,))
-        self._stop_timer()
+        self._stop_timers()
         if self._out is not None:
             self._out.close()
         if not self._task.cancelled():
@@ -177,8 +182,11 @@ class GroupWriter:
                     self._write()
                 if self._unsynced and (self._sync_due or self._closing):
                     await self._sync()
+                elif self._claim_due and not self._submitted and not self._unsynced:
+                    self._claim()
                 elif not self._submitted and not self._closing:
                     await self._sleep()
+            self._claim()
         except OSError as error:
             self._fail(JournalFailed(f"the journal's disk failed: {error}"))
         except JournalFailed as failure:
@@ -206,12 +214,12 @@ class GroupWriter:
     def _write(self) -> None:
         group, self._submitted = self._submitted, []
         assert self._out is not None
-        start, mark = self._file.size, self._next_mark
+        start, marks = self._file.size, (self._next_mark, self._claimed_size)
         pieces, offsets, end = self._layout(group, start)
         try:
             self._out.write_at(pieces, start)
         except BaseException as error:  # noqa: BLE001 -- raised again, unless the disk is full
-            self._next_mark = mark
+            self._next_mark, self._claimed_size = marks
             self._refuse(group, error, self._out)
             return
         self._file.size = end
@@ -243,13 +251,12 @@ class GroupWriter:
 
     def _layout(self, group: Sequence[Item], offset: int) -> tuple[list[bytes], list[int], int]:
         """The bytes to write, the offset of each item's body, and where the entries end."""
-        secret = self._file.secret
+        secret, pos = self._file.secret, self.written_pos
         pieces: list[bytes] = []
         offsets: list[int] = []
         for item in group:
-            if offset >= self._next_mark:
-                pieces.append(wal.encode_mark(secret, offset, self._synced_size))
-                self._next_mark = offset + wal.MARK_EVERY
+            if self._synced_size > self._claimed_size or offset >= self._next_mark:
+                pieces.append(self._mark_at(offset, pos))
                 offset += wal.MARK_BYTES
             offset += wal.PREFIX.size
             offsets.append(offset)
@@ -259,6 +266,7 @@ class GroupWriter:
                 if item.meta:
                     pieces.append(item.meta)
                 offset += size
+                pos = item.pos + item.records
             elif item.body:
                 pieces.append(wal.sealed(item.body, secret))
                 offset += len(item.body)
@@ -267,6 +275,37 @@ class GroupWriter:
         if offset < self._file.space:
             pieces.append(wal.END)
         return pieces, offsets, offset
+
+    def _mark_at(self, offset: int, pos: int) -> bytes:
+        self._next_mark = offset + wal.MARK_EVERY
+        self._claimed_size = self._synced_size
+        return wal.encode_mark(self._file.secret, offset, self._synced_size, pos)
+
+    def _claim(self) -> None:
+        """Writes a mark after the last entry, so that a reader knows that it was synced.
+
+        It is not synced itself: a power cut that takes it takes a claim, and no line. A full
+        disk has no room for it; the next write begins with a mark.
+        """
+        self._claim_due = False
+        if self._out is None or self._claimed_size == self._synced_size:
+            return
+        start, marks = self._file.size, (self._next_mark, self._claimed_size)
+        end = start + wal.MARK_BYTES
+        pieces = [self._mark_at(start, self.written_pos)]
+        if end < self._file.space:
+            pieces.append(wal.END)
+        try:
+            self._out.write_at(pieces, start)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            self._next_mark, self._claimed_size = marks
+            self._out.truncate(start)
+            self._file.space = start
+            return
+        self._file.size = end
+        self._file.space = max(self._file.space, end)
 
     def _account(self, item: Item, offset: int) -> None:
         if not isinstance(item, Appended):
@@ -299,10 +338,21 @@ class GroupWriter:
         self._sync_due = True
         self._awake()
 
+    def _claim_soon(self) -> None:
+        self._claim_timer = None
+        self._claim_due = True
+        self._awake()
+
     def _stop_timer(self) -> None:
         if self._fast_timer is not None:
             self._fast_timer.cancel()
             self._fast_timer = None
+
+    def _stop_timers(self) -> None:
+        self._stop_timer()
+        if self._claim_timer is not None:
+            self._claim_timer.cancel()
+            self._claim_timer = None
 
     async def _sync(self) -> None:
         self._sync_due = False
@@ -315,6 +365,8 @@ class GroupWriter:
         self.syncs += 1
         self._synced_size = self._file.size
         self.synced_pos = self.written_pos
+        if self._claim_timer is None:
+            self._claim_timer = self._loop.call_later(self._fast_sync_seconds, self._claim_soon)
         batches = []
         for item in items:
             if isinstance(item, Appended):

@@ -135,9 +135,15 @@ NODE: tuple[Declared, ...] = (
         lambda s: len(s.writer.recovered.found),
     ),
     gauge(
+        "journal_lost_lines",
+        "Lines, at most, that damage of the journal took and that are in no segment, found"
+        " at the last start or since.",
+        lambda s: s.writer.recovered.lost_lines,
+    ),
+    gauge(
         "journal_cut_off_bytes",
-        "Bytes behind the last mark of the journal that the last start could not"
-        " read: mostly a write that a crash broke off, but perhaps damage.",
+        "Bytes of the journal that the last start could not read, and that no sync is known to"
+        " have covered: mostly a write that a crash broke off, but perhaps damage.",
         lambda s: sum(tail.size for tail in s.writer.recovered.torn),
     ),
     gauge(

@@ -1,35 +1,33 @@
 """Verifies the journal of a data folder that no service holds; reads it and changes nothing.
 
-Damage, files that are no journal, and gaps in positions below which nothing says that the
-lines are in the store, are faults. What was never synced is none. Lines of confirmed
-segments are given file by file and run by run, to be compared with what the store has of them.
+Faults are judged as at a start (`service.journal.reading`): damage, files that are no journal,
+and gaps in positions of lines that are in no segment. A range that no sync is known to have
+covered is a note. Lines of confirmed segments are given file by file and run by run, to be compared
+with what the store has of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 
 from logstore.batch import BATCH, Indexes, Rows, RunKey
-from logstore.errors import Damaged, InvalidInput, UnsupportedVersion
+from logstore.errors import UnsupportedVersion
 from logstore.filesystem import File, FileSystem
 from logstore.runs.blocks import blocks_of
 from service.journal import format as wal
 from service.journal.file import JournalFile
 from service.journal.index import select
-from service.journal.replay import Replay
-from service.journal.scan import Damage, Entry, read_header, salvage_header, scan
+from service.journal.reading import Found, JournalReading, header_of
 from service.journal.view import JournalBatches
-from tailrace.verification.fault import Findings
+from tailrace.verification.fault import Findings, Kind
 from tailrace.verification.records import records
 
 _STRETCH = 8 << 20  # bytes of text
 Copies = tuple[RunKey, pa.Table]
-Report = Callable[[str], None]
 
 
 @dataclass(slots=True)
@@ -39,9 +37,7 @@ class JournalCheck:
     fs: FileSystem
     folder: str
     findings: Findings
-    _replay: Replay = field(default_factory=Replay)
-    _gaps: list[tuple[int, str, str]] = field(default_factory=list)
-    _end: int | None = None
+    _reading: JournalReading = field(default_factory=JournalReading)
 
     def confirmed(self) -> int | None:
         """Reads all files: below which position lines are in segments; None without a journal.
@@ -51,25 +47,36 @@ class JournalCheck:
         names = self._names()
         for name in names:
             self._read(name, newest=name == names[-1])
-        state = self._replay.state
-        shipped = 0 if state is None else state.confirmed.end
-        for first, path, detail in self._gaps:
-            if first > shipped:
-                self.findings.add("journal-gap", path, detail)
-        return None if state is None else shipped
+        reading = self._reading
+        reading.settle()
+        for found in reading.found:
+            kind: Kind = "journal-damaged" if found.size else "journal-gap"
+            place = f"{found.file} at {found.offset}" if found.size else found.file
+            what = f"{found.size} bytes: {found.reason}" if found.size else found.reason
+            detail = f"{what}; {found.loss()}"
+            self.findings.add(kind, place, detail, lines=found.lines)
+        for torn in reading.torn:
+            self.findings.note(
+                f"{torn.file}: {torn.size} bytes at {torn.offset} {torn.reason}: a write that a "
+                "crash broke off, or damage there"
+            )
+        state = reading.replay.state
+        return None if state is None else state.confirmed.end
 
     def files(self, below: int) -> Iterator[tuple[str, Iterator[Copies]]]:
         """Each file's name, and its records below a position, run by run."""
         for name in self._names():
-            file = self._open(name)
-            if file is None:
-                continue
-            replay = Replay()
-            for item in self._items(file, newest=False):
-                if isinstance(item, Entry) and item.kind == wal.BATCH:
-                    # What makes no sense was told when the file was read first.
-                    with suppress(Damaged, ValueError):
-                        replay.apply(item, file)
+            path = f"{self.folder}/{name}"
+            source = self.fs.open(path, "read")
+            try:
+                header, _ = _header(source, name)
+                if header is None:
+                    continue
+                file = self._file(path, header, source)
+                # Its faults were reported when it was read first.
+                JournalReading().read(source, header, file, newest=False)
+            finally:
+                source.close()
             yield name, _copies(file, below)
             file.close()
 
@@ -77,94 +84,36 @@ class JournalCheck:
         listed = sorted(name for name, folder in self.fs.scan(self.folder) if not folder)
         return [name for name in listed if name.endswith(wal.SUFFIX)]
 
-    def _open(self, name: str, report: Report = lambda _reason: None) -> JournalFile | None:
-        path, ulid = f"{self.folder}/{name}", name.removesuffix(wal.SUFFIX)
-        source = self.fs.open(path, "read")
-        try:
-            header = _header(source, ulid, report)
-            if header is None:
-                return None
-            size = source.size()
-            return JournalFile(self.fs, path, header=header, size=size, space=size)
-        finally:
-            source.close()
-
-    def _items(self, file: JournalFile, *, newest: bool) -> Iterator[Entry | Damage]:
-        """Entries and damage, up to what was never synced."""
-        source = self.fs.open(file.path, "read")
-        try:
-            header = wal.FileHeader(
-                file.ulid, file.secret, file.first_pos, file.node, self._header_size(file)
-            )
-            # An older file was synced whole before the next one was begun.
-            for item in scan(source, header, synced=0 if newest else source.size()):
-                if not isinstance(item, Entry | Damage):
-                    return
-                yield item
-        finally:
-            source.close()
-
-    def _header_size(self, file: JournalFile) -> int:
-        encoded = wal.encode_header(file=file.ulid, secret=file.secret, first_pos=0, node=file.node)
-        return len(encoded)
-
     def _read(self, name: str, *, newest: bool) -> None:
         path = f"{self.folder}/{name}"
-
-        def report(reason: str) -> None:
-            self.findings.add("journal-damaged", path, reason)
-
         self.findings.count("journal files")
-        file = self._open(name, report)
-        if file is None:
-            self._end = None  # nobody knows where it ended
-            return
-        if self._end is None:
-            self._replay.low_pos = self._replay.low_pos or file.first_pos
-        elif file.first_pos > self._end:
-            missing = file.first_pos - self._end
-            self._gaps.append((file.first_pos, path, f"{missing} lines before it are gone"))
-        lost = 0
-        stated = False
-        for item in self._items(file, newest=newest):
-            if isinstance(item, Damage):
-                place = f"{path} at {item.offset}"
-                self.findings.add("journal-damaged", place, f"{item.reason}, {item.size} bytes")
-                lost += item.size
-                continue
-            if not stated and item.kind != wal.STATE:
-                self._replay.without_state(file.node)
-            stated = True
-            lost = self._apply(item, file, lost)
-        self._end = file.end_pos + lost
+        source = self.fs.open(path, "read")
+        try:
+            header, reason = _header(source, name)
+            if header is None:
+                self._reading.lose(Found(path, 0, max(source.size(), 1), "", reason))
+                return
+            if reason:
+                self._reading.note(Found(path, 0, header.size, "", reason))
+            file = self._file(path, header, source)
+            self._reading.admit(file)
+            self._reading.read(source, header, file, newest=newest)
+        finally:
+            source.close()
         rows = sum(int(block["records"].sum()) for block in file.index.blocks())
         self.findings.count("journal lines", rows)
         file.close()
 
-    def _apply(self, entry: Entry, file: JournalFile, lost: int) -> int:
-        """How many bytes may hold lines that nobody counted, after the entry."""
-        try:
-            self._replay.apply(entry, file)
-        except (Damaged, InvalidInput, ValueError, KeyError, TypeError) as error:
-            place = f"{file.path} at {entry.offset}"
-            self.findings.add("journal-damaged", place, str(error))
-            return lost + len(entry.body)
-        return 0 if entry.kind == wal.BATCH else lost
+    def _file(self, path: str, header: wal.FileHeader, source: File) -> JournalFile:
+        size = source.size()
+        return JournalFile(self.fs, path, header=header, size=size, space=size)
 
 
-def _header(source: File, ulid: str, report: Report) -> wal.FileHeader | None:
+def _header(source: File, name: str) -> tuple[wal.FileHeader | None, str]:
     try:
-        header = read_header(source)
+        return header_of(source, name.removesuffix(wal.SUFFIX))
     except UnsupportedVersion as error:
-        report(str(error))
-        return None
-    except Damaged as error:
-        report(str(error))
-        return salvage_header(source, ulid)
-    if header.file != ulid:
-        report(f"it is a copy of {header.file}{wal.SUFFIX}")
-        return None
-    return header
+        return None, str(error)
 
 
 def _copies(file: JournalFile, below: int) -> Iterator[Copies]:

@@ -19,7 +19,6 @@ from tests.service.journal.rig import NODE, RUN, Rig, held, journal_settings, pu
 from tests.simulation.powercut import PowerCutFileSystem
 
 SETTINGS = journal_settings(file_bytes=1 << 20, fast_sync_seconds=3600)
-MARK = wal.MARK_EVERY
 
 
 def read(fs: FileSystem, path: str) -> bytes:
@@ -119,6 +118,7 @@ def test_a_flip_of_every_byte_of_an_older_file_is_reported_and_invents_nothing()
             texts = [text for _, _, text in held(journal)]
             assert rig.recovered.found
             assert [line for line in lines if line in texts] == texts
+            assert len(texts) >= len(lines) - 1
             assert texts[-4:] == lines[4:]
             assert journal.next_pos == 8
             assert journal.state.cuts == [Cut(1, 0, 8)]
@@ -140,12 +140,13 @@ def test_a_flip_of_every_byte_of_the_newest_file_is_reported_and_stops_nothing()
             assert rig.recovered.found or rig.recovered.torn
             assert texts[:4] == lines[:4]
             assert [line for line in lines if line in texts] == texts
+            assert len(texts) >= len(lines) - 1
             assert journal.state.node == NODE
 
         asyncio.run(opened(copy_with(fs, 1, bytes(flipped)), ask))
 
 
-def test_damage_before_a_mark_loses_the_stretch_up_to_it_and_nothing_else() -> None:
+def test_damage_loses_its_entry_and_nothing_else() -> None:
     lines = [b"%04d " % number + b"x" * 9_000 + b"\n" for number in range(100)]
     fs = written(lines)
     data = bytearray(read(fs, wals(fs)[0]))
@@ -158,11 +159,11 @@ def test_damage_before_a_mark_loses_the_stretch_up_to_it_and_nothing_else() -> N
         lost = [line for line in lines if line not in texts]
         assert [line for line in lines if line in texts] == texts
         assert len(rig.recovered.found) == 2
-        assert sum(found.size for found in rig.recovered.found) <= 2 * (MARK + 20_000)
-        assert lines[4] in texts
-        assert lines[5] in lost
-        assert lines[40] in lost
-        assert lines[99] in texts
+        assert lost == [lines[5], lines[40]]
+        assert [(found.first, found.lines, found.exact) for found in rig.recovered.found] == [
+            (5, 1, True),
+            (40, 1, True),
+        ]
         for found in rig.recovered.found:
             kept = read(rig.fs, found.copy)
             assert kept == bytes(data[found.offset : found.offset + found.size])
@@ -170,16 +171,17 @@ def test_damage_before_a_mark_loses_the_stretch_up_to_it_and_nothing_else() -> N
     asyncio.run(opened(copy_with(fs, 0, bytes(data)), ask))
 
 
-def test_a_lost_block_over_a_mark_is_passed_to_the_mark_after_it() -> None:
+def test_a_lost_block_costs_the_entries_in_it() -> None:
     lines = [b"%04d " % number + b"x" * 9_000 + b"\n" for number in range(120)]
     fs = written(lines)
     data = bytearray(read(fs, wals(fs)[0]))
-    data[MARK - 5_000 : MARK + 15_000] = bytes(20_000)
+    data[250_000:270_000] = bytes(20_000)
 
     def ask(rig: Rig, journal: Journal) -> None:
         texts = [text for _, _, text in held(journal)]
-        assert len(rig.recovered.found) == 1
-        assert rig.recovered.found[0].size < MARK + 40_000
+        (found,) = rig.recovered.found
+        assert found.exact
+        assert found.lines == len(lines) - len(texts) <= 4
         assert texts[0] == lines[0]
         assert texts[-1] == lines[-1]
         assert [line for line in lines if line in texts] == texts
@@ -191,30 +193,34 @@ def test_lost_positions_at_the_end_are_not_given_out_again() -> None:
     lines = [b"%04d " % number + b"x" * 900 + b"\n" for number in range(600)]
     fs = written(lines)
     data = read(fs, wals(fs)[0])
-    victim = data.index(b"0100 ")
-    mark = data.index(bytes((wal.MARK,)) + wal.decode_header(data).secret) - wal.PREFIX.size
-    lost_from = int(data[mark - 906 : mark - 902])  # the last line before the mark
-    flipped = data[:victim] + b"!" + data[victim + 1 : mark + wal.MARK_BYTES]
+    victim, last = data.index(b"0100 "), data.index(b"0300 ")
+    pattern = bytes((wal.MARK,)) + wal.decode_header(data).secret
+    mark = data.index(pattern, last) - wal.PREFIX.size
+    lost = data[:victim] + b"!" * (mark - victim) + data[mark : mark + wal.MARK_BYTES]
 
     def ask(rig: Rig, journal: Journal) -> None:
-        assert len(rig.recovered.found) == 1
+        (found,) = rig.recovered.found
+        assert found.exact
+        assert found.lines == journal.next_pos - 100
         assert len(held(journal)) == 100
-        assert journal.next_pos > lost_from > 200
+        assert journal.next_pos in (300, 301)
 
-    asyncio.run(opened(copy_with(fs, 0, flipped), ask))
+    asyncio.run(opened(copy_with(fs, 0, lost), ask))
 
 
 def test_a_payload_that_looks_like_entries_and_marks_is_text() -> None:
+    """Also where the length of its own entry is damaged, and it is searched for the next one."""
     fake = wal.sealed(wal.encode_json(wal.CLOSE, {"fqn": "x", "run": "y", "pos": 0}), b"guessed!")
-    mark = wal.encode_mark(b"guessed!", 0, 1 << 40)
-    lines = [b"first\n", fake + mark + b"\n", b"last\n"]
+    mark = wal.encode_mark(b"guessed!", 0, 1 << 40, 9)
+    lines = [b"first\n", fake + mark + fake + b"\n", b"last\n"]
     fs = written(lines)
     data = bytearray(read(fs, wals(fs)[0]))
-    data[data.index(b"first")] ^= 1
+    head = data.index(lines[1]) - len(RUN.fqn + RUN.run) - wal.BATCH_HEAD.size - wal.PREFIX.size
+    data[head : head + 4] = b"?" * 4
 
     def ask(_: Rig, journal: Journal) -> None:
         assert RunKey("x", "y") not in journal.state.closes
-        assert held(journal) == []
+        assert [text for _, _, text in held(journal)] == [lines[0], lines[2]]
 
     asyncio.run(opened(copy_with(fs, 0, bytes(data)), ask))
 

@@ -65,7 +65,8 @@ MOVE_IN_OUTAGES = {
 }
 MOVE_WITH_DAMAGE = {
     *("tailrace_damaged_entries", "tailrace_damaged_manifests", "tailrace_unreadable_segments"),
-    *("tailrace_journal_cut_off_bytes", "tailrace_watermarks_rebuilt"),
+    *("tailrace_journal_cut_off_bytes", "tailrace_journal_lost_lines"),
+    "tailrace_watermarks_rebuilt",
 }
 MOVE_WITH_TIME = {
     *("tailrace_runs_finalised", "tailrace_chunks_swept", "tailrace_runs_expired"),
