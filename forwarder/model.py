@@ -116,6 +116,10 @@ class FileState:
     """Bytes that are proven lost."""
     written_ns: int = 0
     """When it was written last, nanoseconds since 1970."""
+    stored_size: int = 0
+    """Bytes of the file, compressed if it is, if nothing more is expected of it."""
+    archives: bool = False
+    """All archives of its source were known when this was written."""
     named: str = ""
     """The path under which it was written, if that is not `path`."""
     copies: tuple[tuple[int, int], ...] = ()

@@ -7,8 +7,8 @@
                    "content": <xxh3 of the range's bytes>, "path": "…", "attributes": {…},
                    "fqn": "…", "run": "…"}, …],
      "fqn": "…", "run": "…", "stage": "open", "lost": 0,
-     "written_ns": 5, "named": "…", "copies": [[offset, xxh3], …], "recent": [offset, "<base64>"],
-     "cut": [offset, length, xxh3]}
+     "written_ns": 5, "stored_size": 6, "archives": true, "named": "…",
+     "copies": [[offset, xxh3], …], "recent": [offset, "<base64>"], "cut": [offset, length, xxh3]}
     {"forget": "<id>"}
 
 The fields from `written_ns` on are left out where they have their default.
@@ -51,6 +51,10 @@ def encode(state: FileState, *, with_fingerprint: bool) -> bytes:
     value["prepared"] = [_prepared(batch) for batch in state.prepared]
     if state.written_ns:
         value["written_ns"] = state.written_ns
+    if state.stored_size:
+        value["stored_size"] = state.stored_size
+    if state.archives:
+        value["archives"] = True
     if state.named:
         value["named"] = state.named
     if state.copies:
@@ -88,6 +92,8 @@ def decode(line: bytes, known: Mapping[str, FileState]) -> FileState | Forget:
             stage=_stage(value.pop("stage")),
             prepared=tuple([_to_prepared(batch) for batch in value.pop("prepared")]),
             written_ns=_number(value.pop("written_ns", 0)),
+            stored_size=_number(value.pop("stored_size", 0)),
+            archives=_flag(value.pop("archives", False)),
             named=_text(value.pop("named", "")),
             copies=tuple([(_number(end), _number(xxh3)) for end, xxh3 in value.pop("copies", ())]),
             recent=(_number(recent_end), _from_base64(recent)),
@@ -174,6 +180,12 @@ def _text(value: Any) -> str:
 def _number(value: Any) -> int:
     if type(value) is not int:
         raise TypeError(f"{value!r} is no number")
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{value!r} is neither true nor false")
     return value
 
 

@@ -128,7 +128,9 @@ class Source(Section):
     )
     ordering_criteria: OrderingCriteria | None = key(None, "read the first few files by an order")
     archive_include: Texts = key(
-        (), "where rotated copies lie outside of `include`, beside the file's own folder"
+        (),
+        "rotated files outside of `include`: those that were never seen are read, oldest first, and"
+        " files that moved there are found again",
     )
     hints: bool = key(
         True, "be told of changes by the kernel (Linux); without, look every `poll_interval`"

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
+from forwarder.engine.archives import Archives
 from forwarder.engine.opening import Opened, Opener
 from forwarder.engine.parts import SourceParts
 from forwarder.engine.registry import Registry
@@ -50,9 +51,10 @@ class Is(Enum):
 class Comparer:
     """Finds the known file that an unknown one is, or copies."""
 
-    def __init__(self, registry: Registry, opener: Opener) -> None:
+    def __init__(self, registry: Registry, opener: Opener, archives: Archives) -> None:
         self._registry = registry
         self._opener = opener
+        self._archives = archives
 
     def compare(
         self, source: SourceParts, found: Found, content: Content, fingerprint: bytes
@@ -76,7 +78,7 @@ class Comparer:
         """A few bytes are no identity where the names say that the files are different ones."""
         if len(fingerprint) >= source.config.fingerprint_size:
             return True
-        named = source.name(found.path, file.id)
+        named = source.name(self._archives.written_path(source, found.path), file.id)
         return named == (file.fqn, file.run)
 
     def _relation(self, source: SourceParts, found: Found, content: Content, file: Tracked) -> Is:

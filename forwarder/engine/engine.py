@@ -138,14 +138,15 @@ class Engine:
             self._watch()  # before the scan: what comes in between is hinted
         still = Stillness(self._folders[name], self._shared.clock.now_ms())
         found = source.finder.find()
+        archives = source.finder.find_archives(source.archives, found) if source.archives else []
         first = name not in self._scanned
         if first and not found:
             self._shared.say(f"{name}: no files match the include patterns yet")
         decided = self._identifier.reconcile(
-            source, found, first=first and name not in self._resumed
+            source, found, archives, first=first and name not in self._resumed
         )
         self._scanned.add(name)
-        self._folders[name] = folders_of(found)
+        self._folders[name] = folders_of([*found, *archives])
         sure = decided and still.holds(self._folders[name])
         self._shared.quiet[name] = still.quiet() if decided else {}
         ended = self._shared.clock.monotonic()
@@ -308,7 +309,7 @@ class Engine:
     def _watch(self) -> None:
         folders: set[str] = set()
         for name in self._hinted:
-            folders |= self._shared.sources[name].finder.folders()
+            folders |= self._shared.sources[name].folders()
         self._hints.watch({folder for folder in folders if folder})
 
     def _hint_later(self, paths: set[str]) -> None:
@@ -323,7 +324,7 @@ class Engine:
                     found = look(path) if file is not None else None
                 except OSError:
                     found = None
-                if file is None and not self._shared.sources[name].finder.leads(path):
+                if file is None and not self._shared.sources[name].leads(path):
                     continue  # another file in a folder that is watched, such as /tmp
                 if file is None or found is None or found.place != file.place:
                     self._scan_soon(name)

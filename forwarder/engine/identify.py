@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from forwarder.engine.archives import Archives
 from forwarder.engine.compare import Comparer, Is
 from forwarder.engine.locate import Locator
 from forwarder.engine.opening import Opened, Opener
@@ -18,7 +19,7 @@ from forwarder.engine.parts import Shared, SourceParts
 from forwarder.engine.registry import Shadow
 from forwarder.engine.tracked import Tracked
 from forwarder.files.content import Content
-from forwarder.files.family import family, is_archive
+from forwarder.files.family import family, find_date, is_archive
 from forwarder.files.finder import Found, look, look_at
 from forwarder.files.handles import NoHandle
 from forwarder.files.identity import NO_WINDOW, WINDOW, find_end, holds, read_window, window_of
@@ -34,7 +35,10 @@ class Identifier:
         self._registry = shared.registry
         self._opener = opener
         self._locator = locator
-        self._comparer = Comparer(shared.registry, opener)
+        self._archives = Archives(shared)
+        self._comparer = Comparer(shared.registry, opener, self._archives)
+        self._archived: set[tuple[int, int]] = set()
+        """The places of the archives of this scan."""
         self._said: set[str] = set()
         self._new_ones: list[Tracked] = []
         self._scanned: set[str] = set()
@@ -44,17 +48,20 @@ class Identifier:
         """By place, the size of an unfinished archive, and since when it has that size."""
         self._undecided = False
 
-    def reconcile(self, source: SourceParts, found: list[Found], *, first: bool) -> bool:
+    def reconcile(
+        self, source: SourceParts, found: list[Found], archives: list[Found], *, first: bool
+    ) -> bool:
         """Takes in one scan of a source; False if the scan could not tell what some files are.
 
         `first`: what is new was there before the start.
         """
         self._undecided = False
+        self._archived = {file.place for file in archives}
         name, now = source.config.name, self._shared.clock.monotonic()
         seen: set[str] = set()
         rest: list[Found] = []
         places: set[tuple[int, int]] = set()
-        for file in found:
+        for file in [*found, *archives]:
             known = self._registry.at_place(name, file.place)
             if known is not None and known.id not in seen:
                 if file.size and known.unbegun and not known.fingerprint:
@@ -76,6 +83,8 @@ class Identifier:
                 file for file in self._registry.of_source(name) if file.unbegun and not file.over
             ]
         self._line_up()
+        if source.archives and not self._undecided:
+            self._shared.with_archives.add(name)
         return not self._undecided
 
     def unknown(self, source: SourceParts, found: Found, *, at_end: bool = False) -> None:
@@ -98,6 +107,10 @@ class Identifier:
         try:
             # What was found may be older than a truncation, and the order of files goes by times.
             now_there = look_at(found.path, handle.descriptor)
+            if found.place in self._archived and not self._archives.is_readable(
+                source, found, handle.descriptor
+            ):
+                return
             if content is not None and now_there.place == found.place:
                 self._judge(source, now_there, content, at_end=at_end)
             else:
@@ -129,6 +142,7 @@ class Identifier:
         elif original is not None and (is_ is Is.SHADOW or self._may_go_on(source, found)):
             self._shadow(source, found, content, original)
         elif fingerprint or not found.size:  # else a compressed file that only begins
+            at_end |= found.place in self._archived and self._archives.is_old(source, found)
             self._new(source, found, content, fingerprint, at_end=at_end)
 
     def _shadow(
@@ -181,6 +195,12 @@ class Identifier:
 
     def _again(self, file: Tracked, found: Found, now: float) -> bool:
         """A file where one was known to be; False if it has another content now."""
+        file.archived = found.place in self._archived
+        if file.lost_sight and file.is_as_saved(found):
+            file.rest(found)
+            self._registry.move(file, found)
+            file.matched = True
+            return True
         moved = file.path != found.path
         if (file.differs(found) or moved or file.lost_sight) and self._replaced(file, found):
             self._shared.tallies[file.source].truncations += 1
@@ -310,12 +330,14 @@ class Identifier:
     ) -> None:
         name, now = source.config.name, self._shared.clock.monotonic()
         id_ = self._shared.mint()
-        fqn, run = source.name(found.path, id_)
+        named = self._archives.written_path(source, found.path)
+        fqn, run = source.name(named, id_)
         file = Tracked(
             id=id_,
             source=name,
             path=found.path,
-            named=found.path,
+            named=named,
+            archived=found.place in self._archived,
             place=found.place,
             fqn=fqn,
             run=run,
@@ -358,14 +380,18 @@ class Identifier:
         return max(before, key=_age, default=None)
 
     def _rotations(self, file: Tracked) -> list[Tracked]:
-        """The other files of the same log, by their names, whose lines are in the same run."""
+        """The other files of the same log, by their names, whose lines are in the same run.
+
+        The order of archives is kept over runs.
+        """
         return [
             each
-            for each in self._registry.of_run(file.fqn, file.run)
+            for each in self._registry.of_source(file.source)
             if each is not file
-            and each.source == file.source
+            and each.fqn == file.fqn
+            and (each.run == file.run or each.archived or file.archived)
             and each.awaited
-            and family(each.path) == family(file.path)
+            and family(each.named) == family(file.named)
         ]
 
     def _unnamed(self, found: Found, error: InvalidInput) -> None:
@@ -390,9 +416,14 @@ def _turn_of(found: Found, fingerprint_size: int) -> tuple[bool, int, int]:
     return is_archive(found.path), -min(found.size, fingerprint_size), found.mtime_ns
 
 
-def _age(file: Tracked) -> tuple[int, str]:
-    """Of two rotations of a log, the older one has the smaller one."""
-    return file.written_ns, file.id
+def _age(file: Tracked) -> tuple[bool, str, int, str]:
+    """Of two rotations of a log, the older one has the smaller one.
+
+    A date in the name counts more than the time of the last change: an archive that is compressed
+    later, as the kubelet does, may have been changed after its successor. The log has no date.
+    """
+    date = find_date(file.path)
+    return not date, date, file.written_ns, file.id
 
 
 def _end_of(content: Content) -> int:

@@ -96,7 +96,7 @@ class Lifecycle:
 
     def _review_caught_up(self, source: SourceParts, file: Tracked, now: float) -> float:
         config = source.config
-        if config.delete_after_read and file.matched and file.read.offset > 0:
+        if config.delete_after_read and file.matched and not file.archived and file.read.offset:
             return self._delete(file)
         if file.rotated_at is not None:
             due = max(file.grown_at, file.rotated_at) + config.rotate_wait

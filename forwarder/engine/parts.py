@@ -67,6 +67,17 @@ class SourceParts:
     name: Callable[[str, str], tuple[str, str]]
     facts: Callable[[str], FileFacts]
 
+    def leads(self, path: str) -> bool:
+        """Whether a path is of the source or its archives, or a folder in which such may be."""
+        return self.finder.leads(path) or any(glob.leads(path) for glob in self.archives)
+
+    def folders(self) -> set[str]:
+        """The folders in which something new can be of interest, those that exist."""
+        found = self.finder.folders()
+        for glob in self.archives:
+            found.update(glob.folders(lambda _path, _error: None))
+        return found
+
     @property
     def compression(self) -> bool:
         """Whether a file's first bytes say if it is compressed."""
@@ -122,6 +133,8 @@ class Shared:
     """Files whose state is to be put into the checkpoint log."""
     unsaved: bool = False
     """What changed is to be synced at once."""
+    with_archives: set[str] = field(default_factory=set)
+    """Sources of which all archives are known."""
     quiet: dict[str, Mapping[str, int]] = field(default_factory=dict)
     """By source, the folders of its last scan and when they were changed before it."""
 

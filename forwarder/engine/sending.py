@@ -66,7 +66,9 @@ class Sending:
         for file in list(changed.values()):
             self._skip_empty(file)
             file.seen_at = now if file.readable else file.seen_at
-            self._shared.checkpoints.put(file.state(now_ms, now))
+            state = file.state(now_ms, now)
+            archives = file.source in self._shared.with_archives
+            self._shared.checkpoints.put(replace(state, archives=archives) if archives else state)
         self.sync_at = min(self.sync_at, now + _SYNC_SECONDS)
         if self._fresh or self._shared.unsaved or self.sync_at <= now:
             self._shared.checkpoints.sync()

@@ -97,7 +97,9 @@ class Tracked:
     """Not before this is it read again, after an error."""
 
     matched: bool = False
-    """The last scan found it under a path of its source."""
+    """The last scan found it under a path of its source, or of the source's archives."""
+    archived: bool = False
+    """It is under a path of the source's archives alone."""
     rotated_at: float | None = None
     """Since when it is not under the path where it was written."""
     lost_sight: bool = False
@@ -195,6 +197,21 @@ class Tracked:
         """Whether `stat` says something else than before."""
         return (found.size, found.mtime_ns) != (self.size, self.mtime_ns)
 
+    def is_as_saved(self, found: Found) -> bool:
+        """Whether nothing is expected of it, and `stat` says what the checkpoint log has."""
+        there = found.place, found.size, found.mtime_ns
+        return (
+            self.over
+            and self.settled
+            and self.mtime_ns == 0
+            and there == (self.place, self.size, self.written_ns)
+        )
+
+    def rest(self, found: Found) -> None:
+        """It is there as it was when it was done."""
+        self.mtime_ns = found.mtime_ns
+        self.at_end, self.dirty = True, False
+
     def wake(self) -> None:
         """It is to be looked at in the next round."""
         self.dirty = True
@@ -265,6 +282,7 @@ class Tracked:
             stage=self.stage,
             lost=self.lost,
             written_ns=self.written_ns,
+            stored_size=self.size if self.over else 0,
             named=self.named if self.named != self.path else "",
             copies=self.copies,
             recent=self.recent,
@@ -291,7 +309,7 @@ class Tracked:
             read=state.cursor,
             tail=None if state.cursor.offset else b"",
             resend=deque(state.prepared),
-            size=state.size,
+            size=state.stored_size or state.size,
             content_end=state.size,
             written_ns=state.written_ns,
             copies=state.copies,

@@ -19,6 +19,14 @@ from logstore.errors import Damaged
 GZIP = b"\x1f\x8b"
 ZSTD = b"\x28\xb5\x2f\xfd"
 _MAGIC = 4
+_FORMATS = {
+    "gzip": GZIP,
+    "zstd": ZSTD,
+    "bzip2": b"BZh",
+    "xz": b"\xfd7zXZ\0",
+    "lz4": b"\x04\x22\x4d\x18",
+}
+_LONGEST_MAGIC = max(map(len, _FORMATS.values()))
 _PIECE = 64 << 10
 _MOST_WINDOW = 32 << 20
 _KEPT = 64 << 10
@@ -202,6 +210,12 @@ class _Source:
         piece = os.pread(self._descriptor, count, self._position)
         self._position += len(piece)
         return piece
+
+
+def find_format(descriptor: int) -> str:
+    """How a file is compressed, by its first bytes; empty if it is not. Raises `OSError`."""
+    magic = os.pread(descriptor, _LONGEST_MAGIC, 0)
+    return next((name for name, begin in _FORMATS.items() if magic.startswith(begin)), "")
 
 
 def open_content(descriptor: int, *, compression: bool) -> Content | None:

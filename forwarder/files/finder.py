@@ -85,19 +85,36 @@ class Finder:
                 paths.setdefault(path)
         found: list[Found] = []
         for path in paths:
-            if any(glob.matches(path) for glob in self._exclude):
-                continue
-            try:
-                file = look(path)
-            except OSError as error:
-                self._unreadable(path, error)
-                continue
-            if file is not None:
-                found.append(file)
-        if self._older_than_ns:
-            oldest = self._now_ns() - self._older_than_ns
-            found = [file for file in found if file.mtime_ns >= oldest]
+            if not any(glob.matches(path) for glob in self._exclude):
+                found += self._look(path)
         return self._order(found) if self._order is not None else found
+
+    def find_archives(self, globs: Sequence[Glob], found: Sequence[Found]) -> list[Found]:
+        """The files that `globs` match, without those that were found already."""
+        known = {file.place for file in found}
+        archives: dict[tuple[int, int], Found] = {}
+        for glob in globs:
+            for path in glob.find(self._unreadable):
+                for file in self._look(path):
+                    if file.place not in known:
+                        archives.setdefault(file.place, file)
+        return list(archives.values())
+
+    def matches(self, path: str) -> bool:
+        """Whether a path is of the source."""
+        return any(glob.matches(path) for glob in self._include) and not any(
+            glob.matches(path) for glob in self._exclude
+        )
+
+    def _look(self, path: str) -> list[Found]:
+        """The file, if it is there and not too old."""
+        try:
+            file = look(path)
+        except OSError as error:
+            self._unreadable(path, error)
+            return []
+        oldest = self._now_ns() - self._older_than_ns if self._older_than_ns else 0
+        return [file] if file is not None and file.mtime_ns >= oldest else []
 
     def folders(self) -> set[str]:
         """The folders in which something new can be of interest, those that exist."""

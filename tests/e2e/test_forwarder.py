@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -16,7 +17,17 @@ from tests.e2e.service_process import ServiceProcess
 from tests.faults.kinds import KNOWABLE, Kind
 from tests.faults.schedule import Schedule, evenly
 from tests.faults.thread import fault_proxy
-from tests.forwarder.forwarder_process import ForwarderProcess, stored
+from tests.forwarder.forwarder_process import FQN, ForwarderProcess, stored
+from tests.servers.logrotate import logrotate
+
+_ROTATE = """{log} {{
+  rotate 100
+  size 1
+  missingok
+  nodateext
+  {how}
+}}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +71,69 @@ def test_rotated_killed_compressed_and_closed(service: ServiceProcess, tmp_path:
     forwarder.until(lambda: state_of(service.url, run)[0] == "closed")
     assert forwarder.stop() == 0
     assert stored(service.url, run) == expected
+
+
+@pytest.mark.logrotate
+def test_logrotate_under_a_writer_and_while_it_is_stopped(
+    service: ServiceProcess, tmp_path: Path
+) -> None:
+    """Each line that a file has is stored once: copies are known, and unseen generations read."""
+    run = "written"
+    forwarder = ForwarderProcess(tmp_path, service.url)
+    log = forwarder.logs / "a.log"
+    log.touch()
+    forwarder.configure(
+        targets=[service.url],
+        storage=str(tmp_path / "state"),
+        include=[str(log)],
+        archive_include=[str(forwarder.logs / "a.log.*")],
+        include_file_name=False,
+        fqn=FQN,
+        run=run,
+        rotate_wait="1s",
+    )
+    written: list[str] = []
+    stop = threading.Event()
+
+    def write() -> None:
+        while not stop.wait(0.005):
+            written.extend(_append(log, len(written), len(written) + 1))
+
+    def rotate(how: str) -> None:
+        config = tmp_path / "logrotate.conf"
+        config.write_text(_ROTATE.format(log=log, how=how))
+        config.chmod(0o600)
+        before = len(written)
+        forwarder.until(lambda: len(written) > before + 20)
+        logrotate(config, tmp_path / "logrotate.state")
+
+    def there() -> list[str]:
+        found: set[str] = set()
+        for path in forwarder.logs.iterdir():
+            data = path.read_bytes()
+            text = gzip.decompress(data) if path.suffix == ".gz" else data
+            found.update(text.decode().splitlines())
+        return [line for line in written if line in found]
+
+    forwarder.start()
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    try:
+        forwarder.until(lambda: bool(stored(service.url, run)))
+        for _ in range(4):
+            rotate("copytruncate\n  compress\n  delaycompress")
+        assert forwarder.stop() == 0
+        for _ in range(3):
+            rotate("nocreate\n  compress\n  delaycompress")
+        forwarder.start()
+        rotate("copytruncate\n  compress\n  delaycompress")
+    finally:
+        stop.set()
+        writer.join(timeout=10)
+    forwarder.until(lambda: set(there()) <= set(stored(service.url, run)))
+    assert forwarder.stop() == 0
+    found = stored(service.url, run)
+    assert found == [line for line in written if line in set(found)]
 
 
 def test_killed_again_and_again_behind_a_bad_network(

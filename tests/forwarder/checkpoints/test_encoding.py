@@ -38,6 +38,8 @@ STATES = st.builds(
     stage=st.sampled_from(get_args(Stage)),
     lost=NUMBERS,
     written_ns=NUMBERS,
+    stored_size=NUMBERS,
+    archives=st.booleans(),
     named=TEXTS,
     copies=st.lists(st.tuples(NUMBERS, NUMBERS), max_size=2).map(tuple),
     recent=st.just((0, b"")) | st.tuples(NUMBERS, st.binary(min_size=1, max_size=50)),

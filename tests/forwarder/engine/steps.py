@@ -18,11 +18,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from typing import Literal
 
 from forwarder.delivery.verdicts import Shipment
 from tests.forwarder.engine.world import World
 
 _PIECE_SHARES = (0.3, 0.7)
+Names = Literal["matched", "archives", "unmatched"]
 
 
 @dataclass
@@ -210,13 +212,15 @@ def _number(path: Path) -> int:
 
 
 def run_steps(
-    folder: Path, seed: int, *, inside: bool, kills: bool, rotations: int = 8
+    folder: Path, seed: int, *, names: Names, kills: bool, rotations: int = 8
 ) -> SteppedLog:
-    """A random history; `inside`: the patterns match rotated names."""
-    dice = Random(f"{seed} {inside} {kills}")
+    """A random history; `names`: which patterns match rotated names."""
+    inside = names != "unmatched"
+    dice = Random(f"{seed} {names} {kills}")
     world = World(
         folder,
-        include=[str(folder / "logs" / ("app.log*" if inside else "app.log"))],
+        include=[str(folder / "logs" / ("app.log*" if names == "matched" else "app.log"))],
+        archive_include=[str(folder / "logs" / "app.log?*")] if names == "archives" else [],
         run="{stem}",
         fingerprint_size=dice.choice([16, 100, 1000]),
         max_concurrent_files=dice.choice([3, 1000]),

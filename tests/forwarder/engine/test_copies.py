@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from forwarder.delivery.verdicts import Shipment
-from tests.forwarder.engine.steps import run_steps
+from tests.forwarder.engine.steps import Names, run_steps
 from tests.forwarder.engine.test_stillness import Interrupted
 from tests.forwarder.engine.world import World
 from tests.seeds import some
@@ -21,12 +21,12 @@ _SEEDS = [0, 3, 5, 6, 7, 8, 10, 13]
 
 
 @pytest.mark.parametrize("kills", [False, True], ids=["running", "killed"])
-@pytest.mark.parametrize("inside", [True, False], ids=["in the pattern", "out of it"])
+@pytest.mark.parametrize("names", ["matched", "archives", "unmatched"])
 @pytest.mark.parametrize("seed", some(_SEEDS, 4, "steps of rotations"))
 def test_a_writer_that_appends_at_every_step(
-    tmp_path: Path, seed: int, inside: bool, kills: bool
+    tmp_path: Path, seed: int, names: Names, kills: bool
 ) -> None:
-    run_steps(tmp_path, seed, inside=inside, kills=kills)
+    run_steps(tmp_path, seed, names=names, kills=kills)
 
 
 @pytest.mark.parametrize("restarted", [None, "before the truncation", "behind it"])
