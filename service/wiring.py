@@ -142,7 +142,13 @@ def make_network(settings: Settings, url: str) -> Network | None:
     if not nodes.ask:
         return None
     tls = client_context(nodes) if nodes.listen else None
-    return Network(nodes.url or url, HttpTransport(nodes.secret.get_secret_value(), tls))
+    transport = HttpTransport(
+        nodes.secret.get_secret_value(),
+        tls,
+        previous_secret=nodes.previous_secret.get_secret_value(),
+        own_url=nodes.url or url,
+    )
+    return Network(nodes.url or url, transport)
 
 
 def make_store_check(settings: Settings, machine: Machine, store: ObjectStore) -> StoreCheck:
@@ -290,9 +296,12 @@ def internal(
     """The routes between nodes; none for one that asks no others."""
     if not settings.nodes.ask:
         return ()
-    secret = settings.nodes.secret.get_secret_value()
-    answers = Answers(node, node.seams.clock, scrape)
-    return (internal_routes(secret, lambda: node.members.instance, answers.answer, gate),)
+    answers, members = Answers(node, node.seams.clock, scrape), node.members
+    return (
+        internal_routes(
+            settings.nodes.secrets, lambda: members.instance, answers.answer, members.contacts, gate
+        ),
+    )
 
 
 def make_gate(settings: Settings, machine: Machine) -> Gate | None:

@@ -97,6 +97,25 @@ NODE: tuple[Declared, ...] = (
         " and its delay, each by its limit in `nodes.shed_…`.",
         lambda s: s.node.shedding.load,
     ),
+    counter(
+        "node_questions",
+        "Questions to other nodes by what came of them: answered, declined (not now), "
+        "unknown-question and unreadable (another version), wrong-secret, another-process, "
+        "timed-out, unreachable, failed.",
+        lambda s: s.node.members.outcomes,
+        "outcome",
+    ),
+    counter(
+        "node_refusals",
+        "Questions of other nodes that this one refused: wrong-secret, another-process.",
+        lambda s: s.node.members.refusals,
+        "reason",
+    ),
+    gauge(
+        "nodes_unheard",
+        "Other nodes that may hold lines, and do not answer this one or refuse it.",
+        lambda s: len(s.node.members.cut_off_from),
+    ),
     gauge("shedding", "1 while the node sheds load.", lambda s: s.node.shedding.active),
     counter("batches", "Batches stored.", lambda s: s.writer.appender.batches),
     counter("lines", "Records stored.", lambda s: s.writer.appender.lines),

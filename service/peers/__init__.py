@@ -3,8 +3,9 @@
 | module | responsibility |
 | --- | --- |
 | `register` | which nodes there are, from their entries in the store |
-| `transport` | one question to one node: answered, silent or refused |
+| `transport` | one question to one node, and how it may end |
 | `http` | the same over HTTP, with pooled connections |
+| `contact` | every question that this node asks, what came of it, and who is not heard |
 | `peers` | a question to all of them at once, with a deadline |
 | `messages` | how questions and answers are written |
 | `hot` | lines of a run that other nodes hold |

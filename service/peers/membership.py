@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -16,6 +16,7 @@ from logstore import ulid as ulids
 from logstore.errors import OutcomeUnknown, TailraceError, Unavailable
 from service.journal.journal import Journal
 from service.peers.away import refuse_old_lines
+from service.peers.contact import Contacts
 from service.peers.feed import LiveFeed
 from service.peers.forgotten import returned
 from service.peers.others import Others
@@ -35,6 +36,7 @@ log = logging.getLogger(__name__)
 _LEAVE_SECONDS = 5.0
 _RETRY_SECONDS = 1.0
 _AWAY_TURNS = 3
+_TOUCH_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +73,7 @@ class Membership:
             network, seconds = seams.network, settings.timeout_seconds
             self.register = Register(seams.store, seams.clock, seams.entropy, network)
             self.register.on_removed = self._forget_deletions
-            self.peers = Peers(
-                self.register, network.transport, seams.clock, timeout_seconds=seconds
-            )
+            self.peers = Peers(self.register, timeout_seconds=seconds)
         self._joined = False
 
     @property
@@ -85,6 +85,27 @@ class Membership:
     def size(self) -> int:
         """Processes in the register as it was read last, with this one."""
         return 1 if self.register is None else 1 + len(self.register.others)
+
+    @property
+    def contacts(self) -> Contacts:
+        """How this node reaches the others; only of one with a way to them."""
+        assert self.register is not None
+        return self.register.contacts
+
+    @property
+    def outcomes(self) -> Mapping[str, int]:
+        """How many questions to others came to what."""
+        return {} if self.register is None else self.register.contacts.outcomes
+
+    @property
+    def refusals(self) -> Mapping[str, int]:
+        """How many questions of others were refused, by the reason."""
+        return {} if self.register is None else self.register.contacts.refusals
+
+    @property
+    def cut_off_from(self) -> tuple[str, ...]:
+        """The nodes with lines that this one does not hear now."""
+        return () if self.peers is None else self.peers.silent()
 
     def loads(self) -> list[float]:
         """The loads of the other nodes that answer, as they told them last."""
@@ -170,6 +191,7 @@ class Membership:
             group.create_task(self.register.run(self._settings.refresh_seconds))
             group.create_task(LiveFeed(self.peers, tail, self._clock).run())
             group.create_task(self._stay_current())
+            group.create_task(self._stay_in_touch(self.peers))
 
     async def leave(self, *, stored: bool) -> None:
         """Ends all connections; if all that the node held is `stored`, its entry goes as well."""
@@ -201,6 +223,20 @@ class Membership:
             await self.pulse.beat()
             with suppress(TailraceError):  # whoever reads lines meanwhile hears why
                 await self.current(self._joining.deletions)
+
+    async def _stay_in_touch(self, peers: Peers) -> None:
+        """Finds out who is not heard, also while nobody reads and nothing is written.
+
+        Deletions at a node that does not hear this one are read from the store meanwhile.
+        """
+        seconds, read = self._settings.refresh_seconds, self._clock.monotonic()
+        while True:
+            await self._clock.sleep(min(seconds, _TOUCH_SECONDS))
+            await peers.stay_in_touch(_TOUCH_SECONDS)
+            if peers.silent() and self._clock.monotonic() - read >= seconds:
+                with suppress(TailraceError):  # the register says that the store is away
+                    await self._read_deletions(self._joining.deletions)
+                read = self._clock.monotonic()
 
     async def _join(self) -> None:
         if self.register is None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from service.peers.transport import PeerRefused
+from service.peers.transport import AskOutcome, PeerRefused
 
 FORMAT = 1
 _LENGTH = struct.Struct("<I")
@@ -40,7 +40,9 @@ def decode(body: bytes) -> Message:
         at = _LENGTH.size + length
         head = orjson.loads(body[_LENGTH.size : at])
         if head["format"] > FORMAT:
-            raise PeerRefused(f"a message of format {head['format']}: this node is older")
+            raise PeerRefused(
+                f"a message of format {head['format']}: this node is older", AskOutcome.UNREADABLE
+            )
         parts = []
         for size in head["parts"]:
             parts.append(body[at : at + size])
@@ -49,4 +51,4 @@ def decode(body: bytes) -> Message:
             raise ValueError(f"{len(body)} bytes instead of {at}")
         return Message(head, parts)
     except (ValueError, TypeError, KeyError, struct.error) as error:
-        raise PeerRefused(f"not a message between nodes: {error}") from error
+        raise PeerRefused(f"not a message between nodes: {error}", AskOutcome.UNREADABLE) from error

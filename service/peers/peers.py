@@ -1,8 +1,8 @@
 """A question to all other nodes at once, with a deadline.
 
-A node that was silent is not asked again by readers for a while, first for a second and at most for
-half a minute, and counts as silent meanwhile: one dead node must not cost every page a deadline.
-Whoever changes something (`everyone`) asks it all the same.
+Readers do not ask a node that is not heard (`contact`) again for a while, first for a second and at
+most for half a minute. It counts as silent meanwhile: one dead node must not cost every page a
+deadline. Whoever changes something (`everyone`) asks it all the same.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from logstore.clock import Clock
 from service.peers import messages
 from service.peers.messages import Message
 from service.peers.register import Entry, Register
-from service.peers.transport import PeerRefused, PeerSilent, Transport
+from service.peers.transport import PeerRefused, PeerSilent
 
-_FIRST_PAUSE_SECONDS = 1.0
-_MAX_PAUSE_SECONDS = 30.0
+_NOTHING = messages.encode({"runs": [], "seconds": 0, "taken": None})
+"""A question that costs nothing, and that every version knows."""
 
 
 @dataclass(slots=True)
@@ -29,28 +28,22 @@ class Gathered:
     silent: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class _Pause:
-    until: float
-    seconds: float
-    why: str
-
-
 class Peers:
     """The other nodes. With nobody in the register nothing is asked."""
 
-    def __init__(
-        self, register: Register, transport: Transport, clock: Clock, *, timeout_seconds: float
-    ) -> None:
+    def __init__(self, register: Register, *, timeout_seconds: float) -> None:
         self.register = register
         self.timeout_seconds = timeout_seconds
-        self._transport = transport
-        self._clock = clock
-        self._paused: dict[str, _Pause] = {}
-        self.on_change: Callable[[], None] = lambda: None
-        """Called when a node becomes silent, and when a silent one answers."""
-        self.asked = 0
-        self.unanswered = 0
+        self._contacts = register.contacts
+
+    @property
+    def on_change(self) -> Callable[[], None]:
+        """Called when a node is not heard any more, and when it is heard again."""
+        return self._contacts.on_change
+
+    @on_change.setter
+    def on_change(self, hear: Callable[[], None]) -> None:
+        self._contacts.on_change = hear
 
     def __bool__(self) -> bool:
         """Whether there are other nodes with lines."""
@@ -63,21 +56,24 @@ class Peers:
 
     async def ask(self, body: bytes, verb: str, *, readers: bool = False) -> Gathered:
         """Asks all but those that were silent a moment ago."""
-        now, found = self._clock.monotonic(), Gathered()
+        found = Gathered()
         asked = []
         for entry in self.entries(readers=readers):
-            pause = self._paused.get(entry.instance)
-            if pause is not None and now < pause.until:
-                found.silent[entry.node] = pause.why
-            else:
+            why = self._contacts.pausing(entry.instance)
+            if why is None:
                 asked.append(entry)
+            else:
+                found.silent[entry.node] = why
         await self._ask(asked, verb, body, self.timeout_seconds, found)
         return found
 
     async def everyone(
         self, body: bytes, verb: str, seconds: float | None = None, *, readers: bool = False
     ) -> Gathered:
-        """Asks all that are in the register now. Raises `Unavailable`: it cannot be read."""
+        """Asks all that are in the register now. Raises `Unavailable`: it cannot be read.
+
+        One that was silent a moment ago gets no more time than a reader gives it.
+        """
         await self.register.look()
         found = Gathered()
         asked = self.entries(readers=readers)
@@ -86,26 +82,16 @@ class Peers:
 
     async def one(self, entry: Entry, body: bytes, verb: str, seconds: float) -> Message:
         """Asks one. Raises `PeerSilent`, `PeerRefused`."""
-        self.asked += 1
-        try:
-            answer = messages.decode(await self._transport.ask(entry.address, verb, body, seconds))
-        except PeerRefused:
-            self.unanswered += 1
-            raise
-        except PeerSilent as error:
-            self.unanswered += 1
-            self._silent(entry, str(error))
-            raise
-        if self._paused.pop(entry.instance, None) is not None:
-            self.on_change()
-        return answer
+        return await self._contacts.ask(entry.address, verb, body, seconds)
 
     async def _ask(
         self, entries: Iterable[Entry], verb: str, body: bytes, seconds: float, found: Gathered
     ) -> None:
         async def ask(entry: Entry) -> None:
+            most = self.timeout_seconds if self.is_silent(entry) else seconds
             try:
-                found.answers[entry.instance] = await self.one(entry, body, verb, seconds)
+                answer = await self.one(entry, body, verb, min(seconds, most))
+                found.answers[entry.instance] = answer
             except (PeerSilent, PeerRefused) as error:
                 found.silent[entry.node] = str(error)
 
@@ -113,33 +99,26 @@ class Peers:
 
     def loads(self) -> list[float]:
         """The loads that the others told last, without those that were silent a moment ago."""
-        now = self._clock.monotonic()
-        silent = {instance for instance, pause in self._paused.items() if now < pause.until}
-        return [entry.load for entry in self.entries() if entry.instance not in silent]
-
-    def _silent(self, entry: Entry, why: str) -> None:
-        pause = self._paused.get(entry.instance)
-        now = self._clock.monotonic()
-        if pause is not None and now < pause.until:
-            return  # another question in flight met the same silence
-        seconds = (
-            _FIRST_PAUSE_SECONDS if pause is None else min(pause.seconds * 2, _MAX_PAUSE_SECONDS)
-        )
-        self._paused[entry.instance] = _Pause(now + seconds, seconds, why)
-        if pause is None:
-            self.on_change()
+        return [e.load for e in self.entries() if self._contacts.pausing(e.instance) is None]
 
     def is_silent(self, entry: Entry) -> bool:
         """Whether the last question that it was asked has no answer."""
-        return entry.instance in self._paused
+        return self._contacts.is_unheard(entry.instance)
+
+    def silent(self) -> tuple[str, ...]:
+        """The nodes with lines that are not heard, by name."""
+        if not self._contacts.any_unheard:
+            return ()
+        return tuple(sorted({entry.node for entry in self.entries() if self.is_silent(entry)}))
+
+    async def stay_in_touch(self, seconds: float) -> None:
+        """Asks each node that was asked nothing for so long, to find out whether it is heard."""
+        quiet = [e for e in self.entries() if not self._contacts.asked_within(e.instance, seconds)]
+        await self._ask(quiet, "wait", _NOTHING, self.timeout_seconds, Gathered())
 
     def problems(self) -> list[str]:
-        """Nodes that are silent, as sentences."""
+        """What is wrong with other nodes, as sentences."""
         found = [] if self.register.last_error is None else [self.register.last_error]
-        known = self.register.holders
-        return found + [
-            f"the node {known[instance].node} is silent, and its newest lines are not shown: "
-            f"{pause.why}"
-            for instance, pause in self._paused.items()
-            if instance in known
-        ]
+        holders = [entry.address for entry in self.register.holders.values()]
+        others = [entry.address for entry in self.register.others.values()]
+        return found + self._contacts.problems(holders, others)

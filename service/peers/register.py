@@ -43,6 +43,7 @@ from logstore.errors import Damaged, NodeNotReady, NotFound, TailraceError, Unsu
 from logstore.names import decode
 from logstore.objects.store import ObjectInfo, ObjectStore
 from service.peers import messages
+from service.peers.contact import Contacts
 from service.peers.transport import Address, Network, PeerRefused, PeerSilent
 from service.runtime.identity import TakenOver, taken_over
 
@@ -140,6 +141,7 @@ class Register:
         self._store = store
         self._clock = clock
         self._network = network
+        self.contacts = Contacts(network.transport, clock)
         self.instance = ulids.fresh_text(clock, entropy)
         self._own: Entry | None = None
         self._others: dict[str, Entry] = {}
@@ -147,6 +149,8 @@ class Register:
         self._looking = asyncio.Lock()
         self._writing = asyncio.Lock()
         self._withdrawn = False
+        self._earlier: list[Entry] = []
+        """Entries of earlier processes of the node, which go once this one's is written."""
         self._heard: list[Callable[[], None]] = []
         self._unchanged: dict[str, tuple[str, float]] = {}
         """Of entries of readers, the ETag and since when it is there."""
@@ -203,14 +207,19 @@ class Register:
             before, self._own = self._own, own
             if before is not None and before.node != node:
                 await self._store.delete([_key(before)])
+            while self._earlier:
+                await self._remove(self._earlier[-1])
+                self._earlier.pop()
         await self.look()
         await asyncio.gather(*[self._hello(entry) for entry in self._others.values()])
 
     async def twin(self, node: str) -> Twin | None:
         """A process that lives and continues the same incarnation, if there is one.
 
-        Removes entries of earlier processes of the node. Raises `Unavailable`, `Damaged`.
+        Entries of earlier processes of the node go once this one's is written. Without one, others
+        would take the node for one that has left. Raises `Unavailable`, `Damaged`.
         """
+        self._earlier.clear()
         await self.look()
         for entry in list(self._others.values()):
             if entry.node != node:
@@ -220,7 +229,7 @@ class Register:
             except (PeerRefused, PeerSilent):
                 # The lock on the folder was free: it is gone. Or this folder is a copy and the
                 # other one cannot be reached, which the numbers of segments will show.
-                await self._remove(entry)
+                self._earlier.append(entry)
             else:
                 return Twin(entry.url, files)
         return None
@@ -245,6 +254,7 @@ class Register:
             self._unchanged = {k: seen for k, seen in self._unchanged.items() if k in read}
             changed = _names(found) != _names(self._others)
             self._read, self._others, self._looked = read, found, began
+            self.contacts.forget_all_but(found)
         if changed:
             for hear in self._heard:
                 hear()
@@ -322,9 +332,9 @@ class Register:
 
     async def _greet(self, entry: Entry) -> tuple[str, ...]:
         """The journal files of a process that lives."""
-        transport, body = self._network.transport, messages.encode({"instance": self.instance})
-        answer = await transport.ask(entry.address, "hello", body, _HELLO_SECONDS)
-        return tuple([str(file) for file in messages.decode(answer).head.get("files", ())])
+        body = messages.encode({"instance": self.instance})
+        answer = await self.contacts.ask(entry.address, "hello", body, _HELLO_SECONDS)
+        return tuple([str(file) for file in answer.head.get("files", ())])
 
 
 def _names(entries: Mapping[str, Entry]) -> set[tuple[str, str]]:

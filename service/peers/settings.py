@@ -20,6 +20,11 @@ class NodesSettings(Section):
         description="Secret that all nodes on the store share, at least 16 characters; empty: this"
         " node asks no other node and answers none",
     )
+    previous_secret: SecretStr = Field(
+        default=SecretStr(""),
+        description="The secret before this one, while it is replaced: this node takes it too, and"
+        " shows it to a node that refuses `nodes.secret`",
+    )
     listen: str = Field(
         default="",
         pattern=r"^(.+:\d{1,5})?$",
@@ -83,7 +88,13 @@ class NodesSettings(Section):
             raise ValueError("not a URL of scheme, host and port alone")
         return value.rstrip("/")
 
-    @field_validator("secret")
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """The secrets that this node takes, its own first."""
+        both = (self.secret.get_secret_value(), self.previous_secret.get_secret_value())
+        return tuple([secret for secret in both if secret]) if both[0] else ()
+
+    @field_validator("secret", "previous_secret")
     @classmethod
     def _is_long(cls, value: SecretStr) -> SecretStr:
         secret = value.get_secret_value()

@@ -1,4 +1,4 @@
-"""One question to one node, and the three ways in which it may end.
+"""One question to one node, and how it may end; each error says which outcome it is.
 
 - The node **answers**: bytes.
 - It is **silent** (`PeerSilent`): no connection, no answer in time, or an answer that breaks off.
@@ -10,17 +10,40 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from logstore.errors import Unavailable
 
 
+class AskOutcome(StrEnum):
+    """What came of a question; `service/peers/contact.py` says what each means."""
+
+    ANSWERED = "answered"
+    DECLINED = "declined"
+    UNKNOWN_QUESTION = "unknown-question"
+    UNREADABLE = "unreadable"
+    NOT_ADMITTED = "wrong-secret"
+    ANOTHER_PROCESS = "another-process"
+    TIMED_OUT = "timed-out"
+    UNREACHABLE = "unreachable"
+    FAILED = "failed"
+
+
 class PeerSilent(Unavailable):
     """A node gave no answer."""
+
+    def __init__(self, message: str, outcome: AskOutcome = AskOutcome.UNREACHABLE) -> None:
+        super().__init__(message)
+        self.outcome = outcome
 
 
 class PeerRefused(Unavailable):
     """A node answered that it will not."""
+
+    def __init__(self, message: str, outcome: AskOutcome = AskOutcome.DECLINED) -> None:
+        super().__init__(message)
+        self.outcome = outcome
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ from tests.service.metrics.test_leases import MOVE_WITH_LEASES
 from tests.service.metrics.test_queue import MOVE_IN_QUEUES
 from tests.service.metrics.test_reports import MOVE_BY_REPORTS
 from tests.service.metrics.watched import Watched
+from tests.service.peers.test_contact import MOVE_BETWEEN_NODES
 from tests.service.query.test_file_cache_faults import MOVE_IN_FILE_CACHES
 from tests.service.query.test_limits import ALL, endless
 from tests.service.query.world import engine_of
@@ -86,6 +87,7 @@ MOVE_AT_WORK = (
     - MOVE_ON_S3
     - MOVE_BY_REPAIR
     - MOVE_BY_SHEDDING
+    - MOVE_BETWEEN_NODES
     - MOVE_WITH_A_PROCESS
     - {"tailrace_forks", "tailrace_cluster_size"}
 )
@@ -97,7 +99,7 @@ def test_every_metric_is_in_one_of_these_tests() -> None:
     elsewhere = MOVE_IN_SEARCHES | MOVE_OVER_HTTP | MOVE_ON_S3 | MOVE_BY_REPAIR
     elsewhere |= MOVE_BY_REPORTS | MOVE_IN_QUEUES | MOVE_WITH_LEASES
     elsewhere |= MOVE_WITH_COMPACTION | MOVE_BY_SHEDDING | MOVE_BY_ACCESS | MOVE_WITH_A_PROCESS
-    elsewhere |= MOVE_IN_FILE_CACHES
+    elsewhere |= MOVE_IN_FILE_CACHES | MOVE_BETWEEN_NODES
     assert {metric.name for metric in METRICS} == here | elsewhere
 
 

@@ -13,6 +13,7 @@ from logstore.errors import NodeNotReady
 from logstore.objects.local import LocalStore, inline
 from service.peers.register import READER, Register
 from service.peers.transport import Address, Network, PeerSilent
+from tests.simulation.faulty_store import FaultyStore, Schedule
 from tests.simulation.powercut import PowerCutFileSystem
 from tests.simulation.virtual_time import VirtualClock, simulate
 
@@ -129,5 +130,24 @@ def test_what_renews_an_entry_that_is_withdrawn_does_not_bring_it_back(meanwhile
         await withdrawing
         assert own.own is None
         assert [info.key async for info in store.list(keys.PEERS)] == []
+
+    simulate(scenario, start_ms=START_MS)
+
+
+def test_a_node_that_starts_again_is_in_the_register_all_the_time() -> None:
+    """Without an entry it would count as one that has left, and holds no line."""
+
+    async def scenario(clock: VirtualClock) -> None:
+        disk = LocalStore("/store", PowerCutFileSystem(), clock, random.Random(1), run=inline)
+        earlier = Register(disk, clock, random.Random("e"), Network("e", Nobody()))
+        await earlier.publish("node")
+        store = FaultyStore(disk, Schedule.none())
+        register = Register(store, clock, random.Random("n"), Network("n", Nobody()))
+        assert await register.twin("node") is None
+        await register.publish("node")
+        changes = [call for call in store.calls if call.startswith(("put", "delete"))]
+        old, new = (keys.peer("node", one.instance) for one in (earlier, register))
+        assert [new in changes[0], old in changes[1]] == [True, True]
+        assert [info.key async for info in disk.list(keys.PEERS)] == [new]
 
     simulate(scenario, start_ms=START_MS)

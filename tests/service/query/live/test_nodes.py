@@ -167,7 +167,7 @@ async def both_in(root: Path, limits: LiveLimits = LIMITS) -> AsyncIterator[Both
             register = Register(world.store, SystemClock(), random.Random(name), Network(name, way))
             await register.publish(name)
             registers.append(register)
-            peers = Peers(register, way, Quick(), timeout_seconds=1.0)
+            peers = Peers(register, timeout_seconds=1.0)
             sources = replace(world.sources(), pin=shipped.pin, others=RecordsOfOthers(peers))
             engine = await stack.enter_async_context(
                 engine_of(World(root / name, store=world.store), clock, sources=sources)
