@@ -31,7 +31,7 @@ from tailrace.remote.api import (
     component,
     errors_as_ours,
 )
-from tailrace.remote.events import READ_SECONDS, Event, EventFollower
+from tailrace.remote.events import READ_SECONDS, Event, EventFollower, warn_of_silent
 from tailrace.tailing.attempts import before
 from tailrace.tailing.lines import PREFIXES, Lines
 from tailrace.tailing.many import follow_many, is_pattern, print_many
@@ -184,7 +184,8 @@ async def print_pages(
 
     Raises what the service answers, and `NotFound` for a run without lines.
     """
-    path, after = f"{RUNS}/{component(fqn)}/{component(name)}", start or "0"
+    path = f"{RUNS}/{component(fqn)}/{component(name)}"
+    after: str | None = start or "0"
     form = lines.of_one(fqn, name)
     while after is not None:
         asked = {"after": after, **({} if form is None else {"format": "ndjson"})}
@@ -202,6 +203,8 @@ async def print_pages(
         if not page["totalLines"]:
             raise NotFound(f"{fqn}/{name} has no lines", hint="Without --no-follow it is awaited.")
         after = page["after"]
+    if page.get("silent"):
+        warn_of_silent(page["silent"])
 
 
 def _line_of(after: str) -> int:
@@ -238,6 +241,9 @@ class Follower(EventFollower):
             return True
         if event.name == "error":
             raise TailraceError(_message(event.data))
+        if event.name == "silent":
+            warn_of_silent(json.loads(event.data).get("nodes", ()))
+            return False
         if self._form is not None:
             self._write(self._form(event.data))
             self.cursor = event.id

@@ -13,6 +13,8 @@
                 (of `logs.txt`), writers {node: [lowest pos, highest pos + 1]}
     writers     {node: pos}: all batches of that node with a `pos` below are dealt with
     closes      {node: pos}: batches of that node with a `pos` below came before the close
+    asking      nodes that closed the run and do not know yet that every other node has closed it
+                for its lines; the run is `closing` while there is one; absent without any
     copies      [ULID, node, pos, records] of the last 1,000 batches that a node held as well, and
                 that were left out because another node's were in the chunks; may be absent
     partial     what `partial.txt` was made from: bytes, lines, at_ms
@@ -41,7 +43,7 @@ Kind = Literal["chunk", "logs"]
 _STATES = ("open", "closing", "closed", "deleted")
 _NAMES = (
     "format version fqn run state generation epoch owner chunks writers closes copies partial "
-    "closing first_ms last_ms flushed_ms"
+    "closing first_ms last_ms flushed_ms asking"
 )
 _KNOWN = frozenset(_NAMES.split(" "))
 
@@ -107,6 +109,7 @@ class Manifest:
     chunks: tuple[Chunk, ...] = ()
     writers: Mapping[str, int] = field(default_factory=dict)
     closes: Mapping[str, int] = field(default_factory=dict)
+    asking: tuple[str, ...] = ()
     copies: tuple[Copy, ...] = ()
     partial: Partial | None = None
     closing: Closing | None = None
@@ -166,6 +169,7 @@ class Manifest:
             generation=t,
             chunks=kept,
             closes=self.closes if kept else {},
+            asking=(),
             copies=tuple([copy for copy in self.copies if copy.ulid > t]),
             closing=None,
             partial=None,
@@ -180,6 +184,12 @@ class Manifest:
             for chunk in self.chunks[:chunks]
             for node, (_, end) in chunk.writers.items()
         )
+
+    def state_of_close(self) -> State:
+        """`closed` only if the close covers all chunks and nobody still asks other nodes."""
+        if self.asking:
+            return "closing"
+        return "closed" if self.settled() else "open"
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -197,6 +207,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "chunks": [_encode_chunk(chunk) for chunk in manifest.chunks],
         "writers": dict(manifest.writers),
         "closes": dict(manifest.closes),
+        **({"asking": list(manifest.asking)} if manifest.asking else {}),
         "copies": [[ulids.encode(c.ulid), c.node, c.pos, c.records] for c in manifest.copies],
         "partial": manifest.partial,
         "closing": manifest.closing,
@@ -232,15 +243,19 @@ def _decode(value: Mapping[str, Any]) -> Manifest:
     if value["state"] not in _STATES:
         raise ValueError(f"state {value['state']!r}")
     partial, closing = value.get("partial"), value.get("closing")
+    asking = tuple([str(node) for node in value.get("asking", ())])
+    # An older version keeps `asking`, and writes `closed` for what its own node has closed.
+    state = "closing" if asking and value["state"] == "closed" else value["state"]
     return Manifest(
         key=RunKey(value["fqn"], value["run"]),
-        state=cast(State, value["state"]),
+        state=cast(State, state),
         generation=_ulid(value["generation"]),
         epoch=value["epoch"],
         owner=value.get("owner", ""),
         chunks=tuple([_decode_chunk(chunk) for chunk in value["chunks"]]),
         writers=value["writers"],
         closes=value["closes"],
+        asking=asking,
         copies=tuple(
             [
                 Copy(ulids.decode(ulid), node, pos, records)

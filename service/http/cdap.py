@@ -7,13 +7,14 @@
 Without `fromOffset`, `next` and `prev` give the latest events. Events are in the order of ULID, and
 an offset is a ULID: it stays valid for as long as the run. Paging forward and back meets without a
 gap. Beyond CDAP, a filter that cannot be read is 400 with its place, and a reading that fails is an
-error, where CDAP ends its reply early with 200.
+error, where CDAP ends its reply early with 200. The header `Tailrace-Silent` names nodes that did
+not answer, whose newest events may be missing.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from typing import Annotated, Any, Final, Literal
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response, StreamingResponse
@@ -24,6 +25,7 @@ from logstore.clock import Clock
 from logstore.errors import InvalidInput
 from logstore.search.moments import parse_moment
 from service.http.cdap_events import FIELDS, Event, EventEncoder, Matches, events_of, parse_filter
+from service.http.download import silence
 from service.http.node import NodeApi
 from service.http.settings import PageSettings
 from service.http.targets import BASE, refuse_unknown, run_key
@@ -102,10 +104,12 @@ def cdap_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRoute
             return low <= event["ts"] < high and matches(event)
 
         first = await _page(node, key, after=None)
-        events = _forward(node, key, first)
+        events, headers = _forward(node, key, first), silence(first.page.silent)
         if format == "json":
-            return StreamingResponse(_array(events, wanted, encoder), media_type=_JSON)
-        return StreamingResponse(_lines(events, wanted, encoder), media_type=_TEXT)
+            array = _array(events, wanted, encoder)
+            return StreamingResponse(array, media_type=_JSON, headers=headers)
+        lines = _lines(events, wanted, encoder)
+        return StreamingResponse(lines, media_type=_TEXT, headers=headers)
 
     @router.get(
         "/{fqn}/{runId}/next",
@@ -180,11 +184,19 @@ def _place(offset: str) -> str:
         ) from error
 
 
-def _reply(events: list[bytes]) -> Response:
-    return Response(b"[%b]" % b",".join(events), media_type=_JSON)
+def _reply(found: _Found) -> Response:
+    body = b"[%b]" % b",".join(found.events)
+    return Response(body, media_type=_JSON, headers=silence(found.silent))
 
 
 # --- reading --------------------------------------------------------------------------------
+
+
+class _Found(NamedTuple):
+    """Encoded events, and the nodes that did not answer when they were read."""
+
+    events: list[bytes]
+    silent: Sequence[str]
 
 
 async def _page(node: NodeApi, key: RunKey, *, after: str | None) -> RecordPage:
@@ -211,17 +223,18 @@ async def _forward(node: NodeApi, key: RunKey, first: RecordPage) -> AsyncIterat
 
 async def _after(
     node: NodeApi, key: RunKey, place: str, most: int, matches: Matches, encoder: EventEncoder
-) -> list[bytes]:
+) -> _Found:
     """The first events behind the place that match."""
     found: list[bytes] = []
     size = 0
-    async for events in _forward(node, key, await _page(node, key, after=place)):
+    first = await _page(node, key, after=place)
+    async for events in _forward(node, key, first):
         for event in filter(matches, events):
             found.append(encoder.with_offset(event))
             size += len(found[-1])
             if len(found) == most or size >= _REPLY_BYTES:
-                return found
-    return found
+                return _Found(found, first.page.silent)
+    return _Found(found, first.page.silent)
 
 
 async def _before(
@@ -231,7 +244,7 @@ async def _before(
     most: int,
     matches: Matches,
     encoder: EventEncoder,
-) -> list[bytes]:
+) -> _Found:
     """The last matching events before the place, or of the run; oldest first."""
     found: list[bytes] = []
     size, limit = 0, _STEP_LINES
@@ -251,10 +264,10 @@ async def _before(
             found.append(encoder.with_offset(event))
             size += len(found[-1])
             if len(found) == most or size >= _REPLY_BYTES:
-                return found[::-1]
+                return _Found(found[::-1], page.page.silent)
         place, limit = page.page.before, _STEP_LINES
         if place is None:
-            return found[::-1]
+            return _Found(found[::-1], page.page.silent)
 
 
 async def _lines(

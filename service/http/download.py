@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Annotated, Final, Literal, NamedTuple
 
 from fastapi import APIRouter, Query, Request
@@ -142,7 +142,7 @@ def download_routes(node: NodeApi) -> APIRouter:
         size = await node.run_logs.reader.size(key)
         must_exist(key, size)
         if wants_ndjson(format, request.headers.get("accept")):
-            response = await _records(node, key, order == "ulid", request)
+            response = await _records(node, key, order == "ulid", request, size.silent)
         elif order == "ulid":
             response = _streamed(whole_text(node, key), key, _TYPE, request.headers)
         else:
@@ -176,10 +176,12 @@ def silence(nodes: Iterable[str]) -> dict[str, str]:
     return {SILENT: names} if names else {}
 
 
-async def _records(node: NodeApi, key: RunKey, by_ulid: bool, request: Request) -> Response:
+async def _records(
+    node: NodeApi, key: RunKey, by_ulid: bool, request: Request, silent: Sequence[str]
+) -> Response:
     if request.method == "HEAD":
         return _streamed(_nothing(), key, NDJSON, request.headers)
-    status, lines = await whole_run(node, key, by_ulid=by_ulid)
+    status, lines = await whole_run(node, key, by_ulid=by_ulid, silent=silent)
     return _streamed(lines, key, NDJSON, request.headers, status)
 
 
@@ -216,7 +218,7 @@ def answer(node: NodeApi, key: RunKey, size: LogSize, headers: Mapping[str, str]
         common["etag"] = tags.plain
     span = _span(headers, size, tags)
     if span is not None and tags.plain is not None:
-        total = str(size.total_bytes) if whole else "*"
+        total = str(size.total_bytes) if whole and not size.silent else "*"
         common["etag"] = tags.plain
         return _part(node, key, span, total, common)
     common["content-disposition"] = f'attachment; filename="{_file_name(key, "txt")}"'

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -134,14 +135,25 @@ class EventStream(Response):
                 await self._send(send, sse.silent(after.silent, named=self._form != "json"))
             if after.more:
                 continue
-            if ended is not None or after.state in _CLOSED:
+            if after.state in _CLOSED or (ended is not None and not after.silent):
                 await self._send(send, self._complete(ended or "runFinished"))
                 return
+            if ended is not None:  # lines of a node that does not answer may be missing
+                over = ended
+                await self._wait_for_silent(watcher, send)
+                continue
             if await self._reads.call(("over", self._key), partial(status.over, self._key)):
                 over = "runFinished"
                 continue
             await self._resolve()  # lines that came meanwhile are behind it
             await self._follow(watcher, mark, send)
+
+    async def _wait_for_silent(self, watcher: Watcher, send: Send) -> None:
+        """Returns after a moment: a channel that has ended hears of no node that answers again."""
+        await self._send(send, sse.HEARTBEAT)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_RETRY_SECONDS):
+                await watcher.wait()
 
     async def _resolve(self) -> None:
         """Makes the cursor one that names every node."""

@@ -244,17 +244,24 @@ async def _record_pieces(
 
 
 async def whole_run(
-    node: NodeApi, key: RunKey, *, by_ulid: bool
+    node: NodeApi, key: RunKey, *, by_ulid: bool, silent: Sequence[str] = ()
 ) -> tuple[int, AsyncIterator[bytes]]:
-    """The status, and all records of the run in its present state. Raises as reading does."""
+    """The status, and all records of the run in its present state. Raises as reading does.
+
+    `silent` are nodes that did not answer, whose newest records are not there.
+    """
     lines = _Lines(node, key)
     pieces = node.run_logs.records.whole(key, by_ulid=by_ulid, max_bytes=_WHOLE_BYTES)
     begun = await lines.of(await anext(pieces, ()))
-    return (200 if lines.complete else 206), _rest(pieces, begun, lines)
+    rest = {"silent": sorted(silent)} if silent else {}
+    return (200 if lines.complete and not silent else 206), _rest(pieces, begun, lines, rest)
 
 
 async def _rest(
-    pieces: AsyncIterator[Sequence[RecordPart]], begun: bytes, lines: _Lines
+    pieces: AsyncIterator[Sequence[RecordPart]],
+    begun: bytes,
+    lines: _Lines,
+    rest: Mapping[str, Any],
 ) -> AsyncIterator[bytes]:
     yield begun
     del begun
@@ -265,7 +272,7 @@ async def _rest(
     except TailraceError as error:
         yield lines.error(error)
         return
-    yield lines.end({})
+    yield lines.end(rest)
 
 
 async def whole_text(node: NodeApi, key: RunKey) -> AsyncIterator[bytes]:

@@ -161,8 +161,10 @@ class Answers:
         return messages.encode({})
 
     async def _close(self, message: Message) -> bytes:
-        state = await self._node.run_logs.closer.close_here(_key(message))
-        return messages.encode({"state": state})
+        asker = str(message.head.get("asker", ""))
+        key, closer = _key(message), self._node.run_logs.closer
+        state = await closer.close_here(key, asker)
+        return messages.encode({"state": state, "asking": closer.is_asking(key)})
 
     async def _ended(self, message: Message) -> bytes:
         key, run_logs = _key(message), self._node.run_logs

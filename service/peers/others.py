@@ -5,12 +5,12 @@
 | `runs` | `{"fqn"}`, null for all | `{"runs"}`: `[fqn, run, highest ULID]` with lines in no chunk |
 | `highest` | `{"fqn", "run"}`, `run` null for all runs of the pipeline | `{"highest"}`: a ULID |
 | `deleted` | `{"fqn", "run", "t"}` | nothing, once the deletion is in the node's journal |
-| `close` | `{"fqn", "run"}` | `{"state"}`: `closed`, `closing`, or `none` without lines of it |
+| `close` | `{"fqn", "run", "asker"}` | `{"state", "asking"}`: `closed`, `closing`, or `none` without lines of it; whether the node closes the run itself and asks others |
 | `ended` | `{"fqn", "run"}` | nothing |
 
 A node that was not heard of for a while, because it stood still or had no way to the store, reads
 the deletions and the register again before it shows a line.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -106,10 +106,17 @@ class Others:
 
     async def close(self, key: RunKey) -> Told:
         """Asks them to close the run. Raises `Unavailable`."""
-        gathered = await self._peers.everyone(_run(key), "close", self._close_seconds)
+        body = messages.encode({"fqn": key.fqn, "run": key.run, "asker": self._own})
+        gathered = await self._peers.everyone(body, "close", self._close_seconds)
         states = {answer.head.get("state") for answer in gathered.answers.values()}
         working = bool(states - {"closed", "none"})
-        return Told(tuple(sorted(gathered.silent)), working, await self._let_go.nodes())
+        idle = [
+            entry.node
+            for entry in self._peers.entries()
+            if (answer := gathered.answers.get(entry.instance)) and not answer.head.get("asking")
+        ]
+        let_go = await self._let_go.nodes()
+        return Told(tuple(sorted(gathered.silent)), working, let_go, tuple(idle))
 
     async def ended(self, key: RunKey) -> None:
         """Tells those that answer that the run is closed."""

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from logstore import keys
+from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.errors import Damaged, NotFound, UnsupportedVersion
 from logstore.objects.store import ObjectStore
@@ -29,6 +30,7 @@ from service.runtime.threads import Offload
 class StoredSegment:
     """A confirmed segment; `runs` is known once its footer was read, empty if it is unreadable.
 
+    `high` is its highest ULID, 0 as long as that is not known.
     `waiting` are the runs of an inherited segment that were not flushed since it came.
     """
 
@@ -37,6 +39,7 @@ class StoredSegment:
     first: int
     end: int
     runs: dict[RunKey, SegmentRun] | None = None
+    high: int = 0
     waiting: set[RunKey] = field(default_factory=set)
 
 
@@ -107,6 +110,14 @@ class Backlog:
             s for s in self.inherited if s.node != through.node or s.seq > through.seq
         ]
 
+    def waiting_runs(self) -> dict[RunKey, int]:
+        """Runs with lines of other nodes here that are in no chunk; no id of theirs is higher."""
+        found: dict[RunKey, int] = {}
+        for segment in self.inherited:
+            for key in segment.waiting:
+                found[key] = max(found.get(key, 0), segment.high)
+        return found
+
     def now(self) -> list[StoredSegment]:
         """The present segments; call it before the manifest is read."""
         return [*self.inherited, *self.own]
@@ -165,5 +176,6 @@ class Backlog:
             segment.runs = {}
             return
         segment.runs = {run.key: run for run in footer.runs}
+        segment.high = ulids.decode(footer.high) if footer.high else 0
         if footer.ranges:
             segment.first, segment.end = footer.ranges[0][0], footer.ranges[-1][1]

@@ -1,6 +1,10 @@
 """Closing runs: recorded in the journal first, finished as soon as the store allows.
 
-    record (synced) ──► segments confirmed through it ──► run flushed ──► sealed ──► done
+    record (synced) ──► segments confirmed through it ──► run flushed ──► sealed ──┐
+                    ──► every other node asked to close its lines ─────────────────┴──► closed
+
+The state `closed` is a statement about all nodes. As long as one that may hold lines has not
+answered, the manifest names this node in `asking`, and the run is `closing` at every node.
 
 A close that takes longer than `wait_seconds`, or whose store is away, continues after the
 answer, and after a restart. A batch received after the close reopens the run; a
@@ -11,7 +15,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 from logstore.batch import RunKey
@@ -21,7 +27,7 @@ from logstore.objects.store import ObjectStore
 from logstore.runs.manifest import Manifest
 from logstore.runs.manifests import Manifests
 from service.runs.chunks import Chunks
-from service.runs.close_news import CloseNews
+from service.runs.close_news import CloseNews, CloseOutcome
 from service.runs.elsewhere import OtherNodes
 from service.runs.flusher import Flusher
 from service.runs.locks import RunLocks
@@ -79,6 +85,13 @@ class Closer:
         self._sealer = Sealer(store, manifests, chunks, merger, prefix=prefix)
         self._wanted: dict[RunKey, int] = {}
         self._tasks: dict[RunKey, asyncio.Task[str]] = {}
+        self._answering = RunLocks()
+        self._askers: dict[RunKey, set[str]] = {}
+        """Nodes that asked this one to close a run, as long as it is at it."""
+        self._agreed: dict[RunKey, frozenset[str]] = {}
+        """Runs that all other nodes have closed, which this node has yet to write down.
+
+        With them the nodes that do not ask others themselves, whatever the manifest says."""
         self._closed: OrderedDict[RunKey, None] = OrderedDict()
         self._reopened: dict[RunKey, float] = {}
         self._stopping = False
@@ -98,18 +111,30 @@ class Closer:
         Raises what recording it raises.
         """
         pos = await self._record_close(key)
-        return await self._wait([self.resume(key, pos), self._news.tell(key, pos)])
+        state = await self._wait([self.resume(key, pos), self._news.tell(key, pos)])
+        if state != "closed":
+            with suppress(TailraceError):  # readers are told what the manifest says
+                manifest = (await self._manifests.get(key)).manifest
+                whole = manifest.state == "closed" and manifest.sealed
+                state = "closed" if whole and not self._flusher.holds(key) else state
+        return state
 
-    async def close_here(self, key: RunKey) -> str:
-        """Closes a run for the lines of this node, because another one asks for it.
+    async def close_here(self, key: RunKey, asker: str = "") -> str:
+        """Closes a run for the lines of this node, because the node `asker` asks for it.
 
         Gives `none` if this node has no line of it that was not closed. Raises as `close`.
         """
-        manifest = (await self._manifests.get(key)).manifest
-        written = manifest.dealt_with(self._node) > manifest.closes.get(self._node, 0)
-        if not written and not self._flusher.holds(key):
-            return "none"
-        return await self._wait([self.resume(key, await self._record_close(key))])
+        # One after another: an answer says that no earlier question writes anything any more.
+        async with self._answering.of(key):
+            manifest = (await self._manifests.get(key)).manifest
+            written = manifest.dealt_with(self._node) > manifest.closes.get(self._node, 0)
+            if not written and not self._flusher.holds(key):
+                task = self._tasks.get(key)
+                return "none" if task is None else await self._wait([task])
+            pos = await self._record_close(key)
+            if asker:
+                self._askers.setdefault(key, set()).add(asker)
+            return await self._wait([self.resume(key, pos)])
 
     async def _wait(self, tasks: Sequence[asyncio.Task[str]]) -> str:
         await asyncio.wait(tasks, timeout=self._settings.close_wait_seconds)
@@ -124,18 +149,28 @@ class Closer:
         self.resume(key, pos)
         self._news.tell(key, pos)
 
-    async def _told(self, key: RunKey, pos: int) -> bool:
-        """All nodes have closed the run for their lines: whether it is closed as a whole now."""
-        if self._wanted.get(key) is None:
-            if await self._is_whole(key, pos):
+    def is_asking(self, key: RunKey) -> bool:
+        """Whether this node closes the run and does not know yet that all others have done so."""
+        return self._news.telling(key) or key in self._agreed
+
+    async def _told(self, key: RunKey, pos: int, idle: Collection[str]) -> CloseOutcome:
+        """Finishes the close, because all other nodes have closed the run for their lines.
+
+        `idle` are nodes that answered, and that do not ask others themselves.
+        """
+        self._agreed[key] = frozenset(idle)
+        try:
+            if self._wanted.get(key) is None and await self._stop_asking(key, pos):
                 self._close_done(key, pos)
             else:
                 await self.resume(key, pos)
+        finally:
+            self._agreed.pop(key, None)
         manifest = (await self._manifests.get(key)).manifest
-        closed = manifest.state == "closed" and not self._flusher.holds(key)
-        if closed:
+        over = _is_over(manifest) and not self._flusher.holds(key)
+        if over:
             self._on_ended(key)
-        return closed
+        return CloseOutcome("closing" if manifest.asking else "closed", over=over)
 
     def resume(self, key: RunKey, pos: int) -> asyncio.Task[str]:
         """Continues a close that is recorded."""
@@ -163,7 +198,7 @@ class Closer:
                 again = (
                     manifest is not None
                     and not self._news.telling(key)
-                    and await self._lacks_lost(manifest)
+                    and (self._lags(manifest) or await self._lacks_lost(manifest))
                 )
             except TailraceError as error:
                 self.failures += 1
@@ -175,18 +210,42 @@ class Closer:
                 self._finished(key, pos, manifest)
         return "closed"
 
-    async def _is_whole(self, key: RunKey, pos: int) -> bool:
-        """Whether nothing of the close is left to be done. Asks until the store answers."""
+    async def _stop_asking(self, key: RunKey, pos: int) -> bool:
+        """Notes that all nodes have closed; False if lines of a lost node are to be closed first.
+
+        Tries until the store answers.
+        """
         pause = _FIRST_BACKOFF_SECONDS
         while True:
             try:
                 manifest = (await self._manifests.get(key)).manifest
                 # Else a deletion dropped the close, and the run may have begun again.
                 ours = manifest.closes.get(self._node, 0) >= pos
-                return not (ours and await self._lacks_lost(manifest))
+                if ours and await self._lacks_lost(manifest):
+                    return False
+                stop = partial(self._without_asking, key, await self._lost_askers(manifest))
+                await self._manifests.update(key, stop)
             except TailraceError:
                 await self._clock.sleep(pause)
                 pause = min(pause * 2, _MAX_BACKOFF_SECONDS)
+            else:
+                return True
+
+    def _without_asking(
+        self, key: RunKey, lost: Collection[str], newest: Manifest
+    ) -> Manifest | None:
+        changed = replace(newest, asking=self._asking(key, lost, newest))
+        changed = replace(changed, state=changed.state_of_close())
+        return None if changed.asking == newest.asking else changed
+
+    def _lags(self, manifest: Manifest) -> bool:
+        """Whether the manifest does not say yet that all nodes have closed the run."""
+        return self._node in manifest.asking and manifest.key in self._agreed
+
+    async def _lost_askers(self, manifest: Manifest) -> list[str]:
+        """Nodes that asked, and that are lost: whoever has an answer of all nodes has theirs."""
+        others = [node for node in manifest.asking if node != self._node]
+        return [node for node in others if await self._gone(node)]
 
     async def _lacks_lost(self, manifest: Manifest) -> bool:
         """Whether lines of a lost node came into the run behind what was closed of it."""
@@ -218,10 +277,23 @@ class Closer:
         await self._flusher.flush(key, end=pos)
         manifest = (await self._manifests.get(key)).manifest
         ended = [*self._parents, WRITER, *await self._gone_writers(manifest)]
+        asking = partial(self._asking, key, await self._lost_askers(manifest))
         async with self._locks.of(key):
             if not wanted():
                 return None
-            return await self._sealer.seal(key, partial(_before, self._node, pos, ended))
+            closes = partial(_before, self._node, pos, ended)
+            return await self._sealer.seal(key, closes, asking)
+
+    def _asking(self, key: RunKey, lost: Collection[str], newest: Manifest) -> tuple[str, ...]:
+        """The nodes that still ask others to close the run; `lost` ones ask no more."""
+        if newest.state == "closed":  # all nodes have closed it before, and no line came since
+            return ()
+        asking = {*newest.asking, *self._askers.get(key, ())}
+        if self._news.telling(key):
+            asking.add(self._node)
+        elif self._news.alone or key in self._agreed:
+            asking -= {self._node, *lost, *self._agreed.get(key, ())}
+        return tuple(sorted(asking))
 
     def abandon(self, fqn: str, run: str | None) -> None:
         """Drops closes from before a deletion of the run, or of all runs of the pipeline.
@@ -230,6 +302,7 @@ class Closer:
         """
         for key in [key for key in self._wanted if key.fqn == fqn and run in (None, key.run)]:
             del self._wanted[key]
+            self._askers.pop(key, None)
             self._flusher.let_go(key)
 
     async def _gone_writers(self, manifest: Manifest) -> list[str]:
@@ -241,15 +314,18 @@ class Closer:
         """Closes a run for all who wrote to it, if nothing was flushed since `seen`.
 
         Nothing is recorded: the next sweep finds an unfinished close. Gives whether the run
-        is closed now. Raises `TailraceError`.
+        is closed now; it is not while another node holds lines of it, or does not answer and is
+        not lost. Raises `TailraceError`.
         """
+        if not await self._news.nobody_holds(key, seen):
+            return False
 
         def all_before(newest: Manifest) -> Mapping[str, int] | None:
             same = (newest.flushed_ms, newest.writers) == (seen.flushed_ms, seen.writers)
             return newest.writers if same else None
 
         async with self._locks.of(key):
-            manifest = await self._sealer.seal(key, all_before)
+            manifest = await self._sealer.seal(key, all_before, lambda _: ())
             if manifest.state != "closed" or not manifest.sealed:
                 return False
             self._remember(key)
@@ -262,17 +338,19 @@ class Closer:
         del self._wanted[key]
         self._flusher.let_go(key)
         reopened = manifest.state == "open" and bool(manifest.chunks)
-        if reopened:
+        lasting = manifest.asking and not self._news.telling(key)
+        if reopened or lasting:  # whoever asks may be lost before it knows the end
             self._reopened[key] = self._clock.monotonic()
         else:
             self._remember(key)
-        telling = self._news.telling(key)
-        if not telling:
-            self._close_done(key, pos)
+        self._askers.pop(key, None)
         self.closes += 1
-        if not reopened and not self._flusher.follows(key, pos):
+        if self._news.telling(key):
+            return
+        self._close_done(key, pos)
+        if _is_over(manifest) and not self._flusher.follows(key, pos):
             self._on_ended(key)
-            if not telling:  # all had heard before it was closed here
+            if key not in self._agreed:  # else `_told` does so
                 self._news.ended(key)
 
     def _remember(self, key: RunKey) -> None:
@@ -301,7 +379,7 @@ class Closer:
         key = manifest.key
         if key in self._wanted or not manifest.closes:
             return
-        if manifest.state == "closed" and not manifest.sealed:
+        if manifest.settled() and not manifest.sealed:
             self.resume(key, manifest.closes.get(self._node, 0))
         elif manifest.state == "open":
             self._reopened[key] = self._clock.monotonic()
@@ -326,11 +404,18 @@ class Closer:
             if now - since >= self._settings.reopen_idle_seconds:
                 del self._reopened[key]
                 try:
-                    # For the lines of this node alone: others may go on with theirs.
-                    await self._wait([self.resume(key, await self._record_close(key))])
+                    await self._close_again(key)
                 except TailraceError as error:
                     self.last_error = f"{key.fqn}/{key.run}: {error}"
                     self._reopened.setdefault(key, since)
+
+    async def _close_again(self, key: RunKey) -> None:
+        manifest = (await self._manifests.get(key)).manifest
+        if manifest.asking:
+            await self.close(key)
+        elif manifest.state != "closed" or not manifest.sealed or self._flusher.holds(key):
+            # For the lines of this node alone: others may go on with theirs.
+            await self._wait([self.resume(key, await self._record_close(key))])
 
     def stop(self) -> None:
         """Ends running work; the journal knows which closes are unfinished."""
@@ -338,6 +423,11 @@ class Closer:
         self._news.stop()
         for task in list(self._tasks.values()):
             task.cancel()
+
+
+def _is_over(manifest: Manifest) -> bool:
+    """Whether all nodes have closed the run, or no node had a line of it."""
+    return manifest.state == "closed" or not (manifest.chunks or manifest.asking)
 
 
 def _before(node: str, pos: int, ended: Sequence[str], manifest: Manifest) -> Mapping[str, int]:

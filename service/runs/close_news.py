@@ -1,4 +1,4 @@
-"""Asks other nodes to close a run for their lines, until each has heard or has lost its lease.
+"""Asks other nodes to close a run for their lines, until each has done so or has lost its lease.
 
 Each node closes a run up to its own last line; the run is closed when all have. A node that lost
 its lease, or that an operator let go, has nobody who closes for it: another one flushes what it
@@ -10,15 +10,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
 
 from logstore.batch import RunKey
 from logstore.clock import Clock
 from logstore.errors import TailraceError
+from logstore.runs.manifest import Manifest
 from service.runs.elsewhere import OtherNodes, Told
+from service.runs.selection import in_range
 
 _FIRST_PAUSE_SECONDS = 0.5
 _MAX_PAUSE_SECONDS = 30.0
 _UNKNOWN = "the register of nodes"
+
+
+class CloseOutcome(NamedTuple):
+    """The state of a close that all nodes know; `over`: no line of the run is left anywhere."""
+
+    state: str
+    over: bool
 
 
 class CloseNews:
@@ -29,9 +39,9 @@ class CloseNews:
         others: OtherNodes,
         clock: Clock,
         is_over: Callable[[str], Awaitable[bool]],
-        told: Callable[[RunKey, int], Awaitable[bool]],
+        told: Callable[[RunKey, int, Sequence[str]], Awaitable[CloseOutcome]],
     ) -> None:
-        """`told` gives whether the run is closed as a whole.
+        """`told` finishes the close; it gets the nodes that answered and ask nobody themselves.
 
         `is_over` says of a node that it is lost, and what it brought into the store is in the runs.
         """
@@ -40,20 +50,38 @@ class CloseNews:
         self._is_over = is_over
         self._told = told
         self._tasks: dict[RunKey, asyncio.Task[str]] = {}
+        self._closes: dict[RunKey, int] = {}
+        """The positions of the closes that are asked about."""
         self._settled: set[str] = set()
         """Nodes that were let go and have nothing that is in no run: they write no more."""
         self._ending: set[asyncio.Task[None]] = set()
+        self._finishing: dict[RunKey, asyncio.Task[str]] = {}
+        """Those whose own close all nodes know, and that may wait for another node's."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether this node has no way to others."""
+        return not self._others
 
     def telling(self, key: RunKey) -> bool:
         """Whether there is somebody who has not heard."""
         return key in self._tasks
 
     def tell(self, key: RunKey, pos: int) -> asyncio.Task[str]:
-        """Asks all nodes, and silent ones again; a later close takes the place of an earlier."""
-        earlier = self._tasks.pop(key, None)
+        """Asks all nodes, and silent ones again; a later close takes the place of an earlier.
+
+        One that is asking already goes on, so that a client that closes again and again does not
+        hold it up; it asks once more for the later close.
+        """
+        asking = self._tasks.get(key)
+        if self._others:
+            self._closes[key] = max(self._closes.get(key, 0), pos)
+        if asking is not None:
+            return asking
+        earlier = self._finishing.pop(key, None)
         if earlier is not None:
             earlier.cancel()
-        task = asyncio.get_running_loop().create_task(self._tell(key, pos))
+        task = asyncio.get_running_loop().create_task(self._tell(key))
         if self._others:
             self._tasks[key] = task
         return task
@@ -67,17 +95,57 @@ class CloseNews:
 
     def stop(self) -> None:
         """Ends asking; the next start goes on."""
-        for task in (*self._tasks.values(), *self._ending):
+        for task in (*self._tasks.values(), *self._ending, *self._finishing.values()):
             task.cancel()
+
+    async def nobody_holds(self, key: RunKey, manifest: Manifest) -> bool:
+        """Whether no other node has lines of the run that its manifest lacks.
+
+        False as well while a node does not answer and is not lost. Raises `Unavailable`.
+        """
+        found = await self._others.lines(key)
+        for source in found.sources:
+            if len(in_range(source, key, manifest.dealt_with(source.node))):
+                return False
+        return not [node for node in found.silent if not await self._is_lost(node)]
 
     def _said(self, task: asyncio.Task[None]) -> None:
         self._ending.discard(task)
         if not task.cancelled():
             task.exception()  # who did not hear looks by itself
 
-    async def _tell(self, key: RunKey, pos: int) -> str:
+    async def _tell(self, key: RunKey) -> str:
         if not self._others:
             return "closed"
+        pos = -1
+        idle: tuple[str, ...] = ()
+        while pos < self._closes[key]:
+            pos = self._closes[key]
+            idle = await self._ask_all(key)
+        del self._closes[key]
+        task = self._finishing[key] = self._tasks.pop(key)
+        pause = _FIRST_PAUSE_SECONDS
+        try:
+            while (outcome := await self._told(key, pos, idle)).state != "closed":
+                # Another node closes it as well, and still asks; all are asked again, since some
+                # may have got lines between the two closes.
+                await self._clock.sleep(pause)
+                pause = min(pause * 2, _MAX_PAUSE_SECONDS)
+                idle = await self._ask_all(key)
+        except TailraceError:
+            return "closing"  # the manifest could not be read: streams look by themselves
+        finally:
+            if self._finishing.get(key) is task:
+                del self._finishing[key]
+        if outcome.over:
+            self.ended(key)
+        return outcome.state
+
+    async def _ask_all(self, key: RunKey) -> tuple[str, ...]:
+        """Returns once each node has closed the run for its lines, or is lost.
+
+        Gives those that answered and do not ask others themselves.
+        """
         pause = _FIRST_PAUSE_SECONDS
         while True:
             try:
@@ -85,17 +153,10 @@ class CloseNews:
             except TailraceError:
                 told = Told((_UNKNOWN,))
             waiting = [node for node in told.silent if not await self._is_lost(node)]
-            if not waiting and await self._all_settled(told.let_go):
-                break
+            if not waiting and not told.working and await self._all_settled(told.let_go):
+                return told.idle
             await self._clock.sleep(pause)
             pause = min(pause * 2, _MAX_PAUSE_SECONDS)
-        self._tasks.pop(key, None)
-        try:
-            if await self._told(key, pos):
-                self.ended(key)
-        except TailraceError:
-            return "closing"  # the manifest could not be read: streams look by themselves
-        return "closing" if told.working else "closed"
 
     async def _all_settled(self, let_go: Sequence[str]) -> bool:
         self._settled.intersection_update(let_go)  # one that is back may write again

@@ -72,14 +72,16 @@ class RunsElsewhere(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Who did not hear of a change, and whether somebody who did is still at it.
+    """Nodes that did not answer a change, and whether one that answered still works on it.
 
-    `let_go` are nodes that an operator let go: nobody asks them, and they are lost.
+    `let_go` are nodes that an operator let go: nobody asks them, and they are lost. `idle` are
+    nodes that answered a close and do not close the run themselves.
     """
 
     silent: tuple[str, ...] = ()
     working: bool = False
     let_go: tuple[str, ...] = ()
+    idle: tuple[str, ...] = ()
 
 
 class OtherNodes(Protocol):

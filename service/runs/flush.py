@@ -168,4 +168,4 @@ class RunFlush:
             flushed_ms=self._clock.now_ms(),
         )
         # A deleted run has no closes, so that what begins it anew opens it.
-        return changed if changed.settled() else replace(changed, state="open")
+        return changed if changed.settled() else replace(changed, state=changed.state_of_close())

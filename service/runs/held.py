@@ -118,15 +118,17 @@ class HeldLines:
 
         A run of which only deleted lines are left is among them.
         """
+        inherited = self._backlog.waiting_runs().items()
+        found = {key: high for key, high in inherited if fqn in (None, key.fqn)}
         with self._pin() as pin:
             batches = pin.batches(start=self._progress.flushed_pos)
             rows = batches.rows
-            found = []
             for number in np.unique(rows["run"]).tolist():
                 key = batches.runs[number]
                 if fqn in (None, key.fqn):
-                    found.append((key, lowest_and_highest(rows[rows["run"] == number])[1]))
-            return found
+                    high = lowest_and_highest(rows[rows["run"] == number])[1]
+                    found[key] = max(found.get(key, 0), high)
+        return list(found.items())
 
     @asynccontextmanager
     async def of(self, key: RunKey) -> AsyncIterator[list[Held]]:

@@ -23,6 +23,7 @@ from logstore.names import decode, encode
 from logstore.objects.store import ObjectStore
 from logstore.runs.manifest import Manifest, manifest_at
 from logstore.runs.report import Report
+from service.runs.backlog import Backlog
 from service.runs.deletions import Deletions
 from service.runs.elsewhere import OtherNodes, RunsElsewhere
 from service.runs.openmetadata.layout import Upstream
@@ -61,6 +62,7 @@ class Listing:
         store: ObjectStore,
         progress: FlushProgress,
         pin: Callable[[], Pin],
+        backlog: Backlog,
         deletions: Deletions,
         snapshots: Snapshots,
         upstream: Upstream,
@@ -69,6 +71,7 @@ class Listing:
         self._store = store
         self._progress = progress
         self._pin = pin
+        self._backlog = backlog
         self._deletions = deletions
         self._snapshots = snapshots
         self._upstream = upstream
@@ -122,7 +125,7 @@ class Listing:
         """All runs of a pipeline, none of them read."""
         hot = self._hot_times(fqn)
         elsewhere = await self._elsewhere(fqn)
-        for key, ulid in elsewhere.runs:
+        for key, ulid in [*elsewhere.runs, *self._inherited(fqn)]:
             hot[key] = max(hot.get(key, 0), ulid >> 80)
         prefix = keys.manifests_of(fqn)
         found: dict[str, int] = {}
@@ -247,8 +250,14 @@ class Listing:
                 horizon = self._deleted(key)
                 if not horizon or lowest_and_highest(rows[rows["run"] == number])[1] > horizon:
                     found.append(key)
-        theirs = [key for key, _ in elsewhere.runs]
+        theirs = [key for key, _ in [*elsewhere.runs, *self._inherited(fqn)]]
         return _Hot(list(dict.fromkeys([*found, *theirs])), elsewhere.silent)
+
+    def _inherited(self, fqn: str | None) -> list[tuple[RunKey, int]]:
+        """Runs with undeleted lines of lost nodes that this node brings into chunks."""
+        found = self._backlog.waiting_runs().items()
+        own = [(key, ulid) for key, ulid in found if fqn in (None, key.fqn)]
+        return [(key, ulid) for key, ulid in own if ulid > self._deleted(key)]
 
     async def _elsewhere(self, fqn: str | None) -> RunsElsewhere:
         """Runs with undeleted lines at other nodes, and their newest ids."""

@@ -56,7 +56,7 @@ class Page:
     @property
     def streaming(self) -> bool:
         """Whether more lines may come."""
-        return self.state == "open"
+        return self.state in ("open", "closing")
 
 
 @dataclass(frozen=True, slots=True)

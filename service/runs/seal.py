@@ -27,6 +27,8 @@ from service.runs.merge import ChunkMerger
 
 Closes = Callable[[Manifest], Mapping[str, int] | None]
 """Of the newest manifest: per writer one past its last line before the close; None: leave it."""
+Asking = Callable[[Manifest], tuple[str, ...]]
+"""Of the newest manifest: the nodes that closed the run and still ask others to do so."""
 
 
 class Sealer:
@@ -47,14 +49,17 @@ class Sealer:
         self._merger = merger
         self._prefix = prefix
 
-    async def seal(self, key: RunKey, closes: Closes) -> Manifest:
+    async def seal(
+        self, key: RunKey, closes: Closes, asking: Asking = lambda newest: newest.asking
+    ) -> Manifest:
         """Records up to which position each writer's lines came before a close, and seals those.
 
+        The run is `closed` once it is sealed and nobody is `asking` any more.
         Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`; a second call continues.
         """
         while True:
             put = self._manifests.fresh_id()
-            intend = partial(_intended, closes=closes, put=put)
+            intend = partial(_intended, closes=closes, asking=asking, put=put)
             seen = await self._manifests.update(key, intend)
             manifest = seen.manifest
             if manifest.closing is None or manifest.closing.put != put:
@@ -127,7 +132,7 @@ class Sealer:
             raise Damaged(f"logs.txt of {manifest.key} is not what its manifest says")
 
 
-def _intended(manifest: Manifest, closes: Closes, put: str) -> Manifest | None:
+def _intended(manifest: Manifest, closes: Closes, asking: Asking, put: str) -> Manifest | None:
     """The manifest with the close and, if there is something to seal, the intent."""
     if not manifest.chunks or (manifest.closing is not None and manifest.closing.put == put):
         return None
@@ -136,17 +141,18 @@ def _intended(manifest: Manifest, closes: Closes, put: str) -> Manifest | None:
         return None
     known = manifest.closes
     merged = {**known, **{who: max(known.get(who, 0), end) for who, end in ends.items()}}
-    closed = replace(manifest, closes=merged, closing=None)
+    closed = replace(manifest, closes=merged, asking=asking(manifest), closing=None)
     count = _settled_count(closed)
     if count > (1 if manifest.logs is not None else 0):
         group = closed.chunks[:count]
         size = sum([chunk.bytes for chunk in group])
         ids = tuple([chunk.id for chunk in group])
-        state = "closing" if count == len(closed.chunks) and not manifest.logs else closed.state
+        whole = count == len(closed.chunks) and not manifest.logs
+        state = "closing" if whole or closed.asking else closed.state
         return replace(closed, state=state, closing=Closing(put, size, ids))
     # Settled means sealed here: of chunks that are not in `logs.txt` none is settled, or the
     # intent above had been made.
-    changed = replace(closed, state="closed" if closed.settled() else "open")
+    changed = replace(closed, state=closed.state_of_close())
     return None if changed == manifest else changed
 
 
@@ -164,7 +170,7 @@ def _sealed(manifest: Manifest, closing: Closing, sealed: Chunk) -> Manifest | N
         return None
     rest = manifest.chunks[len(closing.chunks) :]
     changed = replace(manifest, chunks=(sealed, *rest), closing=None, partial=None)
-    return replace(changed, state="closed" if changed.settled() else "open")
+    return replace(changed, state=changed.state_of_close())
 
 
 def _metadata(manifest: Manifest, group: tuple[Chunk, ...], closing: Closing) -> dict[str, str]:

@@ -115,7 +115,7 @@ class Snapshot:
         """The state of the run, including lines that are not in chunks yet."""
         if not self.exists:
             return "deleted" if self.manifest.state == "deleted" else "none"
-        if self.manifest.state == "open" or not self.stretches:
+        if self.manifest.state == "open" or self.manifest.asking or not self.stretches:
             return self.manifest.state
         return self.manifest.state if self._settled() else "open"
 

@@ -244,7 +244,13 @@ class Sweeper:
                 return None  # somebody was first, or appended since
             replaced = newest
             return replace(
-                newest, state="deleted", generation=top, chunks=(), closes={}, closing=None
+                newest,
+                state="deleted",
+                generation=top,
+                chunks=(),
+                closes={},
+                asking=(),
+                closing=None,
             )
 
         swapped = (await self._manifests.update(key, change)).manifest

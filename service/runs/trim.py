@@ -70,7 +70,9 @@ class Trimmer:
         rests = {chunk.id: await self._rest(manifest, chunk, t) for chunk in straddling}
         chunks = tuple([rests.get(chunk.id, chunk) for chunk in manifest.chunks])
         # Not as it was closed any more, even if nothing else goes: `logs.txt` is another text.
-        reopened = replace(manifest, state="open", closing=None, partial=None, chunks=chunks)
+        reopened = replace(
+            manifest, state="open", asking=(), closing=None, partial=None, chunks=chunks
+        )
         return reopened.deleted_through(t)
 
     async def _rest(self, manifest: Manifest, chunk: Chunk, t: int) -> Chunk:

@@ -273,7 +273,9 @@ def open_run_logs(
         leases=leases,
         reader=RunLogReader(snapshots),
         records=RecordReader(snapshots, around.details),
-        listing=Listing(store, progress, journal.pin, deletions, snapshots, upstream, others),
+        listing=Listing(
+            store, progress, journal.pin, backlog, deletions, snapshots, upstream, others
+        ),
         run_flush=run_flush,
         flusher=flusher,
         merger=merger,

@@ -5,6 +5,7 @@ When a connection ends without an end of the stream, it is opened again at the l
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from tailrace.remote.api import check, errors_as_ours
 READ_SECONDS = 60  # several heartbeats: silence beyond it is a dead connection
 _PATIENCE_SECONDS = 60
 _LONGEST_PAUSE_SECONDS = 5.0
+_SILENT = ": silent "
 _SAID_AFTER = 2  # attempts: a connection that is there again at once is not worth a word
 
 
@@ -32,7 +34,10 @@ class Event:
 
 
 class EventParser:
-    """Lines of a stream to events, as the HTML standard's section on them says."""
+    """Lines of a stream to events, as the HTML standard's section on them says.
+
+    The comment `: silent {…}`, which names nodes that do not answer, is an event as well.
+    """
 
     def __init__(self) -> None:
         self._name = ""
@@ -47,7 +52,9 @@ class EventParser:
     def feed(self, lines: Iterable[str]) -> Iterator[Event]:
         """Takes lines without their ends; an empty one ends an event."""
         for line in lines:
-            if line:
+            if line.startswith(_SILENT):
+                yield Event("silent", line.removeprefix(_SILENT), self._id)
+            elif line:
                 self._field(*_split(line))
             else:
                 if self._data:
@@ -61,6 +68,13 @@ class EventParser:
             self._name = value
         elif name == "id":
             self._id = value
+
+
+def warn_of_silent(nodes: Iterable[str]) -> None:
+    """Says on stderr which nodes do not answer; none: all answer again."""
+    names = ", ".join(nodes)
+    said = f"{names} silent: records from there come later" if names else "all answer again"
+    print(f"nodes: {said}", file=sys.stderr)
 
 
 def _split(line: str) -> tuple[str, str]:

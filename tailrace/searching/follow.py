@@ -11,7 +11,7 @@ import orjson
 
 from logstore.clock import Clock, SystemClock
 from logstore.errors import TailraceError
-from tailrace.remote.events import READ_SECONDS, Event, EventFollower
+from tailrace.remote.events import READ_SECONDS, Event, EventFollower, warn_of_silent
 from tailrace.searching.output import Printer
 
 
@@ -46,9 +46,7 @@ class SearchFollower(EventFollower):
             reason = orjson.loads(event.data).get("reason")
             print(f"warning: records may be missing: {reason}", file=sys.stderr)
         elif event.name == "silent":
-            nodes = ", ".join(orjson.loads(event.data).get("nodes", ()))
-            said = f"{nodes} silent: records from there come later" if nodes else "all answer again"
-            print(f"nodes: {said}", file=sys.stderr)
+            warn_of_silent(orjson.loads(event.data).get("nodes", ()))
         else:
             self._printer.take([event.data.encode()])
         self.cursor = event.id

@@ -77,6 +77,18 @@ def test_settled_is_what_came_before_the_close() -> None:
     assert not replace(FULL, closes={}).settled()
 
 
+def test_an_older_version_cannot_close_what_somebody_still_asks_about() -> None:
+    """It keeps the key that it does not know, and writes the state that its own node knows."""
+    asking = replace(FULL, closing=None, asking=("m", "n"))
+    assert asking.state_of_close() == "closing"
+    value = orjson.loads(encode_manifest(asking))
+    assert value["asking"] == ["m", "n"]
+    read = decode_manifest(orjson.dumps(value | {"state": "closed"}))
+    assert read == asking
+    assert replace(read, asking=()).state_of_close() == "closed"
+    assert "asking" not in orjson.loads(encode_manifest(FULL))
+
+
 def test_a_deletion_empties_and_keeps_positions() -> None:
     gone = FULL.deleted_through(2 << 100)
     assert (gone.state, gone.chunks, gone.writers) == ("deleted", (), {"n": 5})

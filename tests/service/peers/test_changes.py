@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
@@ -11,11 +12,12 @@ from logstore.batch import RunKey
 from logstore.clock import Clock
 from logstore.errors import RunDeleted, StoreUnavailable
 from service.node import Node
+from service.runs.run_pages import RunFilter
 from service.runtime.pulse import STALL_SECONDS, Pulse
 from tests.seeds import seeds, some
 from tests.service.client_model import batches_in, downloaded, exists
 from tests.service.cluster import OTHER, RUN
-from tests.service.peers.worlds import LAZY, cluster
+from tests.service.peers.worlds import LAZY, PATIENT, cluster
 from tests.settings import settings_with
 from tests.simulation.faulty_store import Fault, Schedule
 from tests.simulation.virtual_time import VirtualClock
@@ -123,6 +125,75 @@ def test_a_close_that_nobody_could_be_told_goes_on_after_a_start() -> None:
     world.play(first)
     board.heal()
     world.play(then)
+
+
+async def states_of(nodes: Sequence[Node], clock: Clock, key: RunKey) -> set[str]:
+    """What pages and lists of these nodes say of a run."""
+    found = set()
+    for node in nodes:
+        found.add((await node.run_logs.reader.size(key)).state)
+        page = await node.run_logs.listing.run_page(
+            key.fqn, RunFilter(), 10, None, now_ms=clock.now_ms(), report=node.status.get
+        )
+        found |= {listed.run.state for listed in page.runs if listed.run.run == key.run}
+    return found
+
+
+@pytest.mark.parametrize("own_line", [False, True])
+def test_no_node_says_that_a_run_is_closed_before_all_have_closed_it(own_line: bool) -> None:
+    """The node that answers closes its lines first, and does not know who is silent."""
+    world, board = cluster(10)
+    world.settings = settings_with(PATIENT, runs={"close_wait_seconds": 5.0})
+
+    async def go(clock: VirtualClock) -> None:
+        a, b, c = [await world.start(clock, name) for name in "abc"]
+        await clock.sleep(1.0)
+        for node in (a, b, c) if own_line else (b, c):
+            await world.clients.send(node, clock, RUN)
+        board.sever("a-1", "c-3")
+        watched = [node.tail.watch(RUN) for node in (a, b, c)]
+        assert await a.close_run(RUN) == "closing"
+        assert await states_of((a, b, c), clock, RUN) == {"closing"}
+        assert [watcher.channel.ended for watcher in watched] == [None] * 3
+        board.heal()
+        await until_closed([a], clock, RUN)
+        await clock.sleep(1.0)
+        assert await states_of((a, b, c), clock, RUN) == {"closed"}
+        assert [watcher.channel.ended for watcher in watched] == ["runFinished"] * 3
+        world.clients.check(RUN, await downloaded(b, RUN), where="log", ordered=False)
+
+    world.play(go)
+
+
+@pytest.mark.parametrize("asked_again", [False, True])
+def test_a_close_whose_node_is_killed_for_good_is_finished_by_others(asked_again: bool) -> None:
+    """Either a client closes the run at another node, or a sweeper finds it."""
+    world, board = cluster(11)
+    world.settings = settings_with(PATIENT, runs={"close_wait_seconds": 5.0})
+
+    async def go(clock: VirtualClock) -> None:
+        a, b, c = [await world.start(clock, name) for name in "abc"]
+        await clock.sleep(1.0)
+        for node in (a, b, c):
+            await world.clients.send(node, clock, RUN, durability="bulk")
+        board.sever("a-1", "c-3")
+        assert await a.close_run(RUN) == "closing"
+        board.kill("a-1")
+        world.lines["a"].cut = True
+        board.heal()
+        assert await states_of((b, c), clock, RUN) == {"closing"}
+        if asked_again:
+            said = []
+            for _ in range(5):  # until the lease is over, and longer than the slow store takes
+                said.append(await b.close_run(RUN))
+                await clock.sleep(15.0)
+            assert said[-1] == "closed"
+        else:
+            await until_closed([b], clock, RUN)
+        assert await states_of((b, c), clock, RUN) == {"closed"}
+        world.clients.check(RUN, await downloaded(c, RUN), where="log", ordered=False)
+
+    world.play(go)
 
 
 @pytest.mark.parametrize("whole_pipeline", [False, True])
@@ -262,7 +333,9 @@ class LateClock:
 def test_a_node_that_stood_still_for_a_moment_reads_the_deletions_before_it_searches() -> None:
     """So short that its next look at the register is not due yet."""
     world, board = cluster(8, lazy=True)
-    world.settings = settings_with(LAZY, runs={"cleanup_interval_minutes": 60.0})
+    world.settings = settings_with(
+        LAZY, runs={"cleanup_interval_minutes": 60.0}, nodes={"refresh_seconds": 60.0}
+    )
 
     async def go(clock: VirtualClock) -> None:
         a, b = [await world.start(clock, name) for name in "ab"]
