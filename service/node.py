@@ -87,6 +87,7 @@ class Node(NodeBase):
         recovered = await seams.offload(lambda: recover(seams.fs, f"{self._data}/journal"))
         if before is not None:
             before.succession.hand_over(before.files, recovered.files)
+            recovered.keep(self.recovered)
         self.recovered = recovered
         self.identity = self._folder.identify(settings.node_id, self._default_name, recovered.state)
         state = recovered.state or JournalState(self.identity.node)

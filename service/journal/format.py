@@ -28,7 +28,7 @@ state, which contains the secret, covers the body alone.
 A file is written as `{ULID}.wal.new` and renamed when header and state are synced. It
 overwrites a spare (`*.spare`) if there is one: a file whose space exists already, with any
 content, mostly entries of an earlier life. `{ULID}.idx` beside a journal file is
-a cache of its rows (`index`).
+a cache of its rows (`index`). `newest` has the ULID of the file that was made last.
 
 Invariants:
 
@@ -122,6 +122,7 @@ MAGIC = b"TRLRWAL\n"
 VERSION = 2
 SUFFIX = ".wal"
 MAKING_SUFFIX = ".wal.new"
+NEWEST = "newest"
 SPARE_SUFFIX = ".spare"
 NEW_SPARE_SUFFIX = ".spare.new"
 MARK_EVERY = 256 * 1024

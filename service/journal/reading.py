@@ -7,13 +7,15 @@ tell: positions rise by one for each line. Lines of confirmed segments are not l
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import orjson
 
 from logstore.batch import RunKey
 from logstore.errors import Damaged, InvalidInput, UnsupportedVersion
-from logstore.filesystem import File
+from logstore.filesystem import File, FileSystem
 from service.journal import format as wal
 from service.journal.file import JournalFile
 from service.journal.replay import Replay
@@ -29,6 +31,9 @@ from service.journal.scan import (
 )
 from service.journal.state import decode_cut_entry
 
+# The folder of what was quarantined; the name is part of the format.
+QUARANTINE = "aside"
+_NAME = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}\.wal")
 _NAMED_BYTES = wal.PREFIX.size + wal.BATCH_HEAD.size + 3 * wal.MAX_NAME_BYTES
 
 
@@ -69,6 +74,8 @@ class Found:
             return f"{self._lines()} lost{of}, from position {self.first} on"
         if self.end is not None and self.end > self.first:
             return f"the {_count(self.end - self.first)}{of} in segments"
+        if self.end is None and self.size == 0:
+            return "how many lines are lost is unknown"
         if self.size in (0, wal.MARK_BYTES):
             return "no line is lost"
         return "no line is lost, but a request to close or to delete may be"
@@ -108,6 +115,8 @@ class JournalReading:
     _gaps: list[tuple[int, Found]] = field(default_factory=list)
     _last: JournalFile | None = None
     _whole_lost: bool = False
+    unfinished: str = ""
+    """The last file, if it ends neither as that of an idle journal nor of a closed one."""
 
     def lose(self, found: Found) -> None:
         """A whole file cannot be read."""
@@ -145,6 +154,7 @@ class JournalReading:
         # An older file was synced whole before the next one was begun.
         known = 0 if newest else source.size()
         lost, stated, cut = 0, False, None
+        self.unfinished, marked = "", False
         for item in scan(source, header, synced=known):
             if isinstance(item, Entry) and self._beyond(item, file):
                 at, size = item.offset - wal.PREFIX.size, wal.PREFIX.size + len(item.body)
@@ -153,7 +163,10 @@ class JournalReading:
             if isinstance(item, Passed):
                 self._end_all(item.pos)
                 file.end_pos, lost = max(file.end_pos, item.pos), 0
+                self.unfinished, marked = "", True
                 continue
+            if marked and not isinstance(item, Unused):
+                self.unfinished = file.path
             fault = None if isinstance(item, Entry | Unused) else self._fault(source, file, item)
             if isinstance(item, Unused) or (isinstance(item, Torn) and not item.followed):
                 cut = item.offset
@@ -258,6 +271,26 @@ def _head_at(source: File, offset: int, size: int, file: JournalFile) -> wal.Bat
         return None
     known = batch.pos == file.end_pos and file.index.number(batch.key) is not None
     return batch if known else None
+
+
+def missing_newest(fs: FileSystem, folder: str, names: Sequence[str]) -> Found | None:
+    """The newest file of the journal, if it is gone; `names` are those that are left.
+
+    Raises `OSError`.
+    """
+    path = f"{folder}/{wal.NEWEST}"
+    stat = fs.stat(path)
+    if stat is None:
+        return None
+    source = fs.open(path, "read")
+    try:
+        name = source.pread(stat.size, 0).decode("ascii", "replace").strip() + wal.SUFFIX
+    finally:
+        source.close()
+    moved = fs.stat(f"{folder}/{QUARANTINE}/{name}") is not None
+    if not _NAME.fullmatch(name) or moved or name <= max(names, default=""):
+        return None
+    return Found(f"{folder}/{name}", 0, 0, "", "the newest file of the journal is gone")
 
 
 def header_of(source: File, ulid: str) -> tuple[wal.FileHeader | None, str]:

@@ -25,11 +25,9 @@ from service.journal import format as wal
 from service.journal import index as indexes
 from service.journal.failures import translated
 from service.journal.file import JournalFile, ReadHandles, discard
-from service.journal.reading import Found, JournalReading, header_of
+from service.journal.reading import QUARANTINE, Found, JournalReading, header_of, missing_newest
 from service.journal.state import JournalState
 
-# The folder of what was quarantined; the name is part of the format.
-QUARANTINE = "aside"
 # Of a torn tail no more is copied: behind it may be all the space of a full file.
 _TORN_BYTES = 8 << 20
 
@@ -55,6 +53,12 @@ class Recovered:
         """What was damaged when the journal was opened, as sentences."""
         for damage in self.found:
             yield damage.sentence()
+
+    def keep(self, earlier: Recovered) -> None:
+        """Adds what an earlier recovery of this process found, which has changed the folder."""
+        known = {(found.file, found.offset) for found in self.found}
+        again = [found for found in earlier.found if (found.file, found.offset) not in known]
+        self.found[:0] = again
 
     @property
     def lost_lines(self) -> int:
@@ -92,6 +96,9 @@ class _Recovery:
         end_pos = max([file.end_pos for file in result.files], default=0)
         result.next_pos = end_pos + self._lost_behind()
         result.state = self._reading.replay.state
+        missing = missing_newest(self._fs, self._folder, names)
+        if missing is not None:
+            self._reading.found.append(missing)
         self._reading.settle()
         result.found, result.torn = self._reading.found, self._reading.torn
         return result

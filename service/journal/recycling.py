@@ -221,12 +221,31 @@ class FileMaker:
             file, out = self._make(header, entry)
         with translated(f"the journal's folder {self._folder} could not be synced"):
             self._held.sync()
+        self._name_newest(ulid)
         state.files = files
         return file, out
 
     def close(self) -> None:
         """Closes the folder."""
         self._held.close()
+
+    def _name_newest(self, ulid: str) -> None:
+        """Writes which file is the newest, so that a reader notices that it is gone.
+
+        Not synced, and without effect if the disk refuses: an older name claims less.
+        """
+        path = f"{self._folder}/{wal.NEWEST}"
+        making = f"{path}.new"
+        try:
+            discard(self._fs, making)
+            out = self._fs.open(making, "create")
+            try:
+                out.write([ulid.encode()])
+            finally:
+                out.close()
+            self._fs.rename(making, path)
+        except OSError:
+            discard(self._fs, making)
 
     def _next_ulid(self, known: Sequence[str]) -> int:
         """A ULID above every older file's, so that names have the order of files."""

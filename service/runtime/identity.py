@@ -157,31 +157,31 @@ class DataFolder:
         return ulids.fresh_text(self._clock, self._entropy)
 
     def _load(self) -> Identity | None:
-        path = f"{self.path}/{_FILE}"
         with _translated(self.path):
-            body = self._read(path)
-        if body is None:
-            return None
-        try:
-            value: dict[str, Any] = orjson.loads(without_blank_check(body))
-            known = Identity(**{**value, "parents": tuple(value["parents"])})
-            return replace(known, files=taken_over(known.files), shared=tuple(known.shared))
-        except (ValueError, TypeError, KeyError) as error:
-            raise Damaged(
-                f"{path} does not hold a node's identity: {error}",
-                hint="Restore the file from a copy. Deleting it makes this a new node "
-                "that takes over what the journal holds.",
-            ) from error
+            return read_identity(self._fs, self.path)
 
-    def _read(self, path: str) -> bytes | None:
-        stat = self._fs.stat(path)
-        if stat is None:
-            return None
-        file = self._fs.open(path, "read")
-        try:
-            return file.pread(stat.size, 0)
-        finally:
-            file.close()
+
+def read_identity(fs: FileSystem, folder: str) -> Identity | None:
+    """The identity in a data folder, None without one. Raises `Damaged`, `OSError`."""
+    path = f"{folder}/{_FILE}"
+    stat = fs.stat(path)
+    if stat is None:
+        return None
+    file = fs.open(path, "read")
+    try:
+        body = file.pread(stat.size, 0)
+    finally:
+        file.close()
+    try:
+        value: dict[str, Any] = orjson.loads(without_blank_check(body))
+        known = Identity(**{**value, "parents": tuple(value["parents"])})
+        return replace(known, files=taken_over(known.files), shared=tuple(known.shared))
+    except (ValueError, TypeError, KeyError) as error:
+        raise Damaged(
+            f"{path} does not hold a node's identity: {error}",
+            hint="Restore the file from a copy. Deleting it makes this a new node "
+            "that takes over what the journal holds.",
+        ) from error
 
 
 def _translated(path: str) -> AbstractContextManager[None]:

@@ -21,7 +21,7 @@ from logstore.runs.blocks import blocks_of
 from service.journal import format as wal
 from service.journal.file import JournalFile
 from service.journal.index import select
-from service.journal.reading import Found, JournalReading, header_of
+from service.journal.reading import Found, JournalReading, header_of, missing_newest
 from service.journal.view import JournalBatches
 from tailrace.verification.fault import Findings, Kind
 from tailrace.verification.records import records
@@ -48,6 +48,9 @@ class JournalCheck:
         for name in names:
             self._read(name, newest=name == names[-1])
         reading = self._reading
+        missing = missing_newest(self.fs, self.folder, names)
+        if missing is not None:
+            reading.found.append(missing)
         reading.settle()
         for found in reading.found:
             kind: Kind = "journal-damaged" if found.size else "journal-gap"
@@ -59,6 +62,11 @@ class JournalCheck:
             self.findings.note(
                 f"{torn.file}: {torn.size} bytes at {torn.offset} {torn.reason}: a write that a "
                 "crash broke off, or damage there"
+            )
+        if reading.unfinished:
+            self.findings.note(
+                f"{reading.unfinished} does not end as the file of an idle or a closed journal: "
+                "its process ended right after a write, or something cut the file"
             )
         state = reading.replay.state
         return None if state is None else state.confirmed.end

@@ -84,8 +84,12 @@ class StateCheck:
 
     async def check(self) -> None:
         """Reads every state object but the manifests of runs. Raises `StoreUnavailable`."""
+        shards: dict[str, int] = {}
         for prefix in _PREFIXES:
             async for info in self.store.list(prefix):
+                if info.key.startswith(keys.PARTITIONS):
+                    folder = info.key.rpartition("/")[0]
+                    shards[folder] = shards.get(folder, -1) + 1
                 if kind_of(info.key) is None:
                     self.findings.note(f"{info.key} is of no kind that this version knows")
                 else:
@@ -93,6 +97,11 @@ class StateCheck:
                     self.findings.count("state objects")
                     if isinstance(found, Forgotten) and found.returned_ms is None:
                         self.findings.note(found.sentence())
+        for folder in [folder for folder, count in shards.items() if count <= 0]:
+            self.findings.note(
+                f"{folder} has no shard: its maker was killed before its first partition, or it is"
+                " gone"
+            )
 
     async def read(self, key: str) -> object | None:
         """The state object; None if it is gone, or damaged and not restored. Reports damage."""

@@ -29,6 +29,7 @@ from logstore.table.table import Table
 from service.journal.recovery import recover
 from service.query.database import Database
 from service.runs.chunks import Chunks
+from service.runtime.identity import read_identity
 from tailrace.verification.catalog import SegmentCatalog, SegmentRepair, nothing, settled
 from tailrace.verification.compare import Comparison, Stored, hold_deletions
 from tailrace.verification.fault import Findings
@@ -95,6 +96,7 @@ class Verifier:
         No service can be started on the folder meanwhile. Raises `JournalFailed`.
         """
         folder = f"{data}/journal"
+        self._identity(fs, data)
         if not any(True for _ in fs.scan(folder)):
             self.findings.note(f"{folder} has no journal: only the store is compared")
             return
@@ -115,6 +117,13 @@ class Verifier:
             raise JournalFailed(f"reading the journal failed: {error}") from error
         finally:
             lock.release()
+
+    def _identity(self, fs: FileSystem, data: str) -> None:
+        """Reports a damaged identity."""
+        try:
+            read_identity(fs, data)
+        except Damaged as error:
+            self.findings.add("state-damaged", f"{data}/node.json", f"{error}. {error.hint}")
 
     async def _journal_lines(self, check: JournalCheck, below: int) -> None:
         group = Comparison(self.database, self.findings, "journal")

@@ -140,6 +140,7 @@ async def test_entries_of_an_earlier_life_do_not_fit_wherever_a_write_was_torn()
         await journal.close()
         for extra in wals(rig.fs)[2:]:
             rig.fs.unlink(extra)
+        rig.fs.unlink(f"{rig.folder}/{wal.NEWEST}")
         for spare in names(rig.fs, wal.SPARE_SUFFIX):
             rig.fs.unlink(spare)
 

@@ -174,3 +174,44 @@ async def test_an_idle_journal_says_that_its_last_line_was_synced() -> None:
     (fault,) = verified(copy)
     assert (fault.kind, fault.lines) == ("journal-damaged", 1)
     await journal.close()
+
+
+def test_the_newest_file_that_is_gone_is_reported_once() -> None:
+    fs = written([b"%d\n" % number for number in range(6)], starts=3)
+    gone = wals(fs)[-1]
+    fs.unlink(gone)
+    (fault,) = verified(fs)
+    assert (fault.kind, fault.place) == ("journal-gap", gone)
+
+    async def start() -> list[str]:
+        rig = Rig(fs=fs, settings=SETTINGS)
+        await rig.open().close()
+        return list(rig.recovered.problems())
+
+    (problem,) = asyncio.run(start())
+    assert gone in problem
+    assert asyncio.run(start()) == []
+
+
+def test_the_newest_file_that_was_moved_aside_is_not_gone() -> None:
+    fs = written([b"%d\n" % number for number in range(6)], starts=3)
+    write(fs, wals(fs)[-1], b"?")
+
+    async def start() -> list[str]:
+        rig = Rig(fs=fs, settings=SETTINGS)
+        await rig.open().close()
+        return [found.reason for found in rig.recovered.found]
+
+    assert len(asyncio.run(start())) == 1
+    assert not [reason for reason in asyncio.run(start()) if "newest" in reason]
+
+
+def test_of_a_file_that_was_cut_at_the_end_of_an_entry_verify_has_a_note() -> None:
+    fs = written(FIFTY)
+    data = read(fs, wals(fs)[0])
+    copy = copy_with(fs, 0, data[: data.index(FIFTY[9]) + len(FIFTY[9])])
+    findings = Findings(lambda _fault: None)
+    JournalCheck(copy, "/data/journal", findings).confirmed()
+    assert [
+        "does not end as the file of an idle or a closed journal" in n for n in findings.notes
+    ] == [True]
