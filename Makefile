@@ -1,7 +1,7 @@
 # The command list: `make` prints it, CI runs the same commands.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup run dev test check bench demo torture clients collector sim fuzz lock docs page picture openapi clean
+.PHONY: help setup run dev test check bench demo torture damage clients collector sim fuzz lock docs page picture openapi clean
 
 PY := .venv/bin/python
 DATA ?= data
@@ -52,6 +52,9 @@ check: dev ## Lint, types, layers, the page's files, Dockerfile, compose file, u
 
 torture: dev ## kill -9 at random moments: KILLS=20, SEED=, STORE=local, minio or faults, OF=compactor, nodes, pipelines or forwarder
 	@$(PY) -m tests.$(if $(filter service,$(OF)),e2e,$(OF)).torture --store $(STORE) --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+damage: dev ## The matrix of damage: each stored object removed, emptied, cut, changed; ARGS=--write or --check
+	@$(PY) -m tests.damage $(ARGS)
 
 clients: dev ## OpenMetadata's own clients, both generations (800 MB, cached): STORE=local, minio or faults
 	@$(PY) -m tests.e2e.openmetadata --store $(STORE) $(ARGS)

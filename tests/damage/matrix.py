@@ -1,0 +1,255 @@
+"""Damages one object of a copy of the store, and asks everybody: a cell of the matrix.
+
+`verify` looks at the copy first. Then a service starts on it and is asked as clients do, and its
+answers are compared with those of an intact copy. At last a compactor runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import orjson
+
+from service.workers import LINES_LEFT
+from tests.compactor.lake import Lake
+from tests.compactor.plain_engine import PlainEngine
+from tests.damage.objects import NotApplicable, ObjectKind
+from tests.damage.store import SERVICE, copy, settings_for
+from tests.service.test_main import service
+from tests.tailrace.verification.world import BASE, look
+
+COLUMNS: Final = ("removed", "emptied", "cut", "one bit flipped", "newer format")
+RUNS: Final = ("p/closed", "p/open", "p/gone", "q/late", "q/held")
+_SAME, _ERROR, _NOTHING, _PARTIAL, _OTHER = "all", "error", "nothing", "partial", "other"
+_WORDS: Final = {
+    _ERROR: "an error",
+    _NOTHING: "told that it is not there",
+    _PARTIAL: "a part, and the reply says so",
+    _OTHER: "other data",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a reader got: its status, the data, and whether the reply says that data is missing."""
+
+    status: int
+    data: Any
+    partial: bool = False
+
+
+@dataclass(slots=True)
+class Cell:
+    """What became of one damaged object."""
+
+    kind: str
+    damage: str
+    verified: list[str] = field(default_factory=list)
+    noted: bool = False
+    reads: dict[str, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    stops: list[str] = field(default_factory=list)
+
+    @property
+    def is_wrong_and_silent(self) -> bool:
+        """Whether a reader got other data, and neither reply, readiness nor `verify` said so."""
+        reported = self.verified or self.noted or self.problems
+        return _OTHER in self.reads.values() and not reported
+
+    def text(self) -> str:
+        """The cell as the page has it."""
+        parts = [self._reads()]
+        kinds = [kind if " " in kind else f"`{kind}`" for kind in sorted(set(self.verified))]
+        names = ", ".join(kinds)
+        parts.append(names or f"`verify`: {'a note' if self.noted else 'no fault'}")
+        if self.problems:
+            parts.append("readiness names it")
+        if self.stops:
+            parts.append(f"stops: {', '.join(self.stops)}")
+        if self.is_wrong_and_silent:
+            parts.append("**wrong and silent**")
+        return "; ".join(parts)
+
+    def _reads(self) -> str:
+        if not self.reads:
+            return "no reader"
+        if all(found == _SAME for found in self.reads.values()):
+            return "all data"
+        words = {
+            _ERROR: "an error",
+            _NOTHING: "told that it is not there",
+            _PARTIAL: "a part, and the reply says so",
+            _OTHER: "other data",
+        }
+        found = []
+        for outcome, what in words.items():
+            names = _doors(name for name, one in self.reads.items() if one == outcome)
+            if names:
+                found.append(f"{what} ({', '.join(names)})")
+        return ", ".join(found)
+
+
+def _doors(names: Iterable[str]) -> list[str]:
+    """Each kind of request once, without its runs."""
+    return sorted({name.split(" ")[0] for name in names})
+
+
+async def _settled(client: httpx.AsyncClient) -> None:
+    """Until the node is ready, or is not for as long as a test waits."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(20):
+            while (await client.get("/health/ready")).status_code != 200:
+                await asyncio.sleep(0.05)
+
+
+async def ask(client: httpx.AsyncClient) -> dict[str, Answer]:
+    """The answers at every door; each is the same for the same data."""
+    found: dict[str, Answer] = {}
+    for run in RUNS:
+        page = await client.get(f"{BASE}/{run}", params={"limit": 10_000})
+        found[f"page {run}"] = _answer(page, lambda r: r.json().get("logs"))
+        download = await client.get(f"{BASE}/{run}/download")
+        found[f"download {run}"] = _answer(download, lambda r: r.text)
+    for name, text in (("query", ""), ("search", "line 57")):
+        params = {"limit": "10000"} | ({"q": text} if text else {})
+        found[name] = _answer(await client.get("/query", params=params), _hits)
+    for fqn in ("p", "q"):
+        found[f"list {fqn}"] = _answer(await client.get(f"{BASE}/{fqn}"), _runs)
+    status = await client.get(f"{SERVICE}/p/pipelineStatus/closed")
+    found["status"] = _answer(status, lambda r: r.json().get("pipelineState"))
+    groups = await client.get("/segments/groups/siem")
+    found["group"] = _answer(groups, lambda r: [r.json()[name] for name in ("start", "leased")])
+    leases = await client.get("/leases")
+    found["leases"] = _answer(leases, _leases)
+    return found
+
+
+def _answer(reply: httpx.Response, data: Any) -> Answer:
+    if reply.status_code >= 400 or not reply.content:
+        return Answer(reply.status_code, None)
+    said = reply.status_code == 206 or "tailrace-silent" in reply.headers
+    said = said or '"complete":false' in reply.text or '"missing":["' in reply.text
+    return Answer(reply.status_code, data(reply), partial=said)
+
+
+def _hits(reply: httpx.Response) -> list[tuple[str, str]]:
+    rows = [orjson.loads(line) for line in reply.text.splitlines()]
+    return sorted((row["run_id"], row["message"]) for row in rows if "message" in row)
+
+
+def _leases(reply: httpx.Response) -> Any:
+    # Those of nodes have another key for each incarnation.
+    rows = reply.json()["leases"]
+    return sorted((row["source"], row["key"]) for row in rows if row["source"] != "text")
+
+
+def _runs(reply: httpx.Response) -> Any:
+    return sorted(run if isinstance(run, str) else str(run) for run in reply.json()["runs"])
+
+
+def compare(found: Answer, expected: Answer) -> str:
+    """An outcome."""
+    if found.status in (204, 404) and found.status != expected.status:
+        return _NOTHING
+    if found.status >= 500 or (found.status >= 400 and expected.status < 400):
+        return _ERROR
+    if (found.status, found.data) == (expected.status, expected.data):
+        return _SAME
+    return _PARTIAL if found.partial else _OTHER
+
+
+@dataclass(slots=True)
+class Matrix:
+    """Cells of one template; `folder` is where copies of it are damaged, one after another."""
+
+    template: Path
+    folder: Path
+    baseline: dict[str, Answer] = field(default_factory=dict)
+    notes: int = 0
+
+    def begin(self) -> Cell:
+        """Asks an intact copy first; its cell must say nothing."""
+        cell = Cell("nothing", "intact")
+        data = self._copied()
+        self._verify(data, cell)
+        self.baseline = asyncio.run(self._served(data, cell))
+        self._compact(data, cell)
+        return cell
+
+    def cell(self, kind: ObjectKind, damage: str) -> Cell | None:
+        """One cell; None if the damage is none of this kind's."""
+        data = self._copied()
+        path = kind.path(data)
+        try:
+            body = kind.damages()[damage](path.read_bytes())
+        except NotApplicable:
+            return None
+        if body is None:
+            path.unlink()
+        else:
+            path.write_bytes(body)
+        cell = Cell(kind.name, damage)
+        self._verify(data, cell)
+        try:
+            answers = asyncio.run(self._served(data, cell))
+        except Exception:  # noqa: BLE001 -- whatever stops a start is what the cell says
+            cell.stops.append("the start")
+        else:
+            cell.reads = {name: compare(answers[name], self.baseline[name]) for name in answers}
+        self._compact(data, cell)
+        return cell
+
+    def _copied(self) -> Path:
+        data = self.folder / "data"
+        copy(self.template, data)
+        return data
+
+    def _verify(self, data: Path, cell: Cell) -> None:
+        try:
+            found = look(settings_for(data), self.folder / "spill")
+        except Exception as error:  # noqa: BLE001 -- as above
+            cell.verified.append(f"`verify` ends with {type(error).__name__}")
+        else:
+            cell.verified += [fault.kind for fault in found.faults]
+            cell.noted = len(found.findings.notes) > self.notes
+            if cell.damage == "intact":
+                self.notes = len(found.findings.notes)
+
+    async def _served(self, data: Path, cell: Cell) -> dict[str, Answer]:
+        async with service(settings_for(data, stop_seconds=0.001), statuses=(0, LINES_LEFT)) as (
+            client,
+            _,
+        ):
+            await _settled(client)
+            answers = await ask(client)
+            ready = (await client.get("/health/ready")).json()
+            cell.problems += ready.get("problems", ())
+            close = await client.post(f"{BASE}/p/open/close")
+            if close.status_code >= 400:
+                cell.stops.append("the close")
+            return answers
+
+    def _compact(self, data: Path, cell: Cell) -> None:
+        try:
+            report = Lake(data, session=PlainEngine()).compact()
+        except Exception:  # noqa: BLE001 -- as above
+            cell.stops.append("the compactor")
+        else:
+            if report.alarms:
+                cell.stops.append("the compactor, with an alarm")
+
+
+def table(kinds: Sequence[ObjectKind], cells: dict[tuple[str, str], Cell | None]) -> str:
+    """The matrix in Markdown."""
+    rows = ["| object | " + " | ".join(COLUMNS) + " |", "| --- " * (len(COLUMNS) + 1) + "|"]
+    for kind in kinds:
+        found = [cells.get((kind.name, column)) for column in COLUMNS]
+        texts = ["–" if cell is None else cell.text() for cell in found]
+        rows.append(f"| {kind.name} | " + " | ".join(texts) + " |")
+    return "\n".join(rows) + "\n"

@@ -1,0 +1,211 @@
+"""The kinds of stored objects, and ways to damage one that was really written."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import google_crc32c
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from logstore.checked import decode_checked, encode_checked, with_blank_check, without_blank_check
+from service.journal import format as wal
+from tests.edited import flips
+
+Damage = Callable[[bytes], bytes | None]
+"""The damaged bytes, None for no object. Raises `NotApplicable`."""
+
+
+class NotApplicable(Exception):
+    """The kind has no version number, or no bit that leaves it readable."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectKind:
+    """A kind of object: a pattern of its path below the data folder, of whose matches the `at`-th
+    is damaged; its flip that still parses, and its newer format.
+    """
+
+    name: str
+    pattern: str
+    flip: Callable[[bytes], bytes]
+    newer: Callable[[bytes], bytes] | None = None
+    at: int = 0
+
+    def path(self, data: Path) -> Path:
+        """The object that is damaged."""
+        return sorted(path for path in data.glob(self.pattern) if path.is_file())[self.at]
+
+    def damages(self) -> dict[str, Damage]:
+        """The columns of the matrix."""
+        return {
+            "removed": lambda _: None,
+            "emptied": lambda _: b"",
+            "cut": lambda body: body[: len(body) // 2],
+            "one bit flipped": self.flip,
+            "newer format": _no_version if self.newer is None else self.newer,
+        }
+
+
+def _no_version(_body: bytes) -> bytes:
+    raise NotApplicable
+
+
+def _flip_at(body: bytes, at: int) -> bytes:
+    return body[:at] + bytes((body[at] ^ 1,)) + body[at + 1 :]
+
+
+def _flip_json(body: bytes) -> bytes:
+    """A bit of a value of the JSON, which still parses and says something else."""
+    before = orjson.loads(body.rstrip())
+    parses = []
+    for changed in flips(body):
+        try:
+            value = orjson.loads(changed)
+        except ValueError:
+            continue
+        if isinstance(value, dict) and value.keys() == before.keys() and value != before:
+            parses.append(changed)
+    return Random(len(body)).choice(parses)
+
+
+def _flip_text(body: bytes) -> bytes:
+    """A letter in the middle of a text."""
+    return _flip_at(body, body.index(b"line", len(body) // 2))
+
+
+def _flip_column(column: str) -> Callable[[bytes], bytes]:
+    """A bit in the middle of a column's values, which Parquet reads as other ones if it can."""
+
+    def flip(body: bytes) -> bytes:
+        footer = pq.read_metadata(_reader(body))
+        names = [footer.schema.column(index).name for index in range(footer.num_columns)]
+        chunk = footer.row_group(0).column(names.index(column))
+        start = chunk.data_page_offset
+        end = start + chunk.total_compressed_size
+        intact = pq.ParquetFile(_reader(body)).read()
+        for at in range(start + 40, end):
+            changed = _flip_at(body, at)
+            try:
+                table = pq.ParquetFile(_reader(changed)).read()
+            except (OSError, ValueError):
+                continue
+            if table.num_rows == footer.num_rows and table != intact:
+                return changed
+        return _flip_at(body, (start + end) // 2)
+
+    return flip
+
+
+def _reader(body: bytes) -> pa.BufferReader:
+    return pa.BufferReader(body)
+
+
+def _middle(body: bytes) -> bytes:
+    return _flip_at(body, len(body) // 2)
+
+
+def _flip_digit(word: bytes) -> Callable[[bytes], bytes]:
+    """A bit of the first digit after `word`."""
+    return lambda body: _flip_at(body, body.index(word) + len(word))
+
+
+def _newer_json(member: str = "format") -> Callable[[bytes], bytes]:
+    return lambda body: encode_checked(decode_checked(body) | {member: 99})
+
+
+def _newer_identity(body: bytes) -> bytes:
+    return with_blank_check(orjson.dumps(orjson.loads(without_blank_check(body)) | {"format": 99}))
+
+
+def _newer_journal(body: bytes) -> bytes:
+    header = wal.decode_header(body)
+    head = bytearray(body[: header.size - 4])
+    struct.pack_into("<I", head, 8, wal.VERSION + 1)
+    return bytes(head) + struct.pack("<I", google_crc32c.value(bytes(head))) + body[header.size :]
+
+
+def _newer_segment(body: bytes) -> bytes:
+    at = body.rindex(b"TRSEAL01")
+    seal = b"TRSEAL99" + body[at + 8 : at + 24]
+    return body[:at] + seal + xxhash.xxh3_64(seal).digest()[::-1] + body[at + 32 :]
+
+
+def _newer_skip_index(body: bytes) -> bytes:
+    return body.replace(b"TRSKIP03", b"TRSKIP09")
+
+
+def _newer_table(body: bytes) -> bytes:
+    return body.replace(b'"minReaderVersion":1', b'"minReaderVersion":9')
+
+
+def _flip_journal(body: bytes) -> bytes:
+    return _flip_at(body, body.index(b"held line 7"))
+
+
+KINDS: Final = (
+    ObjectKind("journal file", "journal/*.wal", _flip_journal, _newer_journal, at=-1),
+    ObjectKind("journal row cache", "journal/*.idx", _middle),
+    ObjectKind("node identity", "node.json", _flip_json, _newer_identity),
+    ObjectKind(
+        "segment, in the table",
+        "store/segments/node*/*2.parquet",
+        _flip_column("message"),
+        _newer_segment,
+    ),
+    ObjectKind(
+        "segment, not in the table",
+        "store/segments/node*/*.parquet",
+        _flip_column("message"),
+        _newer_segment,
+        at=-1,
+    ),
+    ObjectKind("run manifest, closed", "store/runs/p/closed.json", _flip_json, _newer_json()),
+    ObjectKind("run manifest, open", "store/runs/p/open.json", _flip_json, _newer_json()),
+    ObjectKind("run manifest, deleted", "store/runs/p/gone.json", _flip_json, _newer_json()),
+    ObjectKind("logs.txt", "store/pipeline-logs/p/closed/logs.txt", _flip_text),
+    ObjectKind("partial.txt", "store/pipeline-logs/p/open/partial.txt", _flip_text),
+    ObjectKind("chunk, of an open run", "store/pipeline-logs/p/open/chunks/*.txt", _flip_text),
+    ObjectKind("chunk index, of an open run", "store/pipeline-logs/p/open/chunks/*.idx", _middle),
+    ObjectKind(
+        "chunk index, of a closed run", "store/pipeline-logs/p/closed/chunks/*.idx", _middle, at=-1
+    ),
+    ObjectKind("flush watermark", "store/coordination/text/*", _flip_json, _newer_json()),
+    ObjectKind(
+        "deletion of a run", "store/coordination/deleted/p/gone*", _flip_json, _newer_json()
+    ),
+    ObjectKind("node registration", "store/coordination/nodes/*", _flip_json, _newer_json()),
+    ObjectKind("named lease", "store/coordination/leases/text/*", _flip_json, _newer_json()),
+    ObjectKind("consumer group", "store/coordination/groups/*", _flip_json, _newer_json()),
+    ObjectKind(
+        "source of partitions",
+        "store/coordination/partitions/*/source.json",
+        _flip_json,
+        _newer_json(),
+    ),
+    ObjectKind(
+        "shard of partitions", "store/coordination/partitions/*/0*.json", _flip_json, _newer_json()
+    ),
+    ObjectKind("report of status", "store/coordination/status/p/*", _flip_json, _newer_json()),
+    ObjectKind("table data file", "store/table/date=*/*/*.parquet", _flip_column("message")),
+    ObjectKind("table log entry", "store/table/_delta_log/*1.json", _flip_digit(b'"size":')),
+    ObjectKind(
+        "table log entry, first",
+        "store/table/_delta_log/*0.json",
+        _flip_digit(b'"minWriterVersion":'),
+        _newer_table,
+    ),
+    ObjectKind(
+        "table checkpoint", "store/table/_delta_log/*.checkpoint.parquet", _flip_column("path")
+    ),
+    ObjectKind("pointer to the checkpoint", "store/table/_delta_log/_last_checkpoint", _flip_json),
+    ObjectKind("skip index", "store/table/_index/**/*.skip3", _middle, _newer_skip_index),
+    ObjectKind("sidecar of a local store", "store/.meta/runs/p/*.json", _flip_json),
+)
