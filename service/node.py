@@ -150,7 +150,7 @@ class Node(NodeBase):
         self.shipper.on_stored(lambda key, segment: self.stored(key, segment))
         self.run_logs.events.on_inherited(self.tail.missed_all)
         for (fqn, run), t in state.deleted.all().items():
-            self.run_logs.deletions.note(fqn, run, t)
+            self.run_logs.deletions.note(fqn, run, t, own=True)
         minter = ulids.Minter(seams.clock, seams.entropy, last=state.last_ulid)
         self.appender = Appender(
             self.journal,

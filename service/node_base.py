@@ -63,6 +63,11 @@ class NodeBase:
         self._stopping = False
         self._waiting: str | None = None
 
+    @property
+    def cut_off_from(self) -> tuple[str, ...]:
+        """The nodes with lines that this one does not hear now."""
+        return self.members.cut_off_from
+
     async def _insist(self, step: Callable[[], Awaitable[None]], waiting: str) -> None:
         """Does the step until it succeeds; meanwhile the node's problems say why it waits."""
 

@@ -167,6 +167,7 @@ def build_app(node: NodeApi, api: HttpApi) -> Application:
         now=api.clock.monotonic,
         hosts=api.guard.accepted,
         sheds=lambda: node.shedding.active,
+        silent=lambda: node.cut_off_from,
     )
     append.gate = api.gate
     return Application(append, _framework(node, api, fresh_id), api.guard, api.settings)

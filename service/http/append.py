@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Container
+from collections.abc import Awaitable, Callable, Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeAlias
 
@@ -96,7 +96,9 @@ class AppendRoutes:
         now: Callable[[], float],
         hosts: Container[bytes | None],
         sheds: Callable[[], bool],
+        silent: Callable[[], Sequence[str]] = tuple,
     ) -> None:
+        """`silent` gives the nodes that this one does not hear."""
         self._append = append
         self._submit = submit
         self._close = close
@@ -107,6 +109,7 @@ class AppendRoutes:
         self.fresh_id = fresh_id
         self.now = now
         self._sheds = sheds
+        self.silent = silent
         self.hosts = hosts
         """`Host` values that the service answers to, as far as they were checked."""
         self.gate: Gate | None = None
@@ -236,7 +239,9 @@ class AppendRoutes:
             return
         receipt = await self._append(batch)
         replaced = decoded.replaced
-        headers, reply = receipt_reply(receipt, route.tag, route.session, replaced=replaced)
+        headers, reply = receipt_reply(
+            receipt, route.tag, route.session, replaced=replaced, silent=self.silent()
+        )
         self.counters.replaced += replaced
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": reply})

@@ -63,6 +63,12 @@ _APPENDED: Final = {
             "type": "integer",
             "description": "Characters that were not UTF-8 and became U+FFFD; absent without any.",
         },
+        "silent": {
+            "type": "array",
+            "items": {"type": "string"},
+            "description": "Nodes that this one does not hear; absent without any. A deletion of"
+            " the run at such a node may take the batch back.",
+        },
     },
 }
 

@@ -6,7 +6,10 @@ On the fast path the answer is made once the batch is safe or refused.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Protocol
+
+import orjson
 
 from logstore import ulid as ulids
 from logstore.errors import NodeNotReady
@@ -19,11 +22,17 @@ Headers = list[tuple[bytes, bytes]]
 
 
 def receipt_reply(
-    receipt: Receipt, tag: bytes, session: tuple[bytes, bytes], *, replaced: int = 0
+    receipt: Receipt,
+    tag: bytes,
+    session: tuple[bytes, bytes],
+    *,
+    replaced: int = 0,
+    silent: Sequence[str] = (),
 ) -> tuple[Headers, bytes]:
     """Headers and body of a receipt; the run's `tag` and `session` cookie come from its route.
 
-    `replaced` characters of the text were not UTF-8; a header names them if there are any.
+    `replaced` characters of the text were not UTF-8; the body says how many if there are any.
+    `silent` are nodes that this one does not hear: a deletion there may take the batch back.
     """
     last = ulids.encode(receipt.last).encode()
     # A batch id is its last line's ULID with five zeros at the end.
@@ -33,7 +42,8 @@ def receipt_reply(
         _BOOLEANS[receipt.duplicate],
         receipt.durability.encode(),
         last,
-        b',"replaced":%d' % replaced if replaced else b"",
+        (b',"replaced":%d' % replaced if replaced else b"")
+        + (b',"silent":%b' % orjson.dumps(silent) if silent else b""),
     )
     headers = [
         JSON,
@@ -42,6 +52,8 @@ def receipt_reply(
         session,
         echo_cookie(last, tag),
     ]
+    if silent:
+        headers.append((b"tailrace-silent", ", ".join(silent).encode()))
     return headers, body
 
 
@@ -57,6 +69,10 @@ def response_bytes(status_line: bytes, headers: Headers, body: bytes) -> bytes:
 
 class Answerer(Protocol):
     """Counts a quick append and makes the answer to its refusal."""
+
+    def silent(self) -> Sequence[str]:
+        """The nodes that this one does not hear now."""
+        ...
 
     def stored(self, records: int, start: float) -> None:
         """Counts a batch that is durable; `start` is when its request was complete."""
@@ -114,5 +130,11 @@ class QuickReply:
         batch, last = self._batch, self._submitted.last
         self._answerer.stored(batch.records, self._start)
         receipt = Receipt(last + 1 - batch.records, batch.records, False, batch.durability, last)
-        headers, body = receipt_reply(receipt, self._tag, self._session, replaced=batch.replaced)
+        headers, body = receipt_reply(
+            receipt,
+            self._tag,
+            self._session,
+            replaced=batch.replaced,
+            silent=self._answerer.silent(),
+        )
         return 200, headers, body

@@ -117,6 +117,12 @@ RUN_LOGS: tuple[Declared, ...] = (
         lambda s: s.node.run_logs.closer.reopened,
     ),
     counter(
+        "lines_taken_back",
+        "Lines that this node acknowledged while it was cut off, and that a deletion at another"
+        " node took back.",
+        lambda s: s.node.run_logs.taken_back.lines,
+    ),
+    counter(
         "runs_finalised",
         "Runs closed because nobody did it in time.",
         lambda s: s.node.run_logs.sweeper.finalised,

@@ -95,7 +95,7 @@ class Deleter:
             manifest = (await self._manifests.get(key)).manifest
             elsewhere = await self._highest_elsewhere(key.fqn, key.run)
             t = self._horizon([manifest, Manifest(key)], [elsewhere])
-            await self._begin(key.fqn, key.run, t)
+            await self._begin(key.fqn, key.run, t, own=True)
             try:
                 await self._record(key.fqn, key.run, t)
                 await self._remove_run(key, t)
@@ -114,7 +114,7 @@ class Deleter:
         t = self._horizon(
             [*manifests, *[Manifest(key) for key in hot]], [elsewhere, *foreign.values()]
         )
-        await self._begin(fqn, None, t)
+        await self._begin(fqn, None, t, own=True)
         try:
             await self._record(fqn, None, t)
             for manifest in manifests:
@@ -149,7 +149,7 @@ class Deleter:
 
     async def hear(self, fqn: str, run: str | None, t: int) -> None:
         """Takes note of a deletion at another node. Raises as the journal."""
-        await self._begin(fqn, run, t)
+        await self._begin(fqn, run, t, own=False)
         self._tombstone_done(fqn, run, t)
         if run is not None:
             self._forget(RunKey(fqn, run))
@@ -163,10 +163,10 @@ class Deleter:
             highest = max(highest, ulids.highest_at(self._clock.now_ms() + DELETED_AHEAD_MS))
         return highest
 
-    async def _begin(self, fqn: str, run: str | None, t: int) -> None:
+    async def _begin(self, fqn: str, run: str | None, t: int, *, own: bool) -> None:
         """Records it in the journal first: nobody may see a deletion that the journal refuses."""
         await self._record_tombstone(fqn, run, t)
-        self._deletions.note(fqn, run, t)
+        self._deletions.note(fqn, run, t, own=own)
 
     def resume(self, fqn: str, run: str | None, t: int) -> None:
         """Continues a deletion that the journal knows."""

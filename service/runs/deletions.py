@@ -4,17 +4,32 @@ Loading means listing, see `logstore.runs.deletions`. If one bit of a record has
 uses the record as it was; the damage is a problem of the node (`service/runtime/state_watch.py`).
 Of any other damaged record nobody knows the T. The node then goes on with the deletions that it
 knows, and `all` raises, so that no search shows lines that may be deleted.
+
+A deletion is of all ids of the next minutes as well if some node did not answer when it was made.
+That node may acknowledge lines with such ids, and show them, until it hears of the deletion:
+`TakenBack` counts them then.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+
+import numpy as np
+
 from logstore import keys
+from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.checked import without_flip
 from logstore.errors import Damaged
 from logstore.objects.store import ObjectStore
 from logstore.runs.deletions import Deletion, StoredDeletions, decode_deletion, encode_deletion
 from logstore.swap import Document, swap
+from service.ingest.settings import DELETED_AHEAD_MS
+from service.runs.pin import Pin
+from service.runs.selection import above
+
+log = logging.getLogger(__name__)
 
 
 class Deletions:
@@ -25,6 +40,8 @@ class Deletions:
         self._runs: dict[RunKey, int] = {}
         self._pipelines: dict[str, int] = {}
         self._stored = StoredDeletions(damaged=_before_a_flip)
+        self.on_heard: Callable[[str, str | None, int], None] = lambda *_: None
+        """Called with a deletion of another node when this one hears of it."""
 
     def horizon(self, key: RunKey) -> int:
         """ULIDs of the run at or below it do not exist; 0 if nothing was deleted."""
@@ -37,13 +54,17 @@ class Deletions:
         of_runs = [t for key, t in self._runs.items() if key.fqn == fqn]
         return max([self._pipelines.get(fqn, 0), *of_runs])
 
-    def note(self, fqn: str, run: str | None, t: int) -> None:
-        """Raises a horizon at once, in memory."""
+    def note(self, fqn: str, run: str | None, t: int, *, own: bool = False) -> None:
+        """Raises a horizon at once, in memory; `own`: the deletion is made here."""
         if run is None:
-            self._pipelines[fqn] = max(self._pipelines.get(fqn, 0), t)
+            known = self._pipelines.get(fqn, 0)
+            self._pipelines[fqn] = max(known, t)
         else:
             key = RunKey(fqn, run)
+            known = self.horizon(key)
             self._runs[key] = max(self._runs.get(key, 0), t)
+        if t > known and not own:
+            self.on_heard(fqn, run, t)
 
     def all(self) -> list[tuple[str, str | None, int]]:
         """Every deletion, as (fqn, run or None, T). Raises `Damaged` if one could not be read."""
@@ -103,3 +124,34 @@ def _before_a_flip(_key: str, body: bytes, _error: Damaged) -> Deletion | None:
     """The record before one of its bits changed; None if no single bit explains the damage."""
     before = without_flip(body, decode_deletion)
     return None if before is None else decode_deletion(before)
+
+
+class TakenBack:
+    """Lines that this node acknowledged after a deletion of which it had not heard."""
+
+    def __init__(self, pin: Callable[[], Pin]) -> None:
+        self._pin = pin
+        self.lines = 0
+
+    def heard(self, fqn: str, run: str | None, t: int) -> None:
+        """Counts the lines in the journal that a deletion takes although they came after it.
+
+        Their ids tell: those of the minutes by which its T is ahead of the deletion.
+        """
+        if t != ulids.highest_at(ulids.time_ms(t)):
+            return  # all nodes answered: what is deleted was known to the deletion
+        since = ulids.highest_at(ulids.time_ms(t) - DELETED_AHEAD_MS)
+        with self._pin() as pin:
+            batches = pin.batches() if run is None else pin.batches(run=RunKey(fqn, run))
+            rows = batches.rows
+            of_it = [n for n, key in enumerate(batches.runs) if key.fqn == fqn]
+            later = above(rows, since) & ~above(rows, t) & np.isin(rows["run"], of_it)
+            lines = int(rows["records"][later].sum())
+        if lines:
+            self.lines += lines
+            log.warning(
+                "a deletion at another node, of which this one hears late, takes back %d lines of"
+                " %s that this one had acknowledged meanwhile",
+                lines,
+                f"the pipeline {fqn!r}" if run is None else f"the run {run!r} of {fqn!r}",
+            )

@@ -92,6 +92,9 @@ class RunFlush:
 
             async def decide(newest: Manifest | None) -> Manifest | None:
                 nonlocal made, more
+                if newest is not None and newest.generation > self._deletions.horizon(key):
+                    # Nobody told this node: the other one may be dead by now.
+                    self._deletions.note(*key, newest.generation)
                 horizon = self._deletions.horizon(key)
                 manifest = await self._trimmer.through(newest or Manifest(key), horizon)
                 due = in_range(source, key, manifest.dealt_with(source.node))

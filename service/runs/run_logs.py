@@ -18,7 +18,7 @@ from service.runs.backlog import Backlog
 from service.runs.chunks import Chunks, Moved
 from service.runs.close import Closer
 from service.runs.delete import Deleter
-from service.runs.deletions import Deletions
+from service.runs.deletions import Deletions, TakenBack
 from service.runs.events import RunEvents
 from service.runs.flush import RunFlush
 from service.runs.flusher import Flusher
@@ -59,6 +59,7 @@ class RunLogs:
     manifests: Manifests
     chunks: Chunks
     deletions: Deletions
+    taken_back: TakenBack
     backlog: Backlog
     held: HeldLines
     leases: NamedLeases

@@ -269,7 +269,7 @@ class Sweeper:
         """Records the deletion for searches and the compactor, which do not read manifests."""
         key, t = manifest.key, manifest.generation
         if self._deletions.horizon(key) < t:
-            self._deletions.note(key.fqn, key.run, t)
+            self._deletions.note(key.fqn, key.run, t, own=True)
             await self._deletions.record(Deletion(key.fqn, key.run, t, self._manifests.fresh_id()))
 
 

@@ -18,7 +18,7 @@ from service.runs.backlog import Backlog
 from service.runs.chunks import Chunks, ChunkWriter
 from service.runs.close import Closer
 from service.runs.delete import Deleter
-from service.runs.deletions import Deletions
+from service.runs.deletions import Deletions, TakenBack
 from service.runs.elsewhere import NoOtherNodes, OtherNodes
 from service.runs.events import RunEvents
 from service.runs.flush import RunFlush
@@ -256,7 +256,9 @@ def open_run_logs(
     events.on_deleted(active.closed, closer.forget, partials.forget)
     recorded = _Recorded(dict(journal.state.closes), dict(journal.state.tombstones))
     for (fqn, run), t in recorded.tombstones.items():
-        deletions.note(fqn, run, t)
+        deletions.note(fqn, run, t, own=True)
+    taken_back = TakenBack(journal.pin)
+    deletions.on_heard = taken_back.heard
     return RunLogs(
         node=node,
         parents=list(parents),
@@ -268,6 +270,7 @@ def open_run_logs(
         manifests=manifests,
         chunks=chunks,
         deletions=deletions,
+        taken_back=taken_back,
         backlog=backlog,
         held=held,
         leases=leases,

@@ -287,6 +287,7 @@ class MemoryNode:
     run_logs: MemoryRunLogs = field(default_factory=MemoryRunLogs)
     ready: bool = True
     shedding: MemoryShedding = field(default_factory=MemoryShedding)
+    cut_off_from: tuple[str, ...] = ()
     refusal: Exception | None = None
     gate: asyncio.Event | None = None
 

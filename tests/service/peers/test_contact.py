@@ -20,6 +20,7 @@ from tests.waiting import PATIENCE_SECONDS
 
 MOVE_BETWEEN_NODES = {
     *("tailrace_node_questions", "tailrace_node_refusals", "tailrace_nodes_unheard"),
+    "tailrace_lines_taken_back",
 }
 OLD = "the secret of all nodes until now"
 NEW = "the secret of all nodes from now on"
@@ -75,8 +76,8 @@ def test_another_secret_is_reported_at_both_nodes_though_nobody_reads(apart: Nod
         refused_there = (name, "refuses this node", "nodes.secret")
         refused_here = (name, "asks this node with another nodes.secret", "is refused")
         wait_for(lambda: says(one, *refused_there) and says(one, *refused_here))  # noqa: B023
-        assert one.output().count("refuses this node, whose") == 1
-        assert one.output().count("asks this node with another") == 1
+        wait_for(lambda: one.output().count("refuses this node, whose") == 1)  # noqa: B023
+        wait_for(lambda: one.output().count("asks this node with another") == 1)  # noqa: B023
         assert samples(one, "node_questions")['{outcome="wrong-secret"}'] > 0
         assert samples(one, "node_refusals")['{reason="wrong-secret"}'] > 0
         assert samples(one, "nodes_unheard") == {"": 1.0}
@@ -104,7 +105,7 @@ def test_a_secret_is_replaced_while_nodes_hear_each_other(tmp_path: Path) -> Non
                 post(made, run, f"{name} {previous}\n")
                 page = httpx.get(f"{a.url}{run}", timeout=60).json()
                 assert "silent" not in page
-                assert lines(a, run) == lines(b, run)
+                assert sorted(lines(a, run).splitlines()) == sorted(lines(b, run).splitlines())
                 for one in (a, b):
                     assert problems(one) == []
                     assert '{outcome="wrong-secret"}' not in samples(one, "node_questions")
@@ -122,6 +123,7 @@ def test_a_frozen_node_is_reported_though_nobody_reads_and_until_it_answers(
         thaw.callback(os.kill, b.pid, signal.SIGCONT)
         wait_for(lambda: says(a, "the node b-", "is silent: it gives no answer in time"))
         assert samples(a, "node_questions")['{outcome="timed-out"}'] > 0
+        wait_for(lambda: "it gives no answer in time" in a.output())
         thaw.close()
         wait_for(lambda: problems(a) == [])
         wait_for(lambda: "over: the node b-" in a.output())
