@@ -79,7 +79,6 @@ def _names(said: Sequence[Statement]) -> str:
 
 async def _page(client: httpx.AsyncClient, key: RunKey) -> Statement:
     page = (await client.get(run_path(key), params={"limit": _ALL})).raise_for_status().json()
-    assert len(str(page["logs"]).splitlines()) == page["totalLines"]
     return _of_page("page", page)
 
 
@@ -88,7 +87,6 @@ async def _records(client: httpx.AsyncClient, key: RunKey) -> Statement:
     reply = (await client.get(run_path(key), params=params)).raise_for_status()
     stats = json.loads(reply.text.splitlines()[-1])["stats"]
     assert stats["complete"] == (reply.status_code == 200)
-    assert len(reply.text.splitlines()) - 1 == stats["totalLines"]
     return _of_page("page of records", stats)
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -27,6 +28,8 @@ from tests.nodes.torture.nodes import LEASE_SECONDS, Nodes, TorturedNode
 
 _PAUSE_SECONDS: Final = 2.0
 _LONG_ODDS: Final = 0.08
+_SAFE_SECONDS: Final = LEASE_SECONDS / 2
+"""A node that was harmed for less has its lease all the time."""
 _LONG_SECONDS: Final = LEASE_SECONDS + 3.0
 _BEATS: Final = ((0.0, 0.3), (0.5, 2.0), (3.5, 7.0))
 """Moments, blinks, and what outlasts the patience of others."""
@@ -40,11 +43,29 @@ class Harm:
         self.done: Counter[str] = Counter()
         self.faults: list[str] = []
         self.dice = dice
+        self._since: dict[str, float] = {}
+        self._lost_at = float("-inf")
 
     @property
     def goes_on(self) -> bool:
         """Whether there is more to come."""
         return self.done.total() < self.kills
+
+    def begin(self, node: str) -> None:
+        """A node is harmed from now on."""
+        self._since[node] = time.monotonic()
+
+    def end(self, node: str) -> None:
+        """It is healed."""
+        if time.monotonic() - self._since.pop(node) >= _SAFE_SECONDS:
+            self._lost_at = time.monotonic()
+
+    def may_have_lost(self, since: float) -> bool:
+        """Whether some node may have counted as lost since a moment: nobody waits for it then."""
+        now = time.monotonic()
+        return self._lost_at >= since or any(
+            now - begun >= _SAFE_SECONDS for begun in self._since.values()
+        )
 
     def seconds(self) -> float:
         """How long something lasts."""
@@ -78,7 +99,11 @@ class Tormentor:
             (what,) = dice.choices(list(self._kinds), weights)
             self._harm.done[what] += 1
             print(f"{self._node.name}: {what}", flush=True)
-            await self._kinds[what][1]()
+            self._harm.begin(self._node.name)
+            try:
+                await self._kinds[what][1]()
+            finally:
+                self._harm.end(self._node.name)
 
     async def _last(self) -> None:
         await asyncio.sleep(self._harm.seconds())

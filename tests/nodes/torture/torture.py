@@ -5,13 +5,16 @@ begun anew. Live readers and readers of pages go from node to node, a group of t
 segments. In the end everything is healed, and each run is closed. Every acknowledged line must
 then be there once: at every node in one log, in the pages, in the query, in the queue, and in the
 table; in the order of its producer where the order is that of ULIDs. Every reader must have seen
-each line once, and nobody a deleted one.
+each line once, and nobody a deleted one. While nodes are harmed, no way to read a run says that it
+has ended and lacks lines. In the end all ways say the same at every node.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
@@ -26,6 +29,7 @@ from logstore.batch import RunKey
 from logstore.segments.quarantine import quarantined_segments
 from service.queue.catalog import Name
 from tests.e2e.clients import query_text, read_pages, run_path
+from tests.e2e.doors import disagreements, statements
 from tests.e2e.torture_store import TorturedStore
 from tests.nodes.torture.deletions import DeletedRun
 from tests.nodes.torture.harm import Harm, Tormentor
@@ -79,6 +83,7 @@ class Torture:
         self._deleted: list[DeletedRun] = []
         self._retries = 0
         self._segments = 0
+        self._doors = 0
         self.faults: list[str] = []
 
     @property
@@ -90,6 +95,7 @@ class Torture:
         return (
             f"{harms or 'no harm'}; {len(self._runs)} runs, {lines} lines, {deletions} deletions,"
             f" {self._retries} retries, {self._segments} segments in the queue,"
+            f" {self._doors} looks at all ways to read a run,"
             f" {len(self.faults)} faults"
         )
 
@@ -131,8 +137,12 @@ class Torture:
         self._runs.append(written)
         live = LiveReader(client, key, nodes, self._dice)
         pages = PageReader(client, key, nodes, self._dice)
+        began = time.monotonic()
         await self._produce(client, nodes, written)
-        await self._close(client, nodes, key)
+        while not await self._close_once(client, nodes, key):
+            await self._check_doors(nodes, written, began)
+            await asyncio.sleep(_PAUSE_SECONDS)
+        await self._check_doors(nodes, written, began)
         await asyncio.gather(live.end(written.lines), pages.end(written.lines))
         self.faults += written.reader_faults(f"the live stream of {key}", live.given)
         self.faults += written.reader_faults(f"pages of {key} by cursor", pages.given)
@@ -155,16 +165,32 @@ class Torture:
 
     async def _close(self, client: httpx.AsyncClient, nodes: Nodes, key: RunKey) -> None:
         """Returns when some node said that it is closed."""
-        while True:
-            url = f"{nodes.any_url()}{run_path(key, verb='close')}"
-            try:
-                reply = await client.post(url, timeout=20)
-            except httpx.TransportError:
-                pass
-            else:
-                if reply.status_code == 200 and reply.json()["state"] == "closed":
-                    return
+        while not await self._close_once(client, nodes, key):
             await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _close_once(self, client: httpx.AsyncClient, nodes: Nodes, key: RunKey) -> bool:
+        """Whether some node says that it is closed."""
+        url = f"{nodes.any_url()}{run_path(key, verb='close')}"
+        try:
+            reply = await client.post(url, timeout=20)
+        except httpx.TransportError:
+            return False
+        return reply.status_code == 200 and reply.json()["state"] == "closed"
+
+    async def _check_doors(self, nodes: Nodes, written: Written, began: float) -> None:
+        """Whoever is told at some node that the run has ended is given all acknowledged lines.
+
+        Lines of a node that counts as lost are excused: nobody waits for its journal.
+        """
+        try:
+            said = await statements(nodes.any_url(), written.key)
+        except (httpx.HTTPError, json.JSONDecodeError):
+            return  # it is harmed just now
+        wanted = written.lines.total()
+        short = [one for one in said if one.ended and (one.lines or 0) < wanted]
+        if short and not self._harm.may_have_lost(began):
+            self.faults.append(f"{written.key} has ended, and lacks lines of {wanted}: {short}")
+        self._doors += 1
 
     async def _delete(self, client: httpx.AsyncClient, nodes: Nodes) -> None:
         """Runs that are deleted, one after another, until the harm is over."""
@@ -229,6 +255,8 @@ class Torture:
         text = await self._log(key)
         self.faults += written.faults(f"logs.txt of {key}", text.decode().splitlines())
         for node in nodes.all:
+            said = await statements(node.url, key)
+            self.faults += disagreements(said, len(text.splitlines()))
             async with httpx.AsyncClient(base_url=node.url, timeout=60) as one:
                 where = f"of {key} at {node.name}"
                 self._check_same(f"the log {where}", text, await _download(one, key))
