@@ -9,13 +9,17 @@ was seen. Where several nodes are on the store it also has the ULIDs of the last
 seen of each node's newest batches: a batch that a client sent to another node again is known by
 them, even if the node that had it first is away, and however much came of the others meanwhile.
 
+Where a run's log was sorted so that positions do not say which lines lie before others, a cursor
+within it also has a line number: all lines of the log before that one were seen as well.
+
 It is opaque to clients: `c4.` and base64url, so it is never mistaken for a line number, of
 
     length of the JSON | JSON [{node: [file, pos]}, [node, …]] | for each of these nodes its ULIDs
 
 ULIDs are their number, then for each, in the order in which they were seen: its time as the
 difference to the one before it (zigzag), the 55 bits of its batch in seven bytes, and the number of
-its record. All numbers are LEB128. Cursors of earlier versions, `c3.` with JSON alone, `c2.`
+its record. All numbers are LEB128. With a line number it is `c5.`, and the line number comes first.
+Cursors of earlier versions, `c3.` with JSON alone, `c2.`
 without ULIDs and `c1.`, are still read. One with `c1.` need not name every node: all lines before
 the last line seen count as seen too.
 
@@ -38,11 +42,12 @@ import orjson
 from logstore import ulid as ulids
 from logstore.errors import InvalidCursor, InvalidInput
 
+_WITH_LINE = "c5."
 _PRESENT = "c4."
 _WITH_TEXTS = "c3."
 _WITHOUT_ULIDS = "c2."
 _PARTIAL = "c1."
-_PREFIXES = (_PRESENT, _WITH_TEXTS, _WITHOUT_ULIDS, _PARTIAL)
+_PREFIXES = (_WITH_LINE, _PRESENT, _WITH_TEXTS, _WITHOUT_ULIDS, _PARTIAL)
 _PREFIX_LENGTH = 3
 _NUMBERED = re.compile(r"[0-9]{1,18}\.1([0-9]+)", re.ASCII)
 _PAIR_DIGITS, _LAST_DIGITS = 5, 3
@@ -70,13 +75,15 @@ class Cursor:
     """Per node the last position seen. An empty cursor has seen nothing.
 
     `newest` are ULIDs by node, of each of its newest batches that of the last record seen, the
-    newest batch last; the one with the highest ULID that was seen is always among them. A cursor
-    that is not `complete` (of an earlier version) has seen more than it names.
+    newest batch last; the one with the highest ULID that was seen is always among them. All lines
+    of the log before `line` were seen, too. A cursor that is not `complete` (of an earlier version)
+    has seen more than it names.
     """
 
     positions: Mapping[str, Position] = field(default_factory=dict)
     newest: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     complete: bool = True
+    line: int = 0
 
     @property
     def last_records(self) -> tuple[int, ...]:
@@ -100,7 +107,8 @@ class Cursor:
         """This cursor after seeing all that `other` has seen."""
         later = {n: p for n, p in other.positions.items() if p.pos > self.seen(n)}
         newest = _joined(self.newest, other.newest)
-        return replace(self, positions={**self.positions, **later}, newest=newest)
+        line = max(self.line, other.line)
+        return replace(self, positions={**self.positions, **later}, newest=newest, line=line)
 
     def encode(self) -> str:
         """The text that a client passes back."""
@@ -111,6 +119,8 @@ class Cursor:
         body = bytearray(_number(len(head)) + head)
         for found in self.newest.values():
             _pack(body, found)
+        if self.line:
+            return _WITH_LINE + _base64(_number(self.line) + body)
         return _PRESENT + _base64(body)
 
     def encode_numbered(self, line: int) -> str:
@@ -129,15 +139,19 @@ class Cursor:
         try:
             body = _body_of(text)
             newest: Mapping[str, Sequence[int]] = {}
-            if text.startswith(_PRESENT):
-                value, newest = _unpacked(body)
+            line = 0
+            if text.startswith((_WITH_LINE, _PRESENT)):
+                rest = _Body(body)
+                if text.startswith(_WITH_LINE):
+                    line = rest.number(50)
+                value, newest = _unpacked(rest)
             else:
                 value = orjson.loads(body)
                 if text.startswith(_WITH_TEXTS):
                     value, newest = value[0], _of_texts(value[1])
             positions = {str(node): _position(entry) for node, entry in value.items()}
             complete = not text.startswith(_PARTIAL)
-            return Cursor(positions, _bounded(newest), complete)
+            return Cursor(positions, _bounded(newest), complete, line)
         except (ValueError, TypeError, LookupError, AttributeError, InvalidInput) as error:
             raise InvalidCursor(f"not a cursor: {text[:80]!r}", field="cursor") from error
 
@@ -224,9 +238,8 @@ class _Body:
             raise ValueError("bytes are left")
 
 
-def _unpacked(body: bytes) -> tuple[Any, dict[str, list[int]]]:
+def _unpacked(rest: _Body) -> tuple[Any, dict[str, list[int]]]:
     """The positions as JSON, and the ULIDs of nodes."""
-    rest = _Body(body)
     positions, nodes = orjson.loads(rest.bytes(rest.number(32)))
     newest = {str(node): _ulids(rest) for node in nodes}
     rest.end()

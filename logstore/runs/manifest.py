@@ -2,7 +2,7 @@
 
 `runs/{fqn}/{run}.json`, a JSON object:
 
-    format      1; a reader that meets a higher one stops
+    format      1, or 2 with `by_ulid`; a reader that meets a higher one stops
     version     a fresh ULID in every write, so that no two versions have equal bytes
     fqn, run    in clear, since a long name's key holds a hash
     state       open | closing | closed | deleted
@@ -17,6 +17,9 @@
                 for its lines; the run is `closing` while there is one; absent without any
     copies      [ULID, node, pos, records] of the last 1,000 batches that a node held as well, and
                 that were left out because another node's were in the chunks; may be absent
+    fixed       so many of the first lines have their final place; may be absent
+    by_ulid     true if lines below `fixed` were sorted by ULID so that positions do not say which
+                of them lie before others; absent otherwise
     partial     what `partial.txt` was made from: bytes, lines, at_ms
     closing     what `logs.txt` is about to become: put, bytes, chunks (ids)
     first_ms, last_ms, flushed_ms   times of the first and last batch, and of the last flush
@@ -37,13 +40,15 @@ from logstore.errors import Damaged, InvalidInput, UnsupportedVersion
 from logstore.state_kinds import advice
 
 FORMAT = 1
+_FORMAT_BY_ULID = 2
+"""Of a manifest with `by_ulid`: an older version would take positions for the order of lines."""
 State = Literal["open", "closing", "closed", "deleted"]
 Kind = Literal["chunk", "logs"]
 
 _STATES = ("open", "closing", "closed", "deleted")
 _NAMES = (
     "format version fqn run state generation epoch owner chunks writers closes copies partial "
-    "closing first_ms last_ms flushed_ms asking"
+    "closing first_ms last_ms flushed_ms asking by_ulid fixed"
 )
 _KNOWN = frozenset(_NAMES.split(" "))
 
@@ -116,6 +121,8 @@ class Manifest:
     first_ms: int = 0
     last_ms: int = 0
     flushed_ms: int = 0
+    fixed: int = 0
+    by_ulid: bool = False
     version: str = ""
     others: Mapping[str, Any] = field(default_factory=dict)
 
@@ -138,6 +145,21 @@ class Manifest:
     def logs(self) -> Chunk | None:
         """The chunk that is `logs.txt`; always the first one."""
         return self.chunks[0] if self.chunks and self.chunks[0].kind == "logs" else None
+
+    @property
+    def fixed_lines(self) -> int:
+        """So many of the first lines have their final place: whatever comes, it comes behind."""
+        logs = self.logs
+        return max(min(self.fixed, self.lines), 0 if logs is None else logs.lines)
+
+    @property
+    def fixed_chunks(self) -> int:
+        """So many of the first chunks have a line with a final place."""
+        count, line = 0, 0
+        while count < len(self.chunks) and line < self.fixed_lines:
+            line += self.chunks[count].lines
+            count += 1
+        return count
 
     @property
     def sealed(self) -> bool:
@@ -171,6 +193,8 @@ class Manifest:
             closes=self.closes if kept else {},
             asking=(),
             copies=tuple([copy for copy in self.copies if copy.ulid > t]),
+            fixed=sum([chunk.lines for chunk in self.chunks[: self.fixed_chunks] if chunk in kept]),
+            by_ulid=self.by_ulid and bool(kept),
             closing=None,
             partial=None,
             first_ms=min([ulids.time_ms(chunk.first) for chunk in kept], default=0),
@@ -186,17 +210,21 @@ class Manifest:
         )
 
     def state_of_close(self) -> State:
-        """`closed` only if the close covers all chunks and nobody still asks other nodes."""
+        """`closed` only if `logs.txt` has all chunks and nobody still asks other nodes."""
         if self.asking:
             return "closing"
-        return "closed" if self.settled() else "open"
+        if not self.settled():
+            return "open"
+        return "closed" if self.sealed or not self.chunks else "closing"
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """The bytes of a manifest."""
     value: dict[str, Any] = {
         **manifest.others,
-        "format": FORMAT,
+        "format": _FORMAT_BY_ULID if manifest.by_ulid else FORMAT,
+        **({"fixed": manifest.fixed} if manifest.fixed else {}),
+        **({"by_ulid": True} if manifest.by_ulid else {}),
         "version": manifest.version,
         "fqn": manifest.key.fqn,
         "run": manifest.key.run,
@@ -222,7 +250,7 @@ def decode_manifest(body: bytes) -> Manifest:
     """The manifest that `body` holds. Raises `UnsupportedVersion`, `Damaged`."""
     try:
         value = decode_checked(body)
-        if value["format"] > FORMAT:
+        if value["format"] > _FORMAT_BY_ULID:
             raise UnsupportedVersion(f"a run manifest of format {value['format']}")
         return _decode(value)
     except (ValueError, TypeError, KeyError, InvalidInput) as error:
@@ -269,6 +297,8 @@ def _decode(value: Mapping[str, Any]) -> Manifest:
         first_ms=value["first_ms"],
         last_ms=value["last_ms"],
         flushed_ms=value["flushed_ms"],
+        fixed=value.get("fixed", 0),
+        by_ulid=bool(value.get("by_ulid")),
         version=value["version"],
         others={name: kept for name, kept in value.items() if name not in _KNOWN},
     )

@@ -6,7 +6,7 @@ caller then reads the manifest again; line numbers stay as they are.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -232,6 +232,25 @@ class ChunkWriter:
         await self._put(self._chunks.index_key(key, chunk), index)
         return chunk
 
+    async def write_blocks(
+        self,
+        key: RunKey,
+        chunk_id: str,
+        blocks: Blocks,
+        writers: Sequence[str],
+        text: Callable[[], bytes],
+    ) -> Chunk:
+        """Stores blocks of other chunks, one after another, as a new one; `text` joins their texts.
+
+        Raises as `write`.
+        """
+        chunk, body, index = await self._offload(
+            lambda: _with_index(chunk_id, _moved_together(blocks), writers, text())
+        )
+        await self._put(self._chunks.text_key(key, chunk), body)
+        await self._put(self._chunks.index_key(key, chunk), index)
+        return chunk
+
     async def remove(self, key: RunKey, written: Sequence[Chunk]) -> None:
         """Removes chunks that no manifest ever named. Raises as `write`."""
         names = (self._chunks.index_key, self._chunks.text_key)
@@ -245,21 +264,34 @@ class ChunkWriter:
 
 def _build(chunk_id: str, batches: Batches, rows: Indexes) -> tuple[Chunk, bytes, bytes]:
     text = batches.text(rows)
-    blocks = blocks_of(batches, rows, text)
-    body, directory = build_index(blocks, [batches.node])
+    return _with_index(chunk_id, blocks_of(batches, rows, text), [batches.node], text)
+
+
+def _moved_together(blocks: Blocks) -> Blocks:
+    """The blocks with the places that they have one after another."""
+    moved = blocks.copy()
+    moved["offset"] = np.cumsum(blocks["size"]) - blocks["size"]
+    moved["line"] = np.cumsum(blocks["lines"], dtype=np.uint64) - blocks["lines"]
+    return moved
+
+
+def _with_index(
+    chunk_id: str, blocks: Blocks, writers: Sequence[str], text: bytes
+) -> tuple[Chunk, bytes, bytes]:
+    body, directory = build_index(blocks, writers)
     tail = encode_tail(directory)
     first, last = lowest_and_highest(blocks)
     chunk = Chunk(
         id=chunk_id,
         kind="chunk",
         bytes=len(text),
-        lines=int(blocks["lines"].sum()),
-        records=int(blocks["records"].sum()),
+        lines=int(blocks["lines"].sum(dtype=np.uint64)),
+        records=int(blocks["records"].sum(dtype=np.uint64)),
         first=first,
         last=last,
         blocks=len(blocks),
         index_bytes=len(body) + len(tail),
         tail_bytes=len(tail),
-        writers=positions(blocks, [batches.node]),
+        writers=positions(blocks, writers),
     )
     return chunk, text, body + tail

@@ -1,10 +1,11 @@
 """Closing runs: recorded in the journal first, finished as soon as the store allows.
 
-    record (synced) ──► segments confirmed through it ──► run flushed ──► sealed ──┐
-                    ──► every other node asked to close its lines ─────────────────┴──► closed
+    record (synced) ──► segments confirmed through it ──► run flushed ──► noted ──┐
+                    ──► every other node asked to close its lines ────────────────┴──► sealed
 
 The state `closed` is a statement about all nodes. As long as one that may hold lines has not
-answered, the manifest names this node in `asking`, and the run is `closing` at every node.
+answered, the manifest names this node in `asking`, and the run is `closing` at every node. It is
+sealed after that, because `logs.txt` has the lines of all nodes in one order.
 
 A close that takes longer than `wait_seconds`, or whose store is away, continues after the
 answer, and after a restart. A batch received after the close reopens the run; a
@@ -35,6 +36,7 @@ from service.runs.merge import ChunkMerger
 from service.runs.openmetadata.importer import WRITER
 from service.runs.seal import Sealer
 from service.runs.settings import RunSettings
+from service.runs.sort import ChunkSorter
 
 _LOOK_SECONDS = 5.0
 _FIRST_BACKOFF_SECONDS = 0.5
@@ -53,6 +55,7 @@ class Closer:
         manifests: Manifests,
         chunks: Chunks,
         merger: ChunkMerger,
+        sorter: ChunkSorter,
         flusher: Flusher,
         locks: RunLocks,
         clock: Clock,
@@ -82,7 +85,7 @@ class Closer:
         self._manifests = manifests
         self._on_ended = on_ended
         self._news = CloseNews(others, clock, is_over, self._told)
-        self._sealer = Sealer(store, manifests, chunks, merger, prefix=prefix)
+        self._sealer = Sealer(store, manifests, chunks, merger, sorter, prefix=prefix)
         self._wanted: dict[RunKey, int] = {}
         self._tasks: dict[RunKey, asyncio.Task[str]] = {}
         self._answering = RunLocks()
@@ -198,7 +201,11 @@ class Closer:
                 again = (
                     manifest is not None
                     and not self._news.telling(key)
-                    and (self._lags(manifest) or await self._lacks_lost(manifest))
+                    and (
+                        self._lags(manifest)
+                        or _unsealed(manifest)
+                        or await self._lacks_lost(manifest)
+                    )
                 )
             except TailraceError as error:
                 self.failures += 1
@@ -211,7 +218,7 @@ class Closer:
         return "closed"
 
     async def _stop_asking(self, key: RunKey, pos: int) -> bool:
-        """Notes that all nodes have closed; False if lines of a lost node are to be closed first.
+        """Notes that all nodes have closed; False if lines are to be closed or sealed first.
 
         Tries until the store answers.
         """
@@ -221,7 +228,7 @@ class Closer:
                 manifest = (await self._manifests.get(key)).manifest
                 # Else a deletion dropped the close, and the run may have begun again.
                 ours = manifest.closes.get(self._node, 0) >= pos
-                if ours and await self._lacks_lost(manifest):
+                if ours and (_lacks_logs(manifest) or await self._lacks_lost(manifest)):
                     return False
                 stop = partial(self._without_asking, key, await self._lost_askers(manifest))
                 await self._manifests.update(key, stop)
@@ -428,6 +435,16 @@ class Closer:
 def _is_over(manifest: Manifest) -> bool:
     """Whether all nodes have closed the run, or no node had a line of it."""
     return manifest.state == "closed" or not (manifest.chunks or manifest.asking)
+
+
+def _lacks_logs(manifest: Manifest) -> bool:
+    """Whether what is closed is not in `logs.txt` yet."""
+    return bool(manifest.chunks) and manifest.settled() and not manifest.sealed
+
+
+def _unsealed(manifest: Manifest) -> bool:
+    """Whether that is so although nobody asks other nodes any more."""
+    return not manifest.asking and _lacks_logs(manifest)
 
 
 def _before(node: str, pos: int, ended: Sequence[str], manifest: Manifest) -> Mapping[str, int]:

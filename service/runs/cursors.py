@@ -1,9 +1,13 @@
 """Translates between cursors, or ids of records, and line numbers of a snapshot.
 
-A client gets a bare line number only for places inside the chunks, whose order never changes.
-Beyond them it gets a cursor, as a decimal number. A cursor has the last position seen of every
-writer, and each line is found again wherever it is by then. Lines of another node may enter the
-log before lines that a reader has seen already; that reader gets them afterwards (`unseen`).
+A client gets a bare line number only for lines that have their final place: those of `logs.txt`,
+and those that a node flushed that has no other nodes (`Manifest.fixed`). Beyond them it gets a
+cursor, as a decimal number. A cursor has the last position seen of every writer, and each line is
+found again wherever it is by then. Lines of another node may enter the log before lines that a
+reader has seen already; that reader gets them afterwards (`unseen`).
+
+A close may sort lines by ULID so that those of a node are not in order of their positions. Within
+such a part a cursor has a line number as well (`Manifest.by_ulid`).
 
 A batch that a client sent to several nodes is in the log once, and was seen if any of its copies
 was: a copy that this node can see by its position, any other by the newest ULIDs in the cursor.
@@ -46,12 +50,17 @@ async def line_of(snapshot: Snapshot, where: Cursor | int) -> int:
             raise InvalidCursor(f"not a line number: {where}", field="after")
         return min(where, snapshot.lines)
     found = [await _line_after(snapshot, n, p.pos) for n, p in where.positions.items()]
-    return max(found, default=0)
+    return max(found, default=0) if not where.line else max(_known_line(snapshot, where), *found, 0)
+
+
+def _known_line(snapshot: Snapshot, where: Cursor) -> int:
+    """The line before which all were seen; 0 if it is a place of another log, now deleted."""
+    return where.line if where.line <= snapshot.manifest.fixed_lines else 0
 
 
 async def token_at(snapshot: Snapshot, line: int) -> str:
     """The token with which a client continues at `line`."""
-    if line <= snapshot.chunk_lines:
+    if line <= snapshot.manifest.fixed_lines:
         return str(line)
     return (await cursor_at(snapshot, line)).encode_numbered(line)
 
@@ -65,6 +74,8 @@ async def resolved(snapshot: Snapshot, where: Cursor | int | None) -> Cursor:
 
 async def cursor_at(snapshot: Snapshot, line: int) -> Cursor:
     """A cursor that has seen everything before `line`, and nothing else. Raises `Moved`."""
+    if snapshot.manifest.by_ulid and line < snapshot.manifest.fixed_lines:
+        return Cursor(line=line)
     seen: dict[str, int] = {}
     for place in snapshot.places:
         if place.line + place.chunk.lines <= line:
@@ -77,6 +88,16 @@ async def cursor_at(snapshot: Snapshot, line: int) -> Cursor:
             _raise(seen, {stretch.batches.node: last})
     positions = {node: place_of(snapshot, node, pos) for node, pos in seen.items()}
     return Cursor(positions, {} if snapshot.elsewhere.alone else _newest(snapshot, line))
+
+
+async def joined_at(snapshot: Snapshot, cursor: Cursor | None, line: int) -> Cursor:
+    """What a reader has seen that has seen `cursor`, and everything before `line`."""
+    here = await cursor_at(snapshot, line)
+    if cursor is None or not cursor.complete:
+        return here
+    after = cursor.joined(here)
+    # Behind such a part positions say it all.
+    return replace(after, line=0) if line >= snapshot.manifest.fixed_lines else after
 
 
 def place_of(snapshot: Snapshot, node: str, pos: int) -> Position:
@@ -142,6 +163,8 @@ async def unseen(snapshot: Snapshot, where: Cursor | int | None) -> list[tuple[i
             found += await _unseen_in_chunk(snapshot, place, where)
         for stretch in snapshot.stretches:
             found.append(_unseen_in_stretch(snapshot, stretch, where))
+        known = _known_line(snapshot, where)
+        found = [part for span in found for part in cut(span, 0, known)] if known else found
     else:
         start = 0 if where is None else await line_of(snapshot, where)
         found.append((start, snapshot.lines))

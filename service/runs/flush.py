@@ -56,9 +56,11 @@ class RunFlush:
         clock: Clock,
         *,
         owner: str,
+        alone: bool,
         chunk_bytes: int,
         repair: Callable[[RunKey], Awaitable[bool]],
     ) -> None:
+        """`alone`: there is no other node, so that lines have their final place at once."""
         self._manifests = manifests
         self._chunks = chunks
         self._writer = writer
@@ -67,6 +69,7 @@ class RunFlush:
         self._trimmer = trimmer
         self._clock = clock
         self._owner = owner
+        self._alone = alone
         self._chunk_bytes = chunk_bytes
         self._repair = repair
         self.chunks_written = 0
@@ -170,5 +173,7 @@ class RunFlush:
             last_ms=max(manifest.last_ms, ulids.time_ms(most)),
             flushed_ms=self._clock.now_ms(),
         )
+        if self._alone and manifest.fixed_lines == manifest.lines and len(writers) == 1:
+            changed = replace(changed, fixed=changed.lines)
         # A deleted run has no closes, so that what begins it anew opens it.
         return changed if changed.settled() else replace(changed, state=changed.state_of_close())

@@ -57,11 +57,13 @@ class ChunkMerger:
         """Merges until few enough are left. Raises `Unavailable`, `OutcomeUnknown`, `NotFound`."""
         async with self._locks.of(manifest.key):
             while len(manifest.chunks) > self._tuning.merge_above and manifest.closing is None:
-                manifest = await self._merge_once(manifest)
+                group = self._cheapest(manifest)
+                if group is None:
+                    break
+                manifest = await self._merge_once(manifest, group)
         return manifest
 
-    async def _merge_once(self, manifest: Manifest) -> Manifest:
-        group = self._cheapest(manifest)
+    async def _merge_once(self, manifest: Manifest, group: tuple[Chunk, ...]) -> Manifest:
         ids = [chunk.id for chunk in group]
         merged = await self.joined(manifest.key, group, self._manifests.fresh_id())
         parts = [
@@ -77,14 +79,17 @@ class ChunkMerger:
         self.merges += 1
         return (await self._manifests.update(manifest.key, change)).manifest
 
-    def _cheapest(self, manifest: Manifest) -> tuple[Chunk, ...]:
-        width = self._tuning.merge_width
+    def _cheapest(self, manifest: Manifest) -> tuple[Chunk, ...] | None:
+        """The neighbours to merge; None if there are not enough."""
+        width, fixed = self._tuning.merge_width, manifest.fixed_chunks
         start = 0 if manifest.logs is None else 1  # a closed part stays as it is
         windows = [
             manifest.chunks[at : at + width]
             for at in range(start, len(manifest.chunks) - width + 1)
+            if at + width <= fixed or at >= fixed  # what has its final place is not mixed up
         ]
-        return min(windows, key=lambda window: sum([chunk.bytes for chunk in window]))
+        sizes = [sum([chunk.bytes for chunk in window]) for window in windows]
+        return windows[sizes.index(min(sizes))] if windows else None
 
     async def joined(
         self, key: RunKey, group: Sequence[Chunk], chunk_id: str, *, etag: str = ""

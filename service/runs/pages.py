@@ -14,7 +14,15 @@ from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.errors import NotFound
 from logstore.position import Cursor
-from service.runs.cursors import cursor_at, line_of, line_of_record, parse_token, token_at, unseen
+from service.runs.cursors import (
+    cursor_at,
+    joined_at,
+    line_of,
+    line_of_record,
+    parse_token,
+    token_at,
+    unseen,
+)
 from service.runs.snapshot import Snapshot
 
 MAX_PAGE_BYTES = 16 << 20
@@ -189,10 +197,9 @@ async def _token_behind(snapshot: Snapshot, seen: Cursor | None, line: int) -> s
     """The token of a reader that has seen `seen`, and everything before `line`."""
     if seen is None or not seen.complete:
         return await token_at(snapshot, line)
-    here = await cursor_at(snapshot, line)
-    after = seen.joined(here)
+    here, after = await cursor_at(snapshot, line), await joined_at(snapshot, seen, line)
     # It may have seen lines behind, or of nodes that do not answer now: no line number says that.
-    same = after.positions == here.positions
+    same = (after.positions, after.line) == (here.positions, here.line)
     return await token_at(snapshot, line) if same else after.encode_numbered(line)
 
 

@@ -26,7 +26,7 @@ from logstore.errors import NotFound, StoreUnavailable
 from logstore.position import Cursor
 from logstore.runs.manifest import Manifest
 from service.runs.chunks import Chunks, Moved
-from service.runs.cursors import cursor_at, resolved, unseen
+from service.runs.cursors import cursor_at, joined_at, resolved, unseen
 from service.runs.lines import read_lines
 from service.runs.pages import (
     MAX_PAGE_BYTES,
@@ -225,12 +225,12 @@ class RunLogReader:
             start, end = ranges[0]
             end, stretch = within_one(snapshot, start, end)
             found = await read_lines(snapshot, start, end, max_bytes, whole_blocks=True)
+            before = cursor if isinstance(cursor, Cursor) and cursor.complete else None
             if left is None:
-                after = await cursor_at(snapshot, found.end)
+                after = await joined_at(snapshot, before, found.end)
             else:
                 after = seen_of(snapshot, left, found.end)
-            if isinstance(cursor, Cursor) and cursor.complete:
-                after = cursor.joined(after)
+                after = after if before is None else before.joined(after)
             source = source_of(snapshot, stretch, start, found.end)
             seen = start - first if begun is not None and left is None else 0
             piece = LogPiece(found.text, after, source, seen)
@@ -245,7 +245,8 @@ class RunLogReader:
             start = max(snapshot.lines - lines, 0)
             if start == 0:
                 return None
-            return start if start < snapshot.chunk_lines else await cursor_at(snapshot, start)
+            fixed = snapshot.manifest.fixed_lines
+            return start if start < fixed else await cursor_at(snapshot, start)
 
         return await self._snapshots.with_one(key, find)
 

@@ -22,7 +22,7 @@ from logstore.batch import RunKey
 from logstore.errors import NotFound
 from logstore.position import Cursor
 from service.runs import ulid_order
-from service.runs.cursors import cursor_at, line_of_record, unseen
+from service.runs.cursors import joined_at, line_of_record, unseen
 from service.runs.pages import (
     MAX_PAGE_BYTES,
     Page,
@@ -152,9 +152,8 @@ class RecordReader:
             start, end = ranges[0]
             end, stretch = within_one(snapshot, start, end)
             found = await read_parts(snapshot, start, end, max_bytes)
-            after = await cursor_at(snapshot, found.end)
-            if isinstance(cursor, Cursor) and cursor.complete:
-                after = cursor.joined(after)
+            before = cursor if isinstance(cursor, Cursor) and cursor.complete else None
+            after = await joined_at(snapshot, before, found.end)
             source = source_of(snapshot, stretch, start, found.end)
             if source is not None:
                 parts = [(p.ulid, p.pos, p.records, p.lines, p.first) for p in found.parts]

@@ -1,11 +1,13 @@
 """Sealing: the settled beginning of a run's log becomes `logs.txt`.
 
-    intent (manifest) ──► logs.txt composed under a condition ──► index ──► manifest ──► read back
+    sort ──► intent (manifest) ──► logs.txt composed under a condition ──► index ──► manifest
+                                                                              ──► read back
 
-The intent carries a ULID that `logs.txt` gets as metadata, so an answer that was lost is
-resolved by looking. Within a generation, `logs.txt` always begins with the log that the
-manifest names, because it was composed from a longer beginning of the same run. A reader
-between composing and swapping therefore reads the right bytes. The chunks stay; the sweeper
+Chunks of several nodes are sorted by ULID first; the intent names the sorted ones, and from then on
+its lines have their final place. The intent carries a ULID that `logs.txt` gets as metadata, so an
+answer that was lost is resolved by looking. Within a generation, `logs.txt` always begins with the
+log that the manifest names, because it was composed from a longer beginning of the same run. A
+reader between composing and swapping therefore reads the right bytes. The chunks stay; the sweeper
 removes them after a day.
 """
 
@@ -17,18 +19,27 @@ from functools import partial
 
 from logstore import keys
 from logstore.batch import RunKey
-from logstore.errors import Damaged, NotFound, OutcomeUnknown, PreconditionFailed
+from logstore.errors import (
+    Damaged,
+    NotFound,
+    OutcomeUnknown,
+    PreconditionFailed,
+    StoreUnavailable,
+)
 from logstore.objects.store import ObjectInfo, ObjectStore, Part
 from logstore.runs.manifest import FORMAT, Chunk, Closing, Manifest
 from logstore.runs.manifests import Manifests
 from logstore.swap import RetryBudget
 from service.runs.chunks import PUT, Chunks, Moved, goes_on
 from service.runs.merge import ChunkMerger
+from service.runs.sort import ChunkSorter, Exchange
 
 Closes = Callable[[Manifest], Mapping[str, int] | None]
 """Of the newest manifest: per writer one past its last line before the close; None: leave it."""
 Asking = Callable[[Manifest], tuple[str, ...]]
 """Of the newest manifest: the nodes that closed the run and still ask others to do so."""
+
+_TRIES = 8
 
 
 class Sealer:
@@ -40,6 +51,7 @@ class Sealer:
         manifests: Manifests,
         chunks: Chunks,
         merger: ChunkMerger,
+        sorter: ChunkSorter,
         *,
         prefix: str,
     ) -> None:
@@ -47,6 +59,7 @@ class Sealer:
         self._manifests = manifests
         self._chunks = chunks
         self._merger = merger
+        self._sorter = sorter
         self._prefix = prefix
 
     async def seal(
@@ -54,14 +67,14 @@ class Sealer:
     ) -> Manifest:
         """Records up to which position each writer's lines came before a close, and seals those.
 
-        The run is `closed` once it is sealed and nobody is `asking` any more.
+        It only records as long as somebody is `asking` other nodes to close the run: what they have
+        belongs between these lines.
         Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`; a second call continues.
         """
         while True:
             put = self._manifests.fresh_id()
             intend = partial(_intended, closes=closes, asking=asking, put=put)
-            seen = await self._manifests.update(key, intend)
-            manifest = seen.manifest
+            manifest = await self._intend(key, intend)
             if manifest.closing is None or manifest.closing.put != put:
                 break
             await self._build(manifest, manifest.closing)
@@ -69,6 +82,36 @@ class Sealer:
             await self._read_back(manifest)
             await self._store.delete([keys.partial(self._prefix, key)])
         return manifest
+
+    async def _intend(
+        self, key: RunKey, intended: Callable[[Manifest], Manifest | None]
+    ) -> Manifest:
+        """The manifest with an intent that names chunks in order, or without one."""
+        exchanges: dict[tuple[str, ...], Exchange] = {}
+
+        async def decide(newest: Manifest | None) -> Manifest | None:
+            manifest = newest or Manifest(key)
+            wanted = intended(manifest)
+            if wanted is None or wanted.closing in (None, manifest.closing):
+                return wanted
+            assert wanted.closing is not None
+            for exchange in await self._sorter.sort(
+                manifest, len(wanted.closing.chunks), exchanges
+            ):
+                exchanges[exchange.ids] = exchange
+                manifest = exchange.apply(manifest)
+            return intended(manifest)
+
+        moved: Moved | None = None
+        for _ in range(_TRIES):
+            try:
+                manifest = (await self._manifests.update_by(key, decide)).manifest
+            except Moved as error:  # merged while its chunks were read
+                moved = error
+                continue
+            await self._sorter.discard(manifest, exchanges.values())
+            return manifest
+        raise StoreUnavailable(f"the chunks of {key.fqn}/{key.run} move all the time: {moved}")
 
     async def _build(self, manifest: Manifest, closing: Closing) -> None:
         group = manifest.chunks[: len(closing.chunks)]
@@ -142,17 +185,18 @@ def _intended(manifest: Manifest, closes: Closes, asking: Asking, put: str) -> M
     known = manifest.closes
     merged = {**known, **{who: max(known.get(who, 0), end) for who, end in ends.items()}}
     closed = replace(manifest, closes=merged, asking=asking(manifest), closing=None)
-    count = _settled_count(closed)
+    count = 0 if closed.asking else _settled_count(closed)
     if count > (1 if manifest.logs is not None else 0):
         group = closed.chunks[:count]
         size = sum([chunk.bytes for chunk in group])
         ids = tuple([chunk.id for chunk in group])
         whole = count == len(closed.chunks) and not manifest.logs
-        state = "closing" if whole or closed.asking else closed.state
-        return replace(closed, state=state, closing=Closing(put, size, ids))
-    # Settled means sealed here: of chunks that are not in `logs.txt` none is settled, or the
-    # intent above had been made.
-    changed = replace(closed, state=closed.state_of_close())
+        state = "closing" if whole else closed.state
+        fixed = sum([chunk.lines for chunk in group])
+        return replace(closed, state=state, closing=Closing(put, size, ids), fixed=fixed)
+    # What another node is about to compose is left to it, as long as the run is not closed.
+    closing = manifest.closing if closed.asking else None
+    changed = replace(closed, state=closed.state_of_close(), closing=closing)
     return None if changed == manifest else changed
 
 

@@ -70,8 +70,15 @@ class Trimmer:
         rests = {chunk.id: await self._rest(manifest, chunk, t) for chunk in straddling}
         chunks = tuple([rests.get(chunk.id, chunk) for chunk in manifest.chunks])
         # Not as it was closed any more, even if nothing else goes: `logs.txt` is another text.
+        fixed = sum([chunk.lines for chunk in chunks[: manifest.fixed_chunks]])
         reopened = replace(
-            manifest, state="open", asking=(), closing=None, partial=None, chunks=chunks
+            manifest,
+            state="open",
+            asking=(),
+            closing=None,
+            partial=None,
+            chunks=chunks,
+            fixed=fixed,
         )
         return reopened.deleted_through(t)
 

@@ -40,6 +40,7 @@ from service.runs.repair.rebuild import OrphanEvidence, Records, RunRebuilder
 from service.runs.run_logs import RunLogs
 from service.runs.settings import RunSettings, Tuning
 from service.runs.snapshot import Snapshots
+from service.runs.sort import ChunkSorter
 from service.runs.sweep import Sweeper
 from service.runs.takeover import Takeover, gone
 from service.runs.trim import Trimmer
@@ -99,6 +100,7 @@ def open_run_logs(
     is_gone = partial(gone, leases)
     remote_state = RemoteState(node, store, prefix=prefix, gone=is_gone)
     merger = ChunkMerger(store, manifests, chunks, locks, tuning)
+    sorter = ChunkSorter(manifests, chunks, writer, chunk_bytes=tuning.chunk_bytes)
     chunk_repairer = ChunkRepairer(store, manifests, chunks, writer, clock, records=around.records)
     evidence = OrphanEvidence(store, node, prefix=prefix, progress=progress, foreign=WRITER)
     rebuilder = RunRebuilder(
@@ -132,6 +134,7 @@ def open_run_logs(
         trimmer,
         clock,
         owner=node,
+        alone=not others,
         chunk_bytes=tuning.chunk_bytes,
         repair=chunk_repairer.repair,
     )
@@ -180,6 +183,7 @@ def open_run_logs(
         importing,
         chunks,
         merger,
+        sorter,
         flusher,
         locks,
         clock,

@@ -15,6 +15,7 @@ from logstore.objects.store import ObjectStore
 from logstore.position import Position
 from logstore.segments.carry import Carry
 from logstore.segments.writer import encode_segment
+from service.runs.elsewhere import NoOtherNodes, OtherNodes
 from service.runs.repair.rebuild import Records
 from service.runs.run_logs import RunLogs
 from service.runs.settings import Tuning
@@ -97,6 +98,7 @@ class World:
     """Everything; `restart` is a kill and a start. To the run logs it is their journal."""
 
     records: Records | None = None
+    others: OtherNodes = NoOtherNodes()
 
     def __init__(
         self,
@@ -142,6 +144,7 @@ class World:
                 watermark=self.marks.watermark,
                 ended=self.ended.append,
                 records=lambda: self.records,
+                others=lambda _: self.others,
             ),
         )
 
