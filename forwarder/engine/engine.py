@@ -136,10 +136,11 @@ class Engine:
         began = self._shared.clock.monotonic()
         if name in self._hinted:
             self._watch()  # before the scan: what comes in between is hinted
-        still = Stillness(self._folders[name], self._shared.clock.now_ms())
+        first = name not in self._scanned
+        folders = source.folders() if first else self._folders[name]
+        still = Stillness(folders, self._shared.clock.now_ms())
         found = source.finder.find()
         archives = source.finder.find_archives(source.archives, found) if source.archives else []
-        first = name not in self._scanned
         if first and not found:
             self._shared.say(f"{name}: no files match the include patterns yet")
         decided = self._identifier.reconcile(
@@ -148,7 +149,7 @@ class Engine:
         self._scanned.add(name)
         self._folders[name] = folders_of([*found, *archives])
         sure = decided and still.holds(self._folders[name])
-        self._shared.quiet[name] = still.quiet() if decided else {}
+        self._shared.quiet[name] = still.quiet(self._folders[name]) if decided else {}
         ended = self._shared.clock.monotonic()
         tally = self._shared.tallies[name]
         tally.scans += 1

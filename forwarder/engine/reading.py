@@ -16,7 +16,7 @@ import xxhash
 
 from forwarder.engine.opening import Opened, Opener
 from forwarder.engine.parts import Shared, SourceParts
-from forwarder.engine.tracked import Pending, Tracked
+from forwarder.engine.tracked import RECENT, Pending, Tracked
 from forwarder.files.identity import NO_WINDOW, WINDOW, window_of
 from forwarder.model import FileFacts, Packed, Prepared
 from logstore.errors import Damaged
@@ -221,7 +221,7 @@ class Reader:
         end = pending.prepared.end
         taken = end.offset - file.read.offset
         if self._shared.may_have_copies(file):
-            file.remember_recent(data[:taken])
+            file.remember_recent(data[max(taken - RECENT, 0) : taken], end.offset)
         else:
             file.forget_recent()
         file.remember_tail(file.tail + data[max(taken - WINDOW, 0) : taken])

@@ -56,11 +56,14 @@ class Stillness:
             for folder, changed in after.items()
         )
 
-    def quiet(self) -> dict[str, int]:
-        """The folders that were at rest before the scan, and when they were changed last, in ns.
+    def quiet(self, after: Iterable[str]) -> dict[str, int]:
+        """Those of the folders that the scan has seen that were at rest before it began.
 
-        Whatever is made in them after the begin of the scan gives them another time.
+        The values are when they were changed last, in ns. Whatever is made in them after the begin
+        of the scan gives them another time.
         """
         return {
-            folder: changed for folder, changed in self._before.items() if changed < self._since_ns
+            folder: self._before[folder]
+            for folder in after
+            if self._before.get(folder, self._since_ns) < self._since_ns
         }

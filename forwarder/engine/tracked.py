@@ -17,7 +17,7 @@ from forwarder.files.identity import NO_WINDOW, WINDOW, Known, Window, window_of
 from forwarder.model import Cursor, FileState, Packed, Prepared, Stage
 
 NOWHERE = (0, 0)
-RECENT = 32 << 10
+RECENT = 16 << 10
 _COPIES = 8
 START = Cursor()
 
@@ -247,12 +247,12 @@ class Tracked:
         known = [each for each in self.copies if each[0] not in (end, instead_of)]
         self.copies = (*known, (end, xxhash.xxh3_64_intdigest(last)))[-_COPIES:]
 
-    def remember_recent(self, data: bytes) -> None:
-        """The content behind `read` is `data`, and a copy that nobody saw may end in it."""
+    def remember_recent(self, data: bytes, end: int) -> None:
+        """The content before `end` is `data`, and a copy that nobody saw may end in it."""
         until, recent = self.recent
-        if until != self.read.offset:
-            recent = self.tail or b""
-        self.recent = self.read.offset + len(data), (recent + data)[-RECENT:]
+        if len(data) < RECENT:
+            data = ((recent if until == self.read.offset else self.tail or b"") + data)[-RECENT:]
+        self.recent = end, data
 
     def forget_recent(self) -> None:
         """Every copy of it that there is was seen, or is at least as long as what was read."""
