@@ -35,6 +35,7 @@ from service.query.file_cache import FileCache
 from service.query.footers import Footers
 from service.query.index_files import IndexFiles
 from service.query.nearest import Nearer
+from service.query.page_checks import PageChecks
 from service.query.pool import DatabasePool
 from service.query.prefault import prefault
 from service.query.prefilter import Prefilter
@@ -116,6 +117,7 @@ class QueryEngine:
         self._fetcher = None if get is None else PageFetcher(get)
         self._warming: asyncio.Task[None] | None = None
         self._footers = Footers(None if self._fetcher is None else self._fetcher.footer)
+        self.checks = PageChecks(self._footers, self._scanning)
         # What a killed process spilled is of no use to anybody.
         shutil.rmtree(scratch, ignore_errors=True)
         os.makedirs(scratch, mode=0o700, exist_ok=True)
@@ -230,7 +232,7 @@ class QueryEngine:
 
     def prefilter(self, request: QueryRequest, check: Callable[[], None]) -> Prefilter:
         """That of a search; `check` raises once it is to stop."""
-        return Prefilter(request, self._footers, self._fetcher, self._scanning, check)
+        return Prefilter(request, self._footers, self.checks, self._fetcher, self._scanning, check)
 
     def _database(self, request: QueryRequest) -> Callable[[], Database]:
         return lambda: self.databases.take(separate=bool(patterns(request.condition)))

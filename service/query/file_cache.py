@@ -41,6 +41,7 @@ from logstore.table.file_index import FileIndex
 from logstore.table.followed import TableVersion
 from logstore.table.skip_index import SHARE
 from logstore.table.snapshot import TableFile
+from service.query.page_checks import check_pages_of
 from service.query.read_counts import ReadCounts
 from service.runtime.spare_disk import spare_bytes
 from service.runtime.threads import low_priority_threads
@@ -55,6 +56,7 @@ _SEARCHED_SECONDS: Final = 86_400.0
 _FETCHED_BYTES: Final = 8 << 20  # in a request; so much is written to the disk at a time, too
 _GIVES_WAY_SECONDS: Final = 2.0  # before each request: so under any load a file is fetched
 _MOST_FILES: Final = 50_000
+_TIMES_MS: Final = 3_600_000  # by less a file's time is not written down again
 _INDEX_LOOKS: Final = 10  # for an index that was not made yet
 _AGAIN_SECONDS: Final = 3600.0  # a file is tried that could not be kept
 _INCOMING: Final = "incoming-"
@@ -72,6 +74,7 @@ class _Kept:
     indexed: bool
     looks: int = 0  # for its index
     used: bool = False  # since its time was last written down
+    written_ms: int = 0  # the time that was
 
 
 class FileCache:
@@ -79,7 +82,8 @@ class FileCache:
 
     `get` reads the store, and `index_of` gives the address of a file's skip index by its path.
     `newest` gives the newest version of the table; both block, and may raise `StoreUnavailable`.
-    `quiet` is set while no search runs. All files have at most `most_bytes`; with 0 there are none,
+    `quiet` is set while no search runs, and `check` raises `Damaged` for a file that was fetched
+    and is not as it was written. All files have at most `most_bytes`; with 0 there are none,
     and those that there were are removed.
     """
 
@@ -93,10 +97,14 @@ class FileCache:
         quiet: Event,
         *,
         most_bytes: int,
+        check: Callable[[str], None] = check_pages_of,
     ) -> None:
         self.fetched = self.failed = 0
+        self.damaged: dict[str, str] = {}
+        """How files are damaged in the store, by path, as they were fetched."""
         self.folder = folder
         self._get = get
+        self._check = check
         self._index_of = index_of
         self._newest = newest
         self._clock = clock
@@ -167,6 +175,7 @@ class FileCache:
         with self._changing:
             kept = self._kept.pop(path, None)
             self._aside.pop(path, None)
+            self.damaged.pop(path, None)
         if kept is not None:
             _remove(kept.place)
             _remove(kept.place + keys.INDEX_SUFFIX)
@@ -200,6 +209,7 @@ class FileCache:
                     size=stat.st_size + (index.st_size if index else 0),
                     time_ms=stat.st_mtime_ns // 1_000_000,
                     indexed=index is not None,
+                    written_ms=stat.st_mtime_ns // 1_000_000,
                 )
 
     async def _keep_up(self) -> None:
@@ -236,7 +246,7 @@ class FileCache:
         self._shrink()
         with self._changing:
             wanted, self._wanted = self._wanted, {}
-            gone = {*self._kept, *self._aside, *wanted}.difference(files.paths())
+            gone = {*self._kept, *self._aside, *self.damaged, *wanted}.difference(files.paths())
             removed = {path for path in self._kept if _name(path) not in there}
         for path in gone | removed:
             self.forget(path)
@@ -272,6 +282,13 @@ class FileCache:
     def _fetched(self, file: TableFile, time_ms: int) -> _Kept:
         place = self._place(file.path)
         self._fetch(self._pieces(file), place)
+        try:
+            self._check(place)
+        except Damaged as error:
+            _remove(place)
+            self.damaged[file.path] = str(error)
+            raise
+        self.damaged.pop(file.path, None)
         kept = _Kept(place, file.size, file.size, time_ms, indexed=False, used=True)
         with self._changing:
             self._kept[file.path] = kept
@@ -353,6 +370,9 @@ class FileCache:
             used = [kept for kept in self._kept.values() if kept.used]
         for kept in used:
             kept.used = False
+            if abs(kept.time_ms - kept.written_ms) < _TIMES_MS:
+                continue  # each time that is written has the file checked again
+            kept.written_ms = kept.time_ms
             with suppress(FileNotFoundError):
                 os.utime(kept.place, ns=(kept.time_ms * 1_000_000,) * 2)
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from logstore import ulid
+from logstore.errors import Damaged
 from logstore.objects.store import is_remote
 from service.query.request import QueryRequest
 from service.query.tiles import Tile
@@ -46,7 +47,7 @@ class Footer:
 
     def __init__(self, path: str, metadata: pq.FileMetaData) -> None:
         self.path = path
-        self._metadata = metadata
+        self.metadata = metadata
         self.columns = {metadata.schema.column(n).path: n for n in range(metadata.num_columns)}
         self.groups = self._groups()
 
@@ -55,7 +56,7 @@ class Footer:
         """The file; names come as dictionaries. Raises `OSError`, `pa.ArrowException`."""
         with (  # of a path it would first be found out what kind of file system it is on
             pa.OSFile(self.path) as source,
-            pq.ParquetFile(source, metadata=self._metadata, read_dictionary=NAMES) as file,
+            pq.ParquetFile(source, metadata=self.metadata, read_dictionary=NAMES) as file,
         ):
             yield file
 
@@ -67,7 +68,7 @@ class Footer:
         announced = 0
         with open(self.path, "rb", buffering=0) as file:
             for group in groups:
-                columns = self._metadata.row_group(group.number)
+                columns = self.metadata.row_group(group.number)
                 first, last = columns.column(0), columns.column(columns.num_columns - 1)
                 begin = first.dictionary_page_offset or first.data_page_offset
                 size = last.data_page_offset + last.total_compressed_size - begin
@@ -88,7 +89,7 @@ class Footer:
         return self._meets(group, "ulid", ulid.encode(tile.low), ulid.encode(tile.high))
 
     def _meets(self, group: Group, column: str, low: str, high: str) -> bool:
-        chunk = self._metadata.row_group(group.number).column(self.columns[column])
+        chunk = self.metadata.row_group(group.number).column(self.columns[column])
         bounds = chunk.statistics
         if bounds is None or not bounds.has_min_max:
             return True
@@ -97,8 +98,8 @@ class Footer:
 
     def _groups(self) -> list[Group]:
         groups, first = [], 0
-        for number in range(self._metadata.num_row_groups):
-            group = self._metadata.row_group(number)
+        for number in range(self.metadata.num_row_groups):
+            group = self.metadata.row_group(number)
             chunk, end = group.column(self.columns[MESSAGE]), first + group.num_rows
             groups.append(Group(number, first, end, chunk.total_uncompressed_size))
             first = end
@@ -163,3 +164,12 @@ class Footers:
             while self._bytes > _MOST_BYTES and len(self._kept) > 1:
                 self._bytes -= self._kept.popitem(last=False)[1][2]
         return footer
+
+
+@contextmanager
+def as_damage() -> Iterator[None]:
+    """Turns errors of files into `Damaged`."""
+    try:
+        yield
+    except (OSError, KeyError, ValueError, pa.ArrowException) as error:
+        raise Damaged(f"what is stored cannot be read: {error}") from error

@@ -9,13 +9,10 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import pyarrow as pa
-
-from logstore.errors import Damaged
 from service.query.fetched_pages import FETCHED_BYTES
+from service.query.footers import as_damage
 from service.query.mapped_lines import Pages
 from service.query.row_groups import Candidates, RowGroup, Seen, parts_of
 from service.query.table_reads import TableReads
@@ -149,12 +146,3 @@ class Looking:
         if groups[0].part.remote:
             return pages.done()
         return not self._waiting or len(self._announced) > _ANNOUNCED_AT_ONCE
-
-
-@contextmanager
-def as_damage() -> Iterator[None]:
-    """Turns errors of files into `Damaged`."""
-    try:
-        yield
-    except (OSError, KeyError, ValueError, pa.ArrowException) as error:
-        raise Damaged(f"what is stored cannot be read: {error}") from error

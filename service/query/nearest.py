@@ -43,6 +43,10 @@ class NearestFiles:
                 self._cached[file.path] = None
         return found
 
+    def damage_of(self, path: str) -> str | None:
+        """How the file is damaged in the store, if the cache found that out."""
+        return self._nearer.cache.damaged.get(path)
+
     def copy_of(self, file: TableFile) -> ScanCopy | None:
         """The copy of a file, if there is one."""
         copy = self._nearer.copies.of(file) if self._in_use else None

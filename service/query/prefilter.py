@@ -28,10 +28,11 @@ from logstore.search.needs import needed_texts, sure_texts
 from logstore.table.pages.reader import Scratch
 from service.query.decoded_rows import NOTHING, attributes_of, decoded, records_of
 from service.query.fetched_pages import PageFetcher
-from service.query.footers import ATTRIBUTES, Footer, Footers
+from service.query.footers import ATTRIBUTES, Footer, Footers, as_damage
 from service.query.found_rows import Found, batch_of
-from service.query.looking import Looking, as_damage
+from service.query.looking import Looking
 from service.query.mapped_lines import Pages, announce, lines_with, reading
+from service.query.page_checks import PageChecks
 from service.query.request import QueryRequest
 from service.query.row_groups import Candidates, RowGroup, Seen, mapped_groups
 from service.query.table_reads import Part, TableReads
@@ -52,12 +53,14 @@ class Prefilter:
         self,
         request: QueryRequest,
         footers: Footers,
+        checks: PageChecks,
         fetcher: PageFetcher | None,
         threads: Executor,
         check: Callable[[], None],
     ) -> None:
         self._request = request
         self._footers = footers
+        self._checks = checks
         self._fetcher = fetcher
         self._threads = threads
         self.check = check
@@ -157,6 +160,18 @@ class Prefilter:
             if part.meets(group.first, group.end) and footer.may_hold(group, self._request, tile)
         ]
 
+    def check_parts(self, reads: TableReads, tile: Tile) -> None:
+        """Checks what is left to DuckDB, as far as it is on this machine. Raises `Damaged`."""
+        bounds = None if reads.inside else tile
+        for part in reads.parts:
+
+            def groups(part: Part = part) -> list[int]:
+                footer = self._footers.of(part.path)
+                return [one.number for one in self._groups(part, footer, bounds)]
+
+            with as_damage():
+                self._checks.check_groups(part.path, groups, self.check)
+
     def announce(self, groups: Sequence[RowGroup]) -> Future[Pages] | None:
         """Has pages fetched, if they are on S3: row groups side by side.
 
@@ -191,6 +206,8 @@ class Prefilter:
         """
         if self.given_up:
             return None
+        if not one.part.remote:
+            self._checks.check_group(one.part.path, one.number)
         try:
             if one.part.rows is not None:
                 return self._where_they_lie(one)

@@ -66,7 +66,7 @@ class RunningSearch:
         self._database: Database | None = None
         prefilter = engine.prefilter(request, self._check)
         table = TableSearch(request, view, engine.indexes, engine.nearer, prefilter)
-        self._search = Search(request, view, table, self._working, engine.tile_sizes)
+        self._search = Search(request, view, table, self._working, engine.tile_sizes, engine.checks)
         self._records: Generator[pa.RecordBatch] | None = None
         self._work: asyncio.Future[Any] | None = None
         self._following: asyncio.Future[_Step] | None = None  # the step after the batch just given

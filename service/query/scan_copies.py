@@ -24,7 +24,7 @@ import logging
 import os
 import shutil
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +41,7 @@ from logstore.objects.store import ObjectStore, is_remote
 from logstore.table.snapshot import TableFile
 from service.query.copy_rows import BYTES_A_ROW, CopyRows, write_rows
 from service.query.footers import ATTRIBUTES, NAMES
+from service.query.page_checks import Identity, identity_of
 from service.query.part_filter import filter_bytes
 from service.query.read_counts import ReadCounts
 from service.runtime.spare_disk import spare_bytes
@@ -61,6 +62,7 @@ ENCODING: Final[dict[str, Any]] = {  # the quickest to scan (decision 085)
     "store_schema": False,
     "data_page_size": 1 << 30,  # a page for each column of a row group
     "max_rows_per_page": 1 << 30,
+    "write_page_checksum": True,
 }
 
 T = TypeVar("T")
@@ -71,12 +73,21 @@ class ScanCopy:
     """A copy that is there. It is `bare` if it has no attributes, since no line of its file has.
 
     `size` is that of all of its files; `rows` reads some of its rows, if they lie as they are to.
+    `written` are the identities of its files as they were written.
     """
 
     path: str
     size: int
     bare: bool
     rows: CopyRows | None
+    written: Sequence[Identity]
+
+    def is_intact(self) -> bool:
+        """Whether nobody has changed its files since."""
+        try:
+            return self.written == _written(self.path, self.rows)
+        except OSError:
+            return False
 
 
 class ScanCopies:
@@ -125,10 +136,14 @@ class ScanCopies:
         """The copy of a file, if there is one. May be called from any thread."""
         with self._changing:
             copy = self._copies.get(file.path)
-            if copy is not None:
-                self._copies.move_to_end(file.path)
-                self._used[file.path] = self._clock.monotonic()
+            if copy is None:
+                return None
+            self._copies.move_to_end(file.path)
+            self._used[file.path] = self._clock.monotonic()
+        if copy.is_intact():
             return copy
+        self.forget(file.path)
+        return None
 
     def note_read(self, file: TableFile, size: float) -> None:
         """A search reads so many bytes of a file itself. May be called from any thread."""
@@ -239,7 +254,7 @@ class ScanCopies:
             if beside is None:
                 _remove(_beside(target))
             size = os.path.getsize(target) + (os.path.getsize(beside.path) if beside else 0)
-            copy = ScanCopy(target, size, bare, beside)
+            copy = ScanCopy(target, size, bare, beside, _written(target, beside))
             return copy
         finally:
             if copy is None:
@@ -282,6 +297,11 @@ def _is_bare(file: pq.ParquetFile, group: int) -> bool:
     """Whether no line of the row group has attributes."""
     read = file.read_row_group(group, columns=[ATTRIBUTES], use_threads=False)
     return bool(read.column(0).null_count == read.num_rows)
+
+
+def _written(path: str, rows: CopyRows | None) -> list[Identity]:
+    """The identities of a copy's files. Raises `OSError`."""
+    return [identity_of(one) for one in (path, *([rows.path] if rows else []))]
 
 
 def _beside(copy: str) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -23,9 +24,11 @@ from logstore import ulid
 from logstore.errors import Damaged
 from logstore.search.conditions import patterns
 from logstore.segments.record_keys import distinct
+from logstore.table.snapshot import TableFile
 from service.query.cursor import RecordKey
 from service.query.deleted import MOST_TERMS, Live, live
 from service.query.hot import SCHEMA
+from service.query.page_checks import PageChecks
 from service.query.plain import is_plain, matching
 from service.query.request import QueryRequest
 from service.query.slices import slices
@@ -58,7 +61,9 @@ class Search:
         table: TableSearch,
         database: Callable[[], Database],
         sizes: TileSizes,
+        checks: PageChecks,
     ) -> None:
+        self._checks = checks
         self._request = request
         self._view = view
         self._table = table
@@ -216,7 +221,7 @@ class Search:
     def _select(
         self, tile: Tile, after: RecordKey | None, limit: int | None
     ) -> Generator[pa.RecordBatch]:
-        reads = self._table.prefiltered(tile)
+        reads = self._checked_reads(tile)
         self._begin_next(reads)
         sources = self._sources(reads, tile)
         if not sources and reads.empty:
@@ -226,6 +231,15 @@ class Search:
         live, scans = self._live(tile), _scans(sources, reads)
         statement = self._statement.records(scans, after, limit, live.terms)
         return self._database().run(statement, self._bound(sources, reads, tile, after, live))
+
+    def _checked_reads(self, tile: Tile) -> TableReads:
+        """What is read of the table, once all that the tile reads was checked. Raises `Damaged`."""
+        self._table.check(tile)
+        for segment in self._view.segment_files(tile):
+            self._checks.check_segment(segment)
+        reads = self._table.prefiltered(tile)
+        self._table.check_parts(reads, tile)
+        return reads
 
     def _matching(
         self, reads: TableReads, tile: Tile, after: RecordKey | None, limit: int | None
@@ -241,7 +255,7 @@ class Search:
     def _totals(self, tile: Tile, summary: Summary) -> list[pa.RecordBatch]:
         while True:
             try:
-                return self._totals_of(self._table.prefiltered(tile), tile, summary)
+                return self._totals_of(self._checked_reads(tile), tile, summary)
             except Damaged:
                 if not self._table.without_copies() and not self._leave_out_unreadable(tile):
                     raise
@@ -298,14 +312,25 @@ class Search:
         """Finds segments and files of the tile that cannot be read and goes on without them."""
         found = False
         self._table.forget()
-        stored = [file.uri for file in self._view.table_files(tile)]
-        for file in [*self._view.segment_files(tile), *stored]:
-            try:
-                self._database().number(READABLE, {"segments": [literal(file)]})
-            except Damaged as error:
-                self._view.leave_out(file, str(error))
-                found = True
+        for segment in self._view.segment_files(tile):
+            found |= self._is_left_out(segment, partial(self._checks.check_segment, segment))
+        for file in self._view.table_files(tile):
+            found |= self._is_left_out(file.uri, partial(self._check_file, file))
         return found
+
+    def _check_file(self, file: TableFile) -> None:
+        self._table.check_known(file)
+        self._checks.check_file(file.uri)
+
+    def _is_left_out(self, uri: str, check: Callable[[], None]) -> bool:
+        """Whether the file or segment at `uri` cannot be read, and is left out from now on."""
+        try:
+            check()
+            self._database().number(READABLE, {"segments": [literal(uri)]})
+        except Damaged as error:
+            self._view.leave_out(uri, str(error))
+            return True
+        return False
 
     def _fresh(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The batch without records that equal the one before them."""

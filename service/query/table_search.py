@@ -107,6 +107,21 @@ class TableSearch:
             plan.found, plan.looking = looking.finish(), None
         return plan.found
 
+    def check(self, tile: Tile) -> None:
+        """Raises `Damaged` if a file of the tile is known to be damaged in the store."""
+        for file in self._view.table_files(tile):
+            self.check_known(file)
+
+    def check_known(self, file: TableFile) -> None:
+        """The same, of one file."""
+        damage = self._nearest.damage_of(file.path)
+        if damage is not None:
+            raise Damaged(damage)
+
+    def check_parts(self, reads: TableReads, tile: Tile) -> None:
+        """Checks what DuckDB is to read, if it is on this machine. Raises `Damaged`."""
+        self._prefilter.check_parts(reads, tile)
+
     def begin(self, tile: Tile) -> None:
         """Has lines of the tile looked for that comes next, if nothing has to be waited for."""
         if self._needs is None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +20,19 @@ from compactor.settings import Compaction
 from compactor.spark.engine import RewriteInput
 from logstore import keys
 from logstore.errors import Damaged, Unavailable
+from logstore.search.conditions import Contains
 from logstore.table.file_check import check_table_file
 from logstore.table.snapshot import TableFile
+from service.query.engine import QueryEngine
+from service.query.request import QueryRequest
 from tests.compactor.lake import HOUR, NOON, Lake, batch
 from tests.compactor.test_left_out import tailrace
+from tests.service.query.world import World, engine_of
 
 pytestmark = pytest.mark.spark
 
 FLIPS = 400
+SEARCHED = 20
 SPARKS_SHARE = 8  # of the flips that pyarrow reads as other values without checksums
 
 
@@ -102,6 +109,45 @@ def test_every_flip_is_noticed_or_harmless(written: tuple[Lake, TableFile]) -> N
             assert read(damaged) == intact, f"nobody notices bit {bit}"
     finally:
         Path(file.uri).write_bytes(body)
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+def test_no_search_gives_a_damaged_line_as_complete(
+    written: tuple[Lake, TableFile], indexed: bool
+) -> None:
+    lake, file = written
+    body = lake.run(lake.store.get(key_of(file)))[1]
+    world = World(lake.data)
+    everything, word = QueryRequest(), replace(QueryRequest(), condition=Contains("took 42"))
+    silent = silent_flips(body)
+    some = silent[:: max(len(silent) // SEARCHED, 1)]
+
+    async def answers(engine: QueryEngine, asked: QueryRequest) -> tuple[list[Any], dict[str, Any]]:
+        async with await engine.open(asked) as running:
+            batches = [batch async for batch in running.batches()]
+            return [row for batch in batches for row in batch.to_pylist()], running.stats()
+
+    async def scenario() -> None:
+        if indexed:
+            await world.index()
+        async with engine_of(world, scan_copies_bytes=0) as engine:
+            intact = {asked: await answers(engine, asked) for asked in (everything, word)}
+            assert all(lines and stats["complete"] for lines, stats in intact.values())
+            for bit in some:
+                Path(file.uri).write_bytes(flipped(body, bit))
+                lines, stats = await answers(engine, everything)
+                assert (lines, stats["complete"]) == ([], False), f"bit {bit}"
+                assert stats["unreadable"] == [key_of(file)]
+                lines, stats = await answers(engine, word)
+                assert stats["unreadable"] == [key_of(file)] or lines == intact[word][0]
+            Path(file.uri).write_bytes(body)
+            assert await answers(engine, everything) == intact[everything]
+
+    try:
+        lake.run(scenario())
+    finally:
+        Path(file.uri).write_bytes(body)
+        shutil.rmtree(lake.data / "store" / "table" / "_index", ignore_errors=True)
 
 
 def test_spark_refuses_pages_that_do_not_match_their_crc(

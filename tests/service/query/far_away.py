@@ -96,6 +96,7 @@ async def cache_of(
         str(folder / "cache"),
         quiet,
         most_bytes=most_bytes,
+        check=lambda _path: None,
     )
     try:
         yield cache

@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from logstore import keys, ulid
@@ -183,6 +184,25 @@ async def test_a_segment_that_was_set_aside_is_reported(tmp_path: Path) -> None:
         assert found == world.expected(ALL)
         assert stats["set_aside"] == [keys.quarantine_marker(NODE, 1)]
         assert stats["complete"]
+
+
+async def test_a_bit_in_any_column_of_a_segment_makes_the_search_partial(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    key = await world.segment([entry(random.Random(1), lines=20)])
+    path = Path(world.store.uri(key))
+    body = path.read_bytes()
+    group = pq.read_metadata(path).row_group(0)
+    async with engine_of(world) as engine:
+        for column in range(group.num_columns):
+            chunk = group.column(column)
+            damaged = bytearray(body)
+            damaged[chunk.data_page_offset + chunk.total_compressed_size - 1] ^= 1
+            path.write_bytes(damaged)
+            found, stats = await search(engine, ALL)
+            assert (found, stats["complete"], stats["unreadable"]) == ([], False, [key])
+            path.write_bytes(body)
+            found, stats = await search(engine, ALL)
+            assert (found, stats["complete"]) == (world.expected(ALL), True)
 
 
 async def test_behind_a_missing_segment_the_result_is_partial(tmp_path: Path) -> None:

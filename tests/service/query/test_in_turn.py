@@ -16,6 +16,7 @@ from logstore.search.needs import Needs, needs_of
 from service.query import looking, prefilter
 from service.query.engine import QueryEngine
 from service.query.footers import Footers
+from service.query.page_checks import PageChecks
 from service.query.request import QueryRequest
 from service.query.table_reads import table_reads
 from service.query.tiles import Tile
@@ -82,7 +83,9 @@ async def test_what_is_cancelled_is_not_looked_at(
     monkeypatch.setattr(prefilter.Prefilter, "candidates", lambda _, *work: looked.append(work))
     busy, threads = threading.Event(), ThreadPoolExecutor(1)
     async with engine_of(world, scan_copies_bytes=0) as engine:
-        made = prefilter.Prefilter(request, Footers(), None, threads, lambda: None)
+        made = prefilter.Prefilter(
+            request, Footers(), PageChecks(Footers(), threads), None, threads, lambda: None
+        )
         files, indexes = files_of(world), engine.indexes
         told = indexes.which(files, cast(Needs, needs_of(request.condition)))
         reads = table_reads(everything, files, told, engine.copies.of, indexes.maps)

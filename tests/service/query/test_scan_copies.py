@@ -181,7 +181,14 @@ def overwritten(path: Path) -> None:
     path.write_bytes(b"PAR1" + bytes(1000) + b"PAR1")
 
 
-@pytest.mark.parametrize("harm", [removed, cut, overwritten])
+def flipped(path: Path) -> None:
+    """One bit, in the middle."""
+    body = bytearray(path.read_bytes())
+    body[len(body) // 2] ^= 1
+    path.write_bytes(body)
+
+
+@pytest.mark.parametrize("harm", [removed, cut, overwritten, flipped])
 @pytest.mark.parametrize("counting", [False, True])
 @pytest.mark.parametrize(
     ("which", "asked"), [(0, ALL), (1, replace(ALL, condition=Contains("word")))]

@@ -1,0 +1,128 @@
+"""Whether what a search reads is as it was written, checked once for each row group.
+
+DuckDB and the readers of single lines do not look at the CRCs of pages, so a flipped bit would be
+another value. Before a row group of a file on this machine is read for the first time, each of its
+pages is compared with its CRC (`logstore.table.pages.checksums`); a segment is compared with its
+seal. The verdict holds as long as the file has its size, inode and time of change. The pages are
+then in the system's memory, so the check costs a fifth of what decoding them does, once (decision
+143).
+
+Files that are read on S3 itself are not checked: a node would have to fetch all of each row group.
+One that the node fetches for its cache is checked before it is used; if it is damaged, no search
+reads it on S3 either (`file_cache`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import Final, TypeAlias
+
+import pyarrow.parquet as pq
+
+from logstore.objects.store import is_remote
+from logstore.segments import seal
+from logstore.table.pages.checksums import check_row_group, check_row_groups
+from service.query.footers import Footers, as_damage
+
+_MOST_FILES: Final = 16_384
+_WAITED_SECONDS: Final = 0.1
+
+Identity: TypeAlias = tuple[int, int, int]
+
+
+@dataclass(slots=True)
+class _Checked:
+    """What is known of a file with this identity: its row groups that are sound."""
+
+    identity: Identity
+    groups: set[int] = field(default_factory=set)
+    whole: bool = False
+
+
+def identity_of(path: str) -> Identity:
+    """Size, inode and time of change of a file. Raises `OSError`."""
+    found = os.stat(path)
+    return found.st_size, found.st_ino, found.st_mtime_ns
+
+
+class PageChecks:
+    """The checks of one node's searches. For several threads; `threads` do some at a time."""
+
+    def __init__(self, footers: Footers, threads: Executor) -> None:
+        self._footers = footers
+        self._threads = threads
+        self._files: OrderedDict[str, _Checked] = OrderedDict()
+        self._changing = Lock()
+
+    def check_group(self, path: str, group: int) -> None:
+        """Raises `Damaged` if a page of the row group is not as it was written. Blocks."""
+        known = self._known(path)
+        if known.whole or group in known.groups:
+            return
+        footer = self._footers.of(path).metadata
+        with open(path, "rb", buffering=0) as file:
+            number = file.fileno()
+            check_row_group(footer, group, lambda at, size: os.pread(number, size, at))
+        known.groups.add(group)
+        known.whole = len(known.groups) == footer.num_row_groups
+
+    def check_groups(
+        self, path: str, groups: Callable[[], Iterable[int]], check: Callable[[], None]
+    ) -> None:
+        """The same of some row groups, by all threads; `check` raises once it is to stop.
+
+        `groups` is called only if it matters.
+        """
+        if is_remote(path) or self._known(path).whole:
+            return
+        work = [self._threads.submit(self.check_group, path, group) for group in groups()]
+        try:
+            while wait(work, _WAITED_SECONDS).not_done:
+                check()
+            for future in work:
+                future.result()
+        finally:
+            for future in work:
+                future.cancel()
+
+    def check_file(self, path: str) -> None:
+        """Checks a file of the table whole. Raises `Damaged`. Blocks."""
+        if is_remote(path):
+            return
+        with as_damage():
+            for group in range(self._footers.of(path).metadata.num_row_groups):
+                self.check_group(path, group)
+
+    def check_segment(self, path: str) -> None:
+        """Raises `Damaged` if a byte of the segment is not as it was written. Blocks."""
+        if is_remote(path):
+            return
+        with as_damage():
+            known = self._known(path)
+            if not known.whole:
+                seal.check(Path(path).read_bytes())
+                known.whole = True
+
+    def _known(self, path: str) -> _Checked:
+        identity = identity_of(path)
+        with self._changing:
+            known = self._files.get(path)
+            if known is None or known.identity != identity:
+                known = self._files[path] = _Checked(identity)
+                if len(self._files) > _MOST_FILES:
+                    self._files.popitem(last=False)
+            self._files.move_to_end(path)
+            return known
+
+
+def check_pages_of(path: str) -> None:
+    """Checks a Parquet file on this machine whole. Raises `Damaged`, `OSError`. Blocks."""
+    with as_damage(), open(path, "rb", buffering=0) as file:
+        number = file.fileno()
+        check_row_groups(pq.read_metadata(path), lambda at, size: os.pread(number, size, at))
