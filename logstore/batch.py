@@ -32,11 +32,15 @@ BATCH = np.dtype(
         ("run", "<u4"),  # index into `Batches.runs`
         ("connector", "<u4"),  # index into `Batches.connectors`
         ("meta", "<u4"),  # bytes of encoded metadata, 0 if there is none
-        ("flags", "<u4"),  # CONSTANT_ATTRIBUTES or 0
+        ("flags", "<u4"),  # CONSTANT_ATTRIBUTES, AHEAD, MADE_AFTER_DELETION
     ]
 )
 CONSTANT_ATTRIBUTES: Final = 1
 """The flag of a batch of plain lines whose metadata is the attributes that each of them has."""
+AHEAD: Final = 2
+"""The flag of a batch whose id was ahead of its node's clock, and was not taken from that."""
+MADE_AFTER_DELETION: Final = 4
+"""The flag of a batch whose id says when it was made (`logstore.ulid.after_deletion`)."""
 Rows = NDArray[np.void]
 Indexes = NDArray[np.int64]
 _LOW_BITS = (1 << 64) - 1

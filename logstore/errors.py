@@ -96,9 +96,31 @@ class BatchConflict(Conflict):
 
 
 class RunDeleted(Conflict):
-    """The batch's ULID is at or below the run's deletion."""
+    """The batch's ULID is at or below the run's deletion. See "After a deletion" in client.md.
 
-    hint = "Send the lines under a new batch id, or without one, to start the run again."
+    `deleted_through` is the deletion's ULID, `deleted_ms` its moment and `age_ms` how long ago that
+    was. `next_batch` is an id above it that was given to nobody.
+    """
+
+    hint = (
+        "Drop the lines that were logged before the deletion, which was deleted_ms_ago. Send those"
+        " that were logged after it under the id next_batch, or without an id."
+    )
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        deleted_through: int = 0,
+        deleted_ms: int = 0,
+        age_ms: int = 0,
+        next_batch: int = 0,
+    ) -> None:
+        super().__init__(message)
+        self.deleted_through = deleted_through
+        self.deleted_ms = deleted_ms
+        self.age_ms = age_ms
+        self.next_batch = next_batch
 
 
 class LeaseLost(Conflict):

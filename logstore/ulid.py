@@ -9,6 +9,14 @@ Here it is an `int`, so that ULIDs are ordered as numbers.
 A **batch** id has its low 25 bits zero: its text ends in `00000`. Line `i` of a
 batch has the batch's id plus `i`, for `i < MAX_LINES`.
 
+A deletion may take effect up to a moment to come. Batches that follow it need ids above that
+moment. These have another layout below the milliseconds (`after_deletion`):
+
+    | 48 bits time: 1 ms above the deletion | 24 bits made | 31 bits of the batch | 25 bits |
+
+`made` is 2^24 - 1 minus the milliseconds by which the id is ahead of the clock. Such ids therefore
+rise with the clock, and `made_ms` says when one was made.
+
 `parse` reads the ULIDs of others, as a `ULID` of python-ulid. Inside, a ULID is a number:
 `encode` and `decode` write and read our own texts, in half the time or less.
 """
@@ -30,6 +38,9 @@ LINE_MASK = MAX_LINES - 1
 RANDOM_BITS = 80
 MAX_TIME_MS = (1 << 48) - 1
 STEP_BITS = 40
+MADE_BITS = 24
+MADE_SHIFT = RANDOM_BITS - MADE_BITS
+MOST_AHEAD_MS = (1 << MADE_BITS) - 1
 ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
 _DIGITS = {c: i for i, c in enumerate(ALPHABET)} | {c.lower(): i for i, c in enumerate(ALPHABET)}
@@ -100,6 +111,19 @@ def batch_of(ulid: int) -> int:
     return ulid & ~LINE_MASK
 
 
+def after_deletion(deleted: int, now_ms: int, getrandbits: Callable[[int], int]) -> int:
+    """A batch id in the first millisecond above `deleted`, a ULID that is ahead of the clock."""
+    time = time_ms(deleted) + 1
+    made = MOST_AHEAD_MS - min(max(time - now_ms, 0), MOST_AHEAD_MS)
+    tail = getrandbits(MADE_SHIFT - LINE_BITS) << LINE_BITS
+    return time << RANDOM_BITS | made << MADE_SHIFT | tail
+
+
+def made_ms(ulid: int) -> int:
+    """When an id of `after_deletion` was made, in milliseconds since the epoch."""
+    return time_ms(ulid) - MOST_AHEAD_MS + (ulid >> MADE_SHIFT & MOST_AHEAD_MS)
+
+
 def fresh(clock: Clock, entropy: Entropy) -> int:
     """A ULID of the present time with 80 random bits: for files and versions, not for batches."""
     return lowest_at(clock.now_ms()) | entropy.getrandbits(RANDOM_BITS)
@@ -111,12 +135,14 @@ def fresh_text(clock: Clock, entropy: Entropy) -> str:
 
 
 class Minter:
-    """Mints batch ids, each above every one that it gave out or was shown before.
+    """Mints batch ids, each above every one that it took from the clock before.
 
     While the clock leads, an id is the time with fresh random bits. When it does not
-    (same millisecond, a step back, a client that echoes a later id), it is the
-    highest known one plus a random step of 1 to 2^40 batch ids: never plus one, so
-    that two nodes that continue from the same id do not mint the same one.
+    (same millisecond, a step back), it is the last one plus a random step of 1 to 2^40 batch
+    ids: never plus one, so that two nodes that continue from the same id do not mint the same one.
+
+    A run may need a higher id: a client named or echoed one that is ahead of the clock, or a
+    deletion is. Only that run gets it; `last`, by which all other runs go, does not move.
     """
 
     def __init__(self, clock: Clock, entropy: Entropy, *, last: int = 0) -> None:
@@ -124,13 +150,17 @@ class Minter:
         self._bits: Callable[[int], int] = entropy.getrandbits
         self.last = batch_of(last)
 
-    def mint(self, above: int = 0) -> int:
-        """A batch id above `above` and above all earlier ones."""
-        floor = self.last if self.last >= above else batch_of(above)
+    def mint(self, above: int = 0, *, deleted: int = 0) -> int:
+        """A batch id above the run's ids `above`, its deletion, and all earlier ones."""
         now = self._now_ms()
-        if now > floor >> RANDOM_BITS:
+        if now > self.last >> RANDOM_BITS:
             minted = now << RANDOM_BITS | self._bits(RANDOM_BITS - LINE_BITS) << LINE_BITS
         else:
-            minted = floor + ((self._bits(STEP_BITS) + 1) << LINE_BITS)
+            minted = self.last + self._step()
         self.last = minted
-        return minted
+        if minted <= deleted:
+            minted = after_deletion(deleted, now, self._bits)
+        return minted if minted > above else batch_of(above) + self._step()
+
+    def _step(self) -> int:
+        return (self._bits(STEP_BITS) + 1) << LINE_BITS

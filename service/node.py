@@ -159,7 +159,7 @@ class Node(NodeBase):
             minter,
             settings.ingest,
             active=active,
-            horizon=self.run_logs.deletions.horizon,
+            deletions=self.run_logs.deletions,
             confirmed_through=self.shipper.confirmed_through,
         )
         self._begin(self._serve(), "node")

@@ -8,6 +8,10 @@ A run that is deleted again gets another record, and the highest counts. A progr
 record that is not needed any more can therefore never remove a later one. The record of a
 pipeline is never removed; its `t` only ever rises.
 
+T also says when the deletion was made: below its milliseconds stand 32 ones, then the moment as
+48 bits of milliseconds since the epoch, by the store's clock (`horizon_above`). In T of earlier
+versions, all these bits are ones, or T is the id of a line.
+
 There may be as many records as runs that expire in some weeks. The key of a run's record contains
 the whole record (`deletion_at`), so these are listed and not read. Other records are read again
 only if they changed.
@@ -28,6 +32,25 @@ from logstore.errors import Damaged, InvalidInput, NotFound
 from logstore.names import decode
 from logstore.objects.store import ObjectInfo, ObjectStore
 from logstore.state_kinds import advice
+
+_MOMENT_BITS: Final = 48
+_MARK: Final = (1 << ulids.RANDOM_BITS - _MOMENT_BITS) - 1
+
+
+def horizon_above(known: int, moment_ms: int) -> int:
+    """T of a deletion made at `moment_ms`: the lowest one at or above `known`."""
+    time = ulids.time_ms(known)
+    below = _MARK << _MOMENT_BITS | min(max(moment_ms, 0), ulids.MAX_TIME_MS - 1)
+    t = time << ulids.RANDOM_BITS | below
+    return t if t >= known else t + (1 << ulids.RANDOM_BITS)
+
+
+def moment_of(t: int) -> int | None:
+    """When a deletion was made, by the store's clock; None if its T does not say so."""
+    below = t & (1 << ulids.RANDOM_BITS) - 1
+    moment_ms = below & ulids.MAX_TIME_MS
+    marked = below >> _MOMENT_BITS == _MARK and moment_ms < ulids.MAX_TIME_MS
+    return moment_ms if marked else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from logstore.segments.levels import NAMES, NO_LEVEL, find_levels
 from logstore.segments.prefixes import prefixes
 from logstore.segments.slices import Slice, out_of_order, slices
 from logstore.segments.times import NO_TIME, find_times, in_range
-from logstore.segments.ulids import times_ms
+from logstore.segments.ulids import made_ms
 
 Ints = NDArray[np.int64]
 _UNSAID = NO_LEVEL - 1  # no level, and none is carried
@@ -74,10 +74,10 @@ class Detection:
         return self._last.levels if field else self._last.times
 
     def _with_ulid_times(self, piece: Slice, times: Ints) -> Ints:
-        """Fills times that are still missing with the ULID's time."""
+        """Fills times that are still missing with the time at which the ULID was made."""
         if not (times == NO_TIME).any():
             return times
-        minted = times_ms(self._batches.rows[piece.batches]) * 1000
+        minted = made_ms(self._batches.rows[piece.batches]) * 1000
         return np.where(times == NO_TIME, np.repeat(minted, piece.counts), times)
 
     def _look_ahead(self, order: Indexes) -> None:

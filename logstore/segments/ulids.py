@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from logstore.batch import Rows
-from logstore.ulid import ALPHABET
+from logstore.batch import MADE_AFTER_DELETION, Rows
+from logstore.ulid import ALPHABET, MOST_AHEAD_MS
 
 LINE_CHARACTERS = 5
 _DIGITS = np.frombuffer(ALPHABET.encode(), dtype=np.uint8)
@@ -31,6 +31,17 @@ _LAST = np.stack([_DIGITS[_NUMBERS >> shift & 31] for shift in (10, 5, 0)], axis
 def times_ms(rows: Rows) -> NDArray[np.int64]:
     """The time of each batch, in milliseconds since the epoch."""
     times: NDArray[np.int64] = (rows["ulid_hi"] >> np.uint64(16)).astype(np.int64)
+    return times
+
+
+def made_ms(rows: Rows) -> NDArray[np.int64]:
+    """When each batch was made, as far as its id says: `times_ms`, unless that is ahead."""
+    times = times_ms(rows)
+    ahead = rows["flags"] & MADE_AFTER_DELETION != 0
+    if ahead.any():
+        low = rows["ulid_lo"][ahead] >> np.uint64(56)
+        made = (rows["ulid_hi"][ahead] & np.uint64(0xFFFF)) << np.uint64(8) | low
+        times[ahead] -= MOST_AHEAD_MS - made.astype(np.int64)
     return times
 
 

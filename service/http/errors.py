@@ -24,9 +24,11 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from logstore import errors
+from logstore import ulid as ulids
 from logstore.errors import InvalidInput, TailraceError
 from service.http.ids import request_id
 from service.http.methods import allowed
+from service.http.segment_bodies import rfc3339
 
 Headers = list[tuple[bytes, bytes]]
 log = logging.getLogger(__name__)
@@ -153,6 +155,8 @@ def problem(error: BaseException, request_id: str) -> Problem:
     extra: dict[str, Any] = {}
     if isinstance(error, errors.InvalidInput) and error.field is not None:
         extra["field"] = error.field
+    if isinstance(error, errors.RunDeleted):
+        extra |= _deletion(error)
     hint = error.hint or _HINTS.get(status, "")
     built = _problem(status, kind, str(error), hint, request_id, extra)
     if isinstance(error, errors.NotAuthenticated):
@@ -161,6 +165,16 @@ def problem(error: BaseException, request_id: str) -> Problem:
     if seconds is not None:
         built.headers.append((b"retry-after", b"%d" % seconds))
     return built
+
+
+def _deletion(error: errors.RunDeleted) -> dict[str, Any]:
+    """What a client has to know to send again the lines that came after the deletion."""
+    return {
+        "deleted_through": ulids.encode(error.deleted_through),
+        "deleted_at": rfc3339(error.deleted_ms),
+        "deleted_ms_ago": error.age_ms,
+        "next_batch": ulids.encode(error.next_batch),
+    }
 
 
 def _say(request_id: str, kind: str, error: BaseException) -> None:

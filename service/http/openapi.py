@@ -188,6 +188,24 @@ PROBLEM: Final[dict[str, Any]] = {
                     "code": {"type": "integer"},
                     "message": {"type": "string"},
                     "field": {"type": "string", "description": "The part of the input at fault."},
+                    "deleted_through": {
+                        "type": "string",
+                        "description": "`run-deleted`: ids at or below this ULID are refused.",
+                    },
+                    "deleted_at": {
+                        "type": "string",
+                        "format": "date-time",
+                        "description": "`run-deleted`: when the run was deleted.",
+                    },
+                    "deleted_ms_ago": {
+                        "type": "integer",
+                        "description": "`run-deleted`: how long before this answer that was.",
+                    },
+                    "next_batch": {
+                        "type": "string",
+                        "description": "`run-deleted`: a batch id above the deletion, for the "
+                        "lines that were logged after it.",
+                    },
                 },
             }
         }

@@ -31,7 +31,10 @@ PARAMETERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "q": (_EXPRESSION, {"type": "string"}),
     "regex": ("All of `q` is one regular expression (RE2).", {"type": "boolean", "default": False}),
     "from": (f"Lowest time of the ULID: {_TIME}.", {"type": "string", "default": "now-1h"}),
-    "to": (f"Highest time of the ULID: {_TIME}. Without it, no bound.", {"type": "string"}),
+    "to": (
+        f"Highest time of the ULID: {_TIME}. No bound from now on.",
+        {"type": "string"},
+    ),
     "fqn": ("Only this pipeline.", {"type": "string"}),
     "run": ("Only runs of this id.", {"type": "string"}),
     "level": (

@@ -31,11 +31,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import Protocol
 
 import numpy as np
 
 from logstore import ulid as ulids
-from logstore.batch import RunKey, digest, has_record_meta, of_batch, ulid_of
+from logstore.batch import (
+    AHEAD,
+    MADE_AFTER_DELETION,
+    RunKey,
+    digest,
+    has_record_meta,
+    of_batch,
+    ulid_of,
+)
 from logstore.clock import Clock
 from logstore.errors import (
     BatchConflict,
@@ -53,7 +62,7 @@ from service.ingest.batch import (
     Submitted,
     attributes_digest,
 )
-from service.ingest.settings import DELETED_AHEAD_MS, IngestSettings
+from service.ingest.settings import IngestSettings
 from service.journal.connectors import Connector, LastBatch
 from service.journal.format import decode_attributes, flags_of
 from service.journal.journal import Journal
@@ -78,6 +87,18 @@ _SLOW_FROM = 0.6
 _SLOWEST_SECONDS = 2.0
 
 
+class Horizons(Protocol):
+    """The deletions that the node knows."""
+
+    def horizon(self, key: RunKey) -> int:
+        """ULIDs of the run at or below it do not exist; 0 if nothing was deleted."""
+        ...
+
+    def age_ms(self, key: RunKey, now_ms: int) -> int:
+        """How long ago the run's last deletion was."""
+        ...
+
+
 class Appender:
     """Accepts the batches of a node."""
 
@@ -90,7 +111,7 @@ class Appender:
         settings: IngestSettings,
         *,
         active: ActiveRuns,
-        horizon: Callable[[RunKey], int],
+        deletions: Horizons,
         confirmed_through: Callable[[int], Awaitable[None]],
     ) -> None:
         self._journal = journal
@@ -99,7 +120,8 @@ class Appender:
         self._sleep = clock.sleep
         self._minter = minter
         self._settings = settings
-        self._horizon = horizon
+        self._deletions = deletions
+        self._horizon = deletions.horizon
         self._confirmed_through = confirmed_through
         self.active = active
         self.batches = 0
@@ -121,7 +143,7 @@ class Appender:
         ):
             return None
         run = self.active.get(batch.key)
-        ulid = self._minter.mint(self._floor(batch, run))
+        ulid = self._mint(batch, run)
         _, done = self._write(batch, ulid, digest(batch.text))
         last = ulid + batch.records - 1
         if last > run.last:
@@ -146,7 +168,7 @@ class Appender:
             if sent is not None:
                 return await self._again(batch, *sent)
             run = self.active.get(batch.key)
-            ulid = self._minter.mint(self._floor(batch, run))
+            ulid = self._mint(batch, run)
         else:
             known = await self._known(batch, chosen, checksum)
             if known is not None:
@@ -188,7 +210,9 @@ class Appender:
         # With a full journal the connector is not remembered: its retries are stored twice.
         with suppress(JournalFull):
             await self._journal.record_open(key, connector)
-        return self._minter.mint(max(self.active.last_ulid(key), self._horizon(key)))
+        run = self.active.get(key)
+        run.last = self._minter.mint(run.last, deleted=self._horizon(key))
+        return run.last
 
     def _gen1(self, batch: IncomingBatch) -> Connector | None:
         """What is known of the sender, if it is a client that sends again without an id."""
@@ -223,7 +247,18 @@ class Appender:
             connector=batch.connector,
             meta=batch.meta,
             fast=batch.durability == "fast",
+            flags=self._flags(batch.key, ulid),
         )
+
+    def _flags(self, key: RunKey, ulid: int) -> int:
+        """What the journal notes of an id that is ahead of the clock."""
+        time_ms, now_ms = ulids.time_ms(ulid), self._now_ms()
+        if time_ms <= now_ms or ulid <= self._minter.last:
+            return 0
+        after = time_ms == ulids.time_ms(self._horizon(key)) + 1
+        # Of any other id in this millisecond, the bits say nothing.
+        made_now = after and abs(ulids.made_ms(ulid) - now_ms) <= 2 * MOST_MS
+        return AHEAD | MADE_AFTER_DELETION if made_now else AHEAD
 
     async def _slow_down(self) -> None:
         excess = (self._journal.fullness - _SLOW_FROM) / (1 - _SLOW_FROM)
@@ -236,11 +271,13 @@ class Appender:
 
         As far as those of clients, or what a deletion goes beyond; and clocks may be apart.
         """
-        most = max(self._settings.max_future_seconds * 1000, DELETED_AHEAD_MS)
-        return most + 2 * MOST_MS
+        return self._settings.deleted_ahead_ms + 2 * MOST_MS
+
+    def _mint(self, batch: IncomingBatch, run: ActiveRun) -> int:
+        return self._minter.mint(self._floor(batch, run), deleted=self._horizon(batch.key))
 
     def _floor(self, batch: IncomingBatch, run: ActiveRun) -> int:
-        """The ULID above which an id is minted: the run's last, the client's echo, a deletion."""
+        """The ULID of its run above which an id is minted: the run's last, the client's echo."""
         floor = run.last
         if batch.above > floor:
             ahead_ms = ulids.time_ms(batch.above) - self._now_ms()
@@ -248,8 +285,7 @@ class Appender:
                 self.echoes_ignored += 1
             else:
                 floor = batch.above
-        deleted = self._horizon(batch.key)
-        return max(floor, deleted)
+        return floor
 
     async def _known(self, batch: IncomingBatch, ulid: int, checksum: int) -> KnownBatch | None:
         """The batch if it is known already. Raises the error that refuses it.
@@ -268,14 +304,25 @@ class Appender:
             if not _alike(known.attributes, _attributes(batch)):
                 raise BatchConflict(f"batch {ulids.encode(ulid)} is known with other attributes")
             return known
-        self._check_time(ulid)
+        self._check_time(batch.key, ulid)
         return None
 
     def _check_deleted(self, key: RunKey, ulid: int) -> None:
-        if ulid <= self._horizon(key):
-            raise RunDeleted(f"the run was deleted after batch {ulids.encode(ulid)}")
+        horizon = self._horizon(key)
+        if ulid > horizon:
+            return
+        now_ms = self._now_ms()
+        age_ms = self._deletions.age_ms(key, now_ms)
+        raise RunDeleted(
+            f"the run was deleted {age_ms} ms ago, with all batches up to {ulids.encode(horizon)};"
+            f" {ulids.encode(ulid)} is one of them",
+            deleted_through=horizon,
+            deleted_ms=now_ms - age_ms,
+            age_ms=age_ms,
+            next_batch=self._minter.mint(self.active.last_ulid(key), deleted=horizon),
+        )
 
-    def _check_time(self, ulid: int) -> None:
+    def _check_time(self, key: RunKey, ulid: int) -> None:
         if ulid & ulids.LINE_MASK:
             raise InvalidInput(
                 f"{ulids.encode(ulid)} is a line's id: the last five characters of a batch "
@@ -288,11 +335,17 @@ class Appender:
                 f"batch {ulids.encode(ulid)} is older than {self._settings.max_age_days} days",
                 field="Tailrace-Batch",
             )
-        if -age_ms > self._settings.max_future_seconds * 1000:
+        # A client that begins a deleted run again has no lower id.
+        latest_ms = max(self._settings.max_future_seconds * 1000, self._ahead_ms(key) + 1)
+        if -age_ms > latest_ms:
             raise BatchFromTheFuture(
                 f"batch {ulids.encode(ulid)} is {-age_ms // 1000} s ahead of this node's clock",
                 field="Tailrace-Batch",
             )
+
+    def _ahead_ms(self, key: RunKey) -> int:
+        """How far ahead the run's deletion is."""
+        return ulids.time_ms(self._horizon(key)) - self._now_ms()
 
     async def _look_up(self, key: RunKey, ulid: int) -> KnownBatch | None:
         """Searches the journal, then the run's chunks, then what arrived meanwhile.

@@ -8,8 +8,7 @@ from logstore.settings import Bytes, Section
 
 KIB, MIB = 1 << 10, 1 << 20
 
-DELETED_AHEAD_MS = 11 * 60_000
-"""A deletion that a node does not hear of is of all ids of this time: they may lie ahead so far."""
+_APART_MS = 60_000  # of two nodes' clocks
 
 
 class IngestSettings(Section):
@@ -51,3 +50,8 @@ class IngestSettings(Section):
         default=False,
         description="Begin the first line of a batch with `[connectorId] `, as OpenMetadata does",
     )
+
+    @property
+    def deleted_ahead_ms(self) -> int:
+        """How far ahead the ids lie that a node may have taken that does not answer a deletion."""
+        return self.max_future_seconds * 1000 + _APART_MS

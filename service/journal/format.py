@@ -49,8 +49,9 @@ Invariants:
 
 The bytes behind a batch entry's text are its metadata. Of structured records they are JSON
 columns: `[ends, ts, levels, attributes]`, as in `RecordMeta`. Where the lowest flag is set
-(`logstore.batch.CONSTANT_ATTRIBUTES`), they are a JSON object: the attributes of each line. Version
-1 has no flags; nothing else differs from version 2.
+(`logstore.batch.CONSTANT_ATTRIBUTES`), they are a JSON object: the attributes of each line. The
+flags `AHEAD` and `MADE_AFTER_DELETION` concern the ULID. Version 1 has no flags; nothing else
+differs from version 2.
 """
 
 from __future__ import annotations
@@ -195,6 +196,7 @@ def encode_batch(
     lines: int,
     digest: int,
     meta: bytes,
+    flags: int,
 ) -> tuple[bytes, int]:
     """The bytes before the text in the body of a batch entry, and the body's checksum.
 
@@ -204,7 +206,7 @@ def encode_batch(
     head = (
         BATCH_HEAD.pack(
             BATCH,
-            flags_of(meta),
+            flags,
             len(fqn),
             len(run),
             len(connector),

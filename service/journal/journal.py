@@ -195,8 +195,11 @@ class Journal:
         connector: str | None = None,
         meta: _Raw = b"",
         fast: bool = False,
+        flags: int = 0,
     ) -> tuple[int, asyncio.Future[None]]:
         """Appends a batch: its first position, and a future that is done when it is safe.
+
+        `flags` are those of the ULID; that of the metadata is added.
 
         Raises `JournalFull`, `JournalFailed`, `NodeNotReady`, `TooLarge`, `InvalidName`; the
         future raises the first two.
@@ -205,13 +208,15 @@ class Journal:
         names = self._names.get((key, connector)) or self._encode_names(key, connector)
         writer = self._writer
         pos = writer.next_pos
-        head, crc = wal.encode_batch(names, ulid, pos, text, records, lines, digest, meta)
+        flags |= wal.flags_of(meta)
+        head, crc = wal.encode_batch(names, ulid, pos, text, records, lines, digest, meta, flags)
         writer.next_pos = pos + records
         self.taken_bytes += len(text)
         done = self._loop.create_future()
         writer.submit(
             Appended(
-                head, crc, text, meta, key, connector, ulid, pos, records, lines, digest, fast, done
+                *(head, crc, text, meta, key, connector, ulid, pos, records, lines, digest, fast),
+                *(done, flags),
             )
         )
         return pos, done

@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from logstore import ulid as ulids
-from logstore.batch import RunKey
+from logstore.batch import AHEAD, RunKey
 from logstore.errors import Damaged
 from service.ingest.batch import KnownBatch
 from service.journal import format as wal
@@ -82,7 +82,8 @@ class Replay:
         )
         file.end_pos = batch.pos + batch.records
         if self.state is not None:
-            self.state.last_ulid = max(self.state.last_ulid, batch.ulid)
+            if not batch.flags & AHEAD:
+                self.state.last_ulid = max(self.state.last_ulid, batch.ulid)
             _sent(batch, self.state)
 
     def _change(self, kind: int, value: Mapping[str, Any], state: JournalState) -> None:

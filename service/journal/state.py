@@ -42,14 +42,16 @@ class DoneDeletions:
     def __len__(self) -> int:
         return len(self._known)
 
-    def add(self, fqn: str, run: str | None, t: int) -> None:
-        """Adds a deletion; of several of one run the highest T counts."""
+    def add(self, fqn: str, run: str | None, t: int) -> int:
+        """Adds a deletion; of several of one run the highest T counts.
+
+        Returns the T of a deletion that is left out for it, or that is not taken; else 0.
+        """
         if len(orjson.dumps([fqn, run])) > NAME_BYTES:
-            return
+            return t
         self._known[fqn, run] = max(self._known.get((fqn, run), 0), t)
         self._known.move_to_end((fqn, run))
-        if len(self._known) > self._most:
-            self._known.popitem(last=False)
+        return self._known.popitem(last=False)[1] if len(self._known) > self._most else 0
 
     def all(self) -> Mapping[tuple[str, str | None], int]:
         """(fqn, run or None) to T."""
@@ -131,11 +133,13 @@ class JournalState:
             del self.closes[key]
 
     def finish_deletion(self, fqn: str, run: str | None, t: int) -> None:
-        """Records that a deletion is done. Later starts mint ids above the deleted ones."""
+        """Records that a deletion is done.
+
+        Each run's later ids are above its deletion. One that is not remembered is below all ids.
+        """
         if (fqn, run) in self.tombstones and self.tombstones[fqn, run] <= t:
             del self.tombstones[fqn, run]
-        self.deleted.add(fqn, run, t)
-        self.last_ulid = max(self.last_ulid, t)
+        self.last_ulid = max(self.last_ulid, self.deleted.add(fqn, run, t))
 
     def reincarnate(self, node: str, base: int) -> None:
         """Becomes the state of another node, which has shipped nothing yet.

@@ -27,7 +27,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
-from logstore.batch import RunKey
+from logstore.batch import AHEAD, RunKey
 from logstore.errors import JournalFailed, JournalFull
 from logstore.filesystem import File
 from logstore.syncer import Syncer
@@ -56,6 +56,7 @@ class Appended(NamedTuple):
     digest: int
     fast: bool
     done: asyncio.Future[None]
+    flags: int = 0
 
 
 class Control(NamedTuple):
@@ -322,10 +323,10 @@ class GroupWriter:
             records=item.records,
             lines=item.lines,
             meta=len(item.meta),
-            flags=wal.flags_of(item.meta),
+            flags=item.flags,
         )
         self.written_pos = item.pos + item.records
-        if item.ulid > self._state.last_ulid:
+        if item.ulid > self._state.last_ulid and not item.flags & AHEAD:
             self._state.last_ulid = item.ulid
         if item.fast:
             if not item.done.done():

@@ -154,7 +154,7 @@ class Answers:
         fqn, run = _names(message)
         await self._node.all_synced()
         t = int(ulids.parse(message.head["t"]))
-        await self._node.run_logs.deleter.hear(fqn, run, t)
+        await self._node.run_logs.deleter.hear(fqn, run, t, message.head.get("age_ms"))
         tail = self._node.tail
         for key in [k for k in tail.watched if k.fqn == fqn and run in (None, k.run)]:
             tail.ended(key)

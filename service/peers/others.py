@@ -4,7 +4,7 @@
 | --- | --- | --- |
 | `runs` | `{"fqn"}`, null for all | `{"runs"}`: `[fqn, run, highest ULID]` with lines in no chunk |
 | `highest` | `{"fqn", "run"}`, `run` null for all runs of the pipeline | `{"highest"}`: a ULID |
-| `deleted` | `{"fqn", "run", "t"}` | nothing, once the deletion is in the node's journal |
+| `deleted` | `{"fqn", "run", "t", "age_ms"}` | nothing, once the deletion is in its journal |
 | `close` | `{"fqn", "run", "asker"}` | `{"state", "asking"}`: `closed`, `closing`, or `none` without lines of it; whether the node closes the run itself and asks others |
 | `ended` | `{"fqn", "run"}` | nothing |
 
@@ -52,6 +52,7 @@ class Others:
         self._peers = peers
         self._deletions = deletions
         self._current = current
+        self._clock = clock
         self._let_go = LetGo(store, clock)
         self._registrations = Registrations(store)
         self._close_seconds = close_seconds + _TOLD_SECONDS
@@ -100,7 +101,8 @@ class Others:
 
     async def deleted(self, fqn: str, run: str | None, t: int) -> Told:
         """Tells them of a deletion. Raises `Unavailable`."""
-        body = messages.encode({"fqn": fqn, "run": run, "t": ulids.encode(t)})
+        age_ms = self._deletions.age_of(fqn, run, t, self._clock.now_ms())
+        body = messages.encode({"fqn": fqn, "run": run, "t": ulids.encode(t), "age_ms": age_ms})
         gathered = await self._peers.everyone(body, "deleted", _TOLD_SECONDS, readers=True)
         return Told(tuple(sorted(gathered.silent)))
 

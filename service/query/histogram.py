@@ -17,7 +17,7 @@ from typing import Final
 
 from logstore import ulid
 from logstore.errors import InvalidInput
-from logstore.search.moments import parse_step
+from logstore.search.moments import parse_moment, parse_step
 from logstore.segments.schema import LEVELS
 from service.query.request import (
     SEARCH_PARAMETERS,
@@ -50,10 +50,14 @@ _ROUND_MS: Final[tuple[int, ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class HistogramRequest:
-    """Counts of `search` in buckets of `step_ms`, from `start_ms` to `end_ms`, inclusive."""
+    """Counts of `search` in buckets of `step_ms`, from `start_ms` to `end_ms`, inclusive.
+
+    Where `until_ms` is given, records above it count in the last bucket.
+    """
 
     search: QueryRequest
     step_ms: int
+    until_ms: int | None = None
 
     @property
     def start_ms(self) -> int:
@@ -63,7 +67,7 @@ class HistogramRequest:
     @property
     def end_ms(self) -> int:
         """The highest time."""
-        return ulid.time_ms(self.search.high)
+        return ulid.time_ms(self.search.high) if self.until_ms is None else self.until_ms
 
     @staticmethod
     def parse(
@@ -74,11 +78,12 @@ class HistogramRequest:
         With `from=0` the counts begin at the ULID `first`; without one there is one bucket.
         """
         search = HistogramRequest.parse_search(parameters, now_ms=now_ms)
+        until_ms = _until_ms(parameters, now_ms)
         if ulid.time_ms(search.low) == 0:
-            begin = ulid.time_ms(search.high if first is None else first)
+            begin = until_ms if first is None else min(ulid.time_ms(first), until_ms)
             search = replace(search, low=ulid.lowest_at(begin))
-        low, high = ulid.time_ms(search.low), ulid.time_ms(search.high)
-        return HistogramRequest(search, _step(parameters, high - low))
+        step = _step(parameters, until_ms - ulid.time_ms(search.low))
+        return HistogramRequest(search, step, until_ms)
 
     @staticmethod
     def parse_search(parameters: Mapping[str, str], *, now_ms: int) -> QueryRequest:
@@ -86,7 +91,7 @@ class HistogramRequest:
         refuse_unknown(parameters, PARAMETERS)
         asked = {name: parameters[name] for name in SEARCH_PARAMETERS if name in parameters}
         search = QueryRequest.parse(asked | {"to": asked.get("to") or "now"}, now_ms=now_ms)
-        if ulid.time_ms(search.high) > _LAST_MS:
+        if _until_ms(parameters, now_ms) > _LAST_MS:
             raise InvalidInput(
                 "to is after the year 9999", field="to", hint="Leave it out: then it is now."
             )
@@ -121,10 +126,15 @@ def histogram(search: Search, request: HistogramRequest) -> list[Bucket]:
     found: dict[int, Counter[str]] = {}
     for batch in search.totals(summary):
         for row in batch.to_pylist():
-            found.setdefault(row["bucket"], Counter())[row["level"]] += row["n"]
+            bucket = min(row["bucket"], request.end_ms // step)
+            found.setdefault(bucket, Counter())[row["level"]] += row["n"]
             search.matches += row["n"]
     numbers = range(request.start_ms // step, request.end_ms // step + 1)
     return [Bucket(n * step, dict(_in_order(found.get(n, Counter())))) for n in numbers]
+
+
+def _until_ms(parameters: Mapping[str, str], now_ms: int) -> int:
+    return parse_moment(parameters.get("to") or "now", now_ms=now_ms, field="to")
 
 
 def _in_order(counts: Counter[str]) -> Iterator[tuple[str | None, int]]:

@@ -121,13 +121,15 @@ def _bounds(parameters: Mapping[str, str], now_ms: int) -> tuple[int, int]:
     if not to:
         return ulid.lowest_at(start), _HIGHEST
     end = parse_moment(to, now_ms=now_ms, field="to")
+    # Ids may be ahead of the clock: what is there now is found by what goes up to now.
+    high = ulid.highest_at(end) if end < now_ms else _HIGHEST
     if end < start:
         raise InvalidInput(
             "from is after to",
             field="from",
             hint="from is the earlier end, also with order=desc. Without it, it is 1 h ago.",
         )
-    return ulid.lowest_at(start), ulid.highest_at(end)
+    return ulid.lowest_at(start), high
 
 
 def _condition(parameters: Mapping[str, str], now_ms: int) -> Condition | None:

@@ -2,9 +2,12 @@
 
     journal ──► T in memory ──► coordination/deleted ──► manifest (T) ──► objects are removed
 
-T is the highest of now, every known ULID of the run, and an earlier T. If the journal refuses a
-deletion, it did not happen. Once the journal has it, steps that fail are tried again until they
-succeed, also by the next start.
+T is at or above now, every known ULID of the run, and an earlier T. It says when the deletion was
+made (`logstore.runs.deletions`). If a node does not say what it knows, T covers the ids that it
+may have taken, which lie up to `deleted_ahead_ms` ahead. T moves no other run's ids.
+
+If the journal refuses a deletion, it did not happen. Once the journal has it, steps that fail are
+tried again until they succeed, also by the next start.
 
 Lines above T stay, also those that another node brings into the manifest meanwhile: nobody
 removes the objects that were written for them.
@@ -24,10 +27,9 @@ from logstore.clock import Clock
 from logstore.errors import NotFound, PreconditionFailed, TailraceError
 from logstore.names import decode
 from logstore.objects.store import ObjectStore
-from logstore.runs.deletions import Deletion
+from logstore.runs.deletions import Deletion, horizon_above
 from logstore.runs.manifest import Manifest, manifest_at
 from logstore.runs.manifests import Manifests
-from service.ingest.settings import DELETED_AHEAD_MS
 from service.runs.chunks import stored_directory
 from service.runs.deletion_news import DeletionNews
 from service.runs.deletions import Deletions
@@ -65,6 +67,7 @@ class Deleter:
         progress: FlushProgress,
         forget: Callable[[RunKey], None],
         others: OtherNodes,
+        deleted_ahead_ms: int,
     ) -> None:
         self._store = store
         self._manifests = manifests
@@ -83,6 +86,7 @@ class Deleter:
         self._progress = progress
         self._forget = forget
         self._others = others
+        self._deleted_ahead_ms = deleted_ahead_ms
         self.news = DeletionNews(others, clock, gone, tombstone_done)
         self._unfinished: list[tuple[str, str | None, int]] = []
         self._wake = asyncio.Event()
@@ -95,7 +99,7 @@ class Deleter:
             manifest = (await self._manifests.get(key)).manifest
             elsewhere = await self._highest_elsewhere(key.fqn, key.run)
             t = self._horizon([manifest, Manifest(key)], [elsewhere])
-            await self._begin(key.fqn, key.run, t, own=True)
+            await self._begin(key.fqn, key.run, t)
             try:
                 await self._record(key.fqn, key.run, t)
                 await self._remove_run(key, t)
@@ -114,7 +118,7 @@ class Deleter:
         t = self._horizon(
             [*manifests, *[Manifest(key) for key in hot]], [elsewhere, *foreign.values()]
         )
-        await self._begin(fqn, None, t, own=True)
+        await self._begin(fqn, None, t)
         try:
             await self._record(fqn, None, t)
             for manifest in manifests:
@@ -147,9 +151,11 @@ class Deleter:
             rows = batches.rows[np.isin(batches.rows["run"], ours)]
             return max(lowest_and_highest(rows)[1] | ulids.LINE_MASK, deleted)
 
-    async def hear(self, fqn: str, run: str | None, t: int) -> None:
-        """Takes note of a deletion at another node. Raises as the journal."""
-        await self._begin(fqn, run, t, own=False)
+    async def hear(self, fqn: str, run: str | None, t: int, age_ms: int | None) -> None:
+        """Takes note of a deletion at another node, so long ago. Raises as the journal."""
+        moment_ms = None if age_ms is None else self._clock.now_ms() - age_ms
+        await self._record_tombstone(fqn, run, t)
+        self._deletions.note(fqn, run, t, moment_ms=moment_ms)
         self._tombstone_done(fqn, run, t)
         if run is not None:
             self._forget(RunKey(fqn, run))
@@ -160,13 +166,14 @@ class Deleter:
             return 0
         highest, silent = await self._others.highest(fqn, run)
         if silent:
-            highest = max(highest, ulids.highest_at(self._clock.now_ms() + DELETED_AHEAD_MS))
+            highest = max(highest, ulids.lowest_at(self._clock.now_ms() + self._deleted_ahead_ms))
         return highest
 
-    async def _begin(self, fqn: str, run: str | None, t: int, *, own: bool) -> None:
+    async def _begin(self, fqn: str, run: str | None, t: int) -> None:
         """Records it in the journal first: nobody may see a deletion that the journal refuses."""
+        moment_ms = self._clock.now_ms()
         await self._record_tombstone(fqn, run, t)
-        self._deletions.note(fqn, run, t, own=own)
+        self._deletions.note(fqn, run, t, own=True, moment_ms=moment_ms)
 
     def resume(self, fqn: str, run: str | None, t: int) -> None:
         """Continues a deletion that the journal knows."""
@@ -304,7 +311,8 @@ class Deleter:
         Lines that are acknowledged from here to `note` came during the deletion. They are deleted
         if they are not above T, as if they had come before.
         """
-        known = [ulids.highest_at(self._clock.now_ms()), *born]
+        now_ms = self._clock.now_ms()
+        known = [ulids.lowest_at(now_ms), *born]
         with self._pin() as pin:
             for manifest in manifests:
                 key = manifest.key
@@ -312,7 +320,7 @@ class Deleter:
                 known += [manifest.generation, self._deletions.horizon(key), self._last_ulid(key)]
                 highest = lowest_and_highest(pin.batches(run=key).rows)[1]
                 known.append(highest | ulids.LINE_MASK if highest else 0)
-        return max(known)
+        return horizon_above(max(known), self._deletions.store_ms(now_ms))
 
     async def _record(self, fqn: str, run: str | None, t: int) -> None:
         version = self._manifests.fresh_id()

@@ -23,20 +23,33 @@ from logstore.batch import RunKey
 from logstore.checked import without_flip
 from logstore.errors import Damaged
 from logstore.objects.store import ObjectStore
-from logstore.runs.deletions import Deletion, StoredDeletions, decode_deletion, encode_deletion
+from logstore.runs.deletions import (
+    Deletion,
+    StoredDeletions,
+    decode_deletion,
+    encode_deletion,
+    moment_of,
+)
 from logstore.swap import Document, swap
-from service.ingest.settings import DELETED_AHEAD_MS
 from service.runs.pin import Pin
 from service.runs.selection import above
+from service.runtime.clock_skew import MOST_MS
 
 log = logging.getLogger(__name__)
 
+_UNSURE_MS = 3_000  # of two clocks that are compared by the seconds that a store sends
+
 
 class Deletions:
-    """Horizons: the highest ULID of a run, or of a pipeline's runs, that is deleted."""
+    """Horizons: the highest ULID of a run, or of a pipeline's runs, that is deleted.
 
-    def __init__(self, store: ObjectStore) -> None:
+    `ahead_ms` says how far this node's clock is ahead of the store's; None if it is the same clock.
+    """
+
+    def __init__(self, store: ObjectStore, *, ahead_ms: Callable[[], int] | None = None) -> None:
         self._store = store
+        self._ahead_ms = ahead_ms
+        self._moments: dict[tuple[str, str | None], tuple[int, int]] = {}
         self._runs: dict[RunKey, int] = {}
         self._pipelines: dict[str, int] = {}
         self._stored = StoredDeletions(damaged=_before_a_flip)
@@ -54,8 +67,46 @@ class Deletions:
         of_runs = [t for key, t in self._runs.items() if key.fqn == fqn]
         return max([self._pipelines.get(fqn, 0), *of_runs])
 
-    def note(self, fqn: str, run: str | None, t: int, *, own: bool = False) -> None:
-        """Raises a horizon at once, in memory; `own`: the deletion is made here."""
+    def age_ms(self, key: RunKey, now_ms: int) -> int:
+        """How long ago the run's last deletion was; not less than the truth."""
+        of_pipeline = self._pipelines.get(key.fqn, 0)
+        if of_pipeline == self.horizon(key):
+            return self.age_of(key.fqn, None, of_pipeline, now_ms)
+        return self.age_of(*key, self._runs[key], now_ms)
+
+    def age_of(self, fqn: str, run: str | None, t: int, now_ms: int) -> int:
+        """How long ago a deletion was; as `age_ms`."""
+        known_t, moment_ms = self._moments.get((fqn, run), (0, 0))
+        if known_t != t:
+            moment_ms = self._moment_of(t)
+        return max(now_ms - moment_ms, 0)
+
+    def store_ms(self, now_ms: int) -> int:
+        """The store's time at this node's time."""
+        return now_ms - (self._ahead_ms() if self._ahead_ms is not None else 0)
+
+    def _moment_of(self, t: int) -> int:
+        """When a deletion was, by this node's clock; rather too early than too late."""
+        moment_ms = moment_of(t)
+        if moment_ms is None:  # of an earlier version
+            return ulids.time_ms(t)
+        return moment_ms if self._ahead_ms is None else moment_ms + self._ahead_ms() - _UNSURE_MS
+
+    def note(
+        self,
+        fqn: str,
+        run: str | None,
+        t: int,
+        *,
+        own: bool = False,
+        moment_ms: int | None = None,
+    ) -> None:
+        """Raises a horizon at once, in memory; `own`: the deletion is made here.
+
+        `moment_ms` is when the deletion was, by this node's clock, for a caller that knows it.
+        """
+        if moment_ms is not None and t >= self._moments.get((fqn, run), (0, 0))[0]:
+            self._moments[fqn, run] = (t, moment_ms)
         if run is None:
             known = self._pipelines.get(fqn, 0)
             self._pipelines[fqn] = max(known, t)
@@ -138,9 +189,10 @@ class TakenBack:
 
         Their ids tell: those of the minutes by which its T is ahead of the deletion.
         """
-        if t != ulids.highest_at(ulids.time_ms(t)):
+        moment_ms = moment_of(t)
+        if moment_ms is None or ulids.time_ms(t) - moment_ms <= MOST_MS:
             return  # all nodes answered: what is deleted was known to the deletion
-        since = ulids.highest_at(ulids.time_ms(t) - DELETED_AHEAD_MS)
+        since = ulids.highest_at(moment_ms)
         with self._pin() as pin:
             batches = pin.batches() if run is None else pin.batches(run=RunKey(fqn, run))
             rows = batches.rows

@@ -45,6 +45,7 @@ from service.runs.sweep import Sweeper
 from service.runs.takeover import Takeover, gone
 from service.runs.trim import Trimmer
 from service.runs.unflushed import ActiveMarkers
+from service.runtime.clock_skew import ClockSkew
 from service.runtime.threads import Offload
 from service.settings import Settings
 
@@ -85,7 +86,9 @@ def open_run_logs(
     runs, prefix, journal = settings.runs, settings.runs.prefix, around.journal
     events, locks, progress = RunEvents(), RunLocks(), FlushProgress(Pending(_rules(runs)))
     manifests, chunks = Manifests(store, clock, entropy), Chunks(store, prefix)
-    deletions, backlog = Deletions(store), Backlog(store, node, around.offload)
+    skew = None if around.newest_date is None else ClockSkew(around.newest_date)
+    deletions = Deletions(store, ahead_ms=None if skew is None else lambda: skew.ahead_ms)
+    backlog = Backlog(store, node, around.offload)
     others = around.others(deletions)
     writer, trimmer = ChunkWriter(store, chunks, around.offload), Trimmer(store, manifests, chunks)
     upstream = Upstream(store, prefix)
@@ -222,6 +225,7 @@ def open_run_logs(
         progress=progress,
         forget=events.deleted,
         others=others,
+        deleted_ahead_ms=settings.ingest.deleted_ahead_ms,
     )
     sweeper = Sweeper(
         store,

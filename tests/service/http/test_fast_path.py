@@ -230,11 +230,11 @@ async def test_an_id_given_here_is_above_what_the_client_echoes(
 
 
 async def test_an_id_given_here_is_above_a_deletion(served: Served, node: JournalNode) -> None:
-    node.gated.deleted[KEY] = at(5 * MINUTE)
+    node.gated.deletions.note(*KEY, at(5 * MINUTE))
     async with wire(served) as connection:
         receipt = await connection.stored(b"a\n")
     assert node.taken == 1
-    assert ulids.decode(receipt["batch"]) > node.gated.deleted[KEY]
+    assert ulids.decode(receipt["batch"]) > node.gated.deletions.horizon(KEY)
 
 
 async def test_an_id_given_here_is_above_the_runs_last_and_remembered(

@@ -15,8 +15,10 @@ from service.ingest.batch import Durability, IncomingBatch
 from service.ingest.settings import IngestSettings
 from service.journal.journal import Journal
 from service.journal.settings import JournalSettings
+from service.runs.deletions import Deletions
 from service.runs.settings import RunSettings
 from tests.service.journal.rig import RUN, START_MS, Rig, held, journal_settings
+from tests.simulation.backing import open_store
 from tests.simulation.powercut import PowerCutFileSystem
 
 SETTINGS = journal_settings(fast_sync_seconds=3600)
@@ -78,7 +80,7 @@ class GatedAppender:
         self.syncer = GatedSyncer()
         self.rig = Rig(fs=self.fs, syncer=self.syncer, settings=settings)
         self.stored = FakeStored()
-        self.deleted: dict[RunKey, int] = {}
+        self.deletions = Deletions(open_store(self.fs, self.rig.clock, self.rig.dice))
         self.confirmed: list[int] = []
         self.journal: Journal
         self.appender: Appender
@@ -94,7 +96,7 @@ class GatedAppender:
             ulids.Minter(self.rig.clock, self.rig.dice, last=self.journal.state.last_ulid),
             IngestSettings(),
             active=ActiveRuns(self.active_runs),
-            horizon=lambda key: self.deleted.get(key, 0),
+            deletions=self.deletions,
             confirmed_through=self._confirm,
         )
 

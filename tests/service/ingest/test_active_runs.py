@@ -26,7 +26,7 @@ def bounded(gated: GatedAppender) -> Appender:
         ulids.Minter(gated.rig.clock, gated.rig.dice),
         IngestSettings(),
         active=ActiveRuns(LIMIT),
-        horizon=lambda key: gated.deleted.get(key, 0),
+        deletions=gated.deletions,
         confirmed_through=lambda _: asyncio.sleep(0),
     )
 

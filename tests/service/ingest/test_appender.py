@@ -49,8 +49,8 @@ async def test_a_minted_id_rises_above_echo_run_and_deletion() -> None:
     await gated.appender.append(batch(ulid=client, key=other))
     assert (await gated.appender.append(batch(key=other))).ulid > client
     third = RunKey("third", "run")
-    gated.deleted[third] = at(11 * MINUTE)
-    assert (await gated.appender.append(batch(key=third))).ulid > gated.deleted[third]
+    gated.deletions.note(*third, at(11 * MINUTE))
+    assert (await gated.appender.append(batch(key=third))).ulid > gated.deletions.horizon(third)
     assert gated.appender.echoes_ignored == 0
     await gated.journal.close()
 
@@ -180,7 +180,7 @@ async def test_a_store_that_is_away_stops_no_append() -> None:
 async def test_ids_at_or_below_a_deletion_are_refused() -> None:
     gated = GatedAppender()
     await gated.appender.append(batch(ulid=at()))
-    gated.deleted[RUN] = at(1)
+    gated.deletions.note(*RUN, at(1))
     for ulid in (at(), at(1)):
         with pytest.raises(RunDeleted):
             await gated.appender.append(batch(ulid=ulid))
@@ -354,8 +354,8 @@ async def test_ids_of_the_quick_way_rise_above_echo_run_and_deletion() -> None:
     await gated.appender.append(batch(ulid=client, key=other))
     assert await submitted(gated, batch(key=other)) > client + 1
     third = RunKey("third", "run")
-    gated.deleted[third] = at(11 * MINUTE)
-    assert await submitted(gated, batch(key=third)) > gated.deleted[third]
+    gated.deletions.note(*third, at(11 * MINUTE))
+    assert await submitted(gated, batch(key=third)) > gated.deletions.horizon(third)
     assert gated.appender.echoes_ignored == 0
     await submitted(gated, batch(above=at(30 * MINUTE), key=RunKey("fourth", "run")))
     assert gated.appender.echoes_ignored == 1

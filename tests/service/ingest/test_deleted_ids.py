@@ -148,7 +148,7 @@ def test_lines_that_come_while_it_is_recorded_go_with_it_or_stay_whole() -> None
 
 
 def replace_id(batch: IncomingBatch, number: int) -> IncomingBatch:
-    """Another batch, with the id after it."""
+    """Another batch, with the id of a later millisecond."""
     assert batch.ulid is not None
-    ulid = batch.ulid + ((number + 1) << ulids.LINE_BITS)
+    ulid = batch.ulid + ((number + 1) << ulids.RANDOM_BITS)
     return IncomingBatch(batch.key, b"%d\n" % number * 3, 3, 3, ulid)

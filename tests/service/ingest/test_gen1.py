@@ -155,7 +155,7 @@ async def test_a_batch_under_an_id_is_the_last_one_too() -> None:
 async def test_after_a_deletion_it_is_a_new_batch() -> None:
     gated, echo = await opened()
     first = await send(gated, above=echo)
-    gated.deleted[RUN] = first.last
+    gated.deletions.note(*RUN, first.last)
     again = await send(gated, above=echo)
     assert not again.duplicate
     assert again.ulid > first.last

@@ -241,7 +241,7 @@ async def test_a_run_deleted_while_the_store_was_asked_takes_no_deleted_id() -> 
     gated.stored.gate = asyncio.Event()
     late = asyncio.create_task(gated.appender.append(batch(ulid=at())))
     await turns()
-    gated.deleted[batch().key] = at(1)
+    gated.deletions.note(*batch().key, at(1))
     gated.stored.gate.set()
     with pytest.raises(RunDeleted):
         await late

@@ -116,8 +116,14 @@ def test_without_parameters_the_last_hour_newest_first() -> None:
 
 
 def test_both_ends_are_inclusive() -> None:
-    asked = parse(start="1795255200000", to="1795255200000")
-    assert (asked.low, asked.high) == (ulid.lowest_at(NOW), ulid.highest_at(NOW))
+    asked = parse(start="1795255199999", to="1795255199999")
+    assert (asked.low, asked.high) == (ulid.lowest_at(NOW - 1), ulid.highest_at(NOW - 1))
+
+
+def test_what_goes_up_to_now_has_ids_that_are_ahead_of_the_clock_too() -> None:
+    for to in ("now", "1795255200000", "now+1s", None):
+        assert parse(to=to).high == QueryRequest().high
+    assert parse(to="now-1ms").high == ulid.highest_at(NOW - 1)
 
 
 def test_all_parameters() -> None:
