@@ -83,6 +83,10 @@ class Prepared:
     facts: FileFacts
     fqn: str
     run: str
+    read_ms: int = 0
+    """When its bytes were read, by `system.steady_ms` of the client; 0: not known."""
+    given: bool = False
+    """The service gave its id, after a deletion."""
 
 
 @dataclass(frozen=True, slots=True)

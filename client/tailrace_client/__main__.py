@@ -25,7 +25,7 @@ from tailrace_client.errors import InvalidRequest
 from tailrace_client.ids import BatchIds
 from tailrace_client.sender import Sender
 from tailrace_client.service import Service
-from tailrace_client.spool import Queue, has_work, queues, read_target
+from tailrace_client.spool import Queue, has_work, queues, read_target, set_aside_in
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
@@ -59,7 +59,7 @@ def _send(spool: str, url: Optional[str], seconds: float) -> int:
     by_url: Dict[str, List[str]] = {}
     status = 0
     for path in queues(os.path.abspath(spool)):
-        if not has_work(path):
+        if not has_work(path) and not set_aside_in(path):
             continue
         try:
             by_url.setdefault(read_target(path).url, []).append(path)
@@ -92,7 +92,7 @@ class _Sending:
     def deliver(self, path: str) -> int:
         """0, or 1 if something is left."""
         try:
-            queue = Queue.take_over(path)
+            queue = Queue.take_over(path, refused=True)
         except (OSError, ValueError) as error:
             _say(str(error))
             return 1

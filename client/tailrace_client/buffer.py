@@ -89,7 +89,7 @@ class Buffer:
     ) -> None:
         self.queue: Optional[Queue] = None
         self.sending: Optional[str] = None
-        """The batch that a request may be about: it is not dropped."""
+        """The origin of the batch that a request may be about: it is not dropped."""
         self.written = 0
         self.on_work: Callable[[], None] = lambda: None
         """Called when there is something to write or to send."""
@@ -193,7 +193,7 @@ class Buffer:
             if queue is not None:
                 queue.seal()
                 for batch in queue.sealed():
-                    if batch.id != self.sending:
+                    if queue.origin(batch.id) != self.sending:
                         queue.remove(batch.id)
                         self._drop_batch(batch)
                         return True
@@ -318,8 +318,8 @@ class Buffer:
                 batches = queue.sealed()
             if not batches:
                 return None, float("inf")
-            self.sending = batches[0].id
-            self._notes.pop(self.sending, None)
+            self.sending = queue.origin(batches[0].id)
+            self._notes.pop(batches[0].id, None)
         self.sync()
         return batches[0], 0.0
 

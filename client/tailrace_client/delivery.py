@@ -27,13 +27,23 @@ from tailrace_client.buffer import Buffer, Options
 from tailrace_client.ids import BatchIds
 from tailrace_client.sender import Sender
 from tailrace_client.service import Service
-from tailrace_client.spool import Batch, Closing, Queue, Target, has_work, queues, read_target
+from tailrace_client.spool import (
+    Batch,
+    Closing,
+    Queue,
+    Target,
+    has_work,
+    queues,
+    read_target,
+    set_aside_in,
+)
 
 _IDLE_SECONDS = 1.0
 _ADOPT_SECONDS = 2.0
 _LOOK_SECONDS = 0.01
 _STOPPED_SECONDS = 0.05
 _HURRIED_SECONDS = 0.5
+_REFUSED_SECONDS = 3600.0
 
 
 class Stats(NamedTuple):
@@ -102,7 +112,7 @@ class Delivery:
         self._done = threading.Event()
         self._until: Optional[float] = None
         self._closing: Optional[Closing] = None
-        self._adopted_at = float("-inf")
+        self._adopted_at = self._refused_at = float("-inf")
         self._working = threading.Lock()
         self._adopted: Optional[Queue] = None
         self._hurried = False
@@ -323,20 +333,34 @@ class Delivery:
         if not own and now - self._adopted_at < _ADOPT_SECONDS:
             return True
         self._adopted_at = now
+        refused = now - self._refused_at >= _REFUSED_SECONDS
+        if refused:
+            self._refused_at = now
+            self._say_set_aside()
         for path in queues(self.spool):
-            if not has_work(path):
+            if not has_work(path) and not (refused and set_aside_in(path)):
                 continue
             try:
                 target = read_target(path)
                 if target.url != self.target.url or (own and target[:3] != self.target[:3]):
                     continue
-                queue = Queue.take_over(path)
+                queue = Queue.take_over(path, refused=refused)
             except (OSError, ValueError) as error:
                 self._say(f"a queue of the spool cannot be read: {error}")
                 continue
             if queue is not None and not self._deliver_all(queue):
                 return False
         return True
+
+    def _say_set_aside(self) -> None:
+        """Says what the service refused, also in programs before this one."""
+        found = [path for queue in queues(self.spool) for path in set_aside_in(queue)]
+        if found:
+            batches = "1 batch" if len(found) == 1 else f"{len(found)} batches"
+            self._say(
+                f"ALARM: {batches} that the service refused or that are damaged are in the spool,"
+                f" such as {found[0]}: refused ones are sent again by each start and once an hour"
+            )
 
     def _deliver_all(self, queue: Queue) -> bool:
         self._adopted = queue

@@ -6,7 +6,7 @@
     │   └── BatchFromTheFuture  correct the machine's clock, or let the service choose the id
     ├── BatchTooOld         look whether the batch is there, else send it under a new id
     ├── BatchConflict       the id was used for other bytes: send these under a new id
-    ├── RunDeleted          the run was deleted after this batch was made: drop it
+    ├── RunDeleted          drop what is from before the deletion, send the rest as `next_batch`
     ├── NotAuthorized       correct the token
     ├── NotFound            correct the name, or the address
     ├── Redirected          use the address that the message names
@@ -20,6 +20,8 @@ from __future__ import annotations
 import json
 from typing import Any, Mapping, Optional
 
+from tailrace_client.ids import is_batch_id
+
 _TEXT = 500
 
 
@@ -29,7 +31,8 @@ class TailraceError(Exception):
     `status` is the HTTP status (0: no answer), `type` the problem's type (see the service's
     docs/errors.md), `hint` what to do, `request_id` what the service's log calls the request.
     `batch` is the id of the batch that was being sent, if one was. `service_ms` is the service's
-    time in milliseconds since 1970, if it said it.
+    time in milliseconds since 1970, if it said it. `sent_ms` is when the refused request was sent,
+    by `system.steady_ms`.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class TailraceError(Exception):
         self.retry_after = retry_after
         self.batch: Optional[str] = None
         self.service_ms: Optional[int] = None
+        self.sent_ms: Optional[int] = None
 
 
 class InvalidRequest(TailraceError):
@@ -74,7 +78,23 @@ class BatchConflict(TailraceError):
 
 
 class RunDeleted(TailraceError):
-    """The run was deleted, and the batch is from before that."""
+    """The run was deleted, and the batch's id belongs to what is deleted.
+
+    Its lines may have been logged after the deletion: ids are deleted up to one that may be
+    minutes ahead. Those lines are to be sent under `next_batch`. A service of an earlier version
+    says neither that id nor the moment.
+    """
+
+    next_batch: Optional[str] = None
+    deleted_through: Optional[str] = None
+    deleted_ms_ago: Optional[int] = None
+
+    @property
+    def moment_ms(self) -> Optional[int]:
+        """When the run was deleted, by `system.steady_ms`; not later than the truth."""
+        if self.sent_ms is None or self.deleted_ms_ago is None:
+            return None
+        return self.sent_ms - self.deleted_ms_ago
 
 
 class NotAuthorized(TailraceError):
@@ -133,7 +153,7 @@ def from_answer(
     cls = _BY_TYPE.get(kind) or _BY_STATUS.get(status)
     if cls is None:
         cls = Unavailable if status >= 500 else InvalidRequest
-    return cls(
+    error = cls(
         message,
         status=status,
         type=kind,
@@ -141,6 +161,16 @@ def from_answer(
         request_id=str(problem.get("request_id") or "")[:_TEXT],
         retry_after=retry_after,
     )
+    if isinstance(error, RunDeleted):
+        _add_deletion(error, problem)
+    return error
+
+
+def _add_deletion(error: RunDeleted, problem: Mapping[str, Any]) -> None:
+    ago, following = problem.get("deleted_ms_ago"), problem.get("next_batch")
+    if isinstance(ago, int) and isinstance(following, str) and is_batch_id(following):
+        error.deleted_ms_ago, error.next_batch = ago, following
+        error.deleted_through = str(problem.get("deleted_through"))
 
 
 def _problem(body: bytes) -> Mapping[str, Any]:

@@ -17,6 +17,7 @@ _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _LINE_BITS = 25
 _RANDOM_BITS = 80
 _STEP_BITS = 40
+_SMALL_STEP_BITS = 20
 _CHARACTERS = 26
 _WRONG_MS = 60_000
 
@@ -42,6 +43,12 @@ def is_batch_id(text: str) -> bool:
         return decode(text) & ((1 << _LINE_BITS) - 1) == 0
     except ValueError:
         return False
+
+
+def id_after(text: str) -> str:
+    """A batch id a small step above this one."""
+    step = (system.random_bits(_SMALL_STEP_BITS) + 1) << _LINE_BITS
+    return encode((decode(text) >> _LINE_BITS << _LINE_BITS) + step)
 
 
 class BatchIds:

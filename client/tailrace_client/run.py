@@ -27,7 +27,7 @@ from typing import (
 )
 
 from tailrace_client import system
-from tailrace_client.errors import InvalidRequest, TailraceError, Unavailable
+from tailrace_client.errors import InvalidRequest, RunDeleted, TailraceError, Unavailable
 from tailrace_client.ids import BatchIds, is_batch_id
 from tailrace_client.reading import Page, Record, follow, read_page
 from tailrace_client.records import attributes_header, encode_records, records_of
@@ -135,7 +135,8 @@ class Run:
         Records are objects with `message` and, if wanted, `ts`, `level` and `attributes`. With text
         or lines, `attributes` are of each line. Returns None if there is nothing to send. Raises
         `TailraceError`, whose `batch` is the id: after `Unavailable` the same content may be sent
-        again with `batch=error.batch`.
+        again with `batch=error.batch`. If the run was deleted before the call, the batch begins it
+        again. `RunDeleted` means that the deletion came later, or that `batch` was given.
         """
         body, kind = _body(text, lines, records)
         shared = _shared(attributes, kind)
@@ -144,18 +145,26 @@ class Run:
         if batch is not None and not is_batch_id(batch):
             raise InvalidRequest(f"{batch!r} is no batch id", hint="Use one that an error gave.")
         chosen = self.durability if durability is None else check_durability(durability)
-        used = batch or self._ids.mint()
+        began_ms, used = system.steady_ms(), batch or self._ids.mint()
 
         def post() -> Optional[Receipt]:
             return receipt_of(
                 post_batch(self.service, self._path, body, kind, used, chosen, shared)
             )
 
-        try:
-            return self._retried(post)
-        except TailraceError as error:
-            error.batch = used
-            raise
+        while True:
+            try:
+                return self._retried(post)
+            except RunDeleted as error:  # noqa: PERF203
+                error.batch = used
+                moment_ms = error.moment_ms
+                # Lines of a batch that the caller names may be from any time.
+                if batch or moment_ms is None or moment_ms > began_ms:
+                    raise
+                used = error.next_batch or used
+            except TailraceError as error:
+                error.batch = used
+                raise
 
     def close(self, outcome: Optional[str] = None) -> str:
         """Closes the run, after it said how the run ended, if `outcome` is given.

@@ -8,13 +8,14 @@ What the service answers, and what becomes of the batch:
 | no answer, 429, 5xx | sent again under the same id, after a pause of at least `Retry-After` |
 | 401, 403, 404, a redirect | the same, and said: the token or the address is wrong |
 | `batch-too-old`, `batch-from-the-future` | looked for in the run; if it is not there, a new id |
-| `run-deleted` | dropped and counted |
+| `run-deleted` | records from before the deletion are dropped and counted, others get a new id |
+| `batch-from-the-future` to that id | sent again later: the node knows of no deletion yet |
 | `batch-conflict`, any other refusal | kept aside in the spool, said, and counted |
 """
 
 from __future__ import annotations
 
-from typing import Callable, ContextManager, TypeVar
+from typing import Callable, ContextManager, Optional, Tuple, TypeVar
 
 from tailrace_client import errors
 from tailrace_client.errors import TailraceError, Unavailable
@@ -97,7 +98,7 @@ class Sender:
         return True
 
     def _deliver(self, queue: Queue, batch: Batch, content: Content) -> None:
-        target, name, renamed = queue.target, batch.id, 0
+        target, name, records, renamed = queue.target, batch.id, batch.records, False
         path = run_path(target.fqn, target.run)
 
         def post() -> bool:
@@ -107,23 +108,41 @@ class Sender:
             try:
                 duplicate = self._retried(post)
             except _OTHER_ID as error:
-                if renamed and not self._later(error):
-                    raise _GaveUp from None
-                if not self._retried(lambda: has_batch(self._service, path, name)):  # noqa: B023
-                    name = self._renamed(queue, name, error)
-                    renamed += 1
+                other = self._under_other_id(queue, name, error, wait=renamed or content.given)
+                if other is not None:
+                    name, renamed = other, True
                     continue
                 duplicate = True
-            except errors.RunDeleted:
-                self.counts.deleted += batch.records
-                with self._lock():
-                    queue.remove(name)
-                return
+            except errors.RunDeleted as error:
+                name, records = self._send_anew(queue, name, records, error)
+                if not name:
+                    return
+                content = queue.read(name)
+                continue
             except TailraceError as error:
-                self._keep_aside(queue, name, batch.records, error)
+                self._keep_aside(queue, name, records, error)
                 return
-            self._acknowledged(queue, name, batch.records, duplicate, content.damaged)
+            self._acknowledged(queue, name, records, duplicate, content.damaged)
             return
+
+    def _send_anew(
+        self, queue: Queue, batch: str, records: int, error: errors.RunDeleted
+    ) -> Tuple[str, int]:
+        """The id and the number of what was written after the deletion; empty if nothing was."""
+        if error.service_ms is not None:
+            self._ids.correct(error.service_ms)
+        moment_ms, name, dropped = error.moment_ms, "", records
+        with self._lock():
+            if moment_ms is None or error.next_batch is None:
+                queue.remove(batch)
+            else:
+                name, dropped = queue.send_anew(batch, error.next_batch, moment_ms)
+        self.counts.deleted += dropped
+        if dropped:
+            fqn, run = queue.target.fqn, queue.target.run
+            when = "from before that" if moment_ms is not None else "with ids from before that"
+            self._say(f"run {fqn}/{run} was deleted: {dropped} records {when} are dropped")
+        return name, records - dropped
 
     def _retried(self, call: Callable[[], _Result]) -> _Result:
         """What `call` returns, once it does. Raises `_GaveUp`, and what is not tried again."""
@@ -146,7 +165,17 @@ class Sender:
         receipt = receipt_of(answer)
         return receipt is not None and receipt.duplicate
 
-    def _renamed(self, queue: Queue, batch: str, error: TailraceError) -> str:
+    def _under_other_id(
+        self, queue: Queue, batch: str, error: TailraceError, *, wait: bool
+    ) -> Optional[str]:
+        """The id to be tried next; None if the run has the batch."""
+        if wait and not self._later(error):
+            raise _GaveUp from None
+        if queue.read(batch).given and isinstance(error, errors.BatchFromTheFuture):
+            return batch
+        path = run_path(queue.target.fqn, queue.target.run)
+        if self._retried(lambda: has_batch(self._service, path, batch)):
+            return None
         if error.service_ms is not None:
             self._ids.correct(error.service_ms)
         with self._lock():

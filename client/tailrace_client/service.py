@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Deque, Iterator, Mapping, NamedTuple, Optional, Tuple
 from urllib.parse import quote, urlsplit
 
+from tailrace_client import system
 from tailrace_client.errors import InvalidRequest, Redirected, Unavailable, from_answer
 from tailrace_client.retry import parse_http_date, parse_retry_after
 
@@ -97,7 +98,7 @@ class Service:
             sent["Content-Encoding"] = "gzip"
         connection, used = self._connection(timeout_seconds)
         try:
-            response = self._begin(connection, used, method, path, body, sent)
+            response, sent_ms = self._begin(connection, used, method, path, body, sent)
             answer = _whole(response)
         except _LOST as error:
             connection.close()
@@ -109,7 +110,7 @@ class Service:
             connection.close()
         else:
             self._idle.append(connection)
-        self._check(response, answer)
+        self._check(response, answer, sent_ms)
         return Answer(response.status, dict(_lower(response)), answer)
 
     @contextmanager
@@ -120,9 +121,10 @@ class Service:
         connection = self._open(timeout_seconds)
         try:
             try:
-                response = self._begin(connection, False, "GET", path, None, self._headers(headers))
+                headers = self._headers(headers)
+                response, sent_ms = self._begin(connection, False, "GET", path, None, headers)
                 if response.status != 200:
-                    self._check(response, _whole(response))
+                    self._check(response, _whole(response), sent_ms)
                     raise InvalidRequest(f"{self.url} answered {response.status} to a stream")
                 yield response
             except _LOST as error:
@@ -180,17 +182,20 @@ class Service:
         path: str,
         body: Optional[bytes],
         headers: Mapping[str, str],
-    ) -> http.client.HTTPResponse:
+    ) -> Tuple[http.client.HTTPResponse, int]:
+        """The head of the answer, and when the request that it answers was sent."""
+        sent_ms = system.steady_ms()
         try:
             connection.request(method, self._path + path, body, dict(headers))
-            return connection.getresponse()
+            return connection.getresponse(), sent_ms
         except _LOST:
             connection.close()
             if not used:
                 raise
         # The service may close a connection that was idle; every request may be repeated.
+        sent_ms = system.steady_ms()
         connection.request(method, self._path + path, body, dict(headers))
-        return connection.getresponse()
+        return connection.getresponse(), sent_ms
 
     def _headers(self, more: Optional[Mapping[str, str]]) -> dict[str, str]:
         headers = {"User-Agent": "tailrace-client", **(more or {})}
@@ -198,7 +203,7 @@ class Service:
             headers["Authorization"] = f"Bearer {self._token}"
         return headers
 
-    def _check(self, response: http.client.HTTPResponse, body: bytes) -> None:
+    def _check(self, response: http.client.HTTPResponse, body: bytes, sent_ms: int) -> None:
         status = response.status
         if 200 <= status < 300:
             return
@@ -217,6 +222,7 @@ class Service:
             where=self.url,
         )
         error.service_ms = parse_http_date(response.getheader("Date"))
+        error.sent_ms = sent_ms
         raise error
 
     def _no_answer(self, error: Exception) -> Unavailable:

@@ -7,17 +7,27 @@ A spool is a folder. Each process that uses it has a folder in it, a queue, for 
         lock                  locked (flock) as long as the owner lives
         target.json           {"version": 1, "url", "fqn", "run", "durability"}
         01M8…00000.batch      a batch: the file's name is the batch's id
-        01M8…00000.conflict   a batch that the service refused, kept for people; also
-                              .refused (another reason) and .damaged (bytes that are not intact)
+        01M8…00000.refused    a batch that the service refused: it is sent again by the next
+                              program, and once an hour
+        01M8…00000.conflict   a batch whose id the service has with other bytes, kept for people;
+                              also .damaged (bytes that are not intact)
         close.json            {"outcome": …}: close the run when all batches are delivered
 
-    batch file = "TRBATCH1", then entries: length (4 bytes, little endian), CRC-32 of length
-                 and payload (4 bytes), payload (records as ndjson)
+    batch file = "TRBATCH2", the ULID under which the batch was made (16 bytes, big endian), 1 if
+                 its present id was given by the service after a deletion, else 0 (1 byte), CRC-32
+                 of all this (4 bytes, big endian), then entries: length (4 bytes, little
+                 endian), CRC-32 of length, time and payload (4 bytes), time of writing
+                 in ms (8 bytes), payload (records as ndjson)
+
+    version 1  = "TRBATCH1", then entries without the time; their CRC-32 is of length and payload
 
 Invariants:
 - The id of a batch is on disk before its first byte. A file that was sent is never written to
   again, and is synced before it is sent: whoever sends it again sends the same bytes.
 - A file is removed once the service has acknowledged it, or the batch was dropped and counted.
+- After a deletion, the records that were written after it get a file with another id, and the
+  refused one is removed. Files of one ULID of origin are one batch: the one with the highest id is
+  it. Batches are sent in the order of their origins.
 - A write that a crash broke off is an entry whose checksum fails at the end of a file that was
   never sent. It is left out.
 - A queue whose lock is free has no owner any more: any process may take it over.
@@ -36,17 +46,23 @@ import os
 import shutil
 import struct
 from contextlib import suppress
-from typing import Dict, List, NamedTuple, Optional
+from typing import Dict, List, NamedTuple, Optional, Tuple
 from zlib import crc32
 
 from tailrace_client import system
-from tailrace_client.ids import BatchIds, decode, is_batch_id
+from tailrace_client.ids import BatchIds, decode, encode, id_after, is_batch_id
 
-MAGIC = b"TRBATCH1"
-BATCH = ".batch"
+MAGIC = b"TRBATCH2"
+_MAGIC_1 = b"TRBATCH1"
+BATCH, REFUSED = ".batch", ".refused"
+_ASIDE = (REFUSED, ".conflict", ".damaged")
 _LOCK, _TARGET, _CLOSE = "lock", "target.json", "close.json"
-_HEAD = struct.Struct("<II")
-_VERSION = 1
+_HEAD_1 = struct.Struct("<II")
+_HEAD = struct.Struct("<IIQ")
+_CHECKED = struct.Struct("<Q")
+_ORIGIN = struct.Struct(">8s16s?")
+_HEAD_BYTES = _ORIGIN.size + 4
+_VERSION = 2
 _MOST_ENTRY = 64 << 20
 _DRAFT_SECONDS = 3600.0
 
@@ -69,11 +85,22 @@ class Batch(NamedTuple):
 
 
 class Content(NamedTuple):
-    """The payload of a batch, its number of entries, and the bytes behind it that are damaged."""
+    """The payload of a batch, its number of entries, and the bytes behind it that are damaged.
+
+    `given` says that its id was given by the service after a deletion.
+    """
 
     payload: bytes
     records: int
     damaged: int
+    given: bool = False
+
+
+class Entry(NamedTuple):
+    """A record of a batch, and when it was written, by `system.steady_ms`."""
+
+    written_ms: int
+    payload: bytes
 
 
 class Closing(NamedTuple):
@@ -93,6 +120,8 @@ class Queue:
         self._current = ""
         self._records: Dict[str, int] = {}
         self._sizes: Dict[str, int] = {}
+        self._origins: Dict[str, str] = {}
+        self._given = ""
         self.size = 0
         """Bytes of the batches that are not removed."""
         self._unsynced: List[int] = []
@@ -119,10 +148,11 @@ class Queue:
         return cls(path, target, lock)
 
     @classmethod
-    def take_over(cls, path: str) -> Optional[Queue]:
+    def take_over(cls, path: str, *, refused: bool = False) -> Optional[Queue]:
         """The queue of a process that has ended; None if it has an owner, or is no queue.
 
-        Raises `ValueError` for one that this version cannot read.
+        With `refused` it has the batches again that the service refused. Raises `ValueError` for
+        one that this version cannot read.
         """
         if not os.path.isdir(path):
             return None
@@ -133,9 +163,13 @@ class Queue:
             queue = cls(path, read_target(path), lock)
             for name in sorted(os.listdir(path)):
                 stem, suffix = os.path.splitext(name)
+                if suffix == REFUSED and refused and is_batch_id(stem):
+                    system.rename(os.path.join(path, name), queue._path(stem))
+                    suffix = BATCH
                 if suffix == BATCH and is_batch_id(stem):
-                    queue._resize(stem, os.path.getsize(os.path.join(path, name)))
-                    queue._records[stem] = queue.read(stem).records
+                    queue._find(stem)
+                elif name.endswith(f"{BATCH}.new"):  # what a crash left of it
+                    os.unlink(os.path.join(path, name))
         except BaseException:
             os.close(lock)
             raise
@@ -162,7 +196,8 @@ class Queue:
             self._begin(ids.mint())
         file = self._file
         assert file is not None
-        data = b"".join([_entry(payload) for payload in payloads])
+        now_ms = system.steady_ms()
+        data = b"".join([_entry(payload, now_ms) for payload in payloads])
         start = self._sizes[self._current]
         try:
             written = os.write(file, data)
@@ -193,14 +228,40 @@ class Queue:
         """The batches that may be sent, oldest first."""
         return [
             Batch(name, self._records[name], self._sizes[name])
-            for name in sorted(self._sizes)
+            for name in sorted(self._sizes, key=lambda name: (self.origin(name), name))
             if name != self._current
         ]
+
+    def origin(self, batch: str) -> str:
+        """The id under which a batch was made: it stays when the batch gets another one."""
+        return self._origins.get(batch, batch)
 
     def read(self, batch: str) -> Content:
         """A batch from its file. Raises `OSError`."""
         with open(self._path(batch), "rb") as file:
             return parse(file.read())
+
+    def send_anew(self, batch: str, new: str, since_ms: int) -> Tuple[str, int]:
+        """After a deletion: puts what was written since under the id `new`, or a higher one.
+
+        Returns the id, which is empty if nothing is left, and the number of records that were
+        dropped. Raises `OSError`: nothing was changed.
+        """
+        if self._given >= new:
+            new = id_after(self._given)
+        with open(self._path(batch), "rb") as file:
+            entries = _entries(file.read(), int(os.fstat(file.fileno()).st_mtime * 1000))
+        kept = [entry for entry in entries if entry.written_ms >= since_ms]
+        dropped = len(entries) - len(kept)
+        origin = self.origin(batch)
+        if kept:
+            body = _head(origin, given=True)
+            body += b"".join([_entry(entry.payload, entry.written_ms) for entry in kept])
+            system.write_whole(self._path(new), body)
+            self._given, self._origins[new], self._records[new] = new, origin, len(kept)
+            self._resize(new, len(body))
+        self.remove(batch)
+        return new if kept else "", dropped
 
     def remove(self, batch: str) -> None:
         """Removes a batch: it was acknowledged, or dropped and counted."""
@@ -212,6 +273,7 @@ class Queue:
         """Renames a batch that the service certainly does not have."""
         new = ids.mint()
         system.rename(self._path(batch), self._path(new))
+        self._origins[new] = self._origins.pop(batch, batch)
         self._sizes[new] = self._sizes.pop(batch)
         self._records[new] = self._records.pop(batch)
         return new
@@ -266,13 +328,13 @@ class Queue:
     def _begin(self, batch: str) -> None:
         file = system.open_new(self._path(batch))
         try:
-            os.write(file, MAGIC)
+            os.write(file, _head(batch, given=False))
             system.sync_folder(self.path)
         except BaseException:
             os.close(file)
             os.unlink(self._path(batch))
             raise
-        self._resize(batch, len(MAGIC))
+        self._resize(batch, _HEAD_BYTES)
         self._records[batch] = 0
         self._current, self._file = batch, file
 
@@ -280,9 +342,23 @@ class Queue:
         self.size += size - self._sizes.get(batch, 0)
         self._sizes[batch] = size
 
+    def _find(self, batch: str) -> None:
+        """Takes a batch that an earlier owner wrote."""
+        with open(self._path(batch), "rb") as file:
+            data = file.read()
+        origin, given = _origin_of(data) or (batch, False)
+        for other in [name for name, found in self._origins.items() if found == origin]:
+            self.remove(other)  # a crash kept it from being removed: this one is in its place
+        self._origins[batch] = origin
+        self._resize(batch, len(data))
+        self._records[batch] = parse(data).records
+        if given:
+            self._given = max(self._given, batch)
+
     def _forget(self, batch: str) -> None:
         self.size -= self._sizes.pop(batch, 0)
         self._records.pop(batch, None)
+        self._origins.pop(batch, None)
 
     def _path(self, batch: str) -> str:
         return os.path.join(self.path, batch + BATCH)
@@ -293,7 +369,7 @@ def read_target(path: str) -> Target:
     try:
         with open(os.path.join(path, _TARGET), "rb") as file:
             value = json.loads(file.read())
-        if value["version"] != _VERSION:
+        if value["version"] > _VERSION:
             raise ValueError(f"{path} has version {value['version']}: use a newer tailrace-client")
         return Target(*(str(value[field]) for field in Target._fields))
     except (OSError, KeyError, TypeError) as error:
@@ -316,31 +392,74 @@ def queues(spool: str) -> List[str]:
 
 def has_work(path: str) -> bool:
     """Whether a queue has anything to deliver."""
+    return any(name == _CLOSE or name.endswith(BATCH) for name in _names(path))
+
+
+def set_aside_in(path: str) -> List[str]:
+    """The paths of a queue's batches that the service did not take for good."""
+    return [os.path.join(path, name) for name in _names(path) if name.endswith(_ASIDE)]
+
+
+def _names(path: str) -> List[str]:
     try:
-        names = os.listdir(path)
+        return sorted(os.listdir(path))
     except OSError:
-        return False
-    return any(name == _CLOSE or name.endswith(BATCH) for name in names)
+        return []
 
 
-def _entry(payload: bytes) -> bytes:
-    length = len(payload)
-    return _HEAD.pack(length, crc32(payload, length)) + payload
+def _head(origin: str, *, given: bool) -> bytes:
+    head = _ORIGIN.pack(MAGIC, decode(origin).to_bytes(16, "big"), given)
+    return head + crc32(head).to_bytes(4, "big")
+
+
+def _origin_of(data: bytes) -> Optional[Tuple[str, bool]]:
+    """The id under which a batch was made, and whether its present one was given."""
+    checksum = crc32(data[: _ORIGIN.size]).to_bytes(4, "big")
+    if not data.startswith(MAGIC) or data[_ORIGIN.size : _HEAD_BYTES] != checksum:
+        return None
+    _, raw, given = _ORIGIN.unpack_from(data)
+    return encode(int.from_bytes(raw, "big")), bool(given)
+
+
+def _entry(payload: bytes, written_ms: int) -> bytes:
+    return _HEAD.pack(len(payload), _checksum(payload, written_ms), written_ms) + payload
+
+
+def _checksum(payload: bytes, written_ms: int) -> int:
+    return crc32(payload, crc32(_CHECKED.pack(written_ms), len(payload)))
 
 
 def parse(data: bytes) -> Content:
     """The intact entries of a file's beginning."""
-    if not data.startswith(MAGIC):
-        return Content(b"", 0, len(data))
-    payloads, at = [], len(MAGIC)
-    while at + _HEAD.size <= len(data):
-        length, checksum = _HEAD.unpack_from(data, at)
-        end = at + _HEAD.size + length
+    found = _origin_of(data)
+    entries, at = _walk(data, 0)
+    payload = b"".join([entry.payload for entry in entries])
+    return Content(payload, len(entries), len(data) - at, found is not None and found[1])
+
+
+def _entries(data: bytes, written_ms: int) -> List[Entry]:
+    """The intact entries; those of version 1 do not say when they were written."""
+    return _walk(data, written_ms)[0]
+
+
+def _walk(data: bytes, written_ms: int) -> Tuple[List[Entry], int]:
+    """The intact entries, and where they end."""
+    if data.startswith(_MAGIC_1):
+        head, at = _HEAD_1, len(_MAGIC_1)
+    elif _origin_of(data) is not None:
+        head, at = _HEAD, _HEAD_BYTES
+    else:
+        return [], 0
+    entries: List[Entry] = []
+    while at + head.size <= len(data):
+        length, checksum, *times = head.unpack_from(data, at)
+        end = at + head.size + length
         if length > _MOST_ENTRY or end > len(data):
             break
-        payload = data[at + _HEAD.size : end]
-        if crc32(payload, length) != checksum:
+        payload = data[at + head.size : end]
+        found = _checksum(payload, times[0]) if times else crc32(payload, length)
+        if found != checksum:
             break
-        payloads.append(payload)
+        entries.append(Entry(times[0] if times else written_ms, payload))
         at = end
-    return Content(b"".join(payloads), len(payloads), len(data) - at)
+    return entries, at

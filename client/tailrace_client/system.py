@@ -24,6 +24,24 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+def _steady_ns() -> int:
+    """Nanoseconds of a clock that is never set and goes on while the machine sleeps."""
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    return time.monotonic_ns()
+
+
+_STARTED_NS = time.time_ns() - _steady_ns()
+
+
+def steady_ms() -> int:
+    """Milliseconds since 1970 by the clock as it was when this program started.
+
+    If the clock is set meanwhile, this one does not follow.
+    """
+    return (_STARTED_NS + _steady_ns()) // 1_000_000
+
+
 def monotonic() -> float:
     """Seconds of a clock that is never set."""
     return time.monotonic()
@@ -59,7 +77,8 @@ def write_whole(path: str, data: bytes) -> None:
     draft = path + ".new"
     file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, PRIVATE_FILE)
     try:
-        os.write(file, data)
+        if os.write(file, data) != len(data):
+            raise OSError(28, "no space left for the whole file")
         os.fsync(file)
     finally:
         os.close(file)

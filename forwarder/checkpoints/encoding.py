@@ -149,6 +149,8 @@ def _prepared(batch: Prepared) -> dict[str, Any]:
         "attributes": dict(batch.facts.attributes),
         "fqn": batch.fqn,
         "run": batch.run,
+        "read_ms": batch.read_ms,
+        "given": int(batch.given),
     }
 
 
@@ -162,6 +164,9 @@ def _to_prepared(value: Any) -> Prepared:
         facts=FileFacts(_text(value["path"]), _mapping(value["attributes"])),
         fqn=_text(value["fqn"]),
         run=_text(value["run"]),
+        # Both are absent in the log of an earlier version.
+        read_ms=_number(value.get("read_ms", 0)),
+        given=bool(_number(value.get("given", 0))),
     )
 
 

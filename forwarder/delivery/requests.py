@@ -9,6 +9,7 @@
 | 401, 403, 404, 421, a redirect | `Again`: the token or the address is wrong; it is said |
 | another refusal that is not the service's own (a proxy's) | the same |
 | `batch-too-old`, `batch-from-the-future` | the run is asked for it: `acknowledged`, or `renew` |
+| `batch-from-the-future` to an id that a service gave | `Again`: the node knows of no deletion |
 | `run-deleted`, `batch-conflict`, any other refusal | `deleted`, `conflict`, `refused` |
 """
 
@@ -101,10 +102,19 @@ def _ship(
         answer, as_records = post_in_form(post, task.body, _TYPES[task.kind], task.attributes)
         receipt = receipt_of(answer)
     except errors.RunDeleted as error:
-        return Verdict("deleted", task.batch, reason=str(error))
+        return Verdict(
+            "deleted",
+            task.batch,
+            reason=str(error),
+            service_ms=error.service_ms,
+            moment_ms=error.moment_ms,
+            next_batch=error.next_batch or "",
+        )
     except errors.BatchConflict as error:
         return Verdict("conflict", task.batch, reason=str(error))
     except _OTHER_ID as error:
+        if task.given and isinstance(error, errors.BatchFromTheFuture):
+            raise Again(error) from error
         if has_batch(service, path, task.batch):
             return Verdict("acknowledged", task.batch, duplicate=True)
         return Verdict("renew", task.batch, reason=str(error), service_ms=error.service_ms)

@@ -6,9 +6,9 @@ there is none, and the request is made again.
 | kind | what the service did | what the engine does |
 | --- | --- | --- |
 | `acknowledged` | stored the batch; `duplicate`: had it already | moves the checkpoint |
-| `deleted` | the run was deleted behind the batch | drops the batch and counts it |
-| `conflict` | has other bytes under this id | stops the file with an alarm |
-| `refused` | will never take this body | stops the file with an alarm |
+| `deleted` | deleted the run, up to this id | drops it, or sends it as `next_batch` if read since |
+| `conflict` | has other bytes under this id | stops the file with an alarm; tries later |
+| `refused` | does not take this body | stops the file with an alarm; tries later |
 | `renew` | refuses the id's time, and the run lacks the batch | sends the bytes under a new id |
 | `present`, `missing` | answered whether the run has a batch | as after a crash |
 | `closed` | closed the run | |
@@ -38,6 +38,8 @@ class Shipment:
     kind: Kind
     attributes: str = ""
     """`Tailrace-Attributes`, if it is sent."""
+    given: bool = False
+    """The service gave its id, after a deletion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,9 @@ class Verdict:
     """What became of a request about `batch`, which is empty for the closing of a run.
 
     `reason` also says what a service that acknowledged lacks. `service_ms` is the service's clock,
-    if it refused the id's time and said its own.
+    if it refused the id and said its own. `moment_ms` is when the run was deleted, by the client's
+    `system.steady_ms`, and `next_batch` the id for what was read since; a service of an earlier
+    version says neither.
     """
 
     kind: VerdictKind
@@ -73,6 +77,8 @@ class Verdict:
     duplicate: bool = False
     reason: str = ""
     service_ms: int | None = None
+    moment_ms: int | None = None
+    next_batch: str = ""
 
 
 Task = Shipment | Question | CloseRun

@@ -30,6 +30,7 @@ _SOON_SECONDS = 0.01
 _SCAN_SHARE = 10
 _AT_ONCE = 2
 _FORGET_SECONDS = 3600.0
+_REFUSED_SECONDS = 3600.0
 _STORAGE_RETRY_SECONDS = 1.0
 # In a folder where something is renamed all the time, a new file waits no longer for a quiet scan.
 _UNSURE_SECONDS = 1.0
@@ -71,6 +72,7 @@ class Engine:
         self._hinted = set(hinted)
         self._hints = Hints(self._hint_later, self._hints_missed, self._hints_failed)
         self._forget_at = 0.0
+        self._refused_at = 0.0
         self._save_at = 0.0
         now_ms, now = shared.clock.now_ms(), shared.clock.monotonic()
         for state in shared.checkpoints.files.values():
@@ -122,6 +124,11 @@ class Engine:
         if now >= self._forget_at:
             self._lifecycle.forget()
             self._forget_at = now + _FORGET_SECONDS
+        if now >= self._refused_at:
+            for file in self._registry.files.values():
+                if file.stage == "failed":
+                    self.sending.try_again(file)
+            self._refused_at = now + _REFUSED_SECONDS
         more = False
         if self._save_at <= now:
             more = self._take_turns()
@@ -274,7 +281,8 @@ class Engine:
         """Looks at every file that is not idle; seconds until something is due."""
         now = self._shared.clock.monotonic()
         # While the disk refuses, what is due to be synced waits for the next attempt.
-        due = min([*self._scan_at.values(), max(self.sending.sync_at, self._save_at)])
+        saved_at = max(self.sending.sync_at, self._save_at)
+        due = min([*self._scan_at.values(), saved_at, self._refused_at])
         if self._save_at > now:
             due = min(due, self._save_at)
         for file in list(self._registry.awake.values()):
@@ -364,7 +372,7 @@ class Engine:
         """What came of a request for a file. For any thread."""
 
         def run() -> None:
-            if verdict.kind == "renew" and verdict.service_ms is not None:
+            if verdict.kind in ("renew", "deleted") and verdict.service_ms is not None:
                 self._shared.correct(verdict.service_ms)
             tracked = self._registry.files.get(file)
             if tracked is not None:

@@ -66,6 +66,11 @@ class Lifecycle:
             source = self._shared.sources.get(file.source)
             after = source.config.forget_after if source is not None else inf
             if not file.matched and file.over and now - file.seen_at > after:
+                if file.stage == "failed":
+                    self._shared.say(
+                        f"ALARM: {file.path} is gone and forgotten: the service refused what it"
+                        f" held from byte {file.cursor.offset} on"
+                    )
                 self._shared.registry.remove(file)
                 self._shared.changed.pop(file.id, None)
                 self._shared.checkpoints.forget(file.id)

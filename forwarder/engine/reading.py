@@ -20,6 +20,7 @@ from forwarder.engine.tracked import RECENT, Pending, Tracked
 from forwarder.files.identity import NO_WINDOW, WINDOW, window_of
 from forwarder.model import FileFacts, Packed, Prepared
 from logstore.errors import Damaged
+from tailrace_client.system import steady_ms
 
 BLOCK = 1 << 20
 _EVERYTHING = 1 << 62
@@ -210,6 +211,7 @@ class Reader:
             facts=facts,
             fqn=file.fqn,
             run=file.run,
+            read_ms=steady_ms(),
         )
         self._advance(file, data, Pending(prepared, packed))
         if source.config.file_cache_advise and file.handle is not None:

@@ -7,6 +7,7 @@ the same id, and the service knows it.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
 from math import inf
 from typing import Protocol
@@ -14,8 +15,11 @@ from typing import Protocol
 from forwarder.delivery.verdicts import Shipment, Verdict
 from forwarder.engine.parts import Shared
 from forwarder.engine.tracked import Pending, Tracked
+from forwarder.model import Prepared
+from tailrace_client.ids import decode, id_after
 
 _SYNC_SECONDS = 1.0
+_TIME_SHIFT = 80
 
 
 class Delivery(Protocol):
@@ -87,7 +91,7 @@ class Sending:
         if verdict.kind == "acknowledged":
             self.acknowledged(file, batch, duplicate=verdict.duplicate)
         elif verdict.kind == "deleted":
-            self.deleted(file, batch)
+            self.deleted(file, verdict)
         elif verdict.kind in ("conflict", "refused"):
             self.stopped(file, batch, verdict.reason)
         elif verdict.kind == "renew":
@@ -107,10 +111,19 @@ class Sending:
         file.closed = False
         self._advance(file, pending)
 
-    def deleted(self, file: Tracked, batch: str) -> None:
-        """The run was deleted behind the batch: it is dropped."""
-        pending = self._arrived(file, batch)
-        if pending is not None:
+    def deleted(self, file: Tracked, verdict: Verdict) -> None:
+        """The run was deleted: what was read before that is dropped, the rest gets another id."""
+        pending = self._arrived(file, verdict.batch)
+        if pending is None:
+            return
+        moment_ms, new = verdict.moment_ms, verdict.next_batch
+        if moment_ms is not None and new and _read_ms(pending.prepared) >= moment_ms:
+            file.given = new if new > file.given else id_after(file.given)
+            pending.prepared = replace(pending.prepared, batch=file.given, given=True)
+            pending.stage = "new"
+            self._fresh.append(pending)
+            self.changed(file)
+        else:
             self._shared.tallies[file.source].dropped_records += pending.packed.records
             self._shared.say(
                 f"{file.path}: the run {file.fqn}/{file.run} was deleted; "
@@ -119,14 +132,23 @@ class Sending:
             self._advance(file, pending)
 
     def stopped(self, file: Tracked, batch: str, reason: str) -> None:
-        """The service refuses the batch for ever: nothing more of this file is sent."""
+        """The service refuses the batch: nothing more of this file is sent until `try_again`."""
         if self._arrived(file, batch) is None:
             return
         self._shared.tallies[file.source].failed_files += 1
         self._shared.say(f"ALARM: {file.path} is not read any more: {reason}")
-        file.stage = "failed"
-        for pending in file.pending:
-            self._release(pending)
+        again = deque([each.prepared for each in file.pending if each.prepared.batch])
+        self.rewind(file)
+        file.resend, file.stage = again, "failed"
+
+    def try_again(self, file: Tracked) -> None:
+        """Sends a refused batch again, under its id, and then what follows it."""
+        self._shared.say(
+            f"ALARM: {file.path} was not read any more, because the service refused a batch of it:"
+            " it is tried again"
+        )
+        file.stage = "open"
+        file.wake()
         self.changed(file)
 
     def renew(self, file: Tracked, batch: str) -> None:
@@ -256,4 +278,10 @@ def shipment(file: str, pending: Pending) -> Shipment:
         packed.body,
         packed.kind,
         packed.attributes,
+        prepared.given,
     )
+
+
+def _read_ms(prepared: Prepared) -> int:
+    """When a batch was read; of one that an earlier version read, the time in its id."""
+    return prepared.read_ms or decode(prepared.batch) >> _TIME_SHIFT

@@ -119,6 +119,8 @@ class Tracked:
     """Its last turn was a whole block."""
     closed: bool = False
     """Its run was closed, and nothing was sent since."""
+    given: str = ""
+    """The last id that the service gave for a batch of it, after a deletion."""
     awake: dict[str, Tracked] = field(default_factory=dict)
     """The registry's files that need a look in each round; shared by all of them."""
 
@@ -309,6 +311,7 @@ class Tracked:
             read=state.cursor,
             tail=None if state.cursor.offset else b"",
             resend=deque(state.prepared),
+            given=max([each.batch for each in state.prepared if each.given], default=""),
             size=state.stored_size or state.size,
             content_end=state.size,
             written_ns=state.written_ns,

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
+import struct
 import subprocess
 import sys
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 
+from tailrace_client import system
 from tailrace_client.ids import BatchIds
-from tailrace_client.spool import Closing, Queue, Target, has_work, parse, queues, read_target
+from tailrace_client.spool import (
+    Closing,
+    Queue,
+    Target,
+    has_work,
+    parse,
+    queues,
+    read_target,
+    set_aside_in,
+)
 
 TARGET = Target("http://node:8790", "shop.orders", "r", "fast")
+HEAD = 29  # bytes before the first record
 RECORDS = [b'{"message":"one"}\n', b'{"message":"two"}\n', b'{"message":"three"}\n']
 
 
@@ -35,7 +49,7 @@ def test_a_file_that_is_cut_anywhere_has_the_records_before(tmp_path: Path) -> N
         content = parse(whole[:cut])
         assert content.payload == b"".join(RECORDS[:intact])
         assert content.records == intact
-        assert content.damaged == cut - max([8, *ends[:intact]]) or cut < 8
+        assert content.damaged == cut - max([HEAD, *ends[:intact]]) or cut < HEAD
 
 
 def test_a_bit_that_is_flipped_is_noticed(tmp_path: Path) -> None:
@@ -100,7 +114,7 @@ def test_batches_are_in_the_order_of_their_ids_and_each_is_removed_alone(tmp_pat
     assert queue.size == sum(batch.size for batch in batches)
     queue.remove(batches[0].id)
     new = queue.give_new_id(batches[1].id, ids)
-    assert [batch.id for batch in queue.sealed()] == [batches[2].id, new]
+    assert [batch.id for batch in queue.sealed()] == [new, batches[2].id], "the order stays"
     aside = queue.set_aside(new, "refused")
     assert parse(Path(aside).read_bytes()).payload == RECORDS[1]
     queue.remove(batches[2].id)
@@ -108,6 +122,77 @@ def test_batches_are_in_the_order_of_their_ids_and_each_is_removed_alone(tmp_pat
     queue.release()
     assert Path(aside).exists()
     assert not has_work(queue.path)
+
+
+def test_after_a_deletion_what_was_written_since_is_a_batch_in_its_old_place(
+    tmp_path: Path,
+) -> None:
+    queue, ids = _queue(tmp_path)
+    queue.append(RECORDS[:1], ids)
+    between_ms = system.steady_ms() + 1
+    while system.steady_ms() < between_ms:
+        """The clock goes on."""
+    queue.append(RECORDS[1:], ids)
+    queue.seal()
+    queue.append(RECORDS[:1], ids)
+    queue.seal()
+    mixed, later = queue.sealed()
+    ahead = BatchIds(now_ms=lambda: system.now_ms() + 660_000).mint()
+    whole = Path(queue.path, f"{mixed.id}.batch").read_bytes()
+    new, dropped = queue.send_anew(mixed.id, ahead, between_ms)
+    assert (new, dropped) == (ahead, 1)
+    assert [batch.id for batch in queue.sealed()] == [ahead, later.id]
+    assert queue.read(ahead) == (b"".join(RECORDS[1:]), 2, 0, True)
+    assert (queue.records, queue.size) == (3, sum(batch.size for batch in queue.sealed()))
+    # A service that gives the same id again, or a lower one, does not change the order.
+    second, dropped = queue.send_anew(later.id, ahead, between_ms)
+    assert (second > ahead, dropped) == (True, 0)
+    queue.release()
+
+    # A crash left the refused file: its records are not sent a second time.
+    Path(queue.path, f"{mixed.id}.batch").write_bytes(whole)
+    Path(queue.path, f"{ahead}.batch.new").write_bytes(whole[:40])
+    again = Queue.take_over(queue.path)
+    assert again is not None
+    assert [batch.id for batch in again.sealed()] == [ahead, second]
+    assert not Path(queue.path, f"{mixed.id}.batch").exists()
+    third, dropped = again.send_anew(ahead, ahead, system.steady_ms() + 1000)
+    assert (third, dropped) == ("", 2), "all of it is from before a later deletion"
+    assert [batch.id for batch in again.sealed()] == [second]
+    again.release()
+
+
+def test_a_spool_of_the_version_before_is_read(tmp_path: Path) -> None:
+    ids = BatchIds()
+    folder, batch = tmp_path / ids.mint(), ids.mint()
+    entries = [struct.pack("<II", len(r), crc32(r, len(r))) + r for r in RECORDS]
+    folder.mkdir()
+    (folder / "target.json").write_text(json.dumps({"version": 1, **TARGET._asdict()}))
+    (folder / f"{batch}.batch").write_bytes(b"TRBATCH1" + b"".join(entries))
+    written_ms = int((folder / f"{batch}.batch").stat().st_mtime * 1000)
+    old = Queue.take_over(str(folder))
+    assert old is not None
+    assert old.read(batch) == (b"".join(RECORDS), 3, 0, False)
+    new, dropped = old.send_anew(batch, ids.mint(), written_ms)
+    assert (old.read(new).records, dropped) == (3, 0), "as if written when the file was"
+    assert old.send_anew(new, ids.mint(), written_ms + 1) == ("", 3)
+    old.release()
+
+
+def test_what_was_refused_is_sent_again_where_that_is_asked_for(tmp_path: Path) -> None:
+    queue, ids = _queue(tmp_path)
+    for why in ("refused", "conflict", "damaged"):
+        queue.append(RECORDS, ids)
+        queue.seal()
+        queue.set_aside(queue.sealed()[0].id, why)
+    queue.release()
+    assert not has_work(queue.path)
+    assert len(set_aside_in(queue.path)) == 3
+    again = Queue.take_over(queue.path, refused=True)
+    assert again is not None
+    assert again.records == 3
+    assert len(set_aside_in(queue.path)) == 2
+    again.release()
 
 
 def test_an_empty_queue_leaves_nothing(tmp_path: Path) -> None:
@@ -153,8 +238,8 @@ print(kept, batch.records, queue.read(batch.id).records, queue.read(batch.id).da
 def test_a_folder_that_is_no_queue_is_refused(tmp_path: Path) -> None:
     queue, _ = _queue(tmp_path)
     target = Path(queue.path) / "target.json"
-    target.write_text('{"version": 2}')
-    with pytest.raises(ValueError, match="version 2: use a newer"):
+    target.write_text('{"version": 3}')
+    with pytest.raises(ValueError, match="version 3: use a newer"):
         read_target(queue.path)
     target.unlink()
     with pytest.raises(ValueError, match="is no queue"):

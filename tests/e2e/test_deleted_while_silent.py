@@ -1,4 +1,4 @@
-"""A run is deleted while a node stands still, and is written again: real nodes and real clients.
+"""A run is deleted while a node is dead, and is written again: real nodes and real clients.
 
 The deletion reaches eleven minutes ahead, because the silent node may hold such ids.
 """
@@ -7,18 +7,25 @@ from __future__ import annotations
 
 import json
 import os
-import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from logstore import ulid as ulids
+from tailrace_client import Run, RunDeleted, system
 from tailrace_client.ids import BatchIds
+from tests.client.programs import left_in, until
 from tests.e2e.service_process import BASE, ServiceProcess
+from tests.forwarder.forwarder_process import ForwarderProcess
+from tests.nodes.torture.clock import AHEAD
+from tests.servers.ports import free_port
 from tests.service.peers.processes import Nodes, running
 
 FQN = "shop.orders"
@@ -27,7 +34,7 @@ AHEAD_MS = 11 * 60_000
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    """`a`, and `b` that stands still."""
+    """`a`, and `b` that was killed and has not lost its lease."""
     folder = tmp_path_factory.mktemp("nodes")
     settings = {
         "TAILRACE_NODES__SECRET": "a secret that all nodes share",
@@ -39,7 +46,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
         for name in "ab"
     ]
     with running(a, b):
-        os.kill(b.pid, signal.SIGSTOP)
+        b.kill()
         yield a, b
 
 
@@ -83,7 +90,14 @@ def found(service: ServiceProcess, run: str, **bounds: str) -> dict[str, dict[st
 def log_of(service: ServiceProcess, run: str) -> list[str]:
     """The lines of a run, in its order, as far as the node that answers has them."""
     url = f"{service.url}{BASE}/{FQN}/{run}/download"
-    return httpx.get(url, timeout=60).raise_for_status().text.splitlines()
+    replies: list[httpx.Response] = []
+
+    def answers() -> bool:
+        replies.append(httpx.get(url, timeout=60))
+        return replies[-1].status_code in (200, 206, 404)
+
+    until(answers)
+    return replies[-1].text.splitlines() if replies[-1].status_code != 404 else []
 
 
 def ms_of(record: dict[str, Any]) -> int:
@@ -143,3 +157,118 @@ def test_the_refusal_says_up_to_which_id_and_when_it_was_deleted(
         assert before <= now_ms() - problem["deleted_ms_ago"]
         moment = datetime.fromisoformat(problem["deleted_at"]).timestamp() * 1000
         assert before <= moment <= after
+
+
+class Command:
+    """`tailrace run` of a program that prints what it reads, with a clock that is behind."""
+
+    def __init__(self, url: str, run: str, spool: Path, behind_ms: int) -> None:
+        words = ("--url", url, "--fqn", FQN, "--run", run, "--spool", str(spool))
+        program = [sys.executable, "-m", "tests.nodes.torture.clock", "run", *words]
+        clock = {**os.environ, AHEAD: f"{-behind_ms}", "PYTHONUNBUFFERED": "1"}
+        self.process = subprocess.Popen(
+            [*program, "--exit-seconds", "60", "--", "cat"],
+            env=clock,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def write(self, line: str) -> None:
+        """Returns when the line is logged: what is passed on was given to the client."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{line}\n")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline() == f"{line}\n"
+
+    def end(self) -> str:
+        """What it said. Its status must be that of the command."""
+        _, said = self.process.communicate(timeout=120)
+        assert self.process.returncode == 0, said
+        return said
+
+
+@pytest.mark.parametrize("behind_ms", [0, 90_000])
+def test_a_command_keeps_all_lines_from_after_the_deletion_and_none_from_before(
+    a: ServiceProcess, run: str, tmp_path: Path, behind_ms: int
+) -> None:
+    command = Command(a.url, run, tmp_path, behind_ms)
+    before = [f"before {number}" for number in range(5)]
+    for line in before:
+        command.write(line)
+    until(lambda: log_of(a, run) == before)
+    delete(a, run)
+    after = [f"after {number}" for number in range(20)]
+    for line in after:
+        command.write(line)
+    command.end()
+    assert log_of(a, run) == [*after, "cat exited with 0"]
+    assert left_in(tmp_path) == []
+
+
+def test_lines_that_wait_in_the_spool_are_told_apart_also_after_a_kill(
+    a: ServiceProcess, run: str, tmp_path: Path
+) -> None:
+    """One batch has lines from before and after it, and the client is killed in between."""
+    stored_id(post(a, run, "stored\n"))
+    away = f"http://127.0.0.1:{free_port()}"
+    spool = tmp_path / "spool"
+    first = Command(away, run, spool, 60_000)
+    first.write("before")
+    until(lambda: any(name.endswith(".batch") for name in left_in(spool)))
+    delete(a, run)
+    first.write("after 1")
+    first.write("after 2")
+    first.process.kill()
+    first.process.communicate()
+    for target in spool.glob("*/target.json"):
+        target.write_text(target.read_text().replace(away, a.url))
+    second = Command(a.url, run, spool, 60_000)
+    second.write("after 3")
+    said = second.end()
+    assert log_of(a, run) == ["after 1", "after 2", "after 3", "cat exited with 0"]
+    assert f"run {FQN}/{run} was deleted: 1 records from before that are dropped" in said
+    assert left_in(spool) == []
+
+
+def test_an_append_begins_a_deleted_run_again_unless_its_batch_is_of_an_earlier_call(
+    a: ServiceProcess, run: str
+) -> None:
+    slow = BatchIds(now_ms=lambda: system.now_ms() - 70_000)
+    with Run(a.url, FQN, run, ids=slow, report=False) as client:
+        first = client.append("before\n")
+        assert first is not None
+        delete(a, run)
+        for number in range(3):
+            client.append(f"after {number}\n")
+        with pytest.raises(RunDeleted) as refused:
+            client.append("before\n", batch=first.batch)
+    assert refused.value.next_batch is not None
+    assert refused.value.moment_ms is not None
+    assert log_of(a, run) == ["after 0", "after 1", "after 2"]
+
+
+def test_a_forwarder_sends_what_it_read_after_the_deletion_also_after_a_kill(
+    a: ServiceProcess, run: str, tmp_path: Path
+) -> None:
+    forwarder = ForwarderProcess(tmp_path, a.url, run=run)
+    log = forwarder.logs / "a.log"
+
+    def write(*lines: str) -> None:
+        with log.open("a") as file:
+            file.writelines(f"{line}\n" for line in lines)
+
+    write("before 1", "before 2")
+    forwarder.start()
+    forwarder.until(lambda: log_of(a, run) == ["before 1", "before 2"])
+    delete(a, run)
+    write("after 1", "after 2")
+    forwarder.until(lambda: log_of(a, run) == ["after 1", "after 2"])
+    forwarder.kill()
+    write("after 3")
+    forwarder.start()
+    write("after 4")
+    forwarder.until(lambda: log_of(a, run) == [f"after {number}" for number in range(1, 5)])
+    assert forwarder.stop() == 0

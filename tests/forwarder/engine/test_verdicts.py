@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from forwarder.delivery.verdicts import Shipment, VerdictKind
+from tailrace_client import system
+from tailrace_client.ids import BatchIds
 from tests.forwarder.engine.world import World
 
 
@@ -29,22 +31,58 @@ def test_a_deleted_run_drops_what_was_made_before_and_counts_it(tmp_path: Path) 
     assert world.store.lines() == expected
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_what_was_read_after_a_deletion_is_sent_once_with_ids_above_it(
+    tmp_path: Path, killed: bool
+) -> None:
+    """Also where the forwarder is killed when the batches have their new ids."""
+    world = World(tmp_path)
+    world.lines("a.log", 0, 10)
+    world.engine.round()
+    world.store.deleted_ms = system.steady_ms() + 1
+    while system.steady_ms() < world.store.deleted_ms:
+        """The clock goes on."""
+    world.store.deleted_through = BatchIds(now_ms=lambda: world.clock.now_ms() + 660_000).mint()
+    expected: list[str] = []
+    for number in range(1, 4):
+        expected += world.lines("a.log", number * 10, number * 10 + 10)
+        world.engine.round()
+        world.poll()
+        if killed:
+            world.kill()
+            world.start()
+    world.poll()
+    assert world.store.lines() == expected
+    assert world.tally.dropped_records == (0 if killed else 10)
+    assert any("10 records from before that are dropped" in said for said in world.said)
+    assert min(world.store.batches) > world.store.deleted_through
+    assert list(world.store.batches) == sorted(world.store.batches)
+
+
 @pytest.mark.parametrize("kind", ["conflict", "refused"])
 def test_a_batch_that_is_refused_stops_its_file_alone(tmp_path: Path, kind: VerdictKind) -> None:
     world = World(tmp_path)
-    world.lines("a.log", 0, 10)
+    refused = world.lines("a.log", 0, 10)
     world.engine.round()
     world.store.refusals[_run_of(world)] = kind
     world.poll()
     expected = world.lines("b.log", 0, 10)
-    world.lines("a.log", 10, 20)
+    refused += world.lines("a.log", 10, 20)
     world.poll()
     assert world.store.lines() == expected
     assert world.tally.failed_files == 1
-    assert any(said.startswith("ALARM") for said in world.said)
+    for alarms in (1, 3):
+        assert sum(said.startswith("ALARM") for said in world.said) == alarms
+        world.restart()
+        world.poll()
+        assert world.store.lines() == expected
+    world.store.refusals.clear()
     world.restart()
     world.poll()
-    assert world.store.lines() == expected
+    assert sorted(world.store.lines()) == sorted(expected + refused)
+    world.lines("a.log", 20, 30)
+    world.poll()
+    assert len(world.store.lines()) == 40
 
 
 def test_a_batch_that_is_too_old_gets_a_new_id(tmp_path: Path) -> None:

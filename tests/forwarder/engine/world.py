@@ -31,7 +31,7 @@ from forwarder.files.handles import Handles
 from forwarder.model import Cursor, FileFacts, Packed
 from forwarder.naming import Namer
 from logstore.filesystem import FileSystem
-from tailrace_client.ids import BatchIds
+from tailrace_client.ids import BatchIds, id_after
 
 FQN = "shop.orders"
 
@@ -83,6 +83,8 @@ class Store:
     batches: dict[str, tuple[str, bytes]] = field(default_factory=dict)
     closed: list[str] = field(default_factory=list)
     refusals: dict[str, VerdictKind] = field(default_factory=dict)
+    deleted_through: str = ""
+    deleted_ms: int = 0
     away: bool = False
 
     def lines(self, run: str | None = None) -> list[str]:
@@ -140,6 +142,11 @@ class Post:
             del self.store.refusals[task.run]
         if refusal is not None:
             return Verdict(refusal, task.batch, reason=f"it is said to be {refusal}")
+        through = self.store.deleted_through
+        if task.batch <= through:
+            # The same next id each time, as of a node whose clock is behind.
+            moment_ms, following = self.store.deleted_ms, id_after(through)
+            return Verdict("deleted", task.batch, moment_ms=moment_ms, next_batch=following)
         known = self.store.take(task.run, task.batch, task.body)
         return Verdict("acknowledged", task.batch, duplicate=known)
 
