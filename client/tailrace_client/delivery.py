@@ -20,7 +20,7 @@ import threading
 import weakref
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any, Callable, NamedTuple, Optional, Sequence
+from typing import Any, Callable, NamedTuple, Optional, Sequence, Set
 
 from tailrace_client import system
 from tailrace_client.buffer import Buffer, Options
@@ -113,6 +113,7 @@ class Delivery:
         self._until: Optional[float] = None
         self._closing: Optional[Closing] = None
         self._adopted_at = self._refused_at = float("-inf")
+        self._refused: Set[str] = set()
         self._working = threading.Lock()
         self._adopted: Optional[Queue] = None
         self._hurried = False
@@ -333,18 +334,18 @@ class Delivery:
         if not own and now - self._adopted_at < _ADOPT_SECONDS:
             return True
         self._adopted_at = now
-        refused = now - self._refused_at >= _REFUSED_SECONDS
-        if refused:
+        if now - self._refused_at >= _REFUSED_SECONDS:
             self._refused_at = now
-            self._say_set_aside()
+            self._find_refused()
         for path in queues(self.spool):
-            if not has_work(path) and not (refused and set_aside_in(path)):
+            if not has_work(path) and path not in self._refused:
                 continue
             try:
                 target = read_target(path)
                 if target.url != self.target.url or (own and target[:3] != self.target[:3]):
                     continue
-                queue = Queue.take_over(path, refused=refused)
+                queue = Queue.take_over(path, refused=path in self._refused)
+                self._refused.discard(path)
             except (OSError, ValueError) as error:
                 self._say(f"a queue of the spool cannot be read: {error}")
                 continue
@@ -352,9 +353,11 @@ class Delivery:
                 return False
         return True
 
-    def _say_set_aside(self) -> None:
-        """Says what the service refused, also in programs before this one."""
-        found = [path for queue in queues(self.spool) for path in set_aside_in(queue)]
+    def _find_refused(self) -> None:
+        """Says what the service refused, also in programs before this one, and has it retried."""
+        aside = {queue: set_aside_in(queue) for queue in queues(self.spool)}
+        self._refused = {queue for queue, paths in aside.items() if paths}
+        found = [path for paths in aside.values() for path in paths]
         if found:
             batches = "1 batch" if len(found) == 1 else f"{len(found)} batches"
             self._say(
