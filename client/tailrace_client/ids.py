@@ -20,6 +20,7 @@ _STEP_BITS = 40
 _SMALL_STEP_BITS = 20
 _CHARACTERS = 26
 _WRONG_MS = 60_000
+_AHEAD_MS = 300_000
 
 
 def encode(ulid: int) -> str:
@@ -49,6 +50,11 @@ def id_after(text: str) -> str:
     """A batch id a small step above this one."""
     step = (system.random_bits(_SMALL_STEP_BITS) + 1) << _LINE_BITS
     return encode((decode(text) >> _LINE_BITS << _LINE_BITS) + step)
+
+
+def is_ahead(text: str, now_ms: int) -> bool:
+    """Whether an id is so far ahead of the clock that the clock's error does not explain it."""
+    return (decode(text) >> _RANDOM_BITS) - now_ms > _AHEAD_MS
 
 
 class BatchIds:

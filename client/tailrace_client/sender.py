@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from typing import Callable, ContextManager, Optional, Tuple, TypeVar
 
-from tailrace_client import errors
+from tailrace_client import errors, system
 from tailrace_client.errors import TailraceError, Unavailable
-from tailrace_client.ids import BatchIds
+from tailrace_client.ids import BatchIds, is_ahead
 from tailrace_client.reading import has_batch
 from tailrace_client.records import lines_of
 from tailrace_client.retry import Backoff
@@ -137,6 +137,8 @@ class Sender:
                 queue.remove(batch)
             else:
                 name, dropped = queue.send_anew(batch, error.next_batch, moment_ms)
+        if name and not is_ahead(name, system.now_ms()):
+            self._ids.go_above(name)  # this machine's clock is slow
         self.counts.deleted += dropped
         if dropped:
             fqn, run = queue.target.fqn, queue.target.run

@@ -20,6 +20,7 @@ from forwarder.engine.tracked import RECENT, Pending, Tracked
 from forwarder.files.identity import NO_WINDOW, WINDOW, window_of
 from forwarder.model import FileFacts, Packed, Prepared
 from logstore.errors import Damaged
+from tailrace_client.ids import id_after, is_ahead
 from tailrace_client.system import steady_ms
 
 BLOCK = 1 << 20
@@ -203,7 +204,7 @@ class Reader:
         tally.truncated += packed.truncated
         tally.unparsed += packed.failed
         prepared = Prepared(
-            batch=self._shared.mint() if packed.body else "",
+            batch=self._batch(file) if packed.body else "",
             start=file.read,
             end=packed.end,
             digest=packed.digest(),
@@ -216,6 +217,14 @@ class Reader:
         self._advance(file, data, Pending(prepared, packed))
         if source.config.file_cache_advise and file.handle is not None:
             os.posix_fadvise(file.handle.descriptor, 0, file.read.offset, os.POSIX_FADV_DONTNEED)
+
+    def _batch(self, file: Tracked) -> str:
+        """A new id, above the one that the service gave where this machine's clock is slow."""
+        batch = self._shared.mint()
+        if batch > file.given or is_ahead(file.given, self._shared.clock.now_ms()):
+            return batch
+        file.given = id_after(file.given)
+        return file.given
 
     def _advance(self, file: Tracked, data: bytes, pending: Pending) -> None:
         """`read` moves behind the batch."""

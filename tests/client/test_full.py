@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import threading
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tailrace_client import Handler, Options, Service
+from tailrace_client import Handler, Options, Service, system
 from tailrace_client.buffer import POLICIES, Buffer
 from tailrace_client.ids import BatchIds
 from tailrace_client.spool import Queue, Target
@@ -281,3 +282,34 @@ def test_what_the_service_refuses_for_ever_is_kept_aside_and_a_deleted_run_is_no
         made.close()
     assert [Path(name).suffix for name in left_in(tmp_path)] == [".refused", ".conflict"]
     assert ["it is wrong" in said[0], "other bytes" in said[1]] == [True, True]
+
+
+def test_the_id_that_a_service_gave_is_kept_at_a_node_that_knows_of_no_deletion(
+    tmp_path: Path, log: logging.Logger
+) -> None:
+    """A lower id would be taken there, and be deleted once the node hears of the deletion."""
+    ahead = BatchIds(now_ms=lambda: system.now_ms() + 660_000).mint()
+    sent: list[str] = []
+
+    def answer(asked: Asked) -> Given:
+        batch = asked.headers.get("tailrace-batch", "")
+        if asked.path.endswith("/close"):
+            return Given(200, {}, b"{}")
+        sent.append(batch)
+        if batch < ahead:
+            deleted = {"type": "run-deleted", "deleted_ms_ago": 60_000, "next_batch": ahead}
+            return Given(409, {}, json.dumps({**deleted, "deleted_through": ahead}).encode())
+        if len(sent) < 4:
+            return Given(400, {}, b'{"type":"batch-from-the-future","detail":"it is ahead"}')
+        receipt = b'{"batch":"%b","lines":1,"duplicate":false,"durability":"durable","last":""}'
+        return Given(200, {}, receipt % batch.encode())
+
+    with answering(answer) as url:
+        made = Handler(url, FQN, "r", spool=str(tmp_path), say=lambda _: None)
+        log.addHandler(made)
+        log.info("after the deletion")
+        assert made.wait(60)
+        assert made.stats[:6] == (1, 0, 0, 1, 0, 0)
+        made.close()
+    assert sent[1:] == [ahead] * 3
+    assert left_in(tmp_path) == []

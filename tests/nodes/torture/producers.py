@@ -1,7 +1,7 @@
 """Producers that send each batch to a node of their choice, whatever its state.
 
 - `Named` gives each batch an id, and sends it until some node has acknowledged it, now and then
-  once more, as if the answer had been lost.
+  once more, as if the answer had been lost. If the run was deleted, the node gives another id.
 - `Nameless` gives none and sends nothing again; it returns the cookie of the last answer, also to
   another node. Of a batch whose answer it did not get it knows nothing.
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -23,8 +24,8 @@ from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.position import Cursor
 from service.http.line_ids import parse_start
-from tailrace_client import Run, Unavailable
-from tailrace_client.ids import BatchIds
+from tailrace_client import BatchFromTheFuture, Run, RunDeleted, Unavailable, system
+from tailrace_client.ids import BatchIds, id_after, is_ahead
 from tests.e2e.clients import run_path
 from tests.nodes.torture.nodes import Nodes
 
@@ -170,8 +171,13 @@ class Named:
         written: Written,
         dice: random.Random,
         ids: BatchIds | None = None,
+        url: Callable[[], str] | None = None,
     ) -> None:
-        self._nodes = nodes
+        """`url` chooses a node; all lines are made after the run's deletion, if it has one."""
+        self._url = url or nodes.any_url
+        self._began_ms = system.steady_ms()
+        self._given = ""
+        self.faults: list[str] = []
         self._dice = dice
         self._key = written.key
         self._written = written
@@ -181,28 +187,50 @@ class Named:
         self.retries = 0
 
     async def write(self, batches: int, pause: float) -> None:
-        """As the protocol says. Raises `RunDeleted` if an id is below that of a deletion."""
+        """As the protocol says."""
         for _ in range(batches):
             lines, batch = self._lines.take(), self._ids.mint()
-            await self._deliver(lines, batch)
+            batch = await self._deliver(lines, batch)
             if self._dice.random() < _SENT_TWICE:
                 self._written.again.update(dict.fromkeys(lines, batch))
                 await self._deliver(lines, batch)
             self._lines.acknowledged += lines
             await asyncio.sleep(self._dice.expovariate(1 / pause))
 
-    async def _deliver(self, lines: list[str], batch: str) -> None:
+    async def _deliver(self, lines: list[str], batch: str) -> str:
+        """The id under which the lines were acknowledged."""
         mode = self._dice.choice(_MODES)
         while True:
-            node = self._run(self._nodes.any_url())
+            node = self._run(self._url())
             try:
                 await asyncio.to_thread(node.append, lines=lines, batch=batch, durability=mode)
             except Unavailable:
                 self.retries += 1
                 self._written.again.update(dict.fromkeys(lines, batch))
                 await asyncio.sleep(_RETRY_SECONDS)
+            except RunDeleted as error:
+                batch = self._renamed(error)
+            except BatchFromTheFuture:  # this node does not know of the deletion yet
+                if batch != self._given:
+                    raise
+                await asyncio.sleep(_RETRY_SECONDS)
             else:
-                return
+                return batch
+
+    def _renamed(self, error: RunDeleted) -> str:
+        """The id for lines from after the deletion, as `tailrace_client` takes it."""
+        given, moment_ms = error.next_batch, error.moment_ms
+        assert given is not None
+        assert moment_ms is not None
+        if moment_ms > self._began_ms:
+            self.faults.append(
+                f"lines of {self._key} are said to be {moment_ms - self._began_ms} ms older than"
+                " a deletion that they came after"
+            )
+        self._given = given if given > self._given else id_after(self._given)
+        if not is_ahead(self._given, system.now_ms()):
+            self._ids.go_above(self._given)
+        return self._given
 
     def _run(self, url: str) -> Run:
         if url not in self._at:
