@@ -103,8 +103,8 @@ class RunDeleted(Conflict):
     """
 
     hint = (
-        "Drop the lines that were logged before the deletion, which was deleted_ms_ago. Send those"
-        " that were logged after it under the id next_batch, or without an id."
+        "Drop lines that were logged before the deletion (deleted_ms_ago). Send later ones under"
+        " the new batch id next_batch, or without an id."
     )
 
     def __init__(
