@@ -176,7 +176,7 @@ class Command:
         )
 
     def write(self, line: str) -> None:
-        """Returns when the line is logged: what is passed on was given to the client."""
+        """Returns when the line is passed on."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(f"{line}\n")
@@ -216,11 +216,16 @@ def test_lines_that_wait_in_the_spool_are_told_apart_also_after_a_kill(
     away = f"http://127.0.0.1:{free_port()}"
     spool = tmp_path / "spool"
     first = Command(away, run, spool, 60_000)
-    first.write("before")
-    until(lambda: any(name.endswith(".batch") for name in left_in(spool)))
+
+    def write(line: str) -> None:
+        """Returns when the line is in the spool: it is passed on before that."""
+        first.write(line)
+        until(lambda: any(line.encode() in path.read_bytes() for path in spool.glob("*/*.batch")))
+
+    write("before")
     delete(a, run)
-    first.write("after 1")
-    first.write("after 2")
+    write("after 1")
+    write("after 2")
     first.process.kill()
     first.process.communicate()
     for target in spool.glob("*/target.json"):
