@@ -41,6 +41,8 @@ class Harm:
     def __init__(self, kills: int, dice: random.Random) -> None:
         self.kills = kills
         self.done: Counter[str] = Counter()
+        self.flipped = 0
+        """Bits of state objects; they are not counted among the kills."""
         self.faults: list[str] = []
         self.dice = dice
         self._since: dict[str, float] = {}

@@ -1,12 +1,13 @@
 """Many nodes, one log: producers, readers and consumers of three nodes, while these are harmed.
 
 Producers write run after run, each batch to a node of their choice; other runs are deleted and
-begun anew. Live readers and readers of pages go from node to node, a group of the queue takes all
-segments. In the end everything is healed, and each run is closed. Every acknowledged line must
-then be there once: at every node in one log, in the pages, in the query, in the queue, and in the
-table; in the order of its producer where the order is that of ULIDs. Every reader must have seen
-each line once, and nobody a deleted one. While nodes are harmed, no way to read a run says that it
-has ended and lacks lines. In the end all ways say the same at every node.
+begun anew. Bits of state objects flip in the bucket. Live readers and readers of pages go from
+node to node, a group of the queue takes all segments. In the end everything is healed, and each
+run is closed. Every acknowledged line must then be there once: at every node in one log, in the
+pages, in the query, in the queue, and in the table; in the order of its producer where the order
+is that of ULIDs. Every reader must have seen each line once, and nobody a deleted one. While nodes
+are harmed, no way to read a run says that it has ended and lacks lines. In the end all ways say
+the same at every node.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from tests.e2e.clients import query_text, read_pages, run_path
 from tests.e2e.doors import disagreements, statements
 from tests.e2e.torture_store import TorturedStore
 from tests.nodes.torture.deletions import DeletedRun
+from tests.nodes.torture.flips import Flips
 from tests.nodes.torture.harm import Harm, Tormentor
 from tests.nodes.torture.network import Network
 from tests.nodes.torture.nodes import Nodes, TorturedNode, three_nodes
@@ -93,10 +95,10 @@ class Torture:
         lines = sum(run.lines.total() for run in self._runs)
         deletions = sum(run.deletions for run in self._deleted)
         return (
-            f"{harms or 'no harm'}; {len(self._runs)} runs, {lines} lines, {deletions} deletions,"
-            f" {self._retries} retries, {self._segments} segments in the queue,"
-            f" {self._doors} looks at all ways to read a run,"
-            f" {len(self.faults)} faults"
+            f"{harms or 'no harm'}, {self._harm.flipped} flipped bits; {len(self._runs)} runs,"
+            f" {lines} lines, {deletions} deletions, {self._retries} retries,"
+            f" {self._segments} segments in the queue,"
+            f" {self._doors} looks at all ways to read a run, {len(self.faults)} faults"
         )
 
     async def run(self) -> None:
@@ -114,6 +116,8 @@ class Torture:
                 for number in range(self._size.writers):
                     tasks.create_task(self._write(client, nodes, f"torture.p{number}"))
                 tasks.create_task(self._delete(client, nodes))
+                if self._store.bucket is not None:
+                    tasks.create_task(Flips(self._store.bucket, self._harm).run())
             self.faults += self._harm.faults
             _say("all harm is done; healing")
             await self._heal(client, nodes)

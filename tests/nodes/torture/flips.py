@@ -1,0 +1,100 @@
+"""Bits of state objects in the bucket that flip while nodes run, are down, or are cut off.
+
+The object still reads as JSON, so only its checksum shows the damage. A while later `verify` must
+name it, unless a node has replaced it, and restore it. If a node believed it meanwhile, lines are
+missing or doubled in the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import orjson
+
+from logstore import keys
+from logstore.clock import SystemClock, system_entropy
+from logstore.errors import NotFound, PreconditionFailed
+from logstore.objects.store import ObjectStore
+from logstore.state_kinds import kind_of
+from service.runtime.threads import in_thread
+from service.shipping.watermarks import Watermarks
+from tailrace.verification.fault import Fault, Findings
+from tailrace.verification.state import StateCheck, StateRepair
+from tests.nodes.torture.harm import Harm
+from tests.servers.minio import Bucket
+
+_PAUSE_SECONDS: Final = 3.0
+_FOLDERS: Final = (keys.RUNS, keys.COORDINATION)
+
+
+class Flips:
+    """Flips one bit after another; `harm` has how many, and what went wrong."""
+
+    def __init__(self, bucket: Bucket, harm: Harm) -> None:
+        self._bucket = bucket
+        self._harm = harm
+
+    async def run(self) -> None:
+        """Until enough was done to the nodes."""
+        async with self._bucket.open() as store:
+            while self._harm.goes_on:
+                await asyncio.sleep(self._harm.dice.expovariate(1 / _PAUSE_SECONDS))
+                await self._flip_one(store)
+
+    async def _flip_one(self, store: ObjectStore) -> None:
+        key = await self._any_key(store)
+        if key is None:
+            return
+        try:
+            info, body = await store.get(key)
+            changed = self._changed(body)
+            flipped = await store.put(key, changed, if_match=info.etag)
+        except (NotFound, PreconditionFailed):
+            return  # a node was faster
+        self._harm.flipped += 1
+        print(f"a bit of {key} flips", flush=True)
+        await asyncio.sleep(self._harm.seconds())
+        await self._restore(store, key, flipped.etag)
+
+    async def _any_key(self, store: ObjectStore) -> str | None:
+        """Each kind as often as the others, however many objects it has."""
+        found: dict[str, list[str]] = {}
+        for folder in _FOLDERS:
+            async for info in store.list(folder):
+                kind = kind_of(info.key)
+                if kind is not None:
+                    found.setdefault(kind.name, []).append(info.key)
+        if not found:
+            return None
+        return self._harm.dice.choice(found[self._harm.dice.choice(sorted(found))])
+
+    def _changed(self, body: bytes) -> bytes:
+        """The body with another bit, still JSON."""
+        while True:
+            at, bit = self._harm.dice.randrange(len(body)), self._harm.dice.randrange(8)
+            changed = bytearray(body)
+            changed[at] ^= 1 << bit
+            try:
+                orjson.loads(changed)
+            except orjson.JSONDecodeError:
+                continue
+            return bytes(changed)
+
+    async def _restore(self, store: ObjectStore, key: str, damaged: str) -> None:
+        """Has `verify --repair` name and restore it, while nodes write it, too."""
+        faults: list[Fault] = []
+        clock, entropy = SystemClock(), system_entropy()
+        marks = Watermarks(store, clock, entropy, in_thread, lambda _: 0)
+        repair = StateRepair(store, marks, clock, entropy)
+        check = StateCheck(store, Findings(faults.append), repair)
+        try:
+            before = (await store.head(key)).etag
+            await check.read(key)
+            after = (await store.head(key)).etag
+        except NotFound:
+            return
+        if before == damaged and not faults:
+            self._harm.faults.append(f"verify does not name {key}, of which a bit has flipped")
+        if after == damaged:
+            self._harm.faults.append(f"verify --repair leaves {key} as it is: {faults}")
