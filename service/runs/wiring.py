@@ -88,8 +88,7 @@ def open_run_logs(
     manifests, chunks = Manifests(store, clock, entropy), Chunks(store, prefix)
     skew = None if around.newest_date is None else ClockSkew(around.newest_date)
     deletions = Deletions(store, ahead_ms=None if skew is None else lambda: skew.ahead_ms)
-    backlog = Backlog(store, node, around.offload)
-    others = around.others(deletions)
+    backlog, others = Backlog(store, node, around.offload), around.others(deletions)
     writer, trimmer = ChunkWriter(store, chunks, around.offload), Trimmer(store, manifests, chunks)
     upstream = Upstream(store, prefix)
     leases = NamedLeases(
