@@ -170,7 +170,7 @@ class Unavailable(TailraceError):
 
 
 class StoreUnavailable(Unavailable):
-    """The object store refused or did not answer."""
+    """The object store refused, or did not answer in time: reads wait `server.store_seconds`."""
 
 
 class NodeNotReady(Unavailable):

@@ -125,15 +125,12 @@ class Cursor:
 
     def encode_numbered(self, line: int) -> str:
         """The same text as a decimal number that follows the line number `line`."""
-        text = self.encode()
-        body = _body_of(text)
-        return f"{line}.1{_digits(text[:_PREFIX_LENGTH].encode() + body)}"
+        return as_number(self.encode(), line)
 
     @staticmethod
     def decode(text: str) -> Cursor:
         """The cursor that `text` encodes, as a number or not. Raises `InvalidCursor`."""
-        if (numbered := _NUMBERED.fullmatch(text)) is not None:
-            text = _text_of_digits(numbered[1])
+        text = without_number(text)
         if not text.startswith(_PREFIXES):
             raise InvalidCursor(f"not a cursor: {text[:80]!r}", field="cursor")
         try:
@@ -154,6 +151,17 @@ class Cursor:
             return Cursor(positions, _bounded(newest), complete, line)
         except (ValueError, TypeError, LookupError, AttributeError, InvalidInput) as error:
             raise InvalidCursor(f"not a cursor: {text[:80]!r}", field="cursor") from error
+
+
+def as_number(text: str, line: int) -> str:
+    """A place, its kind in three characters and base64url, as a number that follows `line`."""
+    return f"{line}.1{_digits(text[:_PREFIX_LENGTH].encode() + _body_of(text))}"
+
+
+def without_number(text: str) -> str:
+    """The text of which `as_number` made a number; any other text as it is."""
+    numbered = _NUMBERED.fullmatch(text)
+    return text if numbered is None else _text_of_digits(numbered[1])
 
 
 def _base64(value: bytes | bytearray) -> str:

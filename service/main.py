@@ -3,7 +3,9 @@
 A stop has an order: the node refuses new batches (503, so clients go elsewhere) while
 the API still answers, brings what it holds into the store, ends live streams, and
 only then the API closes. A second signal ends the process at once; the journal has
-everything that was acknowledged.
+everything that was acknowledged. So does a deadline, if threads wait for a store that hangs
+(`service.runtime.stop_deadline`). A start waits for no store either: what it checks there goes on
+while the service listens.
 
 The problems that `/health/ready` reports are also logged, for an operator who reads only the log:
 once when a problem begins, and once when it is over.
@@ -20,8 +22,9 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import uvloop
@@ -46,6 +49,7 @@ from service.query_node import QueryNode
 from service.runtime.java import why_no_spark
 from service.runtime.lost_writes import log_but_lost_writes
 from service.runtime.process import raise_limit
+from service.runtime.stop_deadline import MARGIN_SECONDS, StopDeadline
 from service.runtime.store_check import StoreCheck
 from service.settings import Settings
 from service.wiring import (
@@ -77,7 +81,8 @@ def serve(settings: Settings) -> int:
     """Runs until SIGTERM or SIGINT; the exit status. Raises what makes a start impossible."""
     prepare(settings)
     workers = settings.server.workers > 1 or left_behind(settings, 1)
-    work = _until_signalled(settings, run_workers if workers else run)
+    serving = run_workers if workers else partial(run, deadline=StopDeadline(LINES_LEFT))
+    work = _until_signalled(settings, serving)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(work)
 
@@ -148,26 +153,20 @@ async def run(
     bound: socket.socket | None = None,
     place: WorkerPlace | None = None,
     sharing: Sharing | None = None,
+    deadline: StopDeadline | None = None,
 ) -> int:
     """Serves until `stop`: 0, `LINES_LEFT`, or 1 if the node failed.
 
     Without a `bound` socket it binds the address of the settings. `place` is which of several
-    workers it is, and `sharing` what it shares with them.
+    workers it is, and `sharing` what it shares with them. With a `deadline` the process ends soon
+    after `server.stop_seconds`.
     Raises `FolderLocked`, `Unavailable`, and `InvalidInput` for a store that refuses what the
     service needs.
     """
     machine = _machine()
     async with AsyncExitStack() as stack:
-        opening = open_store(settings, machine.clock, machine.entropy, machine.fs)
-        store = await stack.enter_async_context(opening)
-        check = make_store_check(settings, machine, store)
-        await check.first()
         gate = make_gate(settings, machine)
-        bound = bound or bound_socket(settings.server.host, settings.server.port)
-        stack.callback(bound.close)
-        asked = node_socket(settings.nodes)
-        node = make_node(settings, machine, store, check, _asked_at(asked, bound))
-        await node.start()
+        node, check, asked, bound = await _begin(stack, settings, machine, bound)
         _tell_torn(node)
         sources = make_sources(settings, node)
         engine = make_engine(settings, machine, node, sources)
@@ -195,18 +194,59 @@ async def run(
             )
         )
         await stack.enter_async_context(_answering(settings, node, asked, gate))
-        await stack.enter_async_context(_beside(child.run(), "compaction"))
+        compacting = asyncio.create_task(child.run(), name="compaction")
+        stack.callback(compacting.cancel)
         watch = ProblemLog(lambda: [p for each in problems for p in each()], machine.clock)
         await stack.enter_async_context(_beside(watch.run(), "problems"))
         await stack.enter_async_context(_beside(_look_at_store(check, machine, node), "store"))
         await stack.enter_async_context(_beside(queue.run(), "queue"))
         # The last to come is the first to stop; the API answers meanwhile.
-        stack.push_async_callback(node.stop)
+        stack.push_async_callback(_stop_both, node, compacting)
         stack.callback(queue.stop)
         on_listening(address(bound, "https" if settings.server.tls_certificate else "http"))
         _tell_places(settings, compacting=child.starts_any)
         status = await _until_over(stop, http, [node.failed, check.refused])
-    return status or _left_behind(settings, node)
+        if deadline is not None:
+            deadline.begin(settings.server.stop_seconds + MARGIN_SECONDS)
+    status = status or _left_behind(settings, node)
+    if deadline is not None:
+        deadline.stopped(status)
+    return status
+
+
+class _Begun(NamedTuple):
+    """A started node, the check of its store, and the sockets for other nodes and for clients."""
+
+    node: AnyNode
+    check: StoreCheck
+    asked: socket.socket | None
+    bound: socket.socket
+
+
+async def _begin(
+    stack: AsyncExitStack, settings: Settings, machine: Machine, bound: socket.socket | None
+) -> _Begun:
+    """Opens the store and starts the node. Raises as `run`."""
+    opening = open_store(settings, machine.clock, machine.entropy, machine.fs)
+    store = await stack.enter_async_context(opening)
+    check = make_store_check(settings, machine, store)
+    stack.callback(check.close)
+    await check.first()
+    bound = bound or bound_socket(settings.server.host, settings.server.port)
+    stack.callback(bound.close)
+    asked = node_socket(settings.nodes)
+    node = make_node(settings, machine, store, check, _asked_at(asked, bound))
+    stack.callback(node.seams.answers.close)
+    await node.start()
+    return _Begun(node, check, asked, bound)
+
+
+async def _stop_both(node: AnyNode, compacting: asyncio.Task[None]) -> None:
+    """Stops the node, and the compactor meanwhile."""
+    compacting.cancel()
+    await asyncio.gather(node.stop(), asyncio.wait({compacting}))
+    if not compacting.cancelled():
+        compacting.result()
 
 
 def _machine() -> Machine:

@@ -141,6 +141,7 @@ class Node(NodeBase):
                 newest_date=seams.newest_date,
                 records=lambda: self.records,
                 details=lambda: self.details,
+                silent=lambda: seams.answers.silent,
                 others=partial(
                     self.members.others, self.identity.node, settings.runs.close_wait_seconds
                 ),

@@ -77,6 +77,7 @@ class QueryNode(NodeBase):
             newest_date=seams.newest_date,
             records=lambda: self.records,
             details=lambda: self.details,
+            silent=lambda: seams.answers.silent,
             others=partial(self.members.others, node, seconds),
         )
         world = seams.store, seams.clock, seams.entropy

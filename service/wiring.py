@@ -12,7 +12,7 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 from urllib.parse import urlsplit
 
 from fastapi import APIRouter
@@ -68,6 +68,7 @@ from service.runtime.process import for_connections, open_files
 from service.runtime.seams import Seams
 from service.runtime.state_watch import StateWatch
 from service.runtime.store_check import StoreCheck
+from service.runtime.store_deadline import DeadlineStore, StoreAnswers
 from service.runtime.threads import in_thread
 from service.settings import Settings, is_loopback
 from service.shipping.process import EncoderProcess
@@ -76,6 +77,8 @@ from service.tail import ALL_RUNS
 if TYPE_CHECKING:
     from service.query.bucket import Bucket
 
+# A thread that waits for a store which hangs is back after as many deadlines.
+_TRIES_OF_A_SEARCH: Final = 2
 
 AnyNode: TypeAlias = Node | QueryNode
 
@@ -108,10 +111,14 @@ def make_node(
     table = open_table(settings)
     machine.store.s3_requests = requests_of(store)
     compactor = compactor_file(settings, machine)
+    metered = MeteredStore(store, machine.clock, machine.store, machine.state)
+    deadline = DeadlineStore(metered, settings.server.store_seconds)
+    answers = deadline.answers
 
     def problems() -> list[str]:
+        of_store = [*check.problems(), *answers.problems()]
         of_compactor = compactor.problems() if compactor else []
-        return [*check.problems(), *of_compactor, *machine.state.problems()]
+        return [*of_store, *of_compactor, *machine.state.problems()]
 
     def syncer() -> Syncer:
         inner = QuickSyncer(syncer_for(asyncio.get_running_loop()), machine.clock)
@@ -120,7 +127,7 @@ def make_node(
     kind = QueryNode if settings.server.role == "query" else Node
     return kind(
         Seams(
-            store=MeteredStore(store, machine.clock, machine.store, machine.state),
+            store=deadline,
             fs=machine.journal_fs,
             clock=machine.clock,
             entropy=machine.entropy,
@@ -128,6 +135,7 @@ def make_node(
             encode=EncoderProcess(in_thread, machine.clock) if settings.flush.process else None,
             newest_date=newest_date_of(store),
             problems=problems,
+            answers=answers,
             network=make_network(settings, url),
         ),
         settings,
@@ -170,6 +178,8 @@ def make_sources(settings: Settings, node: AnyNode) -> QuerySources:
         deletions=deletions_of(node),
         catalog=catalog,
         others=None if node.members.peers is None else RecordsOfOthers(node.members.peers),
+        answers=node.seams.answers,
+        known_deletions=lambda: node.run_logs.deletions.all(),
     )
 
 
@@ -206,7 +216,7 @@ def make_engine(
         scratch=os.path.join(data, "scratch"),
         cache=os.path.join(data, "cache"),
         settings=settings.query,
-        bucket=query_bucket(settings),
+        bucket=query_bucket(settings, node.seams.answers),
     )
     node.records = run_records(engine)
     node.details = run_details(engine)
@@ -355,12 +365,22 @@ def http_settings(settings: Settings) -> HttpSettings:
     )
 
 
-def query_bucket(settings: Settings) -> Bucket | None:
-    """How searches read the store if it is on S3."""
+def query_bucket(settings: Settings, answers: StoreAnswers | None = None) -> Bucket | None:
+    """How searches read the store if it is on S3; with a deadline if requests wait for them."""
     if settings.bucket is None:
         return None
     # DuckDB and the vendor's modules are loaded where they are needed: 70 MB.
     from logstore.objects.s3.credentials import Credentials
     from service.query.bucket import Bucket
 
-    return Bucket(settings.bucket.uri, settings.s3, Credentials(settings.s3))
+    s3, place = settings.s3, settings.bucket.uri
+    if answers is None:
+        return Bucket(place, s3, Credentials(s3))
+    quick = s3.model_copy(
+        update={
+            "connect_timeout_seconds": min(s3.connect_timeout_seconds, answers.seconds),
+            "read_timeout_seconds": min(s3.read_timeout_seconds, answers.seconds),
+            "attempts": min(s3.attempts, _TRIES_OF_A_SEARCH),
+        }
+    )
+    return Bucket(place, quick, Credentials(s3), lambda: answers.silent)

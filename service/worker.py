@@ -20,7 +20,8 @@ import uvloop
 from logstore.errors import TailraceError
 from service.http.handover import Sharing
 from service.main import prepare, run
-from service.workers import Assignment
+from service.runtime.stop_deadline import StopDeadline
+from service.workers import LINES_LEFT, Assignment
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +73,7 @@ async def _work(assignment: Assignment) -> int:
         bound=socket.socket(fileno=assignment.own),
         place=assignment.place,
         sharing=sharing,
+        deadline=StopDeadline(LINES_LEFT),
     )
 
 

@@ -37,6 +37,7 @@ from logstore.clock import Clock
 from service.compaction import RestartPolicy
 from service.http.server import address, bound_socket, listen
 from service.metrics.workers import WorkerPlace
+from service.runtime.stop_deadline import MARGIN_SECONDS
 from service.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ Connections and readers are not divided: nobody deals them out evenly.
 """
 FOLDER: Final = "workers"
 _DRAINED: Final = "drained"
-_PATIENCE_SECONDS = 10.0
+_PATIENCE_SECONDS = MARGIN_SECONDS + 2.0  # a worker ends itself before
 _LOOPBACK = "127.0.0.1"
 
 LINES_LEFT: Final = 3

@@ -37,6 +37,8 @@ from tailrace.tailing.lines import PREFIXES, Lines
 from tailrace.tailing.many import follow_many, is_pattern, print_many
 from tailrace.tailing.start import has_no_lines, time_of, where
 
+_WITHOUT_STORE = "the object store does not answer: these are the lines that the nodes hold"
+_AGAIN = "the store has lines before some of these: the run is printed again from there"
 _LOOKED_AT = 100  # runs that changed last: the newest is first among them
 DEFAULT_LINES = 100
 
@@ -200,6 +202,8 @@ async def print_pages(
             *records, last = response.text.split("\n")[:-1]
             page = json.loads(last)["stats"]
             lines.write("".join([form(record) for record in records]))
+        if page.get("store"):
+            note(_WITHOUT_STORE)
         if not page["totalLines"]:
             raise NotFound(f"{fqn}/{name} has no lines", hint="Without --no-follow it is awaited.")
         after = page["after"]
@@ -242,13 +246,18 @@ class Follower(EventFollower):
         if event.name == "error":
             raise TailraceError(_message(event.data))
         if event.name == "silent":
-            warn_of_silent(json.loads(event.data).get("nodes", ()))
-            return False
-        if self._form is not None:
+            said = json.loads(event.data)
+            warn_of_silent(said.get("nodes", ()), store=bool(said.get("store")))
+        elif event.name == "again":
+            note(_AGAIN)
+        elif self._form is not None and event.name == "message":
             self._write(self._form(event.data))
             self.cursor = event.id
         elif event.name == "logs":
-            self._write(json.loads(event.data).get("logs") or "")
+            value = json.loads(event.data)
+            if value.get("replay"):
+                note(_AGAIN)
+            self._write(value.get("logs") or "")
             self.cursor = event.id
         return False
 

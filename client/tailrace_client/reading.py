@@ -35,7 +35,8 @@ class Record(NamedTuple):
 class Page(NamedTuple):
     """Records in the order of the run's log; `after` is where the next page begins.
 
-    `after` is None where there is no more for now. `state` is `open`, `closing` or `closed`.
+    `after` is None where there is no more for now. `state` is `open`, `closing` or `closed`, or
+    `unknown` if the service's store does not answer: the records are those that its nodes hold.
     """
 
     records: Tuple[Record, ...]

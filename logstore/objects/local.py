@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain, repeat
 from typing import Protocol, TypeVar
@@ -20,6 +21,7 @@ from logstore.objects.store import Body, Listing, ObjectInfo, Part
 
 T = TypeVar("T")
 
+_threads = ThreadPoolExecutor(16, thread_name_prefix="store folder")
 _LIST_COUNTS = (8, 64, 256)  # who wants the first ones only waits for few
 
 
@@ -32,8 +34,11 @@ class Runner(Protocol):
 
 
 async def in_thread(work: Callable[[], T], /) -> T:
-    """A runner for a real disk: calls run in a thread, beside the event loop."""
-    return await asyncio.to_thread(work)
+    """A runner for a real disk: calls run in a thread of their own pool.
+
+    A folder that hangs holds these threads, and no others.
+    """
+    return await asyncio.get_running_loop().run_in_executor(_threads, work)
 
 
 async def inline(work: Callable[[], T], /) -> T:

@@ -56,6 +56,7 @@ from service.queue.contents import Contents
 from service.queue.queue import SegmentQueue
 from service.runtime.counters import HttpCounters
 from service.runtime.metered import metered_append
+from service.runtime.store_deadline import for_request
 from service.status.settings import REPORTED_VERSION
 
 log = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ LONG_REPLIES = frozenset(
     ]
 )
 """Routes whose replies may be long."""
+_READS = ("GET", "HEAD")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,11 @@ class Application:
     async def _until_cut_off(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Ends the connection of a reader that is still there when the time of a stop is over."""
         try:
-            await self._rest(scope, receive, send)
+            if scope["type"] == "http" and scope["method"] in _READS:
+                with for_request():
+                    await self._rest(scope, receive, send)
+            else:
+                await self._rest(scope, receive, send)
         except asyncio.CancelledError:
             log.warning("%s was cut off by the stop", scope.get("path"))
 

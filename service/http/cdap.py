@@ -7,7 +7,8 @@
 Without `fromOffset`, `next` and `prev` give the latest events. Events are in the order of ULID, and
 an offset is a ULID: it stays valid for as long as the run. Paging forward and back meets without a
 gap. Beyond CDAP, a filter that cannot be read is 400 with its place, and a reading that fails is an
-error, where CDAP ends its reply early with 200. The header `Tailrace-Silent` names nodes that did
+error, where CDAP ends its reply early with 200. If the store does not answer, events are of lines
+that nodes hold, and the status is 206. The header `Tailrace-Silent` names nodes that did
 not answer, whose newest events may be missing.
 """
 
@@ -25,8 +26,8 @@ from logstore.clock import Clock
 from logstore.errors import InvalidInput
 from logstore.search.moments import parse_moment
 from service.http.cdap_events import FIELDS, Event, EventEncoder, Matches, events_of, parse_filter
-from service.http.download import silence
 from service.http.node import NodeApi
+from service.http.page_bodies import silence
 from service.http.settings import PageSettings
 from service.http.targets import BASE, refuse_unknown, run_key
 from service.runs.records import RecordPage
@@ -57,13 +58,15 @@ _EVENTS: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "Events, each as `log` and `offset`.",
         "content": {_JSON: {"schema": _ARRAY}},
-    }
+    },
+    206: {"description": "The object store does not answer: events that nodes hold."},
 }
 _STREAM: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "Lines, or with `format=json` events as `log` and `offset`.",
         "content": {"text/plain": {"schema": {"type": "string"}}, _JSON: {"schema": _ARRAY}},
-    }
+    },
+    206: {"description": "The object store does not answer: events that nodes hold."},
 }
 
 
@@ -104,12 +107,11 @@ def cdap_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRoute
             return low <= event["ts"] < high and matches(event)
 
         first = await _page(node, key, after=None)
-        events, headers = _forward(node, key, first), silence(first.page.silent)
+        events, held = _forward(node, key, first), first.page.held
+        status, about = 206 if held else 200, silence(first.page.silent, held=held)
         if format == "json":
-            array = _array(events, wanted, encoder)
-            return StreamingResponse(array, media_type=_JSON, headers=headers)
-        lines = _lines(events, wanted, encoder)
-        return StreamingResponse(lines, media_type=_TEXT, headers=headers)
+            return StreamingResponse(_array(events, wanted, encoder), status, about, _JSON)
+        return StreamingResponse(_lines(events, wanted, encoder), status, about, _TEXT)
 
     @router.get(
         "/{fqn}/{runId}/next",
@@ -185,18 +187,22 @@ def _place(offset: str) -> str:
 
 
 def _reply(found: _Found) -> Response:
-    body = b"[%b]" % b",".join(found.events)
-    return Response(body, media_type=_JSON, headers=silence(found.silent))
+    body, about = b"[%b]" % b",".join(found.events), silence(found.silent, held=found.held)
+    return Response(body, 206 if found.held else 200, about, _JSON)
 
 
 # --- reading --------------------------------------------------------------------------------
 
 
 class _Found(NamedTuple):
-    """Encoded events, and the nodes that did not answer when they were read."""
+    """Encoded events, and the nodes that did not answer when they were read.
+
+    `held`: the store did not answer either, and the events are of lines that nodes hold.
+    """
 
     events: list[bytes]
     silent: Sequence[str]
+    held: bool
 
 
 async def _page(node: NodeApi, key: RunKey, *, after: str | None) -> RecordPage:
@@ -233,8 +239,8 @@ async def _after(
             found.append(encoder.with_offset(event))
             size += len(found[-1])
             if len(found) == most or size >= _REPLY_BYTES:
-                return _Found(found, first.page.silent)
-    return _Found(found, first.page.silent)
+                return _Found(found, first.page.silent, first.page.held)
+    return _Found(found, first.page.silent, first.page.held)
 
 
 async def _before(
@@ -247,7 +253,7 @@ async def _before(
 ) -> _Found:
     """The last matching events before the place, or of the run; oldest first."""
     found: list[bytes] = []
-    size, limit = 0, _STEP_LINES
+    size, limit, held = 0, _STEP_LINES, False
     while True:
         page = await node.run_logs.records.page(
             key,
@@ -260,14 +266,15 @@ async def _before(
         if page.page.missing and limit > 1:  # those next to the place did not fit
             limit = max(limit // 4, 1)
             continue
+        held = held or page.page.held
         for event in filter(matches, reversed(await _events(node, key, page))):
             found.append(encoder.with_offset(event))
             size += len(found[-1])
             if len(found) == most or size >= _REPLY_BYTES:
-                return _Found(found[::-1], page.page.silent)
+                return _Found(found[::-1], page.page.silent, held)
         place, limit = page.page.before, _STEP_LINES
         if place is None:
-            return _Found(found[::-1], page.page.silent)
+            return _Found(found[::-1], page.page.silent, held)
 
 
 async def _lines(

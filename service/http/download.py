@@ -7,7 +7,9 @@ ends the connection, so that no client takes a part for the whole.
 Ranges and validators follow RFC 9110. One range is served; a request for several gets the whole
 text, which the RFC allows.
 
-The header `Tailrace-Silent` names nodes that did not say which lines they have of an open run.
+The header `Tailrace-Silent` names nodes that did not say which lines they have of an open run. If
+the store does not answer, the status is 206 and `Tailrace-Store: silent` says that the text has
+only the lines that nodes hold. If it falls silent later, the text breaks off.
 
 `format=ndjson` and `order=ulid` are generated while they are sent, without ranges and ETags.
 """
@@ -17,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from typing import Annotated, Final, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response, StreamingResponse
@@ -31,6 +33,7 @@ from service.http.page_bodies import (
     NDJSON,
     ORDER_HELP,
     Order,
+    silence,
     wants_ndjson,
     whole_run,
     whole_text,
@@ -38,7 +41,6 @@ from service.http.page_bodies import (
 from service.http.targets import BASE, run_key
 from service.runs.read import LogSize
 
-SILENT: Final = "tailrace-silent"
 _RANGE = re.compile(r"bytes\s*=\s*(\d*)\s*-\s*(\d*)", re.IGNORECASE)
 _MAX_DIGITS = 18
 
@@ -122,7 +124,11 @@ def download_routes(node: NodeApi) -> APIRouter:
         response_class=StreamingResponse,
         responses={
             200: {"description": "All lines.", **_BYTES},
-            206: {"description": "The bytes that Range asked for.", **_BYTES},
+            206: {
+                "description": "The bytes that Range asked for. With `Tailrace-Store: silent` the"
+                " object store does not answer, and these are the lines that nodes hold.",
+                **_BYTES,
+            },
             304: {"description": "If-None-Match names the text as it is."},
             416: {"description": "The range begins past the end."},
         },
@@ -141,13 +147,16 @@ def download_routes(node: NodeApi) -> APIRouter:
         key = run_key(fqn, runId)
         size = await node.run_logs.reader.size(key)
         must_exist(key, size)
+        held, status = size.held, 206 if size.held else 200
         if wants_ndjson(format, request.headers.get("accept")):
-            response = await _records(node, key, order == "ulid", request, size.silent)
+            silent = size.silent
+            response = await _records(node, key, order == "ulid", request, silent, held=held)
         elif order == "ulid":
-            response = _streamed(whole_text(node, key), key, _TYPE, request.headers)
+            text = whole_text(node, key, held=held)
+            response = _streamed(text, key, _TYPE, request.headers, status)
         else:
             response = answer(node, key, size, request.headers)
-        response.headers.update(silence(size.silent))
+        response.headers.update(silence(size.silent, held=held))
         return without_body(response) if request.method == "HEAD" else response
 
     return router
@@ -170,18 +179,18 @@ def not_said(what: str, silent: Iterable[str]) -> Unavailable:
     )
 
 
-def silence(nodes: Iterable[str]) -> dict[str, str]:
-    """A header that names nodes that did not answer, if there are any."""
-    names = ", ".join(sorted(set(nodes)))
-    return {SILENT: names} if names else {}
-
-
 async def _records(
-    node: NodeApi, key: RunKey, by_ulid: bool, request: Request, silent: Sequence[str]
+    node: NodeApi,
+    key: RunKey,
+    by_ulid: bool,
+    request: Request,
+    silent: Sequence[str],
+    *,
+    held: bool,
 ) -> Response:
     if request.method == "HEAD":
-        return _streamed(_nothing(), key, NDJSON, request.headers)
-    status, lines = await whole_run(node, key, by_ulid=by_ulid, silent=silent)
+        return _streamed(_nothing(), key, NDJSON, request.headers, 206 if held else 200)
+    status, lines = await whole_run(node, key, by_ulid=by_ulid, silent=silent, held=held)
     return _streamed(lines, key, NDJSON, request.headers, status)
 
 
@@ -208,7 +217,12 @@ def _streamed(
 
 
 def answer(node: NodeApi, key: RunKey, size: LogSize, headers: Mapping[str, str]) -> Response:
-    """The reply for the request's headers: the whole text, a part, compressed text, or 304."""
+    """The reply for the request's headers: the whole text, a part, compressed text, or 304.
+
+    If the store does not answer it is 206, with the lines that the nodes hold.
+    """
+    if size.held:
+        return _streamed(node.run_logs.reader.held_text(key), key, _TYPE, headers, 206)
     whole = size.stored_bytes == size.total_bytes
     tags = _validators(size.etag)
     common = {"accept-ranges": "bytes", "vary": "Accept-Encoding", "cache-control": "no-cache"}

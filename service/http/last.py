@@ -25,9 +25,9 @@ from fastapi.responses import JSONResponse, Response
 from logstore.clock import Clock
 from logstore.errors import NotFound
 from logstore.runs.report import Report
-from service.http.download import answer, not_said, silence, without_body
+from service.http.download import answer, not_said, without_body
 from service.http.node import NodeApi
-from service.http.page_bodies import Plain, page_response
+from service.http.page_bodies import Plain, page_response, silence
 from service.http.pages import more_lines, page_from_start, total_of
 from service.http.settings import PageSettings
 from service.http.targets import BASE, name
@@ -114,7 +114,7 @@ def last_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRoute
         ] = None,
     ) -> Response:
         try:
-            key, report, silent = await newest(fqn)
+            key, report, silent, held = await newest(fqn)
         except NoRuns as error:
             if not error.silent:
                 raise
@@ -123,8 +123,8 @@ def last_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRoute
         try:
             page = await page_from_start(node, key, after, min(limit, settings.max_lines))
         except NotFound:  # a status came, and no line yet
-            return _nothing(task, headers | silence(silent))
-        headers |= silence([*silent, *page.silent])
+            return _nothing(task, headers | silence(silent, held=held))
+        headers |= silence([*silent, *page.silent], held=held or page.held)
         more = partial(more_lines, node, key)
         return page_response(
             more, page, task, _rest, encoder=Plain(), headers=headers, joinable=True
@@ -141,14 +141,14 @@ def last_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRoute
     @router.head("/{fqn}/last/download", include_in_schema=False)
     async def download(fqn: str, request: Request) -> Response:
         try:
-            key, _, silent = await newest(fqn)
+            key, _, silent, held = await newest(fqn)
         except NoRuns as error:
             if not error.silent:
                 raise
             raise not_said(f"{fqn} has no known run", error.silent) from error
         size = await node.run_logs.reader.size(key)
         response = answer(node, key, size, request.headers)
-        response.headers.update(silence([*silent, *size.silent]))
+        response.headers.update(silence([*silent, *size.silent], held=held or size.held))
         response.headers["tailrace-run"] = _header(key.run)
         if response.status_code in (200, 206):
             response.headers["content-type"] = "application/octet-stream"

@@ -19,7 +19,9 @@ from typing import NamedTuple
 
 from logstore import ulid as ulids
 from logstore.errors import InvalidCursor, InvalidInput
-from logstore.position import Cursor, Position
+from logstore.position import Cursor, Position, without_number
+from service.runs.held_place import PREFIX as HELD
+from service.runs.held_place import HeldPlace
 from service.runs.source_pieces import Begun
 
 _DIGITS = 19  # a line number has fewer
@@ -50,7 +52,7 @@ class LiveStart(NamedTuple):
     Or lines of a batch that was `begun`, wherever it comes.
     """
 
-    cursor: Cursor | int | None
+    cursor: Cursor | int | HeldPlace | None
     skip: int = 0
     begun: Begun | None = None
 
@@ -88,6 +90,9 @@ def parse_start(text: str) -> LiveStart:
         stem, plus, count = text.partition("+")
         skip = _number(count) if plus else 0
         stem, tilde, place = stem.partition("~")
+        stem = without_number(stem)
+        if stem.startswith(HELD):
+            return LiveStart(HeldPlace.decode(stem))
         cursor = _number(stem) if _is_number(stem) else Cursor.decode(stem)
         return _behind(cursor, place, skip) if tilde else LiveStart(cursor, skip)
     except (ValueError, InvalidInput) as error:

@@ -12,6 +12,7 @@ from logstore.clock import Clock
 from logstore.search.moments import parse_moment
 from service.http.gate import visible
 from service.http.node import NodeApi
+from service.http.page_bodies import silence
 from service.http.pages import must_know, named
 from service.http.settings import PageSettings
 from service.http.targets import BASE, one_of_each, refuse_unknown, run_key
@@ -55,6 +56,8 @@ class RunList(BaseModel):
     """Where the next page begins; null at the end. A page with few runs may have one too."""
     silent: list[str] = []
     """Nodes that did not answer: runs with lines only there are not listed. Else not there."""
+    store: str = ""
+    """`silent` if the object store did not answer: runs of which nodes hold lines. Else absent."""
 
 
 class PipelineList(BaseModel):
@@ -65,6 +68,9 @@ class PipelineList(BaseModel):
     """Where the next page begins; null at the end."""
     silent: list[str] = []
     """Nodes that did not answer: pipelines with lines only there are not listed. Else not there."""
+    store: str = ""
+    """`silent` if the object store did not answer: only pipelines of which nodes hold lines. Else
+    absent."""
 
 
 class Deleted(BaseModel):
@@ -80,6 +86,18 @@ _UNTOLD: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 
+_PARTIAL: Final[dict[int | str, dict[str, Any]]] = {
+    206: {"description": "The object store did not answer: what the nodes hold (`store`)."}
+}
+
+
+def is_partial(response: Response, *, held: bool) -> None:
+    """Says in status and headers that the store did not answer, if a list is of lines `held`."""
+    if held:
+        response.status_code = 206
+        response.headers.update(silence((), held=True))
+
+
 def listing_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRouter:
     """The routes of lists and deletions."""
     router = APIRouter(prefix=BASE, tags=["runs"])
@@ -88,10 +106,12 @@ def listing_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRo
         "",
         summary="Pipelines that have runs",
         response_model=PipelineList,
+        responses=_PARTIAL,
         response_model_exclude_unset=True,
     )
     async def pipelines(
         request: Request,
+        response: Response,
         limit: Annotated[int, Query(ge=1, description="Pipelines at most.")] = _MAX_RUNS,
         after: Annotated[str | None, Query(description=_AFTER)] = None,
         name: Annotated[str | None, Query(description=_NAME)] = None,
@@ -103,17 +123,21 @@ def listing_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRo
             min(limit, _MAX_RUNS),
             after or None,
         )
-        return {"pipelines": sorted(found.names), "after": found.after} | named(found.silent)
+        is_partial(response, held=found.held)
+        about = named(found.silent, held=found.held)
+        return {"pipelines": sorted(found.names), "after": found.after} | about
 
     @router.get(
         "/{fqn}",
         summary="Runs of a pipeline, those that changed last first",
         response_model=RunList,
+        responses=_PARTIAL,
         response_model_exclude_unset=True,
     )
     async def runs(
         fqn: str,
         request: Request,
+        response: Response,
         limit: Annotated[int, Query(ge=1, description="Runs at most.")] = settings.run_list,
         after: Annotated[str | None, Query(description=_AFTER)] = None,
         state: Annotated[
@@ -149,14 +173,15 @@ def listing_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRo
             now_ms=now_ms,
             report=node.status.get,
         )
-        if not found.runs and not after and not found.silent:
+        is_partial(response, held=found.held)
+        if not found.runs and not after and not found.silent and not found.held:
             await must_know(node, pipeline)
         details = [_details(run) for run in sorted(found.runs, key=_newest, reverse=True)]
         return {
             "runs": [run["runId"] for run in details],
             "details": details,
             "after": found.after,
-            **named(found.silent),
+            **named(found.silent, held=found.held),
         }
 
     @router.delete(

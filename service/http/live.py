@@ -3,6 +3,10 @@
 The reader's cursor only ever grows, and it alone decides what is sent: `service.tail` explains
 why nothing is lost or sent twice where storage ends and the live end begins. A
 reader that cannot keep up waits in its own send, and continues from storage.
+
+While the store does not answer, a reader gets what the nodes hold beyond its cursor, and hears so.
+Once the store answers it goes on behind those lines. If the store has lines before them, it is told
+to start over, and goes on where it was before (`service.runs.held_place`).
 """
 
 from __future__ import annotations
@@ -17,7 +21,14 @@ from fastapi import APIRouter, Header, Query
 from starlette.responses import Response
 
 from logstore.batch import RunKey
-from logstore.errors import InvalidCursor, InvalidInput, TailraceError, Unavailable
+from logstore.errors import (
+    InvalidCursor,
+    InvalidInput,
+    NodeNotReady,
+    StoreUnavailable,
+    TailraceError,
+    Unavailable,
+)
 from logstore.position import Cursor
 from service.http import sse
 from service.http.body import Receive, Scope, Send
@@ -31,6 +42,7 @@ from service.http.replies import CONNECTION
 from service.http.search_response import unless_gone
 from service.http.targets import BASE, name, run_key
 from service.http.text import shown
+from service.runs.held_place import HeldPlace
 from service.runs.parts import as_records
 from service.runs.read import LogPiece
 from service.runs.records import ArrowRecords, RecordPiece
@@ -76,8 +88,9 @@ class EventStream(Response):
         self._named = named
         self._max_readers = max_readers
         self._counters = counters
-        self._cursor: Cursor | int | None = None
+        self._cursor: Cursor | int | HeldPlace | None = None
         self._silent: tuple[str, ...] = ()
+        self._without_store = False
         self._skip = 0
         self._begun: Begun | None = None
         self._next_tick = 0
@@ -116,7 +129,9 @@ class EventStream(Response):
                     await self._begin(send)
                     begun = True
                 await self._go_on(watcher, send)
-            except Unavailable:
+            except Unavailable as error:
+                if isinstance(error, StoreUnavailable | NodeNotReady):
+                    await self._say_silent(self._silent, send, store=True)
                 await self._send(send, sse.HEARTBEAT)
                 await asyncio.sleep(_RETRY_SECONDS)
             else:
@@ -130,10 +145,10 @@ class EventStream(Response):
             ended = watcher.channel.ended or over
             mark = watcher.channel.mark()
             after = await self._catch_up(send)
-            if after.silent != self._silent:
-                self._silent = after.silent
-                await self._send(send, sse.silent(after.silent, named=self._form != "json"))
             if after.more:
+                continue
+            if after.held:
+                await self._wait_for_store(watcher, mark, send)
                 continue
             if after.state in _CLOSED or (ended is not None and not after.silent):
                 await self._send(send, self._complete(ended or "runFinished"))
@@ -154,6 +169,22 @@ class EventStream(Response):
         with suppress(TimeoutError):
             async with asyncio.timeout(_RETRY_SECONDS):
                 await watcher.wait()
+
+    async def _say_silent(self, nodes: tuple[str, ...], send: Send, *, store: bool) -> None:
+        """Says who does not answer, if others do not than was said last."""
+        if (nodes, store) != (self._silent, self._without_store):
+            self._silent, self._without_store = nodes, store
+            await self._send(send, sse.silent(nodes, store=store, named=self._form != "json"))
+
+    async def _wait_for_store(self, watcher: Watcher, mark: int, send: Send) -> None:
+        """Returns when lines have come, or the store may answer again."""
+        taken = watcher.channel.take(mark, None)
+        if taken.ticks or taken.behind:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_RETRY_SECONDS):
+                if await watcher.wait() == "heartbeat":
+                    await self._send(send, sse.HEARTBEAT)
 
     async def _resolve(self) -> None:
         """Makes the cursor one that names every node."""
@@ -187,10 +218,14 @@ class EventStream(Response):
         What follows it, and the state of the run, are of the same moment as the piece: a wake
         costs one look at the run, at all nodes, and not another to find out that it was the last.
         """
+        resolved = True
         if self._form != "json" and self._node.tail.shared():
-            await self._resolve()  # ids within a group count from a cursor, not from a line number
+            try:  # ids within a group count from a cursor, not from a line number
+                await self._resolve()
+            except Unavailable:
+                resolved = False
         if self._form == "ndjson":
-            return await self._catch_up_with_records(send)
+            return await self._catch_up_with_records(send, resolved=resolved)
         cursor, begun, reader = self._cursor, self._begun, self._node.run_logs.reader
 
         def ask() -> Awaitable[After[LogPiece]]:
@@ -198,6 +233,9 @@ class EventStream(Response):
             return reader.batches_after(self._key, cursor, max_bytes=most, begun=begun)
 
         after = await self._asked("text", ask)
+        await self._check(after, send, resolved=resolved)
+        if await self._begins_again(after, send):
+            return after._replace(piece=None, more=True)
         piece = after.piece
         if piece is not None:
             text, skipped = self._without_skipped(piece.text)
@@ -205,9 +243,34 @@ class EventStream(Response):
             if text:
                 await self._send(send, self._frame(text, piece.cursor, skipped, piece.source))
             self._cursor = piece.cursor
+        elif isinstance(cursor, HeldPlace) and not after.held:
+            await self._resolve()  # nothing follows what it was given
         return after
 
-    async def _catch_up_with_records(self, send: Send) -> After[RecordPiece]:
+    async def _begins_again(self, after: After[LogPiece] | After[RecordPiece], send: Send) -> bool:
+        """Whether it goes to its beginning, and not to where it was before the store was silent.
+
+        A view of the JSON form is empty by now. Others that began with the last lines do so again.
+        """
+        begins_with_tail = self._tail is not None and self._after is None
+        if not after.again or not (begins_with_tail or self._form == "json"):
+            return False
+        self._cursor, self._skip, self._begun = None, 0, None
+        if begins_with_tail:
+            await self._begin(send)
+        return True
+
+    async def _check(
+        self, after: After[LogPiece] | After[RecordPiece], send: Send, *, resolved: bool
+    ) -> None:
+        """Raises `StoreUnavailable` if the store answers only by now; says if lines come again."""
+        if not resolved and not after.held:
+            raise StoreUnavailable("the object store did not answer a moment ago")
+        await self._say_silent(after.silent, send, store=after.held)  # before its lines
+        if after.again:
+            await self._send(send, self._start_over() or sse.AGAIN)
+
+    async def _catch_up_with_records(self, send: Send, *, resolved: bool) -> After[RecordPiece]:
         cursor, records = self._cursor, self._node.run_logs.records
 
         async def ask() -> tuple[After[RecordPiece], ArrowRecords | None]:
@@ -217,14 +280,21 @@ class EventStream(Response):
             return after, await records.records(self._key, after.piece.parts)
 
         after, found = await self._asked("records", ask)
+        await self._check(after, send, resolved=resolved)
+        if await self._begins_again(after, send):
+            return after._replace(piece=None, more=True)
         piece = after.piece
         if piece is None or found is None:
+            if isinstance(cursor, HeldPlace) and not after.held:
+                await self._resolve()
             return after
         if self._begun is not None:  # it was given lines before, and takes records now
             self._skip, self._begun = self._begun.lines, None
         skip = self._skip + piece.seen if self._skip else 0
         self._skip = max(skip - sum([part.lines for part in piece.parts]), 0)
         ids = self._ids(record_ids, piece.source)
+        if isinstance(piece.cursor, HeldPlace):  # nodes have the lines they hold in other orders
+            ids = [self._before().encode()] * found.batch.num_rows
         frame = sse.records(found.batch, self._before(), piece.cursor.encode(), skip, ids)
         if frame:
             await self._send(send, frame)
@@ -233,7 +303,8 @@ class EventStream(Response):
 
     def _push(self, watcher: Watcher, connection: Connection, lasting: Lasting | None) -> bool:
         """Sends new ticks while this reader waits: past its task, and past `send`."""
-        assert isinstance(self._cursor, Cursor)
+        if not isinstance(self._cursor, Cursor):
+            return False
         ticks, next_tick, behind = watcher.channel.take(self._next_tick, self._cursor)
         for tick in ticks:
             frame = self._frame_of(tick)
@@ -304,10 +375,16 @@ class EventStream(Response):
         return frame
 
     def _frame(
-        self, text: bytes, after: Cursor, skipped: int = 0, source: OneSource | None = None
+        self,
+        text: bytes,
+        after: Cursor | HeldPlace,
+        skipped: int = 0,
+        source: OneSource | None = None,
     ) -> bytes:
         if self._form == "text":
             ids = self._ids(line_ids, source)
+            if isinstance(after, HeldPlace):  # nodes have the lines they hold in other orders
+                ids = [self._before().encode()] * (skipped + text.count(b"\n"))
             return sse.text_lines(text, self._before(), after.encode(), skipped, ids)
         return self._event("logs", after.encode(), logs=shown(text))
 
@@ -327,7 +404,7 @@ class EventStream(Response):
 
     def _before(self) -> str:
         cursor = self._cursor
-        return cursor.encode() if isinstance(cursor, Cursor) else str(cursor or 0)
+        return cursor.encode() if isinstance(cursor, Cursor | HeldPlace) else str(cursor or 0)
 
     def _without_skipped(self, text: bytes) -> tuple[bytes, int]:
         """Leaves out lines that the client has, if its `id` was in the middle of a group."""

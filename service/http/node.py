@@ -15,6 +15,7 @@ from logstore.batch import RunKey
 from logstore.position import Cursor
 from logstore.runs.report import Report
 from service.ingest.batch import IncomingBatch, Receipt, Submitted
+from service.runs.held_place import HeldPlace
 from service.runs.pages import Page
 from service.runs.parts import RecordPart
 from service.runs.read import LogPiece, LogSize
@@ -38,10 +39,12 @@ class RunReader(Protocol):
         before: str | None = None,
         around: int | None = None,
         max_bytes: int = ...,
+        stored: bool = False,
     ) -> Page:
         """At most `limit` lines after a cursor, before one, the last `tail`, or around a record.
 
-        If they have more than about `max_bytes`, `missing` is the number left behind `after`.
+        If they have more than about `max_bytes`, `missing` is the number left behind `after`. They
+        are of the lines held if the store does not answer, unless only `stored` ones will do.
 
         Raises `NotFound`, `InvalidCursor`, `StoreUnavailable`.
         """
@@ -50,23 +53,27 @@ class RunReader(Protocol):
     async def batches_after(
         self,
         key: RunKey,
-        cursor: Cursor | int | None,
+        where: Cursor | int | HeldPlace | None,
         *,
         max_bytes: int,
         begun: Begun | None = None,
     ) -> After[LogPiece]:
-        """The batches after a cursor, up to about `max_bytes`; none at the live end.
+        """The batches after a place, up to about `max_bytes`; none at the live end.
 
         Of a batch that was `begun` only the lines that are left.
         """
         ...
 
-    async def tail_start(self, key: RunKey, lines: int) -> Cursor | int | None:
+    async def tail_start(self, key: RunKey, lines: int) -> Cursor | int | HeldPlace | None:
         """The place that the last `lines` lines follow."""
         ...
 
-    async def resolved(self, key: RunKey, cursor: Cursor | int | None) -> Cursor:
+    async def resolved(self, key: RunKey, cursor: Cursor | int | HeldPlace | None) -> Cursor:
         """The same place as a cursor that names every node with lines of the run."""
+        ...
+
+    def held_text(self, key: RunKey) -> AsyncIterator[bytes]:
+        """The text of the lines that nodes hold, without the store."""
         ...
 
     def download(
@@ -94,20 +101,21 @@ class RecordsReader(Protocol):
         around: int | None = None,
         by_ulid: bool = False,
         max_bytes: int = ...,
+        stored: bool = False,
     ) -> RecordPage:
         """Records of about `limit` lines. Raises `NotFound`, `InvalidCursor`, `Unavailable`."""
         ...
 
     async def after(
-        self, key: RunKey, cursor: Cursor | int | None, *, max_bytes: int
+        self, key: RunKey, where: Cursor | int | HeldPlace | None, *, max_bytes: int
     ) -> After[RecordPiece]:
-        """The records after a cursor, up to about `max_bytes`; none at the live end."""
+        """The records after a place, up to about `max_bytes`; none at the live end."""
         ...
 
     def whole(
-        self, key: RunKey, *, by_ulid: bool, max_bytes: int
+        self, key: RunKey, *, by_ulid: bool, max_bytes: int, held: bool = False
     ) -> AsyncIterator[Sequence[RecordPart]]:
-        """All records, piece by piece."""
+        """All records, or those that nodes hold, piece by piece."""
         ...
 
     async def records(self, key: RunKey, parts: Sequence[RecordPart]) -> ArrowRecords:
@@ -120,6 +128,10 @@ class RunListing(Protocol):
 
     async def newest(self, fqn: str) -> Newest:
         """The run of a pipeline that began last."""
+        ...
+
+    async def newest_held(self, fqn: str) -> Newest:
+        """That of the runs of which nodes hold lines, without the store."""
         ...
 
     async def run_page(

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, Protocol
 
 import orjson
@@ -62,6 +62,16 @@ ORDER_HELP: Final = (
     "`arrival`, or `ulid`: the order of the producers' ids. Cursors of one are not those of the"
     " other."
 )
+
+
+SILENT: Final = "tailrace-silent"
+STORE: Final = "tailrace-store"
+
+
+def silence(nodes: Iterable[str], *, held: bool = False) -> dict[str, str]:
+    """Headers that name nodes that did not answer, and the store if it is of lines `held`."""
+    names = ", ".join(sorted(set(nodes)))
+    return ({SILENT: names} if names else {}) | ({STORE: "silent"} if held else {})
 
 
 class Encoder(Protocol):
@@ -121,7 +131,7 @@ def page_response(
     headers: Mapping[str, str] | None = None,
     joinable: bool = False,
 ) -> Response:
-    """The page that begins with `first`, its text under `name`.
+    """The page that begins with `first`, its text under `name`; 206 if the store is silent.
 
     A `joinable` text ends with a newline if another page follows, so that pages can be put one
     behind the other as they are.
@@ -133,7 +143,7 @@ def page_response(
 
     begun = b'{%b:"' % orjson.dumps(name) + encoder.add(first.text)
     if not first.missing:
-        return Response(begun + end(first), media_type=_JSON, headers=headers)
+        return Response(begun + end(first), 206 if first.held else 200, headers, _JSON)
     pieces = _text_pieces(more, first, begun, end, encoder)
     return StreamingResponse(pieces, media_type=_JSON, headers=headers)
 
@@ -185,7 +195,7 @@ class _Lines:
 
     def end(self, more: Mapping[str, Any]) -> bytes:
         missing = list(self._missing)[:_SHOWN]
-        complete = self.complete and not more.get("silent")
+        complete = self.complete and not more.get("silent") and not more.get("store")
         return self._output.end(
             {"complete": complete, "records": self._records, "missing": missing, **more}
         )
@@ -203,12 +213,12 @@ async def record_page(
 
     Raises as reading does.
     """
-    lines = _Lines(node, key)
+    lines, held = _Lines(node, key), first.page.held
     begun = await lines.of(first.parts)
-    status = 200 if lines.complete and not first.page.silent else 206
+    status = 200 if lines.complete and not first.page.silent and not held else 206
     if not first.page.missing:
         body = begun + lines.end(stats(first.page, first.page))
-        return Response(body, status_code=status, media_type=NDJSON)
+        return Response(body, status, silence((), held=held), NDJSON)
     pieces = _record_pieces(node, key, first, begun, lines, stats, by_ulid)
     return StreamingResponse(pieces, status_code=status, media_type=NDJSON)
 
@@ -233,6 +243,7 @@ async def _record_pieces(
                 limit=page.missing,
                 by_ulid=by_ulid,
                 max_bytes=min(RECORD_BYTES, MAX_BYTES - size),
+                stored=True,
             )
             page = found.page
             size += sum([len(part.text) for part in found.parts])
@@ -244,17 +255,24 @@ async def _record_pieces(
 
 
 async def whole_run(
-    node: NodeApi, key: RunKey, *, by_ulid: bool, silent: Sequence[str] = ()
+    node: NodeApi,
+    key: RunKey,
+    *,
+    by_ulid: bool,
+    silent: Sequence[str] = (),
+    held: bool = False,
 ) -> tuple[int, AsyncIterator[bytes]]:
-    """The status, and all records of the run in its present state. Raises as reading does.
+    """The status, and all records of the run in its present state; or those that are `held`.
 
-    `silent` are nodes that did not answer, whose newest records are not there.
+    `silent` are nodes that did not answer, whose newest records are not there. Raises as reading
+    does.
     """
-    lines = _Lines(node, key)
-    pieces = node.run_logs.records.whole(key, by_ulid=by_ulid, max_bytes=_WHOLE_BYTES)
+    lines, records = _Lines(node, key), node.run_logs.records
+    pieces = records.whole(key, by_ulid=by_ulid, max_bytes=_WHOLE_BYTES, held=held)
     begun = await lines.of(await anext(pieces, ()))
-    rest = {"silent": sorted(silent)} if silent else {}
-    return (200 if lines.complete and not silent else 206), _rest(pieces, begun, lines, rest)
+    rest: dict[str, Any] = {"silent": sorted(silent)} if silent else {}
+    rest |= {"store": "silent"} if held else {}
+    return (200 if lines.complete and not rest else 206), _rest(pieces, begun, lines, rest)
 
 
 async def _rest(
@@ -275,7 +293,11 @@ async def _rest(
     yield lines.end(rest)
 
 
-async def whole_text(node: NodeApi, key: RunKey) -> AsyncIterator[bytes]:
-    """The text of all records in order of ULID. Raises as reading does."""
-    async for parts in node.run_logs.records.whole(key, by_ulid=True, max_bytes=RECORD_BYTES):
+async def whole_text(node: NodeApi, key: RunKey, *, held: bool = False) -> AsyncIterator[bytes]:
+    """The text of all records, or of those that are `held`, in order of ULID.
+
+    Raises as reading does.
+    """
+    records = node.run_logs.records
+    async for parts in records.whole(key, by_ulid=True, max_bytes=RECORD_BYTES, held=held):
         yield b"".join([part.text for part in parts])

@@ -30,6 +30,7 @@ from service.http.page_bodies import (
     Plain,
     page_response,
     record_page,
+    silence,
     wants_ndjson,
 )
 from service.http.settings import PageSettings
@@ -55,6 +56,8 @@ class LogPage(BaseModel):
     state: str
     silent: list[str] | None = None
     """Nodes that do not answer, whose newest lines are not there; absent if there are none."""
+    store: Literal["silent"] | None = None
+    """The object store does not answer: all is of lines that nodes hold; absent otherwise."""
     before: str | None
     """Pass it as `before` for the page in front of this one; null at the beginning."""
     line: int | None = None
@@ -70,8 +73,9 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
         "content": {NDJSON: {"schema": {"type": "string"}}},
     },
     206: {
-        "description": "Not all that is known of the records could be read (`missing`), or nodes"
-        " did not answer, whose newest records are not there (`silent`).",
+        "description": "The object store did not answer, and the page has lines that nodes hold"
+        " (`store`). Or, of records, not all that is known could be read (`missing`), or nodes did"
+        " not answer, whose newest records are not there (`silent`).",
         "content": {NDJSON: {"schema": {"type": "string"}}},
     },
 }
@@ -141,7 +145,9 @@ def page_routes(node: NodeApi, settings: PageSettings) -> APIRouter:
             return _nothing(silent) if ndjson else _json(_EMPTY | named(silent))
         encoder = Compressed() if compressed else Plain()
         more = partial(_more_by_ulid, node, key) if by_ulid else partial(more_lines, node, key)
-        return page_response(more, found, "logs", rest, encoder=encoder)
+        return page_response(
+            more, found, "logs", rest, encoder=encoder, headers=silence((), held=found.held)
+        )
 
     return router
 
@@ -198,7 +204,7 @@ async def _more_by_ulid(
     node: NodeApi, key: RunKey, after: str | None, limit: int, max_bytes: int
 ) -> Page:
     found = await node.run_logs.records.page(
-        key, after=after, limit=limit, by_ulid=True, max_bytes=max_bytes
+        key, after=after, limit=limit, by_ulid=True, max_bytes=max_bytes, stored=True
     )
     return found.as_text()
 
@@ -206,8 +212,10 @@ async def _more_by_ulid(
 async def more_lines(
     node: NodeApi, key: RunKey, after: str | None, limit: int, max_bytes: int
 ) -> Page:
-    """The next piece of a page. Raises as reading does."""
-    return await node.run_logs.reader.page(key, after=after, limit=limit, max_bytes=max_bytes)
+    """The next piece of a page, which breaks off without the store. Raises as reading does."""
+    return await node.run_logs.reader.page(
+        key, after=after, limit=limit, max_bytes=max_bytes, stored=True
+    )
 
 
 async def _read(
@@ -264,20 +272,21 @@ def _rest(first: Page, last: Page) -> dict[str, Any]:
     }
     if last.streaming:
         value["streaming"] = True
-    if first.record_line is not None:
+    if first.record_line is not None and not first.held:
         value |= {"line": first.record_line, "firstLine": first.first_line}
-    return value | named([*first.silent, *last.silent])
+    return value | named([*first.silent, *last.silent], held=last.held)
 
 
 def _rest_of_records(first: Page, last: Page) -> dict[str, Any]:
     """A page of records may begin before the line that was asked for, within its record."""
-    return _rest(first, last) | {"firstLine": first.first_line}
+    return _rest(first, last) | ({} if first.held else {"firstLine": first.first_line})
 
 
-def named(silent: Iterable[str]) -> dict[str, Any]:
-    """Nodes that did not answer, if there are any."""
+def named(silent: Iterable[str], *, held: bool = False) -> dict[str, Any]:
+    """Nodes that did not answer, if there are any; and the store, if all is of lines `held`."""
     names = sorted(set(silent))
-    return {"silent": names} if names else {}
+    store = {"store": "silent"} if held else {}
+    return ({"silent": names} if names else {}) | store
 
 
 def _nothing(silent: Sequence[str]) -> Response:

@@ -10,7 +10,8 @@
     id: <cursor>
     event: silent
     data: {"nodes": […]}         these nodes do not answer, and their newest records come once they
-                                 do; none: all answer again
+                                 do; none: all answer again. `"store": true`: the object store does
+                                 not answer either, and what needs it comes once it does
 
     : heartbeat
     id: <cursor>                 nothing matched up to here
@@ -185,7 +186,7 @@ class QueryStream(Response):
             return head + sse.data({"reason": piece.reason})
         if isinstance(piece, Silent):
             head = b"id: %b\nevent: silent\n" % piece.cursor.encode().encode()
-            return head + sse.data({"nodes": list(piece.nodes)})
+            return head + sse.data(sse.silence(piece.nodes, store=piece.store))
         frame = piece.frames.get(_FORMAT)
         if frame is None:
             frame = piece.frames[_FORMAT] = events(piece)

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from logstore.errors import TailraceError
 from service.http.errors import classify
+from service.http.page_bodies import silence
 from service.query.engine import QueryEngine
 from service.query.output import Output
 from service.query.request import QueryRequest
@@ -75,6 +76,7 @@ class SearchResponse(Response):
                 "tailrace-failed-count": str(stats["segments_failed"] + stats["files_failed"]),
                 "tailrace-skipped-count": str(stats["segments_skipped"] + stats["files_skipped"]),
                 "tailrace-complete": str(stats["complete"]).lower(),
+                **silence((), held="store" in stats),
             },
         )
         del self.headers["content-length"]  # of the empty body that this class begins with

@@ -58,6 +58,13 @@ class ServerSettings(Section):
     stop_seconds: float = Field(
         default=30, gt=0, description="How long a stop waits for requests and for the last flush"
     )
+    store_seconds: float = Field(
+        default=5.0,
+        gt=0,
+        le=600,
+        description="How long a request that reads waits for an answer of the object store; then"
+        " the reply has what the nodes hold, and says so",
+    )
     max_connections: int = Field(
         default=4096,
         ge=1,

@@ -14,7 +14,12 @@ With `format=ndjson` each record is an event of its own, an object as `/query` h
 count lines here as well, so that each is a place in every format.
 
     event: silent                     these nodes do not answer, and their newest lines come once
-    data: {"nodes": […]}              they do; none: all answer again. In JSON `: silent {…}`
+    data: {"nodes": […]}              they do; none: all answer again. In JSON `: silent {…}`.
+                                      `"store": true`: the object store does not answer, and what
+                                      comes are lines that nodes hold
+
+    event: again                      the object store answers, and has lines before some that came:
+    data: {}                          what follows begins before those. In JSON an empty replay
 
 No line of a log can begin or end a frame. In JSON everything that any client takes
 for a line end is escaped (Python's `splitlines` takes more than the standard does). In
@@ -153,12 +158,22 @@ def records(
     return b"".join(frames)
 
 
-def silent(nodes: Sequence[str], *, named: bool) -> bytes:
+def silence(nodes: Sequence[str], *, store: bool) -> dict[str, Any]:
+    """The data of an event `silent`."""
+    return {"nodes": list(nodes)} | ({"store": True} if store else {})
+
+
+AGAIN = b"event: again\ndata: {}\n\n"
+
+
+def silent(nodes: Sequence[str], *, store: bool, named: bool) -> bytes:
     """Which nodes do not answer; none: all answer again. Without an id: it is no place in a run.
+
+    `store`: the object store does not answer either.
 
     In the JSON form, not `named`, it is a comment: upstream takes every event for one of its own.
     """
-    body = orjson.dumps({"nodes": list(nodes)})
+    body = orjson.dumps(silence(nodes, store=store))
     return b"event: silent\ndata: %b\n\n" % body if named else b": silent %b\n\n" % body
 
 

@@ -35,8 +35,10 @@ from service.peers.records import answer_records
 from service.peers.register import Register
 from service.runs.held import HeldLines
 from service.runs.run_logs import RunLogs
+from service.runtime.store_deadline import for_request
 from service.tail import Tail
 
+_READS = ("hot", "text", "runs", "records", "journal")
 _STEP_BYTES = 4 << 20
 _MOST_SECONDS = 60.0
 
@@ -95,6 +97,9 @@ class Answers:
         work = self._verbs.get(verb)
         if work is None:
             raise NotFound(f"no question {verb!r}", hint="This node may be of an older version.")
+        if verb in _READS:
+            with for_request():
+                return await work(messages.decode(body))
         return await work(messages.decode(body))
 
     async def _hello(self, _: Message) -> bytes:
@@ -109,7 +114,7 @@ class Answers:
 
     async def _hot(self, message: Message) -> bytes:
         key = _key(message)
-        async with self._held.of(key) as found:
+        async with self._held.of(key, journal_only=bool(message.head.get("held"))) as found:
             horizon = self._node.run_logs.deletions.horizon(key)
             return encode_sources(found, horizon=ulids.encode(horizon))
 

@@ -4,7 +4,7 @@ The question `hot` is answered with the rows of all such batches, and with their
 are small. `text` brings further texts. A node answers what it pins at that moment, and it is asked
 before the manifest is read: lines that it flushes meanwhile are in both, and the manifest tells.
 
-| `hot` asks | `{"fqn", "run"}` |
+| `hot` asks | `{"fqn", "run"}`, and `"held": true` for what is in the journal, without the store |
 | --- | --- |
 | it answers | `{"deleted", "sources": [{"node", "end", "connectors", "files", "texts"}, …]}`: the ULID up to which it knows the run as deleted, and for each source two parts: the rows (`logstore.batch.BATCH`), and the texts and metadata of its first `texts` rows |
 | `text` asks | `{"fqn", "run", "node", "first", "end"}`: rows of a source by position |
@@ -123,9 +123,12 @@ async def ask_for_lines(
     own: str,
     peers: Peers,
     note_deletion: Callable[[str, str | None, int], None],
+    *,
+    held: bool = False,
 ) -> Elsewhere:
     """What the other nodes than `own` hold of a run, and who did not say."""
-    gathered = await peers.ask(messages.encode({"fqn": key.fqn, "run": key.run}), "hot")
+    asked = {"fqn": key.fqn, "run": key.run} | ({"held": True} if held else {})
+    gathered = await peers.ask(messages.encode(asked), "hot")
     sources: list[Source] = []
     files: dict[str, Files] = {}
     silent = dict(gathered.silent)

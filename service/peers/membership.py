@@ -176,8 +176,12 @@ class Membership:
 
     async def _try_to_join(self, joining: Joining) -> None:
         self._joining, self._joined = joining, False
-        with suppress(Unavailable, OutcomeUnknown):
-            await self._join()
+        answers = self._seams.answers
+        if answers.silent:
+            return
+        with suppress(Unavailable, OutcomeUnknown, TimeoutError):
+            async with asyncio.timeout(answers.seconds):
+                await self._join()
 
     async def stay(self, tail: Tail) -> None:
         """Joins if that is still to be done, then follows the others. Raises `Forked`."""

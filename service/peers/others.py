@@ -60,17 +60,29 @@ class Others:
     def __bool__(self) -> bool:
         return True  # some may have come that this node has not seen yet
 
-    async def lines(self, key: RunKey) -> Elsewhere:
-        """Lines of the run beyond the chunks. Raises `Unavailable`."""
+    async def lines(self, key: RunKey, *, held: bool = False) -> Elsewhere:
+        """Lines of the run beyond the chunks. Raises `Unavailable`, unless they are `held`.
+
+        Each answer brings the deletion of the run that its node knows.
+        """
+        if held:
+            if not self._peers:
+                return NOWHERE
+            note = self._deletions.note
+            return await ask_for_lines(key, self._own, self._peers, note, held=True)
         await self._current(self._deletions)
         found = NOWHERE
         if self._peers:
             found = await ask_for_lines(key, self._own, self._peers, self._deletions.note)
         return replace(found, left=self._registrations.forks)
 
-    async def runs(self, fqn: str | None) -> RunsElsewhere:
-        """Runs with lines beyond the chunks, of a pipeline or of all. Raises `Unavailable`."""
-        await self._current(self._deletions)
+    async def runs(self, fqn: str | None, *, held: bool = False) -> RunsElsewhere:
+        """Runs with lines beyond the chunks, of a pipeline or of all.
+
+        Raises `Unavailable`, unless they are `held`.
+        """
+        if not held:
+            await self._current(self._deletions)
         if not self._peers:
             return RunsElsewhere()
         gathered = await self._peers.ask(messages.encode({"fqn": fqn}), "runs")

@@ -53,11 +53,15 @@ def extension_path() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """How searches read below `place`, an `s3://` address without a slash at its end."""
+    """How searches read below `place`, an `s3://` address without a slash at its end.
+
+    `silent`: whether the server is known not to answer.
+    """
 
     place: str
     settings: S3Settings
     credentials: Credentials
+    silent: Callable[[], bool] = lambda: False
 
     def key(self) -> Hashable:
         """The keys of now. Raises `StoreUnavailable`, `InvalidInput`."""
@@ -67,6 +71,7 @@ class Bucket:
         """Reads without DuckDB, for several threads."""
         name, _, _ = self.place.removeprefix("s3://").partition("/")
         requests, root = BlockingBucket(self.settings, self.credentials, name), f"s3://{name}/"
+        requests.gives_up = self.silent
         return lambda uri, range_: requests.get(f"get {uri}", uri.removeprefix(root), range_)
 
     def attach(self, connection: duckdb.DuckDBPyConnection | ProcessConnection) -> None:

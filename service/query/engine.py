@@ -9,6 +9,9 @@ A slot is for work. A search whose client does not read pauses as soon as anothe
 gives back slot, database and memory, keeps its view, and when its client reads on it waits for a
 slot and goes on behind the last record. So unread results hold up nobody; those that pause are
 bounded, and the one that is unread for longest ends first.
+
+A reader of one run asks for times, levels and attributes of its records. That is no search: it has
+places and threads of its own (`open_details`), so busy searches make no run unreadable.
 """
 
 from __future__ import annotations
@@ -17,12 +20,12 @@ import asyncio
 import itertools
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from logstore import keys
 from logstore.clock import Clock
@@ -33,6 +36,7 @@ from service.query.fetched_indexes import FetchedIndexes
 from service.query.fetched_pages import PageFetcher
 from service.query.file_cache import FileCache
 from service.query.footers import Footers
+from service.query.hot import HotRecords
 from service.query.index_files import IndexFiles
 from service.query.nearest import Nearer
 from service.query.page_checks import PageChecks
@@ -48,11 +52,14 @@ from service.query.tiles import TileSizes
 from service.query.view import Look, Sources, open_view
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from service.query.bucket import Bucket, Get
     from service.query.database import Database
     from service.query.locked import LockedDatabase
 
 T = TypeVar("T")
+_DETAILS: Final = 2  # readers of records at once
 
 
 class QueryEngine:
@@ -101,6 +108,8 @@ class QueryEngine:
         self._unread: dict[RunningSearch, None] = {}
         self._paused: dict[RunningSearch, None] = {}
         self._threads = ThreadPoolExecutor(self.settings.max_concurrent, thread_name_prefix="query")
+        self._detail_places = asyncio.Semaphore(_DETAILS)
+        self._detail_threads = ThreadPoolExecutor(_DETAILS, thread_name_prefix="details")
         self._scanning = ThreadPoolExecutor(settings.threads + 1, thread_name_prefix="scan")
         get = None if bucket is None else bucket.reader()
         self.files = FileCache(
@@ -134,16 +143,36 @@ class QueryEngine:
                 f"{self.running} searches run and {self.waiting} wait",
                 hint="Try again in a moment, or narrow the searches that run.",
             )
-        await self.enter()
+        return await self._begin(request, look, details=False)
+
+    async def open_details(self, request: QueryRequest) -> RunningSearch:
+        """Looks for records of one run that the caller knows; close it. Needs no slot.
+
+        Raises `StoreUnavailable`.
+        """
+        return await self._begin(request, open_view, details=True)
+
+    def hot_records(self, request: QueryRequest) -> Iterator[pa.RecordBatch]:
+        """The records in this node's journal, without a database and without the store. Blocks."""
+        pin = self._sources.pin()
+        try:
+            hot = HotRecords(pin, self._sources.encode, request.bounds, request.fqn, request.run)
+            yield from hot.records(request.bounds)
+        finally:
+            pin.release()
+
+    async def _begin(self, request: QueryRequest, look: Look, *, details: bool) -> RunningSearch:
+        await self.enter(details=details)
         try:
             view = await look(self._sources, request)
             try:
-                running = RunningSearch(self, request, view, self._database(request))
+                database = self._database(request)
+                running = RunningSearch(self, request, view, database, details=details)
             except BaseException:
                 view.release()
                 raise
         except BaseException:
-            self.leave()
+            self.leave(details=details)
             raise
         try:
             await running.start()
@@ -172,12 +201,16 @@ class QueryEngine:
         self.copies.close()
         self.files.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._detail_threads.shutdown(wait=False, cancel_futures=True)
         self._scanning.shutdown(wait=False, cancel_futures=True)
         if self._fetcher is not None:
             self._fetcher.close()
 
-    async def enter(self) -> None:
+    async def enter(self, *, details: bool = False) -> None:
         """Waits for a slot and takes it. Searches that nobody reads make room."""
+        if details:
+            await self._detail_places.acquire()
+            return
         self.waiting += 1
         try:
             self._make_room()
@@ -212,9 +245,12 @@ class QueryEngine:
             del self._paused[search]
             search.let_go()
 
-    def leave(self) -> None:
+    def leave(self, *, details: bool = False) -> None:
         """Gives a slot back."""
         self.databases.watch()
+        if details:
+            self._detail_places.release()
+            return
         self.running -= 1
         if not self.running:
             self._quiet.set()
@@ -258,9 +294,10 @@ class QueryEngine:
         connect = ProcessConnection if separate else in_this_process
         return LockedDatabase(self.settings, folders, spill, self._bucket, connect)
 
-    def in_thread(self, call: Callable[[], T]) -> asyncio.Future[T]:
+    def in_thread(self, call: Callable[[], T], *, details: bool = False) -> asyncio.Future[T]:
         """`call` in one of the searches' threads, from now on."""
-        return asyncio.get_running_loop().run_in_executor(self._threads, call)
+        threads = self._detail_threads if details else self._threads
+        return asyncio.get_running_loop().run_in_executor(threads, call)
 
 
 def _place(store: ObjectStore) -> Callable[[str], str]:

@@ -96,6 +96,8 @@ class Selected:
 class HotRecords:
     """What the journal held beyond its confirmed segments when it was pinned, within `bounds`.
 
+    Or from the position `since` on, if that is given.
+
     With `start`, of the runs that have records at or above this position; what these runs had
     before comes as well, since a line that names no level has that of the line before.
     """
@@ -108,10 +110,12 @@ class HotRecords:
         fqn: str | None,
         run: str | None,
         start: int = 0,
+        since: int | None = None,
     ) -> None:
+        since = pin.confirmed_pos if since is None else since
         exact = RunKey(fqn, run) if fqn is not None and run is not None else None
         times = (ulid.time_ms(bounds.low), ulid.time_ms(bounds.high))
-        self._batches = pin.batches(run=exact, start=pin.confirmed_pos, times=times)
+        self._batches = pin.batches(run=exact, start=since, times=times)
         self._encode = encode
         rows = self._batches.rows
         wanted = np.array(

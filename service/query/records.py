@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -41,17 +42,35 @@ def run_records(engine: QueryEngine) -> Callable[[RunKey, int, int], AsyncIterat
 
 
 def run_details(engine: QueryEngine) -> Details:
-    """What gives all but the text of a run's records; they lie between two ULIDs."""
+    """What gives all but the text of a run's records; they lie between two ULIDs.
+
+    It takes no slot of searches. The journal has most of what is read while a run is written.
+    """
 
     async def details(key: RunKey, low: int, high: int, wanted: pa.Array) -> Known:
         request = QueryRequest(low=low, high=high, fqn=key.fqn, run=key.run, descending=False)
-        found: list[pa.RecordBatch] = []
-        async with await engine.open(request) as search:
+
+        def chosen(batch: pa.RecordBatch) -> pa.RecordBatch:
+            known = pc.is_in(batch.column("ulid"), value_set=wanted)
+            return batch.select(list(DETAILS)).filter(known).cast(_DETAILS)
+
+        def in_journal() -> list[pa.RecordBatch]:
+            return [chosen(batch) for batch in engine.hot_records(request)]
+
+        found = await asyncio.to_thread(in_journal)
+        if _has_all(found, wanted):
+            return Known(pa.Table.from_batches(found, _DETAILS), ())
+        found = []
+        async with await engine.open_details(request) as search:
             async for batch in search.batches():
-                chosen = pc.is_in(batch.column("ulid"), value_set=wanted)
-                found.append(batch.select(list(DETAILS)).filter(chosen).cast(_DETAILS))
+                found.append(chosen(batch))
             report = search.report
             missing = [*report.missing, *report.unreadable]
         return Known(pa.Table.from_batches(found, _DETAILS), missing)
 
     return details
+
+
+def _has_all(found: Sequence[pa.RecordBatch], wanted: pa.Array) -> bool:
+    ulids = pa.chunked_array([batch.column("ulid") for batch in found], pa.string())
+    return bool(pc.all(pc.is_in(wanted, value_set=ulids)).as_py())

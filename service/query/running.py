@@ -19,7 +19,7 @@ from logstore.search.conditions import patterns
 from service.query.request import QueryRequest
 from service.query.search import Search
 from service.query.table_search import TableSearch
-from service.query.view import View
+from service.query.view import STORE, View
 
 if TYPE_CHECKING:
     from service.query.database import Database
@@ -56,7 +56,11 @@ class RunningSearch:
         request: QueryRequest,
         view: View,
         database: Callable[[], Database],
+        *,
+        details: bool = False,
     ) -> None:
+        """`details`: it has no slot of searches, but a place among readers of records."""
+        self._details = details
         self.request = request
         self.report = view.report
         self.ended = False
@@ -160,13 +164,13 @@ class RunningSearch:
             await asyncio.shield(self._moving)
         if self._stopped is not None:
             raise self._stopped
-        await self._engine.enter()
+        await self._engine.enter(details=self._details)
         self._entered, self._moving = True, None
 
     def _leave(self) -> None:
         if self._entered:
             self._entered = False
-            self._engine.leave()
+            self._engine.leave(details=self._details)
 
     async def count(self) -> int:
         """How many records match, whatever the limit. Raises as `batches`."""
@@ -183,6 +187,7 @@ class RunningSearch:
         report, search = self.report, self._search
         return {
             "complete": report.complete,
+            **({"store": "silent"} if STORE in report.missing else {}),
             "matches": search.matches,
             "next": search.next,
             **report.counts(),
@@ -222,7 +227,7 @@ class RunningSearch:
     async def _give_back(self) -> None:
         """Ends what it does, and lets the database go, if it has one."""
         if self._records is not None or self._database is not None:
-            await self._engine.in_thread(self._clear)
+            await self._engine.in_thread(self._clear, details=self._details)
 
     def _clear(self) -> None:
         records, self._records = self._records, None
@@ -239,7 +244,7 @@ class RunningSearch:
     def _begin(self, call: Callable[[], T]) -> asyncio.Future[T]:
         if self._stopped is not None:
             raise self._stopped
-        self._work = work = self._engine.in_thread(call)
+        self._work = work = self._engine.in_thread(call, details=self._details)
         return work
 
     async def _ended(self, work: asyncio.Future[T]) -> T:
@@ -266,7 +271,8 @@ class RunningSearch:
         seconds, clock = self._engine.settings.stall_seconds, self._engine.clock
         end = clock.monotonic() + seconds
         await clock.sleep(min(_UNREAD_SECONDS, seconds))
-        self._engine.unread(self)
+        if not self._details:
+            self._engine.unread(self)
         if (left := end - clock.monotonic()) > 0:
             await clock.sleep(left)
         self.let_go()

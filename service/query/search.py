@@ -8,7 +8,8 @@ compared. If a cut tile turns out to have held copies, it is read on from the la
 
 A segment, or a file of the table, that turns out unreadable midway is left out, named in the
 report, and the tile is read on from the last record: the rest is still given, and said to be
-partial. Where copies of files were read (`scan_copies`), it is first tried without them.
+partial. Where copies of files were read (`scan_copies`), it is first tried without them. If the
+store does not answer, the search goes on without all that is in it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import pyarrow as pa
 
 from logstore import ulid
-from logstore.errors import Damaged
+from logstore.errors import Damaged, StoreUnavailable
 from logstore.search.conditions import patterns
 from logstore.segments.record_keys import distinct
 from logstore.table.snapshot import TableFile
@@ -213,6 +214,9 @@ class Search:
             except Damaged:
                 if not self._table.without_copies() and not self._leave_out_unreadable(tile):
                     raise
+            except StoreUnavailable:
+                if not self._leave_out_store():
+                    raise
             else:
                 if limit is None or given < limit:
                     return
@@ -258,6 +262,9 @@ class Search:
                 return self._totals_of(self._checked_reads(tile), tile, summary)
             except Damaged:
                 if not self._table.without_copies() and not self._leave_out_unreadable(tile):
+                    raise
+            except StoreUnavailable:
+                if not self._leave_out_store():
                     raise
 
     def _totals_of(self, reads: TableReads, tile: Tile, summary: Summary) -> list[pa.RecordBatch]:
@@ -307,6 +314,10 @@ class Search:
         bounded = _scans(sources, reads).bounded
         values = self._statement.parameters(tile, after, bounded=bounded)
         return values | live.parameters | files | rows
+
+    def _leave_out_store(self) -> bool:
+        self._table.forget()
+        return self._view.leave_out_store()
 
     def _leave_out_unreadable(self, tile: Tile) -> bool:
         """Finds segments and files of the tile that cannot be read and goes on without them."""

@@ -10,6 +10,9 @@
 Segments at or below a mark stay for a grace longer than any search, so what was listed
 is there when it is read; if one is not, the report says so. A segment that was set
 aside is left out and counted. Behind a missing number nothing is read of that node.
+
+If the store does not answer within its deadline, a search finds what the nodes hold, and the report
+says that the store is missing. The same if it falls silent later: the search goes on without it.
 """
 
 from __future__ import annotations
@@ -18,11 +21,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, TypeAlias
 
 from logstore import keys
-from logstore.errors import Damaged, NotFound, Unavailable
+from logstore.errors import Damaged, NotFound, StoreUnavailable, Unavailable
 from logstore.objects.store import Listed, ObjectStore
+from logstore.segments.carry import Carry
+from logstore.segments.columns import record_batches
 from logstore.segments.quarantine import left_out_markers
 from logstore.table.file_index import FileIndex
 from logstore.table.followed import FollowedTable
@@ -32,12 +38,15 @@ from service.query.hot import Encode, HotRecords, Pin
 from service.query.request import QueryRequest
 from service.query.segments import Segment, SegmentCatalog, above_marks, list_above
 from service.query.tiles import Tile, hour_of
+from service.runtime.store_deadline import StoreAnswers, always_answering
 
 Look: TypeAlias = "Callable[[Sources, QueryRequest], Awaitable[View]]"
 """Pins what a search reads; `open_view` is the usual one."""
 Deletion: TypeAlias = "tuple[str, str | None, int]"
 """(fqn, run or None for the whole pipeline, highest deleted ULID)."""
 
+STORE: Final = "the object store"
+"""What is `missing` of a search if the store does not answer."""
 _AT_ONCE: Final = 16  # footers
 # Not those of the loop: a store that says nothing would hold up all that is done in them.
 _looks = ThreadPoolExecutor(8, thread_name_prefix="look")
@@ -95,6 +104,9 @@ class Sources:
     deletions: Callable[[], Awaitable[Sequence[Deletion]]]
     catalog: SegmentCatalog
     others: AskOthers | None = None
+    answers: StoreAnswers = field(default_factory=always_answering)
+    known_deletions: Callable[[], Sequence[Deletion]] = tuple
+    """The deletions that this node knows, without the store."""
 
 
 class Outdated(Unavailable):
@@ -112,7 +124,9 @@ class View:
         files: FileIndex,
         deletions: Sequence[Deletion],
         report: Report,
+        answers: StoreAnswers | None = None,
     ) -> None:
+        self._answers = answers
         self.hot = hot
         self.deletions = deletions
         self.report = report
@@ -134,11 +148,13 @@ class View:
 
     def table_files(self, tile: Tile) -> list[TableFile]:
         """Files of the table that may hold records of the tile."""
+        self._check_store()
         files = self._files.within(tile.low, tile.high)
         return [file for file in files if file.uri not in self._left_out]
 
     def segment_files(self, tile: Tile) -> list[str]:
         """Segments that may hold records of the tile."""
+        self._check_store()
         return [s.uri for s in self._segments.values() if s.meets(tile)]
 
     def size_beside_table(self, tile: Tile) -> int:
@@ -156,27 +172,59 @@ class View:
             self.report.files_failed += 1
             self.report.unreadable[uri[uri.rindex(f"/{keys.TABLE}/") + 1 :]] = reason
 
+    def leave_out_store(self) -> bool:
+        """Goes on with the lines that nodes hold; whether there was anything else to read."""
+        if STORE in self.report.missing:
+            return False
+        self._segments, self._files = {}, FileIndex({})
+        self.report.missing.append(STORE)
+        return True
+
+    def _check_store(self) -> None:
+        """Leaves out what is in the store as soon as that is known not to answer."""
+        reads_store = bool(self._segments) or self._files.count > 0
+        if reads_store and self._answers is not None and self._answers.silent:
+            self.leave_out_store()
+
     def release(self) -> None:
         """Lets the journal's files go."""
         self._pin.release()
 
 
 async def open_view(sources: Sources, request: QueryRequest) -> View:
-    """Pins, lists, opens, in this order. Raises `StoreUnavailable`."""
+    """Pins, lists, opens, in this order; without the store if that does not answer."""
     pin = sources.pin()
-    if sources.others is None:
-        return await open_pinned(sources, request, pin)
     try:
-        found = await sources.others(request)
+        found = None if sources.others is None else await sources.others(request)
+        try:
+            view = await _open(sources, request, pin, None)
+        except StoreUnavailable:
+            view = held_view(sources, request, pin)
     except BaseException:
         pin.release()
         raise
-    view = await open_pinned(sources, request, pin)
+    if found is None:
+        return view
     view.report.nodes.update(found.nodes)
     view.report.missing += [f"records of the node {node}" for node in found.silent]
     if found.records.num_rows:
         view.hot = HotOfAll(view.hot, found.records)
     return view
+
+
+def held_view(sources: Sources, request: QueryRequest, pin: Pin) -> View:
+    """All that the journal holds, also what is in the store by now."""
+    hot = HotRecords(
+        pin,
+        lambda batches: record_batches(batches, Carry()),
+        request.bounds,
+        request.fqn,
+        request.run,
+        since=0,
+    )
+    report = Report(nodes={pin.node}, missing=[STORE])
+    deletions = [d for d in sources.known_deletions() if _concerns(d, request)]
+    return View(pin, hot, (), FileIndex({}), deletions, report)
 
 
 async def open_pinned(
@@ -197,9 +245,9 @@ async def _open(
     sources: Sources, request: QueryRequest, pin: Pin, through: Mapping[str, int] | None
 ) -> View:
     report, bounds = Report(nodes={pin.node}), through or {}
-    loop = asyncio.get_running_loop()
+    look = partial(_looked_up, sources, request, pin, bounds)
     while True:
-        seen = await loop.run_in_executor(_looks, _looked_up, sources, request, pin, bounds)
+        seen = await sources.answers.blocking(_looks, look)
         if seen.whole:
             break  # else it is another table, and holds less
     files = seen.files
@@ -212,7 +260,7 @@ async def _open(
     segments = await _segments(sources, seen.fresh, request, report)
     deletions = [d for d in await sources.deletions() if _concerns(d, request)]
     report.segments, report.files, report.files_skipped = len(segments), files.count, seen.skipped
-    return View(pin, seen.hot, segments, files, deletions, report)
+    return View(pin, seen.hot, segments, files, deletions, report, sources.answers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,9 @@ such a part a cursor has a line number as well (`Manifest.by_ulid`).
 A batch that a client sent to several nodes is in the log once, and was seen if any of its copies
 was: a copy that this node can see by its position, any other by the newest ULIDs in the cursor.
 
+While the store is silent a snapshot has only lines that nodes hold. A place in it is a `HeldPlace`,
+which `settled` turns into a place in the whole log once the store answers.
+
 A cursor of an earlier version (`c1.`) may not name every writer. Everything in the log up to the
 last position that it has seen, of any writer, then counts as seen.
 """
@@ -26,25 +29,54 @@ import numpy as np
 from logstore import ulid as ulids
 from logstore.batch import of_batch, ulid_of
 from logstore.errors import InvalidCursor
-from logstore.position import MOST_NEWEST, Cursor, Position
+from logstore.position import MOST_NEWEST, Cursor, Position, without_number
 from logstore.runs.blocks import Blocks
 from service.runs.chunks import Piece
 from service.runs.elsewhere import Fork
+from service.runs.held_place import PREFIX, HeldPlace
 from service.runs.large_batch import lines_through, records_through
 from service.runs.snapshot import Place, Snapshot, Stretch
 
 _NOWHERE = Position("", 0)
 
 
-def parse_token(token: str) -> Cursor | int:
+def parse_token(token: str) -> Cursor | int | HeldPlace:
     """Parses what a client passed back: a line number or a cursor. Raises `InvalidCursor`."""
     if token.isascii() and token.isdigit() and len(token) < 19:
         return int(token)
-    return Cursor.decode(token)
+    token = without_number(token)
+    return HeldPlace.decode(token) if token.startswith(PREFIX) else Cursor.decode(token)
 
 
-async def line_of(snapshot: Snapshot, where: Cursor | int) -> int:
+async def settled(
+    snapshot: Snapshot, where: Cursor | int | HeldPlace | None
+) -> Cursor | int | None:
+    """The place in this snapshot, of all lines or of those that nodes hold. Raises `Moved`."""
+    held = where if isinstance(where, HeldPlace) else None
+    before = where.before if isinstance(where, HeldPlace) else where
+    if snapshot.held:
+        # Line numbers are of chunks: whoever has one has seen nothing that is in no chunk.
+        known = snapshot.flushed if isinstance(before, int) and before else before
+        return known if held is None else _as_cursor(known).joined(held.seen)
+    if held is None:
+        return before
+    base = await resolved(snapshot, before)
+    behind = base.joined(held.seen)
+    skipped = await _unseen_lines(snapshot, base) - await _unseen_lines(snapshot, behind)
+    return behind if skipped == held.lines else before
+
+
+def _as_cursor(where: Cursor | int | None) -> Cursor:
+    return where if isinstance(where, Cursor) else Cursor()
+
+
+async def _unseen_lines(snapshot: Snapshot, where: Cursor) -> int:
+    return sum([end - start for start, end in await unseen(snapshot, where)])
+
+
+async def line_of(snapshot: Snapshot, where: Cursor | int | HeldPlace) -> int:
     """The number of the first line that was not seen. Raises `Moved`."""
+    where = await settled(snapshot, where) or 0
     if isinstance(where, int):
         if where < 0:
             raise InvalidCursor(f"not a line number: {where}", field="after")
@@ -65,8 +97,9 @@ async def token_at(snapshot: Snapshot, line: int) -> str:
     return (await cursor_at(snapshot, line)).encode_numbered(line)
 
 
-async def resolved(snapshot: Snapshot, where: Cursor | int | None) -> Cursor:
+async def resolved(snapshot: Snapshot, where: Cursor | int | HeldPlace | None) -> Cursor:
     """The same place as a cursor that names every writer. Raises `Moved`."""
+    where = await settled(snapshot, where)
     if isinstance(where, Cursor) and where.complete:
         return where
     return await cursor_at(snapshot, 0 if where is None else await line_of(snapshot, where))
@@ -152,8 +185,11 @@ def _in_blocks(blocks: Blocks, number: int) -> int | None:
     return int(blocks["line"][at]) + inside
 
 
-async def unseen(snapshot: Snapshot, where: Cursor | int | None) -> list[tuple[int, int]]:
+async def unseen(
+    snapshot: Snapshot, where: Cursor | int | HeldPlace | None
+) -> list[tuple[int, int]]:
     """Ranges of lines that were not seen, in order. Raises `Moved`."""
+    where = await settled(snapshot, where)
     found: list[tuple[int, int]] = []
     if isinstance(where, Cursor):
         left = await snapshot.elsewhere.left(_unseen_writers(snapshot, where))

@@ -91,12 +91,15 @@ class OtherNodes(Protocol):
         """Whether there may be any."""
         ...
 
-    async def lines(self, key: RunKey) -> Elsewhere:
-        """Lines of the run beyond the chunks. To be asked before the manifest is read."""
+    async def lines(self, key: RunKey, *, held: bool = False) -> Elsewhere:
+        """Lines of the run beyond the chunks. To be asked before the manifest is read.
+
+        `held`: nobody asks the store, and those that answer give what their journals hold.
+        """
         ...
 
-    async def runs(self, fqn: str | None) -> RunsElsewhere:
-        """Runs with lines beyond the chunks, of a pipeline or of all."""
+    async def runs(self, fqn: str | None, *, held: bool = False) -> RunsElsewhere:
+        """Runs with lines beyond the chunks, of a pipeline or of all; `held`: as in `lines`."""
         ...
 
     async def highest(self, fqn: str, run: str | None) -> tuple[int, tuple[str, ...]]:
@@ -122,10 +125,10 @@ class NoOtherNodes:
     def __bool__(self) -> bool:
         return False
 
-    async def lines(self, key: RunKey) -> Elsewhere:  # noqa: ARG002
+    async def lines(self, key: RunKey, *, held: bool = False) -> Elsewhere:  # noqa: ARG002
         return NOWHERE
 
-    async def runs(self, fqn: str | None) -> RunsElsewhere:  # noqa: ARG002
+    async def runs(self, fqn: str | None, *, held: bool = False) -> RunsElsewhere:  # noqa: ARG002
         return RunsElsewhere()
 
     async def highest(self, fqn: str, run: str | None) -> tuple[int, tuple[str, ...]]:  # noqa: ARG002

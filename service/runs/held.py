@@ -131,11 +131,20 @@ class HeldLines:
         return list(found.items())
 
     @asynccontextmanager
-    async def of(self, key: RunKey) -> AsyncIterator[list[Held]]:
+    async def of(self, key: RunKey, *, journal_only: bool = False) -> AsyncIterator[list[Held]]:
         """All batches of the run that some manifest may lack, as long as the block runs.
 
-        Raises `NodeNotReady`, `StoreUnavailable`.
+        `journal_only`: those in the journal, without the store. Else it raises `NodeNotReady`,
+        `StoreUnavailable`.
         """
+        if journal_only:
+            with self._pin() as pin:
+                source = Source(pin.batches(run=key), pin.end_pos)
+                indexes = in_range(source, key, 0)
+                yield [Held(source, indexes, self._files(pin, source, indexes))] * bool(
+                    len(indexes)
+                )
+            return
         await self._progress.until_started()
         with self._pin() as pin:
             segments, low = self._backlog.now(), self._progress.first_unflushed(key)

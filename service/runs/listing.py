@@ -3,6 +3,9 @@
 A pipeline's runs include those that OpenMetadata wrote and nobody has imported. Such runs alone
 do not make a pipeline: their folder does not give its name back, and the caller may not be
 allowed to see a name that nobody used.
+
+If the store does not answer, lists have what the nodes hold: runs with lines in journals, without
+what their clients reported, and without a place where another page begins.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterable
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +22,7 @@ import numpy as np
 from logstore import keys
 from logstore import ulid as ulids
 from logstore.batch import RunKey, lowest_and_highest
-from logstore.errors import InvalidCursor, NotFound
+from logstore.errors import InvalidCursor, NodeNotReady, NotFound, StoreUnavailable
 from logstore.names import decode, encode
 from logstore.objects.store import ObjectStore
 from logstore.runs.manifest import Manifest, manifest_at
@@ -30,6 +34,7 @@ from service.runs.openmetadata.layout import Upstream
 from service.runs.pending import FlushProgress
 from service.runs.pin import Pin
 from service.runs.run_pages import (
+    ListedRun,
     NamePage,
     Newest,
     RunEntry,
@@ -43,6 +48,7 @@ from service.runs.run_pages import (
 from service.runs.snapshot import Snapshot, Snapshots
 
 _READERS = 16
+_HELD_RUNS = 64  # of which the one that began last is looked for
 _READ_PIPELINES = 10_000  # for one page
 _AFTER_NAME = "n1."
 
@@ -89,7 +95,39 @@ class Listing:
         report: Callable[[RunKey], Awaitable[Report | None]],
     ) -> RunPage:
         """Gives a page of a pipeline's runs, as `RunPages.page`."""
-        return await self._list.page(fqn, wanted, limit, after, now_ms=now_ms, report=report)
+        try:
+            return await self._list.page(fqn, wanted, limit, after, now_ms=now_ms, report=report)
+        except (StoreUnavailable, NodeNotReady):
+            if after is not None:  # the next try goes on there
+                return RunPage([], after, held=True)
+            return await self._held_page(fqn, wanted, limit)
+
+    async def _held_page(self, fqn: str, wanted: RunFilter, limit: int) -> RunPage:
+        """Runs of which nodes hold lines; their states are not known, nor their outcomes."""
+        wanted = replace(wanted, states=frozenset())
+        hot = await self._held(fqn)
+        found = [] if wanted.outcomes else await self._held_runs(hot, wanted, limit)
+        return RunPage([ListedRun(run, None) for run in found], None, hot.silent, held=True)
+
+    async def _held_runs(self, hot: _Hot, wanted: RunFilter, limit: int) -> list[RunSummary]:
+        """At most `limit` of them, newest first."""
+        found: list[RunSummary] = []
+        for key in hot.keys:
+            if wanted.name is not None and wanted.name.fullmatch(key.run) is None:
+                continue
+            async with self._snapshots.held(key) as snapshot:
+                summary = await _of_snapshot(snapshot)
+            if summary is not None and wanted.admits(summary):
+                found.append(summary)
+            if len(found) == limit:
+                break
+        return sorted(found, key=lambda s: (s.first_ms or 0, s.run), reverse=True)
+
+    async def newest_held(self, fqn: str) -> Newest:
+        """The run that began last of those of which nodes hold lines, without the store."""
+        hot = await self._held(fqn)
+        found = await self._held_runs(hot, RunFilter(), _HELD_RUNS)
+        return Newest(found[0] if found else None, hot.silent)
 
     async def runs(self, fqn: str, limit: int) -> list[RunSummary]:
         """The runs of a pipeline, newest first. Raises `StoreUnavailable`, `Damaged`."""
@@ -177,8 +215,21 @@ class Listing:
     ) -> NamePage:
         """At most `limit` names of pipelines that have runs, in the order of their keys.
 
-        Fewer if many folders of pipelines have none. Raises `StoreUnavailable`.
+        Fewer if many folders of pipelines have none.
         """
+        try:
+            return await self._pipeline_page(wanted, limit, after)
+        except (StoreUnavailable, NodeNotReady):
+            if after is not None:  # the next try goes on there
+                return NamePage([], after, held=True)
+            hot = await self._held(None)
+            names = sorted({key.fqn for key in hot.keys})
+            names = [name for name in names if wanted is None or wanted.fullmatch(name)]
+            return NamePage(names[:limit], None, hot.silent, held=True)
+
+    async def _pipeline_page(
+        self, wanted: re.Pattern[str] | None, limit: int, after: str | None
+    ) -> NamePage:
         known = await self._hot()
         hot = {encode(key.fqn): key.fqn for key in known.keys}
         behind = _behind_name(after)
@@ -241,17 +292,31 @@ class Listing:
     async def _hot(self, fqn: str | None = None) -> _Hot:
         """Runs, of a pipeline or of all, with undeleted lines in the journal of any node."""
         elsewhere = await self._elsewhere(fqn)
+        own = self._own(self._progress.flushed_pos)
+        theirs = [key for key, _ in [*elsewhere.runs, *self._inherited(fqn)]]
+        return _Hot(list(dict.fromkeys([*own, *theirs])), elsewhere.silent)
+
+    async def _held(self, fqn: str | None) -> _Hot:
+        """As `_hot`, without the store: the newest lines first, also of flushed ones."""
+        elsewhere = await self._elsewhere(fqn, held=True)
+        newest = dict(elsewhere.runs)
+        for key, ulid in self._own(0).items():
+            if fqn in (None, key.fqn):
+                newest[key] = max(ulid, newest.get(key, 0))
+        return _Hot(sorted(newest, key=lambda key: newest[key], reverse=True), elsewhere.silent)
+
+    def _own(self, start: int) -> dict[RunKey, int]:
+        """Runs with undeleted lines in the journal from a position on, and their newest ids."""
+        found: dict[RunKey, int] = {}
         with self._pin() as pin:
-            batches = pin.batches(start=self._progress.flushed_pos)
+            batches = pin.batches(start=start)
             rows = batches.rows
-            found = []
             for number in np.unique(rows["run"]).tolist():
                 key = batches.runs[number]
-                horizon = self._deleted(key)
-                if not horizon or lowest_and_highest(rows[rows["run"] == number])[1] > horizon:
-                    found.append(key)
-        theirs = [key for key, _ in [*elsewhere.runs, *self._inherited(fqn)]]
-        return _Hot(list(dict.fromkeys([*found, *theirs])), elsewhere.silent)
+                newest = lowest_and_highest(rows[rows["run"] == number])[1]
+                if newest > self._deleted(key):
+                    found[key] = newest
+        return found
 
     def _inherited(self, fqn: str | None) -> list[tuple[RunKey, int]]:
         """Runs with undeleted lines of lost nodes that this node brings into chunks."""
@@ -259,9 +324,9 @@ class Listing:
         own = [(key, ulid) for key, ulid in found if fqn in (None, key.fqn)]
         return [(key, ulid) for key, ulid in own if ulid > self._deleted(key)]
 
-    async def _elsewhere(self, fqn: str | None) -> RunsElsewhere:
+    async def _elsewhere(self, fqn: str | None, *, held: bool = False) -> RunsElsewhere:
         """Runs with undeleted lines at other nodes, and their newest ids."""
-        found = await self._others.runs(fqn)
+        found = await self._others.runs(fqn, held=held)
         left = [(key, ulid) for key, ulid in found.runs if ulid > self._deleted(key)]
         return RunsElsewhere(left, found.silent)
 

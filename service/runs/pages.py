@@ -12,17 +12,19 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from logstore import ulid as ulids
 from logstore.batch import RunKey
-from logstore.errors import NotFound
-from logstore.position import Cursor
+from logstore.errors import NotFound, StoreUnavailable
+from logstore.position import Cursor, as_number
 from service.runs.cursors import (
     cursor_at,
     joined_at,
     line_of,
     line_of_record,
     parse_token,
+    settled,
     token_at,
     unseen,
 )
+from service.runs.held_place import HeldPlace, given
 from service.runs.snapshot import Snapshot
 
 MAX_PAGE_BYTES = 16 << 20
@@ -46,7 +48,8 @@ class Page:
     `after` is None when there is no more for now, `before` when nothing comes before.
     `missing` of the requested lines did not fit: they follow `after`. Line numbers count from 0:
     that of the first line, and that of the record around which the page was requested. `silent` are
-    nodes that did not say what they have of the run beyond what is stored.
+    nodes that did not say what they have of the run beyond what is stored. `held`: the store did
+    not answer, and lines, numbers and totals are of what the nodes hold.
     """
 
     text: bytes
@@ -60,11 +63,12 @@ class Page:
     first_line: int
     record_line: int | None = None
     silent: tuple[str, ...] = ()
+    held: bool = False
 
     @property
     def streaming(self) -> bool:
         """Whether more lines may come."""
-        return self.state in ("open", "closing")
+        return self.state in ("open", "closing", "unknown")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +79,8 @@ class Wanted:
     """
 
     limit: int
-    after: Cursor | int | None = None
-    before: Cursor | int | None = None
+    after: Cursor | int | HeldPlace | None = None
+    before: Cursor | int | HeldPlace | None = None
     tail: int | None = None
     around: int | None = None
 
@@ -145,7 +149,7 @@ async def read_page(
         end = min(place.line + wanted.limit, snapshot.lines)
         place = replace(place, start=place.line, end=end)
         found = await read(place.start, place.end)
-    return found, await _page(snapshot, place, found)
+    return found, await _page(snapshot, place, found, wanted)
 
 
 def must_exist(snapshot: Snapshot) -> None:
@@ -155,8 +159,14 @@ def must_exist(snapshot: Snapshot) -> None:
         raise NoLines(key, snapshot.elsewhere.silent)
 
 
-def no_record(key: RunKey, ulid: int) -> NotFound:
-    """The error for a record that the run does not hold."""
+def no_record(snapshot: Snapshot, ulid: int) -> NotFound | StoreUnavailable:
+    """The error for a record that the run does not hold, or that may be in a silent store."""
+    key = snapshot.manifest.key
+    if snapshot.held:
+        return StoreUnavailable(
+            f"no node holds the record {ulids.encode(ulid)}, and the object store does not answer",
+            hint="Try again when it does.",
+        )
     return NotFound(
         f"no record {ulids.encode(ulid)} in the run {key.run!r} of {key.fqn!r}",
         hint="It was deleted or has expired, or it is of another run.",
@@ -179,13 +189,16 @@ async def _around(snapshot: Snapshot, ulid: int, limit: int) -> _Bounds:
     """The record is in the middle, or nearer to an edge at an end of the run."""
     line = await line_of_record(snapshot, ulid)
     if line is None:
-        raise no_record(snapshot.manifest.key, ulid)
+        raise no_record(snapshot, ulid)
     start = max(min(line - limit // 2, snapshot.lines - limit), 0)
     return _Bounds(start, min(start + limit, snapshot.lines), line=line)
 
 
-async def _behind(snapshot: Snapshot, where: Cursor | int | None, limit: int) -> _Bounds:
+async def _behind(
+    snapshot: Snapshot, where: Cursor | int | HeldPlace | None, limit: int
+) -> _Bounds:
     """The first lines that were not seen, up to lines that were seen."""
+    where = await settled(snapshot, where)
     ranges = await unseen(snapshot, where)
     start, end = ranges[0] if ranges else (snapshot.lines, snapshot.lines)
     return _Bounds(
@@ -203,9 +216,12 @@ async def _token_behind(snapshot: Snapshot, seen: Cursor | None, line: int) -> s
     return await token_at(snapshot, line) if same else after.encode_numbered(line)
 
 
-async def _page(snapshot: Snapshot, place: _Bounds, found: FoundLines) -> Page:
+async def _page(snapshot: Snapshot, place: _Bounds, found: FoundLines, wanted: Wanted) -> Page:
     after: str | None = None
-    if found.end < snapshot.lines:
+    if found.end < snapshot.lines and snapshot.held:
+        place_behind = await _held_after(snapshot, found, wanted)
+        after = as_number(place_behind.encode(), found.end)
+    elif found.end < snapshot.lines:
         after = await _token_behind(snapshot, place.seen, found.end)
     return Page(
         text=found.text,
@@ -215,11 +231,21 @@ async def _page(snapshot: Snapshot, place: _Bounds, found: FoundLines) -> Page:
         total_lines=snapshot.lines,
         total_bytes=snapshot.size,
         state=snapshot.state,
-        missing=max(place.end - found.end, 0),
+        # What a page gives of the lines held is one piece: the store may answer before the next.
+        missing=0 if snapshot.held else max(place.end - found.end, 0),
         first_line=found.start,
         record_line=place.line,
         silent=silent_of(snapshot),
+        held=snapshot.held,
     )
+
+
+async def _held_after(snapshot: Snapshot, found: FoundLines, wanted: Wanted) -> HeldPlace:
+    """Where to go on; a page that began at no cursor leaves out the lines before it."""
+    seen = await cursor_at(snapshot, found.end)
+    if wanted.tail is None and wanted.before is None and wanted.around is None:
+        return given(wanted.after, seen, found.end - found.start)
+    return given(None, seen, found.end)
 
 
 def silent_of(snapshot: Snapshot) -> tuple[str, ...]:

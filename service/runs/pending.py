@@ -162,6 +162,11 @@ class FlushProgress:
         """Records that the progress is known."""
         self._started.set()
 
+    @property
+    def is_started(self) -> bool:
+        """Whether the progress is known."""
+        return self._started.is_set()
+
     async def until_started(self) -> None:
         """Waits until the progress is known. Raises `NodeNotReady`."""
         if self._started.is_set():

@@ -26,7 +26,8 @@ from logstore.errors import NotFound, StoreUnavailable
 from logstore.position import Cursor
 from logstore.runs.manifest import Manifest
 from service.runs.chunks import Chunks, Moved
-from service.runs.cursors import cursor_at, joined_at, resolved, unseen
+from service.runs.cursors import cursor_at, joined_at, resolved, settled, unseen
+from service.runs.held_place import HeldPlace, given
 from service.runs.lines import read_lines
 from service.runs.pages import (
     MAX_PAGE_BYTES,
@@ -36,7 +37,7 @@ from service.runs.pages import (
     read_page,
     silent_of,
 )
-from service.runs.snapshot import Place, Snapshot, Snapshots, Stretch
+from service.runs.snapshot import Place, Snapshot, Snapshots, Stretch, fetching
 from service.runs.source_pieces import (
     After,
     Begun,
@@ -140,13 +141,13 @@ def _hot(snapshot: Snapshot, offset: int, size: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class LogPiece:
-    """Whole lines, and the cursor after the last of them; `source`: see `source_pieces`.
+    """Whole lines, and the place after the last of them; `source`: see `source_pieces`.
 
     `seen` lines between the cursor before and the first line were left out, since they were seen.
     """
 
     text: bytes
-    cursor: Cursor
+    cursor: Cursor | HeldPlace
     source: OneSource | None = None
     seen: int = 0
 
@@ -155,7 +156,8 @@ class LogPiece:
 class LogSize:
     """The size of a run's log, and how much of it is in the store under which ETag.
 
-    `silent` are nodes that did not say which lines they have beyond what is stored.
+    `silent` are nodes that did not say which lines they have beyond what is stored. `held`: the
+    store did not answer, and all is of what the nodes hold.
     """
 
     stored_bytes: int
@@ -164,6 +166,7 @@ class LogSize:
     etag: str | None
     state: str
     silent: tuple[str, ...] = ()
+    held: bool = False
 
 
 class RunLogReader:
@@ -182,10 +185,12 @@ class RunLogReader:
         before: str | None = None,
         around: int | None = None,
         max_bytes: int = MAX_PAGE_BYTES,
+        stored: bool = False,
     ) -> Page:
         """At most `limit` lines after a token, before one, the last `tail`, or around a record.
 
-        Fewer if they take more than about `max_bytes`, but one if there is one.
+        Fewer if they take more than about `max_bytes`, but one if there is one. If the store does
+        not answer they are of those that nodes hold, unless only `stored` ones will do.
 
         Raises `NotFound`, `InvalidCursor`, `StoreUnavailable`.
         """
@@ -198,22 +203,31 @@ class RunLogReader:
 
             return (await read_page(snapshot, wanted, lines))[1]
 
-        return await self._snapshots.with_one(key, read)
+        take = self._snapshots.with_one if stored else self._snapshots.read
+        return await take(key, read)
 
     async def batches_after(
         self,
         key: RunKey,
-        cursor: Cursor | int | None,
+        where: Cursor | int | HeldPlace | None,
         *,
         max_bytes: int,
         begun: Begun | None = None,
     ) -> After[LogPiece]:
-        """Lines after a cursor, up to about `max_bytes`; nothing at the hot end.
+        """Lines after a place, up to about `max_bytes`; nothing at the hot end.
 
         Of a batch that was `begun` only the lines that are left.
         """
 
         async def read(snapshot: Snapshot) -> After[LogPiece]:
+            if snapshot.held:
+                return await held_lines(snapshot, where, max_bytes)
+            cursor, again = await settled(snapshot, where), False
+            if isinstance(where, HeldPlace):
+                again = cursor == where.before and where.lines > 0
+            return (await after_cursor(snapshot, cursor))._replace(again=again)
+
+        async def after_cursor(snapshot: Snapshot, cursor: Cursor | int | None) -> After[LogPiece]:
             ranges = await unseen(snapshot, cursor)
             if not ranges:
                 return after_piece(snapshot, None, ranges, 0)
@@ -236,27 +250,39 @@ class RunLogReader:
             piece = LogPiece(found.text, after, source, seen)
             return after_piece(snapshot, piece, ranges, found.end)
 
-        return await self._snapshots.with_one(key, read)
+        return await self._snapshots.read(key, read)
 
-    async def tail_start(self, key: RunKey, lines: int) -> Cursor | int | None:
-        """The cursor before the last `lines` lines; None for the beginning."""
+    async def tail_start(self, key: RunKey, lines: int) -> Cursor | int | HeldPlace | None:
+        """The place before the last `lines` lines; None for the beginning."""
 
-        async def find(snapshot: Snapshot) -> Cursor | int | None:
+        async def find(snapshot: Snapshot) -> Cursor | int | HeldPlace | None:
             start = max(snapshot.lines - lines, 0)
+            if snapshot.held:
+                return HeldPlace(None, await cursor_at(snapshot, start), start)
             if start == 0:
                 return None
             fixed = snapshot.manifest.fixed_lines
             return start if start < fixed else await cursor_at(snapshot, start)
 
-        return await self._snapshots.with_one(key, find)
+        return await self._snapshots.read(key, find)
 
-    async def resolved(self, key: RunKey, cursor: Cursor | int | None) -> Cursor:
+    async def resolved(self, key: RunKey, cursor: Cursor | int | HeldPlace | None) -> Cursor:
         """The same place as a cursor that names every writer of the run."""
 
         async def find(snapshot: Snapshot) -> Cursor:
             return await resolved(snapshot, cursor)
 
         return await self._snapshots.with_one(key, find)
+
+    async def held_text(self, key: RunKey) -> AsyncIterator[bytes]:
+        """Streams the lines that the nodes hold, without the store. Raises `Unavailable`."""
+        async with self._snapshots.held(key) as snapshot:
+            start = 0
+            while start < snapshot.lines:
+                step = partial(read_lines, start=start, end=snapshot.lines, max_bytes=_STEP_BYTES)
+                found = await fetching(snapshot, step)
+                yield found.text
+                start = found.end
 
     def download(
         self, key: RunKey, *, offset: int = 0, size: int | None = None
@@ -272,7 +298,7 @@ class RunLogReader:
 
         async def measure(snapshot: Snapshot) -> LogSize:
             stored = snapshot.chunk_bytes
-            etag = _etag(snapshot) if snapshot.exists else None
+            etag = _etag(snapshot) if snapshot.exists and not snapshot.held else None
             return LogSize(
                 stored,
                 snapshot.size,
@@ -280,9 +306,23 @@ class RunLogReader:
                 etag,
                 snapshot.state,
                 silent_of(snapshot),
+                snapshot.held,
             )
 
-        return await self._snapshots.with_one(key, measure)
+        return await self._snapshots.read(key, measure)
+
+
+async def held_lines(
+    snapshot: Snapshot, where: Cursor | int | HeldPlace | None, max_bytes: int
+) -> After[LogPiece]:
+    """Lines after a place in a snapshot of what nodes hold."""
+    ranges = await unseen(snapshot, where)
+    if not ranges:
+        return after_piece(snapshot, None, ranges, 0)
+    start, end = ranges[0]
+    found = await read_lines(snapshot, start, end, max_bytes)
+    place = given(where, await cursor_at(snapshot, found.end), found.end - start)
+    return after_piece(snapshot, LogPiece(found.text, place), ranges, found.end)
 
 
 def _etag(snapshot: Snapshot) -> str:

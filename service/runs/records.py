@@ -22,7 +22,8 @@ from logstore.batch import RunKey
 from logstore.errors import NotFound
 from logstore.position import Cursor
 from service.runs import ulid_order
-from service.runs.cursors import joined_at, line_of_record, unseen
+from service.runs.cursors import cursor_at, joined_at, line_of_record, settled, unseen
+from service.runs.held_place import HeldPlace, given
 from service.runs.pages import (
     MAX_PAGE_BYTES,
     Page,
@@ -34,7 +35,7 @@ from service.runs.pages import (
 )
 from service.runs.part_lines import read_parts
 from service.runs.parts import SCHEMA, RecordPart, as_records
-from service.runs.snapshot import Snapshot, Snapshots
+from service.runs.snapshot import Snapshot, Snapshots, fetching
 from service.runs.source_pieces import After, OneSource, after_piece, source_of, within_one
 
 DETAILS = ("ulid", "ts", "pos", "level", "connector_id", "attributes")
@@ -78,7 +79,7 @@ class RecordPiece:
     """
 
     parts: Sequence[RecordPart]
-    cursor: Cursor
+    cursor: Cursor | HeldPlace
     seen: int
     source: OneSource | None = None
 
@@ -118,6 +119,7 @@ class RecordReader:
         around: int | None = None,
         by_ulid: bool = False,
         max_bytes: int = MAX_PAGE_BYTES,
+        stored: bool = False,
     ) -> RecordPage:
         """Records of about `limit` lines, as `RunLogReader.page` gives lines.
 
@@ -125,9 +127,10 @@ class RecordReader:
         first line. With `by_ulid` the order is that of ULIDs, and places are of that order.
         Raises `NotFound`, `InvalidCursor`, `StoreUnavailable`.
         """
+        take = self._snapshots.with_one if stored else self._snapshots.read
         if by_ulid:
             wanted = _UlidPage.parsed(limit, after, before, tail, around, max_bytes)
-            return await self._snapshots.with_one(key, wanted.read)
+            return await take(key, wanted.read)
         lines = Wanted.parsed(limit, after=after, before=before, tail=tail, around=around)
 
         async def read(snapshot: Snapshot) -> RecordPage:
@@ -138,14 +141,24 @@ class RecordReader:
             found, page = await read_page(snapshot, lines, parts)
             return RecordPage(key, found.parts, page)
 
-        return await self._snapshots.with_one(key, read)
+        return await take(key, read)
 
     async def after(
-        self, key: RunKey, cursor: Cursor | int | None, *, max_bytes: int
+        self, key: RunKey, where: Cursor | int | HeldPlace | None, *, max_bytes: int
     ) -> After[RecordPiece]:
-        """Records after a cursor, up to about `max_bytes`; nothing at the hot end."""
+        """Records after a place, up to about `max_bytes`; nothing at the hot end."""
 
         async def read(snapshot: Snapshot) -> After[RecordPiece]:
+            if snapshot.held:
+                return await held_records(snapshot, where, max_bytes)
+            cursor, again = await settled(snapshot, where), False
+            if isinstance(where, HeldPlace):
+                again = cursor == where.before and where.lines > 0
+            return (await after_cursor(snapshot, cursor))._replace(again=again)
+
+        async def after_cursor(
+            snapshot: Snapshot, cursor: Cursor | int | None
+        ) -> After[RecordPiece]:
             ranges = await unseen(snapshot, cursor)
             if not ranges:
                 return after_piece(snapshot, None, ranges, 0)
@@ -161,17 +174,22 @@ class RecordReader:
             piece = RecordPiece(found.parts, after, start - found.start, source)
             return after_piece(snapshot, piece, ranges, found.end)
 
-        return await self._snapshots.with_one(key, read)
+        return await self._snapshots.read(key, read)
 
     async def whole(
-        self, key: RunKey, *, by_ulid: bool, max_bytes: int
+        self, key: RunKey, *, by_ulid: bool, max_bytes: int, held: bool = False
     ) -> AsyncIterator[Sequence[RecordPart]]:
         """All records of the run as it is at the first piece, in pieces of about `max_bytes`.
 
-        Raises `NotFound` (with the first piece, or if the run is deleted meanwhile),
-        `StoreUnavailable`.
+        `held`: those that nodes hold, without the store. Raises `NotFound` (with the first piece,
+        or if the run is deleted meanwhile), `StoreUnavailable`.
         """
         at = _Whole(key, by_ulid, max_bytes)
+        if held:
+            async with self._snapshots.held(key) as snapshot:
+                while not at.done:
+                    yield await fetching(snapshot, at.step)
+            return
         while not at.done:
             yield await self._snapshots.with_one(key, at.step)
 
@@ -188,6 +206,20 @@ class RecordReader:
         low, high = min(part.low for part in parts), max(part.high for part in parts)
         known = await details(key, low, high, batch.column("ulid"))
         return ArrowRecords(_detailed(batch, known.records), known.missing)
+
+
+async def held_records(
+    snapshot: Snapshot, where: Cursor | int | HeldPlace | None, max_bytes: int
+) -> After[RecordPiece]:
+    """Records after a place in a snapshot of what nodes hold."""
+    ranges = await unseen(snapshot, where)
+    if not ranges:
+        return after_piece(snapshot, None, ranges, 0)
+    start, end = ranges[0]
+    found = await read_parts(snapshot, start, end, max_bytes)
+    place = given(where, await cursor_at(snapshot, found.end), found.end - start)
+    piece = RecordPiece(found.parts, place, start - found.start)
+    return after_piece(snapshot, piece, ranges, found.end)
 
 
 def _detailed(batch: pa.RecordBatch, known: pa.Table) -> pa.RecordBatch:
@@ -238,9 +270,10 @@ class _UlidPage:
         after = before = None
         if parts:
             last, first = parts[-1].high, parts[0].low
-            if await ulid_order.from_ulid(snapshot, last + 1, 1, 1):
+            # A ULID says nothing of records in the store that were not given.
+            if not snapshot.held and await ulid_order.from_ulid(snapshot, last + 1, 1, 1):
                 after = ulid_order.encode_place(last)
-            if await ulid_order.before_ulid(snapshot, first, 1):
+            if not snapshot.held and await ulid_order.before_ulid(snapshot, first, 1):
                 before = ulid_order.encode_place(first)
         page = Page(
             text=b"",
@@ -253,6 +286,7 @@ class _UlidPage:
             missing=max(sum(end - start for start, end in ranges) - lines, 0) if after else 0,
             first_line=0,
             silent=silent_of(snapshot),
+            held=snapshot.held,
         )
         return RecordPage(snapshot.manifest.key, parts, page)
 
@@ -268,7 +302,7 @@ class _UlidPage:
 
     async def _around(self, snapshot: Snapshot, ulid: int) -> list[ulid_order.LineRange]:
         if await line_of_record(snapshot, ulid) is None:
-            raise no_record(snapshot.manifest.key, ulid)
+            raise no_record(snapshot, ulid)
         half = self.limit - self.limit // 2
         found = await ulid_order.from_ulid(snapshot, ulid, half, MAX_PAGE_BYTES)
         left = self.limit - sum(end - start for start, end in found)

@@ -110,24 +110,28 @@ class Newest(NamedTuple):
 class NamePage(NamedTuple):
     """Names of pipelines, in order, and what to go on behind; None at the end.
 
-    `silent` are nodes that did not say which pipelines they have lines of.
+    `silent` are nodes that did not say which pipelines they have lines of. `held`: the store did
+    not answer, and these are the pipelines of which nodes hold lines.
     """
 
     names: list[str]
     after: str | None
     silent: tuple[str, ...] = ()
+    held: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RunPage:
     """Some runs, and where the next ones begin; None at the end.
 
-    `silent` are nodes that did not say, for the first page, which runs they have lines of.
+    `silent` are nodes that did not say, for the first page, which runs they have lines of. `held`:
+    the store did not answer, and these are runs of which nodes hold lines.
     """
 
     runs: list[ListedRun]
     after: str | None
     silent: tuple[str, ...] = ()
+    held: bool = False
 
 
 class RunEntry(NamedTuple):

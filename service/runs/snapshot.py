@@ -5,6 +5,10 @@ A line that moves meanwhile is found at its new place and left out at its old on
 count from the beginning of the log and never change while a line moves.
 
 A snapshot is taken again when an object that it names has moved.
+
+If the store does not answer, readers that can do without it get a snapshot of what the nodes hold
+(`Snapshots.held`). Nobody knows then which lines come before, so it has no chunks, its line numbers
+count from the first line held, and the run's state is `unknown`.
 """
 
 from __future__ import annotations
@@ -18,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from logstore.batch import Batches, Indexes, Rows, RunKey
-from logstore.errors import StoreUnavailable
+from logstore.errors import NodeNotReady, StoreUnavailable
+from logstore.position import Cursor, Position
 from logstore.runs.manifest import Chunk, Copy, Manifest
 from logstore.runs.manifests import Manifests
 from service.runs.backlog import Backlog
@@ -29,7 +34,7 @@ from service.runs.large_batch import LineIndexes
 from service.runs.pending import FlushProgress
 from service.runs.pin import Pin
 from service.runs.repair.rebuild import RunRebuilder
-from service.runs.selection import in_range, left_out, news
+from service.runs.selection import Source, in_range, left_out, news
 from service.runs.trim import Trimmer
 
 
@@ -77,8 +82,14 @@ class Snapshot:
         line_indexes: LineIndexes,
         elsewhere: Elsewhere = NOWHERE,
         copies: Sequence[Copy] = (),
+        flushed: Cursor | None = None,
     ) -> None:
-        """`copies` are batches that were left out because the log has them from another node."""
+        """`copies` are batches that were left out because the log has them from another node.
+
+        `flushed` is of a snapshot of what nodes hold: all lines in it that are in chunks, too.
+        """
+        self.held = flushed is not None
+        self.flushed = flushed
         self.manifest = manifest
         self.elsewhere = elsewhere
         self.copies = copies
@@ -113,6 +124,8 @@ class Snapshot:
     @property
     def state(self) -> str:
         """The state of the run, including lines that are not in chunks yet."""
+        if self.held:
+            return "unknown"
         if not self.exists:
             return "deleted" if self.manifest.state == "deleted" else "none"
         if self.manifest.state == "open" or self.manifest.asking or not self.stretches:
@@ -154,7 +167,7 @@ T = TypeVar("T")
 _TRIES = 8
 
 
-async def _fetching(snapshot: Snapshot, work: Callable[[Snapshot], Awaitable[T]]) -> T:
+async def fetching(snapshot: Snapshot, work: Callable[[Snapshot], Awaitable[T]]) -> T:
     """The result of `work`, done again whenever a text of another node had to be fetched."""
     while True:
         try:
@@ -178,7 +191,9 @@ class Snapshots:
         rebuilder: RunRebuilder,
         repair: Callable[[RunKey], Awaitable[bool]],
         elsewhere: OtherNodes,
+        silent: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`silent`: whether the store is known not to answer."""
         self._pin = pin
         self._backlog = backlog
         self._manifests = manifests
@@ -190,6 +205,38 @@ class Snapshots:
         self._line_indexes = LineIndexes()
         self.repair = repair
         self._elsewhere = elsewhere
+        self._silent = silent
+
+    async def read(self, key: RunKey, work: Callable[[Snapshot], Awaitable[T]]) -> T:
+        """The result of `work` as by `with_one`; of what nodes hold, if the store does not answer.
+
+        Raises as `with_one`, and `StoreUnavailable` if no node that answers holds lines of the run.
+        """
+        try:
+            if self._silent() and not self._progress.is_started:
+                raise NodeNotReady("the node has not reached its object store yet")
+            return await self.with_one(key, work)
+        except (StoreUnavailable, NodeNotReady):
+            async with self.held(key) as snapshot:
+                if not snapshot.exists:
+                    raise
+                return await fetching(snapshot, work)
+
+    @asynccontextmanager
+    async def held(self, key: RunKey) -> AsyncIterator[Snapshot]:
+        """What this node's journal and the nodes that answer hold of the run. Asks no store."""
+        with self._pin() as pin:
+            elsewhere = await self._elsewhere.lines(key, held=True)
+            horizon, manifest = self._deletions.horizon(key), Manifest(key)
+            sources = [Source(pin.batches(run=key), pin.end_pos), *elsewhere.sources]
+            chosen = [in_range(source, key, 0) for source in sources]
+            kept = await news(sources, chosen, manifest, self._chunks, horizon)
+            tail = [(s.batches, i) for s, i in zip(sources, kept, strict=True)]
+            first = self._progress.first_unflushed(key)
+            flushed = Cursor({pin.node: Position("", first - 1)} if first else {})
+            yield Snapshot(
+                manifest, self._chunks, pin, tail, self._line_indexes, elsewhere, flushed=flushed
+            )
 
     @asynccontextmanager
     async def take(self, key: RunKey) -> AsyncIterator[Snapshot]:
@@ -223,7 +270,7 @@ class Snapshots:
             try:
                 async with self.take(key) as snapshot:
                     if snapshot.known or hopeless or self._rebuilder.hopeless(key):
-                        return await _fetching(snapshot, work)
+                        return await fetching(snapshot, work)
                 hopeless = not await self._rebuilder.run(key)
             except Moved as error:
                 if moved is not None:  # it was no swap between two looks: something is gone

@@ -33,13 +33,16 @@ P = TypeVar("P")
 class After(NamedTuple, Generic[P]):
     """What a snapshot has after a cursor: a piece, None at the hot end, and whether more follows.
 
-    `state` is the run's; `silent` are nodes that did not say which lines they have of it.
+    `state` is the run's; `silent` are nodes that did not say which lines they have of it. `held`:
+    the store did not answer. `again`: the piece begins before lines that were given meanwhile.
     """
 
     piece: P | None
     more: bool
     state: str
     silent: tuple[str, ...] = ()
+    held: bool = False
+    again: bool = False
 
 
 class Begun(NamedTuple):
@@ -93,7 +96,7 @@ def after_piece(
 ) -> After[P]:
     """What the snapshot says with a piece up to line `end`; `ranges` are the unseen ones."""
     more = piece is not None and (end < ranges[0][1] or len(ranges) > 1)
-    return After(piece, more, snapshot.state, silent_of(snapshot))
+    return After(piece, more, snapshot.state, silent_of(snapshot), snapshot.held)
 
 
 async def resumed(

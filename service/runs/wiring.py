@@ -57,7 +57,7 @@ class Surroundings:
     `confirmed_through` waits until all lines below a position are in segments; `last_ulid` gives
     the highest ULID of a run here; `watermark` reads a node's and replaces a damaged one; `records`
     searches all stored lines, None as long as that is impossible; `ended` is called when a run
-    ends; `others` gives the other nodes.
+    ends; `others` gives the other nodes; `silent`: whether the store is known not to answer.
     """
 
     journal: RunJournal
@@ -70,6 +70,7 @@ class Surroundings:
     records: Callable[[], Records | None] = lambda: None
     details: Callable[[], Details | None] = lambda: None
     others: Callable[[Deletions], OtherNodes] = lambda _: NoOtherNodes()
+    silent: Callable[[], bool] = lambda: False
 
 
 def open_run_logs(
@@ -256,6 +257,7 @@ def open_run_logs(
         rebuilder,
         chunk_repairer.repair,
         others,
+        around.silent,
     )
     held = HeldLines(node, journal.pin, backlog, progress)
     events.on_inherited(held.inherited)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from logstore.clock import Clock, Entropy
 from logstore.filesystem import FileSystem
@@ -11,6 +11,7 @@ from logstore.objects.remote import DateSample
 from logstore.objects.store import ObjectStore
 from logstore.syncer import Syncer
 from service.peers.transport import Network
+from service.runtime.store_deadline import StoreAnswers, always_answering
 from service.runtime.threads import Offload, in_thread
 from service.shipping.cut_work import SegmentEncoder
 
@@ -31,5 +32,7 @@ class Seams:
     """The store's last answer's `Date`; None for a store without a clock of its own."""
     problems: Callable[[], list[str]] = list
     """Further problems, as sentences."""
+    answers: StoreAnswers = field(default_factory=always_answering)
+    """Whether the store answers."""
     network: Network | None = None
     """The way to other nodes on the store; None: there are none."""

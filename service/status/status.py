@@ -21,7 +21,13 @@ from logstore import keys
 from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.clock import Clock
-from logstore.errors import InvalidCursor, InvalidInput, NotFound, TailraceError
+from logstore.errors import (
+    InvalidCursor,
+    InvalidInput,
+    NotFound,
+    StoreUnavailable,
+    TailraceError,
+)
 from logstore.runs.report import Report
 from service.runs.run_pages import Newest, RunSummary
 from service.runs.settings import RunSettings
@@ -249,16 +255,22 @@ class Runs(Protocol):
         """The run of a pipeline whose first line is newest."""
         ...
 
+    async def newest_held(self, fqn: str) -> Newest:
+        """That of the runs of which nodes hold lines, without the store."""
+        ...
+
 
 class LastRun(NamedTuple):
     """A pipeline's last run, and its status if it has one.
 
-    `silent` are nodes that did not say whether they have lines of a later one.
+    `silent` are nodes that did not say whether they have lines of a later one. `held`: the store
+    did not answer, and it is the last one of which nodes hold lines.
     """
 
     key: RunKey
     report: Report | None
     silent: tuple[str, ...] = ()
+    held: bool = False
 
 
 class NoRuns(NotFound):
@@ -273,8 +285,14 @@ class NoRuns(NotFound):
 
 async def last_run(status: RunStatus, text: Runs, fqn: str) -> LastRun:
     """The pipeline's last run. Raises `NoRuns` if it has none, `StoreUnavailable`."""
-    reported = (await status.of_pipeline(fqn, limit=1)).reports
-    written, silent = await text.newest(fqn)
+    try:
+        reported = (await status.of_pipeline(fqn, limit=1)).reports
+        written, silent = await text.newest(fqn)
+    except StoreUnavailable:
+        held = await text.newest_held(fqn)
+        if held.run is None:
+            raise
+        return LastRun(RunKey(fqn, held.run.run), None, held.silent, held=True)
     if reported and not (written and _began_after(written, reported[0])):
         return LastRun(reported[0].key, reported[0], silent)
     if written is None:

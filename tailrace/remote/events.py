@@ -70,11 +70,13 @@ class EventParser:
             self._id = value
 
 
-def warn_of_silent(nodes: Iterable[str]) -> None:
-    """Says on stderr which nodes do not answer; none: all answer again."""
+def warn_of_silent(nodes: Iterable[str], *, store: bool = False) -> None:
+    """Says on stderr which nodes do not answer, and the `store`; none: all answer again."""
     names = ", ".join(nodes)
-    said = f"{names} silent: records from there come later" if names else "all answer again"
-    print(f"nodes: {said}", file=sys.stderr)
+    found = [f"{names} silent: records from there come later"] if names else []
+    if store:
+        found.append("the object store does not answer: what comes is what the nodes hold")
+    print(f"nodes: {'; '.join(found) or 'all answer again'}", file=sys.stderr)
 
 
 def _split(line: str) -> tuple[str, str]:

@@ -46,7 +46,8 @@ class SearchFollower(EventFollower):
             reason = orjson.loads(event.data).get("reason")
             print(f"warning: records may be missing: {reason}", file=sys.stderr)
         elif event.name == "silent":
-            warn_of_silent(orjson.loads(event.data).get("nodes", ()))
+            said = orjson.loads(event.data)
+            warn_of_silent(said.get("nodes", ()), store=bool(said.get("store")))
         else:
             self._printer.take([event.data.encode()])
         self.cursor = event.id

@@ -48,6 +48,8 @@ class TorturedStore:
     schedule: Schedule | None = None
     folder: Path | None = None
     swept: int = 0
+    server: int | None = None
+    """The process of the S3 server, if there is one."""
     _segments: dict[str, dict[RunKey, set[str]]] = field(default_factory=dict)
 
     @property
@@ -136,10 +138,11 @@ def tortured_store(
     if reason is not None:
         raise RuntimeError(f"no MinIO here: {reason}")
     with ExitStack() as stack:
-        bucket = stack.enter_context(running_minio(memory_folder(), place)).bucket()
+        minio = stack.enter_context(running_minio(memory_folder(), place))
+        bucket, pid = minio.bucket(), minio.process.pid
         if kind == "minio":
-            yield TorturedStore(bucket.environment, bucket)
+            yield TorturedStore(bucket.environment, bucket, server=pid)
             return
         schedule = Schedule(seed, evenly(RATE))
         url = stack.enter_context(fault_proxy(bucket.endpoint_url, schedule))
-        yield TorturedStore(bucket.through(url).environment, bucket, schedule)
+        yield TorturedStore(bucket.through(url).environment, bucket, schedule, server=pid)

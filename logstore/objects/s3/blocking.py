@@ -40,6 +40,8 @@ class BlockingBucket:
         self._making = Lock()
         self.sent: Callable[[str], None] = lambda _: None
         """Is told of each request, every try, by the name of its operation."""
+        self.gives_up: Callable[[], bool] = lambda: False
+        """Whether a request that failed is not to be tried again: the server is known to hang."""
 
     def ask(self, what: str, operation: str, **parameters: Any) -> dict[str, Any]:
         """The answer to one of botocore's operations; `what` is for errors.
@@ -96,7 +98,7 @@ class BlockingBucket:
                 failure = failure_of(error)
                 if failure is None:
                     raise
-                if failure.code or not left:
+                if failure.code or not left or self.gives_up():
                     raise failure.error(what) from error
                 left -= 1
 

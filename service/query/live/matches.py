@@ -117,6 +117,11 @@ class LiveMatches:
         """The nodes that do not answer."""
         return () if self.others is None else tuple(self.others.silent)
 
+    @property
+    def without_store(self) -> bool:
+        """Whether the store is known not to answer."""
+        return self.sources.answers.silent
+
     async def moment(self, followed: Followed) -> Moment:
         """The live end, between two looks; its pin is to be released. Raises why there is none."""
         while True:
@@ -307,7 +312,9 @@ class LiveMatches:
         try:
             seen = reorder.cursor.seen
             reach = await reach_of(self.others, self.sources, request, pin, seen)
-            async with await self.engine.open(request, reach.everything()) as search:
+            # Records that are not due yet are of the last seconds: journals have them all.
+            look = reach.everything(or_held=True)
+            async with await self.engine.open(request, look) as search:
                 async for batch in search.batches():
                     reorder.wait(pa.Table.from_batches([batch.cast(SCHEMA)], SCHEMA))
         except Outdated:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from logstore import keys, ulid
-from logstore.errors import Damaged, NotFound
+from logstore.errors import Damaged, NotFound, StoreUnavailable
 from logstore.objects.store import ObjectInfo
 from logstore.search.conditions import All, Column, Compares
 from logstore.table.file_index import FileIndex
@@ -30,7 +30,7 @@ from service.query.live.pins import LivePin
 from service.query.request import QueryRequest
 from service.query.segments import Segment
 from service.query.tiles import Tile
-from service.query.view import Look, Outdated, Report, Sources, View, open_pinned
+from service.query.view import Look, Outdated, Report, Sources, View, held_view, open_pinned
 
 POS = Column("pos")
 
@@ -48,11 +48,19 @@ class Reach:
     through: Mapping[str, int]
     held: Mapping[str, pa.Table]
 
-    def everything(self) -> Look:
-        """The view of a search that looks at nothing beyond."""
+    def everything(self, *, or_held: bool = False) -> Look:
+        """The view of a search that looks at nothing beyond.
+
+        `or_held`: of what the nodes hold, if the store does not answer.
+        """
 
         async def look(sources: Sources, request: QueryRequest) -> View:
-            view = await open_pinned(sources, request, self._again(), self.through)
+            try:
+                view = await open_pinned(sources, request, self._again(), self.through)
+            except StoreUnavailable:
+                if not or_held:
+                    raise
+                view = held_view(sources, request, self._again())
             parts = [part for part in self.held.values() if part.num_rows]
             if parts:
                 view.hot = HotOfAll(view.hot, pa.concat_tables(parts))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from logstore import ulid
-from logstore.errors import InvalidCursor, LimitReached
+from logstore.errors import InvalidCursor, LimitReached, StoreUnavailable
 from service.query.live.cursor import StreamCursor, behind_all
 from service.query.live.followed import Followed
 from service.query.live.matches import LiveMatches
@@ -45,10 +45,14 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Silent:
-    """These nodes do not answer: their newest records come once they do. With none: all do."""
+    """These nodes do not answer: their newest records come once they do. With none: all do.
+
+    `store`: the object store does not answer either, and what needs it comes once it does.
+    """
 
     nodes: tuple[str, ...]
     cursor: StreamCursor
+    store: bool = False
 
 
 class LiveReader:
@@ -64,7 +68,7 @@ class LiveReader:
         self._level = False
         self._mark: int | None = None
         self._gone = False
-        self._silent: tuple[str, ...] = ()
+        self._silent: tuple[tuple[str, ...], bool] = (), False
         self._behind = False
 
     def close(self) -> None:
@@ -91,9 +95,14 @@ class LiveReader:
         while not self._gone:
             if (silent := self._who_is_silent()) is not None:
                 yield silent
-            async with aclosing(self._storage()) as stored:
-                async for piece in stored:
-                    yield piece
+            try:
+                async with aclosing(self._storage()) as stored:
+                    async for piece in stored:
+                        yield piece
+            except StoreUnavailable:
+                yield self._who_is_silent(without_store=True)  # or a heartbeat
+                await self._live.engine.clock.sleep(_SILENT_SECONDS)
+                continue
             if self._mark is None:
                 clock, limits = self._live.engine.clock, self._live.limits
                 if self._behind:  # a node is silent, of which the live end knows more
@@ -123,13 +132,14 @@ class LiveReader:
             self.cursor, self._mark = moment.cursor, moment.mark
         # Else it was outdated, or its window was shorter before and it waits for the live end.
 
-    def _who_is_silent(self) -> Silent | None:
+    def _who_is_silent(self, *, without_store: bool = False) -> Silent | None:
         """Who is, if others are than was said last."""
-        silent = self._live.silent
+        store = without_store or self._live.without_store
+        silent = self._live.silent, store
         if silent == self._silent:
             return None
         self._silent = silent
-        return Silent(silent, self._cursor)
+        return Silent(silent[0], self._cursor, store)
 
     async def _live_end(self, wait: Wait) -> AsyncGenerator[Matches | Silent | None]:
         """Pieces as they come; ends when it is gone, or too far behind."""

@@ -10,7 +10,8 @@
 | fork | killed; its folder is copied, both go on, and the copy is drained until it has left |
 
 Now and then a harm takes longer than a lease, so others count the node as lost and go on without
-it. Each node has its own tormentor: what they do overlaps in every way.
+it. Each node has its own tormentor: what they do overlaps in every way. The store is frozen
+meanwhile (`frost`), but not while a node is drained.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ class Harm:
         self.dice = dice
         self._since: dict[str, float] = {}
         self._lost_at = float("-inf")
+        self.store = asyncio.Lock()
+        """Held while the store is frozen, and by whoever has to bring lines into it."""
 
     @property
     def goes_on(self) -> bool:
@@ -139,7 +142,8 @@ class Tormentor:
         await self._node.start()
 
     async def _drain(self) -> None:
-        self._harm.faults += await self._node.end()
+        async with self._harm.store:
+            self._harm.faults += await self._node.end()
         await self._last()
         await self._node.start()
 
@@ -153,7 +157,8 @@ class Tormentor:
         await self._last()
         await asyncio.sleep(_PAUSE_SECONDS)
         del self._nodes.by_name[copy.name]
-        self._harm.faults += await copy.end_for_good()
+        async with self._harm.store:
+            self._harm.faults += await copy.end_for_good()
 
     def _others(self) -> list[str]:
         """Who is cut off from it: some other node, all of them, the bucket, or everybody."""

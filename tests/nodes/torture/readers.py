@@ -43,7 +43,11 @@ class LiveReader(Follower):
 
     def _take(self, frame: dict[str, str]) -> None:
         if frame.get("event") == "logs":
-            lines = json.loads(frame["data"])["logs"].splitlines()
+            value = json.loads(frame["data"])
+            if value.get("replay"):  # the store answers, and has lines before some that came
+                self._pieces.clear()
+                self.given.clear()
+            lines = value["logs"].splitlines()
             self.given.append(Given(lines, self._last_id, self.connections, frame.get("id")))
         super()._take(frame)
 
@@ -71,7 +75,8 @@ class PageReader:
     """Reads a run page by page, while it grows.
 
     A page that is the newest has no cursor: it is read again, until another one follows it or it
-    has the last lines.
+    has the last lines. What nodes hold while the store is silent counts once the store answers: if
+    it has lines before, the next page begins before those that were given.
     """
 
     def __init__(
@@ -83,6 +88,7 @@ class PageReader:
         self._dice = dice
         self._after: str | None = None
         self._wanted: Counter[str] | None = None
+        self._held: list[Given] = []
         self.seen: list[str] = []
         self.given: list[Given] = []
         self._reading = asyncio.create_task(self._read())
@@ -98,6 +104,14 @@ class PageReader:
         while True:
             page = await self._page()
             lines = [] if page is None else str(page["logs"]).splitlines()
+            if page is not None and "store" in page:
+                if page["after"] is not None:
+                    self._held.append(Given(lines, self._after, upto=page["after"]))
+                    self._after = str(page["after"])
+                await asyncio.sleep(_PAUSE_SECONDS)
+                continue
+            if page is not None and self._held:
+                self._settle(lines)
             if page is not None and (page["after"] is not None or self._are_last(lines)):
                 self.seen += lines
                 self.given.append(Given(lines, self._after, upto=page["after"]))
@@ -106,6 +120,13 @@ class PageReader:
                 self._after = str(page["after"])
             else:
                 await asyncio.sleep(self._dice.uniform(0.0, 2 * _PAUSE_SECONDS))
+
+    def _settle(self, lines: list[str]) -> None:
+        """What was given of held lines counts, unless this page has it again."""
+        held, self._held = self._held, []
+        if not {line for piece in held for line in piece.lines} & set(lines):
+            self.given += held
+            self.seen += [line for piece in held for line in piece.lines]
 
     def _are_last(self, lines: list[str]) -> bool:
         if self._wanted is None:

@@ -34,6 +34,7 @@ from tests.e2e.doors import disagreements, statements
 from tests.e2e.torture_store import TorturedStore
 from tests.nodes.torture.deletions import DeletedRun
 from tests.nodes.torture.flips import Flips
+from tests.nodes.torture.frost import Frost
 from tests.nodes.torture.harm import Harm, Tormentor
 from tests.nodes.torture.network import Network
 from tests.nodes.torture.nodes import Nodes, TorturedNode, three_nodes
@@ -86,6 +87,7 @@ class Torture:
         self._retries = 0
         self._segments = 0
         self._doors = 0
+        self._answers = 0
         self.faults: list[str] = []
 
     @property
@@ -98,7 +100,8 @@ class Torture:
             f"{harms or 'no harm'}, {self._harm.flipped} flipped bits; {len(self._runs)} runs,"
             f" {lines} lines, {deletions} deletions, {self._retries} retries,"
             f" {self._segments} segments in the queue,"
-            f" {self._doors} looks at all ways to read a run, {len(self.faults)} faults"
+            f" {self._doors} looks at all ways to read a run,"
+            f" {self._answers} answers over a frozen store, {len(self.faults)} faults"
         )
 
     async def run(self) -> None:
@@ -118,7 +121,11 @@ class Torture:
                 tasks.create_task(self._delete(client, nodes))
                 if self._store.bucket is not None:
                     tasks.create_task(Flips(self._store.bucket, self._harm).run())
-            self.faults += self._harm.faults
+                assert self._store.server is not None
+                frost = Frost(self._store.server, nodes, self._harm, client, self._runs)
+                tasks.create_task(frost.run())
+            self.faults += [*self._harm.faults, *frost.faults]
+            self._answers = frost.answers
             _say("all harm is done; healing")
             await self._heal(client, nodes)
             _say("comparing")

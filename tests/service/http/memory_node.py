@@ -21,6 +21,7 @@ from logstore.ulid import Minter
 from service.ingest.batch import IncomingBatch, Receipt, Submitted
 from service.journal.format import decode_meta
 from service.journal.writer import Appended
+from service.runs.held_place import HeldPlace
 from service.runs.pages import Page
 from service.runs.parts import RecordPart, as_records
 from service.runs.read import LogPiece, LogSize
@@ -73,11 +74,11 @@ class MemoryRecords:
         self._run_logs = run_logs
 
     async def after(
-        self, key: RunKey, cursor: Cursor | int | None, *, max_bytes: int
+        self, key: RunKey, where: Cursor | int | HeldPlace | None, *, max_bytes: int
     ) -> After[RecordPiece]:
         assert max_bytes > 0
         state = self._run_logs.state(key)
-        seen = cursor.seen(NODE) if isinstance(cursor, Cursor) else -1
+        seen = where.seen(NODE) if isinstance(where, Cursor) else -1
         held = [h for h in self._run_logs.held.get(key, []) if h.pos > seen]
         if not held:
             return After(None, False, state)
@@ -91,7 +92,7 @@ class MemoryRecords:
         raise NotImplementedError
 
     def whole(
-        self, key: RunKey, *, by_ulid: bool, max_bytes: int
+        self, key: RunKey, *, by_ulid: bool, max_bytes: int, held: bool = False
     ) -> AsyncIterator[Sequence[RecordPart]]:
         raise NotImplementedError
 
@@ -132,6 +133,7 @@ class MemoryRunLogs:
         before: str | None = None,
         around: int | None = None,
         max_bytes: int = 1 << 62,
+        stored: bool = False,
     ) -> Page:
         assert around is None, "the node in memory knows no ids of records"
         if self.failures:
@@ -170,10 +172,17 @@ class MemoryRunLogs:
         return min(int(after or 0), total)
 
     async def batches_after(
-        self, key: RunKey, cursor: Cursor | int | None, *, max_bytes: int, begun: object = None
+        self,
+        key: RunKey,
+        where: Cursor | int | HeldPlace | None,
+        *,
+        max_bytes: int,
+        begun: object = None,
     ) -> After[LogPiece]:
         self.reads += 1
         assert begun is None
+        assert not isinstance(where, HeldPlace)
+        cursor = where
         if self.failures:
             raise self.failures.pop(0)
         held, state = list(self.held.get(key, [])), self.state(key)
@@ -207,7 +216,8 @@ class MemoryRunLogs:
     async def tail_start(self, key: RunKey, lines: int) -> Cursor | int | None:
         return max(0, self.whole(key).count(b"\n") - lines)
 
-    async def resolved(self, key: RunKey, cursor: Cursor | int | None) -> Cursor:
+    async def resolved(self, key: RunKey, cursor: Cursor | int | HeldPlace | None) -> Cursor:
+        assert not isinstance(cursor, HeldPlace)
         if isinstance(cursor, Cursor):
             return cursor
         end = 0
@@ -226,6 +236,9 @@ class MemoryRunLogs:
         for start in range(0, len(text), 1000):
             yield text[start : start + 1000]
 
+    def held_text(self, key: RunKey) -> AsyncIterator[bytes]:
+        return self.download(key)
+
     async def size(self, key: RunKey) -> LogSize:
         total = len(self.whole(key))
         closed = key in self.closed
@@ -242,6 +255,9 @@ class MemoryRunLogs:
 
     async def newest(self, fqn: str) -> Newest:
         return Newest(next(iter(await self.runs(fqn, 1)), None))
+
+    async def newest_held(self, fqn: str) -> Newest:
+        return Newest(None)
 
     def _summary(self, key: RunKey) -> RunSummary:
         text = self.whole(key)

@@ -222,6 +222,9 @@ async def test_what_cannot_be_read_is_said_and_no_record_is_left_out(tmp_path: P
     await store.put(bad, b"no segment" * 99)
     async with service(settings_for(tmp_path)) as (client, _):
         await send(client, {"message": "a", "level": "ERROR"}, {"message": "b"})
+        held = await client.get(RUN, params={"format": "ndjson"})
+        assert (held.status_code, parsed(held.text)[1]["complete"]) == (200, True), "no need of it"
+        assert (await client.post(f"{RUN}/close")).json()["state"] == "closed"
         for path in (RUN, f"{RUN}/download"):
             reply = await client.get(path, params={"format": "ndjson"})
             found, stats = parsed(reply.text)

@@ -14,6 +14,7 @@ from logstore import ulid as ulids
 from logstore.batch import RunKey, line_ends
 from logstore.errors import InvalidCursor, NotFound
 from logstore.position import Cursor
+from service.runs.held_place import HeldPlace
 from service.runs.part_lines import read_parts
 from service.runs.parts import RecordPart, as_records
 from service.runs.ulid_order import encode_place
@@ -69,7 +70,7 @@ async def paged_back(world: World, limit: int, *, by_ulid: bool) -> list[RecordP
 
 async def caught_up(world: World) -> list[RecordPart]:
     parts: list[RecordPart] = []
-    cursor: Cursor | None = None
+    cursor: Cursor | HeldPlace | None = None
     while True:
         after = await world.run_logs.records.after(KEY, cursor, max_bytes=61)
         if after.piece is not None:

@@ -20,9 +20,14 @@ from service.runtime.store_check import StoreCheck
 from tests.servers.minio import KMS_KEY, Bucket, Minio
 from tests.simulation.clocks import ManualClock
 
+PATIENCE_SECONDS = 120.0
+
 
 async def checked(store: ObjectStore, *, days: int = 0) -> StoreCheck:
-    check = StoreCheck(store, SystemClock(), texts="pipeline-logs", expiration_days=days)
+    texts = "pipeline-logs"
+    check = StoreCheck(
+        store, SystemClock(), texts=texts, expiration_days=days, first_seconds=PATIENCE_SECONDS
+    )
     await check.first()
     return check
 
@@ -146,7 +151,9 @@ async def test_a_store_that_comes_back_and_cannot_be_used_ends_the_service() -> 
     clock, away = ManualClock(), asyncio.Event()
     away.set()
     async with forgetful_server(away=away) as url, Bucket(url, "bucket").open() as store:
-        check = StoreCheck(store, clock, texts="pipeline-logs", expiration_days=0)
+        check = StoreCheck(
+            store, clock, texts="texts", expiration_days=0, first_seconds=PATIENCE_SECONDS
+        )
         await check.first()
         assert "was not checked" in check.problems()[0]
         away.clear()

@@ -1,0 +1,34 @@
+"""Places in lines that nodes held while the store was silent, as clients pass them back."""
+
+from __future__ import annotations
+
+import pytest
+
+from logstore.errors import InvalidCursor
+from logstore.position import Cursor, Position, as_number
+from service.runs.cursors import parse_token
+from service.runs.held_place import HeldPlace, given
+
+SEEN = Cursor({"a": Position("file", 7)})
+
+
+@pytest.mark.parametrize("before", [None, 0, 12, Cursor({"b": Position("other", 3)})])
+def test_a_place_comes_back_as_it_was(before: Cursor | int | None) -> None:
+    place = HeldPlace(before, SEEN, 5)
+    assert parse_token(place.encode()) == place
+    number = as_number(place.encode(), 17)
+    assert float(number) < 18
+    assert parse_token(number) == place
+
+
+def test_a_place_goes_on_from_where_the_reader_really_was() -> None:
+    later = Cursor({"a": Position("file", 9)})
+    assert given(given(12, SEEN, 5), later, 2) == HeldPlace(12, later, 7)
+
+
+@pytest.mark.parametrize(
+    "text", ["h1.", "h1.e30", "h1.WzEsMiwzXQ", "h1.!", "h1.W251bGwsImM0LiIsLTFd"]
+)
+def test_what_is_no_place_is_refused(text: str) -> None:
+    with pytest.raises(InvalidCursor):
+        parse_token(text)
