@@ -8,13 +8,14 @@ missing or doubled in the end.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Final
 
 import orjson
 
 from logstore import keys
 from logstore.clock import SystemClock, system_entropy
-from logstore.errors import NotFound, PreconditionFailed
+from logstore.errors import NotFound, OutcomeUnknown, PreconditionFailed, Unavailable
 from logstore.objects.store import ObjectStore
 from logstore.state_kinds import kind_of
 from service.runtime.threads import in_thread
@@ -40,22 +41,28 @@ class Flips:
         async with self._bucket.open() as store:
             while self._harm.goes_on:
                 await asyncio.sleep(self._harm.dice.expovariate(1 / _PAUSE_SECONDS))
-                await self._flip_one(store)
+                with suppress(Unavailable):  # the bucket is frozen
+                    await self._flip_one(store)
 
     async def _flip_one(self, store: ObjectStore) -> None:
         key = await self._any_key(store)
         if key is None:
-            return
+            return None
         try:
             info, body = await store.get(key)
             changed = self._changed(body)
-            flipped = await store.put(key, changed, if_match=info.etag)
-        except (NotFound, PreconditionFailed):
-            return  # a node was faster
+            with suppress(OutcomeUnknown):
+                await store.put(key, changed, if_match=info.etag)
+        except (NotFound, PreconditionFailed, Unavailable):
+            return None  # a node was faster, or the bucket is frozen
         self._harm.flipped += 1
         print(f"a bit of {key} flips", flush=True)
         await asyncio.sleep(self._harm.seconds())
-        await self._restore(store, key, flipped.etag)
+        while True:
+            try:
+                return await self._restore(store, key, changed)
+            except (Unavailable, OutcomeUnknown):
+                await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _any_key(self, store: ObjectStore) -> str | None:
         """Each kind as often as the others, however many objects it has."""
@@ -81,7 +88,7 @@ class Flips:
                 continue
             return bytes(changed)
 
-    async def _restore(self, store: ObjectStore, key: str, damaged: str) -> None:
+    async def _restore(self, store: ObjectStore, key: str, damaged: bytes) -> None:
         """Has `verify --repair` name and restore it, while nodes write it, too."""
         faults: list[Fault] = []
         clock, entropy = SystemClock(), system_entropy()
@@ -89,9 +96,9 @@ class Flips:
         repair = StateRepair(store, marks, clock, entropy)
         check = StateCheck(store, Findings(faults.append), repair)
         try:
-            before = (await store.head(key)).etag
+            before = (await store.get(key))[1]
             await check.read(key)
-            after = (await store.head(key)).etag
+            after = (await store.get(key))[1]
         except NotFound:
             return
         if before == damaged and not faults:
