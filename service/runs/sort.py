@@ -83,12 +83,20 @@ class ChunkSorter:
     """Sorts the chunks of one run; its caller holds the run's lock."""
 
     def __init__(
-        self, manifests: Manifests, chunks: Chunks, writer: ChunkWriter, *, chunk_bytes: int
+        self,
+        manifests: Manifests,
+        chunks: Chunks,
+        writer: ChunkWriter,
+        *,
+        chunk_bytes: int,
+        foreign: str,
     ) -> None:
+        """`foreign` is the writer of imported text, which stays before the lines of all nodes."""
         self._manifests = manifests
         self._chunks = chunks
         self._writer = writer
         self._chunk_bytes = chunk_bytes
+        self._foreign = foreign
 
     async def sort(
         self, manifest: Manifest, count: int, known: Mapping[tuple[str, ...], Exchange]
@@ -99,7 +107,11 @@ class ChunkSorter:
         `Moved`, `StoreUnavailable`, `OutcomeUnknown`.
         """
         found: list[Exchange] = []
-        chunks = manifest.chunks[manifest.fixed_chunks : count]
+        chunks = [
+            chunk
+            for chunk in manifest.chunks[manifest.fixed_chunks : count]
+            if self._foreign not in chunk.writers
+        ]
         if len({writer for chunk in chunks for writer in chunk.writers}) < 2:
             return found
         for group in _overlapping(chunks):

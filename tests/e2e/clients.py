@@ -182,7 +182,7 @@ async def download(client: httpx.AsyncClient, key: RunKey) -> bytes:
 
 
 async def query_text(client: httpx.AsyncClient, key: RunKey) -> bytes:
-    """The run's lines as the query gives them, oldest first."""
+    """The run's lines as the query gives them, oldest first; asks until the reply is complete."""
     parameters = {
         "from": "0",
         "fqn": key.fqn,
@@ -191,9 +191,13 @@ async def query_text(client: httpx.AsyncClient, key: RunKey) -> bytes:
         "format": "text",
         "limit": "1000000000",
     }
-    reply = await client.get("/query", params=parameters, timeout=300)
-    reply.raise_for_status()
-    return reply.content
+    async with asyncio.timeout(300):
+        while True:
+            reply = await client.get("/query", params=parameters, timeout=300)
+            reply.raise_for_status()
+            if reply.status_code == httpx.codes.OK:
+                return reply.content
+            await asyncio.sleep(_RETRY_SECONDS)
 
 
 async def close_run(client: httpx.AsyncClient, key: RunKey) -> None:

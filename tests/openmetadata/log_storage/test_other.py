@@ -65,10 +65,12 @@ def test_a_store_that_is_away_is_not_a_run_that_is_not_there() -> None:
         await server.close()
         server.outage.words.update(("get", "head"))
         reply = await server.client.head(f"{ROOT}/logs/{FQN}/{RUN}/download")
-        assert reply.status_code == 503
-        page = await server.client.get(f"{ROOT}/logs/{FQN}/{RUN}")
-        assert (page.status_code, page.json()["code"]) == (503, 503)
-        assert page.json()["message"]
+        assert (reply.status_code, reply.headers["Tailrace-Store"]) == (206, "silent")
+        page = await server.client.get(f"{ROOT}/logs/{FQN}/{RUN}")  # the node still holds its lines
+        assert (page.status_code, page.json()["store"], page.json()["logs"]) == (206, "silent", "a")
+        other = await server.client.get(f"{ROOT}/logs/{FQN}/another")
+        assert (other.status_code, other.json()["code"]) == (503, 503)
+        assert other.json()["message"]
         server.outage.words.clear()
 
     play(scenario)
