@@ -19,6 +19,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
+from urllib.parse import urlencode
 
 import httpx
 import orjson
@@ -225,9 +226,12 @@ class Server:
         reply = await self.client.put(f"{ROOT}/{fqn}/pipelineStatus", json=value)
         assert reply.status_code == 200, reply.text
 
-    async def watch(self, after: str | None = None, run: str = RUN, fqn: str = FQN) -> Viewer:
+    async def watch(
+        self, after: str | None = None, run: str = RUN, fqn: str = FQN, *, tail: int | None = None
+    ) -> Viewer:
         """Opens a live view, and lets what is there arrive."""
-        query = b"" if after is None else b"after=" + after.encode()
+        given = {"after": after, "tail": tail}
+        query = urlencode({k: v for k, v in given.items() if v is not None}).encode()
         path = f"{ROOT}/logs/{fqn}/stream/{run}"
         scope = {
             "type": "http",
