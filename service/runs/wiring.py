@@ -103,7 +103,14 @@ def open_run_logs(
     is_gone = partial(gone, leases)
     remote_state = RemoteState(node, store, prefix=prefix, gone=is_gone)
     merger = ChunkMerger(store, manifests, chunks, locks, tuning)
-    sorter = ChunkSorter(manifests, chunks, writer, chunk_bytes=tuning.chunk_bytes, foreign=WRITER)
+    sorter = ChunkSorter(
+        manifests,
+        chunks,
+        writer,
+        chunk_bytes=tuning.chunk_bytes,
+        foreign=WRITER,
+        enabled=runs.sort_at_close,
+    )
     chunk_repairer = ChunkRepairer(store, manifests, chunks, writer, clock, records=around.records)
     evidence = OrphanEvidence(store, node, prefix=prefix, progress=progress, foreign=WRITER)
     rebuilder = RunRebuilder(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -66,9 +67,12 @@ MOVE_IN_OUTAGES = {
 }
 MOVE_WITH_DAMAGE = {
     *("tailrace_damaged_entries", "tailrace_damaged_manifests", "tailrace_unreadable_segments"),
-    *("tailrace_journal_cut_off_bytes", "tailrace_journal_lost_lines"),
+    "tailrace_journal_cut_off_bytes",
     "tailrace_watermarks_rebuilt",
 }
+# Of the watch around a program's store: tests/service/runtime/test_state_watch.py.
+MOVE_IN_STATE_WATCHES = {"tailrace_damaged_state_objects"}
+MOVE_WITH_LOST_LINES = {"tailrace_journal_lost_lines"}
 MOVE_WITH_TIME = {
     *("tailrace_runs_finalised", "tailrace_chunks_swept", "tailrace_runs_expired"),
     "tailrace_flush_alert_after_failures",
@@ -83,6 +87,8 @@ MOVE_AT_WORK = (
     - MOVE_OVER_HTTP
     - MOVE_IN_OUTAGES
     - MOVE_WITH_DAMAGE
+    - MOVE_WITH_LOST_LINES
+    - MOVE_IN_STATE_WATCHES
     - MOVE_WITH_TIME
     - MOVE_ON_S3
     - MOVE_BY_REPAIR
@@ -95,11 +101,11 @@ MOVE_AT_WORK = (
 
 def test_every_metric_is_in_one_of_these_tests() -> None:
     here = MOVE_AT_WORK | MOVE_IN_OUTAGES | MOVE_WITH_DAMAGE | MOVE_WITH_TIME
-    here |= {"tailrace_forks", "tailrace_cluster_size"}
+    here |= MOVE_WITH_LOST_LINES | {"tailrace_forks", "tailrace_cluster_size"}
     elsewhere = MOVE_IN_SEARCHES | MOVE_OVER_HTTP | MOVE_ON_S3 | MOVE_BY_REPAIR
     elsewhere |= MOVE_BY_REPORTS | MOVE_IN_QUEUES | MOVE_WITH_LEASES
     elsewhere |= MOVE_WITH_COMPACTION | MOVE_BY_SHEDDING | MOVE_BY_ACCESS | MOVE_WITH_A_PROCESS
-    elsewhere |= MOVE_IN_FILE_CACHES | MOVE_BETWEEN_NODES
+    elsewhere |= MOVE_IN_FILE_CACHES | MOVE_BETWEEN_NODES | MOVE_IN_STATE_WATCHES
     assert {metric.name for metric in METRICS} == here | elsewhere
 
 
@@ -199,6 +205,24 @@ def test_the_metrics_of_what_is_not_what_was_written(tmp_path: Path) -> None:
     assert MOVE_WITH_DAMAGE - watched.moved() == set()
 
 
+def test_the_metric_of_lines_that_a_journal_lost(tmp_path: Path) -> None:
+    watched, clients = Watched(tmp_path), Clients()
+
+    async def write(node: Node, clock: VirtualClock) -> None:
+        watched.outage.words = {f"put {keys.SEGMENTS}"}
+        for _ in range(10):
+            await clients.send(node, clock, RUN)
+
+    async def nothing(_: Node, clock: VirtualClock) -> None:
+        await clock.sleep(20)
+
+    watched.live(write, stops=False)
+    watched.outage.words = set()
+    flip(watched)
+    watched.live(nothing, stops=False)
+    assert MOVE_WITH_LOST_LINES - watched.moved() == set()
+
+
 def test_the_metric_of_a_folder_that_was_copied(tmp_path: Path) -> None:
     watched, clients = Watched(tmp_path), Clients()
 
@@ -218,18 +242,23 @@ def test_the_metric_of_a_folder_that_was_copied(tmp_path: Path) -> None:
 
 def damage(watched: Watched) -> None:
     """One byte of the journal's oldest file becomes another; the newest ends in a torn write."""
-    folder = f"{DATA}/journal"
-    names = sorted(name for name, _ in watched.fs.scan(folder) if name.endswith(".wal"))
-    file = watched.fs.open(f"{folder}/{names[0]}", "update")
-    middle = file.size() // 2
-    (byte,) = file.pread(1, middle)
-    file.write_at([bytes([byte ^ 1])], middle)
-    file.sync()
+    folder, names = flip(watched)
     newest = watched.fs.open(f"{folder}/{names[-1]}", "update")
     unused = [item.offset for item in scan(newest, read_header(newest)) if isinstance(item, Unused)]
     newest.write_at([b"torn write"], unused[0] if unused else newest.size())
     newest.sync()
-    file.close()
+
+
+def flip(watched: Watched) -> tuple[str, list[str]]:
+    """Changes a byte in the middle of the oldest journal file; gives the folder and its files."""
+    folder = f"{DATA}/journal"
+    names = sorted(name for name, _ in watched.fs.scan(folder) if name.endswith(".wal"))
+    with closing(watched.fs.open(f"{folder}/{names[0]}", "update")) as file:
+        middle = file.size() // 2
+        (byte,) = file.pread(1, middle)
+        file.write_at([bytes([byte ^ 1])], middle)
+        file.sync()
+    return folder, names
 
 
 async def test_the_metrics_of_searches(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_lines_that_may_have_been_deleted_meanwhile_are_not_served(bulk: bool) -
 
     async def served(clock: VirtualClock) -> None:
         node = await world.start(clock, "a")
-        await clock.sleep(1.0)
+        await clock.sleep(10.0)  # a reader waits for a node that starts, but not for so long
         assert len(batches_in(await downloaded(node, RUN))) == 1
 
     world.play(first)
@@ -56,7 +56,7 @@ def test_a_node_that_was_away_for_less_serves_its_journal() -> None:
 
     async def then(clock: VirtualClock) -> None:
         node = await world.start(clock, "a")
-        await clock.sleep(1.0)
+        await clock.sleep(10.0)  # a reader waits for a node that starts, but not for so long
         assert len(batches_in(await downloaded(node, RUN))) == 1
 
     world.play(first)
