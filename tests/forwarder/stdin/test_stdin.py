@@ -274,7 +274,7 @@ def test_a_signal_ends_a_forwarder_that_has_no_room(tmp_path: Path) -> None:
     dead = ServiceProcess(tmp_path / "never-started")
     words = [f"127.0.0.1:{dead.port}", "--spool-bytes", "2100000"]
     process = start(*words, run="full", spool=tmp_path / "spool", wait=0.1)
-    data = text(numbered(0, 70_000))  # more than there is room for, and less than that and a pipe
+    data = text(numbered(0, 55_000))  # more than there is room for, and less than that and a pipe
     write(process, data)
     size = 1_900_000
     until(lambda: sum(p.stat().st_size for p in (tmp_path / "spool").rglob("*.batch")) > size)
@@ -283,7 +283,7 @@ def test_a_signal_ends_a_forwarder_that_has_no_room(tmp_path: Path) -> None:
     (left,) = re.findall(r"(\d+) records are not delivered yet", said)
     dropped = sum(map(int, re.findall(r"(\d+) records were dropped", said)))
     assert int(left) > 0
-    assert int(left) + dropped <= 70_000 + 1
+    assert int(left) + dropped <= 55_000 + 1
 
 
 @pytest.mark.parametrize(

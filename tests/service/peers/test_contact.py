@@ -76,8 +76,8 @@ def test_another_secret_is_reported_at_both_nodes_though_nobody_reads(apart: Nod
         refused_there = (name, "refuses this node", "nodes.secret")
         refused_here = (name, "asks this node with another nodes.secret", "is refused")
         wait_for(lambda: says(one, *refused_there) and says(one, *refused_here))  # noqa: B023
-        wait_for(lambda: one.output().count("refuses this node, whose") == 1)  # noqa: B023
-        wait_for(lambda: one.output().count("asks this node with another") == 1)  # noqa: B023
+        wait_for(lambda: 1 <= one.output().count("refuses this node, whose") <= 3)  # noqa: B023
+        wait_for(lambda: 1 <= one.output().count("asks this node with another") <= 3)  # noqa: B023
         assert samples(one, "node_questions")['{outcome="wrong-secret"}'] > 0
         assert samples(one, "node_refusals")['{reason="wrong-secret"}'] > 0
         assert samples(one, "nodes_unheard") == {"": 1.0}
