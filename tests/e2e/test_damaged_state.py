@@ -132,6 +132,8 @@ def test_a_node_goes_on_with_an_empty_deletion_and_searches_say_so(
     service.start()
     key = f"{keys.DELETED}{FQN}/.pipeline"
     assert any(key in problem for problem in problems(service))
+    metrics = httpx.get(f"{service.url}/metrics", timeout=60).text
+    assert "\ntailrace_damaged_state_objects 1" in metrics
     assert post(service, ["after"]).status_code == 200
     assert httpx.get(f"{service.url}{RUN}/download", timeout=60).text == "after\n"
     found = httpx.get(f"{service.url}/query", params={"q": "*", "fqn": FQN}, timeout=60)

@@ -70,7 +70,7 @@ MOVE_WITH_DAMAGE = {
     "tailrace_journal_cut_off_bytes",
     "tailrace_watermarks_rebuilt",
 }
-# Of the watch around a program's store: tests/service/runtime/test_state_watch.py.
+# Of the watch around a program's store, so a real one: tests/e2e/test_damaged_state.py.
 MOVE_IN_STATE_WATCHES = {"tailrace_damaged_state_objects"}
 MOVE_WITH_LOST_LINES = {"tailrace_journal_lost_lines"}
 MOVE_WITH_TIME = {
