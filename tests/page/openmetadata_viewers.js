@@ -40,7 +40,10 @@ window.streamed = async (fqn, run, drops) => {
         if (event.eventType === "logs") seen.logs += event.logs;
         else if (event.eventType === "complete") seen.reason = event.reason;
         else if (event.eventType === "error") seen.error = event.message;
-        if (seen.connections <= drops && event.eventType === "logs") aborted.abort();
+        if (seen.connections <= drops && event.eventType === "logs") {
+          aborted.abort();
+          break; // events that had arrived with this one are lost too
+        }
       }
     } catch (error) {
       if (error.name !== "AbortError") throw error;
