@@ -20,6 +20,7 @@
     fixed       so many of the first lines have their final place; may be absent
     by_ulid     true if lines below `fixed` were sorted by ULID so that positions do not say which
                 of them lie before others; absent otherwise
+    abandoned   true if the sweeper closed the run, which nobody had closed; absent otherwise
     partial     what `partial.txt` was made from: bytes, lines, at_ms
     closing     what `logs.txt` is about to become: put, bytes, chunks (ids)
     first_ms, last_ms, flushed_ms   times of the first and last batch, and of the last flush
@@ -48,7 +49,7 @@ Kind = Literal["chunk", "logs"]
 _STATES = ("open", "closing", "closed", "deleted")
 _NAMES = (
     "format version fqn run state generation epoch owner chunks writers closes copies partial "
-    "closing first_ms last_ms flushed_ms asking by_ulid fixed"
+    "closing first_ms last_ms flushed_ms asking by_ulid fixed abandoned"
 )
 _KNOWN = frozenset(_NAMES.split(" "))
 
@@ -123,6 +124,7 @@ class Manifest:
     flushed_ms: int = 0
     fixed: int = 0
     by_ulid: bool = False
+    abandoned: bool = False
     version: str = ""
     others: Mapping[str, Any] = field(default_factory=dict)
 
@@ -195,6 +197,7 @@ class Manifest:
             copies=tuple([copy for copy in self.copies if copy.ulid > t]),
             fixed=sum([chunk.lines for chunk in self.chunks[: self.fixed_chunks] if chunk in kept]),
             by_ulid=self.by_ulid and bool(kept),
+            abandoned=self.abandoned and bool(kept),
             closing=None,
             partial=None,
             first_ms=min([ulids.time_ms(chunk.first) for chunk in kept], default=0),
@@ -225,6 +228,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "format": _FORMAT_BY_ULID if manifest.by_ulid else FORMAT,
         **({"fixed": manifest.fixed} if manifest.fixed else {}),
         **({"by_ulid": True} if manifest.by_ulid else {}),
+        **({"abandoned": True} if manifest.abandoned else {}),
         "version": manifest.version,
         "fqn": manifest.key.fqn,
         "run": manifest.key.run,
@@ -299,6 +303,7 @@ def _decode(value: Mapping[str, Any]) -> Manifest:
         flushed_ms=value["flushed_ms"],
         fixed=value.get("fixed", 0),
         by_ulid=bool(value.get("by_ulid")),
+        abandoned=bool(value.get("abandoned")),
         version=value["version"],
         others={name: kept for name, kept in value.items() if name not in _KNOWN},
     )

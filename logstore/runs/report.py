@@ -27,11 +27,17 @@ FORMAT = 1
 
 
 class Said(NamedTuple):
-    """The fields of a status that the service acts on: `pipelineState`, and `timestamp` or else
-    `startDate` in milliseconds since the epoch. None for a field that is missing or invalid."""
+    """The fields of a status that the service acts on: `pipelineState`, `timestamp` or else
+    `startDate`, `startDate`, `endDate`, and `heartbeat`. Times are milliseconds since the epoch.
+    None for a field that is missing or invalid.
+    """
 
     state: str | None
     moment_ms: int | None
+    started_ms: int | None = None
+    ended_ms: int | None = None
+    heartbeat: bool = False
+    """Whether the client reports again and again while it lives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +103,14 @@ def decode_report(body: bytes) -> Report:
 
 def _said(value: Mapping[str, Any]) -> Said:
     state = value.get("pipelineState")
-    moments = (value.get("timestamp"), value.get("startDate"))
+    moment, started, ended = (
+        time if type(time := value.get(name)) is int else None
+        for name in ("timestamp", "startDate", "endDate")
+    )
     return Said(
         state if isinstance(state, str) else None,
-        next((moment for moment in moments if isinstance(moment, int)), None),
+        started if moment is None else moment,
+        started,
+        ended,
+        value.get("heartbeat") is True,
     )

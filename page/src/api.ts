@@ -16,7 +16,14 @@ export interface LogRecord {
 export interface RunDetails {
   runId: string;
   state: string;
+  /** succeeded, failed, cancelled, lost, unknown; null while it goes on. */
   outcome: string | null;
+  /** What the client of the run reported last. */
+  reported: string | null;
+  started: number | null;
+  ended: number | null;
+  took: number | null;
+  tookFrom: "reported" | "lines" | null;
   attempt: number | null;
   lines: number | null;
   bytes: number;

@@ -25,14 +25,14 @@ export interface Changes extends Compared {
   limits: string;
 }
 
-/** The last run before this one whose outcome is success. Raises `Problem`. */
+/** The last run before this one whose outcome is succeeded. Raises `Problem`. */
 export async function lastGood(fqn: string, run: string, signal: AbortSignal): Promise<string | null> {
   type List = { details: RunDetails[]; after: string | null };
   const own = await json<List>(logsOf(fqn), { name: run, limit: 50 }, signal);
   const began = own.details.find((one) => one.runId === run)?.first ?? Infinity;
   let after: string | undefined;
   for (let page = 0; page < PAGES; page++) {
-    const found = await json<List>(logsOf(fqn), { outcome: "success", limit: 50, after }, signal);
+    const found = await json<List>(logsOf(fqn), { outcome: "succeeded", limit: 50, after }, signal);
     const good = found.details.find((one) => one.runId !== run && (one.first ?? 0) <= began && one.lines !== 0);
     if (good) return good.runId;
     if (found.after === null) return null;

@@ -56,7 +56,7 @@ export class ChangedBar {
     try {
       const good = await lastGood(this.fqn, this.run, signal);
       if (good === null) {
-        this.said.textContent = "No run of this pipeline before this one has the outcome success, so there is nothing to compare with.";
+        this.said.textContent = "No run of this pipeline before this one has the outcome succeeded, so there is nothing to compare with.";
         return;
       }
       this.found = await changes(this.fqn, this.run, good, signal, (chars) => (this.said.textContent = `Comparing with ${good}: ${bytes(chars)} read…`));

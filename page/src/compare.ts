@@ -4,7 +4,7 @@
 import { Problem, type RunDetails } from "./api";
 import { latest } from "./attempts";
 import { h, toast } from "./dom";
-import { badge } from "./home";
+import { badge, kindOf } from "./home";
 import { link, runLink } from "./place";
 import { RunView } from "./run";
 
@@ -45,7 +45,7 @@ export class Compare {
     if (!names.includes(run)) names.unshift(run);
     const said = (name: string): string => {
       const one = runs.find((other) => other.runId === name);
-      return [name, one?.attempt != null ? `attempt ${one.attempt}` : "", one?.outcome ?? one?.state ?? ""].filter(Boolean).join(" · ");
+      return [name, one?.attempt != null ? `attempt ${one.attempt}` : "", one ? kindOf(one) : ""].filter(Boolean).join(" · ");
     };
     const select = h("select", { "aria-label": at ? "Run on the right" : "Run on the left" }, ...names.map((name) => h("option", { value: name }, said(name))));
     select.value = run;

@@ -93,19 +93,26 @@ abstract class List {
   };
 }
 
-const WORDS: Record<string, string> = { partialSuccess: "partial" };
-const wordOf = (run: RunDetails): string => (run.outcome ? WORDS[run.outcome] ?? run.outcome : run.state);
+/** The outcome of a run, or what its client says of it; its state while nobody says anything. */
+export const kindOf = (run: RunDetails): string => (run.outcome === "succeeded" && run.reported === "partialSuccess" ? "partial" : run.outcome ?? run.reported ?? run.state);
+const wordOf = (run: RunDetails): string => (run.outcome === "unknown" ? "ended without outcome" : kindOf(run));
 
-/** The outcome of a run; its state while it has none. */
 export function badge(run: RunDetails, href?: string): HTMLElement {
-  return h(href ? "a" : "span", { class: `badge ${run.outcome ?? run.state}`, href }, wordOf(run));
+  return h(href ? "a" : "span", { class: `badge ${kindOf(run)}`, href, title: run.outcome === "lost" ? "Its client gave no sign of life for too long. The run goes on if it is heard of again." : undefined }, wordOf(run));
+}
+
+/** How long a run took, and from what that is known. */
+export function took(run: RunDetails): { text: string; title: string } {
+  if (run.outcome === null && run.started !== null) return { text: duration(Date.now() - run.started), title: "Since the start that its client reported" };
+  if (run.took === null) return { text: "", title: "" };
+  return { text: duration(run.took), title: run.tookFrom === "reported" ? "From the start to the end that its client reported" : "From its first to its last line: its client did not report start and end" };
 }
 
 /** Attempts before the newest, each a link to its run. */
 function earlier(fqn: string, attempts: RunDetails[]): HTMLElement[] {
   return attempts.slice(0, -1).map((run) => {
     const title = `Attempt ${run.attempt}: ${wordOf(run)}, ${plural(run.lines ?? 0, "line")}, ${bytes(run.bytes)}, ${age(run.last)}`;
-    return h("a", { class: `badge ${run.outcome ?? run.state}`, href: runLink(fqn, run.runId), title }, `#${run.attempt} ${wordOf(run)}`);
+    return h("a", { class: `badge ${kindOf(run)}`, href: runLink(fqn, run.runId), title }, `#${run.attempt} ${wordOf(run)}`);
   });
 }
 
@@ -138,7 +145,7 @@ function cells(run: RunDetails, before?: { lines: number; at: number }, href?: s
     h("td", { class: "n wide" }, run.lines === null ? "" : count(run.lines)),
     h("td", { class: "n wide" }, bytes(run.bytes)),
     h("td", { class: "n wide" }, rate(run, before)),
-    h("td", { class: "wide" }, run.first !== null && run.last !== null ? duration(run.last - run.first) : ""),
+    h("td", { class: "wide", title: took(run).title || undefined }, took(run).text),
     h("td", { title: last }, age(run.last)),
   ];
 }
@@ -150,7 +157,7 @@ const heads = (first: string[]): HTMLElement =>
 function strip(fqn: string, runs: RunDetails[]): HTMLElement {
   const dots = runs.slice().reverse().map((run) => {
     const title = `${run.runId}: ${wordOf(run)}${run.last === null ? "" : `, ${age(run.last)}`}`;
-    return h("a", { class: `dot ${run.outcome ?? run.state}`, href: runLink(fqn, run.runId), title, "aria-label": title, tabindex: "-1" });
+    return h("a", { class: `dot ${kindOf(run)}`, href: runLink(fqn, run.runId), title, "aria-label": title, tabindex: "-1" });
   });
   return h("span", { class: "recent" }, ...dots);
 }
@@ -241,7 +248,7 @@ export class PipelineList extends List {
 }
 
 const STATES = ["open", "closing", "closed"];
-const OUTCOMES = ["success", "failed", "partialSuccess", "stopped", "queued", "running", "none"];
+const OUTCOMES = ["running", "succeeded", "failed", "cancelled", "lost", "unknown"];
 
 export class Runs extends List {
   private readonly controls: Record<"state" | "outcome" | "name", HTMLSelectElement | HTMLInputElement>;

@@ -11,6 +11,7 @@ import { h, isUtc, plural, sayIn, setUtc, toast } from "./dom";
 import { Finder } from "./find";
 import { FindBar } from "./findbar";
 import { Folds } from "./folds";
+import { kindOf } from "./home";
 import { RunLines } from "./lines";
 import { link, replace, runLink } from "./place";
 import { statusOf } from "./status";
@@ -226,7 +227,7 @@ export class RunView {
     this.looked = performance.now();
     try {
       this.known = await detailsOf(this.fqn, this.run, this.closing.signal);
-      if (!this.beside) void this.why.show(this.known?.outcome ?? null, this.closing.signal);
+      if (!this.beside) void this.why.show(this.known && kindOf(this.known), this.closing.signal);
     } catch {
       // What was known stays; the stream says that the service is away.
     }

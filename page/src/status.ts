@@ -1,11 +1,9 @@
 // What is said of a run above its lines: its outcome, whether it is live, how much there is of it.
 
 import type { RunDetails } from "./api";
-import { bytes, count, duration, h, plural } from "./dom";
-import { badge } from "./home";
+import { bytes, count, h, plural } from "./dom";
+import { badge, took } from "./home";
 import type { RunLines } from "./lines";
-
-const OVER = new Set(["success", "failed", "partialSuccess", "stopped"]);
 
 export function statusOf(lines: RunLines, known: RunDetails | null): (Node | string)[] {
   const words: Record<string, string> = { live: "live", connecting: "connecting", lost: "reconnecting", refused: "no access", ended: lines.state === "closed" ? "closed" : "finished" };
@@ -13,7 +11,8 @@ export function statusOf(lines: RunLines, known: RunDetails | null): (Node | str
   const parts = [plural(lines.total, "line"), bytes(lines.bytes)];
   if (lines.connection === "live" && rate) parts.push(`${count(Math.ceil(rate))} lines/s`);
   const state = h("span", { class: `state ${lines.connection}`, title: lines.refusal || undefined }, words[lines.connection] ?? "");
-  if (!known?.outcome || !OVER.has(known.outcome)) return [state, ` ${parts.join(" · ")}`];
-  if (known.first !== null && known.last !== null) parts.push(`took ${duration(known.last - known.first)}`);
-  return [badge(known), state, ` ${parts.join(" · ")}`];
+  if (!known?.outcome) return [state, ` ${parts.join(" · ")}`];
+  const { text, title } = took(known);
+  const length = text ? [" · ", h("span", { class: "took", title }, `took ${text}${known.tookFrom === "lines" ? ", by its lines" : ""}`)] : [];
+  return [badge(known), state, ` ${parts.join(" · ")}`, ...length];
 }

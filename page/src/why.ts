@@ -8,7 +8,7 @@ import type { Finder } from "./find";
 import { styled } from "./rows";
 
 export const SEVERE = "level>=ERROR";
-const BAD = new Set(["failed", "partialSuccess"]);
+const BAD = new Set(["failed", "partial"]);
 const SHOWN_CHARS = 500;
 
 /** What the list of runs says of one run; null while nothing is known of it. */

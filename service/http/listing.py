@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel
@@ -17,13 +17,11 @@ from service.http.pages import must_know, named
 from service.http.settings import PageSettings
 from service.http.targets import BASE, one_of_each, refuse_unknown, run_key
 from service.http.targets import name as component_name
+from service.runs.outcomes import FILTERS
 from service.runs.run_pages import ListedRun, RunFilter, name_pattern
-from service.status.endings import STATES
 
 _MAX_RUNS = 10_000
 _STATES: Final = ("open", "closing", "closed")
-_UNSAID: Final = "none"
-_OUTCOMES: Final = (*sorted(STATES), _UNSAID)
 _RUN_PARAMETERS: Final = ("limit", "after", "state", "outcome", "name", "from", "to")
 _PIPELINE_PARAMETERS: Final = ("limit", "after", "name")
 _AFTER: Final = "`after` of the page before."
@@ -36,8 +34,19 @@ class RunDetails(BaseModel):
 
     runId: str  # noqa: N815 -- the wire's spelling
     state: str
-    outcome: str | None
+    outcome: Literal["succeeded", "failed", "cancelled", "lost", "unknown"] | None
+    """How the run ended; null while it goes on. `unknown`: it was closed, and nobody said how it
+    ended. `lost`: its client died; null again if it is heard of."""
+    reported: str | None
     """The `pipelineState` of the run's status; null if its client has sent none."""
+    started: int | None
+    """When the run began: `startDate` of its status; null if its client did not say."""
+    ended: int | None
+    """When it ended: `endDate` of its status; null if its client did not say."""
+    took: int | None
+    """Milliseconds from `started` to `ended`; without both from `first` to `last`."""
+    tookFrom: Literal["reported", "lines"] | None  # noqa: N815
+    """What `took` is from; null without it."""
     attempt: int | None
     """`attempt` of the run's status, or of its `metadata`; null if it does not say."""
     lines: int | None
@@ -122,6 +131,7 @@ def listing_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRo
             wanted if seen is None else seen.pattern(wanted),
             min(limit, _MAX_RUNS),
             after or None,
+            reported=node.status,
         )
         is_partial(response, held=found.held)
         about = named(found.silent, held=found.held)
@@ -144,7 +154,7 @@ def listing_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRo
             str | None, Query(description=f"{', '.join(_STATES)}; several with commas.")
         ] = None,
         outcome: Annotated[
-            str | None, Query(description=f"{', '.join(_OUTCOMES)}; several with commas.")
+            str | None, Query(description=f"{', '.join(FILTERS)}; several with commas.")
         ] = None,
         name: Annotated[str | None, Query(description=_NAME)] = None,
         start: Annotated[
@@ -159,7 +169,9 @@ def listing_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRo
         high_ms = parse_moment(end, now_ms=now_ms, field="to") if end else None
         wanted = RunFilter(
             states=one_of_each(state, "state", _STATES, f"States are {', '.join(_STATES)}."),
-            outcomes=_outcomes(outcome),
+            outcomes=one_of_each(
+                outcome, "outcome", FILTERS, f"Outcomes are {', '.join(FILTERS)}."
+            ),
             low_ms=parse_moment(start, now_ms=now_ms, field="from") if start else None,
             # Ids may be ahead of the clock: "up to now" has no bound.
             high_ms=high_ms if high_ms is not None and high_ms < now_ms else None,
@@ -171,7 +183,7 @@ def listing_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRo
             min(limit, _MAX_RUNS),
             after or None,
             now_ms=now_ms,
-            report=node.status.get,
+            reported=node.status,
         )
         is_partial(response, held=found.held)
         if not found.runs and not after and not found.silent and not found.held:
@@ -220,21 +232,28 @@ def listing_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRo
     return router
 
 
-def _outcomes(text: str | None) -> frozenset[str | None]:
-    words = one_of_each(text, "outcome", _OUTCOMES, f"Outcomes are {', '.join(_OUTCOMES)}.")
-    return frozenset(None if word == _UNSAID else word for word in words)
-
-
 def _newest(listed: ListedRun) -> tuple[int, str]:
-    return listed.run.first_ms or 0, listed.run.run
+    return listed.run.began_ms, listed.run.run
 
 
 def _details(listed: ListedRun) -> dict[str, Any]:
-    run, report = listed
+    run, report, outcome = listed
+    said = None if report is None else report.said
+    started, ended = (None, None) if said is None else (said.started_ms, said.ended_ms)
+    took, source = None, None
+    if started is not None and ended is not None:
+        took, source = max(ended - started, 0), "reported"
+    elif run.first_ms is not None and run.last_ms is not None:
+        took, source = run.last_ms - run.first_ms, "lines"
     return {
         "runId": run.run,
         "state": run.state,
-        "outcome": None if report is None else report.said.state,
+        "outcome": outcome,
+        "reported": None if said is None else said.state,
+        "started": started,
+        "ended": ended,
+        "took": took,
+        "tookFrom": source,
         "attempt": None if report is None else _attempt(report.value),
         "lines": run.lines,
         "bytes": run.bytes,

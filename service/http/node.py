@@ -8,19 +8,18 @@ Cursors towards clients are text: a decimal line offset, or `Cursor.encode()`.
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from logstore.batch import RunKey
 from logstore.position import Cursor
-from logstore.runs.report import Report
 from service.ingest.batch import IncomingBatch, Receipt, Submitted
 from service.runs.held_place import HeldPlace
 from service.runs.pages import Page
 from service.runs.parts import RecordPart
 from service.runs.read import LogPiece, LogSize
 from service.runs.records import ArrowRecords, RecordPage, RecordPiece
-from service.runs.run_pages import NamePage, Newest, RunFilter, RunPage
+from service.runs.run_pages import NamePage, Newest, ReportedRuns, RunFilter, RunPage
 from service.runs.source_pieces import After, Begun
 from service.status.status import RunStatus
 from service.tail import Tail
@@ -142,13 +141,18 @@ class RunListing(Protocol):
         after: str | None,
         *,
         now_ms: int,
-        report: Callable[[RunKey], Awaitable[Report | None]],
+        reported: ReportedRuns,
     ) -> RunPage:
         """Some runs of a pipeline, those changed last first. Raises `InvalidCursor`."""
         ...
 
     async def pipeline_page(
-        self, wanted: re.Pattern[str] | None, limit: int, after: str | None
+        self,
+        wanted: re.Pattern[str] | None,
+        limit: int,
+        after: str | None,
+        *,
+        reported: ReportedRuns,
     ) -> NamePage:
         """Names of pipelines that have runs. Raises `InvalidCursor`."""
         ...

@@ -40,9 +40,11 @@ from service.http import sse
 from service.http.body import json_object
 from service.http.node import NodeApi
 from service.http.targets import ROOT, name, run_key
+from service.runs.outcomes import REPORTED
 from service.runtime.counters import HttpCounters
-from service.status.endings import STATES
 
+HEARTBEAT: Final = "Tailrace-Heartbeat"
+"""In the reply to a status with `"heartbeat": true`: seconds until the client is to repeat it."""
 _EVENTS = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
 _OBJECT = {"content": {"application/json": {"schema": {"type": "object"}}}}
 _TAKES: dict[str, Any] = {"requestBody": {"required": True, **_OBJECT}}
@@ -58,10 +60,15 @@ _TAKES_STATUS: dict[str, Any] = {
                     "required": ["runId"],
                     "properties": {
                         "runId": {"type": "string", "minLength": 1},
-                        "pipelineState": {"enum": [*sorted(STATES), None]},
+                        "pipelineState": {"enum": [*sorted(REPORTED), None]},
                         "startDate": _MILLISECONDS,
                         "timestamp": _MILLISECONDS,
                         "endDate": _MILLISECONDS,
+                        "heartbeat": {
+                            "type": "boolean",
+                            "description": "Whether the client repeats this status while it lives,"
+                            f" every so many seconds as the reply's `{HEARTBEAT}` says.",
+                        },
                     },
                 }
             }
@@ -109,7 +116,11 @@ def status_routes(node: NodeApi) -> APIRouter:
         run = _checked(value)
         check_name(run, "runId")
         key = RunKey(name(fqn.encode(), "fqn"), run)
-        return _json((await node.status.put(key, value)).body)
+        report = await node.status.put(key, value)
+        reply = _json(report.body)
+        if report.said.heartbeat:
+            reply.headers[HEARTBEAT] = f"{node.status.heartbeat_seconds:g}"
+        return reply
 
     @router.get(
         "/{fqn}/pipelineStatus/{runId}",
@@ -247,11 +258,11 @@ def _listed(reports: list[Report], paging: dict[str, Any] | None) -> Response:
 def _checked(value: dict[str, Any]) -> str:
     """The run of a status whose known fields are valid. Raises `InvalidInput`."""
     state = value.get("pipelineState")
-    if state is not None and not (isinstance(state, str) and state in STATES):
+    if state is not None and not (isinstance(state, str) and state in REPORTED):
         raise InvalidInput(
             f"pipelineState is {str(state)[:40]!r}",
             field="pipelineState",
-            hint=f"One of {', '.join(sorted(STATES))}.",
+            hint=f"One of {', '.join(sorted(REPORTED))}.",
         )
     for field in _TIMES:
         if type(value.get(field, 0)) is not int and value[field] is not None:

@@ -332,7 +332,7 @@ class Closer:
             return newest.writers if same else None
 
         async with self._locks.of(key):
-            manifest = await self._sealer.seal(key, all_before, lambda _: ())
+            manifest = await self._sealer.seal(key, all_before, lambda _: (), abandoned=True)
             if manifest.state != "closed" or not manifest.sealed:
                 return False
             self._remember(key)

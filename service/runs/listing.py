@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import NamedTuple
@@ -26,17 +26,18 @@ from logstore.errors import InvalidCursor, NodeNotReady, NotFound, StoreUnavaila
 from logstore.names import decode, encode
 from logstore.objects.store import ObjectStore
 from logstore.runs.manifest import Manifest, manifest_at
-from logstore.runs.report import Report
 from service.runs.backlog import Backlog
 from service.runs.deletions import Deletions
 from service.runs.elsewhere import OtherNodes, RunsElsewhere
 from service.runs.openmetadata.layout import Upstream
+from service.runs.outcomes import RunOutcomes
 from service.runs.pending import FlushProgress
 from service.runs.pin import Pin
 from service.runs.run_pages import (
     ListedRun,
     NamePage,
     Newest,
+    ReportedRuns,
     RunEntry,
     RunFilter,
     RunNames,
@@ -73,6 +74,7 @@ class Listing:
         snapshots: Snapshots,
         upstream: Upstream,
         others: OtherNodes,
+        outcomes: RunOutcomes,
     ) -> None:
         self._store = store
         self._progress = progress
@@ -82,7 +84,7 @@ class Listing:
         self._snapshots = snapshots
         self._upstream = upstream
         self._others = others
-        self._list = RunPages(self._names, self._summary)
+        self._list = RunPages(self._names, self._summary, outcomes)
 
     async def run_page(
         self,
@@ -92,11 +94,13 @@ class Listing:
         after: str | None,
         *,
         now_ms: int,
-        report: Callable[[RunKey], Awaitable[Report | None]],
+        reported: ReportedRuns,
     ) -> RunPage:
         """Gives a page of a pipeline's runs, as `RunPages.page`."""
         try:
-            return await self._list.page(fqn, wanted, limit, after, now_ms=now_ms, report=report)
+            return await self._list.page(
+                fqn, wanted, limit, after, now_ms=now_ms, reported=reported
+            )
         except (StoreUnavailable, NodeNotReady):
             if after is not None:  # the next try goes on there
                 return RunPage([], after, held=True)
@@ -107,7 +111,7 @@ class Listing:
         wanted = replace(wanted, states=frozenset())
         hot = await self._held(fqn)
         found = [] if wanted.outcomes else await self._held_runs(hot, wanted, limit)
-        return RunPage([ListedRun(run, None) for run in found], None, hot.silent, held=True)
+        return RunPage([ListedRun(run, None, None) for run in found], None, hot.silent, held=True)
 
     async def _held_runs(self, hot: _Hot, wanted: RunFilter, limit: int) -> list[RunSummary]:
         """At most `limit` of them, newest first."""
@@ -159,7 +163,7 @@ class Listing:
         newest = sorted(found.values(), key=lambda s: (s.first_ms or 0, s.run), reverse=True)
         return newest[:limit]
 
-    async def _names(self, fqn: str) -> RunNames:
+    async def _names(self, fqn: str, reported: ReportedRuns) -> RunNames:
         """All runs of a pipeline, none of them read."""
         hot = self._hot_times(fqn)
         elsewhere = await self._elsewhere(fqn)
@@ -175,9 +179,11 @@ class Listing:
         for key, moment in hot.items():
             name = encode(key.run)
             found[name] = max(found.get(name, 0), moment)
+        said = await reported.components(fqn)
+        found = {**said, **found}
         entries = [RunEntry(moment, name) for name, moment in found.items()]
         names = {encode(key.run): key for key in hot}
-        return RunNames(fqn, entries, names, others, elsewhere.silent)
+        return RunNames(fqn, entries, names, others, elsewhere.silent, said)
 
     async def _summary(self, names: RunNames, component: str) -> RunSummary | None:
         """A run as it is now; None if it is gone."""
@@ -211,14 +217,19 @@ class Listing:
         return sorted(found)
 
     async def pipeline_page(
-        self, wanted: re.Pattern[str] | None, limit: int, after: str | None
+        self,
+        wanted: re.Pattern[str] | None,
+        limit: int,
+        after: str | None,
+        *,
+        reported: ReportedRuns,
     ) -> NamePage:
         """At most `limit` names of pipelines that have runs, in the order of their keys.
 
         Fewer if many folders of pipelines have none.
         """
         try:
-            return await self._pipeline_page(wanted, limit, after)
+            return await self._pipeline_page(wanted, limit, after, reported)
         except (StoreUnavailable, NodeNotReady):
             if after is not None:  # the next try goes on there
                 return NamePage([], after, held=True)
@@ -228,7 +239,11 @@ class Listing:
             return NamePage(names[:limit], None, hot.silent, held=True)
 
     async def _pipeline_page(
-        self, wanted: re.Pattern[str] | None, limit: int, after: str | None
+        self,
+        wanted: re.Pattern[str] | None,
+        limit: int,
+        after: str | None,
+        reported: ReportedRuns,
     ) -> NamePage:
         known = await self._hot()
         hot = {encode(key.fqn): key.fqn for key in known.keys}
@@ -236,12 +251,16 @@ class Listing:
         found = set(hot)
         async for folder in self._store.folders(keys.RUNS):
             found.add(folder.removeprefix(keys.RUNS).strip("/"))
+        said = set(await reported.pipelines())
+        found |= said
         names: list[str] = []
         left = [c for c in sorted(found) if c > behind and may_match(c, wanted)]
         for number, component in enumerate(left):
             if len(names) == limit or number == _READ_PIPELINES:
                 return NamePage(names, _AFTER_NAME + left[number - 1], known.silent)
             name = hot.get(component) or await self._pipeline(f"{keys.RUNS}{component}/")
+            if name is None and component in said:
+                name = await reported.pipeline(component)
             if name is not None and (wanted is None or wanted.fullmatch(name)):
                 names.append(name)
         return NamePage(names, None, known.silent)
@@ -346,6 +365,7 @@ def _of_manifest(manifest: Manifest) -> RunSummary:
         manifest.bytes,
         manifest.first_ms or None,
         manifest.last_ms or None,
+        manifest.abandoned,
     )
 
 
@@ -363,4 +383,5 @@ async def _of_snapshot(snapshot: Snapshot) -> RunSummary | None:
         snapshot.size,
         min(times, default=None),
         max(times, default=None),
+        manifest.abandoned,
     )

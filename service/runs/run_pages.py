@@ -19,9 +19,10 @@ import base64
 import re
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from functools import partial
+from typing import Final, NamedTuple, Protocol
 
 import orjson
 
@@ -29,6 +30,7 @@ from logstore.batch import RunKey
 from logstore.errors import InvalidCursor
 from logstore.names import decode
 from logstore.runs.report import Report
+from service.runs.outcomes import TERMINAL, RunOutcomes, filter_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,15 @@ class RunSummary:
     bytes: int
     first_ms: int | None
     last_ms: int | None
+    abandoned: bool = False
+    """Whether the sweeper closed it, because nobody else did."""
+    reported_ms: int | None = None
+    """Of a run without lines: when its client reported it first."""
+
+    @property
+    def began_ms(self) -> int:
+        """The time by which runs are in order."""
+        return self.first_ms or self.reported_ms or 0
 
 
 _READERS = 16
@@ -62,11 +73,11 @@ class RunFilter:
     """Which runs are wanted; an empty set means all. Times are milliseconds, inclusive.
 
     A run is within a time if any of its lines may be; `name` is matched with the whole of its id.
-    An `outcome` of None is that of a run whose client has said nothing.
+    Outcomes are words of `outcomes.FILTERS`.
     """
 
     states: frozenset[str] = frozenset()
-    outcomes: frozenset[str | None] = frozenset()
+    outcomes: frozenset[str] = frozenset()
     low_ms: int | None = None
     high_ms: int | None = None
     name: re.Pattern[str] | None = None
@@ -77,9 +88,10 @@ class RunFilter:
             return False
         if self.name is not None and self.name.fullmatch(run.run) is None:
             return False
-        if self.low_ms is not None and (run.last_ms is None or run.last_ms < self.low_ms):
+        first, last = run.first_ms or run.reported_ms, run.last_ms or run.reported_ms
+        if self.low_ms is not None and (last is None or last < self.low_ms):
             return False
-        return self.high_ms is None or (run.first_ms is not None and run.first_ms <= self.high_ms)
+        return self.high_ms is None or (first is not None and first <= self.high_ms)
 
 
 def name_pattern(text: str) -> re.Pattern[str]:
@@ -91,10 +103,35 @@ def name_pattern(text: str) -> re.Pattern[str]:
 
 
 class ListedRun(NamedTuple):
-    """A run, and what its client said of it last."""
+    """A run, what its client said of it last, and how it ended; None while it goes on."""
 
     run: RunSummary
     report: Report | None
+    outcome: str | None
+
+
+class ReportedRuns(Protocol):
+    """What clients reported of runs, also of those that have no line yet."""
+
+    async def get(self, key: RunKey) -> Report | None:
+        """The newest status of a run."""
+        ...
+
+    async def components(self, fqn: str) -> Mapping[str, int]:
+        """The components of keys of a pipeline's runs with a status, and when each changed."""
+        ...
+
+    async def at(self, fqn: str, component: str) -> Report | None:
+        """The newest status of the run with such a component."""
+        ...
+
+    async def pipelines(self) -> Sequence[str]:
+        """The components of keys of pipelines with a status."""
+        ...
+
+    async def pipeline(self, component: str) -> str | None:
+        """The name of such a pipeline; None if its statuses are deleted."""
+        ...
 
 
 class Newest(NamedTuple):
@@ -150,6 +187,8 @@ class RunNames:
     hot: Mapping[str, RunKey] = field(default_factory=dict)
     upstream: Mapping[str, RunSummary] = field(default_factory=dict)
     silent: tuple[str, ...] = ()
+    reported: Container[str] = frozenset()
+    """Components of runs with a status."""
 
 
 class _Place(NamedTuple):
@@ -177,14 +216,16 @@ class _Order(NamedTuple):
 class RunPages:
     """The pages of one node.
 
-    `names` lists a pipeline's runs; `summary` reads one, and gives None if it is gone.
+    `names` lists a pipeline's runs; `summary` reads one, and gives None if it has no lines.
     """
 
     def __init__(
         self,
-        names: Callable[[str], Awaitable[RunNames]],
+        names: Callable[[str, ReportedRuns], Awaitable[RunNames]],
         summary: Callable[[RunNames, str], Awaitable[RunSummary | None]],
+        outcomes: RunOutcomes,
     ) -> None:
+        self._outcomes = outcomes
         self._names = names
         self._summary = summary
         self._kept: OrderedDict[tuple[str, int], _Order] = OrderedDict()
@@ -197,20 +238,21 @@ class RunPages:
         after: str | None,
         *,
         now_ms: int,
-        report: Callable[[RunKey], Awaitable[Report | None]],
+        reported: ReportedRuns,
     ) -> RunPage:
         """At most `limit` runs. Raises `InvalidCursor`, `StoreUnavailable`, `Damaged`."""
         place = None if after is None else _decode(after)
         since = now_ms if place is None else place.since
-        order = await self._order(fqn, since, place)
+        order = await self._order(fqn, since, place, reported)
         if place is None:
-            await self._rank(order, limit + _READERS, since)
+            await self._rank(order, limit + _READERS, since, reported)
         at = 0 if place is None else _behind(order, place)
         found: list[ListedRun] = []
         read, most = 0, at + _NAMES
         while at < min(len(order.entries), most) and len(found) < limit and read < _READ:
             some = _next(order, at, min(len(order.entries), most), wanted)
-            listing = [self._listed(fqn, order, number, wanted, since, report) for number in some]
+            look = partial(self._listed, fqn, order, wanted, since, now_ms, reported)
+            listing = [look(number) for number in some]
             read += len(some)
             if not some:
                 at = min(len(order.entries), most)
@@ -231,28 +273,47 @@ class RunPages:
         self,
         fqn: str,
         order: _Order,
-        number: int,
         wanted: RunFilter,
         since: int,
-        report: Callable[[RunKey], Awaitable[Report | None]],
+        now_ms: int,
+        reported: ReportedRuns,
+        number: int,
     ) -> ListedRun | None:
-        run = await self._summary(order.names, order.entries[number].key)
+        run = await self._read(order.names, order.entries[number].key, reported)
         if run is None or not wanted.admits(run):
             return None
-        if number >= order.settled and (run.first_ms or 0) > since:
+        if number >= order.settled and run.began_ms > since:
             return None  # it is younger than the first page
-        said = await report(RunKey(fqn, run.run))
-        outcome = None if said is None else said.said.state
-        if wanted.outcomes and outcome not in wanted.outcomes:
+        said = await reported.get(RunKey(fqn, run.run))
+        if run.reported_ms is not None and said is None:
+            return None  # it was deleted meanwhile
+        outcome = self._outcomes.decide(run, said, now_ms)
+        if wanted.outcomes and not wanted.outcomes & filter_words(outcome, said):
             return None
-        return ListedRun(run, said)
+        return ListedRun(run, said, outcome)
 
-    async def _order(self, fqn: str, since: int, place: _Place | None) -> _Order:
+    async def _read(
+        self, names: RunNames, component: str, reported: ReportedRuns
+    ) -> RunSummary | None:
+        """A run as it is now, also one without lines that its client reported."""
+        run = await self._summary(names, component)
+        if run is not None or component not in names.reported:
+            return run
+        report = await reported.at(names.fqn, component)
+        if report is None:
+            return None
+        state = "closed" if report.said.state in TERMINAL or report.said.ended_ms else "open"
+        began = report.said.started_ms or report.created_ms
+        return RunSummary(report.key.run, state, 0, 0, None, None, reported_ms=began)
+
+    async def _order(
+        self, fqn: str, since: int, place: _Place | None, reported: ReportedRuns
+    ) -> _Order:
         kept = self._kept.get((fqn, since))
         if kept is not None and place is not None:
             self._kept.move_to_end((fqn, since))
             return kept
-        names = await self._names(fqn)
+        names = await self._names(fqn, reported)
         if place is None:
             entries = sorted([RunEntry(min(e.moment, since), e.key) for e in names.entries])
             order = _Order(entries[::-1], len(entries), names)
@@ -262,14 +323,16 @@ class RunPages:
         others = sorted([e for e in names.entries if e.moment > since - _SKEW_MS], key=_by_key)
         return _Order([*settled, *others], len(settled), names)
 
-    async def _rank(self, order: _Order, most: int, since: int) -> None:
+    async def _rank(self, order: _Order, most: int, since: int, reported: ReportedRuns) -> None:
         """Puts those that just changed, at most so many, into the order of their first lines."""
         young = [e for e in order.entries[:most] if e.moment > since - _SKEW_MS]
         newest: list[tuple[int, RunEntry]] = []
         for start in range(0, len(young), _READERS):
             some = young[start : start + _READERS]
-            read = await asyncio.gather(*[self._summary(order.names, e.key) for e in some])
-            first = [(run.first_ms if run else None) or 0 for run in read]
+            read = await asyncio.gather(
+                *[self._read(order.names, entry.key, reported) for entry in some]
+            )
+            first = [run.began_ms if run else 0 for run in read]
             newest += zip(first, some, strict=True)
         order.entries[: len(young)] = [e for _, e in sorted(newest, reverse=True)]
 

@@ -63,17 +63,23 @@ class Sealer:
         self._prefix = prefix
 
     async def seal(
-        self, key: RunKey, closes: Closes, asking: Asking = lambda newest: newest.asking
+        self,
+        key: RunKey,
+        closes: Closes,
+        asking: Asking = lambda newest: newest.asking,
+        *,
+        abandoned: bool = False,
     ) -> Manifest:
         """Records up to which position each writer's lines came before a close, and seals those.
 
-        It only records as long as somebody is `asking` other nodes to close the run: what they have
-        belongs between these lines.
+        `abandoned` says that no client closed the run: the sweeper does. It only records as long as
+        somebody is `asking` other nodes to close the run: what they have belongs between these
+        lines.
         Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`; a second call continues.
         """
         while True:
             put = self._manifests.fresh_id()
-            intend = partial(_intended, closes=closes, asking=asking, put=put)
+            intend = partial(_intended, closes=closes, asking=asking, put=put, abandoned=abandoned)
             manifest = await self._intend(key, intend)
             if manifest.closing is None or manifest.closing.put != put:
                 break
@@ -175,7 +181,9 @@ class Sealer:
             raise Damaged(f"logs.txt of {manifest.key} is not what its manifest says")
 
 
-def _intended(manifest: Manifest, closes: Closes, asking: Asking, put: str) -> Manifest | None:
+def _intended(
+    manifest: Manifest, closes: Closes, asking: Asking, put: str, *, abandoned: bool
+) -> Manifest | None:
     """The manifest with the close and, if there is something to seal, the intent."""
     if not manifest.chunks or (manifest.closing is not None and manifest.closing.put == put):
         return None
@@ -184,7 +192,14 @@ def _intended(manifest: Manifest, closes: Closes, asking: Asking, put: str) -> M
         return None
     known = manifest.closes
     merged = {**known, **{who: max(known.get(who, 0), end) for who, end in ends.items()}}
-    closed = replace(manifest, closes=merged, asking=asking(manifest), closing=None)
+    closed = replace(
+        manifest,
+        closes=merged,
+        asking=asking(manifest),
+        closing=None,
+        # A sweep that a crash cut short has recorded closes, and goes on.
+        abandoned=abandoned and (manifest.abandoned or not known),
+    )
     count = 0 if closed.asking else _settled_count(closed)
     if count > (1 if manifest.logs is not None else 0):
         group = closed.chunks[:count]

@@ -28,6 +28,12 @@ class RunSettings(RunRetention):
         gt=0,
         description="A run that nobody closed is closed after this long without a line",
     )
+    lost_minutes: float = Field(
+        default=5,
+        gt=0,
+        description="A run whose client has a heartbeat is `lost` after this long without a sign"
+        " of it; it goes on when the client is heard again",
+    )
     cleanup_interval_minutes: float = Field(
         default=60, gt=0, description="How often abandoned and expired runs are looked for"
     )
@@ -68,6 +74,11 @@ class RunSettings(RunRetention):
         gt=0,
         description="A run that a late batch reopened is closed again after this long without one",
     )
+
+    @property
+    def lost_seconds(self) -> float:
+        """`lost_minutes` in seconds."""
+        return self.lost_minutes * 60
 
     @property
     def stream_timeout_seconds(self) -> float:

@@ -29,6 +29,7 @@ from service.runs.locks import RunLocks
 from service.runs.merge import ChunkMerger
 from service.runs.openmetadata.importer import WRITER, Importer, ImportingManifests
 from service.runs.openmetadata.layout import Upstream
+from service.runs.outcomes import RunOutcomes
 from service.runs.partial import PartialPublisher
 from service.runs.pending import FlushProgress, FlushRules, Pending
 from service.runs.pin import RunJournal
@@ -293,7 +294,15 @@ def open_run_logs(
         reader=RunLogReader(snapshots),
         records=RecordReader(snapshots, around.details),
         listing=Listing(
-            store, progress, journal.pin, backlog, deletions, snapshots, upstream, others
+            store,
+            progress,
+            journal.pin,
+            backlog,
+            deletions,
+            snapshots,
+            upstream,
+            others,
+            RunOutcomes(runs.lost_seconds, runs.stream_timeout_seconds),
         ),
         run_flush=run_flush,
         flusher=flusher,

@@ -18,9 +18,8 @@ from logstore.batch import RunKey
 from logstore.clock import Clock
 from logstore.errors import TailraceError
 from logstore.runs.report import Report
+from service.runs.outcomes import TERMINAL
 
-TERMINAL = frozenset({"success", "failed", "partialSuccess", "stopped"})
-STATES = TERMINAL | {"queued", "running"}
 _REMEMBERED = 10_000
 
 

@@ -167,6 +167,31 @@ class Reports:
             found += [report for report in await asyncio.gather(*reading) if report is not None]
         return found, len(some)
 
+    async def components(self, folder: str, fqn: str) -> dict[str, int]:
+        """The components of keys of a pipeline's runs with a report, and when each changed."""
+        prefix = keys.reports_of(folder, fqn)
+        return {
+            info.key.removeprefix(prefix): info.modified_ms
+            async for info in self._store.list(prefix)
+        }
+
+    async def at(self, folder: str, fqn: str, component: str) -> Report | None:
+        """The report of the run with such a component. Raises `StoreUnavailable`, `Damaged`."""
+        return await self._read(f"{keys.reports_of(folder, fqn)}{component}")
+
+    async def pipelines(self, folder: str) -> list[str]:
+        """The components of keys of all pipelines with reports. Raises `StoreUnavailable`."""
+        return [
+            found.removeprefix(folder).strip("/") async for found in self._store.folders(folder)
+        ]
+
+    async def pipeline(self, folder: str, component: str) -> str | None:
+        """The name of such a pipeline; None if all its reports are deleted."""
+        async for info in self._store.list(f"{folder}{component}/"):
+            for head in await self._heads_of([info]):
+                return head.key.fqn
+        return None
+
     async def any(self, folder: str, fqn: str) -> bool:
         """Whether any run of the pipeline has a report. Raises `StoreUnavailable`."""
         async for info in self._store.list(keys.reports_of(folder, fqn)):

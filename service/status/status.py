@@ -29,6 +29,7 @@ from logstore.errors import (
     TailraceError,
 )
 from logstore.runs.report import Report
+from service.runs.outcomes import RunOutcomes
 from service.runs.run_pages import Newest, RunSummary
 from service.runs.settings import RunSettings
 from service.status.endings import Endings, is_terminal
@@ -88,6 +89,11 @@ class RunStatus:
         self.stored = {"status": 0, "progress": 0, "metrics": 0}
         self.sweep_failures = 0
 
+    @property
+    def heartbeat_seconds(self) -> float:
+        """How often a client reports that it lives, if it does so at all."""
+        return RunOutcomes(self._runs.lost_seconds, 0).heartbeat_seconds
+
     # --- pipelineStatus ------------------------------------------------------------
 
     async def put(self, key: RunKey, value: Mapping[str, Any]) -> Report:
@@ -105,6 +111,22 @@ class RunStatus:
     async def get(self, key: RunKey) -> Report | None:
         """The newest status of a run. Raises `StoreUnavailable`, `Damaged`."""
         return await self._reports.get(keys.STATUS, key)
+
+    async def components(self, fqn: str) -> dict[str, int]:
+        """The components of keys of a pipeline's runs with a status, and when each changed."""
+        return await self._reports.components(keys.STATUS, fqn)
+
+    async def at(self, fqn: str, component: str) -> Report | None:
+        """The newest status of the run with such a component."""
+        return await self._reports.at(keys.STATUS, fqn, component)
+
+    async def pipelines(self) -> list[str]:
+        """The components of keys of pipelines with a status."""
+        return await self._reports.pipelines(keys.STATUS)
+
+    async def pipeline(self, component: str) -> str | None:
+        """The name of such a pipeline; None if its statuses are deleted."""
+        return await self._reports.pipeline(keys.STATUS, component)
 
     async def of_pipeline(
         self,

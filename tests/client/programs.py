@@ -79,14 +79,15 @@ def messages(url: str, run: str) -> list[str]:
 
 
 def state_of(url: str, run: str) -> tuple[str, str | None]:
-    """The run's state and outcome; a close that the service still works on is waited for."""
+    """The run's state and what its client reported; a close that the service still works on is
+    waited for."""
 
     def row() -> dict[str, Any]:
         rows = httpx.get(f"{url}{BASE}/{FQN}?name={run}", timeout=60).json()["details"]
         return next(row for row in rows if row["runId"] == run)
 
     until(lambda: row()["state"] != "closing")
-    return row()["state"], row()["outcome"]
+    return row()["state"], row()["reported"]
 
 
 def until(condition: Callable[[], bool]) -> None:

@@ -39,7 +39,7 @@ def test_keys_lead_from_the_list_to_a_run_and_back(page: Page) -> None:
     page.keyboard.press("Enter")
     expect(page.locator("h1")).to_have_text("shop.orders")
     expect(page.locator(".badge.failed")).to_have_text("failed")
-    expect(page.locator(".badge.success")).to_have_text("success")
+    expect(page.locator(".badge.succeeded")).to_have_text("succeeded")
     page.get_by_label("outcome").select_option("failed")
     expect(page.locator("tbody tr")).to_have_count(1)
     page.keyboard.press("ArrowDown")
@@ -196,7 +196,8 @@ def test_a_run_without_lines_waits_for_the_first(page: Page, post: Poster) -> No
 def test_pipelines_that_are_quiet_are_asked_about_seldom(page: Page) -> None:
     names = [f"quiet.{number:02}" for number in range(40)]
     asked: list[str] = []
-    run: dict[str, Any] = {"runId": "r", "state": "closed", "outcome": "success", "attempt": None}
+    run: dict[str, Any] = {"runId": "r", "state": "closed", "outcome": "succeeded", "attempt": None}
+    run |= {"reported": None, "started": None, "ended": None, "took": 0, "tookFrom": "lines"}
     run |= {"lines": 1, "bytes": 1, "first": 1000, "last": 1000}
 
     def answer(route: Route) -> None:
@@ -207,7 +208,7 @@ def test_pipelines_that_are_quiet_are_asked_about_seldom(page: Page) -> None:
     page.route("**/logs/*", answer)
     page.clock.install()
     page.goto("/")
-    expect(page.locator(".badge.success")).to_have_count(40)
+    expect(page.locator(".badge.succeeded")).to_have_count(40)
     expect(page.locator(".dot")).to_have_count(40)
     asked.clear()
     for _ in range(5):

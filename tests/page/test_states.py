@@ -46,7 +46,7 @@ def test_a_failed_run_says_so_and_leads_to_its_errors(page: Page, runs: Poster) 
     why.get_by_role("button", name="Close the errors").click()
     expect(why).to_be_hidden()
     page.goto("/#/run/nightly.load/3")
-    expect(page.locator(".status .badge")).to_have_text("success")
+    expect(page.locator(".status .badge")).to_have_text("succeeded")
     expect(why).to_be_hidden()
 
 
@@ -55,7 +55,7 @@ def test_the_list_has_the_outcomes_of_the_latest_runs(page: Page, runs: Poster) 
     dots = page.locator("tbody tr .dot")
     expect(dots).to_have_count(4)
     kinds = dots.evaluate_all("dots => dots.map(dot => dot.className)")
-    assert kinds == ["dot success", "dot failed", "dot success", "dot failed"], "the newest is last"
+    assert kinds == ["dot succeeded", "dot failed"] * 2, "the newest is last"
     dots.nth(1).click()
     expect(page.get_by_role("navigation", name="Place")).to_contain_text("nightly.load/2")
 

@@ -46,6 +46,7 @@ FULL = Manifest(
     first_ms=1,
     last_ms=2,
     flushed_ms=3,
+    abandoned=True,
     version="v",
     others={"later": [1]},
 )

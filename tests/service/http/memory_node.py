@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 from logstore.batch import RunKey
@@ -16,17 +16,25 @@ from logstore.clock import SystemClock, system_entropy
 from logstore.errors import BatchConflict, InvalidCursor, NodeNotReady, NotFound
 from logstore.objects.local import LocalStore, inline
 from logstore.position import Cursor, Position
-from logstore.runs.report import Report
 from logstore.ulid import Minter
 from service.ingest.batch import IncomingBatch, Receipt, Submitted
 from service.journal.format import decode_meta
 from service.journal.writer import Appended
 from service.runs.held_place import HeldPlace
+from service.runs.outcomes import RunOutcomes
 from service.runs.pages import Page
 from service.runs.parts import RecordPart, as_records
 from service.runs.read import LogPiece, LogSize
 from service.runs.records import ArrowRecords, RecordPage, RecordPiece
-from service.runs.run_pages import ListedRun, NamePage, Newest, RunFilter, RunPage, RunSummary
+from service.runs.run_pages import (
+    ListedRun,
+    NamePage,
+    Newest,
+    ReportedRuns,
+    RunFilter,
+    RunPage,
+    RunSummary,
+)
 from service.runs.settings import RunSettings
 from service.runs.source_pieces import After
 from service.status.reports import Expiry, Reports
@@ -106,6 +114,7 @@ class MemoryRunLogs:
         self.failures: list[Exception] = []
         self.reads = 0
         self.first_ms: dict[str, int] = {}
+        self.outcomes = RunOutcomes(float("inf"), float("inf"))
 
     @property
     def reader(self) -> MemoryRunLogs:
@@ -272,15 +281,24 @@ class MemoryRunLogs:
         after: str | None,
         *,
         now_ms: int,
-        report: Callable[[RunKey], Awaitable[Report | None]],
+        reported: ReportedRuns,
     ) -> RunPage:
         assert after is None
         assert now_ms > 0
         runs = [run for run in await self.runs(fqn, limit) if wanted.admits(run)]
-        return RunPage([ListedRun(run, await report(RunKey(fqn, run.run))) for run in runs], None)
+        found = []
+        for run in runs:
+            report = await reported.get(RunKey(fqn, run.run))
+            found.append(ListedRun(run, report, self.outcomes.decide(run, report, now_ms)))
+        return RunPage(found, None)
 
     async def pipeline_page(
-        self, wanted: re.Pattern[str] | None, limit: int, after: str | None
+        self,
+        wanted: re.Pattern[str] | None,
+        limit: int,
+        after: str | None,
+        *,
+        reported: ReportedRuns,
     ) -> NamePage:
         assert (wanted, after) == (None, None)
         return NamePage(sorted({key.fqn for key in self.held})[:limit], None)

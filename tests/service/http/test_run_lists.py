@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from service.runs.settings import RunSettings
 from tests.service.test_main import PLAIN, service, settings_for
 
 BASE = "/api/v1/services/ingestionPipelines"
@@ -64,13 +66,61 @@ async def test_filters_leave_out_what_is_not_wanted(tmp_path: Path) -> None:
             ({"name": "night"}, ["night-1", "night-2"]),
             ({"name": "*-2"}, ["night-2"]),
             ({"outcome": "success"}, ["night-2"]),
+            ({"outcome": "succeeded"}, ["night-2"]),
             ({"outcome": "none", "name": "n*"}, ["night-1"]),
+            ({"outcome": "running,unknown"}, ["day", "night-1"]),
+            ({"outcome": "lost"}, []),
             ({"from": "now-1h"}, ["day", "night-1", "night-2"]),
             ({"to": "now-1h"}, []),
             ({"from": "now+20m"}, []),
         ):
             page = await listed(client, f"{LOGS}/p", **parameters)
             assert (sorted(page["runs"]), page["after"]) == (expected, None), parameters
+
+
+async def test_a_run_is_listed_from_its_first_status_on(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path).model_copy(
+        update={"runs": RunSettings(lost_minutes=0.001, stream_timeout_minutes=1440)}
+    )
+    async with service(settings) as (client, _):
+        start = {"runId": "r", "pipelineState": "running", "startDate": 1_800_000_000_000}
+        reply = await client.put(f"{BASE}/p/pipelineStatus", json=start)
+        assert "tailrace-heartbeat" not in reply.headers
+        assert (await listed(client, LOGS))["pipelines"] == ["p"]
+        assert (await client.get(f"{LOGS}/p/r")).status_code == 200
+        (row,) = (await listed(client, f"{LOGS}/p", outcome="running"))["details"]
+        assert (row["runId"], row["state"], row["outcome"]) == ("r", "open", None)
+        assert (row["started"], row["took"], row["lines"]) == (1_800_000_000_000, None, 0)
+        assert (await listed(client, f"{LOGS}/p", **{"from": "now-1h"}))["runs"] == ["r"]
+        # Its client promises to be heard of, and is not.
+        reply = await client.put(f"{BASE}/p/pipelineStatus", json=start | {"heartbeat": True})
+        assert reply.headers["tailrace-heartbeat"] == "0.015"
+        while not (await listed(client, f"{LOGS}/p", outcome="lost"))["runs"]:
+            await asyncio.sleep(0.01)
+        # It is heard of, and ends.
+        end = start | {"pipelineState": "success", "endDate": 1_800_000_006_000}
+        await client.put(f"{BASE}/p/pipelineStatus", json=end)
+        await send(client, "p", "r")
+        (row,) = (await listed(client, f"{LOGS}/p"))["details"]
+        assert (row["outcome"], row["took"], row["tookFrom"]) == ("succeeded", 6000, "reported")
+        await client.put(f"{BASE}/p/pipelineStatus", json={"runId": "s", "pipelineState": "failed"})
+        assert (await listed(client, f"{LOGS}/p", limit="1"))["runs"] == ["s"], "it began last"
+        assert (await client.delete(f"{LOGS}/p/s")).status_code == 200
+        assert (await listed(client, f"{LOGS}/p"))["runs"] == ["r"]
+        await client.delete(f"{LOGS}/p")
+        assert (await listed(client, LOGS))["pipelines"] == []
+
+
+async def test_a_close_without_an_outcome_ends_a_run_that_said_running(tmp_path: Path) -> None:
+    async with service(settings_for(tmp_path)) as (client, _):
+        await client.put(
+            f"{BASE}/p/pipelineStatus", json={"runId": "r", "pipelineState": "running"}
+        )
+        await send(client, "p", "r")
+        await client.post(f"{LOGS}/p/r/close")
+        (row,) = (await listed(client, f"{LOGS}/p", outcome="unknown"))["details"]
+        assert (row["state"], row["outcome"], row["reported"]) == ("closed", "unknown", "running")
+        assert (await listed(client, f"{LOGS}/p", outcome="running"))["runs"] == []
 
 
 async def test_pipelines_are_listed_by_pages_and_names(tmp_path: Path) -> None:

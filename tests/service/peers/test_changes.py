@@ -133,7 +133,7 @@ async def states_of(nodes: Sequence[Node], clock: Clock, key: RunKey) -> set[str
     for node in nodes:
         found.add((await node.run_logs.reader.size(key)).state)
         page = await node.run_logs.listing.run_page(
-            key.fqn, RunFilter(), 10, None, now_ms=clock.now_ms(), report=node.status.get
+            key.fqn, RunFilter(), 10, None, now_ms=clock.now_ms(), reported=node.status
         )
         found |= {listed.run.state for listed in page.runs if listed.run.run == key.run}
     return found

@@ -10,14 +10,41 @@ import pytest
 from logstore.batch import RunKey
 from logstore.errors import InvalidCursor
 from logstore.runs.report import Report, make_report
-from service.runs.run_pages import RunEntry, RunFilter, RunNames, RunPages, RunSummary, name_pattern
+from service.runs.outcomes import RunOutcomes
+from service.runs.run_pages import (
+    ReportedRuns,
+    RunEntry,
+    RunFilter,
+    RunNames,
+    RunPages,
+    RunSummary,
+    name_pattern,
+)
 from tests.service.runs.world import World
 
 FQN = "service.pipeline"
 
 
-async def nothing_said(_: RunKey) -> Report | None:
-    return None
+class NothingSaid:
+    """No client reported anything."""
+
+    async def get(self, key: RunKey) -> Report | None:
+        return None
+
+    async def components(self, fqn: str) -> dict[str, int]:
+        return {}
+
+    async def at(self, fqn: str, component: str) -> Report | None:
+        raise NotImplementedError
+
+    async def pipelines(self) -> list[str]:
+        return []
+
+    async def pipeline(self, component: str) -> str | None:
+        raise NotImplementedError
+
+
+OUTCOMES = RunOutcomes(300, 86_400)
 
 
 class Runs:
@@ -28,9 +55,9 @@ class Runs:
         self.states: dict[str, str] = {}
         self.listed = 0
         self.read = 0
-        self.list = RunPages(self._names, self._summary)
+        self.list = RunPages(self._names, self._summary, OUTCOMES)
 
-    async def _names(self, fqn: str) -> RunNames:
+    async def _names(self, fqn: str, _: ReportedRuns) -> RunNames:
         self.listed += 1
         return RunNames(fqn, [RunEntry(moment, name) for name, moment in self.moments.items()])
 
@@ -48,7 +75,7 @@ class Runs:
         after = None
         while True:
             found = await self.list.page(
-                FQN, wanted or RunFilter(), limit, after, now_ms=now_ms, report=nothing_said
+                FQN, wanted or RunFilter(), limit, after, now_ms=now_ms, reported=NothingSaid()
             )
             yield [run.run.run for run in found.runs]
             after = found.after
@@ -57,7 +84,7 @@ class Runs:
 
     def forget(self) -> None:
         """As another node, or this one after a start."""
-        self.list = RunPages(self._names, self._summary)
+        self.list = RunPages(self._names, self._summary, OUTCOMES)
 
 
 @pytest.mark.parametrize("limit", [1, 7, 16, 100, 1000])
@@ -113,7 +140,7 @@ async def test_a_page_of_a_hundred_thousand_runs_reads_few() -> None:
         10,
         None,
         now_ms=500_000,
-        report=nothing_said,
+        reported=NothingSaid(),
     )
     assert (page.runs, runs.read <= 1100) == ([], True)
     assert page.after is not None
@@ -140,14 +167,15 @@ async def test_filters_by_state_time_name_and_outcome() -> None:
     await world.run_logs.close_run(RunKey(FQN, "night-1"))
     world.append(RunKey(FQN, "hot"), b"b\n")
 
-    async def said(key: RunKey) -> Report | None:
-        if key.run != "night-2":
-            return None
-        return make_report(key, 1 << 100, 1, 1, {"pipelineState": "failed"})
+    class Said(NothingSaid):
+        async def get(self, key: RunKey) -> Report | None:
+            if key.run != "night-2":
+                return None
+            return make_report(key, 1 << 100, 1, 1, {"pipelineState": "failed"})
 
     async def found(wanted: RunFilter) -> set[str]:
         page = await world.run_logs.listing.run_page(
-            FQN, wanted, 10, None, now_ms=world.clock.ms, report=said
+            FQN, wanted, 10, None, now_ms=world.clock.ms, reported=Said()
         )
         return {listed.run.run for listed in page.runs}
 
@@ -156,7 +184,7 @@ async def test_filters_by_state_time_name_and_outcome() -> None:
     assert await found(RunFilter(name=name_pattern("night"))) == {"night-1", "night-2"}
     assert await found(RunFilter(name=name_pattern("*-1"))) == {"night-1", "day-1"}
     assert await found(RunFilter(outcomes=frozenset({"failed"}))) == {"night-2"}
-    assert await found(RunFilter(outcomes=frozenset({None}))) == {"night-1", "day-1", "hot"}
+    assert await found(RunFilter(outcomes=frozenset({"none"}))) == {"night-1", "day-1", "hot"}
     assert await found(RunFilter(high_ms=times["day-1"] - 1)) == {"night-1", "night-2"}
     await world.run_logs.delete_run(RunKey(FQN, "night-2"))
     assert await found(RunFilter(name=name_pattern("night"))) == {"night-1"}
@@ -166,4 +194,4 @@ async def test_what_is_no_place_in_a_list_is_refused() -> None:
     runs = Runs(3)
     for text in ("1", "l1.", "l1.bm8", "u1.x"):
         with pytest.raises(InvalidCursor, match="not a place"):
-            await runs.list.page(FQN, RunFilter(), 1, text, now_ms=1, report=nothing_said)
+            await runs.list.page(FQN, RunFilter(), 1, text, now_ms=1, reported=NothingSaid())
