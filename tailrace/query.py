@@ -18,7 +18,7 @@ import httpx
 
 from logstore.errors import InvalidInput
 from tailrace.console.pager import add_pager, paged
-from tailrace.remote.api import add_url, authorization, check, complete_names, errors_as_ours
+from tailrace.remote.api import TIMES, add_url, authorization, check, complete_names, errors_as_ours
 from tailrace.searching.output import Printer, chart
 
 PARTIAL: Final = 2
@@ -34,7 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--from",
         dest="start",
         metavar="T",
-        help="earliest time: RFC 3339, now-1d, 0 (default: now-1h)",
+        help=f"earliest time: {TIMES}; 0 is everything (default: now-1h)",
     )
     parser.add_argument("--to", dest="end", metavar="T", help="latest time (default: no bound)")
     fqn = parser.add_argument("--fqn", metavar="F", help="only this pipeline")

@@ -24,6 +24,7 @@ from tailrace.console.pager import add_pager, paged
 from tailrace.console.terminal import note
 from tailrace.remote.api import (
     RUNS,
+    TIMES,
     add_url,
     authorization,
     check,
@@ -35,7 +36,7 @@ from tailrace.remote.events import READ_SECONDS, Event, EventFollower, warn_of_s
 from tailrace.tailing.attempts import before
 from tailrace.tailing.lines import PREFIXES, Lines
 from tailrace.tailing.many import follow_many, is_pattern, print_many
-from tailrace.tailing.start import has_no_lines, time_of, where
+from tailrace.tailing.start import has_no_lines, where
 
 _WITHOUT_STORE = "the object store does not answer: these are the lines that the nodes hold"
 _AGAIN = "the store has lines before some of these: the run is printed again from there"
@@ -54,9 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     complete_names(fqn, name)
     parser.add_argument("--after", metavar="CURSOR", help="start beyond this cursor")
-    parser.add_argument(
-        "--since", metavar="T", help="start at this time: 5m, 2h, 1d before now, or RFC 3339"
-    )
+    parser.add_argument("--since", metavar="T", help=f"start at this time: {TIMES}")
     parser.add_argument(
         "-n",
         "--tail",
@@ -139,8 +138,7 @@ async def _run(arguments: argparse.Namespace, out: TextIO) -> int:
                 wanted = arguments.tail
                 if wanted is None and arguments.no_follow and arguments.since is None:
                     wanted = DEFAULT_LINES
-                since = time_of(arguments.since)
-                start = await where(client, arguments.fqn, name, wanted, since)
+                start = await where(client, arguments.fqn, name, wanted, arguments.since)
             if arguments.no_follow:
                 await print_pages(client, arguments.fqn, name, start, lines)
                 return 0

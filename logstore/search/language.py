@@ -5,7 +5,7 @@ r"""The language of searches: `parse` makes a `Condition` of what stands in `q`.
     "timeout"i                    case does not count
     /id=\d+/  /error/i            a regular expression (RE2, linear time); \/ is a slash
     level:ERROR  level>=WARN      levels in their order
-    fqn:shop.orders  fqn:shop.*   the whole name; a `*` at the end stands for anything
+    fqn:shop.orders  fqn:shop.*   the whole name
     run:"nightly 7"  connector:c  a name with blanks
     ts>=2026-11-21T10:00:00Z      every form of time; ts>now-5m
     attributes.region:eu          what came with the record; attributes."a key":x
@@ -13,21 +13,22 @@ r"""The language of searches: `parse` makes a `Condition` of what stands in `q`.
     logfmt.status>=500            `status=503` in the message
     pos:[10 TO 20]  ts:{a TO *]   ranges: [ ] with the ends, { } without, * is open
     level:(ERROR OR FATAL)        one of several values
+    error*  fqn:*.orders          a `*` stands for anything, without quotes
     attributes.region:*           the record has it
     a b   a AND b                 both
     a OR b   NOT a   (a OR b) c   NOT binds closest, then AND, then OR
 
-Operators are words in capitals. `field=x` is `field:x` but for the message, of which `:` asks
-for a part and `=` for all; `field!=x` is `NOT field=x`. The grammar is LALR(1): reading takes
-linear time.
+Operators are words in capitals, or `&&`, `||` and `!`. `field=x` is `field:x` but for the message,
+of which `:` asks for a part and `=` for all; `field!=x` is `NOT field=x`, `field:>=x` is
+`field>=x`. What only other languages know is refused (`foreign`). The grammar is LALR(1): reading
+takes linear time.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from typing import Any, Final, cast
 
 from lark import (
@@ -61,17 +62,32 @@ from logstore.search.conditions import (
     Matches,
     Not,
     Operator,
-    StartsWith,
     depth,
     leaves,
 )
-from logstore.search.moments import parse_moment
+from logstore.search.foreign import Refusal, field_hint, foreign_value, foreign_word
+from logstore.search.moments import Span, parse_span
+from logstore.search.values import (
+    LEVEL,
+    LEVEL_HINT,
+    is_exact,
+    level_named,
+    number_in,
+    wildcard,
+)
 from logstore.segments.schema import LEVELS
 
 MOST_LEAVES: Final = 200
 MOST_DEPTH: Final = 50
 _COLUMNS: Final = "|".join(sorted(COLUMNS, key=len, reverse=True))
 _KEYED: Final = r'(?:attributes|json|logfmt)\.(?:"(?:[^"\\]|\\.)*"|[^\s:=<>!()"])+'
+_OPENS: Final = "|".join(
+    (
+        r"(?<![^\s(:=])\(",
+        *(rf"(?<={operator})\(" for operator in (r"\bNOT", r"\bAND", r"\bOR", "&&", r"\|\|")),
+        r"(?<![^\s(]!)(?<=!)\(",
+    )
+)
 _GRAMMAR: Final = rf"""
     ?start: either
     ?either: both (_OR both)*
@@ -82,6 +98,7 @@ _GRAMMAR: Final = rf"""
         | PHRASE -> word
         | REGEX -> word
         | UNKNOWN
+        | SIGN
         | FIELD VALUE -> comparison
         | FIELD PHRASE -> comparison
         | FIELD REGEX -> comparison
@@ -90,15 +107,16 @@ _GRAMMAR: Final = rf"""
     ?item: VALUE | PHRASE | REGEX
     _limit: LIMIT | PHRASE
 
-    _AND.9: /AND(?=[\s()]|$)/
-    _OR.9: /OR(?=[\s()]|$)/
-    _NOT.9: /NOT(?=[\s()]|$)/
+    _AND.9: /AND(?=[\s()]|$)|&&(?=[\s(!"\/]|$)/
+    _OR.9: /OR(?=[\s()]|$)|\|\|(?=[\s(!"\/]|$)/
+    _NOT.9: /NOT(?=[\s()]|$)|!(?=[^\s=~])/
     _TO.9: /TO(?=\s)/
-    _OPEN.8: /(?<![^\s(:=])\(|(?<=\bNOT)\(|(?<=\bAND)\(|(?<=\bOR)\(/
+    _OPEN.8: /{_OPENS}/
     _CLOSE: ")"
-    FIELD.7: /(?:{_COLUMNS}|{_KEYED})(?:!=|[<>]=|[:=<>])/
-    UNKNOWN.6: /[A-Za-z_][\w.-]*:(?=[^\s)])/
-    PHRASE.5: /(?<![^\s(:=<>\[{{])"(?:[^"\\]|\\.)*"[A-Za-z]*(?=[\s)\]}}]|$)/s
+    SIGN.8: /[-+](?=[^\s>=+-])|(?i:in)(?=\s*\()/
+    FIELD.7: /(?:{_COLUMNS}|{_KEYED})(?:!=|:?[<>]=|:?==|:=|:?[<>]|[:=])/
+    UNKNOWN.6: /@?[A-Za-z_][\w.-]*:(?=[^\s)])/
+    PHRASE.5: /(?<![^\s(:=<>\[{{!&|])(?<![^\s(]!)"(?:[^"\\]|\\.)*"[A-Za-z]*(?=[\s)\]}}]|$)/s
     REGEX.5: /\/(?:[^\/\\]|\\.)+\/[A-Za-z]?(?=[\s)]|$)/s
     FROM.5: /[\[{{]/
     UNTIL.5: /[\]}}]/
@@ -107,15 +125,13 @@ _GRAMMAR: Final = rf"""
     WORD: /(?!(?:AND|OR|NOT)(?=[\s()]|$))[^\s()"\/][^\s()"]*/
     %ignore /\s+/
 """
-_FIELD: Final = re.compile(r"(.*?)(:|!=|>=|<=|=|>|<)", re.DOTALL)
-_NUMBER: Final = re.compile(r"[-+]?[0-9]{1,300}(?:\.[0-9]{1,300})?(?:[eE][-+]?[0-9]{1,3})?")
+_SPELLED: Final = {":>=": ">=", ":<=": "<=", ":>": ">", ":<": "<"} | dict.fromkeys(
+    (":=", "==", ":=="), "="
+)
+"""Operators as other languages write them."""
 _PART: Final = re.compile(r'"((?:[^"\\]|\\.)*)"|([^."]+)', re.DOTALL)
 _ESCAPED: Final = re.compile(r"\\([\"\\])")
 _QUOTE: Final = 'Put quotes around text with signs: "a (b)".'
-_FIELDS: Final = (
-    "Fields are message, fqn, run, level, connector, ts, ulid, pos, attributes.x, json.x and "
-    'logfmt.x. Text with a colon goes into quotes: "Caused by: x".'
-)
 
 
 def parse(text: str, *, now_ms: int) -> Condition | None:
@@ -149,12 +165,34 @@ def _tree(text: str) -> Tree[Token]:
 @lru_cache(maxsize=1)
 def _parser() -> Lark:
     # Refused where it stands, whatever is wrong behind it.
-    refused = {"UNKNOWN": _no_field}
+    refused = {
+        "UNKNOWN": _refuse_field,
+        "SIGN": _refuse_sign,
+        "WORD": partial(_check_foreign, foreign_word),
+        "VALUE": partial(_check_foreign, foreign_value),
+    }
     return Lark(_GRAMMAR, parser="lalr", lexer="contextual", lexer_callbacks=refused)
 
 
-def _no_field(token: Token) -> Token:
-    raise _wrong_at(token.start_pos or 0, f"there is no field {token[:-1][:80]!r}", _FIELDS)
+def _refuse_field(token: Token) -> Token:
+    name = token[:-1][:80]
+    raise _wrong_at(token.start_pos or 0, f"there is no field {name!r}", field_hint(name))
+
+
+def _refuse_sign(token: Token) -> Token:
+    what = f"{str(token)!r} before a word is no operator"
+    hint = {
+        "-": 'Write NOT x for records without it. Text with a - goes into quotes: "-x".',
+        "+": 'Each word is needed anyway. Text with a + goes into quotes: "+x".',
+    }.get(token, "Write the field first, without a blank: level:in(ERROR, FATAL).")
+    raise _wrong_at(token.start_pos or 0, what, hint)
+
+
+def _check_foreign(read: Callable[[str], Refusal | None], token: Token) -> Token:
+    refusal = read(token)
+    if refusal is not None:
+        raise _wrong_at(token.start_pos or 0, *refusal)
+    return token
 
 
 class _Conditions(Transformer_NonRecursive[Token, Any]):
@@ -206,12 +244,14 @@ class _Conditions(Transformer_NonRecursive[Token, Any]):
         return self._order(field, cast("Operator", operator), value)
 
     def _field(self, token: Token) -> tuple[Field, str]:
-        """The field that stands before its operator, and the operator."""
-        operator = token[-2:] if token[-2:] in ("!=", ">=", "<=") else token[-1:]
-        name = token[: -len(operator)]
+        """The field that stands before its operator, and the operator: `:>=` is `>=`."""
+        name = token.rstrip(":=<>!")
+        operator = _SPELLED.get(written := token[len(name) :], written)
         if name in COLUMNS:
             return Column(COLUMNS[name]), str(operator)
         kind, _, rest = name.partition(".")
+        if any("*" in plain for _, plain in _PART.findall(rest)):
+            raise self._wrong(token, "a * names no field", "Write *:x to look in all fields.")
         parts = [_unescaped(quoted) if quoted else plain for quoted, plain in _PART.findall(rest)]
         if kind == "json":
             return Json(tuple(parts)), str(operator)
@@ -223,21 +263,25 @@ class _Conditions(Transformer_NonRecursive[Token, Any]):
             return self._regex(field, value)
         text, ignore_case = self._text_of(value)
         quoted = value.type == "PHRASE"
+        if not quoted and "*" in text:
+            return self._wildcard(field, value, text, within=(field, operator) == (MESSAGE, ":"))
         if field == MESSAGE:
             made = Contains if operator == ":" else Is
             return made(text, field, ignore_case)
-        if text == "*" and not quoted:
-            return Exists(field)
-        if not quoted and "*" in text:
-            if "*" in text[:-1]:
-                raise self._wrong(
-                    value, "a * stands at the end only", 'Write /a.*b/, or "a*b" for the sign.'
-                )
-            start = text[:-1].upper() if field == Column("level") else text[:-1]
-            return StartsWith(start, field, ignore_case)
         if field in (Column("pos"), Column("ts")):
             return self._order(field, "=", value)
+        if not isinstance(field, Column) and not quoted and is_exact(text):
+            number = number_in(text)
+            if number is not None:
+                return Compares(field, "=", number)
         return Is(self._name(field, value, text), field, ignore_case)
+
+    def _wildcard(self, field: Field, value: Token, text: str, *, within: bool) -> Condition:
+        if field in (Column("pos"), Column("ts")) and text.strip("*"):
+            raise self._wrong(
+                value, "a number or a time has no *", "Write a range: field:[low TO high]."
+            )
+        return wildcard(text, field, within=within)
 
     def _order(self, field: Field, operator: Operator, value: Token) -> Condition:
         text, _ = self._text_of(value)
@@ -247,17 +291,15 @@ class _Conditions(Transformer_NonRecursive[Token, Any]):
             case Column("level"):
                 return _levels(operator, LEVELS.index(self._name(field, value, text)))
             case Column("ts"):
-                return _moments(operator, self._moment(value, text))
+                return _moments(operator, self._span(value, text))
             case Column("pos"):
                 if not re.fullmatch(r"[0-9]{1,18}", text):
                     raise self._wrong(value, f"pos is a number, not {text[:80]!r}", "Write pos>=5.")
                 return Compares(field, operator, int(text))
             case Column():
                 return Compares(field, operator, self._name(field, value, text))
-        number = _NUMBER.fullmatch(text) and value.type != "PHRASE"
-        if number and math.isfinite(float(text)):
-            return Compares(field, operator, float(text))
-        return Compares(field, operator, text)
+        number = None if value.type == "PHRASE" else number_in(text)
+        return Compares(field, operator, text if number is None else number)
 
     def _regex(self, field: Field, token: Token) -> Condition:
         body, _, flags = token[1:].rpartition("/")
@@ -281,12 +323,11 @@ class _Conditions(Transformer_NonRecursive[Token, Any]):
 
     def _name(self, field: Field, token: Token, text: str) -> str:
         """The text as the column has it; case does not count in levels and ULIDs."""
-        if field == Column("level"):
-            if text.upper() not in LEVELS:
-                raise self._wrong(
-                    token, f"there is no level {text[:80]!r}", f"Levels are {', '.join(LEVELS)}."
-                )
-            return text.upper()
+        if field == LEVEL:
+            level = level_named(text)
+            if level is None:
+                raise self._wrong(token, f"there is no level {text[:80]!r}", LEVEL_HINT)
+            return level
         if field == Column("ulid"):
             try:
                 return ulid.encode(ulid.decode(text.upper()))
@@ -295,9 +336,9 @@ class _Conditions(Transformer_NonRecursive[Token, Any]):
                 raise self._wrong(token, f"no ULID: {text[:80]!r}", hint) from error
         return text
 
-    def _moment(self, token: Token, text: str) -> int:
+    def _span(self, token: Token, text: str) -> Span:
         try:
-            return parse_moment(text, now_ms=self._now_ms, field="q")
+            return parse_span(text, now_ms=self._now_ms, field="q")
         except InvalidInput as error:
             raise self._wrong(token, f"ts is a time, not {text[:80]!r}", error.hint) from error
 
@@ -313,15 +354,15 @@ def _levels(operator: Operator, number: int) -> Condition:
         "<": LEVELS[:number],
         "<=": LEVELS[: number + 1],
     }[operator]
-    return AnyOf(tuple([Is(level, Column("level")) for level in chosen]))
+    return AnyOf(tuple([Is(level, LEVEL) for level in chosen]))
 
 
-def _moments(operator: Operator, milliseconds: int) -> Condition:
-    """A moment is a whole millisecond of the record's microseconds."""
-    field, first, behind = Column("ts"), milliseconds * 1000, milliseconds * 1000 + 1000
+def _moments(operator: Operator, span: Span) -> Condition:
+    """A moment is a whole millisecond of the record's microseconds; with `=`, all of the span."""
+    field, first, behind = Column("ts"), span.start * 1000, (span.start + 1) * 1000
     match operator:
         case "=":
-            return All((Compares(field, ">=", first), Compares(field, "<", behind)))
+            return All((Compares(field, ">=", first), Compares(field, "<", span.end * 1000)))
         case ">":
             return Compares(field, ">=", behind)
         case "<=":
@@ -345,6 +386,13 @@ _ENDS: Final = (
     ("WORD", "Write a condition behind the operator."),
 )
 """What to write at the end, by what the parser would take there."""
+_BETWEEN: Final = (
+    ("_TO", 'Write field:[low TO high], with quotes around an end that has blanks: ["a b" TO *].'),
+    ("UNTIL", "Close the range with ] or }, without a blank in its ends."),
+    ("WORD", "Put quotes around text."),
+    ("_OR", "Write OR between values: field:(a OR b). Else write field:a AND NOT field:b."),
+)
+"""The same for what stands in another one's place."""
 
 
 def _unexpected(text: str, error: UnexpectedInput) -> InvalidInput:
@@ -360,7 +408,7 @@ def _unexpected(text: str, error: UnexpectedInput) -> InvalidInput:
                 return _wrong_at(
                     place,
                     "this quote does not begin or end a phrase",
-                    r'A phrase stands alone: "a b". Within it a quote is \".',
+                    r'Write a phrase alone: "a b", or "a b"i. Within it a quote is \".',
                 )
             case "/":
                 return _wrong_at(
@@ -372,6 +420,6 @@ def _unexpected(text: str, error: UnexpectedInput) -> InvalidInput:
                 return _wrong_at(place, "this ( stands within a word", _QUOTE)
     if found == ")":
         return _wrong_at(place, "this ) has nothing before it, or no (", _QUOTE)
-    return _wrong_at(
-        place, f"{text[place : place + 20]!r} cannot stand here", "Put quotes around text."
-    )
+    expected = error.expected if isinstance(error, UnexpectedToken) else ()
+    hint = next((hint for name, hint in _BETWEEN if name in expected), "Put quotes around text.")
+    return _wrong_at(place, f"{text[place : place + 20]!r} cannot stand here", hint)

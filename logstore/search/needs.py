@@ -30,6 +30,7 @@ from logstore.search.conditions import (
     Not,
     StartsWith,
 )
+from logstore.search.values import digits_of
 from logstore.table.ngrams import Grams, grams_of
 from logstore.table.skip_index import SkipIndex, ranges
 
@@ -135,9 +136,19 @@ def _logfmt(leaf: Contains | Is | StartsWith | Matches | Compares | Exists) -> N
     """The key, and its value unless that may be written with escapes."""
     assert isinstance(leaf.field, Logfmt)
     key = _text(f"{leaf.field.key}=", ignore_case=False)
+    if isinstance(leaf, Compares) and leaf.operator == "=" and not isinstance(leaf.value, str):
+        return _all(key, _number(leaf.value))
     if isinstance(leaf, Matches | Compares | Exists) or '"' in leaf.text or "\\" in leaf.text:
         return key
     return _all(key, _text(leaf.text, leaf.ignore_case))
+
+
+def _number(number: float) -> Needs | None:
+    """The digits of a number, wherever its dot stands."""
+    digits = digits_of(number)
+    spellings = [digits, *(f"{digits[:at]}.{digits[at:]}" for at in range(1, len(digits)))]
+    known = [needs for text in spellings if (needs := _text(text, ignore_case=False)) is not None]
+    return AnyNeeded(known) if len(known) == len(spellings) else None
 
 
 def sure_texts(condition: Condition | None) -> tuple[str, ...]:

@@ -30,12 +30,14 @@ from logstore.search.conditions import (
     StartsWith,
 )
 from logstore.search.needs import literals
+from logstore.search.values import digits_of
 
 _ALWAYS: Final = {MESSAGE, Column("fqn"), Column("run_id"), Column("ulid")}
 """Columns that every record has."""
 _MOMENT: Final = "%Y-%m-%dT%H:%M:%S.%gZ"
 _LAST_US: Final = 253_402_300_799_999_999  # of the year 9999: what RFC 3339 can write
-_NUMBER: Final = r"[-+]?[0-9]{1,300}(\.[0-9]{1,300})?([eE][-+]?[0-9]{1,3})?"
+_EXPONENT: Final = r"([eE][-+]?[0-9]{1,3})?"
+_NUMBER: Final = rf"[-+]?[0-9]{{1,300}}(\.[0-9]{{1,300}})?{_EXPONENT}"
 
 
 class Where:
@@ -103,7 +105,11 @@ class Where:
             return f"({value} {operator} make_timestamptz({self._bind(bound)}))"
         if isinstance(field, Column) or isinstance(bound, str):
             return f"({value} {operator} {self._bind(bound)})"
-        number = f"regexp_full_match({value}, {self._bind(_NUMBER)})"
+        spelled = _NUMBER
+        if operator == "=":
+            digits = r"\.?".join(digits_of(float(bound)))
+            spelled = rf"[-+]?[0.]*{digits}[0.]*{_EXPONENT}"
+        number = f"regexp_full_match({value}, {self._bind(spelled)})"
         worth = f"CASE WHEN {number} THEN TRY_CAST({value} AS DOUBLE) END"
         return f"({worth} {operator} {self._bind(float(bound))})"
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel
 
 from logstore.clock import Clock
-from logstore.search.moments import parse_moment
+from logstore.search.moments import TIME_FORMS, parse_moment
 from service.http.gate import visible
 from service.http.node import NodeApi
 from service.http.page_bodies import silence
@@ -26,7 +26,7 @@ _RUN_PARAMETERS: Final = ("limit", "after", "state", "outcome", "name", "from", 
 _PIPELINE_PARAMETERS: Final = ("limit", "after", "name")
 _AFTER: Final = "`after` of the page before."
 _NAME: Final = "`*` is any text, `?` one character; without either, what the name begins with."
-_TIME: Final = "RFC 3339, epoch seconds or milliseconds, `now-1h`, or a ULID; inclusive."
+_TIME: Final = f"{TIME_FORMS}; inclusive."
 
 
 class RunDetails(BaseModel):

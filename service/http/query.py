@@ -14,6 +14,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from logstore.errors import InvalidInput
+from logstore.search.moments import TIME_FORMS
 from logstore.segments.schema import LEVELS
 from service.http.gate import restricted
 from service.http.query_context import CONTEXT, around, context_response
@@ -22,7 +23,7 @@ from service.query.engine import QueryEngine
 from service.query.output import Ndjson, Output, Parquet, Text
 from service.query.request import QueryRequest
 
-_TIME: Final = "RFC 3339, epoch seconds or milliseconds, `now-1h`, or a ULID; inclusive"
+_TIME: Final = f"{TIME_FORMS}; inclusive"
 _EXPRESSION: Final = (
     'Words, `"phrases"`, `/regular expressions/`, fields (`level>=WARN`, `json.status=500`), '
     "`AND`, `OR`, `NOT`; several words mean all of them."

@@ -13,9 +13,9 @@ from typing import Final, TypeVar
 from logstore import ulid
 from logstore.errors import InvalidInput, TooLarge
 from logstore.names import check_name
-from logstore.search.conditions import Condition, Field, Matches, required
+from logstore.search.conditions import All, Column, Condition, Field, Matches, required
 from logstore.search.moments import parse_moment
-from logstore.segments.schema import LEVELS
+from logstore.search.values import LEVEL_HINT, level_named, wildcard
 from service.query import cursor
 from service.query.cursor import RecordKey
 from service.query.tiles import Tile
@@ -70,12 +70,14 @@ class QueryRequest:
         refuse_unknown(parameters, PARAMETERS)
         low, high = _bounds(parameters, now_ms)
         condition = _condition(parameters, now_ms)
+        fqn, run = _name(parameters, "fqn"), _name(parameters, "run")
+        parts = [_named(fqn, "fqn"), _named(run, "run_id"), condition]
         return QueryRequest(
             low=low,
             high=high,
-            condition=condition,
-            fqn=_name(parameters, "fqn") or required(condition, "fqn"),
-            run=_name(parameters, "run") or required(condition, "run_id"),
+            condition=_all([part for part in parts if part is not None]),
+            fqn=_exact(fqn) or required(condition, "fqn"),
+            run=_exact(run) or required(condition, "run_id"),
             levels=_given(parameters, "level", _levels) or (),
             limit=_given(parameters, "limit", _limit),
             descending=_given(parameters, "order", _descending) is not False,
@@ -164,16 +166,28 @@ def _name(parameters: Mapping[str, str], field: str) -> str | None:
     return name
 
 
+def _exact(name: str | None) -> str | None:
+    return None if name is None or "*" in name else name
+
+
+def _named(name: str | None, column: str) -> Condition | None:
+    """What a name with `*` asks for, as in `q`."""
+    return None if name is None or "*" not in name else wildcard(name, Column(column))
+
+
+def _all(parts: list[Condition]) -> Condition | None:
+    return All(tuple(parts)) if len(parts) > 1 else next(iter(parts), None)
+
+
 def _levels(text: str) -> tuple[str, ...]:
-    levels = tuple(level.strip().upper() for level in text.split(","))
-    for level in levels:
-        if level not in LEVELS:
-            raise InvalidInput(
-                f"there is no level {level[:80]!r}",
-                field="level",
-                hint=f"Levels are {', '.join(LEVELS)}; several are separated by commas.",
-            )
-    return levels
+    levels = []
+    for name in text.split(","):
+        level = level_named(name)
+        if level is None:
+            hint = f"{LEVEL_HINT} Several are separated by commas; q=level>=WARN has an order."
+            raise InvalidInput(f"there is no level {name[:80]!r}", field="level", hint=hint)
+        levels.append(level)
+    return tuple(levels)
 
 
 def _limit(text: str) -> int:

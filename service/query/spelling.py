@@ -21,7 +21,7 @@ NAMES: Final = {
 """How a search calls the columns, by their own names."""
 _PART: Final = re.compile(r"[\w-]+")
 _KEY: Final = re.compile(r"[\w-]+(?:\.[\w-]+)*")
-_VALUE: Final = re.compile(r"(?!(?:AND|OR|NOT)$)[\w-][\w.:/@+-]*")
+_VALUE: Final = re.compile(r"(?!(?i:and|or|not)$)[\w-][\w.:/@+-]*")
 _HINT: Final = (
     f"Write one of {', '.join(NAMES.values())}, attributes.x, json.x or logfmt.x; "
     "GET /query/fields tells which ones records have."

@@ -16,6 +16,8 @@ from logstore.credentials import read_token
 from logstore.errors import InvalidInput, NotFound, TailraceError, Unavailable
 
 DEFAULT_URL = "http://127.0.0.1:8790"
+TIMES = "5m (before now), '2026-11-21 10:00' (UTC), now-1d, now/d, yesterday, RFC 3339"
+"""Times as flags take them: the service reads them all."""
 RUNS = "/api/v1/services/ingestionPipelines/logs"
 
 

@@ -18,7 +18,6 @@ from logstore.errors import InvalidInput, TailraceError, Unavailable
 from tailrace.remote.api import check, errors_as_ours
 from tailrace.searching.follow import SearchFollower
 from tailrace.tailing.lines import Lines
-from tailrace.tailing.start import time_of
 
 # Lines of several runs are held back for so long, to come in the order of their times.
 _WINDOW_SECONDS: Final = "0.5"
@@ -90,7 +89,7 @@ async def follow_many(
     asked = {**_conditions(arguments), "window": _WINDOW_SECONDS}
     wanted = arguments.tail
     if arguments.since is not None:
-        asked["from"] = time_of(arguments.since) or ""
+        asked["from"] = arguments.since
     elif wanted == -1:
         asked["from"] = "0"
     elif wanted != 0 and arguments.after is None:
@@ -102,7 +101,7 @@ async def print_many(
     client: httpx.AsyncClient, arguments: argparse.Namespace, lines: Lines, default: int
 ) -> None:
     """Prints what is there, oldest first. Raises what the service answers, and for a part."""
-    asked = {**_conditions(arguments), "from": time_of(arguments.since) or "0", "order": "asc"}
+    asked = {**_conditions(arguments), "from": arguments.since or "0", "order": "asc"}
     wanted = default if arguments.tail is None and arguments.since is None else arguments.tail
     if wanted == 0:
         return

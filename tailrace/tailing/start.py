@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
-from typing import Final
 
 import httpx
 
 from logstore.errors import NotFound
 from tailrace.remote.api import RUNS, check, component
-
-_DURATION: Final = re.compile(r"\d+[smhdw]")
-
-
-def time_of(text: str | None) -> str | None:
-    """`5m` is five minutes before now; anything else is a time as the service reads it."""
-    return f"now-{text}" if text is not None and _DURATION.fullmatch(text) else text
 
 
 async def where(

@@ -84,7 +84,10 @@ async def test_it_begins_where_it_is_told_and_ends_where_the_run_does(tmp_path: 
         assert await printed(client, "p", "--tail", "-1") == text
         assert await printed(client, "p", "r", "--tail", "2") == "line 248\nline 249\n"
         assert await printed(client, "p", "r", "--tail", "0") == ""
-        assert await printed(client, "p", "r", "--since", "1h") == text
+        for since in ("1h", "1h ago", "yesterday", "now-1d/d", "yesterday 10:00"):
+            assert await printed(client, "p", "r", "--since", since) == text, since
+            search = {"from": since, "fqn": "p*", "format": "text", "order": "asc"}
+            assert (await client.get("/query", params=search)).text == text, since
         reply = await client.get("/query", params={"q": '"line 125"', "from": "0", "order": "asc"})
         at = json.loads(reply.text.splitlines()[0])["ulid"]
         assert await printed(client, "p", "r", "--since", at) == text[middle:]

@@ -51,6 +51,7 @@ def holds(condition: Condition, row: Mapping[str, Any]) -> bool:
         case Exists():
             return True
         case Matches(pattern, _, ignore_case):
+            pattern = pattern.replace(r"\z", r"\Z")  # RE2's end of the text, as `re` has it
             return re.search(pattern, value, re.IGNORECASE if ignore_case else 0) is not None
         case Compares(field, order, bound):
             return _compares(field, value, order, bound)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from logstore.errors import InvalidInput, TailraceError, TooLarge
 from logstore.search.conditions import (
+    MESSAGE,
     All,
     AnyOf,
     Attribute,
@@ -63,9 +64,21 @@ def level(*names: str) -> Condition:
         ("/error/i", Matches("error", ignore_case=True)),
         ("12:30:45", Contains("12:30:45")),
         ("Error:", Contains("Error:")),
-        ("-x [y] a=b", All((Contains("-x"), Contains("[y]"), Contains("a=b")))),
+        ("--x - [y] a=b", All((Contains("--x"), Contains("-"), Contains("[y]"), Contains("a=b")))),
         ("a AND b", All((Contains("a"), Contains("b")))),
-        ("a and b", All((Contains("a"), Contains("and"), Contains("b")))),
+        ("a && b", All((Contains("a"), Contains("b")))),
+        ("a || (b && c)", AnyOf((Contains("a"), All((Contains("b"), Contains("c")))))),
+        ("a !b", All((Contains("a"), Not(Contains("b"))))),
+        ('!(a || !"b c")', Not(AnyOf((Contains("a"), Not(Contains("b c")))))),
+        ("!/a/ !level:error", All((Not(Matches("a")), Not(Is("ERROR", LEVEL))))),
+        ("done! a!=b!", All((Contains("done!"), Contains("a!=b!")))),
+        ("error*", Contains("error")),
+        ("*err*", Contains("err")),
+        ("err*code", Matches(r"err[\s\S]*code")),
+        ("*", Exists(MESSAGE)),
+        ("message:*", Exists(MESSAGE)),
+        ('"a*"', Contains("a*")),
+        ("message=a*", StartsWith("a", MESSAGE)),
         ("a b OR c", AnyOf((All((Contains("a"), Contains("b"))), Contains("c")))),
         ("a (b OR c)", All((Contains("a"), AnyOf((Contains("b"), Contains("c")))))),
         ("NOT a b", All((Not(Contains("a")), Contains("b")))),
@@ -73,11 +86,18 @@ def level(*names: str) -> Condition:
         ("NOT NOT a", Not(Not(Contains("a")))),
         ("ANDROID ORDER NOTE", All((Contains("ANDROID"), Contains("ORDER"), Contains("NOTE")))),
         ('"AND"', Contains("AND")),
-        ("message:a*", Contains("a*")),
+        ("message:a*", Contains("a")),
         ("message=abc", Is("abc", Column("message"))),
         ('message!="a b"', Not(Is("a b", Column("message")))),
         ("level:error", Is("ERROR", LEVEL)),
         ("level:(error OR Fatal)", AnyOf((Is("ERROR", LEVEL), Is("FATAL", LEVEL)))),
+        ("level:warning", Is("WARN", LEVEL)),
+        ("level:(Notice OR severe)", AnyOf((Is("INFO", LEVEL), Is("ERROR", LEVEL)))),
+        ("level!=critical", Not(Is("FATAL", LEVEL))),
+        ("level:warn*", level("WARN")),
+        ("level:crit*", level("FATAL")),
+        ("level:>=warning", level("WARN", "ERROR", "FATAL")),
+        ("level:=info level==info", All((Is("INFO", LEVEL), Is("INFO", LEVEL)))),
         ("level>=WARN", level("WARN", "ERROR", "FATAL")),
         ("level>WARN", level("ERROR", "FATAL")),
         ("level<INFO", level("TRACE", "DEBUG")),
@@ -87,6 +107,8 @@ def level(*names: str) -> Condition:
         ("fqn: shop.orders", Is("shop.orders", FQN)),
         ("fqn:shop.*", StartsWith("shop.", FQN)),
         ('fqn:"shop.*"', Is("shop.*", FQN)),
+        ("fqn:*.orders", Matches(r"\A[\s\S]*\.orders\z", FQN)),
+        ("fqn:a*b", Matches(r"\Aa[\s\S]*b\z", FQN)),
         ("fqn:/^a|b$/i", Matches("^a|b$", FQN, ignore_case=True)),
         ('run:"nightly 7"i', Is("nightly 7", RUN, ignore_case=True)),
         ("run_id!=a", Not(Is("a", RUN))),
@@ -95,6 +117,11 @@ def level(*names: str) -> Condition:
         ("ts>=2026-11-21T10:00:00Z", Compares(TS, ">=", NOW * 1000)),
         ("ts>2026-11-21T10:00:00Z", Compares(TS, ">=", NOW * 1000 + 1000)),
         ("ts<=now", Compares(TS, "<", NOW * 1000 + 1000)),
+        ("ts:yesterday", All((Compares(TS, ">=", (NOW - 122_400_000) * 1000),
+                              Compares(TS, "<", (NOW - 36_000_000) * 1000)))),
+        ('ts:"2026-11-21 10:00"', All((Compares(TS, ">=", NOW * 1000),
+                                       Compares(TS, "<", (NOW + 60_000) * 1000)))),
+        ("ts>=5m", Compares(TS, ">=", (NOW - 300_000) * 1000)),
         ("ts<now-5m", Compares(TS, "<", (NOW - 300_000) * 1000)),
         ("ts:{now-1h TO *]", All((Compares(TS, ">=", (NOW - 3_600_000) * 1000 + 1000),))),
         ("ts:[* TO *]", Exists(TS)),
@@ -105,7 +132,14 @@ def level(*names: str) -> Condition:
         ("attributes.region:eu", Is("eu", Attribute("region"))),
         ('attributes."a \\"key\\"":*', Exists(Attribute('a "key"'))),
         ("attributes.a.b>=x", Compares(Attribute("a.b"), ">=", "x")),
-        ("json.user.id=7", Is("7", Json(("user", "id")))),
+        ("json.user.id=7", Compares(Json(("user", "id")), "=", 7.0)),
+        ('json.user.id="7"', Is("7", Json(("user", "id")))),
+        ("json.id:1234567890123456789", Is("1234567890123456789", Json(("id",)))),
+        ("logfmt.status!=503.0", Not(Compares(Logfmt("status"), "=", 503.0))),
+        ("attributes.n:(1 OR x)", AnyOf((Compares(Attribute("n"), "=", 1.0),
+                                         Is("x", Attribute("n"))))),
+        ("json.ms:>1.5 json.ms:<=9", All((Compares(Json(("ms",)), ">", 1.5),
+                                         Compares(Json(("ms",)), "<=", 9.0)))),
         ('json."a.b".0:x', Is("x", Json(("a.b", "0")))),
         ("json.ms>1.5e3", Compares(Json(("ms",)), ">", 1500.0)),
         ('json.ms>"1.5"', Compares(Json(("ms",)), ">", "1.5")),
@@ -123,6 +157,38 @@ def test_a_relative_time_moves_on_though_the_text_is_the_same() -> None:
     for later in (0, 60_000):
         asked = Compares(TS, "<", (NOW + later - 300_000) * 1000)
         assert parse("ts<now-5m", now_ms=NOW + later) == asked
+
+
+FOREIGN = {
+    "operators": ["a and b", "a Or b", "not found", "a&&b", "a||b", "-a", '-"a b"', "+a", "- a =",
+                  "level = ERROR", "level in (a, b)", "level:(a and b)", "level:(a AND b)"],
+    "Lucene": ["_exists_:user", "a~2", "roam~", "quick^2", '"a b"~2', r"\(1\+1", "@timestamp:x",
+               "status:500", "status:[400 TO 499]", "level:!error", "pos:[1 to 5]"],
+    "Loki": ['{app="x"}', '|= "a"', '!= "a"', '|~ "a"', '!~ "a"', "a | json", 'fqn=~"a.*"',
+             "fqn!~x", "`a b`"],
+    "VictoriaLogs": ["_time:5m", "_msg:a", "_stream:x", "a | stats", 'i("a")', "level:exact(a)",
+                     "level:~err"],
+    "Splunk": ["index=main", "earliest=-5m", "sourcetype=x", "a | head 5", "status>=500",
+               "'a b'"],
+    "SQL": ["level <> 'x'", "level<>x", "severity='a'", "ms>100", "level IN (a)"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", [text for texts in FOREIGN.values() for text in texts])
+def test_signs_of_other_languages_are_refused_with_what_to_write(text: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        said(text)
+    assert caught.value.field == "q"
+    assert re.search(r"Write|quotes|Give|no pipes|capitals", caught.value.hint), caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["x->y", "=>x", "vector<int>", "--verbose", "key=value", "don't", "C++", "100%", "a?", "x,y",
+     "user@host", "#1", "$HOME", "a|b", "x&y", "[ERROR]", "<title>", "...", r"dir\file", "AND1"],
+)  # fmt: skip
+def test_other_signs_of_log_lines_are_text(text: str) -> None:
+    assert said(text) == Contains(text)
 
 
 @pytest.mark.parametrize(
@@ -171,9 +237,10 @@ def test_blanks_ask_for_everything(blank: str) -> None:
         ('(lvl:"ERROR', 2, "no field 'lvl'"),
         ("level:bad", 7, "no level 'bad'"),
         ("level>/a/", 7, "has no order"),
-        ("fqn:a*b", 5, "at the end only"),
+        ("ts:2026*", 4, r"has no \*"),
+        ("json.a.*:x", 1, r"a \* names no field"),
         ("pos:x", 5, "pos is a number"),
-        ("ts>yesterday", 4, "ts is a time"),
+        ("ts>tomorrow", 4, "ts is a time"),
         ("ulid:x", 6, "no ULID"),
         ("fqn>[a TO b]", 1, "a range stands behind a colon"),
     ],
@@ -227,11 +294,30 @@ def test_every_example_of_the_page_is_said() -> None:
 
 # --- the meaning: SQL beside plain Python ------------------------------------------------
 
-WORDS = ("a", "B", "ab", "Ab", "error", "5", "-1.5", "1e3", "x=5", "é", "nan", "a b", "%", "_")
+WORDS = (
+    "a",
+    "B",
+    "ab",
+    "Ab",
+    "error",
+    "5",
+    "-1.5",
+    "1e3",
+    "x=5",
+    "é",
+    "nan",
+    "a b",
+    "%",
+    "_",
+    "5.0",
+    "+5",
+    "-0",
+)
 MESSAGES = (
     "plain error", "A B", 'k=5 q="a b" z=', 'q="a \\"b\\" \\\\" k=ab', "kk=1 k=-1.5", "é Ab 5",
     '{"k": 5, "u": {"a": "b", "l": [1, "ab", null]}, "n": null}', '{"k": "ab", "t": true}',
-    '[1, {"k": "5"}]', "5", "{broken", 'say k="5"', "",
+    '[1, {"k": "5"}]', "5", "{broken", 'say k="5"', "", "k=05.0 q=0.5e1 z=-0",
+    '{"k": 5.0, "u": {"a": "1000.00"}}', '{"k": 5e0, "u": {"a": 0.0}}',
 )  # fmt: skip
 FIELDS = (
     Column("fqn"), Column("run_id"), LEVEL, Column("connector_id"), Column("message"),
@@ -262,8 +348,8 @@ LEAVES = st.one_of(
     st.builds(StartsWith, st.sampled_from(WORDS), st.sampled_from(FIELDS), st.booleans()),
     st.builds(Is, st.sampled_from([*WORDS, *LEVELS]), st.sampled_from(FIELDS), st.booleans()),
     st.builds(
-        Matches, st.sampled_from(["a.b", "^5$", "[ab]{2}", "B|é"]), st.sampled_from(FIELDS),
-        st.booleans(),
+        Matches, st.sampled_from(["a.b", "^5$", "[ab]{2}", "B|é", r"\Aa[\s\S]*b\z"]),
+        st.sampled_from(FIELDS), st.booleans(),
     ),
     st.builds(Exists, st.sampled_from([*FIELDS, TS])),
     st.builds(
@@ -272,7 +358,7 @@ LEAVES = st.one_of(
     ),
     st.builds(
         Compares, st.sampled_from([f for f in FIELDS if not isinstance(f, Column)]),
-        st.sampled_from([">", ">=", "<", "<="]), st.sampled_from([5.0, -1.5, 0.0, 1000.0]),
+        st.sampled_from(["=", ">", ">=", "<", "<="]), st.sampled_from([5.0, -1.5, 0.0, 1000.0]),
     ),
     st.builds(Compares, st.just(POS), st.sampled_from(["=", ">", "<="]), st.integers(0, 4)),
     st.builds(

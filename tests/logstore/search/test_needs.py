@@ -32,6 +32,15 @@ from tests.seeds import seeds
 
 WORDS = ["alpha", "beta-1", "gamma99", "Delta", "x", 'quo"ted', "back\\slash", "é" * 5]
 KEYS = ["status", "user", "k"]
+SPELLED = [
+    "12345678",
+    "12345678.0",
+    "+012345678",
+    "1.2345678e7",
+    "1234.5678E4",
+    "123456780",
+    "4711",
+]
 
 
 def index_of(groups: list[list[str]]) -> SkipIndex:
@@ -45,6 +54,8 @@ def message(dice: random.Random) -> str:
     if dice.random() < 0.3:
         text = dice.choice(WORDS).replace("\\", "\\\\").replace('"', '\\"')
         return f'level=info {dice.choice(KEYS)}="{text}" {dice.choice(KEYS)}={dice.randrange(500)}'
+    if dice.random() < 0.2:
+        return f"{dice.choice(KEYS)}={dice.choice(SPELLED)} {dice.choice(WORDS)}"
     return " ".join(dice.choices(WORDS, k=3)) + str(dice.randrange(1_000))
 
 
@@ -64,6 +75,7 @@ def condition(dice: random.Random, depth: int = 0) -> Condition:
         Exists(Logfmt(dice.choice(KEYS))),
         Exists(Attribute("stream")),
         Compares(Logfmt(dice.choice(KEYS)), ">", 100),
+        Compares(Logfmt(dice.choice(KEYS)), "=", dice.choice([12345678.0, 4711.0, 123456780.0])),
     ]
     return dice.choice(single)
 
@@ -85,6 +97,13 @@ def test_no_row_group_with_a_match_lacks_what_is_needed(seed: int) -> None:
             left_out += not may
     assert needing > 30
     assert left_out > 100
+
+
+def test_an_index_finds_a_number_in_each_of_its_spellings_and_leaves_out_others() -> None:
+    index = index_of([[f"k={spelled}"] for spelled in SPELLED])
+    needs = needs_of(Compares(Logfmt("k"), "=", 12345678.0))
+    assert needs is not None
+    assert may_hold(needs, index).tolist() == [True] * 6 + [False]
 
 
 @pytest.mark.parametrize("seed", seeds(6))

@@ -12,7 +12,7 @@ from logstore import ulid
 from logstore.errors import InvalidCursor, InvalidInput
 from logstore.position import Cursor, Position
 from logstore.search.conditions import All, Contains, Matches
-from logstore.search.moments import parse_moment
+from logstore.search.moments import parse_moment, parse_span
 from service.query import cursor
 from service.query.cursor import RecordKey
 from service.query.request import QueryRequest
@@ -47,6 +47,24 @@ def parse(**parameters: str) -> QueryRequest:
         ("2026-11-21T11:00:00 01:00", NOW),
         ("2026-11-21T04:30:00.1239-05:30", NOW + 123),
         ("2026-11-21", NOW - 36_000_000),
+        ("2026-11-21 10:00", NOW),
+        ("2026-11-21T10:00:00", NOW),
+        ("2026/11/21 10:00:00.5", NOW + 500),
+        ("2026-11-21 11:00 +0100", NOW),
+        ("2026-11-21 10", NOW),
+        ("10:00", NOW),
+        ("5m", NOW - 300_000),
+        ("1h30m", NOW - 5_400_000),
+        ("-5m", NOW - 300_000),
+        ("5m ago", NOW - 300_000),
+        ("today", NOW - 36_000_000),
+        ("yesterday", NOW - 122_400_000),
+        ("yesterday 10:00", NOW - 86_400_000),
+        ("now/d", NOW - 36_000_000),
+        ("now-1d/d+8h", NOW - 122_400_000 + 28_800_000),
+        ("now/w", NOW - 36_000_000 - 5 * 86_400_000),
+        ("now/M", NOW - 36_000_000 - 20 * 86_400_000),
+        ("now/y", 1_767_225_600_000),
         ("0001-01-01", 0),
         ("now-99999999999w", 0),
         ("now+99999999999w", ulid.MAX_TIME_MS),
@@ -60,8 +78,9 @@ def test_moments(text: str, expected: int) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "x", "-5", "1e9", "yesterday", "now-1", "now-1y", "now--1h", "2026-13-01", "2026-02-30",
-     "2026-11-21T10:00:00", "2026-11-21T24:00:00Z", "2026-11-21T10:00:60Z", "2026-11-21 10:00",
+    ["", "x", "-5", "1e9", "tomorrow", "24:00", "5x", "now/x", "2026-11/21",
+     "now-1", "now-1y", "now--1h", "2026-13-01", "2026-02-30",
+     "2026-11-21T24:00:00Z", "2026-11-21T10:00:60Z", "now-1M",
      "2026-11-21T10:00:00+99:00", "01KAJ", "8" * 26, "٣", "2026-11-21T10:00:00Z\n1"],
 )  # fmt: skip
 def test_what_is_no_moment_is_refused_with_its_field(text: str) -> None:
@@ -69,6 +88,21 @@ def test_what_is_no_moment_is_refused_with_its_field(text: str) -> None:
         moment(text)
     assert caught.value.field == "from"
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "start", "end"),
+    [
+        ("yesterday", NOW - 122_400_000, NOW - 36_000_000),
+        ("2026-11-21", NOW - 36_000_000, NOW + 50_400_000),
+        ("2026-11-21 10:00", NOW, NOW + 60_000),
+        ("2026-11-21T10Z", NOW, NOW + 3_600_000),
+        ("2026-11-21 10:00:00", NOW, NOW + 1),
+        ("5m", NOW - 300_000, NOW - 299_999),
+    ],
+)
+def test_a_day_an_hour_and_a_minute_are_spans(text: str, start: int, end: int) -> None:
+    assert parse_span(text, now_ms=NOW, field="q") == (start, end)
 
 
 @given(
