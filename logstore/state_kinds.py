@@ -16,14 +16,16 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final, Literal
 
+from logstore.patterns import LinearRegex
+
 Place = Literal["store", "data folder", "local store", "appender's store"]
 _HOLDER: Final = re.compile(r"\\\{(\w+)(…?)\\\}")
 
 
 @cache
-def _pattern(key: str) -> re.Pattern[str]:
+def _pattern(key: str) -> LinearRegex:
     """What matches the keys of one spelling, in which the other parts stand for themselves."""
-    return re.compile(_HOLDER.sub(lambda m: ".+" if m[2] else "[^/]+", re.escape(key)))
+    return LinearRegex(_HOLDER.sub(lambda m: ".+" if m[2] else "[^/]+", re.escape(key)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ it. Both may run beside a forwarder. `reset` needs it to be stopped.
 from __future__ import annotations
 
 import argparse
-import fnmatch
 import sys
 from collections.abc import Sequence
 
@@ -18,6 +17,7 @@ from forwarder.config.forwarder import default_storage
 from forwarder.config.load import read
 from forwarder.model import FileState
 from logstore.errors import InvalidInput, NotFound
+from logstore.patterns import wildcard_test
 
 _ACTS = ("list", "export", "reset")
 _HEADS = ("STAGE", "SOURCE", "RUN", "ACKNOWLEDGED", "SIZE", "SENDING", "LOST", "PATH")
@@ -75,7 +75,7 @@ def _reset(folder: str, files: Sequence[str], arguments: argparse.Namespace) -> 
 
 
 def _is_one_of(state: FileState, files: Sequence[str]) -> bool:
-    return any(one == state.id or fnmatch.fnmatchcase(state.path, one) for one in files)
+    return any(one == state.id or wildcard_test(one)(state.path) for one in files)
 
 
 def _table(states: Sequence[FileState]) -> str:

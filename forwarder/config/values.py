@@ -3,8 +3,7 @@ r"""Values of the configuration: durations, sizes, regular expressions.
 Durations are written as Go writes them (`200ms`, `1m30s`), and with `d` for days; a number without
 a unit is refused but for 0. They are held as seconds. Sizes are bytes, also as `16KiB` or `1MiB`.
 
-Regular expressions are Python's. Go's way of naming a group, `(?<name>…)`, is accepted beside
-`(?P<name>…)`, and `\z` beside `\Z`.
+Regular expressions are those of RE2, as OpenTelemetry's. `\Z` is accepted for `\z`.
 """
 
 from __future__ import annotations
@@ -12,15 +11,16 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, PlainSerializer
+
+from logstore.patterns import LinearRegex
 
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 _PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|ms|s|m|h|d)")
 _DURATION = re.compile(rf"(?:{_PART.pattern})+")
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmg]i?|)b?\s*", re.IGNORECASE)
-_GO_GROUP = re.compile(r"(?<!\\)((?:\\\\)*)\(\?<(?=[A-Za-z_])")
-_GO_END = re.compile(r"(?<!\\)((?:\\\\)*)\\z")
+_END = re.compile(r"(?<!\\)((?:\\\\)*)\\Z")
 
 
 class Section(BaseModel):
@@ -69,17 +69,13 @@ def format_size(size: int) -> str:
     return str(size)
 
 
-def compile_regex(value: object) -> re.Pattern[str]:
-    """A regular expression. Raises `ValueError` with the place that is wrong."""
-    if isinstance(value, re.Pattern):
+def compile_regex(value: object) -> LinearRegex:
+    """A regular expression. Raises `ValueError` with the reason if it cannot be read."""
+    if isinstance(value, LinearRegex):
         return value
     if not isinstance(value, str) or not value:
         raise ValueError("a regular expression is a text that is not empty")
-    text = _GO_END.sub(r"\1\\Z", _GO_GROUP.sub(r"\1(?P<", value))
-    try:
-        return re.compile(text)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"is no regular expression of Python's: {error}") from None
+    return LinearRegex(_END.sub(r"\1\\z", value))
 
 
 def _text(value: object) -> object:
@@ -98,7 +94,7 @@ Duration = Annotated[
 ]
 Size = Annotated[int, BeforeValidator(parse_size), PlainSerializer(format_size, when_used="json")]
 Regex = Annotated[
-    re.Pattern[str],
+    InstanceOf[LinearRegex],
     BeforeValidator(compile_regex),
     PlainSerializer(lambda pattern: pattern.pattern, return_type=str, when_used="json"),
 ]

@@ -6,9 +6,9 @@ of standard output and standard error of one container are joined apart.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Protocol
 
 from forwarder.config.source import Multiline
@@ -16,6 +16,7 @@ from forwarder.entries.entry import Entry, message_of
 from forwarder.entries.operators.container import STREAM
 from forwarder.entries.stages import Output
 from forwarder.entries.tracebacks import LANGUAGES
+from logstore.patterns import LinearRegex
 
 _QUIET_LINES = 100
 """An entry of one stream ends when another stream has had so many lines since."""
@@ -35,7 +36,7 @@ class Rule(Protocol):
 class Continuation:
     """A line in which the pattern matches at its begin goes on with the entry before it."""
 
-    def __init__(self, pattern: re.Pattern[str]) -> None:
+    def __init__(self, pattern: LinearRegex) -> None:
         self._matches = pattern.match
 
     def joins(self, line: str) -> bool | None:
@@ -48,7 +49,7 @@ class Continuation:
 class Start:
     """An entry begins with each line in which the pattern matches."""
 
-    def __init__(self, pattern: re.Pattern[str]) -> None:
+    def __init__(self, pattern: LinearRegex) -> None:
         self._matches = pattern.search
 
     def joins(self, line: str) -> bool | None:
@@ -61,7 +62,7 @@ class Start:
 class End:
     """An entry ends with each line in which the pattern matches."""
 
-    def __init__(self, pattern: re.Pattern[str]) -> None:
+    def __init__(self, pattern: LinearRegex) -> None:
         self._matches = pattern.search
 
     def joins(self, line: str) -> bool | None:  # noqa: ARG002
@@ -127,7 +128,7 @@ class Joiner:
         *,
         most_bytes: int,
         most_lines: int,
-        omit: re.Pattern[str] | None = None,
+        omit: LinearRegex | None = None,
     ) -> None:
         self._rule = rule
         self._most_bytes = most_bytes
@@ -201,7 +202,9 @@ class Joiner:
         else:
             stream.entry.last = max(stream.entry.last, entry.last)
             stream.entry.size += entry.size
-        stream.lines.append(line if self._omit is None else self._omit.sub("", line, count=1))
+        for begin, end in islice(self._omit.spans(line), 1) if self._omit else ():
+            line = line[:begin] + line[end:]
+        stream.lines.append(line)
 
     def _full(self, stream: _Stream) -> bool:
         assert stream.entry is not None

@@ -6,13 +6,13 @@ units all the same, and the rest goes on `inside` of it: no entry needs more mem
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
 from forwarder.entries.codec import Codec
+from logstore.patterns import LinearRegex
 
 Bounds = tuple[int, int, int]
 """Begin and end of the content, and where the next unit begins; indices of characters."""
@@ -55,15 +55,14 @@ def lines(text: str, final: bool) -> Iterator[Bounds]:
         yield at, len(text), len(text)
 
 
-def started(pattern: re.Pattern[str], *, omit: bool) -> Splitter:
+def started(pattern: LinearRegex, *, omit: bool) -> Splitter:
     """Units that begin where the pattern matches; what is before the first match is one too."""
-    pattern = re.compile(pattern.pattern, pattern.flags | re.MULTILINE)
+    spans = LinearRegex(pattern.pattern, multiline=True).spans
 
     def split(text: str, final: bool) -> Iterator[Bounds]:
         at = behind = 0
         began = False  # whether the unit at `at` begins with a match, that ends at `behind`
-        for found in pattern.finditer(text):
-            begin, end = found.span()
+        for begin, end in spans(text):
             if not final and end == len(text):
                 break  # it may match otherwise when more is there
             if began and begin <= behind:
@@ -77,14 +76,13 @@ def started(pattern: re.Pattern[str], *, omit: bool) -> Splitter:
     return split
 
 
-def ended(pattern: re.Pattern[str], *, omit: bool) -> Splitter:
+def ended(pattern: LinearRegex, *, omit: bool) -> Splitter:
     """Units that end behind what the pattern matches."""
-    pattern = re.compile(pattern.pattern, pattern.flags | re.MULTILINE)
+    spans = LinearRegex(pattern.pattern, multiline=True).spans
 
     def split(text: str, final: bool) -> Iterator[Bounds]:
         at = 0
-        for found in pattern.finditer(text):
-            begin, end = found.span()
+        for begin, end in spans(text):
             if not final and end == len(text):
                 break
             if end > at:

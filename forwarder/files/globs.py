@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterator
 from functools import cache
 
 from logstore.errors import InvalidInput
+from logstore.patterns import LinearRegex, translate_set
 
 _SPECIAL = re.compile(r"[*?\[{\\]")
+_MOST_ALTERNATIVES = 1000
 
 Unreadable = Callable[[str, OSError], None]
 
@@ -27,13 +29,16 @@ class Glob:
         if not pattern:
             raise InvalidInput("a glob pattern is empty")
         self.pattern = pattern
-        self._regex = re.compile(_translate(pattern), re.DOTALL)
         self._alternatives = [os.path.normpath(each) for each in expand_braces(pattern)]
-        for each in self._alternatives:
-            for part in each.split("/"):
-                _part(part)
         ways = [way for each in self._alternatives for way in _ways(each)]
-        self._ways = re.compile("|".join(map(_translate_plain, ways)), re.DOTALL)
+        try:
+            self._regex = LinearRegex("|".join(map(_translate, self._alternatives)))
+            self._ways = LinearRegex("|".join(map(_translate, ways)))
+        except ValueError as error:
+            raise InvalidInput(
+                f"the glob pattern {pattern[:200]!r} {error}",
+                hint="Name the folder, or write several patterns.",
+            ) from error
 
     def leads(self, path: str) -> bool:
         """Whether a path matches, or is a folder on the way to one that would.
@@ -62,10 +67,23 @@ class Glob:
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """`a{b,c}` as `ab`, `ac`; braces may be nested. Raises `InvalidInput` if one does not end."""
+    """`a{b,c}` as `ab`, `ac`; braces may be nested.
+
+    Raises `InvalidInput` if one does not end, or if they stand for too many patterns.
+    """
+    return list(_expand(pattern, iter(range(_MOST_ALTERNATIVES))))
+
+
+def _expand(pattern: str, left: Iterator[int]) -> Iterator[str]:
     start = _outside_brackets(pattern, "{")
     if start < 0:
-        return [pattern]
+        if next(left, None) is None:
+            raise InvalidInput(
+                f"the braces of a glob pattern stand for more than {_MOST_ALTERNATIVES} patterns",
+                hint="Use `*`, or write several patterns.",
+            )
+        yield pattern
+        return
     depth, parts, begin = 0, [], start + 1
     for index in range(start, len(pattern)):
         character = pattern[index]
@@ -79,7 +97,9 @@ def expand_braces(pattern: str) -> list[str]:
             if depth == 0:
                 parts.append(pattern[begin:index])
                 head, tail = pattern[:start], pattern[index + 1 :]
-                return [full for part in parts for full in expand_braces(head + part + tail)]
+                for part in parts:
+                    yield from _expand(head + part + tail, left)
+                return
     raise InvalidInput(f"the glob pattern {pattern!r} has a '{{' without '}}'")
 
 
@@ -104,25 +124,26 @@ def _outside_brackets(pattern: str, wanted: str) -> int:
 
 
 def _translate(pattern: str) -> str:
-    """The pattern as a regular expression for whole paths."""
-    return "|".join(_translate_plain(os.path.normpath(each)) for each in expand_braces(pattern))
-
-
-def _translate_plain(pattern: str) -> str:
+    """The pattern, without braces, as a regular expression for whole paths."""
     out: list[str] = []
     parts = pattern.split("/")
     for index, part in enumerate(parts):
         last = index == len(parts) - 1
         if part == "**":
-            out.append(".*" if last else "(?:[^/]+/)*")
+            out.append("(?s:.*)" if last else "(?:[^/]+/)*")
         else:
-            out.append(_part(part).pattern + ("" if last else "/"))
+            out.append(_translate_part(part) + ("" if last else "/"))
     return "".join(out)
 
 
 @cache
-def _part(part: str) -> re.Pattern[str]:
-    out, index = [], 0
+def _part(part: str) -> LinearRegex:
+    return LinearRegex(_translate_part(part))
+
+
+def _translate_part(part: str) -> str:
+    out: list[str] = []
+    index = 0
     while index < len(part):
         character = part[index]
         index += 1
@@ -137,15 +158,11 @@ def _part(part: str) -> re.Pattern[str]:
             end = part.find("]", index + 2 if part[index : index + 1] in ("!", "^") else index + 1)
             if end < 0:
                 raise InvalidInput(f"the glob pattern {part!r} has a '[' without ']'")
-            inner = part[index:end].replace("\\", "\\\\")
-            out.append(f"[^/{inner[1:]}]" if inner[:1] in ("!", "^") else f"[{inner}]")
+            out.append(translate_set(part[index:end], separator="/"))
             index = end + 1
         else:
             out.append(re.escape(character))
-    try:
-        return re.compile("".join(out), re.DOTALL)
-    except re.error as error:
-        raise InvalidInput(f"the glob pattern {part!r} is none: {error}") from error
+    return "".join(out)
 
 
 def _entries(folder: str, unreadable: Unreadable) -> list[os.DirEntry[str]]:

@@ -35,9 +35,9 @@ class Ordering:
     def _group(self, file: Found) -> str:
         by = self._criteria.group_by
         match = by.search(file.path) if by is not None else None
-        if match is None:
+        if by is None or match is None:
             return ""
-        return (match[1] if match.re.groups else match[0]) or ""
+        return (match[1] if by.groups else match[0]) or ""
 
     def _first(self, files: list[Found]) -> list[Found]:
         for by in self._criteria.sort_by:

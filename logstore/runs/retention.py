@@ -7,10 +7,11 @@ does not depend on pipelines, so by default it is the longest of these numbers.
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
 from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from logstore.patterns import wildcard_test
 
 Days = Annotated[int, Field(ge=0)]
 
@@ -32,7 +33,7 @@ class RunRetention(BaseModel):
 
     def days_of(self, fqn: str) -> int:
         """Days for which the pipeline's runs are kept; 0 for ever."""
-        matching = (d for p, d in self.expiration_days_of.items() if fnmatchcase(fqn, p))
+        matching = (d for p, d in self.expiration_days_of.items() if wildcard_test(p)(fqn))
         return next(matching, self.expiration_days)
 
     @property

@@ -5,14 +5,12 @@ All that is given must hold. Names are globs as in a shell: `*` is any text, `?`
 
 from __future__ import annotations
 
-import fnmatch
-import re
-
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import field_validator
 
 from logstore.errors import InvalidInput, TooLarge
+from logstore.patterns import wildcard_test
 from logstore.segments.schema import LEVELS
 from pipelines.definition.section import Section, Texts, key
 
@@ -132,9 +130,9 @@ def _filtered(
     events: pa.Table, column: str, globs: tuple[str, ...], *, wanted: bool = True
 ) -> pa.Table:
     """The events whose name matches one of the globs, or with `wanted` False none of them."""
-    patterns = [re.compile(fnmatch.translate(glob)) for glob in globs]
+    tests = [wildcard_test(glob) for glob in globs]
     names = pc.unique(events.column(column)).to_pylist()
-    kept = [name for name in names if any(one.match(name or "") for one in patterns) == wanted]
+    kept = [name for name in names if any(test(name or "") for test in tests) == wanted]
     if len(kept) == len(names):
         return events
     return events.filter(pc.is_in(events.column(column), pa.array(kept, pa.string())))

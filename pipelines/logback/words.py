@@ -9,6 +9,7 @@ from typing import Final
 from pipelines.layouts.pattern import compiled
 
 _WORD: Final = re.compile(r"%(-?[0-9]*(?:\.-?[0-9]+)?)([A-Za-z]+)?(\()?")
+_WHOLE_WORD: Final = re.compile(r"%-?[0-9]*(?:\.-?[0-9]+)?([A-Za-z]+)(?:\{[^}]*\})?")
 _COLOURS: Final = frozenset(
     [
         "clr", "highlight", "black", "red", "green", "yellow", "blue", "magenta", "cyan",
@@ -36,12 +37,16 @@ def converted(pattern: str) -> tuple[str, list[str]]:
             if word is None:
                 left_out.append(f"the pattern {str(error).removeprefix('has ')}: %msg%n instead")
                 return "%msg%n", left_out
-            form = rf"%-?[0-9]*(?:\.-?[0-9]+)?{word[1]}(?![A-Za-z])(?:\{{[^}}]*\}})?"
-            text = re.sub(form, "", text)
+            text = _without(word[1], text)
             why = "its text is in the message" if word[1] in _EXCEPTIONS else "no record has it"
             left_out.append(f"the word %{word[1]}: {why}")
         else:
             return text, left_out
+
+
+def _without(name: str, text: str) -> str:
+    """The pattern without one word, its width and its options."""
+    return _WHOLE_WORD.sub(lambda found: "" if found[1] == name else found[0], text)
 
 
 def _without_colours(text: str, left_out: list[str]) -> str:

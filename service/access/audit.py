@@ -1,7 +1,7 @@
 """The audit log: who did what, and what was refused, as JSON lines that are synced.
 
     {"time":"2026-11-23T18:00:00.000Z","event":"admin","who":"anna","key":"proxy","peer":"10.1.2.3",
-     "method":"DELETE","path":"/api/…","request":"01…"}
+     "method":"DELETE","path":"/api/…","fqn":"shop.orders","run":"nightly-7","request":"01…"}
     {"time":…,"event":"answered","status":200,"request":"01…"}
     {"time":…,"event":"refused","status":403,…}
     {"time":…,"event":"refusals-left-out","count":1234}
@@ -30,6 +30,7 @@ from logstore.filesystem import FileSystem
 REFUSALS: Final = 10
 """Refusals that are written in a second."""
 _LONGEST: Final = 1000
+_WHOLE: Final = frozenset({"fqn", "run"})  # names have a bound of their own
 
 
 class AuditLog:
@@ -91,7 +92,9 @@ class AuditLog:
         moment = datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC)
         stamp = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
         shown = {
-            k: v.encode("utf-8", "replace").decode()[:_LONGEST] if isinstance(v, str) else v
+            k: v.encode("utf-8", "replace").decode()[: None if k in _WHOLE else _LONGEST]
+            if isinstance(v, str)
+            else v
             for k, v in fields.items()
         }
         self._lines.append(orjson.dumps({"time": stamp, "event": event, **shown}) + b"\n")

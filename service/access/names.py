@@ -7,12 +7,12 @@ has not.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from logstore.errors import InvalidInput
 from logstore.names import check_name
+from logstore.patterns import TextTest
 from logstore.search.conditions import AnyOf, Column, Condition, Is, StartsWith
 
 _FQN = Column("fqn")
@@ -66,12 +66,8 @@ class Names:
         parts += [StartsWith(prefix, _FQN) for prefix in self.prefixes]
         return parts[0] if len(parts) == 1 else AnyOf(tuple(parts))
 
-    def pattern(self, within: re.Pattern[str] | None) -> re.Pattern[str] | None:
-        """A pattern of the names that match `within` as well; None: all names."""
-        if self.every:
-            return within
-        ours = [re.escape(name) for name in sorted(self.exact)]
-        ours += [re.escape(prefix) + ".*" for prefix in self.prefixes]
-        either = "|".join(ours) or "(?!)"
-        rest = ".*" if within is None else f"(?:{within.pattern})"
-        return re.compile(rf"(?=(?:{either})\Z){rest}", re.DOTALL)
+    def within(self, wanted: TextTest | None) -> TextTest | None:
+        """A test for the names that are `wanted` as well; None: all names."""
+        if self.every or wanted is None:
+            return wanted if self.every else self.hold
+        return lambda fqn: self.hold(fqn) and wanted(fqn)

@@ -8,8 +8,8 @@ that it sends.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from logstore.clock import Clock
 from logstore.errors import Forbidden, InvalidName, NotAuthenticated, OverQuota, TailraceError
+from logstore.patterns import LinearRegex
 from logstore.search.conditions import All
 from service.access.access import REMEMBERED_SECONDS, Access
 from service.access.audit import AuditLog
@@ -38,7 +39,9 @@ NAMES: Final = "tailrace.names"
 WHO: Final = "tailrace.who"
 GATE: Final = "tailrace.gate"
 _ALL: Final = ""
-_TOKENS: Final = re.compile(r"trl_\w+|eyJ[\w-]+\.[\w.-]+")
+_TOKENS: Final = LinearRegex(
+    r"trl_[a-z0-9]{4,32}_[0-9a-fA-F]{32,64}|eyJ[\w-]+(?:\.|%2[eE])eyJ[\w-]+(?:\.|%2[eE])[\w-]*"
+)
 
 
 def visible(request: Request) -> Names | None:
@@ -123,7 +126,7 @@ class Gate:
         try:
             who = await self._admitted(scope, INGEST, fqn)
         except TailraceError as error:
-            self.refused(scope, error)
+            self.refused(scope, error, fqn)
             await refuse(error)
             return
         answering = answer(receive if who.quota is None else _counting(receive, who))
@@ -211,8 +214,8 @@ class Gate:
 
         return noted
 
-    def refused(self, scope: Scope, error: TailraceError) -> None:
-        """Counts a refusal and notes it in the audit log."""
+    def refused(self, scope: Scope, error: TailraceError, fqn: str | None = None) -> None:
+        """Counts a refusal and notes it in the audit log, with the pipeline of an append."""
         who: Identity | None = scope.get(WHO)
         self.access.refused[_reason(error)] += 1
         self.audit.refused(
@@ -220,6 +223,7 @@ class Gate:
             reason=str(error),
             who=None if who is None else who.name,
             key=None if who is None else who.key,
+            **({} if fqn is None else {"fqn": _without_tokens(fqn)}),
             **_described(scope),
         )
 
@@ -300,17 +304,32 @@ def _peer(scope: Scope) -> str | None:
 
 
 def _described(scope: Scope) -> dict[str, Any]:
-    return {
+    return _named_in(scope) | {
         "peer": _peer(scope),
         "method": scope["method"],
-        "path": _without_tokens(scope["raw_path"]),
-        "query": _without_tokens(scope["query_string"]),
+        "path": _without_tokens(scope["raw_path"].decode("latin-1")),
+        "query": _without_tokens(scope["query_string"].decode("latin-1")),
     }
 
 
-def _without_tokens(text: bytes) -> str:
+def _named_in(scope: Scope) -> dict[str, str]:
+    """The pipeline and the run of a request, decoded, as far as its path names them."""
+    found = {}
+    for part, field in (("fqn", "fqn"), ("runId", "run")):
+        quoted = scope.get("path_params", {}).get(part)
+        if isinstance(quoted, str):
+            with suppress(InvalidName):
+                found[field] = _without_tokens(name(quoted.encode(), part))
+    return found
+
+
+def _without_tokens(text: str) -> str:
     """Part of a URL; a token that somebody put into it by mistake stays out of the log."""
-    return _TOKENS.sub("(a token)", text.decode("latin-1"))
+    shown, at = [], 0
+    for begin, end in _TOKENS.spans(text):
+        shown += [text[at:begin], "(a token)"]
+        at = end
+    return "".join([*shown, text[at:]])
 
 
 def _reason(error: TailraceError) -> str:

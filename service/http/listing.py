@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel
 
 from logstore.clock import Clock
+from logstore.patterns import name_test
 from logstore.search.moments import TIME_FORMS, parse_moment
 from service.http.gate import visible
 from service.http.node import NodeApi
@@ -18,7 +19,7 @@ from service.http.settings import PageSettings
 from service.http.targets import BASE, one_of_each, refuse_unknown, run_key
 from service.http.targets import name as component_name
 from service.runs.outcomes import FILTERS
-from service.runs.run_pages import ListedRun, RunFilter, name_pattern
+from service.runs.run_pages import ListedRun, RunFilter
 
 _MAX_RUNS = 10_000
 _STATES: Final = ("open", "closing", "closed")
@@ -126,9 +127,9 @@ def listing_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRo
         name: Annotated[str | None, Query(description=_NAME)] = None,
     ) -> dict[str, Any]:
         refuse_unknown(request, _PIPELINE_PARAMETERS)
-        wanted, seen = name_pattern(name) if name else None, visible(request)
+        wanted, seen = name_test(name) if name else None, visible(request)
         found = await node.run_logs.listing.pipeline_page(
-            wanted if seen is None else seen.pattern(wanted),
+            wanted if seen is None else seen.within(wanted),
             min(limit, _MAX_RUNS),
             after or None,
             reported=node.status,
@@ -175,7 +176,7 @@ def listing_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRo
             low_ms=parse_moment(start, now_ms=now_ms, field="from") if start else None,
             # Ids may be ahead of the clock: "up to now" has no bound.
             high_ms=high_ms if high_ms is not None and high_ms < now_ms else None,
-            name=name_pattern(name) if name else None,
+            name=name_test(name) if name else None,
         )
         found = await node.run_logs.listing.run_page(
             pipeline,

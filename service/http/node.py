@@ -7,11 +7,11 @@ Cursors towards clients are text: a decimal line offset, or `Cursor.encode()`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from logstore.batch import RunKey
+from logstore.patterns import TextTest
 from logstore.position import Cursor
 from service.ingest.batch import IncomingBatch, Receipt, Submitted
 from service.runs.held_place import HeldPlace
@@ -148,7 +148,7 @@ class RunListing(Protocol):
 
     async def pipeline_page(
         self,
-        wanted: re.Pattern[str] | None,
+        wanted: TextTest | None,
         limit: int,
         after: str | None,
         *,

@@ -11,7 +11,6 @@ what their clients reported, and without a place where another page begins.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
@@ -25,6 +24,7 @@ from logstore.batch import RunKey, lowest_and_highest
 from logstore.errors import InvalidCursor, NodeNotReady, NotFound, StoreUnavailable
 from logstore.names import decode, encode
 from logstore.objects.store import ObjectStore
+from logstore.patterns import TextTest
 from logstore.runs.manifest import Manifest, manifest_at
 from service.runs.backlog import Backlog
 from service.runs.deletions import Deletions
@@ -117,7 +117,7 @@ class Listing:
         """At most `limit` of them, newest first."""
         found: list[RunSummary] = []
         for key in hot.keys:
-            if wanted.name is not None and wanted.name.fullmatch(key.run) is None:
+            if wanted.name is not None and not wanted.name(key.run):
                 continue
             async with self._snapshots.held(key) as snapshot:
                 summary = await _of_snapshot(snapshot)
@@ -218,7 +218,7 @@ class Listing:
 
     async def pipeline_page(
         self,
-        wanted: re.Pattern[str] | None,
+        wanted: TextTest | None,
         limit: int,
         after: str | None,
         *,
@@ -235,12 +235,12 @@ class Listing:
                 return NamePage([], after, held=True)
             hot = await self._held(None)
             names = sorted({key.fqn for key in hot.keys})
-            names = [name for name in names if wanted is None or wanted.fullmatch(name)]
+            names = [name for name in names if wanted is None or wanted(name)]
             return NamePage(names[:limit], None, hot.silent, held=True)
 
     async def _pipeline_page(
         self,
-        wanted: re.Pattern[str] | None,
+        wanted: TextTest | None,
         limit: int,
         after: str | None,
         reported: ReportedRuns,
@@ -261,7 +261,7 @@ class Listing:
             name = hot.get(component) or await self._pipeline(f"{keys.RUNS}{component}/")
             if name is None and component in said:
                 name = await reported.pipeline(component)
-            if name is not None and (wanted is None or wanted.fullmatch(name)):
+            if name is not None and (wanted is None or wanted(name)):
                 names.append(name)
         return NamePage(names, None, known.silent)
 

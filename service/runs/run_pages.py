@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import re
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
@@ -29,6 +28,7 @@ import orjson
 from logstore.batch import RunKey
 from logstore.errors import InvalidCursor
 from logstore.names import decode
+from logstore.patterns import TextTest
 from logstore.runs.report import Report
 from service.runs.outcomes import TERMINAL, RunOutcomes, filter_words
 
@@ -72,7 +72,7 @@ _PREFIX: Final = "l1."
 class RunFilter:
     """Which runs are wanted; an empty set means all. Times are milliseconds, inclusive.
 
-    A run is within a time if any of its lines may be; `name` is matched with the whole of its id.
+    A run is within a time if any of its lines may be; `name` is asked about its id.
     Outcomes are words of `outcomes.FILTERS`.
     """
 
@@ -80,26 +80,18 @@ class RunFilter:
     outcomes: frozenset[str] = frozenset()
     low_ms: int | None = None
     high_ms: int | None = None
-    name: re.Pattern[str] | None = None
+    name: TextTest | None = None
 
     def admits(self, run: RunSummary) -> bool:
         """Whether the run is wanted, as far as its log says."""
         if self.states and run.state not in self.states:
             return False
-        if self.name is not None and self.name.fullmatch(run.run) is None:
+        if self.name is not None and not self.name(run.run):
             return False
         first, last = run.first_ms or run.reported_ms, run.last_ms or run.reported_ms
         if self.low_ms is not None and (last is None or last < self.low_ms):
             return False
         return self.high_ms is None or (first is not None and first <= self.high_ms)
-
-
-def name_pattern(text: str) -> re.Pattern[str]:
-    """A pattern of names: `*` is any text, `?` one character; without them it is a beginning."""
-    if not set(text) & set("*?"):
-        text += "*"
-    wild = {"*": ".*", "?": "."}
-    return re.compile("".join([wild.get(c) or re.escape(c) for c in text]), re.DOTALL)
 
 
 class ListedRun(NamedTuple):
@@ -371,12 +363,12 @@ def _next(order: _Order, at: int, end: int, wanted: RunFilter) -> list[int]:
     return found
 
 
-def may_match(component: str, name: re.Pattern[str] | None) -> bool:
+def may_match(component: str, name: TextTest | None) -> bool:
     """False only if the component of keys says the run's name, and it is not wanted."""
     if name is None:
         return True
     run = decode(component)
-    return run is None or name.fullmatch(run) is not None
+    return run is None or name(run)
 
 
 def _encode(place: _Place) -> str:

@@ -135,7 +135,7 @@ def _regex(operator: RegexParser) -> Callable[[str], Mapping[str, Any] | None]:
 
     def parse(text: str) -> Mapping[str, Any] | None:
         found = search(text)
-        return None if found is None else found.groupdict(default="")
+        return None if found is None else found.groupdict("")
 
     return parse
 

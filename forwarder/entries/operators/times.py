@@ -13,6 +13,8 @@ from functools import lru_cache
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from logstore.patterns import LinearRegex
+
 Parse = Callable[[Any], int | None]
 """Microseconds since 1970, or None for what is no such time."""
 
@@ -117,7 +119,7 @@ def time_parser(
     return parse
 
 
-def _of_numbers(pattern: re.Pattern[str], default: tzinfo | None) -> Parse:
+def _of_numbers(pattern: LinearRegex, default: tzinfo | None) -> Parse:
     """The parser of a layout such as ISO 8601: the minute, of which lines share many, is kept."""
     minute = ["year", "month", "day", "hour", "minute"]
     has_fraction, has_offset = ("fraction" in pattern.groupindex, "offset" in pattern.groupindex)
@@ -133,8 +135,10 @@ def _of_numbers(pattern: re.Pattern[str], default: tzinfo | None) -> Parse:
             return None
         fraction = (found["fraction"] if has_fraction else None) or "0"
         try:
-            since = begin(found.group(*minute), (found["offset"] or "") if has_offset else "")
-            moment = (since + int(found["second"])) * 1_000_000 + int(fraction[:6].ljust(6, "0"))
+            offset = (found["offset"] or "") if has_offset else ""
+            since = begin(tuple(found[part] or "" for part in minute), offset)
+            since += int(found["second"] or "")
+            moment = since * 1_000_000 + int(fraction[:6].ljust(6, "0"))
         except (ValueError, OverflowError):
             return None
         return moment if 0 <= moment <= _MOST else None
@@ -146,7 +150,7 @@ def _strptime_of(found: re.Match[str]) -> str:
     return "%L" if found["fraction"] else _GO[found[0]]
 
 
-def _compiled(layout: str) -> re.Pattern[str]:
+def _compiled(layout: str) -> LinearRegex:
     parts: list[str] = []
     used: set[str] = set()
     layout = re.sub(r"%([DFTrcR])", lambda found: _WHOLE[found[1]], layout)
@@ -165,7 +169,7 @@ def _compiled(layout: str) -> re.Pattern[str]:
             pattern = rf"(?P<{group}>{pattern})" if group not in used else rf"(?:{pattern})"
         used.add(group)
         parts.append(pattern)
-    return re.compile("".join(parts))
+    return LinearRegex("".join(parts))
 
 
 def _moment(

@@ -35,6 +35,7 @@ from logstore.names import encode
 from logstore.objects.s3.settings import S3Settings
 from logstore.objects.settings import StoreSettings
 from logstore.objects.store import ObjectInfo, Part
+from logstore.patterns import LinearRegex
 from pipelines.appenders.contract import AppenderFailed, Context, State
 from pipelines.appenders.rolling.generations import Generations
 from pipelines.appenders.rolling.objects import Objects
@@ -301,12 +302,11 @@ class RollingObject:
     def _last(self, path: str) -> int:
         """The highest number of a path that is in the store, or 0."""
         stem, ending = os.path.splitext(path)
-        form = re.compile(rf"\.([0-9]{{6,}}){re.escape(ending)}(?:\.gz|\.zst)?")
+        form = LinearRegex(rf"\.([0-9]{{6,}}){re.escape(ending)}(?:\.gz|\.zst)?")
         whole = f"{self._prefix}{stem}"
-        found = [
-            form.fullmatch(one.key, len(whole)) for one in self._started()[1].list(f"{whole}.")
-        ]
-        return max([int(one[1]) for one in found if one is not None], default=0)
+        listed = self._started()[1].list(f"{whole}.")
+        found = [form.fullmatch(one.key[len(whole) :]) for one in listed]
+        return max([int(one[1] or 0) for one in found if one is not None], default=0)
 
     # --- writing -----------------------------------------------------------------------------
 

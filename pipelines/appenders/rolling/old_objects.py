@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable
 from typing import Final
 
 from logstore.objects.store import ObjectInfo
+from logstore.patterns import LinearRegex
 from pipelines.appenders.rolling.paths import PathTemplate
 
 _NUMBERED: Final = re.compile(r"(.+)\.([0-9]{6,})(\.[^./]*?)??(?:\.gz|\.zst)?")
@@ -32,7 +33,7 @@ def old_objects(
     `keep_for` is in seconds; 0 of a limit: it is not looked at.
     """
     fixed = re.split(r"\{[^{}]*\}", template.template)
-    ours = re.compile("[^/]+".join(map(re.escape, fixed)))
+    ours = LinearRegex("[^/]+".join(map(re.escape, fixed)))
     by_path: dict[str, list[tuple[int, ObjectInfo]]] = {}
     for one in objects:
         match = _NUMBERED.fullmatch(one.key[len(prefix) :])

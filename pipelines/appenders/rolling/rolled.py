@@ -18,6 +18,7 @@ from typing import Final, Literal
 import zstandard
 
 from logstore.filesystem import FileSystem, Stat
+from logstore.patterns import LinearRegex
 from pipelines.definition.section import BytesOrZero, Seconds, Section, key
 
 _PIECE: Final = 4 << 20
@@ -157,12 +158,12 @@ class Rolled:
         folder, name = os.path.split(path)
         stem, ending = os.path.splitext(name)
         number = _STAMP if self._settings.names == "timestamp" else "[0-9]+"
-        form = re.compile(rf"{re.escape(stem)}\.({number}){re.escape(ending)}(?:\.gz|\.zst)?")
+        form = LinearRegex(rf"{re.escape(stem)}\.({number}){re.escape(ending)}(?:\.gz|\.zst)?")
         found = {}
         for one in self._names(folder).get(name, ()):
             match = form.fullmatch(one)
             if match is not None:
-                found[match[1].rjust(20, "0")] = os.path.join(folder, one)
+                found[str(match[1]).rjust(20, "0")] = os.path.join(folder, one)
         return found
 
     def _names(self, folder: str) -> Mapping[str, Sequence[str]]:

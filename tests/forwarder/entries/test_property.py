@@ -61,7 +61,7 @@ KEYS: list[dict[str, Any]] = [
     {"include_file_record_number": True, "include_file_record_offset": True},
     {"multiline": {"line_start_pattern": r"START \d"}},
     {"multiline": {"line_start_pattern": r"^\S"}},
-    {"multiline": {"line_start_pattern": r"x(?=.*END)"}},
+    {"multiline": {"line_start_pattern": r"x.*END"}},
     {"multiline": {"line_start_pattern": r"START", "omit_pattern": True}},
     {"multiline": {"line_end_pattern": r"END"}},
     {"multiline": {"line_end_pattern": r"x$", "omit_pattern": True}},

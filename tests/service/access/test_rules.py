@@ -53,9 +53,12 @@ def test_patterns_are_names_and_beginnings() -> None:
     assert Names.parse(["*", "a"]).every
     assert Names.parse(["*"]).condition() is None
     for text, wanted in (("shop.a", True), ("bank", True), ("banker", False), ("a\nshop.a", False)):
-        pattern = names.pattern(None)
-        assert pattern is not None
-        assert (pattern.fullmatch(text) is not None) == wanted
+        seen = names.within(None)
+        assert seen is not None
+        assert seen(text) == wanted
+        within = names.within(lambda name: name.endswith("a"))
+        assert within is not None
+        assert within(text) == (wanted and text.endswith("a"))
 
 
 def test_a_quota_is_spent_and_comes_back() -> None:

@@ -7,7 +7,6 @@ cursors name the last record seen, as the real node's do.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
@@ -15,6 +14,7 @@ from logstore.batch import RunKey
 from logstore.clock import SystemClock, system_entropy
 from logstore.errors import BatchConflict, InvalidCursor, NodeNotReady, NotFound
 from logstore.objects.local import LocalStore, inline
+from logstore.patterns import TextTest
 from logstore.position import Cursor, Position
 from logstore.ulid import Minter
 from service.ingest.batch import IncomingBatch, Receipt, Submitted
@@ -294,7 +294,7 @@ class MemoryRunLogs:
 
     async def pipeline_page(
         self,
-        wanted: re.Pattern[str] | None,
+        wanted: TextTest | None,
         limit: int,
         after: str | None,
         *,

@@ -9,6 +9,7 @@ from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -225,6 +226,23 @@ async def test_nothing_is_deleted_before_the_audit_log_has_it(guarded: Guarded) 
     first = json.loads(guarded.audit.read_text().splitlines()[0])
     assert (first["event"], first["method"], first["path"]) == ("deleted", "DELETE", run)
     assert (await guarded.client.get(run, headers=headers)).status_code == 404
+
+
+async def test_the_audit_log_names_pipeline_and_run_whole_and_no_token(guarded: Guarded) -> None:
+    names = ["trl_orders", "eyJ-pipeline", "a" * 3000, "shop/orders"]
+    secret = "trl_4f0c21d9ab_" + "a1" * 32
+    jwt = "eyJhbGciOiJub25lIn0.eyJzdWIiOiJ4In0.c2ln"
+    for number, fqn in enumerate([*names, secret, jwt]):
+        url = f"{LOGS}/{quote(fqn, safe='')}/trl_run"
+        method = ("GET", "POST")[number % 2]
+        assert (await guarded.client.request(method, url, content=b"line\n")).status_code == 401
+    await guarded.gate.audit.close()
+    lines = [json.loads(line) for line in guarded.audit.read_text().splitlines()]
+    assert {line["fqn"] for line in lines} == {*names, "(a token)"}
+    assert {line["run"] for line in lines if line["method"] != "POST"} == {"trl_run"}
+    assert secret not in guarded.audit.read_text()
+    assert jwt not in guarded.audit.read_text()
+    assert all("trl_orders" in line["path"] for line in lines if line["fqn"] == "trl_orders")
 
 
 async def test_other_methods_say_nothing_of_what_is_stored(guarded: Guarded) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from logstore.batch import RunKey
 from logstore.errors import InvalidCursor
+from logstore.patterns import name_test
 from logstore.runs.report import Report, make_report
 from service.runs.outcomes import RunOutcomes
 from service.runs.run_pages import (
@@ -18,7 +19,6 @@ from service.runs.run_pages import (
     RunNames,
     RunPages,
     RunSummary,
-    name_pattern,
 )
 from tests.service.runs.world import World
 
@@ -144,7 +144,7 @@ async def test_a_page_of_a_hundred_thousand_runs_reads_few() -> None:
     )
     assert (page.runs, runs.read <= 1100) == ([], True)
     assert page.after is not None
-    named = RunFilter(name=name_pattern("run-09999?"))
+    named = RunFilter(name=name_test("run-09999?"))
     before = runs.read
     assert sum([len(page) async for page in runs.paged(100, named)]) == 10
     assert runs.read - before == 10
@@ -181,13 +181,13 @@ async def test_filters_by_state_time_name_and_outcome() -> None:
 
     assert await found(RunFilter()) == {"night-1", "night-2", "day-1", "hot"}
     assert await found(RunFilter(states=frozenset({"closed"}))) == {"night-1"}
-    assert await found(RunFilter(name=name_pattern("night"))) == {"night-1", "night-2"}
-    assert await found(RunFilter(name=name_pattern("*-1"))) == {"night-1", "day-1"}
+    assert await found(RunFilter(name=name_test("night"))) == {"night-1", "night-2"}
+    assert await found(RunFilter(name=name_test("*-1"))) == {"night-1", "day-1"}
     assert await found(RunFilter(outcomes=frozenset({"failed"}))) == {"night-2"}
     assert await found(RunFilter(outcomes=frozenset({"none"}))) == {"night-1", "day-1", "hot"}
     assert await found(RunFilter(high_ms=times["day-1"] - 1)) == {"night-1", "night-2"}
     await world.run_logs.delete_run(RunKey(FQN, "night-2"))
-    assert await found(RunFilter(name=name_pattern("night"))) == {"night-1"}
+    assert await found(RunFilter(name=name_test("night"))) == {"night-1"}
 
 
 async def test_what_is_no_place_in_a_list_is_refused() -> None:
