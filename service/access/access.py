@@ -4,24 +4,26 @@ The fast path and every route ask here, before a body is read. `identify` recogn
 token, a JWT, or a trusted proxy's header; `require` compares what they may do with what is asked.
 
 Invariants: who was recognised is remembered for at most `REMEMBERED_SECONDS`, never past the end
-of a token, and not over a change of the rules. No secret gets into a message, a log, a metric.
+of a token, and not over a change of the rules. Only hashes of valid tokens are kept, so a client
+without a token cannot push out those of others. No secret gets into a message, a log or a metric.
 A change of the rules that cannot be read changes nothing, and is a problem of the node's health.
 """
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from logstore.clock import Clock
-from logstore.errors import Forbidden, InvalidInput, NotAuthenticated
+from logstore.errors import Forbidden, InvalidInput, NotAuthenticated, TailraceError
 from service.access.identity import Fetch, Identity, KeysNeeded, merged
 from service.access.names import Names
 from service.access.quota import Quota
 from service.access.rules import Rules, TokenRule, read
-from service.access.tokens import PREFIX, Secret, id_of, matching
+from service.access.tokens import LONGEST_TOKEN, PREFIX, Secret, id_of, matching
 
 if TYPE_CHECKING:
     from service.access.issuers import Issuer
@@ -143,20 +145,25 @@ class Access:
 
     def bearer(self, authorization: bytes) -> Identity:
         """Whose token is in the header. Raises `NotAuthenticated`, `KeysNeeded`."""
-        known = self._known.get(authorization)
+        if authorization[: len(_BEARER)].lower() != _BEARER:
+            raise NotAuthenticated("Authorization is not `Bearer` and a token")
+        given = authorization[len(_BEARER) :].strip()
+        if len(given) > LONGEST_TOKEN:
+            raise NotAuthenticated(f"the token is longer than {LONGEST_TOKEN} bytes")
+        name = hashlib.sha256(given).digest()
+        known = self._known.get(name)
         now = self._clock.monotonic()
         if known is not None and now < known[1]:
             return known[0]
-        if authorization[: len(_BEARER)].lower() != _BEARER:
-            raise NotAuthenticated("Authorization is not `Bearer` and a token")
-        token = authorization[len(_BEARER) :].strip().decode("latin-1")
+        token = given.decode("latin-1")
         found = self._static(token) if token.startswith(PREFIX) else self._of_issuer(token)
         seconds = REMEMBERED_SECONDS
         if found.expires_ms is not None:
             seconds = min(seconds, (found.expires_ms - self._clock.now_ms()) / 1000)
+        self._known.pop(name, None)
         if len(self._known) >= _REMEMBERED:
-            self._known.clear()
-        self._known[authorization] = found, now + seconds
+            del self._known[next(iter(self._known))]
+        self._known[name] = found, now + seconds
         return found
 
     def _static(self, token: str) -> Identity:
@@ -176,11 +183,17 @@ class Access:
             raise NotAuthenticated("the token is not known")
         from service.access.issuers import unverified
 
-        header, name = unverified(token)
-        issuer = self._issuers.get(name)
-        if issuer is None:
-            raise NotAuthenticated("the token is of an issuer that the rules do not name")
-        return issuer.identify(token, header)
+        try:
+            header, name = unverified(token)
+            issuer = self._issuers.get(name)
+            if issuer is None:
+                raise NotAuthenticated("the token is of an issuer that the rules do not name")
+            return issuer.identify(token, header)
+        except (TailraceError, KeysNeeded):
+            raise
+        except Exception as error:
+            # A library reads what anybody may send: nothing that it raises admits anybody.
+            raise NotAuthenticated("the token is not valid") from error
 
     def _by_proxy(self, headers: Headers, peer: str | None) -> Identity | None:
         rule = self._proxy

@@ -3,7 +3,7 @@
 Only algorithms with a public key are known here, and a key is used for those of its own kind, so a
 public key is never taken for a shared secret. Headers of a token that bring or name a key of their
 own (`jwk`, `jku`, `x5u`) are not looked at. Keys are fetched when they are first needed, at
-intervals, and when a token names one that is not known, then at most every 30 s. While an issuer
+intervals, and when no key that is known signed a token, then at most every 30 s. While an issuer
 does not answer its last keys stay in use.
 """
 
@@ -22,11 +22,11 @@ from logstore.errors import NotAuthenticated, Unavailable
 from service.access.identity import Fetch, Identity, KeysNeeded, merged
 from service.access.rules import IssuerRule
 
-_LONGEST_TOKEN: Final = 16 << 10
 _MOST_BYTES: Final = 1 << 20
 _MOST_KEYS: Final = 32
 _AGAIN_SECONDS: Final = 30.0
 _FETCH_SECONDS: Final = 5.0
+_LAST_SECOND: Final = 10**13  # also of those who write milliseconds
 _LEAST_RSA_BITS: Final = 2048
 _KINDS: Final = {"RSA": ("RS", "PS"), "EC": ("ES",), "OKP": ("Ed",)}
 
@@ -64,12 +64,18 @@ class Issuer:
             )
         if now - self._fetched > self.rule.keys_seconds and now - self._tried >= _AGAIN_SECONDS:
             self._begin()
-        return self._identity(self._claims(token, str(algorithm), keys))
+        claims = self._claims(token, str(algorithm), keys)
+        if claims is None:
+            if now - self._tried >= _AGAIN_SECONDS:  # a new key may have the id of the old one
+                raise KeysNeeded(self)
+            raise NotAuthenticated("no key of its issuer signed the token")
+        return self._identity(claims)
 
-    def _claims(self, token: str, algorithm: str, keys: Sequence[Any]) -> dict[str, Any]:
+    def _claims(self, token: str, algorithm: str, keys: Sequence[Any]) -> dict[str, Any] | None:
+        """What the token says, None if no key signed it. Raises `NotAuthenticated`."""
         rule = self.rule
         required = [] if rule.without_expiry else ["exp"]
-        problem = "no key of its issuer signed the token"
+        problem = ""
         for key in keys:
             try:
                 claims: dict[str, Any] = jwt.decode(
@@ -97,12 +103,17 @@ class Issuer:
             else:
                 self._check_times(claims)
                 return claims
-        raise NotAuthenticated(problem)
+        if problem:
+            raise NotAuthenticated(problem)
+        return None
 
     def _check_times(self, claims: Mapping[str, Any]) -> None:
         now, skew = self._clock.now_ms() / 1000, self.rule.skew_seconds
         for name in ("exp", "nbf", "iat"):
-            if type(claims.get(name)) not in (int, float, type(None)):
+            value = claims.get(name)
+            if value is not None and not (
+                type(value) in (int, float) and abs(value) <= _LAST_SECOND
+            ):
                 raise NotAuthenticated(f"the token's claim {name} is no time")
         if claims.get("exp") is not None and claims["exp"] + skew <= now:
             raise NotAuthenticated("the token has expired")
@@ -176,8 +187,6 @@ _ANY_OF: Final = {"RSA": "RS256", "OKP": "EdDSA"}
 
 def unverified(token: str) -> tuple[Mapping[str, Any], str]:
     """Header and issuer of a JWT, which nobody has checked. Raises `NotAuthenticated`."""
-    if len(token) > _LONGEST_TOKEN:
-        raise NotAuthenticated("the token is too long")
     try:
         header = jwt.get_unverified_header(token)
         claims = jwt.decode(token, options={"verify_signature": False})

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Final
 
 PREFIX: Final = "trl_"
+LONGEST_TOKEN: Final = 16 << 10
+"""Bytes of any token, those of issuers too."""
 _ID_BYTES: Final = 5
 _SECRET_BYTES: Final = 32
 _TOKEN: Final = re.compile(r"trl_([a-z0-9]{4,32})_[0-9a-f]{64}", re.ASCII)

@@ -16,6 +16,8 @@ from service.http.settings import HttpSettings
 from service.runtime.counters import HttpCounters
 
 _MOST_TURNED_AWAY = 32
+_AHEAD_BYTES = 32 << 20
+"""What requests that wait behind others may take of the memory, over all connections."""
 
 
 class Clients:
@@ -29,6 +31,7 @@ class Clients:
         self.fresh_id = fresh_id
         self._of: Counter[str] = Counter()
         self._turned_away = 0
+        self._ahead = 0
 
     def enter(self, peer: str) -> Unavailable | None:
         """Counts a connection, or returns the reason why it is one too many."""
@@ -52,6 +55,14 @@ class Clients:
         self._of[peer] -= 1
         if not self._of[peer]:
             del self._of[peer]
+
+    def may_wait(self, size: int) -> bool:
+        """Whether a request of `size` bytes may wait behind others of its connection."""
+        return self._ahead + size <= _AHEAD_BYTES
+
+    def wait(self, size: int) -> None:
+        """Counts a request that waits; a negative size is one that waits no more."""
+        self._ahead += size
 
     def turn_away(self) -> bool:
         """Whether one more refused client may be sent the reason and take its time to read it."""

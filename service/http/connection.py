@@ -20,6 +20,7 @@ and compares the present state with the last one.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -66,7 +67,9 @@ SHUT: Final = 3
 
 _TICK_SECONDS = 1.0
 _LINGER_SECONDS = 2.0
-_MOST_WAITING = 128
+_MOST_WAITING = 32
+_WAITING_BYTES = 6 << 10
+"""What a request takes of the memory while it waits, without its head."""
 _MOST_HEADERS = 256
 _ONCE = frozenset([b"authorization", b"content-encoding", b"content-type", b"host"])
 _OURS = b"tailrace-"
@@ -95,6 +98,8 @@ class Connection(HttpToolsProtocol):
         self._still = 0.0
         self._unsent = 0
         self._stalled = 0.0
+        # Sizes of the requests that wait, the newest first, as `pipeline` has them.
+        self._waiting: deque[int] = deque()
 
     # --- what the transport tells --------------------------------------------------
 
@@ -118,6 +123,8 @@ class Connection(HttpToolsProtocol):
             self._peer = None
         elif self.reading == SHUT:
             self.clients.turned_away()
+        self.clients.wait(-sum(self._waiting))
+        self._waiting.clear()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -173,11 +180,9 @@ class Connection(HttpToolsProtocol):
     def begin(self) -> None:
         """Starts the request by ASGI, or lets it wait for those before it."""
         self._check_once()
-        if len(self.pipeline) >= _MOST_WAITING:
-            raise Unavailable(
-                f"{_MOST_WAITING} requests wait on this connection",
-                hint="Read replies before sending more requests.",
-            )
+        waits = self._size_if_it_waits()
+        if self.url[:1] != b"/":
+            self.url = _origin_form(self.url)
         url, headers = self.url, self.headers
         super().on_message_begin()
         self.url = url
@@ -186,6 +191,26 @@ class Connection(HttpToolsProtocol):
             name == b"expect" and value.lower() == b"100-continue" for name, value in headers
         )
         super().on_headers_complete()
+        if waits:
+            self._waiting.appendleft(waits)
+            self.clients.wait(waits)
+
+    def _size_if_it_waits(self) -> int:
+        """What the request takes of the memory behind others, 0 if it begins at once.
+
+        Raises `Unavailable` if too many wait, on this connection or on all.
+        """
+        cycle = self._current
+        if cycle is None or cycle.response_complete:
+            return 0
+        size = _WAITING_BYTES + len(self.url)
+        size += sum([len(name) + len(value) for name, value in self.headers])
+        if len(self.pipeline) >= _MOST_WAITING or not self.clients.may_wait(size):
+            raise Unavailable(
+                "too many requests wait behind others on one connection",
+                hint="Read replies before sending more requests.",
+            )
+        return size
 
     # --- what is refused -----------------------------------------------------------
 
@@ -201,6 +226,8 @@ class Connection(HttpToolsProtocol):
 
     def _check_once(self) -> None:
         names = {name for name, _ in self.headers}
+        if b"host" not in names and self.parser.get_http_version() == "1.1":
+            raise HttpError(400, "the request has no Host", hint="HTTP/1.1 requires Host.")
         if len(names) == len(self.headers):
             return
         seen: set[bytes] = set()
@@ -226,6 +253,7 @@ class Connection(HttpToolsProtocol):
         cycle = self._current
         if begun and self.pipeline:
             self.pipeline.popleft()  # the refused one: nobody knows it yet
+            self.clients.wait(-self._waiting.popleft())
         elif begun and cycle is not None and cycle.more_body:
             if cycle.response_started:  # its reply is on its way and cannot be taken back
                 self.transport.close()
@@ -292,6 +320,7 @@ class Connection(HttpToolsProtocol):
             if isinstance(cycle, Refusal):
                 self._send(cycle)
             else:
+                self.clients.wait(-self._waiting.pop())
                 self._start_asgi_task(cycle, app)
         self.flow.resume_reading()
 
@@ -392,6 +421,19 @@ async def watch(server: ServerState, settings: HttpSettings) -> None:
             if isinstance(connection, Connection):
                 connection.tick(now - then)
         then = now
+
+
+def _origin_form(url: bytes) -> bytes:
+    """The path of a request's target that is a whole URL, as a client sends it to a proxy.
+
+    Raises `HttpError` for a target without a path, such as `*`.
+    """
+    scheme, sign, rest = url.partition(b"://")
+    if not sign or scheme.lower() not in (b"http", b"https"):
+        raise HttpError(400, "the target of the request is neither a path nor a URL")
+    end = min([at for at in (rest.find(b"/"), rest.find(b"?")) if at >= 0], default=len(rest))
+    path = rest[end:].partition(b"#")[0]
+    return path if path[:1] == b"/" else b"/" + path
 
 
 def _head_too_large(most: int) -> HttpError:

@@ -134,7 +134,8 @@ class FastPathProtocol(Connection):
         headers = self._fields = dict(self.headers)
         if len(headers) != len(self.headers) or not _OTHER_WAY.isdisjoint(headers):
             return False
-        if headers.get(b"host") not in self._routes.hosts:
+        host = headers.get(b"host")
+        if host is None or host not in self._routes.hosts:
             return False
         gate = self._routes.gate
         if gate is not None:

@@ -147,7 +147,10 @@ async def test_a_stop_brings_all_into_the_store_while_clients_go_on(serve: Serve
     async with to(service) as client:
         following = asyncio.create_task(Follower(client, keys[0]).run())
         stalled = socket.create_connection(("127.0.0.1", service.port))
-        stalled.sendall(b"POST %b HTTP/1.1\r\nContent-Length: 9\r\n\r\na" % run_path(KEY).encode())
+        stalled.sendall(
+            b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\na"
+            % run_path(KEY).encode()
+        )
         posting = [
             asyncio.create_task(
                 post_all(client, key, batches_of(text, random.Random(2)), pause=0.1)

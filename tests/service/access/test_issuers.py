@@ -134,6 +134,43 @@ async def test_keys_rotate_and_an_unknown_one_is_asked_for_twice_a_minute(tmp_pa
     await world.refused(signed(KEYS["one"], "one", email="not remembered"), "no key of its issuer")
 
 
+async def test_a_new_key_may_have_the_id_of_the_old_one(tmp_path: Path) -> None:
+    world = World(tmp_path, publisher := Publisher(jwk("one")))
+    await world.who(signed())
+    publisher.body = Publisher({**jwk("two"), "kid": "one"}).body
+    await world.refused(signed(KEYS["two"], "one"), "no key of its issuer")  # fetched just now
+    world.clock.pass_seconds(31)
+    await world.who(signed(KEYS["two"], "one"))
+    for _ in range(20):
+        await world.refused(signed(KEYS["alien"], "one"), "no key of its issuer")
+    assert publisher.asked == 2
+
+
+@pytest.mark.parametrize("name", ["exp", "nbf", "iat"])
+@pytest.mark.parametrize(
+    "value",
+    [float("nan"), float("inf"), -float("inf"), 10**400, "1", True, [], 1e300],
+    ids=["nan", "inf", "-inf", "huge", "text", "true", "list", "large"],
+)
+async def test_a_time_that_is_none_is_refused(tmp_path: Path, name: str, value: Any) -> None:
+    world = World(tmp_path, Publisher(jwk("one")))
+    await world.refused(signed(**{name: value}), "token|claim|key")
+
+
+@pytest.mark.parametrize(
+    "header", [{"alg": []}, {"alg": {}, "kid": []}, {"kid": {}}, {"crit": 7}, {"b64": False}, []]
+)
+async def test_whatever_a_token_says_it_is_refused_and_nothing_else(
+    tmp_path: Path, header: Any
+) -> None:
+    world = World(tmp_path, Publisher(jwk("one")))
+    whole = {"alg": "RS256", "kid": "one", **header} if isinstance(header, dict) else header
+    await world.refused(forged(whole), "token|claim|key")
+    await world.refused(forged({"alg": "RS256", "kid": "one"}, iss=["a"]), "token|claim|key")
+    deep = base64.urlsafe_b64encode(b"[" * 10_000).decode()
+    await world.refused(f"{deep}.{deep}.", "token|claim|key")
+
+
 async def test_an_issuer_that_is_away_keeps_its_keys_and_is_a_problem(tmp_path: Path) -> None:
     world = World(tmp_path, publisher := Publisher(jwk("one")), keys_seconds=60)
     publisher.away = True

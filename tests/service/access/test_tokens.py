@@ -130,3 +130,15 @@ def test_the_fast_path_admits_what_the_whole_check_admits(tmp_path: Path) -> Non
     assert access.admits(f"Bearer {slow}".encode(), "any") is None
     clock.pass_seconds(REMEMBERED_SECONDS + 1)
     assert access.admits(f"Bearer {slow}".encode(), "any") is not None
+
+
+def test_spellings_of_one_token_are_remembered_once_and_others_not_at_all(tmp_path: Path) -> None:
+    token = token_of("abcd")
+    access = access_with(tmp_path, ManualClock(), rule(token, {"read": ["*"]}))
+    for spelling in (f"Bearer {token}", f"bearer   {token}", f"BEARER {token}{' ' * 60_000}"):
+        assert access.bearer(spelling.encode()).key == "token abcd"
+    for refused in (token_of("else"), "trl_", "x" * 20_000):
+        with pytest.raises(NotAuthenticated):
+            access.bearer(f"Bearer {refused}".encode())
+    assert len(access._known) == 1
+    assert sum(map(len, access._known)) < 100  # bytes: nobody fills the memory with a token

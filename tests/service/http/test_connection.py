@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from service.http.clients import peer_of
-from service.http.connection import watch
+from service.http.connection import SHUT, watch
 from service.http.targets import ROOT
 from tests.service.http.wires import RUNS, Client, Side, post, statuses
 from tests.service.simulated_node import START_MS
@@ -251,6 +251,63 @@ def test_requests_sent_ahead_are_bounded_and_those_before_are_answered() -> None
         client.leave()
 
     played(scenario)
+
+
+def test_requests_sent_ahead_on_many_connections_share_one_bound() -> None:
+    async def scenario(side: Side) -> None:
+        clients = [Client(side, peer=f"10.0.{number}.1") for number in range(300)]
+        head = f"Host: localhost\r\nX-Long: {'x' * 8000}\r\n\r\n"
+        ahead = f"GET {RUNS}/p/r HTTP/1.1\r\n{head}".encode() * 20
+        for client in clients:
+            await client.send(STREAM)
+            await client.send(ahead)
+        refused = [client for client in clients if client.connection.reading == SHUT]
+        waiting = sum(len(client.connection.pipeline) for client in clients)
+        assert 0 < len(refused) < len(clients)
+        assert waiting * len(ahead) // 20 <= (32 << 20) + len(refused) * len(ahead) // 20
+        for client in clients:
+            client.leave()
+        await side.clock.sleep(1)
+        again = Client(side)
+        await again.send(STREAM)
+        await again.send(ahead)
+        assert len(again.connection.pipeline) == 20  # what waited has given its room back
+        again.leave()
+
+    played(scenario, max_connections_per_peer=1000)
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_a_target_may_be_a_whole_url(quick: bool) -> None:
+    async def scenario(side: Side) -> None:
+        for target, status in {
+            f"http://elsewhere{RUNS}/p/r": 200,
+            f"HTTPS://elsewhere:1{RUNS}/p/r?limit=1": 200,
+            "http://h": 200,
+            "http://h?a": 200,
+            "http://h/nothing": 404,
+            "*": 400,
+            "ftp://h/a": 400,
+            "h:1": 400,
+        }.items():
+            page = f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+            assert (target, statuses(await side.say(page))) == (target, [status])
+        lines = post(b"second\n").replace(b"POST /", b"POST http://elsewhere/", 1)
+        assert statuses(await side.say(lines)) == [200]
+        assert len(side.stored()) == 2
+
+    played(scenario, quick=quick)
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_http_1_1_needs_a_host(quick: bool) -> None:
+    async def scenario(side: Side) -> None:
+        for method in (post(b"a\n"), PAGE):
+            for version, status in (("1.1", 400), ("1.0", 200)):
+                sent = method.replace(b"Host: localhost\r\n", b"").replace(b"1.1", version.encode())
+                assert statuses(await side.say(sent)) == [status]
+
+    played(scenario, quick=quick)
 
 
 def test_who_sends_ahead_behind_a_live_stream_is_not_read_on() -> None:

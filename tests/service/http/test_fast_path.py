@@ -308,7 +308,10 @@ async def test_nothing_is_answered_before_it_is_safe_and_all_in_order(
 
 async def test_a_body_in_pieces_is_one_batch(served: Served, node: JournalNode) -> None:
     async with wire(served) as connection:
-        head = f"POST {RUNS}/p/r HTTP/1.1\r\nContent-Type: text/plain\r\nContent-Length: 6\r\n\r\n"
+        head = (
+            f"POST {RUNS}/p/r HTTP/1.1\r\nHost: localhost\r\n"
+            "Content-Type: text/plain\r\nContent-Length: 6\r\n\r\n"
+        )
         for piece in (head[:50].encode(), head[50:].encode() + b"ab", b"\nc", b"d\n"):
             connection.writer.write(piece)
             await connection.writer.drain()
