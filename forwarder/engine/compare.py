@@ -35,14 +35,18 @@ from forwarder.files.identity import Known, begins, find_end, holds, read_window
 
 
 class Is(Enum):
-    """What an unknown file is, compared with a known one."""
+    """What an unknown file is, compared with a known one; of several, the last counts.
+
+    A file that may be a copy of two is one of the file that is there: the first bytes of two logs
+    may be the same.
+    """
 
     OTHER = auto()
     UNFINISHED = auto()
     UNDECIDED = auto()
-    SHADOW = auto()
     LEFT = auto()
     """The beginning of a file that is gone, and so all that is left of it."""
+    SHADOW = auto()
     LONGER = auto()
     """The same as a file that is there, and goes on where that ends."""
     SAME = auto()

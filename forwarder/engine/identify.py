@@ -19,7 +19,7 @@ from forwarder.engine.parts import Shared, SourceParts
 from forwarder.engine.registry import Shadow
 from forwarder.engine.tracked import Tracked
 from forwarder.files.content import Content
-from forwarder.files.family import family, find_date, is_archive
+from forwarder.files.family import family, find_date, is_archive, uncompressed
 from forwarder.files.finder import Found, look, look_at
 from forwarder.files.handles import NoHandle
 from forwarder.files.identity import NO_WINDOW, WINDOW, find_end, holds, read_window, window_of
@@ -139,7 +139,9 @@ class Identifier:
             self._locator.take_over(original, found)
         elif original is not None and is_ is Is.LEFT:
             self._locator.take_over_left(original, found, content)
-        elif original is not None and (is_ is Is.SHADOW or self._may_go_on(source, found)):
+        elif original is not None and (
+            is_ is Is.SHADOW or self._may_go_on(source, found, original)
+        ):
             self._shadow(source, found, content, original)
         elif fingerprint or not found.size:  # else a compressed file that only begins
             at_end |= found.place in self._archived and self._archives.is_old(source, found)
@@ -261,13 +263,16 @@ class Identifier:
             file.fingerprint = start
             self._registry.index(file, before)
 
-    def _may_go_on(self, source: SourceParts, found: Found) -> bool:
+    def _may_go_on(self, source: SourceParts, found: Found, original: Tracked) -> bool:
         """Whether an unfinished archive may still be written: it is so long since it grew."""
         now = self._shared.clock.monotonic()
         size, since = self._unfinished.get(found.place, (-1, now))
         if size != found.size:
             since = now
         self._unfinished[found.place] = found.size, since
+        plain = uncompressed(found.path)
+        if plain not in (found.path, original.named) and os.path.exists(plain):
+            return True  # it goes when the archive is whole
         if now - since < source.config.rotate_wait:
             return True
         del self._unfinished[found.place]

@@ -1,7 +1,8 @@
 """Searches for contents that are not where they were: renamed, compressed, or truncated away.
 
 A file's own folder and the globs of `archive_include` are searched, outside of the source's
-patterns too. A candidate is the file if it holds what was read of it.
+patterns too. A candidate is the file if it holds what was read of it. Files that are not compressed
+come first: while an archive is being written, its original is still there.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from forwarder.engine.opening import Opener
 from forwarder.engine.parts import Shared
 from forwarder.engine.tracked import NOWHERE, Tracked
 from forwarder.files.content import Content
+from forwarder.files.family import is_archive
 from forwarder.files.finder import Found, look
 from forwarder.files.handles import NoHandle
 from forwarder.files.identity import find_end, holds, read_window, window_of
@@ -124,11 +126,12 @@ class Locator:
                 continue
             if found is not None and found.size and self._free(file, found):
                 others.setdefault(found.place, found)
+        shadows.sort(key=lambda each: is_archive(each.path))
         yield from (found for each in shadows if (found := _again(each)) is not None)
         first = others.pop(file.place, None)
         if first is not None:
             yield first
-        yield from sorted(others.values(), key=lambda each: -each.mtime_ns)
+        yield from sorted(others.values(), key=lambda each: (is_archive(each.path), -each.mtime_ns))
 
     def _free(self, file: Tracked, found: Found) -> bool:
         """Whether no other file is known to be there."""

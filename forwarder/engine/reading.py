@@ -17,7 +17,7 @@ import xxhash
 from forwarder.engine.opening import Opened, Opener
 from forwarder.engine.parts import Shared, SourceParts
 from forwarder.engine.tracked import RECENT, Pending, Tracked
-from forwarder.files.identity import NO_WINDOW, WINDOW, window_of
+from forwarder.files.identity import NO_WINDOW, WINDOW, holds, window_of
 from forwarder.model import FileFacts, Packed, Prepared
 from logstore.errors import Damaged
 from tailrace_client.ids import id_after, is_ahead
@@ -156,6 +156,8 @@ class Reader:
         there = file.content.end()  # in front of the comparison: only its own bytes count as seen
         data = file.content.read(start, count)
         if not file.content.compressed:
+            if file.unbegun and not holds(file.content, file.known):
+                return None  # it was seen, and truncated while it waited for its predecessor
             if tail and file.content.read(start - len(tail), len(tail)) != tail:
                 return None
             if not data and there < start:

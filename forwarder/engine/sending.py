@@ -215,6 +215,9 @@ class Sending:
             file.resend.clear()
             file.examined.clear()
             file.rotated_at = self._shared.clock.monotonic()
+            if file.cursor.offset:  # and it may have less than was seen of the file
+                before, file.fingerprint = file.fingerprint, file.fingerprint[: file.cursor.offset]
+                self._shared.registry.index(file, before)
         self._look_for_rest(file)
         self.changed(file)
 

@@ -18,6 +18,11 @@ def is_archive(path: str) -> bool:
     return _COMPRESSED.search(path) is not None
 
 
+def uncompressed(path: str) -> str:
+    """Where the original of an archive is, as long as that is being written."""
+    return _COMPRESSED.sub("", path)
+
+
 def family(path: str) -> tuple[str, str]:
     """The folder, and the name without what a rotation adds to it or counts up in it."""
     folder, name = os.path.split(path)

@@ -29,6 +29,20 @@ def test_a_writer_that_appends_at_every_step(
     run_steps(tmp_path, seed, names=names, kills=kills)
 
 
+@pytest.mark.parametrize(
+    ("seed", "names", "kills"),
+    [
+        pytest.param(129, "matched", False, id="half an archive beside its original"),
+        pytest.param(215, "archives", True, id="a header longer than a fingerprint"),
+        pytest.param(217, "unmatched", True, id="a batch with more than the copy has"),
+        pytest.param(251, "matched", False, id="half an archive for long"),
+        pytest.param(264, "matched", True, id="truncated before the first read"),
+    ],
+)
+def test_a_history_that_went_wrong(tmp_path: Path, seed: int, names: Names, kills: bool) -> None:
+    run_steps(tmp_path, seed, names=names, kills=kills)
+
+
 @pytest.mark.parametrize("restarted", [None, "before the truncation", "behind it"])
 @pytest.mark.parametrize("zipped", [False, True], ids=["plain", "compressed"])
 @pytest.mark.parametrize("first", [5, 50], ids=["shorter than a fingerprint", "longer"])
