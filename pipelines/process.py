@@ -282,11 +282,8 @@ class PipelinesProcess:
                     gate=self._gate,
                     buffer_share=partial(self._buffer_share, pipeline.settings),
                 )
-                worker.disabled = appender.name in control.disabled
                 worker.asked = group.replay
-                task = asyncio.ensure_future(worker.run())
-                self._workers[task] = worker
-                task.add_done_callback(lambda done: self._workers.pop(done, None))
+                self._start(worker, control)
         except InvalidInput as error:
             self._say(pipeline.name, _with_hint(error))
         except (Unavailable, OutcomeUnknown, LeaseLost, NotFound) as error:
@@ -294,6 +291,19 @@ class PipelinesProcess:
             log.warning("%s waits: %s", pipeline.name, error)
         except TailraceError as error:  # what is stored of it is damaged, or of a newer version
             self._say(pipeline.name, _with_hint(error))
+
+    def _start(self, worker: Worker, control: Control) -> None:
+        """Lets a worker work. That it is disabled may be so for weeks: each new log says it."""
+        disabled = control.disabled.get(worker.appender)
+        worker.disabled = disabled is not None
+        if disabled is not None:
+            log.error(
+                "%s is disabled: %s (mend its target, then `tailrace pipelines enable`)",
+                *(worker.name, disabled.reason),
+            )
+        task = asyncio.ensure_future(worker.run())
+        self._workers[task] = worker
+        task.add_done_callback(lambda done: self._workers.pop(done, None))
 
     def _tell(self, control: Control) -> None:
         """Tells the workers of a pipeline what operators want."""

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from compactor.reporting.metrics import METRICS as COMPACTORS
+from forwarder.metrics import METRICS as FORWARDERS
 from pipelines.metrics import METRICS as PIPELINES
 from service.metrics.scrape import METRICS
 from service.metrics.workers import UP
@@ -28,7 +29,7 @@ ALERTS: list[dict[str, Any]] = [
 NAMES = [rule["alert"] for rule in ALERTS]
 EXPORTED: dict[str, str] = {UP: "gauge"}
 EXPORTED |= {m.name: m.kind for m in METRICS} | {m.name: m.kind for m in COMPACTORS}
-EXPORTED |= {m.name: m.kind for m in PIPELINES}
+EXPORTED |= {m.name: m.kind for m in PIPELINES} | {m.name: m.kind for m in FORWARDERS}
 BY_PROMETHEUS = {"up"}
 METRIC = re.compile(r"\b(?:tailrace|om)_\w+|\bup\b")
 

@@ -188,7 +188,7 @@ async def test_a_batch_that_was_sent_to_two_nodes_is_given_once(lake: Lake) -> N
 
 
 async def test_an_appender_that_keeps_failing_is_disabled_and_can_be_enabled(
-    lake: Lake, tmp_path: Path
+    lake: Lake, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     dead = tmp_path / "dead"
     made = pipeline("a", error_threshold=3, dead_letter_dir=str(dead))
@@ -210,6 +210,11 @@ async def test_an_appender_that_keeps_failing_is_disabled_and_can_be_enabled(
             (row,) = await rows(world, ["p"])
             assert row["state"] == "disabled"
             assert row["reason"].startswith("it failed 3 times in a row: AppenderFailed")
+    caplog.clear()
+    async with lake.running(made) as process:
+        await until(lambda: any(one.disabled for one in process.workers))
+        assert "p/a/0 is disabled: it failed 3 times in a row: AppenderFailed" in caplog.text
+        async with lake.world() as world:
             Remembering.failing = set()
             await change_control(
                 world.store, "p", lambda one: one.enable("a"), fresh_id=world.fresh_id
