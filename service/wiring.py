@@ -202,7 +202,9 @@ def make_feeds(sources: QuerySources, node: AnyNode) -> RecordFeeds | None:
     peers = node.members.peers
     if peers is None:
         return None
-    return RecordFeeds(peers, node.seams.clock, lambda: stored_ends(sources))
+    return RecordFeeds(
+        peers, node.seams.clock, lambda: stored_ends(sources), lambda: sources.answers.silent
+    )
 
 
 def make_engine(

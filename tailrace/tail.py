@@ -38,7 +38,6 @@ from tailrace.tailing.lines import PREFIXES, Lines
 from tailrace.tailing.many import follow_many, is_pattern, print_many
 from tailrace.tailing.start import has_no_lines, where
 
-_WITHOUT_STORE = "the object store does not answer: these are the lines that the nodes hold"
 _AGAIN = "the store has lines before some of these: the run is printed again from there"
 _LOOKED_AT = 100  # runs that changed last: the newest is first among them
 DEFAULT_LINES = 100
@@ -187,6 +186,7 @@ async def print_pages(
     path = f"{RUNS}/{component(fqn)}/{component(name)}"
     after: str | None = start or "0"
     form = lines.of_one(fqn, name)
+    without_store = False
     while after is not None:
         asked = {"after": after, **({} if form is None else {"format": "ndjson"})}
         response = await client.get(path, params=asked)
@@ -200,13 +200,12 @@ async def print_pages(
             *records, last = response.text.split("\n")[:-1]
             page = json.loads(last)["stats"]
             lines.write("".join([form(record) for record in records]))
-        if page.get("store"):
-            note(_WITHOUT_STORE)
+        without_store |= bool(page.get("store"))
         if not page["totalLines"]:
             raise NotFound(f"{fqn}/{name} has no lines", hint="Without --no-follow it is awaited.")
         after = page["after"]
-    if page.get("silent"):
-        warn_of_silent(page["silent"])
+    if page.get("silent") or without_store:
+        warn_of_silent(page.get("silent") or (), store=without_store)
 
 
 def _line_of(after: str) -> int:

@@ -113,15 +113,21 @@ class JournalAnswers:
 class RecordFeeds:
     """All other nodes' new records, an implementation of `service.query.live.elsewhere`.
 
-    `stored` gives for each node the position up to which its segments go.
+    `stored` gives for each node the position up to which its segments go; it raises `Unavailable`
+    within a deadline. `without_store` says whether the store is known not to answer.
     """
 
     def __init__(
-        self, peers: Peers, clock: Clock, stored: Callable[[], Awaitable[Mapping[str, int]]]
+        self,
+        peers: Peers,
+        clock: Clock,
+        stored: Callable[[], Awaitable[Mapping[str, int]]],
+        without_store: Callable[[], bool] = lambda: False,
     ) -> None:
         self._peers = peers
         self._clock = clock
         self._stored = stored
+        self._without_store = without_store
         self._next: dict[str, int] = {}
         self._known = False
         self._confirmed: dict[str, int] = {}
@@ -136,7 +142,14 @@ class RecordFeeds:
     def met(self) -> bool:
         """See `OtherNodes`."""
         nodes = {entry.node for entry in self._peers.register.holders.values()}
+        if self._without_store():
+            return nodes - self._silent <= self._next.keys()
         return self._known and nodes <= self._next.keys()
+
+    @property
+    def listed(self) -> bool:
+        """See `OtherNodes`."""
+        return self._known
 
     @property
     def silent(self) -> tuple[str, ...]:
@@ -200,8 +213,8 @@ class RecordFeeds:
     async def _run(self) -> None:
         following: dict[tuple[str, str], asyncio.Task[None]] = {}
         leaving: set[asyncio.Task[None]] = set()
+        beginning = asyncio.ensure_future(self._begin())
         try:
-            await self._begin()
             while True:
                 changed = self._changed
                 others = self._peers.register.holders.values()
@@ -216,7 +229,7 @@ class RecordFeeds:
                         following[key] = asyncio.ensure_future(self._follow(entry))
                 await changed.wait()
         finally:
-            for task in [*following.values(), *leaving]:
+            for task in [beginning, *following.values(), *leaving]:
                 task.cancel()
 
     async def _begin(self) -> None:
@@ -225,7 +238,8 @@ class RecordFeeds:
         there = {entry.node for entry in self._peers.register.holders.values()}
         own = self._peers.register.own
         for node in stored.keys() - there - ({own.node} if own else set()):
-            self._put(node, stored[node], None)
+            if stored[node] > self._next.get(node, _NOW):  # else it has left since, and was read
+                self._put(node, stored[node], None)
         self._known = True
 
     async def _leave(self, node: str) -> None:

@@ -48,8 +48,8 @@ Deletion: TypeAlias = "tuple[str, str | None, int]"
 STORE: Final = "the object store"
 """What is `missing` of a search if the store does not answer."""
 _AT_ONCE: Final = 16  # footers
-# Not those of the loop: a store that says nothing would hold up all that is done in them.
-_looks = ThreadPoolExecutor(8, thread_name_prefix="look")
+LOOKS: Final = ThreadPoolExecutor(8, thread_name_prefix="look")
+"""Threads that ask the store. A store that says nothing would hold up all others of the loop."""
 
 
 @dataclass
@@ -67,7 +67,8 @@ class Report:
     files_skipped: int = 0
     quarantined: list[str] = field(default_factory=list)  # keys of markers
     left_out: list[str] = field(default_factory=list)  # of these, those that nobody gave up
-    missing: list[str] = field(default_factory=list)  # keys
+    missing: list[str] = field(default_factory=list)
+    """Keys of segments, nodes that did not answer, and the store if that did not."""
     unreadable: dict[str, str] = field(default_factory=dict)  # key: reason
 
     @property
@@ -82,10 +83,11 @@ class Report:
 
     def counts(self) -> dict[str, int]:
         """How much was asked, could not be read, and needed not to be asked."""
+        missing = sum(key.startswith(keys.SEGMENTS) for key in self.missing)  # else nodes, or all
         return {
             "nodes": len(self.nodes),
             "segments": self.segments,
-            "segments_failed": len(self.missing) + len(self.unreadable) - self.files_failed,
+            "segments_failed": missing + len(self.unreadable) - self.files_failed,
             "segments_skipped": self.segments_skipped,
             "files": self.files,
             "files_failed": self.files_failed,
@@ -247,7 +249,7 @@ async def _open(
     report, bounds = Report(nodes={pin.node}), through or {}
     look = partial(_looked_up, sources, request, pin, bounds)
     while True:
-        seen = await sources.answers.blocking(_looks, look)
+        seen = await sources.answers.blocking(LOOKS, look)
         if seen.whole:
             break  # else it is another table, and holds less
     files = seen.files

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tests.servers.minio import Bucket, Minio
 
 STOP_SECONDS = 2
 SETTINGS = {
+    "TAILRACE_NODES__SECRET": "the secret of nodes over a store that hangs",
     "TAILRACE_SERVER__STORE_SECONDS": "1",
     "TAILRACE_SERVER__STOP_SECONDS": f"{STOP_SECONDS}",
     "TAILRACE_FLUSH__SEGMENT_SECONDS": "0.2",
@@ -28,6 +30,12 @@ def service_over(bucket: Bucket, folder: Path, **settings: str) -> ServiceProces
     return service
 
 
+def start_all(*services: ServiceProcess) -> None:
+    """Starts them at once, for most of a start is waiting."""
+    with ThreadPoolExecutor(len(services)) as threads:
+        list(threads.map(ServiceProcess.start, services))
+
+
 class Freezer:
     """Freezes a server, and thaws it."""
 
@@ -35,8 +43,9 @@ class Freezer:
         self._pid = server.process.pid
 
     def freeze(self) -> None:
-        """SIGSTOP: it takes connections and answers nothing."""
+        """SIGSTOP: it takes connections and answers nothing. Returns when all threads stand."""
         os.kill(self._pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self._pid, os.WSTOPPED)  # it is a child of this process
 
     def thaw(self) -> None:
         """SIGCONT; may be repeated."""

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import httpx
 import pytest
 
-from tests.e2e.hung_store import Freezer, service_over
+from tailrace.cli import main
+from tests.e2e.hung_store import Freezer, service_over, start_all
 from tests.e2e.processes import wait_for
 from tests.e2e.service_process import BASE, ServiceProcess
 from tests.servers.minio import Minio, memory_folder, running_minio
+from tests.service.peers.processes import Nodes
 
 pytestmark = pytest.mark.minio
 PLAIN = {"content-type": "text/plain"}
@@ -29,32 +32,50 @@ def server() -> Iterator[Minio]:
 
 
 @pytest.fixture(scope="module")
-def service(server: Minio, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
-    """A service that holds nothing: it, and another node, have brought runs into the store."""
+def nodes(server: Minio, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    """A node that holds nothing, and one that only reads.
+
+    The first, and a node that has left, have brought runs into the store.
+    """
     folder, bucket = tmp_path_factory.mktemp("hung"), server.bucket()
     theirs, ours = service_over(bucket, folder / "theirs"), service_over(bucket, folder / "ours")
+    reads = service_over(bucket, folder / "reads", TAILRACE_SERVER__ROLE="query")
+    start_all(theirs, ours)
     for node, run in ((theirs, "theirs"), (ours, "ours")):
-        node.start()
         with client_of(node) as client:
             for fqn in ("read", "followed"):
                 append(client, f"{BASE}/{fqn}/{run}", b"stored 0\nstored 1\n")
-        assert node.stop() == 0
-    ours.start()
+    assert (theirs.stop(), ours.stop()) == (0, 0)
+    start_all(ours, reads)
     journal = ours.data / "journal"
     wait_for(lambda: len(list(journal.glob("*.wal"))) == 1)  # the one before was let go
-    yield ours
+    yield ours, reads
     Freezer(server).thaw()
     ours.kill()
+    reads.kill()
 
 
 @pytest.fixture
-def frozen(server: Minio, service: ServiceProcess) -> Iterator[Freezer]:
+def service(nodes: Nodes) -> ServiceProcess:
+    """The node that takes lines."""
+    return nodes[0]
+
+
+@pytest.fixture
+def reader(nodes: Nodes) -> ServiceProcess:
+    """The node that only reads."""
+    return nodes[1]
+
+
+@pytest.fixture
+def frozen(server: Minio, nodes: Nodes) -> Iterator[Freezer]:
     """The store answers until a test freezes it, and again when the test is over."""
     found = Freezer(server)
     yield found
     found.thaw()
-    with client_of(service) as client:
-        wait_for(lambda: answers_again(client))
+    for node in nodes:
+        with client_of(node) as client:
+            wait_for(lambda: answers_again(client))
 
 
 def client_of(service: ServiceProcess) -> httpx.Client:
@@ -158,6 +179,88 @@ def test_searches_have_what_the_journal_holds_and_say_so(
         messages, stats = records(client.get("/query", params=both))
         assert messages == STORED + HELD
         assert stats["complete"]
+
+
+def test_a_node_that_only_reads_has_what_the_others_hold_and_says_so(
+    service: ServiceProcess, reader: ServiceProcess, frozen: Freezer
+) -> None:
+    run, asked = f"{BASE}/asked/new", {"fqn": "asked", "order": "asc"}
+    with client_of(service) as client, client_of(reader) as reading:
+        frozen.freeze()
+        append(client, run, b"new 0\nnew 1\nnew 2\n")
+        page = reading.get(run)
+        assert (page.status_code, page.json()["store"]) == (206, "silent")
+        assert page.json()["logs"].splitlines() == HELD
+        text = reading.get(f"{run}/download")
+        assert (text.status_code, text.headers["tailrace-store"]) == (206, "silent")
+        assert text.text.splitlines() == HELD
+        runs = reading.get(f"{BASE}/asked")
+        assert (runs.status_code, runs.json()["store"], runs.json()["runs"]) == (
+            *(206, "silent"),
+            ["new"],
+        )
+        found, stats = records(reading.get("/query", params=asked))
+        assert (found, stats["complete"], stats["store"]) == (HELD, False, "silent")
+        with reading.stream("GET", f"{BASE}/asked/stream/new", params={"format": "text"}) as reply:
+            shown = until(frames(reply), "text", HELD)
+            assert '"store":true' in shown.said
+        frozen.thaw()
+        wait_for(lambda: answers_again(reading))
+        assert reading.get(run).status_code == 200
+        assert records(reading.get("/query", params=asked))[0] == HELD
+
+
+def test_live_searches_begin_without_the_store_and_go_on_with_it(
+    nodes: Nodes, frozen: Freezer
+) -> None:
+    """At the node that takes the lines, and at one that asks it."""
+    run, asked = f"{BASE}/live/new", {"fqn": "live", "window": "0"}
+    with ExitStack() as ends:
+        client, *_ = clients = [ends.enter_context(client_of(node)) for node in nodes]
+        frozen.freeze()
+        replies = [
+            ends.enter_context(one.stream("GET", "/query/stream", params=asked)) for one in clients
+        ]
+        assert [reply.status_code for reply in replies] == [200, 200]
+        streams = [frames(reply) for reply in replies]
+        append(client, run, b"new 0\n")
+        for events in streams:
+            assert '"store":true' in until(events, "ndjson", ["new 0"]).said
+        append(client, run, b"new 1\nnew 2\n")
+        for events in streams:
+            assert until(events, "ndjson", HELD[2:]).lines == HELD[1:]
+        frozen.thaw()
+        for one in clients:
+            wait_for(lambda: answers_again(one))  # noqa: B023
+        append(client, run, b"new 3\n")
+        for events in streams:
+            rest = until(events, "ndjson", ["new 3"])
+            assert rest.lines == ["new 3"], "each line once"
+            assert '{"nodes":[]}' in rest.said, "all answer again"
+            assert "event: gap" not in rest.said
+
+
+def test_the_command_line_prints_what_is_held_and_says_so(
+    service: ServiceProcess, frozen: Freezer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    url, run = ["--url", service.url], ["printed", "new"]
+    with client_of(service) as client:
+        frozen.freeze()
+        append(client, f"{BASE}/printed/new", b"new 0\nnew 1\nnew 2\n")
+    assert main(["tail", *run, "--no-follow", "-n", "-1", *url]) == 0
+    printed = capfd.readouterr()
+    assert printed.out.splitlines() == HELD
+    assert "the object store does not answer" in printed.err
+    assert main(["query", "--fqn", "printed", "--run", "new", "--order", "asc", *url]) == 2
+    printed = capfd.readouterr()
+    assert printed.out.splitlines() == HELD
+    assert printed.err == "warning: partial: could not read the object store\n"
+    assert main(["query", "--fqn", "printed", "--histogram", *url]) == 2
+    printed = capfd.readouterr()
+    assert " 3 " in printed.out
+    assert "could not read the object store" in printed.err
+    assert main(["tail", "printed", "unknown", "--no-follow", *url]) == 1
+    assert "does not answer" in capfd.readouterr().err
 
 
 def test_no_cursor_skips_what_is_stored(service: ServiceProcess, frozen: Freezer) -> None:

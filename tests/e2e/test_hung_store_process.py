@@ -5,16 +5,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 
+from logstore import ulid
+from service.query.cursor import RecordKey
+from service.runtime.store_deadline import DeadlineStore
 from service.workers import LINES_LEFT
 from tests.e2e.hung_store import Freezer, black_hole, service_over
-from tests.e2e.processes import wait_for
+from tests.e2e.processes import children_of, wait_for, works
 from tests.e2e.service_process import BASE, ServiceProcess
 from tests.servers.minio import Bucket, Minio, memory_folder, running_minio
+from tests.service.query.scattered import ALL, scattered
+from tests.service.query.world import World, engine_of
 
 pytestmark = pytest.mark.minio
 RUN = f"{BASE}/p/r"
@@ -72,6 +78,35 @@ def ends(service: ServiceProcess) -> int:
     return status[0]
 
 
+async def test_a_search_goes_on_without_a_store_that_freezes_within_it(
+    bucket: Bucket, freezer: Freezer, tmp_path: Path
+) -> None:
+    """DuckDB has the names of segments and files, and reads none of them any more."""
+    quick = bucket.through(bucket.endpoint_url, attempts=2, read_timeout_seconds=1)
+    async with quick.open() as plain:
+        world = World(tmp_path, quick, store := DeadlineStore(plain, 1.0))
+        await scattered(world, 1)
+        sources = replace(world.sources(), answers=store.answers)
+        async with (
+            engine_of(world, sources=sources, file_cache_bytes=0) as engine,
+            await engine.open(ALL) as running,
+        ):
+            assert running.report.segments > 0
+            assert running.report.files > 0
+            freezer.freeze()
+            found = {key async for batch in running.batches() for key in RecordKey.of(batch)}
+            held = {
+                RecordKey(ulid.encode(entry[1] + number), *entry[0])
+                for entry in world._hot
+                for number in range(entry[2].count(b"\n"))
+            }
+            assert held
+            assert held <= found < set(world.records)
+            stats = running.stats()
+            assert (stats["complete"], stats["store"]) == (False, "silent")
+        freezer.thaw()
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_start_over_a_black_hole_takes_lines(
     bucket: Bucket, tmp_path: Path, workers: int
@@ -91,15 +126,23 @@ def test_a_start_over_a_black_hole_takes_lines(
     assert service.stop() == 0
 
 
-def test_a_stop_ends_a_search_that_waits_for_a_frozen_store(
+def test_a_stop_ends_a_search_and_a_compactor_that_wait_for_a_frozen_store(
     bucket: Bucket, freezer: Freezer, tmp_path: Path
 ) -> None:
-    service = service_over(bucket, tmp_path, TAILRACE_SERVER__STORE_SECONDS="600")
+    service = service_over(
+        bucket,
+        tmp_path,
+        TAILRACE_SERVER__STORE_SECONDS="600",
+        TAILRACE_COMPACTION__ENABLED="true",
+    )
     service.start()
     append(service, b"a\nb\n")
     freezer.freeze()
+    compactors = children_of(service.pid, "compactor/job.py")
+    assert len(compactors) == 1
     searching = threading.Thread(target=search, args=[service])
     searching.start()
     wait_for(lambda: "tailrace_queries_running 1" in metrics(service))
     assert ends(service) in (0, LINES_LEFT)
     searching.join()
+    wait_for(lambda: not works(compactors[0]))

@@ -49,7 +49,15 @@ class OtherNodes(Protocol):
 
     @property
     def met(self) -> bool:
-        """Whether of each node in the register it is known up to where it is read."""
+        """Whether of each node that can be asked it is known up to where it is read.
+
+        While the store does not answer, nodes that need it for that are not waited for.
+        """
+        ...
+
+    @property
+    def listed(self) -> bool:
+        """Whether the store has said which nodes have left, and up to where they are read."""
         ...
 
     @property

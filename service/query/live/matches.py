@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 
 from logstore import ulid
 from logstore.batch import Batches
-from logstore.errors import LimitReached, TailraceError, Unavailable
+from logstore.errors import LimitReached, StoreUnavailable, TailraceError, Unavailable
 from logstore.segments.carry import Carry
 from logstore.segments.columns import record_batches
 from service.query.engine import QueryEngine
@@ -121,6 +121,15 @@ class LiveMatches:
     def without_store(self) -> bool:
         """Whether the store is known not to answer."""
         return self.sources.answers.silent
+
+    @property
+    def knows_who_left(self) -> bool:
+        """Whether the nodes are known that are in the store alone."""
+        return self.others is None or self.others.listed
+
+    def is_known(self, node: str) -> bool:
+        """Whether a node is in the register, or this one."""
+        return self.others is not None and self.others.began(node) is not None
 
     async def moment(self, followed: Followed) -> Moment:
         """The live end, between two looks; its pin is to be released. Raises why there is none."""
@@ -262,6 +271,10 @@ class LiveMatches:
         try:
             found = await self._in_time(work)
             found = await self._without_copies(request, reorder.cursor, pin, node, found)
+        except StoreUnavailable:
+            # Nobody can say which of them are copies: readers read storage once it answers.
+            followed.reorder = None
+            return
         except TailraceError as error:
             followed.failure = error
             return
@@ -311,7 +324,7 @@ class LiveMatches:
         )
         try:
             seen = reorder.cursor.seen
-            reach = await reach_of(self.others, self.sources, request, pin, seen)
+            reach = await reach_of(self.others, self.sources, request, pin, seen, or_held=True)
             # Records that are not due yet are of the last seconds: journals have them all.
             look = reach.everything(or_held=True)
             async with await self.engine.open(request, look) as search:

@@ -7,7 +7,6 @@ cannot be read: `ends` says up to where its records can.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -30,7 +29,7 @@ from service.query.live.pins import LivePin
 from service.query.request import QueryRequest
 from service.query.segments import Segment
 from service.query.tiles import Tile
-from service.query.view import Look, Outdated, Report, Sources, View, held_view, open_pinned
+from service.query.view import LOOKS, Look, Outdated, Report, Sources, View, held_view, open_pinned
 
 POS = Column("pos")
 
@@ -40,6 +39,7 @@ class Reach:
     """Of each node the end of what can be read, and its last segment below that.
 
     `confirmed` is the position up to which the segments go, and `held` what is behind it.
+    `stored`: the store answered for the nodes that do not.
     """
 
     pin: LivePin
@@ -47,6 +47,7 @@ class Reach:
     confirmed: Mapping[str, int]
     through: Mapping[str, int]
     held: Mapping[str, pa.Table]
+    stored: bool = True
 
     def everything(self, *, or_held: bool = False) -> Look:
         """The view of a search that looks at nothing beyond.
@@ -56,6 +57,8 @@ class Reach:
 
         async def look(sources: Sources, request: QueryRequest) -> View:
             try:
+                if not self.stored:
+                    raise sources.answers.error()
                 view = await open_pinned(sources, request, self._again(), self.through)
             except StoreUnavailable:
                 if not or_held:
@@ -126,11 +129,13 @@ async def reach_of(
     seen: Mapping[str, int],
     *,
     strict: bool = True,
+    or_held: bool = False,
 ) -> Reach:
     """What can be read of the positions below `seen`, of the request's time.
 
     If it is `strict`, it raises `Outdated` if a node has confirmed segments beyond them: the live
-    end will have them, too, in a moment.
+    end will have them, too, in a moment. `or_held`: of what the nodes hold, if the store does not
+    answer; else that raises `StoreUnavailable`.
     """
     ends, confirmed = {pin.node: seen[pin.node]}, {pin.node: pin.confirmed_pos}
     through = {pin.node: pin.confirmed_seq}
@@ -149,7 +154,13 @@ async def reach_of(
             confirmed[node] = answer.confirmed_pos
             held[node] = answer.records.filter(pc.less(answer.records.column("pos"), end))
             continue
-        stored, through[node] = await _stored_below(sources, node, end, others.confirmed(node))
+        try:
+            stored, through[node] = await _stored_below(sources, node, end, others.confirmed(node))
+        except StoreUnavailable:
+            if not or_held:
+                raise
+            reach = replace(reach, stored=False)
+            continue
         if strict and stored > end:
             raise Outdated(f"segments of {node} that are gone held more than was looked at")
         ends[node] = confirmed[node] = min(stored, end)
@@ -189,7 +200,9 @@ async def _stored_below(
     there, which may be beyond `end`; with none where the node was `heard` to have confirmed. The
     mark is read before the segments are listed: what the node ships meanwhile is above it.
     """
-    mark = await asyncio.to_thread(lambda: sources.table.newest().marks([node]).get(node, 0))
+    mark = await sources.answers.blocking(
+        LOOKS, lambda: sources.table.newest().marks([node]).get(node, 0)
+    )
     listed = await segments_of(sources, node)
     first: Segment | None = None
     for seq in sorted(listed, reverse=True):

@@ -70,6 +70,7 @@ class LiveReader:
         self._gone = False
         self._silent: tuple[tuple[str, ...], bool] = (), False
         self._behind = False
+        self._unlisted = False
 
     def close(self) -> None:
         """Ends it. Once."""
@@ -163,6 +164,7 @@ class LiveReader:
 
     async def _missed(self, moment: Moment) -> AsyncGenerator[Matches | Gap]:
         live, request = self._live, self._followed.request
+        self._add_who_left(moment)
         before, self._level = self._cursor, False
         try:
             async with aclosing(
@@ -181,6 +183,24 @@ class LiveReader:
             if self._cursor == before:
                 raise  # it would be the same again
 
+    def _add_who_left(self, moment: Moment) -> None:
+        """Names in the cursor the nodes that had left when it was made without the store.
+
+        All that they have was there before, so none of it is late. Raises `StoreUnavailable` if
+        something is to be read, and the store has not named these nodes yet.
+        """
+        live, cursor = self._live, self._cursor
+        if cursor == moment.cursor:
+            return
+        if not live.knows_who_left:
+            raise live.sources.answers.error("the nodes that have left")
+        if self._unlisted:
+            self._unlisted = False
+            left = {
+                node: pos for node, pos in moment.cursor.seen.items() if not live.is_known(node)
+            }
+            self.cursor = replace(cursor, seen={**left, **cursor.seen})
+
     def _pass_silence(self) -> None:
         """Moves the cursor past records that do not match, after all others were given."""
         reorder = self._followed.reorder
@@ -189,6 +209,7 @@ class LiveReader:
 
     async def _first(self, moment: Moment) -> StreamCursor:
         low, now = self._start.low, moment.cursor
+        self._unlisted = not self._live.knows_who_left
         if self._start.tail is not None:
             low = await self._tail(moment, self._start.tail)
         return now if low is None else replace(now, last=behind_all(max(low, 1) - 1))
