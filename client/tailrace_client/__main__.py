@@ -100,6 +100,7 @@ class _Sending:
             _say(f"{path} belongs to a program that runs")
             return 1
         try:
+            self.sender.report_start(queue)
             for batch in queue.sealed():
                 if not self.sender.deliver(queue, batch):
                     return 1

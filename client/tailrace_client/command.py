@@ -227,7 +227,8 @@ def run(parsed: argparse.Namespace) -> int:
     service = Service(parsed.url, token=token_of_environment())
     run_path(parsed.fqn, name)
     target = Target(service.url, parsed.fqn, name, parsed.durability)
-    delivery = Delivery(service, spool, target, say=_say, ids=ids)
+    began_ms = system.now_ms()
+    delivery = Delivery(service, spool, target, say=_say, ids=ids, started_ms=began_ms)
     if parsed.run is None:
         _say(f"the output becomes run {parsed.fqn}/{name}")
     status = Command(parsed.command, delivery).run()

@@ -25,6 +25,7 @@ from typing import Any, Callable, NamedTuple, Optional, Sequence, Set
 from tailrace_client import system
 from tailrace_client.buffer import Buffer, Options
 from tailrace_client.ids import BatchIds
+from tailrace_client.presence import Presence
 from tailrace_client.sender import Sender
 from tailrace_client.service import Service
 from tailrace_client.spool import (
@@ -71,7 +72,8 @@ class Left(NamedTuple):
 class Delivery:
     """Takes records of one run and delivers them. Raises `OSError` if the spool cannot be used.
 
-    `say` takes a sentence for the program's user, when something is wrong or well again.
+    `say` takes a sentence for the program's user, when something is wrong or well again. With
+    `started_ms` it reports that the run began then, and that its client lives, until it is closed.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Delivery:
         *,
         say: Callable[[str], None],
         ids: Optional[BatchIds] = None,
+        started_ms: Optional[int] = None,
     ) -> None:
         self.spool = os.path.abspath(spool)
         self.target = target
@@ -95,6 +98,14 @@ class Delivery:
         self._begin()
         self._buffer.open()
         self.owner = os.getpid()
+        self._presence: Optional[Presence] = None
+        if started_ms is not None and self._buffer.queue is not None:
+            self._buffer.queue.started_ms = started_ms
+            self._presence = Presence(
+                service, target.fqn, target.run, started_ms, reported=self._start_reported
+            )
+            self._sender.presence = self._presence
+            self._presence.start()
         _living.add(self)
 
     def _begin(self) -> None:
@@ -117,6 +128,11 @@ class Delivery:
         self._working = threading.Lock()
         self._adopted: Optional[Queue] = None
         self._hurried = False
+
+    def _start_reported(self) -> None:
+        with self._buffer.locked(), suppress(OSError):
+            if self._buffer.queue is not None:
+                self._buffer.queue.start_reported()
 
     # --- for the program -------------------------------------------------------------
 
@@ -174,6 +190,9 @@ class Delivery:
         the wish to close the run; returned is how much it is. None: all was delivered.
         """
         if self._until is None:
+            if closing is not None:
+                began_ms = None if self._presence is None else self._presence.started_ms
+                closing = closing._replace(started_ms=began_ms, ended_ms=system.now_ms())
             self._closing = closing
             self._until = system.monotonic() + seconds
             self._buffer.write(system.monotonic() + self._options.block_seconds)
@@ -289,6 +308,8 @@ class Delivery:
         """All is sent: closes the run and removes the queue."""
         if self._buffer.unwritten or not self._adopt(own=True):  # children that have ended
             return
+        if self._presence is not None:
+            self._presence.stop()
         if self._closing is None or self._sender.close_run(self.target, self._closing):
             with self._buffer.locked():
                 if self._buffer.queue is not None:
@@ -368,6 +389,7 @@ class Delivery:
     def _deliver_all(self, queue: Queue) -> bool:
         self._adopted = queue
         try:
+            self._sender.report_start(queue)
             for batch in queue.sealed():
                 if not self._sender.deliver(queue, batch):
                     return False
@@ -395,6 +417,7 @@ class Delivery:
             self._buffer.leave_to_parent()
             if self._adopted is not None:
                 self._adopted.leave_to_parent()
+        self._presence = None  # the parent reports
         self._ids.after_fork()
         self._service.after_fork()
         self._begin()

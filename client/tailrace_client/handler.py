@@ -21,6 +21,7 @@ import sys
 from types import TracebackType
 from typing import Any, Callable, Dict, Optional, Type
 
+from tailrace_client import system
 from tailrace_client.buffer import Options
 from tailrace_client.delivery import Delivery, Left, Stats
 from tailrace_client.errors import InvalidRequest
@@ -44,8 +45,9 @@ class Handler(logging.Handler):
     this user alone. `outcome` is how the run is closed: `success`, `failed`,
     `partialSuccess` or `stopped`, None for closing it without one, or `auto`: `failed` if an
     unhandled exception ended the program (its traceback is logged too), `stopped` after Ctrl-C,
-    else `success`. `handler.outcome` may be set until the end. `close_run=False` leaves the run
-    open, for programs that share one. `options` has sizes, times, and what happens when the
+    else `success`. `handler.outcome` may be set until the end. The handler reports the start of the
+    run, and that the program lives. `close_run=False` reports neither and leaves the run open, for
+    programs that share one. `options` has sizes, times, and what happens when the
     spool is full.
 
     Raises `InvalidRequest` for arguments that cannot be, `OSError` if the spool cannot be used.
@@ -86,7 +88,15 @@ class Handler(logging.Handler):
         self._say = say or _say
         self._hook: Any = None
         target = Target(service.url, fqn, self.run, check_durability(durability))
-        self.delivery = Delivery(service, spool, target, self._options, say=self._say, ids=ids)
+        self.delivery = Delivery(
+            service,
+            spool,
+            target,
+            self._options,
+            say=self._say,
+            ids=ids,
+            started_ms=system.now_ms() if close_run else None,
+        )
         super().__init__(level)
         if outcome == AUTO:
             self._hook = sys.excepthook

@@ -29,6 +29,7 @@ from typing import (
 from tailrace_client import system
 from tailrace_client.errors import InvalidRequest, RunDeleted, TailraceError, Unavailable
 from tailrace_client.ids import BatchIds, is_batch_id
+from tailrace_client.presence import Presence, is_own, put_status, read_status
 from tailrace_client.reading import Page, Record, follow, read_page
 from tailrace_client.records import attributes_header, encode_records, records_of
 from tailrace_client.retry import Backoff
@@ -66,8 +67,10 @@ class Run:
     `retry_seconds` is for how long a call goes on trying when the service is away; then it
     raises `Unavailable`. Calls may come from several threads.
 
-    As a context manager it closes the run at the end, with the outcome `failed` if an exception
-    leaves the block, else `success`; with `report=False` without an outcome.
+    As a context manager it reports that the run has begun and, while the block runs, that its
+    client lives. At the end it closes the run, with the outcome `failed` if an exception leaves the
+    block, else `success`; with `report=False` it reports nothing, and closes without an outcome.
+    Otherwise the first append reports the start, and nobody misses the client when it ends.
     """
 
     def __init__(
@@ -96,6 +99,8 @@ class Run:
         self.durability = check_durability(durability)
         self.retry_seconds = retry_seconds
         self._report = report
+        self._presence: Optional[Presence] = None
+        self._began_ms: Optional[int] = None
         self._ids = ids or BatchIds()
         self._path = run_path(fqn, run)
 
@@ -103,7 +108,16 @@ class Run:
         return f"Run({self.service.url!r}, {self.fqn!r}, {self.run!r})"
 
     def __enter__(self) -> Run:  # noqa: PYI034 -- `Self` is of Python 3.11
+        if self._report:
+            self._begin(heartbeat=True).start()
         return self
+
+    def _begin(self, *, heartbeat: bool) -> Presence:
+        self._began_ms = system.now_ms()
+        self._presence = Presence(
+            self.service, self.fqn, self.run, self._began_ms, heartbeat=heartbeat
+        )
+        return self._presence
 
     def __exit__(
         self,
@@ -146,8 +160,12 @@ class Run:
             raise InvalidRequest(f"{batch!r} is no batch id", hint="Use one that an error gave.")
         chosen = self.durability if durability is None else check_durability(durability)
         began_ms, used = system.steady_ms(), batch or self._ids.mint()
+        if self._report and self._presence is None:
+            self._begin(heartbeat=False)
 
         def post() -> Optional[Receipt]:
+            if self._presence is not None:
+                self._presence.before_lines()
             return receipt_of(
                 post_batch(self.service, self._path, body, kind, used, chosen, shared)
             )
@@ -176,7 +194,12 @@ class Run:
             raise InvalidRequest(
                 f"{outcome!r} is no outcome", hint=f"One of {', '.join(OUTCOMES)}."
             )
-        return self._retried(lambda: close_run(self.service, self.fqn, self.run, outcome))
+        if self._presence is not None:
+            self._presence.stop()
+        began_ms, ended_ms = self._began_ms, system.now_ms()
+        return self._retried(
+            lambda: close_run(self.service, self.fqn, self.run, outcome, began_ms, ended_ms)
+        )
 
     def pages(self, after: Optional[str] = None, *, limit: int = 1000) -> Iterator[Page]:
         """The run's records, page by page, up to its present end; `limit` counts lines of a page.
@@ -292,17 +315,28 @@ def receipt_of(answer: Answer) -> Optional[Receipt]:
         ) from error
 
 
-def close_run(service: Service, fqn: str, run: str, outcome: Optional[str]) -> str:
-    """Says how a run ended, if that is known, and closes it. Raises `TailraceError`."""
+def close_run(
+    service: Service,
+    fqn: str,
+    run: str,
+    outcome: Optional[str],
+    started_ms: Optional[int] = None,
+    ended_ms: Optional[int] = None,
+) -> str:
+    """Says how a run ended, if that is known, and closes it. Raises `TailraceError`.
+
+    A client that reported the start says when the run ended, also if it does not know how.
+    """
+    end = system.now_ms() if ended_ms is None else ended_ms
+    status = {"runId": run, "pipelineState": outcome, "timestamp": end, "endDate": end}
+    if started_ms is not None:
+        status["startDate"] = started_ms
     if outcome is not None:
-        now = system.now_ms()
-        status = {"runId": run, "pipelineState": outcome, "timestamp": now, "endDate": now}
-        service.request(
-            "PUT",
-            f"{ROOT}/{name(fqn)}/pipelineStatus",
-            json.dumps(status).encode(),
-            {"Content-Type": "application/json"},
-        )
+        put_status(service, fqn, status)
+    elif started_ms is not None:
+        found = read_status(service, fqn, run)
+        if found is None or is_own(found, started_ms):
+            put_status(service, fqn, status)
     answer = service.request("POST", run_path(fqn, run) + "/close", b"")
     try:
         return str(json.loads(answer.body)["state"])

@@ -20,6 +20,7 @@ from typing import Callable, ContextManager, Optional, Tuple, TypeVar
 from tailrace_client import errors, system
 from tailrace_client.errors import TailraceError, Unavailable
 from tailrace_client.ids import BatchIds, is_ahead
+from tailrace_client.presence import Presence
 from tailrace_client.reading import has_batch
 from tailrace_client.records import lines_of
 from tailrace_client.retry import Backoff
@@ -73,6 +74,8 @@ class Sender:
         self._say = say
         self._backoff = Backoff()
         self._said = ""
+        self.presence: Optional[Presence] = None
+        """Of the run whose lines are sent, if its start and its client's life are reported."""
 
     def deliver(self, queue: Queue, batch: Batch) -> bool:
         """Sends a batch until it is acknowledged, dropped or kept aside.
@@ -86,11 +89,19 @@ class Sender:
             return False
         return True
 
+    def report_start(self, queue: Queue) -> None:
+        """Reports the start of a run whose client has ended, if nobody did; makes one attempt."""
+        started_ms, target = queue.started_ms, queue.target
+        if started_ms is not None and queue.closing is None:
+            presence = Presence(self._service, target.fqn, target.run, started_ms)
+            if presence.report():
+                queue.start_reported()
+
     def close_run(self, target: Target, closing: Closing) -> bool:
         """Closes a run; False if `pause` ended it."""
         fqn, run = target.fqn, target.run
         try:
-            self._retried(lambda: close_run(self._service, fqn, run, closing.outcome))
+            self._retried(lambda: close_run(self._service, fqn, run, *closing))
         except _GaveUp:
             return False
         except TailraceError as error:
@@ -101,7 +112,11 @@ class Sender:
         target, name, records, renamed = queue.target, batch.id, batch.records, False
         path = run_path(target.fqn, target.run)
 
+        presence = self.presence
+
         def post() -> bool:
+            if presence is not None:
+                presence.before_lines()
             return self._post(path, content.payload, name, target.durability)
 
         while True:
@@ -186,6 +201,8 @@ class Sender:
     def _acknowledged(
         self, queue: Queue, batch: str, records: int, duplicate: bool, damaged: int
     ) -> None:
+        if self.presence is not None:
+            self.presence.lines_delivered()
         self.counts.delivered += records
         self.counts.duplicates += records if duplicate else 0
         with self._lock():

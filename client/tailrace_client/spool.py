@@ -11,7 +11,9 @@ A spool is a folder. Each process that uses it has a folder in it, a queue, for 
                               program, and once an hour
         01M8…00000.conflict   a batch whose id the service has with other bytes, kept for people;
                               also .damaged (bytes that are not intact)
-        close.json            {"outcome": …}: close the run when all batches are delivered
+        start.json            {"started_ms"}: the run began then; gone once it is reported
+        close.json            {"outcome", "started_ms", "ended_ms"}: close the run when all batches
+                              are delivered; older versions know only the outcome
 
     batch file = "TRBATCH2", the ULID under which the batch was made (16 bytes, big endian), 1 if
                  its present id was given by the service after a deletion, else 0 (1 byte), CRC-32
@@ -56,7 +58,7 @@ MAGIC = b"TRBATCH2"
 _MAGIC_1 = b"TRBATCH1"
 BATCH, REFUSED = ".batch", ".refused"
 _ASIDE = (REFUSED, ".conflict", ".damaged")
-_LOCK, _TARGET, _CLOSE = "lock", "target.json", "close.json"
+_LOCK, _TARGET, _START, _CLOSE = "lock", "target.json", "start.json", "close.json"
 _HEAD_1 = struct.Struct("<II")
 _HEAD = struct.Struct("<IIQ")
 _CHECKED = struct.Struct("<Q")
@@ -104,9 +106,14 @@ class Entry(NamedTuple):
 
 
 class Closing(NamedTuple):
-    """The run is to be closed, with this outcome, when its batches are delivered."""
+    """The run is to be closed, with this outcome, when its batches are delivered.
+
+    The times are of its start, if this client began it, and of its end.
+    """
 
     outcome: Optional[str]
+    started_ms: Optional[int] = None
+    ended_ms: Optional[int] = None
 
 
 class Queue:
@@ -290,17 +297,39 @@ class Queue:
         """Whether the run is to be closed when all batches are delivered."""
         try:
             with open(os.path.join(self.path, _CLOSE), "rb") as file:
-                return Closing(json.loads(file.read()).get("outcome"))
+                value = json.loads(file.read())
+                return Closing(*(value.get(field) for field in Closing._fields))
         except FileNotFoundError:
             return None
 
     @closing.setter
     def closing(self, value: Closing) -> None:
-        content = json.dumps({"outcome": value.outcome}).encode()
+        content = json.dumps(value._asdict()).encode()
         system.write_whole(os.path.join(self.path, _CLOSE), content)
+
+    @property
+    def started_ms(self) -> Optional[int]:
+        """When the run began, if that is to be reported."""
+        try:
+            with open(os.path.join(self.path, _START), "rb") as file:
+                value = json.loads(file.read()).get("started_ms")
+        except (FileNotFoundError, ValueError):
+            return None
+        return value if isinstance(value, int) else None
+
+    @started_ms.setter
+    def started_ms(self, value: int) -> None:
+        content = json.dumps({"started_ms": value}).encode()
+        system.write_whole(os.path.join(self.path, _START), content)
+
+    def start_reported(self) -> None:
+        """Nobody needs to report the start of the run any more."""
+        with suppress(FileNotFoundError):
+            os.unlink(os.path.join(self.path, _START))
 
     def closed(self) -> None:
         """The run was closed: nobody needs to do it later."""
+        self.start_reported()
         with suppress(FileNotFoundError):
             os.unlink(os.path.join(self.path, _CLOSE))
 
@@ -392,7 +421,7 @@ def queues(spool: str) -> List[str]:
 
 def has_work(path: str) -> bool:
     """Whether a queue has anything to deliver."""
-    return any(name == _CLOSE or name.endswith(BATCH) for name in _names(path))
+    return any(name in (_START, _CLOSE) or name.endswith(BATCH) for name in _names(path))
 
 
 def set_aside_in(path: str) -> List[str]:
