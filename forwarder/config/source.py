@@ -142,7 +142,9 @@ class Source(Section):
         "fair", "which file is read next: each in turn, or the one with the oldest unread byte"
     )
     duplicates: Literal["once", "each"] = key(
-        "once", "whether files with the same content are read once, or each of them"
+        "once",
+        "whether files with the same content, of which one has the name of a rotation of the other,"
+        " are read once, or each of them",
     )
 
     encoding: str = key(

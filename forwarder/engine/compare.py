@@ -7,6 +7,7 @@
 | the same as the known file, or its beginning | is there | a shadow: a copy, which is not read |
 | the same, and more | is there, and is longer than a fingerprint | that file, which has moved on |
 | something else behind the same first bytes | | another file |
+| anything | has a name of which its own is no rotation | another file |
 | the same first bytes | is there, but no handle is free for it | undecided |
 
 A copy that is being written is the beginning of its original, and so a shadow from its first byte.
@@ -30,6 +31,7 @@ from forwarder.engine.parts import SourceParts
 from forwarder.engine.registry import Registry
 from forwarder.engine.tracked import Tracked
 from forwarder.files.content import Content
+from forwarder.files.family import may_be_rotation
 from forwarder.files.finder import Found
 from forwarder.files.identity import Known, begins, find_end, holds, read_window
 
@@ -70,13 +72,24 @@ class Comparer:
         best: tuple[Tracked | None, Is] = None, Is.OTHER
         near = self._registry.similar(source.config.name, fingerprint) if fingerprint else []
         for file in sorted(near, key=lambda each: -each.read.offset):
-            if self._may_be(source, found, file, fingerprint):
+            if self._may_rotate(source, found, file) and self._may_be(
+                source, found, file, fingerprint
+            ):
                 relation = self._relation(source, found, content, file)
                 if relation in (Is.LONGER, Is.SAME):
                     return file, relation
                 if relation.value > best[1].value:
                     best = file, relation
         return best
+
+    def _may_rotate(self, source: SourceParts, found: Found, file: Tracked) -> bool:
+        """Whether the names allow that it is the known file, or a copy of it."""
+        name = source.config.name
+
+        def is_log(path: str) -> bool:
+            return self._registry.at_path(name, path) is not None
+
+        return any(may_be_rotation(found.path, path, is_log) for path in {file.path, file.named})
 
     def _may_be(self, source: SourceParts, found: Found, file: Tracked, fingerprint: bytes) -> bool:
         """A few bytes are no identity where the names say that the files are different ones."""

@@ -152,7 +152,12 @@ class Identifier:
     ) -> None:
         key = (source.config.name, *found.place)
         before = self._registry.shadows.get(key)
-        self._shared.tallies[source.config.name].duplicate_files += before is None
+        if before is None:
+            self._shared.tallies[source.config.name].duplicate_files += 1
+            self._shared.say(
+                f"{found.path} is not read: it holds what {original.path} holds, and its name says"
+                " that it is a rotation or a copy of it"
+            )
         end = find_end(content)
         self._registry.shadows[key] = Shadow(found, original, end)
         original.copied_at = self._shared.clock.monotonic()

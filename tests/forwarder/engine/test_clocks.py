@@ -84,7 +84,7 @@ def test_a_file_that_was_idle_for_long_is_known_when_it_goes(tmp_path: Path) -> 
     world.over()
     _hours(world, 20)
     assert _known(world) == {"a.log"}
-    (tmp_path / "moved").rename(world.path("b.log"))
+    (tmp_path / "moved").rename(world.path("a.log.1"))
     world.poll()
     assert world.store.lines() == expected
 

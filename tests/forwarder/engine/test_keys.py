@@ -18,9 +18,44 @@ from tests.forwarder.engine.world import World
 def test_duplicates_once_reads_one_of_several_copies(tmp_path: Path) -> None:
     world = World(tmp_path)
     expected = world.lines("a.log", 0, 100)
-    world.path("b.log").write_bytes(world.path("a.log").read_bytes())
+    world.path("a.log.1").write_bytes(world.path("a.log").read_bytes())
     world.poll()
     assert world.store.lines() == expected
+    (said,) = [said for said in world.said if "a.log.1 is not read" in said]
+    assert "a rotation or a copy of it" in said
+    world.settle(5)
+    assert len([said for said in world.said if "is not read" in said]) == 1
+
+
+@pytest.mark.parametrize("lines", [1, 100], ids=["short", "long"])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("nightly-2026-11-27.log", "nightly-2026-11-28.log", "nightly-2026-11-29.log"),
+        ("nightly.log.20261127", "nightly.log.20261128", "nightly.log.20261129"),
+        ("attempt=1.log", "attempt=2.log", "attempt=3.log"),
+        ("run1.log", "run2.log", "run10.log"),
+        ("a.log", "b.log", "c.log"),
+    ],
+)
+@pytest.mark.parametrize("at_once", [True, False])
+def test_logs_of_other_names_with_the_same_content_are_runs_of_their_own(
+    tmp_path: Path, names: tuple[str, ...], lines: int, at_once: bool
+) -> None:
+    world = World(tmp_path)
+    text = "".join(f"line {number}\n" for number in range(lines))
+    for name in names:
+        world.path(name).write_text(text)
+        if not at_once:
+            world.poll()
+            world.over()
+            world.path(names[0]).unlink(missing_ok=True)  # a job cleans up after itself
+    world.over()
+    assert len(world.store.runs()) == len(names)
+    assert [world.store.lines(run) for run in world.store.runs()] == [text.splitlines()] * 3
+    world.restart()
+    world.over()
+    assert len(world.store.lines()) == lines * len(names)
 
 
 def test_duplicates_each_reads_every_copy_once(tmp_path: Path) -> None:

@@ -147,10 +147,10 @@ def test_look_alikes_are_two_files(tmp_path: Path) -> None:
 def test_small_files_are_one_until_they_differ(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.write("a.log", "starting\n")
-    world.write("b.log", "starting\n")
+    world.write("a.log.1", "starting\n")
     world.poll()
     assert world.store.lines() == ["starting"]
-    world.write("b.log", "b\n")
+    world.write("a.log.1", "b\n")
     world.poll()
     assert sorted(world.store.lines()) == ["b", "starting", "starting"]
     world.write("a.log", "a\n")
