@@ -15,6 +15,16 @@ from docs import forwarder_reference
 from docs.upstream import COUNTS, SOURCES, rows
 from forwarder.metrics import METRICS as FORWARDERS
 from logstore import errors
+from logstore.segments.schema import LEVELS
+from logstore.segments.spellings import (
+    LETTERS,
+    LEVEL_KEYS,
+    NUMBERS,
+    OTEL_KEYS,
+    PYTHON_KEYS,
+    SPELLINGS,
+    SYSLOG_KEYS,
+)
 from logstore.settings import table
 from logstore.state_kinds import STATE_KINDS, StateKind
 from pipelines.metrics import METRICS as PIPELINES
@@ -68,7 +78,22 @@ def pages() -> dict[str, str]:
         "openmetadata.md": _openmetadata(),
         "forwarder-reference.md": _forwarder(),
         "state-objects.md": _state_objects(),
+        "levels.md": _levels(),
     }
+
+
+def _levels() -> str:
+    """The page with its table of spellings made anew."""
+    before, begin, rest = (FOLDER / "levels.md").read_text().partition("<!-- spellings -->")
+    _, end, after = rest.partition("<!-- /spellings -->")
+    words = (
+        (level, _codes(SPELLINGS[level]), _codes(LETTERS[level]), ", ".join(NUMBERS[level]))
+        for level in LEVELS
+    )
+    lines = _table("level | words | letters | numbers", words)
+    keys = _codes(key for key in (*LEVEL_KEYS, *OTEL_KEYS, *PYTHON_KEYS, *SYSLOG_KEYS))
+    lines += ["", textwrap.fill(f"Level keys, of which the first one counts: {keys}.", 140)]
+    return "\n".join([before + begin, "", *lines, "", end + after])
 
 
 def error_classes() -> Iterator[type[errors.TailraceError]]:

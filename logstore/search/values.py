@@ -20,8 +20,8 @@ from logstore.search.conditions import (
     Matches,
     StartsWith,
 )
-from logstore.segments.levels import NAMES
 from logstore.segments.schema import LEVELS
+from logstore.segments.spellings import NAMES, NO_LEVEL, level_of_word
 
 LEVEL: Final = Column("level")
 LEVEL_HINT: Final = f"Levels are {', '.join(LEVELS)}, and other spellings of them such as warning."
@@ -34,8 +34,8 @@ _ANYTHING: Final = r"[\s\S]*"
 
 def level_named(text: str) -> str | None:
     """The level that the text spells, as ingest reads it; None if it is none."""
-    number = NAMES.get(text.strip().upper())
-    return None if number is None else LEVELS[number]
+    number = level_of_word(text.strip())
+    return None if number == NO_LEVEL else LEVELS[number]
 
 
 def number_in(text: str) -> float | None:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from logstore.batch import RunKey
-from logstore.segments.levels import NO_LEVEL
+from logstore.segments.spellings import NO_LEVEL
 from logstore.segments.times import NO_TIME
 
 Ints = NDArray[np.int64]

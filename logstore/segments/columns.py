@@ -18,9 +18,9 @@ from logstore.batch import Batches, Indexes, has_record_meta
 from logstore.errors import TooLarge
 from logstore.segments.carry import Carry
 from logstore.segments.detection import Detection
-from logstore.segments.levels import NO_LEVEL
 from logstore.segments.schema import ATTRIBUTES, LEVELS, SCHEMA
 from logstore.segments.slices import Limits, Slice, by_ulid, slices
+from logstore.segments.spellings import NO_LEVEL
 from logstore.segments.ulids import line_ulids
 
 Ints = NDArray[np.int64]

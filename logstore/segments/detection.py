@@ -16,12 +16,15 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from logstore.batch import Batches, Indexes, RecordMeta
+from logstore.batch import Batches, Indexes, RecordMeta, has_record_meta
 from logstore.segments import carry as carrying
 from logstore.segments.carry import Carry
-from logstore.segments.levels import NAMES, NO_LEVEL, find_levels
+from logstore.segments.continuations import Continuations, Place
+from logstore.segments.first_words import find_first_words, join_words
+from logstore.segments.levels import Lines, find_levels
 from logstore.segments.prefixes import prefixes
 from logstore.segments.slices import Slice, out_of_order, slices
+from logstore.segments.spellings import NO_LEVEL, level_of_value
 from logstore.segments.times import NO_TIME, find_times, in_range
 from logstore.segments.ulids import made_ms
 
@@ -37,6 +40,7 @@ class Detection:
     def __init__(self, batches: Batches, order: Indexes, carry: Carry) -> None:
         self._batches = batches
         self._carry = carry
+        self._continuations = Continuations()
         self._last = self._ends = carry.load(batches.runs)
         self._ahead = np.empty(0, dtype=np.int64)  # the runs that were looked through
         self._known = np.zeros(len(batches.rows), dtype=np.bool_)
@@ -45,7 +49,7 @@ class Detection:
 
     def of(self, piece: Slice) -> tuple[Ints, Ints]:
         """Microseconds since the epoch and level (`NO_LEVEL` for none) of each record."""
-        found = own(self._batches, piece)
+        found = own(self._batches, piece, self._continuations)
         known = self._known[piece.batches]
         for field, none in _FIELDS:
             last = carrying.last_of_batches(found[field], none, piece.counts)
@@ -89,9 +93,10 @@ class Detection:
         chosen = np.sort(order[marks[rows["run"][order]]])
         if len(chosen) == 0:
             return
-        before = self._carry.load(self._batches.runs)
+        before, continuations = self._carry.load(self._batches.runs), Continuations()
         for piece in slices(self._batches, chosen):
-            found, heads = own(self._batches, piece), piece.firsts == 0
+            found = own(self._batches, piece, continuations)
+            heads = piece.firsts == 0
             for field, none in _FIELDS:
                 last = carrying.last_of_batches(found[field], none, piece.counts)
                 begins = carrying.chain(last, none, self._runs(piece), self._state(field))
@@ -102,30 +107,65 @@ class Detection:
         self._last = before
 
 
-def own(batches: Batches, piece: Slice) -> list[Ints]:
-    """The times and levels that the records themselves have: given, or found in their text."""
+def own(batches: Batches, piece: Slice, continuations: Continuations) -> list[Ints]:
+    """The times and levels that the records themselves have: given, or found in their text.
+
+    The level of a record that begins something new and states none is `_UNSAID`.
+    """
     count = len(piece.ends)
-    times, levels = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
+    times = np.empty(count, dtype=np.int64)
+    parts = []
     for start in range(0, count, _AT_ONCE):
         part = slice(start, start + _AT_ONCE)
         look = prefixes(piece.text, piece.ends, part)
-        times[part], levels[part] = find_times(look), find_levels(look)
+        times[part] = find_times(look)
+        parts.append(find_first_words(look))
+    lines, words = Lines(piece.text, piece.ends), join_words(parts)
+    found = find_levels(lines, words)
+    levels = found.levels.astype(np.int64)
+    levels[levels == NO_LEVEL] = _UNSAID
+    levels[continuations.find(lines, words, found, _place(batches, piece))] = NO_LEVEL
     if not piece.plain:
-        _put_given(batches, piece, times, levels)
-    levels[(levels == NO_LEVEL) & (times != NO_TIME)] = _UNSAID
+        _put_given(batches, piece, found.levels, times, levels)
     return [times, levels]
 
 
-def _put_given(batches: Batches, piece: Slice, times: Ints, levels: Ints) -> None:
-    """Replaces what was found in the text by what the records give."""
+def _place(batches: Batches, piece: Slice) -> Place:
+    stops = np.cumsum(piece.counts)
+    first_lines = stops - piece.counts
+    starts = np.zeros(len(piece.ends), dtype=np.bool_)
+    starts[first_lines] = True
+    resumed = np.flatnonzero(piece.firsts > 0)
+    cut = np.flatnonzero(piece.firsts + piece.counts < batches.rows["records"][piece.batches])
+    return Place(
+        starts,
+        dict(zip(first_lines[resumed].tolist(), piece.batches[resumed].tolist(), strict=True)),
+        dict(zip(piece.batches[cut].tolist(), (stops[cut] - 1).tolist(), strict=True)),
+    )
+
+
+def _put_given(
+    batches: Batches, piece: Slice, in_text: NDArray[np.int8], times: Ints, levels: Ints
+) -> None:
+    """Puts in what the records of a client give; they carry nothing from one another.
+
+    `in_text` are the levels that their texts state.
+    """
+    minted = made_ms(batches.rows[piece.batches]) * 1000
+    own_meta = has_record_meta(batches.rows[piece.batches]).tolist()
     stop = 0
-    for index, count, first in zip(piece.batches, piece.counts, piece.firsts, strict=True):
-        start, stop = stop, stop + int(count)
-        meta = batches.meta(int(index)) if batches.rows["meta"][index] else None
-        if meta is not None:
-            part = slice(int(first), int(first + count))
-            _given_times(meta, part, times[start:stop])
-            _given_levels(meta, part, levels[start:stop])
+    for place, (index, count, first) in enumerate(
+        zip(piece.batches.tolist(), piece.counts.tolist(), piece.firsts.tolist(), strict=True)
+    ):
+        start, stop = stop, stop + count
+        meta = batches.meta(index) if own_meta[place] else None
+        if meta is None:
+            continue
+        part = slice(first, first + count)
+        _given_times(meta, part, times[start:stop])
+        levels[start:stop] = _given_levels(meta, part, in_text[start:stop])
+        missing = times[start:stop] == NO_TIME
+        times[start:stop][missing] = minted[place]
 
 
 def _given_times(meta: RecordMeta, part: slice, times: Ints) -> None:
@@ -134,9 +174,10 @@ def _given_times(meta: RecordMeta, part: slice, times: Ints) -> None:
     times[good] = given[good]
 
 
-def _given_levels(meta: RecordMeta, part: slice, levels: Ints) -> None:
-    names = [NO_LEVEL if n is None else NAMES.get(n.upper(), _UNSAID) for n in meta.levels[part]]
-    given = np.array(names, dtype=np.int64)
-    known = given >= 0
-    levels[known] = given[known]
-    levels[(given == _UNSAID) & (levels == NO_LEVEL)] = _UNSAID
+def _given_levels(meta: RecordMeta, part: slice, in_text: NDArray[np.int8]) -> Ints:
+    given = np.array(
+        [NO_LEVEL if name is None else level_of_value(name) for name in meta.levels[part]],
+        dtype=np.int64,
+    )
+    levels = np.where(given == NO_LEVEL, in_text, given)
+    return np.where(levels == NO_LEVEL, _UNSAID, levels)

@@ -1,207 +1,344 @@
-"""Finds the level of each record in its text.
+"""Finds the level that each line of text states.
 
-A level is one of `schema.LEVELS`. Their names are level words, and so are WARNING (WARN), NOTICE
-(INFO), SEVERE (ERROR) and CRITICAL (FATAL). The level of a record is the first of these in its
-prefix (`prefixes`, which has no colours):
+A level is one of `schema.LEVELS`; `spellings` has the words, letters and numbers. The first of
+these that finds something decides:
 
-- a level word in capitals, with no letter, digit or `_` on either side;
-- a level word in any case as `[word]` or `[word   ]`, or as the value of a key that ends in
-`level`,
-  `lvl` or `severity` (`level=word`, `level="word"`, `"level": "word"`);
-- a level word in any case after a number and a comma (`2016-09-28 04:30:30, Info`).
+1. A line that is a JSON object, or ends in one, has the level of its level key, wherever the key
+   stands. Without a level key it has none: words in its message are not looked at. Docker's
+   `{"log": …}` is searched for the text in it.
+2. A line of logfmt has the level of its level key.
+3. The first word after digits, punctuation and times, if it is a level in capitals, in brackets,
+   before a colon, or directly after a time of day.
+4. The rules of `RULES` in order, within the first `WINDOW` bytes without colours.
 
-The letter of a logcat line (`MM-DD HH:MM:SS.mmm  PID  TID L`) precedes all of them. A word in lower
-case in the middle of a message ("no error") is not a level.
-
-The search works on all records at once. `_starts` finds positions where a word may begin, `_lookup`
-keeps those where a level word stands, and `_in_capitals` and `_marked` apply the rules above.
+All patterns are RE2's, so their time is linear. `first_words` settles most lines; the rules see
+only the others that match one of them.
 """
 
 from __future__ import annotations
 
-from typing import Final
+import re
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from logstore.segments.prefixes import WIDTH, Bools, Bytes, Ints, Prefixes, first_of_rows, is_word
+from logstore.segments.first_words import FirstWords, find_first_words
+from logstore.segments.prefixes import prefixes
 from logstore.segments.schema import LEVELS
+from logstore.segments.spellings import (
+    LEVEL_KEYS,
+    NO_LEVEL,
+    OTEL_KEYS,
+    PYTHON_KEYS,
+    SYSLOG_KEYS,
+    level_of_letter,
+    level_of_syslog,
+    level_of_value,
+    level_of_word,
+)
 
-NO_LEVEL: Final = -1
+WINDOW: Final = 128
+"""Bytes of a line in which the rules for text look, without colours."""
+_COLOURED: Final = 4 * WINDOW  # bytes of a line in which control sequences are removed
+_ERROR, _FATAL = LEVELS.index("ERROR"), LEVELS.index("FATAL")
+_CONTROL = r"\x1b\[[0-9;:?]*[A-Za-z]"  # ECMA-48's CSI, as terminals get them
+_LESS, _EQUALS, _DOT, _MINUS, _SLASH, _BRACE, _RETURN = b"<=.-/}\r"
+_ESCAPE = b"\x1b"
+
 Levels = NDArray[np.int8]
-Words = NDArray[np.uint64]
-
-NAMES: Final = {name: index for index, name in enumerate(LEVELS)} | {
-    "WARNING": LEVELS.index("WARN"),
-    "NOTICE": LEVELS.index("INFO"),
-    "SEVERE": LEVELS.index("ERROR"),
-    "CRITICAL": LEVELS.index("FATAL"),
-}
-_MOST_PADDING = 8
-_LOWER = np.uint64(0x2020202020202020)
-_FOUR = np.uint64(0xFFFFFFFF)
-_LOGCAT = {"V": "TRACE", "D": "DEBUG", "I": "INFO", "W": "WARN", "E": "ERROR", "F": "FATAL"}
-_LOGCAT_LEVEL = np.full(256, NO_LEVEL, dtype=np.int8)
-for _letter, _name in _LOGCAT.items():
-    _LOGCAT_LEVEL[ord(_letter)] = LEVELS.index(_name)
+Rows = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 
-def _word(text: str) -> int:
-    return int.from_bytes(text.lower().encode()[:8], "little")
+def _any_of(names: Mapping[str, int] | tuple[str, ...]) -> str:
+    """An alternation of names, longer ones first."""
+    return "|".join(sorted(map(re.escape, names), key=lambda name: (-len(name), name)))
 
 
-# Hash tables of the level words by their first four letters, which only WARN and WARNING share.
-_FACTOR, _SHIFT = np.uint64(143), np.uint64(28)  # no two of them have the same hash
-_KEYS: Words = np.zeros(16, dtype=np.uint64)
-_TEXTS: Words = np.zeros(16, dtype=np.uint64)
-_MASKS: Words = np.zeros(16, dtype=np.uint64)
-_SIZES = np.zeros(16, dtype=np.intp)
-_VALUES: Levels = np.zeros(16, dtype=np.int8)
-_WARNING, _WARNING_MASK = np.uint64(_word("warning")), np.uint64((1 << 56) - 1)
-_LEVEL, _LVL, _SEVERITY = (np.uint64(_word(key)) for key in ("level", "lvl", "severity"))
+class Rule(NamedTuple):
+    """A pattern, and the level of what its group `level` matched; of any match without a group."""
+
+    pattern: str
+    level: Callable[[str], int]
 
 
-def _slots(four: Words) -> Words:
-    """The slots of the tables for words that begin with these four letters."""
-    return (four * _FACTOR & _FOUR) >> _SHIFT
+# In the middle of a line only these count, and only in capitals: "no error" is not a level.
+_CAPITALS = r"TRACE|DEBUG|INFO|NOTICE|WARNING|WARN|ERROR|ERR|SEVERE|CRITICAL|CRIT|FATAL|PANIC|EMERG"
+_WORDS = (
+    r"trace|trce|verbose|debug|dbug|dbg|information|info|inf|notice|warning|warn|wrn|error|eror|err"
+    r"|severe|critical|crit|fatal|ftl|alert|emergency|emerg|panic"
+)
+_TIME_ONLY = r"(?:\[[^\]]*\] ?|[-\d:.,/ TZ+])*"
+_PROSE = (
+    r"(?i:no|any|an|a|the|without|zero|0|not|of|for|on|if|as|with|to|this|that|each|every|and|or"
+    r"|is|was|got|into)"
+)
+_KEYED = r"(?i:level|lvl|severity)"
+
+RULES: Final = (
+    # logcat.
+    Rule(
+        r"^(?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d\.\d+ +\d+ +\d+ (?P<level>[VDIWEFA]) ",
+        level_of_letter,
+    ),
+    # An access log states a status, not a level; paths and agents hold any word.
+    Rule(r"^(?:\S+ ){3,5}\[\d\d?/[A-Z][a-z][a-z]/\d{4}:\d\d:", lambda _: NO_LEVEL),
+    # Syslog's priority: facility * 8 + severity.
+    Rule(r"^<(?P<level>\d{1,3})>", lambda text: level_of_syslog(int(text) % 8)),
+    # klog and glog, brief logcat, one letter in brackets, Tornado, MongoDB 4, apt, Kotlin.
+    Rule(r"(?:^|[ :])(?P<level>[IWEFD])(?:\d{4}){1,2} \d\d:\d\d:\d\d\.", level_of_letter),
+    Rule(r"^(?P<level>[VDIWEFA])/[^(]{1,60}\( *\d+\): ", level_of_letter),
+    Rule(rf"^{_TIME_ONLY}\[(?P<level>[TVDINWEFCA])\]", level_of_letter),
+    Rule(r"^\[(?P<level>[DIWEC]) [-\d]{6,10} \d\d:\d\d:\d\d", level_of_letter),
+    Rule(
+        r"^\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[-+]\d\d:?\d\d) (?P<level>[IWEFD])\d? +[A-Z]+ +\[",
+        level_of_letter,
+    ),
+    Rule(r"^(?P<level>[EWNewi]): ", lambda text: level_of_letter(text.upper())),
+    # Exceptions that nobody caught, and their kind: Go, Python, Java, Rust, JavaScript, PHP, .NET.
+    Rule(r"^(?:panic|fatal error): |^Fatal Python error: ", lambda _: _FATAL),
+    Rule(
+        r"^(?:Traceback \(most recent call last\):|Exception in thread |thread '.*'.* panicked at"
+        r"|\[?(?:Uncaught|Unhandled)|\(node:\d+\) Unhandled|make(?:\[\d+\])?: \*\*\* "
+        r"|terminate called after throwing|\*\* \([A-Z][\w.]*\) |\S+:\d+:in .*\([\w:]*Error\)"
+        r"|(?:[\w$]+\.)*[A-Z][\w$]*(?:Error|Exception)(?::|$)|Error: )",
+        lambda _: _ERROR,
+    ),
+    Rule(r"^PHP (?P<level>Fatal|Parse|Warning|Notice|Deprecated)", lambda text: _php(text)),
+    # Commands of GitHub and Azure, npm and its like, logrus on a terminal, BGL's last column.
+    Rule(
+        r"^(?:::|##\[|##vso\[task\.logissue type=)(?P<level>error|warning|notice|debug)\b",
+        level_of_word,
+    ),
+    Rule(r"^(?:npm|pnpm|yarn) (?P<level>ERR|error|WARN|warn|notice|info|verb)\b", level_of_word),
+    Rule(r"^(?P<level>TRAC|DEBU|ERRO|FATA|PANI)\[\d+\]", level_of_word),
+    Rule(r" RAS [A-Z]+ (?P<level>INFO|WARNING|SEVERE|ERROR|FAILURE|FATAL) ", level_of_word),
+    # A word in any case before a colon: syslog's tags, compilers.
+    Rule(
+        rf"(?:^\W{{0,3}}|[:)] |- )(?P<level>(?i:{_WORDS}|fail|note))(?: error)?"
+        r"(?:\[\w+\]| [A-Z]+\d+)?:(?:\s|$)",
+        level_of_word,
+    ),
+    # Postgres.
+    Rule(r"(?:^|[\s\]>])LOG:  ", lambda _: level_of_word("info")),
+    # The leftmost of: a key, a word in brackets, a word in capitals that is not part of a sentence.
+    Rule(
+        rf'{_KEYED}="?(?P<level>(?i:{_WORDS}))\b|{_KEYED}"\s*[:=]\s*"(?P<quoted>(?i:{_WORDS}))\b'
+        rf"|\[(?:[\w.-]+:)?(?P<bracketed>(?i:{_WORDS}|note)) {{0,8}}\]"
+        rf"|\b{_PROSE}\s+(?:{_CAPITALS})\b"
+        rf"|\w\.(?P<channel>{_CAPITALS}): |(?:^|[^\w/\"'$.=])(?P<capitals>{_CAPITALS})(?:\W|$)",
+        level_of_word,
+    ),
+)
 
 
-def _fill_tables() -> None:
-    for name in NAMES.keys() - {"WARNING"}:
-        slot = int(_slots(np.array([_word(name[:4])], dtype=np.uint64))[0])
-        _KEYS[slot], _TEXTS[slot] = _word(name[:4]), _word(name)
-        _MASKS[slot], _SIZES[slot] = (1 << 8 * len(name)) - 1, len(name)
-        _VALUES[slot] = NAMES[name]
+def _php(text: str) -> int:
+    return {"Fatal": _FATAL, "Parse": _ERROR, "Deprecated": level_of_word("warn")}.get(
+        text, level_of_word(text)
+    )
 
 
-_fill_tables()
+_LEVEL_GROUPS = re.compile(r"\(\?P<\w+>")
+_ANY_RULE: Final = "|".join(_LEVEL_GROUPS.sub("(?:", rule.pattern) for rule in RULES)
+_ENDS_OF_STATED: Final = np.zeros(256, np.bool_)
+_ENDS_OF_STATED[list(b"]:|")] = True
+_AFTER_CLOCK: Final = (
+    r"^(?:[^A-Za-z]|(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun|Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
+    r"\b|T\d)*:\d\d[^A-Za-z]*(?:(?:Z|[AP]M|[A-Z]{3,4})\W+)?[A-Za-z]"
+)
+_LOGFMT: Final = (
+    r'^(?:[^\s="]+=(?:"(?:[^"\\]|\\.)*"|[^\s"]*)\s+)*?'
+    rf'(?i:{_any_of(LEVEL_KEYS)})="?(?P<level>\w+)'
+)
 
 
-def find_levels(prefixes: Prefixes) -> Levels:
-    """The index into `LEVELS` for each record, `NO_LEVEL` where none is found."""
-    levels = np.full(len(prefixes.lengths), NO_LEVEL, dtype=np.int8)
-    if len(levels) == 0:
-        return levels
-    found, sizes, value = _lookup(prefixes, _starts(prefixes.flat))
-    good = _in_capitals(prefixes, found, sizes) | _marked(prefixes, found, sizes)
-    found, value = found[good], value[good]
-    row, column = prefixes.place(found)
-    inside = column < prefixes.lengths[row]
-    row, value = row[inside], value[inside]
-    first = first_of_rows(row)
-    levels[row[first]] = value[first]
-    _logcat(prefixes, levels)
-    return levels
+_OBJECT_LEVELS: Final = (*LEVEL_KEYS, *OTEL_KEYS, *PYTHON_KEYS, *SYSLOG_KEYS)
 
 
-def _starts(flat: Bytes) -> Ints:
-    """Positions at which a level word may begin.
+class Found(NamedTuple):
+    """The index into `LEVELS` for each line, `NO_LEVEL` where none is found.
 
-    These are four capitals after another character, or four letters after `[`, `=`, `"`, `, `.
+    `leading` says which lines are headed by their level, or are JSON.
     """
-    capital = (flat - np.uint8(65)) < 26
-    letter = ((flat | np.uint8(32)) - np.uint8(97)) < 26
-    mark = (flat == 91) | (flat == 61) | (flat == 34)
-    mark[1:] |= flat[:-1] == 44  # there a space follows
-    start = _four(capital)[1:] & ~capital[:-4]
-    start |= _four(letter)[1:] & mark[:-4]
-    return np.flatnonzero(start) + 1
+
+    levels: Levels
+    leading: NDArray[np.bool_]
 
 
-def _four(mask: Bools) -> Bools:
-    """Positions at which four true values in a row begin."""
-    two = mask[:-1] & mask[1:]
-    four: Bools = two[:-2] & two[2:]
-    return four
+def find_levels(lines: Lines, words: FirstWords) -> Found:
+    """Finds the level of each record; `words` are the first words of the records."""
+    levels = np.full(len(words.levels), NO_LEVEL, dtype=np.int8)
+    leading = _put_first_words(lines, words, levels)
+    _put_objects(lines, leading, levels)
+    left = np.flatnonzero(~leading)
+    left = _apply_logfmt(lines, words, left, levels)
+    window = lines.take_window(left)
+    some = matches(window, _ANY_RULE)
+    _apply_rules(window.filter(pa.array(some)), left[some], levels)
+    return Found(levels, leading)
 
 
-def _lookup(prefixes: Prefixes, found: Ints) -> tuple[Ints, NDArray[np.intp], Levels]:
-    """The positions at which a level's word stands in any case, its length and level.
+def find_levels_of(lines: Sequence[bytes]) -> Found:
+    """Finds the level of each line, given without its newline."""
+    text = b"\n".join((*lines, b""))
+    ends = np.fromiter(accumulate(len(line) + 1 for line in lines), np.int64, len(lines))
+    return find_levels(Lines(text, ends), find_first_words(prefixes(text, ends)))
 
-    `found` ascends. Most positions hold other words, which the first four letters exclude.
+
+class Lines:
+    """The records of a text as columns of Arrow, made only of the rows that are asked for."""
+
+    def __init__(self, text: bytes, ends: Rows) -> None:
+        self._bytes = np.frombuffer(text, np.uint8)
+        self._ends = ends
+        self._coloured = _ESCAPE in text
+        offsets = np.concatenate((np.zeros(1, np.int64), ends))
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(text)]
+        self._array = pa.Array.from_buffers(pa.large_binary(), len(ends), buffers)
+
+    def take(self, rows: Rows) -> pa.Array:
+        """The whole lines, without their newlines."""
+        return pc.binary_slice(self._array.take(pa.array(rows)), 0, -1)
+
+    def take_window(self, rows: Rows) -> pa.Array:
+        """The first `WINDOW` bytes of each line, without control sequences."""
+        lines = self.take(rows)
+        if not self._coloured:
+            return pc.binary_slice(lines, 0, WINDOW).cast(pa.binary())
+        short = pc.binary_slice(lines, 0, _COLOURED).cast(pa.binary())
+        return pc.binary_slice(pc.replace_substring_regex(short, _CONTROL, b""), 0, WINDOW)
+
+    def find_last(self, byte: int) -> Bools:
+        """Which lines end with a byte, before `\\n` or `\\r\\n`."""
+        last = self._bytes[np.maximum(self._ends - 2, 0)]
+        before = self._bytes[np.maximum(self._ends - 3, 0)]
+        found: Bools = (last == byte) | ((last == _RETURN) & (before == byte))
+        return found
+
+
+def matches(lines: pa.Array, pattern: str) -> Bools:
+    """Which lines hold a match of RE2's pattern."""
+    found: Bools = pc.match_substring_regex(lines, pattern).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _put_first_words(lines: Lines, words: FirstWords, levels: Levels) -> Bools:
+    """Sets the level of lines whose first word states it; gives which they are.
+
+    A word states a level in capitals, in brackets, before a colon, or directly after a time.
     """
-    found = found[: np.searchsorted(found, prefixes.words.size)]
-    words = prefixes.words[found] | _LOWER
-    four = words & _FOUR
-    like = np.flatnonzero(_KEYS[_slots(four)] == four)
-    found, words = found[like], words[like]
-    slot = _slots(words & _FOUR)
-    column = found % WIDTH
-    good = (words & _MASKS[slot]) == _TEXTS[slot]
-    good &= (column > 0) & (column <= WIDTH - 9)
-    found, words, slot = found[good], words[good], slot[good]
-    sizes = _SIZES[slot]
-    sizes[(words & _WARNING_MASK) == _WARNING] = 7
-    whole = ~is_word(prefixes.flat[found + sizes])
-    return found[whole], sizes[whole], _VALUES[slot][whole]
+    named: Bools = words.levels != NO_LEVEL
+    if not named.any():
+        return named
+    named &= ~(words.firsts == _LESS)  # syslog's priority
+    stated: Bools = named & (words.capitals | _ENDS_OF_STATED[words.marks])
+    bare = np.flatnonzero(named & ~stated)
+    if len(bare):
+        stated[bare[matches(lines.take_window(bare), _AFTER_CLOCK)]] = True
+    levels[stated] = words.levels[stated]
+    return stated
 
 
-def _in_capitals(prefixes: Prefixes, found: Ints, sizes: NDArray[np.intp]) -> Bools:
-    """Which words are in capitals throughout, with no word character before them."""
-    lower = _LOWER >> (np.uint64(64) - sizes.astype(np.uint64) * np.uint64(8))
-    pure = (prefixes.words[found] & lower) == 0
-    good: Bools = pure & ~is_word(prefixes.flat[found - 1])
-    return good
+def _put_objects(lines: Lines, done: Bools, levels: Levels) -> None:
+    """Sets the level of lines that are JSON objects, or end in one, and marks them as done."""
+    rows = np.flatnonzero(lines.find_last(_BRACE) & ~done)
+    texts: list[tuple[int, bytes]] = []
+    for row, line in zip(rows.tolist(), lines.take(rows).to_pylist(), strict=True):
+        start = _start_of_object(line)
+        record = _record(line[start:]) if start >= 0 else None
+        if record is None:
+            continue
+        level = _level_of_record(record)
+        if level == NO_LEVEL and line[:start].strip():
+            continue
+        done[row] = True
+        levels[row] = level
+        text = record.get("log")
+        if level == NO_LEVEL and isinstance(text, str) and "stream" in record:
+            texts.append((row, text.rstrip("\n").encode(errors="surrogatepass")))
+    if texts:  # Docker's json-file
+        levels[[row for row, _ in texts]] = find_levels_of([text for _, text in texts]).levels
 
 
-def _marked(prefixes: Prefixes, found: Ints, sizes: NDArray[np.intp]) -> Bools:
-    """Which words are marked as a level by brackets, a key, or a number and a comma before them."""
-    flat = prefixes.flat
-    mark = flat[found - 1]
-    good: Bools = mark == 91
-    bracketed = np.flatnonzero(good)
-    good[bracketed] = flat[_behind_padding(prefixes, (found + sizes)[bracketed])] == 93
-    valued = np.flatnonzero((mark == 61) | (mark == 34))
-    good[valued] = _has_key(prefixes, found[valued])
-    number = flat[found - 3] - np.uint8(48)
-    good |= (mark == 32) & (flat[found - 2] == 44) & (number < 10)
-    return good
+def _start_of_object(line: bytes) -> int:
+    return line.find(b"{" if line.lstrip().startswith(b"{") else b'{"')
 
 
-def _behind_padding(prefixes: Prefixes, found: Ints) -> Ints:
-    """The positions after the blanks that pad a level to the length of the longest."""
-    last = prefixes.flat.size - 1
-    for _ in range(_MOST_PADDING):
-        blank = _SPACE[prefixes.flat[np.minimum(found, last)]]
-        if not blank.any():
-            break
-        found = found + blank
-    return np.minimum(found, last)
+def _record(line: bytes) -> dict[str, Any] | None:
+    try:
+        found = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    return found if isinstance(found, dict) else None
 
 
-def _one_of(marks: bytes) -> Bools:
-    """A table of 256 entries: whether a byte is one of `marks`."""
-    table = np.zeros(256, dtype=np.bool_)
-    table[list(marks)] = True
-    return table
+def _level_of_record(record: Mapping[str, Any]) -> int:
+    """The level of a JSON object: of a level key in any case, or of ECS, Loguru or MongoDB."""
+    keys = {key.lower(): key for key in record}
+    for name in _OBJECT_LEVELS:
+        key = keys.get(name)
+        if key is not None:
+            level = level_of_value(record[key], name)
+            if level != NO_LEVEL:
+                return level
+    nested = record.get("log", record.get("record"))
+    if isinstance(nested, dict) and "level" in nested:
+        level = nested["level"]
+        return level_of_value(level.get("name") if isinstance(level, dict) else level)
+    if "s" in record and "c" in record:
+        return level_of_letter(str(record["s"])[:1])
+    return NO_LEVEL
 
 
-_QUOTE, _SPACE, _SIGN = _one_of(b'"'), _one_of(b" "), _one_of(b":=")
+def _apply_logfmt(lines: Lines, words: FirstWords, left: Rows, levels: Levels) -> Rows:
+    """Sets the level of lines of logfmt among the rows `left`; gives the others."""
+    mark = words.marks[left]
+    keyed = (mark == _EQUALS) | (mark == _DOT) | (mark == _MINUS) | (mark == _SLASH)
+    keyed &= words.columns[left] == 1
+    if not keyed.any():
+        return left
+    found = _put_rule(Rule(_LOGFMT, level_of_word), lines.take(left[keyed]), left[keyed], levels)
+    keyed[keyed] = found
+    others: Rows = left[~keyed]
+    return others
 
 
-def _has_key(prefixes: Prefixes, found: Ints) -> Bools:
-    """Whether a key like `level`, then `=` or `:`, stands before each position; quotes may too."""
-    flat = prefixes.flat
-    last = found - 1
-    for marks in (_QUOTE, _SPACE, _SIGN, _QUOTE):
-        last = last - marks[flat[np.maximum(last, 0)]]
-    # The eight bytes that end at `last`; row 0 has nothing before it to read.
-    missing = np.maximum(7 - last, 0).astype(np.uint64) * np.uint64(8)
-    words = (prefixes.words[np.maximum(last - 7, 0)] << missing) | _LOWER
-    column = last % WIDTH
-    key: Bools = ((words >> np.uint64(24)) == _LEVEL) & (column >= 5)
-    key |= ((words >> np.uint64(40)) == _LVL) & (column >= 3)
-    key |= (words == _SEVERITY) & (column >= 8)
-    key &= (last > 0) & (column < found % WIDTH)
-    return key
+def _apply_rules(window: pa.Array, left: Rows, levels: Levels) -> None:
+    """Sets the levels of the rows `left`, whose beginnings are `window`, by the first rule."""
+    for rule in RULES:
+        if len(left) == 0:
+            return
+        found = _put_rule(rule, window, left, levels)
+        if found.any():
+            left, window = left[~found], window.filter(pa.array(~found))
 
 
-def _logcat(prefixes: Prefixes, levels: Levels) -> None:
-    """Sets the level of each line of logcat in `levels`."""
-    rows = prefixes.rows
-    which = np.flatnonzero((rows[:, 3] == 45) & (rows[:, 33] == 32) & (rows[:, 31] == 32))
-    for column, byte in ((6, 32), (9, 58), (12, 58), (15, 46), (19, 32)):
-        which = which[rows[which, column] == byte]
-    which = which[prefixes.lengths[which] > 33]
-    value = _LOGCAT_LEVEL[rows[which, 32]]
-    levels[which[value >= 0]] = value[value >= 0]
+def _put_rule(rule: Rule, window: pa.Array, rows: Rows, levels: Levels) -> Bools:
+    """Sets the levels of the rows in which the rule's pattern is found; gives which they are."""
+    found = matches(window, rule.pattern)
+    if not found.any():
+        return found
+    if "(?P<" not in rule.pattern:
+        levels[rows[found]] = rule.level("")
+        return found
+    groups = pc.extract_regex(window.filter(pa.array(found)), rule.pattern)
+    texts = _first_group(groups).dictionary_encode()
+    names = [text.decode("latin-1") for text in texts.dictionary.to_pylist()]
+    values = np.array([rule.level(name) if name else NO_LEVEL for name in names], dtype=np.int8)
+    levels[rows[found]] = values[texts.indices.to_numpy()]
+    return found
+
+
+def _first_group(groups: pa.StructArray) -> pa.Array:
+    """The group that matched: the others are empty."""
+    names = [field.name for field in groups.type]
+    columns = [pc.fill_null(pc.struct_field(groups, name), b"") for name in names]
+    if len(columns) == 1:
+        return columns[0]
+    return pc.binary_join_element_wise(*columns, pa.scalar(b"", columns[0].type))

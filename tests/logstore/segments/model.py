@@ -6,10 +6,16 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from logstore import ulid
 from logstore.batch import RunKey
-from logstore.segments.levels import NAMES
+from logstore.segments.continuations import Continuations, Place
+from logstore.segments.first_words import find_first_words
+from logstore.segments.levels import Lines, find_levels, find_levels_of
+from logstore.segments.prefixes import prefixes
 from logstore.segments.schema import LEVELS
+from logstore.segments.spellings import NO_LEVEL
 from tests.batches import MemoryBatches
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -18,10 +24,6 @@ TIME = re.compile(
     rb"(?:[.,](\d{1,9}))?(?:([+-])(\d\d):?(\d\d))?"
 )
 COLOUR = re.compile(rb"\x1b\[[0-9;:?]*[A-Za-z]")
-WORD = re.compile(rb"[A-Za-z0-9_]")
-KEY = re.compile(rb'(level|lvl|severity)"?[:=]? ?"?$', re.IGNORECASE)
-LOGCAT = re.compile(rb".{2}-.{2} .{2}:.{2}:.{2}\..{3} .{11} ([VDIWEF]) .", re.DOTALL)
-LOGCAT_LEVELS = dict(zip(b"VDIWEF", LEVELS, strict=True))
 
 
 class Row(NamedTuple):
@@ -69,30 +71,18 @@ def _micros(match: re.Match[bytes]) -> int | None:
 
 
 def level_of(line: bytes) -> str | None:
-    """The first level within the first 87 bytes, or logcat's letter."""
-    line = plain(line)
-    logcat = LOGCAT.match(line)
-    if logcat:
-        return LOGCAT_LEVELS[logcat[1][0]]
-    for start in range(min(87, len(line))):
-        for name in sorted(NAMES, key=len, reverse=True):
-            word = line[start : start + len(name)]
-            behind = line[start + len(name) :]
-            if word.upper() != name.encode() or WORD.match(behind):
-                continue
-            if _counts(line[:start], word, behind):
-                return LEVELS[NAMES[name]]
-    return None
+    """The level that the line states, looked at alone."""
+    level = int(find_levels_of([line.removesuffix(b"\n")]).levels[0])
+    return None if level == NO_LEVEL else LEVELS[level]
 
 
-def _counts(before: bytes, word: bytes, behind: bytes) -> bool:
-    if word.isupper() and not WORD.match(before[-1:]):
-        return True
-    if before.endswith(b"["):
-        return re.match(rb" {0,8}\]", behind) is not None
-    if before.endswith((b"=", b'"')):
-        return bool(KEY.search(before))
-    return bool(re.search(rb"[0-9], $", before))
+def continued(lines: list[bytes]) -> list[bool]:
+    """Which lines of a batch continue the record before them."""
+    text, ends = b"".join(lines), np.cumsum([len(line) for line in lines])
+    words, whole = find_first_words(prefixes(text, ends)), Lines(text, ends)
+    place = Place(np.arange(len(lines)) == 0, {}, {})
+    found = Continuations().find(whole, words, find_levels(whole, words), place)
+    return [bool(one) for one in found]
 
 
 def rows_of(batches: MemoryBatches) -> list[Row]:
@@ -111,21 +101,18 @@ def rows_of(batches: MemoryBatches) -> list[Row]:
         meta, shared = batches.meta(index), batches.constant_attributes(index)
         ends = meta.ends if meta else [m.end() for m in re.finditer(b"\n", text)]
         first = int(batch["ulid_hi"]) << 64 | int(batch["ulid_lo"])
-        for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
-            line = text[start:end]
-            own_time, own_level = time_of(line), level_of(line)
+        lines = [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+        for number, (line, goes_on) in enumerate(zip(lines, continued(lines), strict=True)):
+            own_time = time_of(line)
             if meta:
-                given = meta.ts[number]
+                given, given_level = meta.ts[number], meta.levels[number]
                 own_time = own_time if given is None else given
-                given_level = meta.levels[number]
-                if given_level in LEVELS:
-                    own_level = given_level
-                elif given_level is not None:  # a level that is none of ours
-                    levels[key] = None
+                own_time = (first >> 80) * 1000 if own_time is None else own_time
+                levels[key] = given_level if given_level in LEVELS else level_of(line)
+            elif not goes_on:
+                levels[key] = level_of(line)
             if own_time is not None:
-                times[key], levels[key] = own_time, None
-            if own_level is not None:
-                levels[key] = own_level
+                times[key] = own_time
             rows.append(
                 Row(
                     ulid.encode(first + number),

@@ -6,10 +6,10 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logstore.batch import WINDOW, RunKey
+from logstore.batch import WINDOW, RecordMeta, RunKey
 from logstore.segments.carry import Carry
 from logstore.segments.columns import record_batches
-from logstore.segments.levels import find_levels
+from logstore.segments.levels import find_levels_of
 from logstore.segments.prefixes import prefixes
 from logstore.segments.schema import LEVELS, SCHEMA
 from logstore.segments.slices import Limits
@@ -62,25 +62,33 @@ def test_detection_is_that_of_the_plain_model(lines: list[str]) -> None:
     look = prefixes(b"".join(texts), ends)
     times = [None if t == NO_TIME else t for t in find_times(look).tolist()]
     assert times == [time_of(text) for text in texts]
-    levels = [None if n < 0 else LEVELS[n] for n in find_levels(look).tolist()]
+    found = find_levels_of([text[:-1] for text in texts]).levels
+    levels = [None if n < 0 else LEVELS[n] for n in found.tolist()]
     assert levels == [level_of(text) for text in texts]
 
 
-def test_a_traceback_carries_time_and_level_of_the_line_before_it() -> None:
-    first = b"2024-05-06 07:08:09,010 ERROR failed\nTraceback:\n"
-    second, third = b"  File x\n", b"2024-05-06 07:08:10 done\nmore\n"
+def test_only_continuations_carry_a_level() -> None:
+    first = b"2024-05-06 07:08:09,010 ERROR failed\nTraceback (most recent call last):\n"
+    second = b"  File x\nKeyError: 'total'\n"
+    third = b"one file skipped\n2024-05-06 07:08:10 done\nmore\n"
     texts = [(A, (k + 1) << 80, text) for k, text in enumerate((first, second, third))]
     table = table_of(make_batches("n", texts))
-    assert table["level"].to_pylist() == ["ERROR", "ERROR", "ERROR", None, None]
+    assert table["level"].to_pylist() == [*["ERROR"] * 4, *[None] * 3]
     assert [str(t)[11:23] for t in table["ts"].to_pylist()] == [
-        *["07:08:09.010"] * 3,
+        *["07:08:09.010"] * 5,
         *["07:08:10+00:"] * 2,
     ]
 
 
+def test_records_of_a_client_carry_nothing_from_one_another() -> None:
+    meta = RecordMeta([5, 14], [None, None], ["ERROR", None], [None, None])
+    table = table_of(make_batches("n", [(A, 1 << 80, b"slow\n  at x()\n", None, meta)]))
+    assert table["level"].to_pylist() == ["ERROR", None]
+
+
 def test_another_run_between_them_does_not_matter_nor_do_slices() -> None:
-    texts = [(A, 1 << 80, b"2024-05-06 07:08:09 WARN x\n"), (RunKey("b", "1"), 2 << 80, b"y\n")]
-    batches = make_batches("n", [*texts, (A, 3 << 80, b"z\n")])
+    texts = [(A, 1 << 80, b"2024-05-06 07:08:09 WARN x\n"), (RunKey("b", "1"), 2 << 80, b" y\n")]
+    batches = make_batches("n", [*texts, (A, 3 << 80, b" z\n")])
     for limits in (Limits(), Limits(1, 1)):
         assert table_of(batches, limits)["level"].to_pylist() == ["WARN", None, "WARN"]
 
@@ -90,7 +98,7 @@ def test_the_carry_forgets_the_least_recently_written_run() -> None:
     runs = [RunKey("svc.a", str(k)) for k in range(2)]
     entries = [(run, (k + 1) << 80, b"[error] x\n") for k, run in enumerate(runs)]
     list(record_batches(make_batches("n", entries), carry, save=True))
-    after = [(run, (k + 5) << 80, b"y\n") for k, run in enumerate(runs)]
+    after = [(run, (k + 5) << 80, b" y\n") for k, run in enumerate(runs)]
     found = pa.Table.from_batches(record_batches(make_batches("n", after), carry))
     assert found["level"].to_pylist() == [None, "ERROR"]
 

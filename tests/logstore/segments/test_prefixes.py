@@ -8,7 +8,6 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logstore.segments.levels import find_levels
 from logstore.segments.prefixes import WIDTH, prefixes
 from logstore.segments.times import find_times
 from tests.logstore.segments.corpora import LINES
@@ -51,4 +50,3 @@ def test_what_is_found_does_not_depend_on_how_many_are_searched_together(
     whole = prefixes(text, ends)
     parts = [prefixes(text, ends, slice(k, k + step)) for k in range(0, len(texts), step)]
     assert np.concatenate([find_times(p) for p in parts]).tolist() == find_times(whole).tolist()
-    assert np.concatenate([find_levels(p) for p in parts]).tolist() == find_levels(whole).tolist()

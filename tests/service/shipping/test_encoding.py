@@ -14,7 +14,7 @@ import pytest
 
 from logstore import keys
 from logstore.errors import NodeNotReady
-from logstore.segments.levels import NAMES, NO_LEVEL
+from logstore.segments.spellings import NO_LEVEL, level_of_word
 from service.shipping.lineage import Forked
 from tests.service.journal.rig import NODE, RUN
 from tests.service.shipping.shipping import Ship, is_put, sail
@@ -88,11 +88,11 @@ def test_one_cut_is_encoded_ahead_and_readers_begin_behind_what_is_confirmed() -
         await clock.sleep(1)
         assert [cut.seq for cut in ship.confirmed] == [1]
         assert offload.calls == 3 * _OF_A_CUT, "the second is put, the third is ready"
-        assert _carried(ship) == NAMES["ERROR"]
+        assert _carried(ship) == level_of_word("ERROR")
         async with asyncio.timeout(60):
             await ship.shipper.confirmed_through(ship.journal.next_pos)
         assert offload.calls == 4 * _OF_A_CUT
-        assert _carried(ship) == NAMES["WARN"]
+        assert _carried(ship) == level_of_word("WARN")
         assert await _levels(ship) == ["ERROR", "WARN", "WARN", "WARN"]
 
     sail(scenario)

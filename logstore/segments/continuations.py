@@ -1,0 +1,225 @@
+"""Finds the lines that continue the record before them: the rest of a traceback, wrapped text.
+
+A line continues the record before it if it
+
+- is indented, and begins with neither a level nor a time;
+- belongs to a stack trace by its form: `Caused by:`, `... 12 more`, `goroutine 1 [running]:`;
+- is a traceback or an exception after a record of WARN or above, or the exception after its frames;
+- is a frame without indentation, a closing bracket or a blank line within a trace;
+- joins two tracebacks: `During handling of the above exception, …` and the blank line before it.
+
+Any other line begins a record, so one ERROR does not colour the lines that follow it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from logstore.segments.first_words import FirstWords
+from logstore.segments.levels import Found, Lines, matches
+from logstore.segments.schema import LEVELS
+from logstore.segments.spellings import NO_LEVEL
+
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+_WARN, _FATAL = LEVELS.index("WARN"), LEVELS.index("FATAL")
+
+
+class _Form(IntEnum):
+    """What a line looks like; a later form wins where several match."""
+
+    RECORD = 0
+    NAMED = 1  # `KeyError: 'total'`, or any name and a colon
+    LOOSE = 2  # a frame without indentation, a closing bracket: part of a trace that is open
+    BLANK = 3
+    EXCEPTION = 4
+    TRACEBACK = 5
+    PANIC = 6  # of Go
+    PANICKED = 7  # of Rust: its message is the next line
+    JOINT = 8
+    CONTINUATION = 9
+    HEADED = 10  # indented, and begins with a level
+
+
+_NOTE: Final = b"n"[0]
+_SPACES: Final = np.zeros(256, np.bool_)
+_SPACES[list(b" \t\r\n")] = True
+_MARKS: Final = np.zeros(256, np.bool_)
+_MARKS[list(b".-#")] = True
+_TRACE: Final = (
+    r"^(?:Caused by: |Wrapped by: |Suppressed: |\.\.\. \d+ |at [\w.$<>]+\(|--- End of "
+    r"|goroutine \d+ \[|created by |stack backtrace:|note: run with `RUST_BACKTRACE|Stack trace:"
+    r"|#\d+ (?:/|\{main\}|\[internal))"
+)
+_NAMED: Final = (
+    (_Form.EXCEPTION, r"^(?:[\w$]+\.)*[A-Z][\w$]*(?:Error|Exception|Throwable)(?::|$)"),
+    (_Form.TRACEBACK, r"^Traceback \(most recent call last\):"),
+    (_Form.PANIC, r"^(?:panic: |fatal error: )"),
+    (_Form.PANICKED, r"^thread '.*'.* panicked at .*:\d+:\r?$"),
+    (
+        _Form.JOINT,
+        r"^(?:During handling of the above exception|The above exception was the direct)",
+    ),
+    (_Form.CONTINUATION, _TRACE),
+)
+"""Forms of lines without indentation, wherever they stand."""
+_ANY_NAMED: Final = "|".join(pattern for _, pattern in _NAMED)
+_FOLLOWING: Final = (
+    (_Form.NAMED, r"^[A-Za-z_][\w.$]*(?::\s|$)"),
+    (
+        _Form.LOOSE,
+        r"^(?:[\w./-]+\.[\w.()*\[\]-]+\(.*\)$|[\])}]+[;,)]*\s*$|\[signal |\[SQL: |\d+ +\| )",
+    ),
+)
+"""Forms that a line has only if it follows an indented one, or one of `_NAMED`."""
+_TIME: Final = (
+    r"\d{4}[-/.]\d\d[-/.]\d\d|\d\d?:\d\d:\d\d|\d\d[-/]\d\d[ T]\d\d:|[A-Z][a-z][a-z] +\d+ \d\d:"
+)
+_TIMED: Final = rf"^[ \t]+[\[(]?(?:{_TIME})"  # an indented record
+
+
+_OPENING: Final = (_Form.TRACEBACK, _Form.PANIC, _Form.PANICKED)
+
+
+class Continuations:
+    """Finds continuations slice by slice; knows where the batches that were cut go on."""
+
+    def __init__(self) -> None:
+        self._cut: dict[int, _Walk] = {}
+
+    def find(self, lines: Lines, words: FirstWords, found: Found, place: Place) -> Bools:
+        """Which lines continue the record before them; `found` is what `find_levels` found in them.
+
+        The record before a batch is not known here, so of its first line only the form counts.
+        """
+        forms = _find_forms(lines, words, found)
+        continued: Bools = forms == _Form.CONTINUATION
+        special = np.flatnonzero(forms)
+        # Within continuations nothing changes from line to line.
+        inner = continued[special] & ~place.starts[special]
+        inner[1:] &= continued[special[:-1]] & (special[1:] == special[:-1] + 1)
+        inner[:1] = False
+        ends = {row: index for index, row in place.cut.items()}
+        inner &= ~np.isin(special, list(ends))
+        follows = np.zeros(len(special), np.bool_)
+        follows[1:] = special[1:] == special[:-1] + 1
+        special, follows = special[~inner], follows[~inner]
+        cut, self._cut = self._cut, {}
+        columns = (column[special].tolist() for column in (forms, found.levels, place.starts))
+        walk = _Walk()
+        for row, follow, form, level, start in zip(
+            special.tolist(), follows.tolist(), *columns, strict=True
+        ):
+            if start:
+                walk = cut.get(place.resumed.get(row, -1)) or _Walk()
+            elif not follow:
+                walk = _Walk(int(found.levels[row - 1]))
+            continued[row] = walk.take(form, level)
+            if row in ends:
+                self._cut[ends[row]] = walk
+        for index, row in place.cut.items():
+            self._cut.setdefault(index, _Walk(int(found.levels[row])))
+        return continued
+
+
+class Place(NamedTuple):
+    """Where the batches of a slice begin and end.
+
+    `starts` says which lines are the first of a batch in this slice. `resumed` gives the batch of
+    the first line of each batch that began in an earlier slice, `cut` the last line of each batch
+    that goes on in a later one.
+    """
+
+    starts: Bools
+    resumed: Mapping[int, int]
+    cut: Mapping[int, int]
+
+
+def _find_forms(lines: Lines, words: FirstWords, found: Found) -> NDArray[np.int8]:
+    forms = np.zeros(len(words.firsts), np.int8)
+    indented = np.flatnonzero(_SPACES[words.firsts])
+    named = (words.columns == 1) | _MARKS[words.firsts]
+    # `panic:` and Rust's `note:` are levels, too.
+    named &= ~found.leading | (found.levels == _FATAL) | (words.firsts == _NOTE)
+    if len(indented):
+        forms[indented] = _forms_of_indented(lines, indented, found)
+    rows = np.flatnonzero(named)
+    if len(rows):
+        window = lines.take_window(rows)
+        some = np.flatnonzero(matches(window, _ANY_NAMED))
+        _put_forms(window.take(some), rows[some], _NAMED, forms)
+    following = np.zeros(len(forms), np.bool_)
+    following[1:] = forms[:-1] != _Form.RECORD
+    rows = np.flatnonzero(following & (forms == _Form.RECORD) & ~found.leading)
+    if len(rows):
+        _put_forms(lines.take_window(rows), rows, _FOLLOWING, forms)
+        forms[rows[forms[rows - 1] == _Form.PANICKED]] = _Form.LOOSE
+    return forms
+
+
+def _forms_of_indented(lines: Lines, rows: Ints, found: Found) -> NDArray[np.int8]:
+    window = lines.take_window(rows)
+    forms = np.where(found.leading[rows], _Form.HEADED, _Form.CONTINUATION).astype(np.int8)
+    forms[matches(window, r"^\s*$")] = _Form.BLANK
+    forms[matches(window, _TIMED)] = _Form.RECORD
+    return forms
+
+
+def _put_forms(
+    window: pa.Array, rows: Ints, patterns: Sequence[tuple[_Form, str]], forms: NDArray[np.int8]
+) -> None:
+    for form, pattern in patterns:
+        forms[rows[matches(window, pattern)]] = form
+
+
+class _Walk:
+    """Goes from line to line: knows the record's level, and the trace in it."""
+
+    def __init__(self, level: int = NO_LEVEL) -> None:
+        self._level = level
+        self._enter()
+
+    def take(self, form: int, level: int) -> bool:
+        """Whether the next line continues the record; `level` is its own."""
+        if form == _Form.CONTINUATION or (form == _Form.HEADED and self._open):
+            self._enter(opened=self._open, frames=True)
+        elif form == _Form.TRACEBACK and self._continues_with_traceback():
+            self._enter(opened=form)
+        elif self._is_exception(form):
+            self._enter(ended=True)
+        elif form == _Form.JOINT and self._ended:
+            self._joined = True
+        elif not self._is_inside(form):
+            self._level = level
+            self._enter(opened=form if form in _OPENING else _Form.RECORD)
+            return False
+        return True
+
+    def _continues_with_traceback(self) -> bool:
+        return self._joined or (self._level >= _WARN and not self._ended)
+
+    def _is_exception(self, form: int) -> bool:
+        """Whether the line names the exception of this record, after its frames or before them."""
+        if self._open == _Form.TRACEBACK and self._frames:
+            return form in (_Form.NAMED, _Form.EXCEPTION)
+        return form == _Form.EXCEPTION and self._level >= _WARN and not self._ended
+
+    def _is_inside(self, form: int) -> bool:
+        """Whether a blank line, or a loose one, stands within a trace."""
+        if form == _Form.BLANK:
+            return self._ended or self._open != _Form.RECORD
+        return form == _Form.LOOSE and (self._ended or self._frames or self._open != _Form.RECORD)
+
+    def _enter(
+        self, *, opened: int = _Form.RECORD, frames: bool = False, ended: bool = False
+    ) -> None:
+        self._open = opened  # a trace of this form began, its end is still to come
+        self._frames = frames  # the line is a frame, or other indented text
+        self._ended = ended  # the line is the traceback's exception, or blank and after it
+        self._joined = False  # a sentence says that another traceback follows
