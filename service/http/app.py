@@ -23,7 +23,7 @@ from logstore import ulid as ulids
 from logstore.clock import Clock, Entropy, SystemClock, system_entropy
 from service.http import errors, openapi, roles
 from service.http.append import AppendRoutes
-from service.http.body import Receive, Scope, Send
+from service.http.body import CountedBody, Receive, Scope, Send
 from service.http.browsers import BrowserGuard
 from service.http.cdap import cdap_routes
 from service.http.completion import completion_routes
@@ -147,13 +147,27 @@ class Application:
     async def _until_cut_off(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Ends the connection of a reader that is still there when the time of a stop is over."""
         try:
-            if scope["type"] == "http" and scope["method"] in _READS:
+            if scope["type"] != "http":
+                await self._rest(scope, receive, send)
+            elif scope["method"] in _READS:
                 with for_request():
                     await self._rest(scope, receive, send)
             else:
-                await self._rest(scope, receive, send)
+                await self._with_body(scope, receive, send)
         except asyncio.CancelledError:
             log.warning("%s was cut off by the stop", scope.get("path"))
+
+    async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
+        counters, most = self.append.counters, self.settings.ingest.max_body_bytes
+
+        def broke_off() -> None:
+            counters.disconnects += 1
+
+        body = CountedBody(receive, self.append.budget, most, broke_off)
+        try:
+            await self._rest(scope, body.receive, send)
+        finally:
+            body.end()
 
 
 def build_app(node: NodeApi, api: HttpApi) -> Application:

@@ -18,6 +18,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Final, TypeAlias
 
 from logstore import ulid as ulids
@@ -28,6 +29,7 @@ from logstore.errors import (
     NodeNotReady,
     Overloaded,
     TailraceError,
+    TooLarge,
 )
 from service.http.attributes import check_not_announced, parse_attributes
 from service.http.body import (
@@ -38,6 +40,7 @@ from service.http.body import (
     Receive,
     Scope,
     Send,
+    Share,
     StoodStill,
     declared_length,
     drain,
@@ -59,6 +62,11 @@ from service.runtime.counters import HttpCounters
 _ROUTES_KEPT = 4096
 _ROUTE_BYTES = 1024
 _SMALL = 64 << 10
+# Text of a compressed body: how many times its size it usually has, and room that each gets.
+_USUAL_RATIO = 32
+_LEAST_ROOM = 1 << 20
+_MORE_ROOM = 8
+_COPIES = 2  # it is inflated in pieces, which are then joined
 _DURABILITIES: Final[dict[bytes | None, Durability]] = {
     None: "durable",
     b"fast": "fast",
@@ -194,6 +202,7 @@ class AppendRoutes:
                 message.get("more_body", False)
                 or len(body) > self.small
                 or get(b"content-encoding")
+                or _may_hold_gzip(body)
             ):
                 await self._store_large(route, get, message, receive, send)
             else:
@@ -225,7 +234,9 @@ class AppendRoutes:
                 self.counters.disconnects += 1
                 return
             self.counters.body_bytes += len(body)
-            decoded = await self._decode(body, get(b"content-type"), get(b"content-encoding"))
+            decoded = await self._decode(
+                body, get(b"content-type"), get(b"content-encoding"), share
+            )
             del body
             share.charge(len(decoded.text))
             await self._store(route, get, decoded, send)
@@ -255,6 +266,8 @@ class AppendRoutes:
         if self._sheds() and _is_sent_again(get):
             return None
         try:
+            if _may_hold_gzip(body):
+                return None
             decoded = self._decode_small(body, get(b"content-type"))
             if not decoded.text:
                 return None
@@ -342,13 +355,35 @@ class AppendRoutes:
         )
 
     async def _decode(
-        self, body: bytes, content_type: bytes | None, encoding: bytes | None
+        self, body: bytes, content_type: bytes | None, encoding: bytes | None, share: Share
     ) -> Decoded:
         kind = kind_of(content_type)
-        if len(body) < self.settings.offload_bytes and encoding is None:
-            return decode(body, kind, None, self._bounds)
+        if encoding is None and not _may_hold_gzip(body):
+            if len(body) < self.settings.offload_bytes:
+                return decode(body, kind, None, self._bounds)
+            return await self._in_thread(body, kind, None, self._bounds)
+        # A compressed body takes room for what it may become before it is inflated: first for a
+        # usual ratio, and for more only if that was too little.
+        most, room = self._bounds.text_bytes, 0
+        try:
+            while True:
+                before = room
+                room = min(most, max(_MORE_ROOM * room, _USUAL_RATIO * len(body), _LEAST_ROOM))
+                await share.grow(_COPIES * (room - before))
+                bounds = replace(self._bounds, text_bytes=room)
+                try:
+                    return await self._in_thread(body, kind, encoding, bounds)
+                except TooLarge:
+                    if room == most:
+                        raise
+        finally:
+            share.charge(-_COPIES * room)
+
+    async def _in_thread(
+        self, body: bytes, kind: str, encoding: bytes | None, bounds: Bounds
+    ) -> Decoded:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, decode, body, kind, encoding, self._bounds)
+        return await loop.run_in_executor(self._threads, decode, body, kind, encoding, bounds)
 
     async def _answer_close(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
         self.counters.close_requests += 1
@@ -391,6 +426,12 @@ def _durability(get: Get) -> Durability:
             hint="One of fast, durable, bulk.",
         )
     return durability
+
+
+def _may_hold_gzip(body: bytes) -> bool:
+    """Whether a body may be a JSON object whose `logs` are compressed."""
+    first = body[:1]
+    return (first == b"{" or first.isspace()) and b'"compressed"' in body
 
 
 async def _reply(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:

@@ -234,6 +234,58 @@ async def read_rest(first: Message, receive: Receive, limit: int, share: Share) 
         share.patience = None
 
 
+class CountedBody:
+    """The body of a request to any route but the append route, counted by the budget.
+
+    Its bytes count until `end`, which is called when the request has been answered.
+    """
+
+    def __init__(
+        self, receive: Receive, budget: Budget, limit: int, broke_off: Callable[[], None]
+    ) -> None:
+        self._receive = receive
+        self._budget = budget
+        self._limit = limit
+        self._broke_off = broke_off
+        self._share: Share | None = None
+        self._size = 0
+        self._ended = False
+
+    async def receive(self) -> Message:
+        """The next message. Raises `BodyTooLarge`, and `StoodStill`."""
+        share = self._share
+        if share is None or self._ended:
+            message = await self._receive()
+        else:
+            try:
+                async with asyncio.timeout(None) as share.patience:
+                    message = await self._receive()
+            except TimeoutError as error:
+                raise StoodStill from error
+            finally:
+                share.patience = None
+        if message["type"] == "http.disconnect":
+            if not self._ended:
+                self._ended = True
+                self._broke_off()
+            return message
+        self._ended = not message.get("more_body", False)
+        if piece := message.get("body", b""):
+            self._size += len(piece)
+            if self._size > self._limit:
+                raise BodyTooLarge(self._limit)
+            if share is None:
+                share = self._share = self._budget.share()
+            await share.grow(len(piece))
+        return message
+
+    def end(self) -> None:
+        """Returns what the body held to the budget."""
+        if self._share is not None:
+            self._share.end()
+            self._share = None
+
+
 async def drain(receive: Receive, limit: int) -> None:
     """Reads on for a while and discards: a client that is still sending may miss a reply."""
     try:

@@ -21,6 +21,7 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from logstore import errors
@@ -261,6 +262,8 @@ def _ours(error: Exception) -> Exception:
     if isinstance(error, RequestValidationError):
         return _invalid(error)
     if isinstance(error, HTTPException):
+        if isinstance(error.__cause__, TailraceError):  # the framework met it while reading a body
+            return error.__cause__
         headers = list((error.headers or {}).items())
         return HttpError(error.status_code, str(error.detail), headers=headers)
     return error
@@ -295,6 +298,8 @@ class _Unexpected:
 
         try:
             await self._app(scope, receive, watched)
+        except ClientDisconnect:  # in the middle of its body: nobody waits for an answer
+            return
         except Exception as error:
             # What has a handler comes in another error once the response has begun.
             known = error if isinstance(error, TailraceError) else error.__cause__

@@ -6,6 +6,7 @@ Real connections of the server over a real node, in leaping time: a minute is a 
 from __future__ import annotations
 
 import asyncio
+import gzip
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -401,6 +402,47 @@ def test_half_sent_bodies_hold_up_nobody() -> None:
         assert [text for _, text, _ in side.stored()] == [b"first\n", line]
 
     played(scenario)
+
+
+def test_bodies_of_all_routes_share_one_budget() -> None:
+    head = "Host: localhost\r\nContent-Length: 900000\r\n\r\n"
+    progress = f"PUT {ROOT}/progress/p/r HTTP/1.1\r\n{head}"
+
+    async def scenario(side: Side) -> None:
+        budget, started = side.app.append.budget, []
+        for number in range(20):
+            client = Client(side, peer=f"10.0.{number}.1")
+            started.append(asyncio.create_task(client.send(progress.encode(), b"x" * 100_000)))
+        await side.clock.sleep(0.5)
+        assert 250_000 < budget.used <= 300_000 + 100_000  # the first may always go on
+        # Those that stand still are let go while others wait, and the last ones by their time.
+        await side.clock.sleep(300)
+        assert budget.used == 0
+        assert side.counters.connections_timed_out + side.counters.disconnects > 0
+        await asyncio.gather(*started, return_exceptions=True)
+        assert statuses(await side.say(post(b"a\n"))) == [200]
+
+    played(scenario, in_flight_bytes=300_000)
+
+
+def test_compressed_bodies_take_room_for_their_text_before_they_are_inflated() -> None:
+    bomb = gzip.compress(b"x" * 4_000_000 + b"\n")  # 1,000 times its size
+
+    async def scenario(side: Side) -> None:
+        budget, most = side.app.append.budget, 0
+        clients = [Client(side, peer=f"10.0.{number}.1") for number in range(6)]
+        for client in clients:
+            await client.send(post(bomb, "Content-Encoding: gzip"))
+        replies = [asyncio.create_task(client.replies(1)) for client in clients]
+        while not all(task.done() for task in replies):
+            most = max(most, budget.used)
+            await side.clock.sleep(0.001)
+        assert [statuses(task.result()) for task in replies] == [[200]] * 6
+        # One body, that came first, may have all that it needs; the others wait.
+        assert 16_000_000 < most < 32_000_000
+        assert budget.used == 0
+
+    played(scenario, in_flight_bytes=10_000_000)
 
 
 def test_who_stands_still_on_all_the_memory_is_let_go_when_another_needs_it() -> None:
