@@ -110,7 +110,7 @@ class Node(NodeBase):
         except TailraceError:
             self._syncer.close()
             raise
-        self.tail = Tail(self.identity.node, settings.sse, lambda: self.members.shared)
+        self.tail = Tail(self.identity.node, settings.sse, lambda: self.members.asks)
         self.lineage = Lineage(self.journal, seams.store, seams.clock, self.marks)
         self.shipper = SegmentShipper(
             self.journal,

@@ -274,7 +274,7 @@ class Tail:
     def __init__(
         self, node: str, settings: SseSettings, shared: Callable[[], bool] = lambda: False
     ) -> None:
-        """`shared`: whether there are other nodes; cursors then name the newest batches."""
+        """`shared`: whether others may come; cursors then name the newest batches."""
         self.node = node
         self.settings = settings
         self.watched: dict[RunKey, Channel] = {}

@@ -22,10 +22,10 @@ class Frame(NamedTuple):
     """The event as HTTP/1.1 frames it."""
 
 
-def source_of(tick: Tick) -> OneSource:
-    """Where the tick's batches are."""
-    batches = [(b.ulid, b.pos, b.records, b.lines, 0) for b in tick.batches]
-    return OneSource(tick.node, tick.last.file, batches)
+def source_of(tick: Tick, before: Cursor) -> OneSource:
+    """Where the tick's batches are, which follow the place `before`."""
+    batches = [(b.ulid, b.pos, b.records, b.lines, 0, 0) for b in tick.batches]
+    return OneSource(before, tick.node, tick.last.file, batches)
 
 
 def group_of(source: OneSource) -> Group:

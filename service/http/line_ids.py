@@ -1,8 +1,8 @@
-"""Ids of events within a group of lines that several nodes may show in different orders.
+"""Ids of events within a group of lines whose order may change.
 
-A group of lines comes behind one cursor. Where lines stand in chunks, or there is one node, their
-order is the same for every reader, and an id counts them: `<cursor>+<lines>`. Of lines beyond the
-chunks each node shows its own first. There an id says which record it follows:
+A group of lines comes behind one cursor. Where lines have their final place, or there is one node,
+an id counts them: `<cursor>+<lines>`. Elsewhere nodes differ in the order of lines, and a close
+sorts them (`service.runs.source_pieces`). There an id says which record it follows:
 
     <cursor>~<file>.<pos>.<ulid>.<n>@<node>        behind record n of a batch
     <cursor>~<file>.<pos>.<ulid>.-1@<node>+<k>     behind k lines of it, if records have several
@@ -14,7 +14,7 @@ a batch that was begun, what is left comes first at every node.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from logstore import ulid as ulids
@@ -28,13 +28,17 @@ _DIGITS = 19  # a line number has fewer
 
 
 class Batch(NamedTuple):
-    """A batch, or whole records of it from number `first` on; `pos` is the first one's."""
+    """A batch, or whole records of it from number `first` on; `pos` is the first one's.
+
+    `before` lines of the batch come before them.
+    """
 
     ulid: int
     pos: int
     records: int
     lines: int
     first: int = 0
+    before: int = 0
 
 
 class Group(NamedTuple):
@@ -70,11 +74,16 @@ def record_ids(before: str, group: Group) -> list[bytes]:
     return [one for batch in group.batches for one in _of_records(stem, group.node, batch)]
 
 
-def _of_lines(stem: str, node: str, batch: Batch) -> Iterable[bytes]:
+def _of_lines(stem: str, node: str, batch: Batch) -> Iterator[bytes]:
     if batch.records == batch.lines:
-        return _of_records(stem, node, batch)
-    head = f"{stem}{batch.pos}.{ulids.encode(batch.ulid)}.-1@{node}+".encode()
-    return [b"%b%d" % (head, number + 1) for number in range(batch.lines)]
+        yield from _of_records(stem, node, batch)
+        return
+    head = f"{stem}{batch.pos - batch.first}.{ulids.encode(batch.ulid)}.-1@{node}+".encode()
+    yield from [b"%b%d" % (head, batch.before + number + 1) for number in range(batch.lines - 1)]
+    last = batch.records - 1
+    yield from _of_records(
+        stem, node, batch._replace(first=batch.first + last, pos=batch.pos + last, records=1)
+    )
 
 
 def _of_records(stem: str, node: str, batch: Batch) -> Iterator[bytes]:
@@ -106,7 +115,8 @@ def _behind(cursor: Cursor | int, place: str, lines: int) -> LiveStart:
         raise ValueError(place)
     batch, record = int(ulids.parse(ulid)), -1 if number == "-1" else _number(number)
     newest = (batch + record,) if record >= 0 else ()
-    behind = cursor.advanced(node, Position(file, _number(pos) + record), newest)
+    end = _number(pos) + record
+    behind = cursor.advanced(node, Position(file, end), newest) if end >= 0 else cursor
     return LiveStart(behind) if record >= 0 else LiveStart(behind, begun=Begun(batch, lines))
 
 

@@ -218,14 +218,8 @@ class EventStream(Response):
         What follows it, and the state of the run, are of the same moment as the piece: a wake
         costs one look at the run, at all nodes, and not another to find out that it was the last.
         """
-        resolved = True
-        if self._form != "json" and self._node.tail.shared():
-            try:  # ids within a group count from a cursor, not from a line number
-                await self._resolve()
-            except Unavailable:
-                resolved = False
         if self._form == "ndjson":
-            return await self._catch_up_with_records(send, resolved=resolved)
+            return await self._catch_up_with_records(send)
         cursor, begun, reader = self._cursor, self._begun, self._node.run_logs.reader
 
         def ask() -> Awaitable[After[LogPiece]]:
@@ -233,16 +227,15 @@ class EventStream(Response):
             return reader.batches_after(self._key, cursor, max_bytes=most, begun=begun)
 
         after = await self._asked("text", ask)
-        await self._check(after, send, resolved=resolved)
+        await self._check(after, send)
         if await self._begins_again(after, send):
             return after._replace(piece=None, more=True)
         piece = after.piece
         if piece is not None:
             text, skipped = self._without_skipped(piece.text)
-            skipped += piece.seen
             if text:
-                await self._send(send, self._frame(text, piece.cursor, skipped, piece.source))
-            self._cursor = piece.cursor
+                await self._send(send, self._frame(text, piece.cursor, skipped, piece.sources))
+            self._passed(piece.cursor)
         elif isinstance(cursor, HeldPlace) and not after.held:
             await self._resolve()  # nothing follows what it was given
         return after
@@ -260,27 +253,29 @@ class EventStream(Response):
             await self._begin(send)
         return True
 
-    async def _check(
-        self, after: After[LogPiece] | After[RecordPiece], send: Send, *, resolved: bool
-    ) -> None:
-        """Raises `StoreUnavailable` if the store answers only by now; says if lines come again."""
-        if not resolved and not after.held:
-            raise StoreUnavailable("the object store did not answer a moment ago")
+    async def _check(self, after: After[LogPiece] | After[RecordPiece], send: Send) -> None:
+        """Says who does not answer, and whether lines come again."""
         await self._say_silent(after.silent, send, store=after.held)  # before its lines
         if after.again:
             await self._send(send, self._start_over() or sse.AGAIN)
 
-    async def _catch_up_with_records(self, send: Send, *, resolved: bool) -> After[RecordPiece]:
-        cursor, records = self._cursor, self._node.run_logs.records
+    def _passed(self, place: Cursor | HeldPlace) -> None:
+        self._cursor = place
+        if isinstance(place, Cursor):  # what was left of a batch came first
+            self._begun = None
+
+    async def _catch_up_with_records(self, send: Send) -> After[RecordPiece]:
+        cursor, begun, records = self._cursor, self._begun, self._node.run_logs.records
 
         async def ask() -> tuple[After[RecordPiece], ArrowRecords | None]:
-            after = await records.after(self._key, cursor, max_bytes=_CATCH_UP_BYTES)
+            most = _CATCH_UP_BYTES
+            after = await records.after(self._key, cursor, max_bytes=most, begun=begun)
             if after.piece is None:
                 return after, None
             return after, await records.records(self._key, after.piece.parts)
 
         after, found = await self._asked("records", ask)
-        await self._check(after, send, resolved=resolved)
+        await self._check(after, send)
         if await self._begins_again(after, send):
             return after._replace(piece=None, more=True)
         piece = after.piece
@@ -288,17 +283,15 @@ class EventStream(Response):
             if isinstance(cursor, HeldPlace) and not after.held:
                 await self._resolve()
             return after
-        if self._begun is not None:  # it was given lines before, and takes records now
-            self._skip, self._begun = self._begun.lines, None
         skip = self._skip + piece.seen if self._skip else 0
         self._skip = max(skip - sum([part.lines for part in piece.parts]), 0)
-        ids = self._ids(record_ids, piece.source)
+        ids = _ids(record_ids, piece.sources)
         if isinstance(piece.cursor, HeldPlace):  # nodes have the lines they hold in other orders
             ids = [self._before().encode()] * found.batch.num_rows
         frame = sse.records(found.batch, self._before(), piece.cursor.encode(), skip, ids)
         if frame:
             await self._send(send, frame)
-        self._cursor = piece.cursor
+        self._passed(piece.cursor)
         return after
 
     def _push(self, watcher: Watcher, connection: Connection, lasting: Lasting | None) -> bool:
@@ -367,9 +360,9 @@ class EventStream(Response):
         if frame is None:
             shared = self._node.tail.shared()
             after = before.advanced(tick.node, tick.last, tick.newest if shared else ())
-            source = source_of(tick) if shared else None
-            made = self._frame_of_records(tick, after, source) if self._form == "ndjson" else None
-            event = made or self._frame(tick.text, after, source=source)
+            sources = [source_of(tick, before)] if shared else []
+            made = self._frame_of_records(tick, after, sources) if self._form == "ndjson" else None
+            event = made or self._frame(tick.text, after, sources=sources)
             chunk = b"%x\r\n%b\r\n" % (len(event), event)
             frame = tick.frames[which] = Frame(before, after, event, chunk)
         return frame
@@ -379,28 +372,19 @@ class EventStream(Response):
         text: bytes,
         after: Cursor | HeldPlace,
         skipped: int = 0,
-        source: OneSource | None = None,
+        sources: Sequence[OneSource] = (),
     ) -> bytes:
         if self._form == "text":
-            ids = self._ids(line_ids, source)
+            ids = _ids(line_ids, sources)
             if isinstance(after, HeldPlace):  # nodes have the lines they hold in other orders
                 ids = [self._before().encode()] * (skipped + text.count(b"\n"))
             return sse.text_lines(text, self._before(), after.encode(), skipped, ids)
         return self._event("logs", after.encode(), logs=shown(text))
 
-    def _frame_of_records(self, tick: Tick, after: Cursor, source: OneSource | None) -> bytes:
+    def _frame_of_records(self, tick: Tick, after: Cursor, sources: Sequence[OneSource]) -> bytes:
         batch = as_records(self._key, [part_of(batch) for batch in tick.batches])
-        ids = self._ids(record_ids, source)
+        ids = _ids(record_ids, sources)
         return sse.records(batch, self._before(), after.encode(), ids=ids)
-
-    def _ids(
-        self, made: Callable[[str, Group], list[bytes]], source: OneSource | None
-    ) -> list[bytes] | None:
-        """Ids of what comes of one node next; None where the order is the same at every node."""
-        cursor = self._cursor
-        if source is None or not isinstance(cursor, Cursor) or not cursor.complete:
-            return None
-        return made(cursor.encode(), group_of(source))
 
     def _before(self) -> str:
         cursor = self._cursor
@@ -440,6 +424,15 @@ class EventStream(Response):
         self._counters.stream_events += 1
         self._counters.stream_bytes += len(frame)
         await send({"type": "http.response.body", "body": frame, "more_body": True})
+
+
+def _ids(
+    made: Callable[[str, Group], list[bytes]], sources: Sequence[OneSource]
+) -> list[bytes] | None:
+    """Ids of what comes of these nodes next; None where lines have their final place."""
+    if not sources:
+        return None
+    return [one for each in sources for one in made(each.before.encode(), group_of(each))]
 
 
 _DESCRIPTION = (

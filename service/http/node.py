@@ -106,9 +106,17 @@ class RecordsReader(Protocol):
         ...
 
     async def after(
-        self, key: RunKey, where: Cursor | int | HeldPlace | None, *, max_bytes: int
+        self,
+        key: RunKey,
+        where: Cursor | int | HeldPlace | None,
+        *,
+        max_bytes: int,
+        begun: Begun | None = None,
     ) -> After[RecordPiece]:
-        """The records after a place, up to about `max_bytes`; none at the live end."""
+        """The records after a place, up to about `max_bytes`; none at the live end.
+
+        Of a batch that was `begun` only the records of which lines are left.
+        """
         ...
 
     def whole(

@@ -117,6 +117,11 @@ class Membership:
             await self.register.tell_load(load)
 
     @property
+    def asks(self) -> bool:
+        """Whether it asks other nodes, once there are some."""
+        return self.peers is not None
+
+    @property
     def shared(self) -> bool:
         """Whether there are other nodes."""
         return bool(self.peers)

@@ -67,14 +67,14 @@ class Others:
         """
         if held:
             if not self._peers:
-                return NOWHERE
+                return replace(NOWHERE, alone=False)
             note = self._deletions.note
             return await ask_for_lines(key, self._own, self._peers, note, held=True)
         await self._current(self._deletions)
         found = NOWHERE
         if self._peers:
             found = await ask_for_lines(key, self._own, self._peers, self._deletions.note)
-        return replace(found, left=self._registrations.forks)
+        return replace(found, left=self._registrations.forks, alone=False)
 
     async def runs(self, fqn: str | None, *, held: bool = False) -> RunsElsewhere:
         """Runs with lines beyond the chunks, of a pipeline or of all.

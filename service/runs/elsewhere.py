@@ -57,7 +57,7 @@ class Elsewhere:
     positions: Callable[[str, int], Position | None] = field(default=lambda _, __: None)
     left: Callable[[Collection[str]], Awaitable[Sequence[Fork]]] = field(default=_no_forks)
     alone: bool = True
-    """Whether the register has no other node."""
+    """Whether there is no other node, and none comes without a restart of this one."""
 
 
 NOWHERE = Elsewhere()

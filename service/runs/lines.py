@@ -33,8 +33,8 @@ async def read_lines(
     """Lines from `start` to before `end`, fewer if they take more than `max_bytes`.
 
     Gives at least one line if there is one. With `whole_blocks` it ends where a block
-    ends. At the hot end it ends where a record ends, even if the first one is longer. Raises
-    `Moved`, `Unavailable`.
+    ends. Where lines have no final place it ends where a record ends, even if the first one is
+    longer. Raises `Moved`, `Unavailable`.
     """
     end = min(end, snapshot.lines)
     pieces: list[bytes] = []
@@ -106,7 +106,8 @@ async def _chunk_lines(
     place, blocks, low = found.place, found.blocks, found.low
     last = blocks[found.last - 1]
     block_end = int(last["line"] + last["lines"])
-    high = block_end if whole_blocks else min(found.high, block_end)
+    several = last["records"] != last["lines"] and start >= snapshot.manifest.fixed_lines
+    high = block_end if whole_blocks or several else min(found.high, block_end)
     text = await snapshot.chunks.text(snapshot.manifest, place.chunk, found.offset, found.size)
     skip = low - int(blocks["line"][found.first])
     return Lines(_trim(text, skip, high - low), place.line + high)

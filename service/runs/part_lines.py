@@ -31,6 +31,13 @@ class PartLines:
     end: int
 
 
+class BatchHead(NamedTuple):
+    """Where a batch begins: its first position, and its first line in the chunk."""
+
+    pos: int
+    line: int
+
+
 class RecordRange(NamedTuple):
     """Some records of a batch, by their numbers within it."""
 
@@ -80,10 +87,14 @@ async def _chunk_parts(
     place, blocks, first, last, low, high, begin, size = found
     chosen = blocks[first:last]
     text = await read(snapshot.manifest, place.chunk, begin, size)
-    numbers = await _numbers(snapshot, place, blocks, first, last)
+    heads = await heads_of(snapshot, place, blocks, first, last)
     parts = [
-        _of_block(block, numbers[i], text[int(block["offset"]) - begin :][: int(block["size"])])
-        for i, block in enumerate(chosen)
+        _of_block(
+            block,
+            int(block["pos"]) - head.pos,
+            text[int(block["offset"]) - begin :][: int(block["size"])],
+        )
+        for block, head in zip(chosen, heads, strict=True)
     ]
     stop = int(chosen["line"][-1] + chosen["lines"][-1])
     parts[-1], stop = _without_end(parts[-1], stop, high)
@@ -92,23 +103,19 @@ async def _chunk_parts(
     return PartLines(parts, place.line + at, place.line + stop)
 
 
-async def _numbers(
+async def heads_of(
     snapshot: Snapshot, place: Place, blocks: Blocks, first: int, last: int
-) -> list[int]:
-    """The number of each block's first record within its batch, from `first` to before `last`."""
-    heads = np.flatnonzero(blocks["first"][: first + 1])
-    if len(heads):
-        head = int(blocks["pos"][heads[-1]])
-    else:  # the batch began in the piece before
+) -> list[BatchHead]:
+    """Where the batch of each block begins, from `first` to before `last`. Raises `Moved`."""
+    known = np.where(blocks["first"][:last], np.arange(last), -1)
+    heads = np.maximum.accumulate(known)[first:]
+    pairs = zip(blocks["pos"][heads].tolist(), blocks["line"][heads].tolist(), strict=True)
+    found = [BatchHead(*pair) for pair in pairs]
+    begun = int(np.count_nonzero(heads < 0))
+    if begun:  # the batch began in the piece before
         ulid = ulid_of_block(blocks[first])
-        chunk = place.chunk
-        batch = await snapshot.chunks.blocks_of(snapshot.manifest.key, chunk, ulid)
-        head = int(batch["pos"][0])
-    found = []
-    for block in blocks[first:last]:
-        if block["first"]:
-            head = int(block["pos"])
-        found.append(int(block["pos"]) - head)
+        batch = await snapshot.chunks.blocks_of(snapshot.manifest.key, place.chunk, ulid)
+        found[:begun] = [BatchHead(int(batch["pos"][0]), int(batch["line"][0]))] * begun
     return found
 
 

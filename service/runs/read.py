@@ -12,7 +12,7 @@ Bytes keep their offset while lines move.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +26,7 @@ from logstore.errors import NotFound, StoreUnavailable
 from logstore.position import Cursor
 from logstore.runs.manifest import Manifest
 from service.runs.chunks import Chunks, Moved
-from service.runs.cursors import cursor_at, joined_at, resolved, settled, unseen
+from service.runs.cursors import cursor_at, resolved, settled, unseen
 from service.runs.held_place import HeldPlace, given
 from service.runs.lines import read_lines
 from service.runs.pages import (
@@ -43,10 +43,10 @@ from service.runs.source_pieces import (
     Begun,
     OneSource,
     after_piece,
+    piece_end,
+    place_after,
     resumed,
-    seen_of,
-    source_of,
-    within_one,
+    sources_of,
 )
 
 _STEP_BYTES = 1 << 20
@@ -141,15 +141,11 @@ def _hot(snapshot: Snapshot, offset: int, size: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class LogPiece:
-    """Whole lines, and the place after the last of them; `source`: see `source_pieces`.
-
-    `seen` lines between the cursor before and the first line were left out, since they were seen.
-    """
+    """Whole lines, and the place after the last of them; `sources`: see `source_pieces`."""
 
     text: bytes
     cursor: Cursor | HeldPlace
-    source: OneSource | None = None
-    seen: int = 0
+    sources: Sequence[OneSource] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,27 +224,16 @@ class RunLogReader:
             return (await after_cursor(snapshot, cursor))._replace(again=again)
 
         async def after_cursor(snapshot: Snapshot, cursor: Cursor | int | None) -> After[LogPiece]:
-            ranges = await unseen(snapshot, cursor)
+            ranges, apart = await resumed(snapshot, await unseen(snapshot, cursor), begun)
             if not ranges:
                 return after_piece(snapshot, None, ranges, 0)
-            first, left = ranges[0][0], None
-            if begun is not None:
-                ranges, left = await resumed(snapshot, ranges, begun)
-                if not ranges:
-                    return after_piece(snapshot, None, ranges, 0)
             start, end = ranges[0]
-            end, stretch = within_one(snapshot, start, end)
+            end = piece_end(snapshot, start, end)
             found = await read_lines(snapshot, start, end, max_bytes, whole_blocks=True)
             before = cursor if isinstance(cursor, Cursor) and cursor.complete else None
-            if left is None:
-                after = await joined_at(snapshot, before, found.end)
-            else:
-                after = seen_of(snapshot, left, found.end)
-                after = after if before is None else before.joined(after)
-            source = source_of(snapshot, stretch, start, found.end)
-            seen = start - first if begun is not None and left is None else 0
-            piece = LogPiece(found.text, after, source, seen)
-            return after_piece(snapshot, piece, ranges, found.end)
+            sources = await sources_of(snapshot, before, start, found.end, apart=apart)
+            after = await place_after(snapshot, before, sources, found.end, apart=apart)
+            return after_piece(snapshot, LogPiece(found.text, after, sources), ranges, found.end)
 
         return await self._snapshots.read(key, read)
 

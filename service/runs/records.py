@@ -22,7 +22,7 @@ from logstore.batch import RunKey
 from logstore.errors import NotFound
 from logstore.position import Cursor
 from service.runs import ulid_order
-from service.runs.cursors import cursor_at, joined_at, line_of_record, settled, unseen
+from service.runs.cursors import cursor_at, line_of_record, settled, unseen
 from service.runs.held_place import HeldPlace, given
 from service.runs.pages import (
     MAX_PAGE_BYTES,
@@ -36,7 +36,16 @@ from service.runs.pages import (
 from service.runs.part_lines import read_parts
 from service.runs.parts import SCHEMA, RecordPart, as_records
 from service.runs.snapshot import Snapshot, Snapshots, fetching
-from service.runs.source_pieces import After, OneSource, after_piece, source_of, within_one
+from service.runs.source_pieces import (
+    After,
+    Begun,
+    OneSource,
+    after_piece,
+    piece_end,
+    place_after,
+    resumed,
+    sources_of,
+)
 
 DETAILS = ("ulid", "ts", "pos", "level", "connector_id", "attributes")
 _STEP_LINES = 1 << 17
@@ -75,13 +84,13 @@ class RecordPage:
 class RecordPiece:
     """Records behind a cursor, and the cursor after the last of them.
 
-    The first record has `seen` lines that were before the cursor. `source`: see `source_pieces`.
+    The first record has `seen` lines that were before the cursor. `sources`: see `source_pieces`.
     """
 
     parts: Sequence[RecordPart]
     cursor: Cursor | HeldPlace
     seen: int
-    source: OneSource | None = None
+    sources: Sequence[OneSource] = ()
 
 
 class ArrowRecords(NamedTuple):
@@ -144,9 +153,17 @@ class RecordReader:
         return await take(key, read)
 
     async def after(
-        self, key: RunKey, where: Cursor | int | HeldPlace | None, *, max_bytes: int
+        self,
+        key: RunKey,
+        where: Cursor | int | HeldPlace | None,
+        *,
+        max_bytes: int,
+        begun: Begun | None = None,
     ) -> After[RecordPiece]:
-        """Records after a place, up to about `max_bytes`; nothing at the hot end."""
+        """Records after a place, up to about `max_bytes`; nothing at the hot end.
+
+        Of a batch that was `begun` only the records of which lines are left.
+        """
 
         async def read(snapshot: Snapshot) -> After[RecordPiece]:
             if snapshot.held:
@@ -159,19 +176,19 @@ class RecordReader:
         async def after_cursor(
             snapshot: Snapshot, cursor: Cursor | int | None
         ) -> After[RecordPiece]:
-            ranges = await unseen(snapshot, cursor)
+            ranges, apart = await resumed(snapshot, await unseen(snapshot, cursor), begun)
             if not ranges:
                 return after_piece(snapshot, None, ranges, 0)
             start, end = ranges[0]
-            end, stretch = within_one(snapshot, start, end)
+            end = piece_end(snapshot, start, end)
             found = await read_parts(snapshot, start, end, max_bytes)
             before = cursor if isinstance(cursor, Cursor) and cursor.complete else None
-            after = await joined_at(snapshot, before, found.end)
-            source = source_of(snapshot, stretch, start, found.end)
-            if source is not None:
-                parts = [(p.ulid, p.pos, p.records, p.lines, p.first) for p in found.parts]
-                source = source._replace(batches=parts, begun=0)
-            piece = RecordPiece(found.parts, after, start - found.start, source)
+            sources = await sources_of(snapshot, before, found.start, found.end, apart=apart)
+            if found.start >= snapshot.chunk_lines:
+                parts = [(p.ulid, p.pos, p.records, p.lines, p.first, 0) for p in found.parts]
+                sources = [source._replace(batches=parts, begun=0) for source in sources]
+            after = await place_after(snapshot, before, sources, found.end, apart=apart)
+            piece = RecordPiece(found.parts, after, start - found.start, sources)
             return after_piece(snapshot, piece, ranges, found.end)
 
         return await self._snapshots.read(key, read)

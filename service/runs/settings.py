@@ -64,11 +64,6 @@ class RunSettings(RunRetention):
         ge=0,
         description="A close answers `closing` when finishing takes longer than this",
     )
-    sort_at_close: bool = Field(
-        default=False,
-        description="A close sorts the lines of several nodes by ULID. A live reader that continues"
-        " across the close from the id of a line may then get lines again, or miss some",
-    )
     reopen_idle_seconds: float = Field(
         default=60,
         gt=0,

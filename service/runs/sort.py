@@ -90,18 +90,13 @@ class ChunkSorter:
         *,
         chunk_bytes: int,
         foreign: str,
-        enabled: bool,
     ) -> None:
-        """`foreign` is the writer of imported text, which stays before the lines of all nodes.
-
-        Without `enabled` nothing is sorted.
-        """
+        """`foreign` is the writer of imported text, which stays before the lines of all nodes."""
         self._manifests = manifests
         self._chunks = chunks
         self._writer = writer
         self._chunk_bytes = chunk_bytes
         self._foreign = foreign
-        self._enabled = enabled
 
     async def sort(
         self, manifest: Manifest, count: int, known: Mapping[tuple[str, ...], Exchange]
@@ -112,8 +107,6 @@ class ChunkSorter:
         `Moved`, `StoreUnavailable`, `OutcomeUnknown`.
         """
         found: list[Exchange] = []
-        if not self._enabled:
-            return found
         chunks = [
             chunk
             for chunk in manifest.chunks[manifest.fixed_chunks : count]

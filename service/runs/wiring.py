@@ -110,7 +110,6 @@ def open_run_logs(
         writer,
         chunk_bytes=tuning.chunk_bytes,
         foreign=WRITER,
-        enabled=runs.sort_at_close,
     )
     chunk_repairer = ChunkRepairer(store, manifests, chunks, writer, clock, records=around.records)
     evidence = OrphanEvidence(store, node, prefix=prefix, progress=progress, foreign=WRITER)

@@ -82,9 +82,15 @@ class MemoryRecords:
         self._run_logs = run_logs
 
     async def after(
-        self, key: RunKey, where: Cursor | int | HeldPlace | None, *, max_bytes: int
+        self,
+        key: RunKey,
+        where: Cursor | int | HeldPlace | None,
+        *,
+        max_bytes: int,
+        begun: object = None,
     ) -> After[RecordPiece]:
         assert max_bytes > 0
+        assert begun is None
         state = self._run_logs.state(key)
         seen = where.seen(NODE) if isinstance(where, Cursor) else -1
         held = [h for h in self._run_logs.held.get(key, []) if h.pos > seen]

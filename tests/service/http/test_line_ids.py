@@ -30,8 +30,25 @@ def test_a_line_is_behind_a_record_of_its_node() -> None:
     )
     at = BEFORE.advanced("a", Position("FILE", 5))
     assert several == [
-        LiveStart(at, begun=Begun(GROUP.batches[-1].ulid, number)) for number in range(1, 6)
+        *[LiveStart(at, begun=Begun(GROUP.batches[-1].ulid, number)) for number in range(1, 5)],
+        LiveStart(behind(7, GROUP.batches[-1].ulid + 1)),
     ]
+
+
+def test_a_line_within_a_record_is_behind_lines_of_its_whole_batch() -> None:
+    part = GROUP._replace(batches=(Batch(ULID, 6, 1, 3, first=2, before=4),))
+    at = BEFORE.advanced("a", Position("FILE", 3))
+    assert places(line_ids(BEFORE.encode(), part)) == [
+        LiveStart(at, begun=Begun(ULID, 5)),
+        LiveStart(at, begun=Begun(ULID, 6)),
+        LiveStart(behind(6, ULID + 2)),
+    ]
+
+
+def test_before_the_first_record_of_a_node_nothing_of_it_was_seen() -> None:
+    first = Group("c", "FILE", (Batch(ULID, 0, 1, 2),))
+    start = places(line_ids(BEFORE.encode(), first))[0]
+    assert start == LiveStart(BEFORE, begun=Begun(ULID, 1))
 
 
 def test_a_record_is_behind_itself_also_in_a_part_of_a_batch() -> None:

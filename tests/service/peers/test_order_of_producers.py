@@ -37,7 +37,6 @@ def two(store: Path) -> Iterator[Nodes]:
             TAILRACE_FLUSH__SEGMENT_SECONDS="3600",
             TAILRACE_FLUSH__BULK_MILLISECONDS="1",
             TAILRACE_RUNS__PARTIAL_FLUSH_INTERVAL_MINUTES="0.005",
-            TAILRACE_RUNS__SORT_AT_CLOSE="true",
         )
         for name in ("a", "b")
     ]
@@ -73,17 +72,20 @@ class Producer:
         self.lines.append(line)
 
 
-class Reader:
-    """Reads pages, or lines of a live stream, and goes on with what it was given."""
+WAYS = ("pages", "text", "ndjson", "json")
 
-    def __init__(self, run: str, live: bool) -> None:
-        self._run, self._live = run, live
+
+class Reader:
+    """Reads pages, or a live stream in one of its forms, and goes on with what it was given."""
+
+    def __init__(self, run: str, way: str) -> None:
+        self._run, self._way = run, way
         self.lines: list[str] = []
         self.place: str | None = None
 
     def read(self, service: ServiceProcess, most: int) -> bool:
         """Reads up to so many lines; whether that was not the end."""
-        return (self._follow if self._live else self._page)(service, most)
+        return (self._page if self._way == "pages" else self._follow)(service, most)
 
     def _page(self, service: ServiceProcess, most: int) -> bool:
         asked = {"limit": str(most)} | ({} if self.place is None else {"after": self.place})
@@ -96,7 +98,7 @@ class Reader:
 
     def _follow(self, service: ServiceProcess, most: int) -> bool:
         headers = {} if self.place is None else {"last-event-id": self.place}
-        url = f"{service.url}{BASE}/{FQN}/stream/{self._run}?format=text"
+        url = f"{service.url}{BASE}/{FQN}/stream/{self._run}?format={self._way}"
         place = ""
         with httpx.stream("GET", url, headers=headers, timeout=60) as reply:
             for line in reply.iter_lines():
@@ -106,12 +108,19 @@ class Reader:
                 if name == "id":
                     place = value
                 elif name == "data":
-                    self.lines.append(value)
+                    lines = self._lines_of(value)
+                    self.lines += lines
                     self.place = place
-                    most -= 1
-                    if not most:
+                    most -= len(lines)
+                    if most <= 0:
                         return True
         raise AssertionError("the stream ended without complete")
+
+    def _lines_of(self, data: str) -> list[str]:
+        if self._way == "text":
+            return [data]
+        event = orjson.loads(data)
+        return [event["message"]] if self._way == "ndjson" else event["logs"].splitlines()
 
 
 def doors(two: Nodes, store: Path, run: str) -> dict[str, list[str]]:
@@ -131,7 +140,7 @@ def doors(two: Nodes, store: Path, run: str) -> dict[str, list[str]]:
         found[f"{name} query"] = "".join(
             f"{orjson.loads(hit)['message']}\n" for hit in hits.splitlines()[:-1]
         )
-        reader = Reader(run, live=True)
+        reader = Reader(run, "text")
         assert not reader.read(node, 10_000)
         found[f"{name} stream"] = "".join(f"{line}\n" for line in reader.lines)
     found["logs.txt"] = (store / keys.logs(keys.PREFIX, RunKey(FQN, run))).read_text()
@@ -145,8 +154,7 @@ def test_one_producer_over_two_nodes_is_in_its_order_once_the_run_is_closed(
     """From the journals alone, and with chunks that were written in another order."""
     run = f"run-{durability}"
     producer = Producer(two, run, "line")
-    # Not live ones: ids of lines in chunks count them, in the order from before the close.
-    readers = [Reader(run, live=False) for _ in range(2)]
+    readers = [Reader(run, way) for way in WAYS]
     for part in range(2):
         for _ in range(10):
             producer.send(durability)
@@ -168,7 +176,7 @@ def test_producers_with_clocks_apart_are_each_in_their_order(two: Nodes, store: 
     run = "run-apart"
     ahead, behind = Producer(two, run, "ahead", 20_000), Producer(two, run, "behind", -20_000)
     plain = Producer(two, run, "plain", 0)
-    readers = [Reader(run, live=False)]
+    readers = [Reader(run, way) for way in WAYS]
     for number in range(12):
         ahead.send(node=0)
         behind.send(node=1)
@@ -186,7 +194,7 @@ def test_producers_with_clocks_apart_are_each_in_their_order(two: Nodes, store: 
         while reader.read(two[0], 4):
             pass
         assert sorted(reader.lines) == sorted(expected)
-    fresh = [Reader(run, live) for live in (False, True)]
+    fresh = [Reader(run, way) for way in WAYS]
     for reader in fresh:
         turn = 0
         while reader.read(two[turn % 2], 5):

@@ -36,7 +36,7 @@ _WIDER = 20
 
 def patient(settings: Settings) -> Settings:
     """Closes are waited for in real time: so long that no busy machine is too slow for it."""
-    return settings_with(settings, runs={"close_wait_seconds": 600.0, "sort_at_close": True})
+    return settings_with(settings, runs={"close_wait_seconds": 600.0})
 
 
 class FakePin:
