@@ -216,6 +216,8 @@ class Identifier:
         if moved:
             self._shared.tallies[file.source].rotations += 1
             file.rotated_at = now
+        elif file.lost_sight and found.path != file.named:
+            file.rotated_at = now  # before this process began
         if moved or file.lost_sight:
             file.wake()
             self._shared.change(file)
