@@ -13,7 +13,8 @@
 | `failed` | answered with an error of its own | silent |
 
 A node that is silent or refuses counts as not heard: readers name it, and `/health/ready` and the
-log say why until it answers again. Questions that a node cannot read, or does not know, are
+log say why until it answers again. A question without an answer in time does not end a refusal: a
+busy node refuses late. Questions that a node cannot read, or does not know, are
 problems as well, as long as that node runs. All outcomes are counted.
 
 The same for the other direction: `refused` takes note of a question that this node refused.
@@ -43,6 +44,7 @@ _HEARD: Final = frozenset(
         AskOutcome.UNREADABLE,
     }
 )
+_REFUSING: Final = frozenset({AskOutcome.NOT_ADMITTED, AskOutcome.ANOTHER_PROCESS})
 _LASTING: Final = frozenset({AskOutcome.UNKNOWN_QUESTION, AskOutcome.UNREADABLE})
 _SAID: Final = {
     AskOutcome.NOT_ADMITTED: "refuses this node, whose nodes.secret is not its own",
@@ -63,6 +65,15 @@ class _Unheard:
     pause_seconds: float = 0.0
 
 
+@dataclass(slots=True)
+class _Asker:
+    """Whoever asks with another secret: its host, and when it was refused first and last."""
+
+    host: str
+    first: float
+    last: float
+
+
 class Contacts:
     """The one way to ask other nodes, and what came of it, by process (`instance`)."""
 
@@ -72,7 +83,7 @@ class Contacts:
         self._unheard: dict[str, _Unheard] = {}
         self._unread: dict[str, tuple[str, AskOutcome]] = {}
         self._asked: dict[str, float] = {}
-        self._refused: dict[str, tuple[str, float]] = {}
+        self._refused: dict[str, _Asker] = {}
         self.outcomes: Counter[str] = Counter()
         self.refusals: Counter[str] = Counter()
         """Questions that this node refused, by the reason."""
@@ -105,7 +116,8 @@ class Contacts:
             self.on_change()
         elif now < unheard.until and unheard.outcome is outcome:
             return  # another question in flight met the same
-        unheard.outcome, unheard.why = outcome, why
+        if not (unheard.outcome in _REFUSING and outcome is AskOutcome.TIMED_OUT):
+            unheard.outcome, unheard.why = outcome, why
         unheard.pause_seconds = min(
             max(unheard.pause_seconds * 2, _FIRST_PAUSE_SECONDS), _MAX_PAUSE_SECONDS
         )
@@ -146,8 +158,9 @@ class Contacts:
         self.refusals[reason] += 1
         if reason != AskOutcome.NOT_ADMITTED:
             return
-        self._refused.pop(asker or host, None)
-        self._refused[asker or host] = (host, self._clock.monotonic())
+        now = self._clock.monotonic()
+        before = self._refused.pop(asker or host, None)
+        self._refused[asker or host] = _Asker(host, before.first if before else now, now)
         while len(self._refused) > _MOST_REFUSALS:
             del self._refused[next(iter(self._refused))]
 
@@ -158,8 +171,14 @@ class Contacts:
 
     # --- what is wrong -----------------------------------------------------------------
 
-    def problems(self, holders: Iterable[Address], others: Iterable[Address]) -> list[str]:
-        """Nodes that are not heard or not understood, as sentences that stay while that is so."""
+    def problems(
+        self, holders: Iterable[Address], others: Iterable[Address], age: float
+    ) -> list[str]:
+        """Nodes that are not heard or not understood, as sentences that stay while that is so.
+
+        `age`: so many seconds ago the register was read. Whoever was refused first since then may
+        be a node that it does not name yet.
+        """
         holding = list(holders)
         found = [
             self._sentence(address) for address in holding if self.is_unheard(address.instance)
@@ -170,20 +189,19 @@ class Contacts:
                 found.append(f"the node {address.node} is of an older version: no question {verb}")
             elif outcome is AskOutcome.UNREADABLE:
                 found.append(f"answers of the node {address.node} to {verb} cannot be read here")
-        return found + self._refusal_sentences(others)
+        return found + self._refusal_sentences(others, self._clock.monotonic() - age)
 
     def _sentence(self, address: Address) -> str:
         said = _SAID[self._unheard[address.instance].outcome]
         return f"the node {address.node} {said}; its newest lines are not shown ({address.url})"
 
-    def _refusal_sentences(self, others: Iterable[Address]) -> list[str]:
+    def _refusal_sentences(self, others: Iterable[Address], read_at: float) -> list[str]:
         since = self._clock.monotonic() - _REFUSAL_SECONDS
-        for asker, (_, at) in list(self._refused.items()):
-            if at < since:
-                del self._refused[asker]
+        self._refused = {url: asker for url, asker in self._refused.items() if asker.last >= since}
         names = {address.url: f"the node {address.node}" for address in others if address.url}
         return [
-            f"{names.get(asker, 'somebody')} at {host} asks this node with another nodes.secret,"
-            " and is refused"
-            for asker, (host, _) in self._refused.items()
+            f"{names.get(url, 'somebody')} at {asker.host} asks this node with another"
+            " nodes.secret, and is refused"
+            for url, asker in self._refused.items()
+            if url in names or asker.first < read_at
         ]

@@ -121,4 +121,4 @@ class Peers:
         found = [] if self.register.last_error is None else [self.register.last_error]
         holders = [entry.address for entry in self.register.holders.values()]
         others = [entry.address for entry in self.register.others.values()]
-        return found + self._contacts.problems(holders, others)
+        return found + self._contacts.problems(holders, others, self.register.age_seconds)
