@@ -32,6 +32,11 @@ _REFUSED = {
     "raw_unicode_escape",
     "undefined",
 }
+_MARKS = {
+    "utf-8": codecs.BOM_UTF8,
+    "utf-16-le": codecs.BOM_UTF16_LE,
+    "utf-16-be": codecs.BOM_UTF16_BE,
+}
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -56,6 +61,8 @@ class Codec:
         if not found._is_text_encoding or self.name in _REFUSED:
             raise ValueError(f"{encoding!r} is no encoding of log files; use utf-8 or utf-16le")
         self.utf8 = self.name == "utf-8"
+        self.mark = _MARKS.get(self.name, b"")
+        """The byte order mark with which a file may begin."""
         self._unit = 2 if self.name.startswith("utf-16") else 1
         self._errors = "surrogatepass" if self._unit == 2 else "surrogateescape"
         self._incremental = codecs.getincrementaldecoder(self.name)

@@ -11,6 +11,7 @@ source.
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -34,6 +35,7 @@ RECORD_NUMBER = "log.file.record_number"
 RECORD_OFFSET = "log.file.record_offset"
 _BLANKS = columns.BLANKS.decode()
 _SLACK = 64 << 10
+_HEAD = 4 << 10  # bytes in which text of UTF-16 has a space or a newline, and so a NUL
 
 
 class Packer:
@@ -42,7 +44,7 @@ class Packer:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._codec = Codec(source.encoding)
-        nop = source.encoding.lower() == "nop"
+        nop = self._raw = source.encoding.lower() == "nop"
         self._split, self._ahead = _splitter(source, nop=nop)
         self._cutter = Cutter(
             self._codec,
@@ -75,6 +77,10 @@ class Packer:
         """
         if not data:
             return None
+        if start.offset == 0 and not self._raw:
+            marked = self._pack_marked(data, start, file, final=final, most=most)
+            if marked is not None:
+                return marked
         if len(data) > most + self.longest:  # more than one batch can take
             data, final = data[: most + self.longest], False
         if self._header is not None and self._header.goes_on(start):
@@ -85,6 +91,24 @@ class Packer:
             if packed is not None:
                 return packed
         return self._pack_entries(data, start, file, final=final, most=most)
+
+    def _pack_marked(
+        self, data: bytes, start: Cursor, file: FileFacts, *, final: bool, most: int
+    ) -> Packed | None:
+        """What begins with a byte order mark, which is no text; None if there is none.
+
+        UTF-16 that is not declared is sent as it is: the service refuses it with a hint.
+        """
+        wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        if wide and self._codec.utf8 and 0 in data[:_HEAD]:
+            body = data[:most]
+            return Packed(replace(start, offset=len(body)), body, "text/plain", 1)
+        mark = self._codec.mark
+        if not mark or not data.startswith(mark):
+            return None
+        behind = replace(start, offset=len(mark))
+        rest = self.pack(data[len(mark) :], behind, file, final=final, most=most)
+        return rest or (Packed(behind, b"", "application/x-ndjson", 0) if final else None)
 
     def _shared(self, start: Cursor, file: FileFacts) -> dict[str, str]:
         header = {name: value for name, value in (start.header or {}).items() if name}

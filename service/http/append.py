@@ -215,7 +215,7 @@ class AppendRoutes:
 
     def _decode_small(self, body: bytes, content_type: bytes | None) -> Decoded:
         kind = KINDS.get(content_type) or kind_of(content_type)
-        if kind == "text" and body.isascii() and body[-1:] == b"\n":
+        if kind == "text" and body.isascii() and body[-1:] == b"\n" and 0 not in body[:2]:
             lines = count_lines(body)
             return Decoded(body, lines, lines)
         return decode(body, kind, None, self._bounds)
@@ -249,11 +249,15 @@ class AppendRoutes:
             await self._take_nothing(route, decoded, batch.durability, send)
             return
         receipt = await self._append(batch)
-        replaced = decoded.replaced
         headers, reply = receipt_reply(
-            receipt, route.tag, route.session, replaced=replaced, silent=self.silent()
+            receipt,
+            route.tag,
+            route.session,
+            replaced=decoded.replaced,
+            unknown_levels=decoded.unknown_levels,
+            silent=self.silent(),
         )
-        self.counters.replaced += replaced
+        self.counters.replaced += decoded.replaced
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": reply})
 
@@ -352,6 +356,7 @@ class AppendRoutes:
             meta,
             _DURABILITIES.get(get(b"tailrace-durability")) or _durability(get),
             decoded.replaced,
+            decoded.unknown_levels,
         )
 
     async def _decode(

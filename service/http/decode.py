@@ -18,7 +18,7 @@ All are pure functions of bytes: the append route calls them in a thread for lar
 from __future__ import annotations
 
 import binascii
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from logstore.errors import InvalidInput, TooLarge
@@ -29,7 +29,7 @@ from service.http.envelope import LongString, NotJson, ParsedBody, load, parse
 from service.http.errors import HttpError
 from service.http.inflate import INFLATERS, gunzip, windows
 from service.http.records import parse_records
-from service.http.text import as_lines, count_lines, encode_text
+from service.http.text import as_lines, count_lines, encode_text, without_mark
 
 # OpenMetadata's message for JSON of the wrong shape.
 _FORMAT = "Invalid log data format"
@@ -40,6 +40,7 @@ class Decoded(NamedTuple):
     """Text of whole lines (empty: nothing to store), and its metadata.
 
     `meta` is what records carry, as the journal stores it, or nothing for plain lines.
+    `unknown_levels` are some levels that records state and that are none of ours.
     `opens` marks the empty call with which a gen-1 client of OpenMetadata begins.
     """
 
@@ -50,6 +51,7 @@ class Decoded(NamedTuple):
     meta: bytes = b""
     replaced: int = 0
     opens: bool = False
+    unknown_levels: Sequence[str] = ()
 
 
 def prefixed(decoded: Decoded) -> Decoded:
@@ -71,6 +73,7 @@ def decode(body: bytes, kind: str, encoding: bytes | None, bounds: Bounds) -> De
         if inflate is None:
             raise HttpError(415, f"Content-Encoding {encoding.decode('latin-1')!r} is not known")
         body = inflate(body, bounds, "body")
+    body = without_mark(body, "body")
     if len(body) > bounds.text_bytes and kind != "json":
         raise TooLarge(f"more than {bounds.text_bytes} bytes of text", field="body")
     if kind == "text":
@@ -119,8 +122,9 @@ def _lines(bounds: Bounds, text: bytes, replaced: int, connector: str | None = N
 def _records(body: bytes, bounds: Bounds) -> Decoded:
     if count_lines(body) > MAX_LINES:
         raise TooLarge(f"a batch has at most {MAX_LINES} records", field="body")
-    text, meta, count, replaced = parse_records(body, bounds)
-    return Decoded(text, count, count_lines(text), None, meta, replaced)
+    text, meta, count, replaced, unknown = parse_records(body, bounds)
+    lines = count_lines(text)
+    return Decoded(text, count, lines, None, meta, replaced, unknown_levels=unknown)
 
 
 def _decode_json(body: bytes, bounds: Bounds, *, announced: bool) -> Decoded:
@@ -155,7 +159,7 @@ def _decode_object(value: dict[str, Any], document: ParsedBody, bounds: Bounds) 
         raise InvalidInput(f"{_FORMAT}: `logs` is not a string", field="logs", hint=_JSON_HINT)
     if not _flag(value.get("compressed")):
         return _decode_text(logs, replaced, bounds, connector)
-    text, more = as_lines(gunzip(_unbase64(logs), bounds, "logs"))
+    text, more = as_lines(without_mark(gunzip(_unbase64(logs), bounds, "logs"), "logs"))
     return _lines(bounds, text, replaced + more, connector)
 
 
@@ -168,6 +172,7 @@ def _decode_text(
             raise TooLarge(f"more than {bounds.text_bytes} bytes of text", field="logs")
     else:
         raw, more = value.text(bounds, "logs")
+    raw = without_mark(raw, "logs")
     if raw and not raw.endswith(b"\n"):
         raw += b"\n"
     return _lines(bounds, raw, replaced + more, connector)

@@ -63,6 +63,12 @@ _APPENDED: Final = {
             "type": "integer",
             "description": "Characters that were not UTF-8 and became U+FFFD; absent without any.",
         },
+        "unknownLevels": {
+            "type": "array",
+            "items": {"type": "string"},
+            "description": "Up to 10 levels of records that are none of the service's; absent"
+            " without any. Each record keeps its own as the attribute `level`.",
+        },
         "silent": {
             "type": "array",
             "items": {"type": "string"},

@@ -27,11 +27,13 @@ def receipt_reply(
     session: tuple[bytes, bytes],
     *,
     replaced: int = 0,
+    unknown_levels: Sequence[str] = (),
     silent: Sequence[str] = (),
 ) -> tuple[Headers, bytes]:
     """Headers and body of a receipt; the run's `tag` and `session` cookie come from its route.
 
     `replaced` characters of the text were not UTF-8; the body says how many if there are any.
+    `unknown_levels` are some levels that the records state and that are none of ours.
     `silent` are nodes that this one does not hear: a deletion there may take the batch back.
     """
     last = ulids.encode(receipt.last).encode()
@@ -43,6 +45,7 @@ def receipt_reply(
         receipt.durability.encode(),
         last,
         (b',"replaced":%d' % replaced if replaced else b"")
+        + (b',"unknownLevels":%b' % orjson.dumps(unknown_levels) if unknown_levels else b"")
         + (b',"silent":%b' % orjson.dumps(silent) if silent else b""),
     )
     headers = [
@@ -135,6 +138,7 @@ class QuickReply:
             self._tag,
             self._session,
             replaced=batch.replaced,
+            unknown_levels=batch.unknown_levels,
             silent=self._answerer.silent(),
         )
         return 200, headers, body

@@ -2,6 +2,8 @@
 
     {"message": "…", "ts": <RFC 3339 | epoch s | epoch ms>, "level": "…", "attributes": {…}}
 
+`level` is any spelling that `logstore.segments.spellings` has. Another one is kept as the attribute
+`level`, or `level_text` if there is one of that name, and the receipt names it.
 Only `message` is required. Each message gets one newline behind it, whatever it ends
 with, so its exact text can be returned; newlines inside stay.
 
@@ -11,7 +13,7 @@ of the parser never are those of a whole body.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -20,6 +22,8 @@ import orjson
 
 from logstore.batch import RecordMeta
 from logstore.errors import InvalidInput, TooLarge
+from logstore.segments.schema import LEVELS
+from logstore.segments.spellings import NO_LEVEL, level_of_value
 from service.http.body import Bounds
 from service.http.envelope import SMALL, NotJson, load
 from service.http.text import encode_text, valid_utf8
@@ -29,6 +33,8 @@ _HINT = 'Each line is an object such as {"message": "text", "ts": "2026-01-31T12
 # Numbers below this are epoch seconds, above it milliseconds: 5138 in seconds, 1973 in ms.
 _MILLISECONDS_FROM = 1e11
 _MAX_MICROSECONDS = 253_402_300_799_999_999
+_MOST_UNKNOWN = 10  # levels that a receipt names
+_LONGEST_UNKNOWN = 32  # characters of one there
 
 
 class Records(NamedTuple):
@@ -38,6 +44,7 @@ class Records(NamedTuple):
     meta: bytes
     number: int
     replaced: int
+    unknown_levels: Sequence[str]
 
 
 class _Some(NamedTuple):
@@ -52,6 +59,7 @@ def parse_records(body: bytes, bounds: Bounds) -> Records:
     """The records of a body. Raises `InvalidInput`, `TooLarge`."""
     texts: list[bytes] = []
     columns = MetaColumns()
+    unknown: dict[str, None] = {}
     size = count = replaced = 0
     for window in _windows(body):
         bounds.go_on()
@@ -61,7 +69,7 @@ def parse_records(body: bytes, bounds: Bounds) -> Records:
             some = _read_lines(window, count + 1)
         if not some.values:
             continue
-        meta = _meta(some, count + 1, size)
+        meta = _meta(some, count + 1, size, unknown)
         try:
             columns.add(meta)
         except orjson.JSONEncodeError as error:
@@ -77,7 +85,7 @@ def parse_records(body: bytes, bounds: Bounds) -> Records:
                 f"the records carry more than {bounds.meta_bytes} bytes beside their messages",
                 field="body",
             )
-    return Records(b"".join(texts), columns.encoded(), count, replaced)
+    return Records(b"".join(texts), columns.encoded(), count, replaced, list(unknown))
 
 
 def _windows(body: bytes) -> Iterator[bytes]:
@@ -91,17 +99,43 @@ def _windows(body: bytes) -> Iterator[bytes]:
         at = end or len(body)
 
 
-def _meta(some: _Some, first: int, base: int) -> RecordMeta:
-    """The records' metadata; `base` is the offset of their text in the batch's."""
+def _meta(some: _Some, first: int, base: int, unknown: dict[str, None]) -> RecordMeta:
+    """The records' metadata; `base` is the offset of their text in the batch's.
+
+    Some of the levels that are none of ours are added to `unknown`.
+    """
     values = some.values
-    return RecordMeta(
+    meta = RecordMeta(
         ends=list(accumulate(map(len, some.texts), initial=base))[1:],
         ts=[_microseconds(value.get("ts"), i) for i, value in enumerate(values, first)],
-        levels=[_level(value.get("level"), i) for i, value in enumerate(values, first)],
+        levels=[_level(value.get("level")) for value in values],
         attributes=[
             _attributes(value.get("attributes"), i) for i, value in enumerate(values, first)
         ],
     )
+    if None in meta.levels:
+        _keep_unknown(some.values, meta, first, unknown)
+    return meta
+
+
+def _keep_unknown(
+    values: Sequence[Mapping[str, Any]], meta: RecordMeta, first: int, unknown: dict[str, None]
+) -> None:
+    """Keeps levels that are none of ours as attributes."""
+    assert isinstance(meta.attributes, list)
+    for place, level in enumerate(meta.levels):
+        stated = values[place].get("level")
+        if level is not None or stated is None or stated == "":
+            continue
+        try:
+            text = attribute_text(stated)
+        except orjson.JSONEncodeError as error:
+            raise _invalid(first + place, f"has a level that cannot be kept: {error}") from error
+        kept = dict(meta.attributes[place] or {})
+        kept["level_text" if "level" in kept else "level"] = text
+        meta.attributes[place] = kept
+        if len(unknown) < _MOST_UNKNOWN:
+            unknown[encode_text(text[:_LONGEST_UNKNOWN])[0].decode()] = None
 
 
 def _read_lines(window: bytes, first: int) -> _Some:
@@ -181,12 +215,9 @@ def _parse_time(text: str, number: int) -> int:
     return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
 
 
-def _level(value: object, number: int) -> str | None:
-    if value is None:
-        return None
-    if not isinstance(value, str) or len(value) > 32:
-        raise _invalid(number, "has a `level` that is not a short string")
-    return encode_text(value.upper())[0].decode() or None
+def _level(value: object) -> str | None:
+    level = NO_LEVEL if value is None else level_of_value(value)
+    return None if level == NO_LEVEL else LEVELS[level]
 
 
 def _attributes(value: object, number: int) -> Mapping[str, str] | None:

@@ -1,17 +1,25 @@
 """Text as lines: valid UTF-8 that ends with a newline, and what had to be replaced.
 
+A byte order mark at the start is no text and is left out. UTF-16 that was not declared is refused.
 Bytes that are not UTF-8, and surrogates without their other half (JSON can write
 them), become U+FFFD and are counted. `\\r`, NUL and empty lines stay as they are.
 """
 
 from __future__ import annotations
 
+import codecs
+
 import numpy as np
+
+from logstore.errors import InvalidInput
 
 _LONG = 2048
 # Text is looked at in pieces: a step of this size holds the interpreter's lock for a millisecond.
 _PIECE = 1 << 20
 _LEAD = 0xC0
+_HEAD = 64  # bytes at the start in which UTF-16 is recognised
+_MARKED_HEAD = 4 << 10  # with a mark: also text that is mostly not ASCII has a space or a newline
+_FEWEST = 4
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _REPLACEMENT_BYTES = _REPLACEMENT.encode()
 
@@ -22,6 +30,31 @@ def as_lines(raw: bytes) -> tuple[bytes, int]:
     if not raw.isascii():
         raw, replaced = valid_utf8(raw)
     return (raw if raw.endswith(b"\n") or not raw else raw + b"\n"), replaced
+
+
+def without_mark(raw: bytes, field: str) -> bytes:
+    """Text in UTF-8 without a byte order mark. Raises `InvalidInput` if it is UTF-16."""
+    if raw.startswith(codecs.BOM_UTF8):
+        return raw[len(codecs.BOM_UTF8) :]
+    marked = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    if (marked and 0 in raw[:_MARKED_HEAD]) or _has_nul_pairs(raw):
+        raise InvalidInput(
+            "the text is UTF-16, which the request does not declare",
+            field=field,
+            hint="Send UTF-8. For a file of a forwarder, set `encoding: utf-16le` or `utf-16be`.",
+        )
+    return raw
+
+
+def _has_nul_pairs(raw: bytes) -> bool:
+    """Whether one byte of each pair is NUL at the start, as in UTF-16 of ASCII characters."""
+    head = raw[:_HEAD]
+    if len(head) < _FEWEST or 0 not in head:
+        return False
+    high, low = head[0::2], head[1::2]
+    return (any(high) and not any(low) and 0 not in high) or (
+        any(low) and not any(high) and 0 not in low
+    )
 
 
 def count_lines(text: bytes) -> int:

@@ -9,7 +9,7 @@ freezing one costs a microsecond per instance.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -66,6 +66,8 @@ class IncomingBatch:
     durability: Durability = "durable"
     replaced: int = 0
     """How many characters of `text` stand for something that was no UTF-8."""
+    unknown_levels: Sequence[str] = ()
+    """Some levels that its records state and that are none of ours, for the receipt."""
 
 
 @dataclass(slots=True)

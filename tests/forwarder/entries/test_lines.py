@@ -7,8 +7,10 @@ from typing import Any
 import orjson
 import pytest
 
+from forwarder.entries.codec import Codec
 from forwarder.model import Cursor, FileFacts
 from logstore.errors import InvalidInput
+from service.http.text import without_mark
 from tests.forwarder.entries.packing import (
     FILE,
     HUGE,
@@ -132,6 +134,28 @@ def test_encodings(encoding: str, raw: bytes, text: str, file: FileFacts) -> Non
     assert packed.replaced == 2 * text.count("\ufffd")
     assert packed.end.offset == 2 * len(raw)
     assert [r["message"] for r in read(raw * 3, step=1, encoding=encoding, file=file)] == [text] * 3
+
+
+@pytest.mark.parametrize("file", [FILE, NAMED])
+@pytest.mark.parametrize("step", [1, 5, HUGE])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16le", "utf-16be"])
+def test_a_byte_order_mark_at_the_start_is_no_text(
+    encoding: str, step: int, file: FileFacts
+) -> None:
+    data = "\ufeffa\nb \ufeff\n".encode(Codec(encoding).name)
+    found = read(data, step=step, encoding=encoding, file=file)
+    assert [record["message"] for record in found] == ["a", "b \ufeff"]
+    assert read("\ufeff".encode(Codec(encoding).name), encoding=encoding, file=file) == []
+
+
+@pytest.mark.parametrize("file", [FILE, NAMED])
+def test_utf_16_that_is_not_declared_goes_to_the_service_as_it_is(file: FileFacts) -> None:
+    data = "a\nb\n".encode("utf-16")
+    packed = packer().pack(data, START, file, final=False, most=HUGE)
+    assert packed is not None
+    assert (packed.body, packed.kind, packed.end.offset) == (data, "text/plain", len(data))
+    with pytest.raises(InvalidInput, match="UTF-16"):
+        without_mark(packed.body, "body")
 
 
 def test_an_encoding_that_is_none_is_refused() -> None:

@@ -55,6 +55,12 @@ def packed(text: str) -> str:
         (b'"\\ud800a"', JSON, "\N{REPLACEMENT CHARACTER}a\n".encode()),
         (b'"\xffa"', JSON, "\N{REPLACEMENT CHARACTER}a\n".encode()),
         (b'"\\ud83d\\ude00"', JSON, "\N{GRINNING FACE}\n".encode()),
+        (b"\xef\xbb\xbfa\n\xef\xbb\xbfb\n", PLAIN, b"a\n\xef\xbb\xbfb\n"),
+        (b'\xef\xbb\xbf{"logs":"a"}', JSON, b"a\n"),
+        (b'"\\ufeffa"', JSON, b"a\n"),
+        (b'\xef\xbb\xbf{"message":"a"}', NDJSON, b"a\n"),
+        (json.dumps({"logs": packed("\ufeffx"), "compressed": True}).encode(), JSON, b"x\n"),
+        (gzipped(b"\xef\xbb\xbfz\n"), PLAIN | {"content_encoding": "gzip"}, b"z\n"),
     ],
 )
 async def test_every_form_of_body_is_stored_as_its_lines(
@@ -145,6 +151,44 @@ async def test_records_keep_their_time_level_and_attributes(direct: Serve) -> No
     ]
     assert list(meta.levels) == ["WARN", None, None]
     assert list(meta.attributes) == [None, {"k": "v", "n": '{"x":1}'}, None]
+
+
+async def test_a_level_of_another_spelling_is_taken_and_an_unknown_one_kept(direct: Serve) -> None:
+    served = await direct()
+    records: list[dict[str, Any]] = [
+        {"message": "a", "level": "Information"},
+        {"message": "b", "level": 50},
+        {"message": "c", "level": "audit"},
+        {"message": "d", "level": ["x"], "attributes": {"level": "mine"}},
+        {"message": "e", "level": "x" * 100},
+        {"message": "f", "level": ""},
+    ]
+    body = "\n".join(json.dumps(record) for record in records)
+    response = await served.post("/p/r", body, **NDJSON)
+    assert response.json()["unknownLevels"] == ["audit", '["x"]', "x" * 32]
+    [batch] = served.node.batches
+    meta = decode_meta(batch.meta)
+    assert list(meta.levels) == ["INFO", "ERROR", None, None, None, None]
+    assert list(meta.attributes) == [
+        *(None, None, {"level": "audit"}),
+        *({"level": "mine", "level_text": '["x"]'}, {"level": "x" * 100}, None),
+    ]
+    known = await served.post("/p/r", '{"message":"a","level":"warn"}', **NDJSON)
+    assert "unknownLevels" not in known.json()
+
+
+@pytest.mark.parametrize("name", ["utf-16", "utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("headers", [PLAIN, NDJSON, JSON])
+async def test_utf_16_that_is_not_declared_is_refused_with_a_hint(
+    direct: Serve, name: str, headers: dict[str, str]
+) -> None:
+    served = await direct()
+    body = '{"message":"a","logs":"b"}\n'.encode(name)
+    response = await served.post("/p/r", body, **headers)
+    assert response.status_code == 400
+    assert "UTF-16" in response.json()["detail"]
+    assert "UTF-8" in response.json()["hint"]
+    assert served.node.batches == []
 
 
 BAD: list[tuple[bytes, dict[str, str], int, str, str | None]] = [

@@ -397,3 +397,6 @@ async def test_the_quick_lane_says_what_was_replaced(served: Served, node: Journ
         assert response.json().get("replaced") == replaced
     assert node.taken == 3
     assert node.news()[-1] == "\N{REPLACEMENT CHARACTER} \N{REPLACEMENT CHARACTER}\n".encode()
+    for sent in ("a\n".encode("utf-16-be"), b"a\0b\0\n"):
+        assert (await served.post("/p/r", sent, **PLAIN)).status_code == 400
+    assert node.taken == 3
