@@ -110,7 +110,12 @@ def all_active(prefix: str) -> str:
 
 def active_nodes(prefix: str, key: RunKey) -> str:
     """The prefix of a run's `active` objects."""
-    return f"{all_active(prefix)}{encode(key.fqn)}/{encode(key.run)}/"
+    return f"{active_pipeline(prefix, key.fqn)}{encode(key.run)}/"
+
+
+def active_pipeline(prefix: str, fqn: str) -> str:
+    """The prefix of the `active` objects of a pipeline's runs."""
+    return f"{all_active(prefix)}{encode(fqn)}/"
 
 
 def segment(node: str, seq: int) -> str:

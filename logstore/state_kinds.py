@@ -84,7 +84,8 @@ STATE_KINDS: Final = (
         "node registration",
         "coordination/nodes/{node}",
         "Live streams that continue at a copied folder fail with 500 `damaged`.",
-        "Put an intact version of the object back.",
+        "The node writes it again at its next start. If the node is gone, put an intact version of"
+        " the object back.",
     ),
     StateKind(
         "register entry",

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -36,7 +37,7 @@ from service.node_problems import problems_of
 from service.peers.shedding import open_shedding
 from service.runs.settings import Tuning
 from service.runs.wiring import Surroundings, open_run_logs
-from service.runtime.identity import DataFolder, Identity, TakenOver, register
+from service.runtime.identity import DataFolder, Identity, TakenOver, register, register_again
 from service.runtime.seams import Seams
 from service.settings import Settings
 from service.shipping.lineage import Lineage, forked_in
@@ -173,12 +174,17 @@ class Node(NodeBase):
             group.create_task(self.shipper.cut_forever())
             # Batches are taken already.
             await self._insist(self._start_text, "waiting for the object store")
+            group.create_task(self._mend_registration())
             group.create_task(self.shipper.ship_forever())
             group.create_task(self.run_logs.run())
             group.create_task(self.status.run())
             group.create_task(self._release_forever())
             group.create_task(self.members.stay(self.tail))
             group.create_task(self.shedding.run())
+
+    async def _mend_registration(self) -> None:
+        with suppress(TailraceError):  # the next start does it
+            await register_again(self.store, self.identity, self.seams.clock)
 
     async def _release_forever(self) -> None:
         while True:

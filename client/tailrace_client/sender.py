@@ -137,6 +137,9 @@ class Sender:
             except TailraceError as error:
                 self._keep_aside(queue, name, records, error)
                 return
+            if not batch.size:  # a crash may leave one, and so may a disk
+                run = f"{target.fqn}/{target.run}"
+                self._say(f"a batch of run {run} in the spool is empty: it may have had records")
             self._acknowledged(queue, name, records, duplicate, content.damaged)
             return
 

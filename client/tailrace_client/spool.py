@@ -5,15 +5,19 @@ A spool is a folder. Each process that uses it has a folder in it, a queue, for 
     SPOOL/
       01M8…/                  a queue: named by a ULID, owned by who holds its lock
         lock                  locked (flock) as long as the owner lives
-        target.json           {"version": 1, "url", "fqn", "run", "durability"}
+        target.json           {"version": 2, "url", "fqn", "run", "durability", "check"}
         01M8…00000.batch      a batch: the file's name is the batch's id
         01M8…00000.refused    a batch that the service refused: it is sent again by the next
                               program, and once an hour
         01M8…00000.conflict   a batch whose id the service has with other bytes, kept for people;
                               also .damaged (bytes that are not intact)
-        start.json            {"started_ms"}: the run began then; gone once it is reported
-        close.json            {"outcome", "started_ms", "ended_ms"}: close the run when all batches
-                              are delivered; older versions know only the outcome
+        start.json            {"started_ms", "check"}: the run began then; gone once it is reported
+        close.json            {"outcome", "started_ms", "ended_ms", "check"}: close the run when all
+                              batches are delivered; older versions know only the outcome.
+                              close.json.damaged is one that does not read, kept for people
+
+    check      = CRC-32 of the JSON list of [name, value] of the other members but the URL, in hex;
+                 a file of an earlier version has none
 
     batch file = "TRBATCH2", the ULID under which the batch was made (16 bytes, big endian), 1 if
                  its present id was given by the service after a deletion, else 0 (1 byte), CRC-32
@@ -48,7 +52,7 @@ import os
 import shutil
 import struct
 from contextlib import suppress
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 from zlib import crc32
 
 from tailrace_client import system
@@ -145,8 +149,8 @@ class Queue:
         if lock is None:
             raise OSError(f"the new folder {draft} is locked by another process")
         try:
-            content = {"version": _VERSION, **target._asdict()}
-            system.write_whole(os.path.join(draft, _TARGET), json.dumps(content).encode())
+            content = _checked({"version": _VERSION, **target._asdict()})
+            system.write_whole(os.path.join(draft, _TARGET), content)
             path = os.path.join(spool, name)
             system.rename(draft, path)
         except BaseException:
@@ -294,17 +298,26 @@ class Queue:
 
     @property
     def closing(self) -> Optional[Closing]:
-        """Whether the run is to be closed when all batches are delivered."""
+        """Whether the run is to be closed when all batches are delivered.
+
+        What does not read is kept as `….damaged`, and the run is closed without an outcome.
+        """
+        path = os.path.join(self.path, _CLOSE)
         try:
-            with open(os.path.join(self.path, _CLOSE), "rb") as file:
-                value = json.loads(file.read())
+            with open(path, "rb") as file:
+                value = _whole(file.read())
                 return Closing(*(value.get(field) for field in Closing._fields))
         except FileNotFoundError:
             return None
+        except ValueError:
+            with suppress(FileNotFoundError):
+                os.link(path, f"{path}.damaged")
+            system.write_whole(path, _checked({"outcome": None}))
+            return Closing(None)
 
     @closing.setter
     def closing(self, value: Closing) -> None:
-        content = json.dumps(value._asdict()).encode()
+        content = _checked(value._asdict())
         system.write_whole(os.path.join(self.path, _CLOSE), content)
 
     @property
@@ -312,14 +325,14 @@ class Queue:
         """When the run began, if that is to be reported."""
         try:
             with open(os.path.join(self.path, _START), "rb") as file:
-                value = json.loads(file.read()).get("started_ms")
+                value = _whole(file.read()).get("started_ms")
         except (FileNotFoundError, ValueError):
             return None
         return value if isinstance(value, int) else None
 
     @started_ms.setter
     def started_ms(self, value: int) -> None:
-        content = json.dumps({"started_ms": value}).encode()
+        content = _checked({"started_ms": value})
         system.write_whole(os.path.join(self.path, _START), content)
 
     def start_reported(self) -> None:
@@ -397,12 +410,41 @@ def read_target(path: str) -> Target:
     """Where a queue's batches go. Raises `ValueError` for a queue that cannot be read."""
     try:
         with open(os.path.join(path, _TARGET), "rb") as file:
-            value = json.loads(file.read())
+            value = _whole(file.read())
         if value["version"] > _VERSION:
             raise ValueError(f"{path} has version {value['version']}: use a newer tailrace-client")
         return Target(*(str(value[field]) for field in Target._fields))
-    except (OSError, KeyError, TypeError) as error:
+    except (OSError, KeyError, TypeError, _Changed) as error:
         raise ValueError(f"{path} is no queue of a spool: {error}") from error
+
+
+class _Changed(ValueError):
+    """The bytes are not those that were written."""
+
+
+def _checked(members: Dict[str, Any]) -> bytes:
+    """The JSON of members with their checksum."""
+    return json.dumps({**members, "check": _check_of(members)}).encode()
+
+
+def _whole(data: bytes) -> Dict[str, Any]:
+    """The members without the checksum. Raises `_Changed`."""
+    try:
+        value = json.loads(data)
+    except ValueError as error:
+        raise _Changed(f"it is no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise _Changed("it is no JSON object")
+    check = value.pop("check", None)
+    if check is not None and check != _check_of(value):
+        raise _Changed("it does not match its checksum")
+    return value
+
+
+def _check_of(members: Dict[str, Any]) -> str:
+    """Of all but the URL: a person may write another one, if the service has moved."""
+    checked = [[name, value] for name, value in members.items() if name != "url"]
+    return f"{crc32(json.dumps(checked).encode()):08x}"
 
 
 def queues(spool: str) -> List[str]:

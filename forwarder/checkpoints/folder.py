@@ -42,6 +42,10 @@ class Folder:
         self.path = os.path.abspath(path)
         self.fs = fs
 
+    def used(self) -> bool:
+        """Whether a forwarder had the folder before."""
+        return self.fs.stat(os.path.join(self.path, _LOCK)) is not None
+
     def lock(self) -> Lock:
         """Makes the folder and locks it. Raises `StorageInUse`."""
         self.fs.make_folders(self.path)

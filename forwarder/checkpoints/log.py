@@ -76,9 +76,10 @@ class Checkpoints:
         self._size = 0
         self._compact_at = 0
         with errors_as_ours(self.path):
+            used = self._folder.used()
             self._lock = self._folder.lock()
             try:
-                self._begin(salvage)
+                self._begin(salvage, used)
             except BaseException:
                 self._lock.release()
                 raise
@@ -148,7 +149,8 @@ class Checkpoints:
     ) -> None:
         self.close()
 
-    def _begin(self, salvage: bool) -> None:
+    def _begin(self, salvage: bool, used: bool) -> None:
+        """`used`: whether an earlier process had the folder."""
         folder = self._folder
         numbers = folder.numbers(LOG)
         self._number = max([0, *numbers, *folder.numbers(DRAFT)])
@@ -166,6 +168,11 @@ class Checkpoints:
                 kept = folder.file(numbers[-1], DAMAGED)
                 self._say(f"{found.path} {found.damage}: it is kept as {kept}")
                 return
+        elif used:
+            self._say(
+                f"ALARM: {self.path} was in use before, and its checkpoints are gone: files are"
+                " read as if nothing had been sent, so their lines may be there twice"
+            )
         self._write_new()
 
     def _append(self, file: File) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from logstore.batch import Batches, Indexes, RecordMeta, line_ends
@@ -123,3 +124,24 @@ def positions(blocks: Blocks, writers: Sequence[str]) -> dict[str, tuple[int, in
         chosen = blocks["writer"] == number
         ranges[writers[number]] = (int(blocks["pos"][chosen].min()), int(ends[chosen].max()))
     return ranges
+
+
+def changed_batch(blocks: Blocks, text: bytes, *, ended: bool) -> int | None:
+    """The ULID of a batch whose text does not have its digest; None without one.
+
+    `text` is that of the blocks. A batch is compared if all of it is there: it begins in the
+    blocks, and ends before the last of them, or with it if that one is known to have `ended` it.
+    """
+    firsts = np.flatnonzero(blocks["first"] == 1)
+    if len(firsts) == 0:
+        return None
+    begins = (blocks["offset"][firsts] - blocks["offset"][0]).tolist()
+    ends = [*begins[1:], len(text)] if ended else begins[1:]
+    view = memoryview(text)
+    for number, (begin, end, digest) in enumerate(
+        zip(begins, ends, blocks["digest"][firsts].tolist(), strict=False)
+    ):
+        if xxhash.xxh3_64_intdigest(view[begin:end]) != digest:
+            changed = blocks[firsts[number]]
+            return int(changed["ulid_hi"]) << 64 | int(changed["ulid_lo"])
+    return None

@@ -80,6 +80,10 @@ class Backlog:
                 break
         return found
 
+    def lacks(self, node: str) -> bool:
+        """Whether one of the node's segments is missing, and this node looks after it."""
+        return node in self.gaps
+
     async def inherit(self, segments: Sequence[StoredSegment]) -> None:
         """Adds segments of another node, whose runs this node flushes from now on.
 

@@ -39,6 +39,8 @@ class Chunks:
     def __init__(self, store: ObjectStore, prefix: str, *, cache_bytes: int = 32 << 20) -> None:
         self._store = store
         self._prefix = prefix
+        self.changed: set[str] = set()
+        """Chunks whose text was read and is not that of their index."""
         self._directories: Cache[Directory] = Cache(cache_bytes)
         self._pieces: Cache[Piece] = Cache(cache_bytes)
 

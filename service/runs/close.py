@@ -66,7 +66,7 @@ class Closer:
         flushed_through: Callable[[int], Awaitable[None]],
         close_done: Callable[[RunKey, int], None],
         gone: Callable[[str], Awaitable[bool]],
-        is_over: Callable[[str], Awaitable[bool]],
+        is_over: Callable[[str, RunKey | None], Awaitable[bool]],
         repair: Callable[[RunKey], Awaitable[bool]],
         on_ended: Callable[[RunKey], None],
         others: OtherNodes,

@@ -38,12 +38,13 @@ class CloseNews:
         self,
         others: OtherNodes,
         clock: Clock,
-        is_over: Callable[[str], Awaitable[bool]],
+        is_over: Callable[[str, RunKey | None], Awaitable[bool]],
         told: Callable[[RunKey, int, Sequence[str]], Awaitable[CloseOutcome]],
     ) -> None:
         """`told` finishes the close; it gets the nodes that answered and ask nobody themselves.
 
-        `is_over` says of a node that it is lost, and what it brought into the store is in the runs.
+        `is_over` says of a node that it is lost, and what it brought into the store is in the runs,
+        or in the run of the key.
         """
         self._others = others
         self._clock = clock
@@ -107,7 +108,7 @@ class CloseNews:
         for source in found.sources:
             if len(in_range(source, key, manifest.dealt_with(source.node))):
                 return False
-        return not [node for node in found.silent if not await self._is_lost(node)]
+        return not [node for node in found.silent if not await self._is_lost(node, key)]
 
     def _said(self, task: asyncio.Task[None]) -> None:
         self._ending.discard(task)
@@ -152,7 +153,7 @@ class CloseNews:
                 told = await self._others.close(key)
             except TailraceError:
                 told = Told((_UNKNOWN,))
-            waiting = [node for node in told.silent if not await self._is_lost(node)]
+            waiting = [node for node in told.silent if not await self._is_lost(node, key)]
             if not waiting and not told.working and await self._all_settled(told.let_go):
                 return told.idle
             await self._clock.sleep(pause)
@@ -165,8 +166,8 @@ class CloseNews:
                 self._settled.add(node)
         return self._settled.issuperset(let_go)
 
-    async def _is_lost(self, node: str) -> bool:
+    async def _is_lost(self, node: str, key: RunKey | None = None) -> bool:
         try:
-            return node != _UNKNOWN and await self._is_over(node)
+            return node != _UNKNOWN and await self._is_over(node, key)
         except TailraceError:
             return False

@@ -1,4 +1,8 @@
-"""Reads lines and bytes of a snapshot by number, with one ranged get per chunk."""
+"""Reads lines and bytes of a snapshot by number, with one ranged get per chunk.
+
+The text of a chunk is compared with the digests of its index, batch by batch, as far as whole
+batches were read. A chunk that differs is `Moved`, and `Chunks.changed` tells the repair so.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from logstore import ulid as ulids
 from logstore.batch import line_ends
-from logstore.runs.blocks import Blocks
+from logstore.runs.blocks import Blocks, changed_batch
+from service.runs.chunks import Moved
 from service.runs.large_batch import (
     BatchLines,
     has_plain_records,
@@ -62,7 +68,7 @@ class ChunkBlocks(NamedTuple):
     """Blocks of one piece of a chunk's index, from `first` to before `last`.
 
     `low` and `high` are the wanted lines of the chunk; the blocks may end before `high`. Their text
-    is `size` bytes of the chunk's, from `offset` on.
+    is `size` bytes of the chunk's, from `offset` on. `ended`: the last of them ends its batch.
     """
 
     place: Place
@@ -73,6 +79,7 @@ class ChunkBlocks(NamedTuple):
     high: int
     offset: int
     size: int
+    ended: bool
 
 
 async def blocks_of_lines(snapshot: Snapshot, start: int, end: int, budget: int) -> ChunkBlocks:
@@ -95,7 +102,21 @@ async def blocks_of_lines(snapshot: Snapshot, start: int, end: int, budget: int)
     fitting = int(np.searchsorted(ends, offset + budget, "right"))
     last = min(last, max(fitting, first + 1))
     size = int(ends[last - 1]) - offset
-    return ChunkBlocks(place, blocks, first, last, low, high, offset, size)
+    if last < len(blocks):
+        ended = bool(blocks["first"][last])
+    else:  # else the next piece may continue the batch
+        ended = number + 1 == len(directory.entries)
+    return ChunkBlocks(place, blocks, first, last, low, high, offset, size, ended)
+
+
+def check_text(snapshot: Snapshot, found: ChunkBlocks, text: bytes) -> None:
+    """Raises `Moved` if a batch of their text does not match its digest."""
+    batch = changed_batch(found.blocks[found.first : found.last], text, ended=found.ended)
+    if batch is not None:
+        chunk, chunks = found.place.chunk, snapshot.chunks
+        chunks.changed.add(chunk.id)
+        where = chunks.text_key(snapshot.manifest.key, chunk)
+        raise Moved(f"batch {ulids.encode(batch)} of {where} does not match its checksum")
 
 
 async def _chunk_lines(
@@ -109,6 +130,7 @@ async def _chunk_lines(
     several = last["records"] != last["lines"] and start >= snapshot.manifest.fixed_lines
     high = block_end if whole_blocks or several else min(found.high, block_end)
     text = await snapshot.chunks.text(snapshot.manifest, place.chunk, found.offset, found.size)
+    check_text(snapshot, found, text)
     skip = low - int(blocks["line"][found.first])
     return Lines(_trim(text, skip, high - low), place.line + high)
 

@@ -11,7 +11,7 @@ what their clients reported, and without a place where another page begins.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import NamedTuple
@@ -45,6 +45,7 @@ from service.runs.run_pages import (
     RunPages,
     RunSummary,
     may_match,
+    nothing_late,
 )
 from service.runs.snapshot import Snapshot, Snapshots
 
@@ -75,7 +76,10 @@ class Listing:
         upstream: Upstream,
         others: OtherNodes,
         outcomes: RunOutcomes,
+        held_in: Callable[[str, Collection[str]], Awaitable[Callable[[Manifest], bool]]],
     ) -> None:
+        """`held_in`: see `RemoteState.held_in`."""
+        self._held_in = held_in
         self._store = store
         self._progress = progress
         self._pin = pin
@@ -135,15 +139,16 @@ class Listing:
 
     async def runs(self, fqn: str, limit: int) -> list[RunSummary]:
         """The runs of a pipeline, newest first. Raises `StoreUnavailable`, `Damaged`."""
-        return await self._runs(fqn, limit, (await self._hot(fqn)).keys)
+        return await self._runs(fqn, limit, await self._hot(fqn))
 
     async def newest(self, fqn: str) -> Newest:
         """The run of a pipeline that began last. Raises `StoreUnavailable`, `Damaged`."""
         hot = await self._hot(fqn)
-        found = await self._runs(fqn, 1, hot.keys)
+        found = await self._runs(fqn, 1, hot)
         return Newest(found[0] if found else None, hot.silent)
 
-    async def _runs(self, fqn: str, limit: int, hot: Iterable[RunKey]) -> list[RunSummary]:
+    async def _runs(self, fqn: str, limit: int, hot: _Hot) -> list[RunSummary]:
+        late = await self._late(fqn, hot.silent)
         infos = [info async for info in self._store.list(keys.manifests_of(fqn))]
         infos.sort(key=lambda info: info.modified_ms, reverse=True)
         found = await self._not_imported(fqn, {info.key for info in infos})
@@ -154,8 +159,8 @@ class Listing:
             some = [info.key for info in infos[start : start + _READERS]]
             for manifest in await asyncio.gather(*[self._manifest(key) for key in some]):
                 if manifest is not None and self._shown(manifest):
-                    found[manifest.key.run] = _of_manifest(manifest)
-        for key in hot:
+                    found[manifest.key.run] = _of_manifest(manifest, late=late(manifest))
+        for key in hot.keys:
             if key.fqn == fqn:
                 summary = await self._snapshots.with_one(key, _of_snapshot)
                 if summary is not None:
@@ -167,6 +172,7 @@ class Listing:
         """All runs of a pipeline, none of them read."""
         hot = self._hot_times(fqn)
         elsewhere = await self._elsewhere(fqn)
+        late = await self._late(fqn, elsewhere.silent)
         for key, ulid in [*elsewhere.runs, *self._inherited(fqn)]:
             hot[key] = max(hot.get(key, 0), ulid >> 80)
         prefix = keys.manifests_of(fqn)
@@ -183,7 +189,7 @@ class Listing:
         found = {**said, **found}
         entries = [RunEntry(moment, name) for name, moment in found.items()]
         names = {encode(key.run): key for key in hot}
-        return RunNames(fqn, entries, names, others, elsewhere.silent, said)
+        return RunNames(fqn, entries, names, others, elsewhere.silent, said, late)
 
     async def _summary(self, names: RunNames, component: str) -> RunSummary | None:
         """A run as it is now; None if it is gone."""
@@ -192,7 +198,12 @@ class Listing:
         manifest = await self._manifest(f"{keys.manifests_of(names.fqn)}{component}.json")
         if manifest is None:
             return names.upstream.get(component)
-        return _of_manifest(manifest) if self._shown(manifest) else None
+        late = names.late(manifest)
+        return _of_manifest(manifest, late=late) if self._shown(manifest) else None
+
+    async def _late(self, fqn: str, silent: Collection[str]) -> Callable[[Manifest], bool]:
+        """Whether a node that does not answer holds lines of a run, as far as the store says."""
+        return await self._held_in(fqn, silent) if silent else nothing_late
 
     def _hot_times(self, fqn: str) -> dict[RunKey, int]:
         """Runs with lines in the journal that are not flushed, and the time of the newest id."""
@@ -357,10 +368,11 @@ def _behind_name(after: str | None) -> str:
     return "" if after is None else after.removeprefix(_AFTER_NAME)
 
 
-def _of_manifest(manifest: Manifest) -> RunSummary:
+def _of_manifest(manifest: Manifest, *, late: bool) -> RunSummary:
+    """`late`: a node that does not answer says in the store that it holds lines of the run."""
     return RunSummary(
         manifest.key.run,
-        manifest.state,
+        "open" if late and manifest.state == "closed" else manifest.state,
         manifest.lines,
         manifest.bytes,
         manifest.first_ms or None,

@@ -17,7 +17,7 @@ from logstore.batch import RecordMeta, line_ends
 from logstore.runs.blocks import Blocks
 from logstore.runs.manifest import Chunk, Manifest
 from service.runs.large_batch import has_plain_records, read_lines_of
-from service.runs.lines import blocks_of_lines, rows_of_lines
+from service.runs.lines import blocks_of_lines, check_text, rows_of_lines
 from service.runs.parts import RecordPart
 from service.runs.snapshot import Place, Snapshot, Stretch
 
@@ -84,9 +84,10 @@ async def _chunk_parts(
 ) -> PartLines:
     """The records of one piece of a chunk's index: one ranged get of text."""
     found = await blocks_of_lines(snapshot, start, end, budget)
-    place, blocks, first, last, low, high, begin, size = found
+    place, blocks, first, last, low, high, begin, size, _ = found
     chosen = blocks[first:last]
     text = await read(snapshot.manifest, place.chunk, begin, size)
+    check_text(snapshot, found, text)
     heads = await heads_of(snapshot, place, blocks, first, last)
     parts = [
         _of_block(

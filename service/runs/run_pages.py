@@ -29,6 +29,7 @@ from logstore.batch import RunKey
 from logstore.errors import InvalidCursor
 from logstore.names import decode
 from logstore.patterns import TextTest
+from logstore.runs.manifest import Manifest
 from logstore.runs.report import Report
 from service.runs.outcomes import TERMINAL, RunOutcomes, filter_words
 
@@ -170,9 +171,17 @@ class RunEntry(NamedTuple):
     key: str
 
 
+def nothing_late(_manifest: Manifest) -> bool:
+    """No node is silent."""
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class RunNames:
-    """All runs of a pipeline: what changed when; those that are hot or that nobody imported."""
+    """All runs of a pipeline: what changed when; those that are hot or that nobody imported.
+
+    `late`: whether a silent node says in the store that it holds lines of a run.
+    """
 
     fqn: str
     entries: list[RunEntry]
@@ -181,6 +190,7 @@ class RunNames:
     silent: tuple[str, ...] = ()
     reported: Container[str] = frozenset()
     """Components of runs with a status."""
+    late: Callable[[Manifest], bool] = nothing_late
 
 
 class _Place(NamedTuple):

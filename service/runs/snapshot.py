@@ -13,10 +13,10 @@ count from the first line held, and the run's state is `unknown`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,13 +83,16 @@ class Snapshot:
         elsewhere: Elsewhere = NOWHERE,
         copies: Sequence[Copy] = (),
         flushed: Cursor | None = None,
+        late: bool = False,
     ) -> None:
         """`copies` are batches that were left out because the log has them from another node.
 
+        `late`: a node that does not answer says in the store that it holds lines of the run.
         `flushed` is of a snapshot of what nodes hold: all lines in it that are in chunks, too.
         """
         self.held = flushed is not None
         self.flushed = flushed
+        self._late = late
         self.manifest = manifest
         self.elsewhere = elsewhere
         self.copies = copies
@@ -128,6 +131,8 @@ class Snapshot:
             return "unknown"
         if not self.exists:
             return "deleted" if self.manifest.state == "deleted" else "none"
+        if self._late and self.manifest.state == "closed":
+            return "open"  # they came after the close, like those below
         if self.manifest.state == "open" or self.manifest.asking or not self.stretches:
             return self.manifest.state
         return self.manifest.state if self._settled() else "open"
@@ -165,6 +170,7 @@ def _stretches(tail: Sequence[tuple[Batches, Indexes]], line: int, byte: int) ->
 
 T = TypeVar("T")
 _TRIES = 8
+HeldBy: TypeAlias = Callable[[RunKey, Collection[str]], Awaitable[Callable[[Manifest], bool]]]
 
 
 async def fetching(snapshot: Snapshot, work: Callable[[Snapshot], Awaitable[T]]) -> T:
@@ -191,9 +197,11 @@ class Snapshots:
         rebuilder: RunRebuilder,
         repair: Callable[[RunKey], Awaitable[bool]],
         elsewhere: OtherNodes,
+        held_by: HeldBy,
         silent: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`silent`: whether the store is known not to answer."""
+        """`held_by`: see `RemoteState.held`. `silent`: whether the store is known not to answer."""
+        self._held_by = held_by
         self._pin = pin
         self._backlog = backlog
         self._manifests = manifests
@@ -256,7 +264,22 @@ class Snapshots:
             kept = await news(sources, chosen, manifest, self._chunks, horizon)
             tail = [(s.batches, i) for s, i in zip(sources, kept, strict=True)]
             copies = [*manifest.copies, *left_out(sources, chosen, kept, horizon)]
-            yield Snapshot(manifest, self._chunks, pin, tail, self._line_indexes, elsewhere, copies)
+            parts = manifest, self._chunks, pin, tail, self._line_indexes, elsewhere, copies
+            yield Snapshot(*parts, late=await self._is_late(manifest, elsewhere.silent))
+
+    async def _is_late(self, manifest: Manifest, silent: Collection[str]) -> bool:
+        """Whether a node that does not answer says in the store that it holds lines of the run.
+
+        It matters for a closed run only. Raises `Moved` if there are none, and the run has changed.
+        """
+        if not silent or manifest.state != "closed":
+            return False
+        beyond = await self._held_by(manifest.key, silent)
+        if beyond(manifest):
+            return True
+        if (await self._manifests.get(manifest.key)).manifest.version != manifest.version:
+            raise Moved("lines of a node that does not answer were flushed meanwhile")
+        return False
 
     async def with_one(self, key: RunKey, work: Callable[[Snapshot], Awaitable[T]]) -> T:
         """The result of `work` on a snapshot, repeated on a newer one if something moved.

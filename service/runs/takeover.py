@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from coordination.named.leases import NamedLease, NamedLeases
 from coordination.named.record import text_lease
 from logstore import keys
+from logstore.batch import RunKey
 from logstore.clock import Clock
 from logstore.errors import TailraceError
 from logstore.names import decode
@@ -52,11 +53,13 @@ class Takeover:
         watermark: Callable[[str], Awaitable[Watermark]],
         load_deletions: Callable[[], Awaitable[None]],
         taken: Callable[[], None],
+        lags: Callable[[RunKey, str], Awaitable[bool]],
         interval_seconds: float,
     ) -> None:
         """`watermark` reads a node's watermark, and derives a damaged one again.
 
-        `taken` hears of each time that segments were taken over.
+        `taken` hears of each time that segments were taken over. `lags`: whether a run may lack
+        lines of a node.
         """
         self._node = node
         self._store = store
@@ -66,6 +69,7 @@ class Takeover:
         self._watermark = watermark
         self._load_deletions = load_deletions
         self._taken = taken
+        self._lags = lags
         self._interval = interval_seconds
         self._held: dict[str, NamedLease] = {}
         self._own: NamedLease | None = None
@@ -90,14 +94,17 @@ class Takeover:
         """Ends `run`."""
         self._stopping = True
 
-    async def is_over(self, node: str) -> bool:
+    async def is_over(self, node: str, key: RunKey | None = None) -> bool:
         """Whether a node is lost, and its segments are in their runs; else it is looked after soon.
 
-        What a segment that is missing holds up is not waited for. Raises `TailraceError`.
+        If one of its segments is missing, the run `key` waits as long as it may lack lines of the
+        node; nothing else does. Raises `TailraceError`.
         """
         if not await gone(self._leases, node):
             return False
-        if node in self._backlog.gaps or not await self._has_news(node):
+        if self._backlog.lacks(node):
+            return key is None or not await self._lags(key, node)
+        if not await self._has_news(node):
             return True
         self._wanted = True
         return False

@@ -281,6 +281,10 @@ class _Windows:
 
     async def text(self, manifest: Manifest, chunk: Chunk, offset: int, size: int) -> bytes:
         """A range of the chunk's text. Raises `Moved`."""
+        if chunk.id in self._chunks.changed:  # what is kept of it may be damaged
+            for known in [known for known in self._kept if known[0] == chunk.id]:
+                del self._kept[known]
+            return await self._chunks.text(manifest, chunk, offset, size)
         if size >= _WINDOW_BYTES:
             return await self._chunks.text(manifest, chunk, offset, size)
         first, last = offset // _WINDOW_BYTES, (offset + size - 1) // _WINDOW_BYTES

@@ -102,7 +102,9 @@ def open_run_logs(
         timeout_seconds=settings.coordination.lease_seconds,
     )
     is_gone = partial(gone, leases)
-    remote_state = RemoteState(node, store, prefix=prefix, gone=is_gone)
+    remote_state = RemoteState(
+        node, store, manifests, prefix=prefix, gone=is_gone, lacks=backlog.lacks
+    )
     merger = ChunkMerger(store, manifests, chunks, locks, tuning)
     sorter = ChunkSorter(
         manifests,
@@ -166,6 +168,7 @@ def open_run_logs(
         fresh_id=manifests.fresh_id,
         events=events,
     )
+
     takeover = Takeover(
         node,
         store,
@@ -176,6 +179,7 @@ def open_run_logs(
         watermark=around.watermark,
         load_deletions=deletions.load,
         taken=events.inherited,
+        lags=remote_state.lags,
         interval_seconds=tuning.takeover_seconds,
     )
     active = ActiveMarkers(
@@ -264,6 +268,7 @@ def open_run_logs(
         rebuilder,
         chunk_repairer.repair,
         others,
+        remote_state.held,
         around.silent,
     )
     held = HeldLines(node, journal.pin, backlog, progress)
@@ -302,6 +307,7 @@ def open_run_logs(
             upstream,
             others,
             RunOutcomes(runs.lost_seconds, runs.stream_timeout_seconds),
+            remote_state.held_in,
         ),
         run_flush=run_flush,
         flusher=flusher,

@@ -20,11 +20,17 @@ import orjson
 
 from logstore import keys
 from logstore import ulid as ulids
-from logstore.checked import encode_checked, with_blank_check, without_blank_check
+from logstore.checked import (
+    decode_checked,
+    encode_checked,
+    with_blank_check,
+    without_blank_check,
+)
 from logstore.clock import Clock, Entropy
 from logstore.errors import (
     Damaged,
     FolderLocked,
+    NotFound,
     PreconditionFailed,
 )
 from logstore.filesystem import FileSystem, Lock
@@ -190,20 +196,39 @@ def _translated(path: str) -> AbstractContextManager[None]:
 
 async def register(store: ObjectStore, identity: Identity, clock: Clock) -> Identity:
     """Writes the incarnation's entry in the store, once. Raises as `ObjectStore.put`."""
-    entry = {
-        "node": identity.node,
-        "name": identity.name,
-        "incarnation": identity.incarnation,
-        "parents": identity.parents,
-        "parent_seq": identity.parent_seq,
-        "base": identity.base,
-        "files": identity.files,
-        "shared": identity.shared,
-        "registered_ms": clock.now_ms(),
-    }
     # it is ours: nobody else has this incarnation's ULID.
     with suppress(PreconditionFailed):
-        await store.put(
-            keys.node_registration(identity.node), encode_checked(entry), if_absent=True
-        )
+        key = keys.node_registration(identity.node)
+        await store.put(key, _registration(identity, clock), if_absent=True)
     return replace(identity, registered=True)
+
+
+async def register_again(store: ObjectStore, identity: Identity, clock: Clock) -> None:
+    """Writes the entry again if it is damaged or gone. Raises as `ObjectStore.put`."""
+    key, etag = keys.node_registration(identity.node), None
+    try:
+        info, body = await store.get(key)
+        etag = info.etag
+        if decode_checked(body).get("node") == identity.node:
+            return
+    except (NotFound, ValueError):
+        pass
+    with suppress(PreconditionFailed):
+        written = _registration(identity, clock)
+        await store.put(key, written, if_absent=etag is None, if_match=etag)
+
+
+def _registration(identity: Identity, clock: Clock) -> bytes:
+    return encode_checked(
+        {
+            "node": identity.node,
+            "name": identity.name,
+            "incarnation": identity.incarnation,
+            "parents": identity.parents,
+            "parent_seq": identity.parent_seq,
+            "base": identity.base,
+            "files": identity.files,
+            "shared": identity.shared,
+            "registered_ms": clock.now_ms(),
+        }
+    )

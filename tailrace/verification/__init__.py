@@ -5,6 +5,7 @@ catalog.py   segments: numbers without gaps, bytes as they were written, quarant
 records.py   a stretch of text, seen as records with their ids
 run_logs.py  manifests, chunks and indexes of runs
 journal.py   the data folder's journal, when no service holds it
+table_log.py entries and checkpoints of the table's log
 table.py     files of the table, duplicates in them, and segments that it says it holds
 compare.py   the statements: copies of lines against what segments and table have
 repair.py    quarantines segments and brings them back

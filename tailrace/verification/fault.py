@@ -33,6 +33,7 @@ Kind = Literal[
     "line-not-in-text",  # segments below the watermark or the table have it, the text does not
     "line-differs",
     "line-twice-in-text",
+    "table-log-damaged",  # an entry or a checkpoint does not read
     "table-file-missing",
     "table-file-damaged",
     "table-line-missing",  # a segment that the table says it holds has it

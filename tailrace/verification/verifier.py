@@ -18,7 +18,7 @@ from logstore import keys
 from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.clock import Clock
-from logstore.errors import Damaged, JournalFailed, NotFound
+from logstore.errors import Damaged, JournalFailed, NotFound, StoreUnavailable
 from logstore.filesystem import FileSystem
 from logstore.names import decode
 from logstore.objects.store import ObjectStore
@@ -38,6 +38,7 @@ from tailrace.verification.journal import JournalCheck
 from tailrace.verification.run_logs import RunText, Texts
 from tailrace.verification.state import StateCheck, StateRepair
 from tailrace.verification.table import Segments, TableCheck, oldest_kept
+from tailrace.verification.table_log import check_table_log
 
 GROUP_BYTES = 128 << 20
 _DAY_MS = 86_400_000
@@ -61,6 +62,8 @@ class Verifier:
     _catalog: SegmentCatalog = field(init=False)
     _texts: Texts = field(init=False)
     _files: TableFiles = field(init=False)
+    _readable: bool = True
+    """Whether the table's log reads."""
 
     def __post_init__(self) -> None:
         self._catalog = SegmentCatalog(self.store, self.findings, self.repair)
@@ -82,11 +85,27 @@ class Verifier:
         """
         self._run("CREATE TEMP TABLE known (fqn VARCHAR, run_id VARCHAR, single BOOLEAN)")
         await self._state.check()
+        await self._look_at_log()
         await self._catalog.read_marks()
         await self._catalog.refresh()
         await self.journal(fs, data, repair=repair)
         await self._all_texts()
-        await self._whole_table()
+        if self._readable:
+            await self._whole_table()
+
+    async def _look_at_log(self) -> None:
+        """Checks the table's log. Raises `StoreUnavailable` if it does not read and looks whole."""
+        damaged = await check_table_log(self.store, self.findings)
+        try:
+            await asyncio.to_thread(lambda: self.table.snapshot().loaded().files)
+        except StoreUnavailable:
+            if not damaged:
+                raise
+            self._readable = False
+            self.findings.note(
+                "the table's log does not read: lines are compared with checksums alone, and"
+                " neither the table's files nor skip indexes are checked"
+            )
 
     # --- the journal -----------------------------------------------------------------
 
@@ -179,13 +198,15 @@ class Verifier:
         return manifest.bytes
 
     async def _end(self, group: Comparison) -> None:
-        if not group.empty:
+        if self._readable and not group.empty:
             await self._compare(group)
             self._run("INSERT INTO known SELECT fqn, run_id, single FROM names")
         group.begin()
         await self._catalog.read_marks()
 
     async def _compare(self, group: Comparison) -> None:
+        if not self._readable:
+            return
         for tries in range(_TRIES):
             await self._catalog.refresh()
             snapshot = await asyncio.to_thread(self.table.snapshot)

@@ -235,6 +235,51 @@ print(kept, batch.records, queue.read(batch.id).records, queue.read(batch.id).da
     assert damaged == 0
 
 
+def _flips(data: bytes) -> list[bytes]:
+    return [
+        data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
+        for at in range(len(data))
+        for bit in range(8)
+    ]
+
+
+def test_no_bit_sends_a_queue_to_another_run(tmp_path: Path) -> None:
+    queue, _ = _queue(tmp_path)
+    path = Path(queue.path) / "target.json"
+    whole, read = path.read_bytes(), 0
+    for changed in _flips(whole):
+        path.write_bytes(changed)
+        try:
+            target = read_target(queue.path)
+        except ValueError:
+            continue
+        read += 1  # a bit of the URL, or of the name of the checksum
+        assert target[1:] == TARGET[1:]
+    assert read > 0
+    path.write_bytes(whole.replace(b"node:8790", b"elsewhere:1"))
+    assert read_target(queue.path) == TARGET._replace(url="http://elsewhere:1")
+
+
+def test_a_damaged_close_is_kept_and_the_run_closed_without_an_outcome(tmp_path: Path) -> None:
+    queue, _ = _queue(tmp_path)
+    queue.closing = Closing("failed")
+    path = Path(queue.path) / "close.json"
+    whole, kept = path.read_bytes(), path.with_name("close.json.damaged")
+    damaged = 0
+    for changed in [b"", whole[:5], b"[]", *_flips(whole)]:
+        path.write_bytes(changed)
+        if queue.closing == Closing("failed"):
+            continue
+        damaged += 1
+        assert queue.closing == Closing(None)
+        assert kept.read_bytes() == changed
+        assert set_aside_in(queue.path) == [str(kept)]
+        kept.unlink()
+    assert damaged > len(whole)
+    path.write_text('{"outcome": "success"}')  # of an earlier version
+    assert queue.closing == Closing("success")
+
+
 def test_a_folder_that_is_no_queue_is_refused(tmp_path: Path) -> None:
     queue, _ = _queue(tmp_path)
     target = Path(queue.path) / "target.json"

@@ -36,3 +36,13 @@ def read_lines(fs: FileSystem, path: str) -> tuple[list[Entry], bool]:
     entries = [entry_of(line) for line in lines[:-1]]
     found = [entry for entry in entries if entry is not None]
     return found, not lines[-1] and len(found) == len(entries)
+
+
+def has_damage(fs: FileSystem, path: str) -> bool:
+    """Whether a line that has its end is not whole: a torn one has none. Raises `OSError`."""
+    file = fs.open(path, "read")
+    try:
+        lines = file.pread(file.size(), 0).split(b"\n")[:-1]
+    finally:
+        file.close()
+    return any(entry_of(line) is None for line in lines)

@@ -7,7 +7,9 @@
                        size; ["made", path] there was no file; ["moved", path, new path]
 
 A line is synced before what it speaks of is done. So a last line that is torn speaks of nothing
-that happened. Paths are relative to DIR.
+that happened. A bad line that has its end is damage, and so is a log that is gone while its folder
+is there: the files cannot be taken back, and the appender does not start. Paths are relative to
+DIR.
 
 A checkpoint ends the log: its files are synced, the next log is begun, and its number is saved in
 the store. When that is certain, the older logs are removed. Whoever starts undoes all logs from
@@ -25,7 +27,7 @@ from typing import Final
 from logstore.errors import Damaged
 from logstore.filesystem import File, FileSystem, Lock
 from pipelines.appenders.contract import AppenderFailed
-from pipelines.appenders.rolling.lines import line_of, read_lines
+from pipelines.appenders.rolling.lines import has_damage, line_of, read_lines
 
 _FOLDER: Final = ".tailrace"
 _SUFFIX: Final = ".undo"
@@ -49,6 +51,7 @@ class UndoLog:
         Raises `AppenderFailed` if another process writes these files.
         """
         fs = self._fs
+        known_here = fs.stat(os.path.join(self._logs, "lock")) is not None
         fs.make_folders(self._logs)
         self._lock = fs.lock(os.path.join(self._logs, "lock"), wait=False)
         if self._lock is None:
@@ -57,6 +60,14 @@ class UndoLog:
                 hint="If it hangs: it lets go when it notices that its lease is over.",
             )
         known = self._numbers()
+        gone = known_here and number is not None and max(known, default=-1) < number
+        if gone or any(has_damage(fs, self._path(one)) for one in known):
+            self.stop()
+            raise AppenderFailed(
+                f"an undo log in {self._logs} is {'gone' if gone else 'damaged'}",
+                hint="Put an intact version back. Or remove the folder: lines since the last"
+                " checkpoint may then be in the files twice.",
+            )
         for one in reversed(known):
             if number is None or one >= number:
                 self._undo(one)

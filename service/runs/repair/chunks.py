@@ -9,6 +9,8 @@ then calls the repair:
                               the chunk are one node's: the same text, under a new id;
                               else the same lines in order of ULID (`orphan_chunks`)
 
+A text of which a reader found that it does not match its index (`Chunks.changed`) counts as gone.
+
 `logs.txt` that is gone or was overwritten is a chunk like the others; if its index is gone too,
 it becomes an ordinary chunk, from which the run is sealed again. A rebuilt chunk is compared
 with the manifest before it counts. A chunk that cannot be rebuilt is reported; the other lines
@@ -149,7 +151,8 @@ class ChunkRepairer:
             text = await self._head(self._chunks.text_key(key, chunk))
             index = await self._head(self._chunks.index_key(key, chunk))
             indexed = index is not None and index.size == chunk.index_bytes
-            if not indexed or text is None or not _same(manifest, chunk, text):
+            whole = text is not None and _same(manifest, chunk, text)
+            if not indexed or not whole or chunk.id in self._chunks.changed:
                 return chunk, text, indexed
         return None
 
@@ -163,11 +166,13 @@ class ChunkRepairer:
             else:
                 await self._index_or_all_again(manifest, chunk, text)
         except _Unfound as error:
-            why = f"chunk {chunk.id} of {key.fqn}/{key.run} is gone, and {error}"
+            state = "damaged" if chunk.id in self._chunks.changed else "gone"
+            why = f"chunk {chunk.id} of {key.fqn}/{key.run} is {state}, and {error}"
             self._lost[key] = why, self._clock.monotonic() + _LOST_SECONDS
             raise ChunkLost(why) from error
         except LimitReached as error:
             raise StoreUnavailable(f"chunk {chunk.id} is made again later: {error}") from error
+        self._chunks.changed.discard(chunk.id)
         self.repaired += 1
 
     async def _head(self, where: str) -> ObjectInfo | None:

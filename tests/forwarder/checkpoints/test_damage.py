@@ -141,3 +141,18 @@ def test_a_file_of_a_newer_program_is_not_guessed_at(tmp_path: Path) -> None:
     path.write_bytes(b"TRFCKPT2" + data[8:])
     with pytest.raises(UnsupportedVersion, match="newer"):
         opened(tmp_path)
+
+
+def test_checkpoints_that_are_gone_are_an_alarm(
+    written: tuple[Path, list[int], list[dict[str, FileState]]],
+) -> None:
+    written[0].unlink()
+    log, said = opened(written[0].parent)
+    assert log.files == {}
+    log.close()
+    (sentence,) = said
+    assert sentence.startswith("ALARM: ")
+    assert "its checkpoints are gone" in sentence
+    log, said = opened(written[0].parent)
+    log.close()
+    assert said == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -13,13 +14,14 @@ from pathlib import Path
 import httpx
 import pytest
 
+from logstore import keys
 from logstore.batch import RunKey
 from tests.e2e.clients import run_path
 from tests.e2e.doors import HEARTBEATS, Statement, disagreements, look
 from tests.e2e.service_process import ServiceProcess
 from tests.service.peers.processes import running
 from tests.service.peers.test_over_http import SECRET
-from tests.waiting import PATIENCE_SECONDS
+from tests.waiting import PATIENCE_SECONDS, until
 
 LINES = 20
 SETTINGS = {
@@ -57,9 +59,9 @@ def three(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Three]:
         yield made
 
 
-def write(service: ServiceProcess, key: RunKey, name: str) -> None:
-    """Lines that are in a segment of the store, and in no chunk."""
-    headers = {"content-type": "text/plain", "tailrace-durability": "bulk"}
+def write(service: ServiceProcess, key: RunKey, name: str, durability: str = "bulk") -> None:
+    """Lines; `bulk` ones are in a segment of the store, and in no chunk."""
+    headers = {"content-type": "text/plain", "tailrace-durability": durability}
     text = "".join([f"{name} {number}\n" for number in range(LINES)])
     url = f"{service.url}{run_path(key)}"
     httpx.post(url, content=text, headers=headers, timeout=60).raise_for_status()
@@ -77,10 +79,10 @@ def close_at_last(service: ServiceProcess, key: RunKey) -> None:
         assert time.monotonic() < deadline
 
 
-def agreed(service: ServiceProcess, key: RunKey) -> list[Statement]:
+def agreed(service: ServiceProcess, key: RunKey, lines: int = 2 * LINES) -> list[Statement]:
     """What all ways to read the run say; they say one thing."""
     said = look(service.url, key)
-    assert disagreements(said, 2 * LINES) == []
+    assert disagreements(said, lines) == []
     return said
 
 
@@ -93,10 +95,10 @@ def check_it_goes_on(service: ServiceProcess, key: RunKey, silent: str) -> None:
     assert [name.partition("-")[0] for name in named] == [silent]
 
 
-def check_it_has_ended(service: ServiceProcess, key: RunKey) -> None:
-    said = agreed(service, key)
+def check_it_has_ended(service: ServiceProcess, key: RunKey, lines: int = 2 * LINES) -> None:
+    said = agreed(service, key, lines)
     assert [one.door for one in said if one.ended is False] == []
-    assert {one.lines for one in said if one.lines is not None} == {2 * LINES}
+    assert {one.lines for one in said if one.lines is not None} == {lines}
 
 
 def test_a_run_is_closing_at_every_node_while_one_is_killed(three: Three) -> None:
@@ -135,3 +137,30 @@ def test_a_run_is_closing_at_every_node_while_one_is_frozen(three: Three) -> Non
     close_at_last(b, key)
     for service in (a, b, reader):
         check_it_has_ended(service, key)
+
+
+@pytest.mark.parametrize("three", ["600"], indirect=True)
+def test_a_closed_run_is_open_while_a_silent_node_holds_lines_from_after_the_close(
+    three: Three, tmp_path: Path
+) -> None:
+    a, b, reader = three.a, three.b, three.reader
+    key = RunKey("svc.late", "run")
+    write(a, key, "a")
+    write(b, key, "b")
+    close_at_last(a, key)
+    marker = tmp_path / "store" / keys.active_nodes(keys.PREFIX, key)
+    asyncio.run(until(lambda: not marker.exists() or not list(marker.iterdir())))
+    write(b, key, "late", durability="durable")
+    asyncio.run(until(lambda: marker.exists() and bool(list(marker.iterdir()))))
+    b.kill()
+    for service in (a, reader):
+        said = look(service.url, key)
+        assert disagreements(said) == []
+        assert not [one.door for one in said if one.ended]
+        assert {one.state for one in said if one.state is not None} == {"open"}
+        (named,) = {one.silent for one in said if one.silent is not None}
+        assert [name.partition("-")[0] for name in named] == ["b"]
+    b.start()
+    close_at_last(a, key)
+    for service in (a, b, reader):
+        check_it_has_ended(service, key, 3 * LINES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
@@ -129,6 +130,43 @@ async def test_what_is_harmed_here_changes_no_answer(
             assert found == world.expected(asked)
             assert stats["complete"]
             assert stats["files_failed"] == 0
+
+
+def flip(path: Path, share: float) -> None:
+    """Turns a bit, as a disk does: the time of change stays."""
+    was, body = path.stat(), bytearray(path.read_bytes())
+    body[int(len(body) * share)] ^= 4
+    path.write_bytes(bytes(body))
+    os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("which", [0, 1])
+async def test_a_bit_that_flips_here_changes_no_answer(
+    world: World, which: int, restarted: bool
+) -> None:
+    await one_file(world)
+    asked = [ALL, replace(ALL, condition=Contains("word"))]
+    for share in (0.3, 0.6):
+        async with engine_of(world, scan_copies_bytes=0) as engine:
+            await all_kept(engine, world)
+            path = kept(engine)[which]
+            if not restarted:
+                flip(path, share)
+                await find_all(engine, world, asked)
+        if restarted:
+            flip(path, share)
+            async with engine_of(world, scan_copies_bytes=0) as engine:
+                await find_all(engine, world, asked)
+        for path in Path(engine.files.folder).iterdir():
+            path.unlink()
+
+
+async def find_all(engine: QueryEngine, world: World, asked: Sequence[QueryRequest]) -> None:
+    for request in asked:
+        found, stats = await search(engine, request)
+        assert found == world.expected(request)
+        assert stats["complete"]
 
 
 async def test_what_was_harmed_comes_again(world: World) -> None:

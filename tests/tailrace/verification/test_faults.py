@@ -391,3 +391,44 @@ def test_positions_that_were_used_twice(world: World) -> None:
     body = encode_segment(batches, node=node, seq=seq, carry=Carry()).body
     asyncio.run(world.store.put(keys.segment(node, seq), body))
     assert "positions begin at 0" in world.look().one("segment-overlap").detail
+
+
+# --- the table's log -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("harm", ["emptied", "cut", "flipped"])
+def test_a_damaged_checkpoint_is_named_and_the_rest_is_compared(world: World, harm: str) -> None:
+    world.checkpoint()
+    (checkpoint,) = (world.root / "table" / "_delta_log").glob("*.checkpoint.parquet")
+    if harm == "flipped":
+        world.change(checkpoint, -9)  # in the footer
+    else:
+        checkpoint.write_bytes(checkpoint.read_bytes()[: 100 if harm == "cut" else 0])
+    chunk = world.chunks("p/open")[0]
+    world.change(chunk, 3)
+    found = world.look()
+    assert found.kinds == {"table-log-damaged", "chunk-damaged"}
+    fault = found.one("table-log-damaged")
+    assert fault.place == f"table/_delta_log/{checkpoint.name}"
+    assert "remove it instead" in fault.detail
+    assert "log does not read" in found.findings.notes[0]
+    # What it advises helps, as long as the entries are there.
+    checkpoint.unlink()
+    (checkpoint.parent / "_last_checkpoint").unlink()
+    assert world.look().kinds == {"chunk-damaged", "line-differs"}
+
+
+def test_an_entry_of_the_log_without_all_its_actions(world: World) -> None:
+    newest = max((world.root / "table" / "_delta_log").glob("*.json"))
+    newest.write_bytes(newest.read_bytes()[:-30])
+    found = world.look()
+    assert found.one("table-log-damaged").place.endswith(newest.name)
+
+
+def test_an_entry_of_the_log_that_is_gone_between_others(world: World) -> None:
+    for _ in range(2):
+        world.rewrite(lambda rows: rows.slice(0, 0))
+    gone = sorted((world.root / "table" / "_delta_log").glob("*.json"))[-2]
+    gone.unlink()
+    found = world.look()
+    assert found.one("table-log-damaged").place == f"table/_delta_log/{gone.name}"

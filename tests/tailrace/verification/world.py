@@ -229,6 +229,12 @@ class World:
     def table_files(self) -> list[Path]:
         return [self.root / "table" / file.path for file in self.table.snapshot().files]
 
+    def checkpoint(self) -> None:
+        """Has the table's log begin with a checkpoint, as every 20 commits."""
+        delta = self.table.snapshot().delta
+        assert delta is not None
+        delta.create_checkpoint()
+
     def raise_low(self, low: int) -> None:
         """A compactor's word that segments below are no longer kept."""
         (mark,) = (self.root / "coordination" / "text").iterdir()

@@ -137,6 +137,43 @@ async def test_the_texts_of_chunks_were_cut(tmp_path: Path) -> None:
             await agree(world, expected)
 
 
+async def flip(world: Reader, name: str, at: int) -> None:
+    """Turns a bit of a chunk's text."""
+    body = bytearray((await world.store.get(name))[1])
+    body[at] ^= 1
+    await world.store.put(name, bytes(body))
+
+
+@pytest.mark.repairs(reason="chunks or their indexes are taken away")
+async def test_a_bit_of_a_chunk_is_noticed_wherever_it_flips_and_turned_back(
+    tmp_path: Path,
+) -> None:
+    async with written(tmp_path, batches=3) as (world, expected):
+        names = await chunk_keys(world, ".txt")
+        before = await bodies(world.store, names)
+        for name, body in before.items():
+            for at in range(0, len(body), 5 if on_disk() else 50):
+                await flip(world, name, at)
+                assert await world.paged(RUN, 4) == expected
+                await flip(world, name, at)
+                assert await world.caught_up(RUN) == expected
+        assert await bodies(world.store, names) == before
+        assert world.run_logs.problems() == []
+
+
+@pytest.mark.repairs(reason="chunks or their indexes are taken away")
+async def test_a_changed_chunk_that_nothing_else_has_is_not_shown(tmp_path: Path) -> None:
+    async with written(tmp_path, batches=3) as (world, expected):
+        names = await chunk_keys(world, ".txt")
+        await flip(world, names[1], 5)
+        await world.store.delete([keys.segment(world.journal.node, n) for n in range(1, 4)])
+        with pytest.raises(ChunkLost, match="is damaged, and batch"):
+            await world.paged(RUN, 4)
+        assert any("is damaged" in problem for problem in world.run_logs.problems())
+        page = await world.run_logs.reader.page(RUN, after=None, limit=3)
+        assert page.text == expected[: len(page.text)], "the other chunks"
+
+
 @pytest.mark.repairs(reason="chunks or their indexes are taken away")
 @pytest.mark.on_servers(where=("both",))
 @pytest.mark.parametrize("where", WHERE)

@@ -1,0 +1,81 @@
+"""Checks the files of the table's log, so that a log that does not read is named by its object.
+
+Entries have their number of actions, and a checkpoint is a Parquet file. What they say of the
+table's files is compared with these files (`files.py`, `table.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from compactor.commit.log import is_whole
+from logstore import keys
+from logstore.errors import NotFound
+from logstore.objects.store import ObjectStore
+from logstore.table.log_folder import commit_name
+from logstore.table.table import LOG
+from tailrace.verification.fault import Findings
+
+_FOLDER: Final = f"{keys.TABLE}/{LOG}/"
+_ENTRY: Final = re.compile(r"([0-9]{20})\.json")
+_CHECKPOINT: Final = re.compile(r"([0-9]{20})\.checkpoint(\.[0-9]{10}\.[0-9]{10})?\.parquet")
+_AT_ONCE: Final = 16
+_ENTRY_ADVICE: Final = "Put an intact version of the object back"
+_CHECKPOINT_ADVICE: Final = (
+    f"{_ENTRY_ADVICE}. If every entry since the checkpoint before is there, remove it instead, and"
+    " `_last_checkpoint` with it: readers then take the entries. On a local store the compactor"
+    " does so with a checkpoint that does not read"
+)
+
+
+async def check_table_log(store: ObjectStore, findings: Findings) -> bool:
+    """Reports each file that does not read, or is gone between others; whether there is one.
+
+    Raises `StoreUnavailable`.
+    """
+    turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def look(key: str) -> bool:
+        async with turns:
+            try:
+                body = (await store.get(key))[1]
+            except NotFound:
+                return False  # cleaned away since it was listed
+            found = await asyncio.to_thread(_fault, key.rpartition("/")[2], body)
+        findings.count("files of the table's log")
+        if found:
+            findings.add("table-log-damaged", key, found)
+        return bool(found)
+
+    every = [info.key async for info in store.list(_FOLDER)]
+    damaged = await asyncio.gather(*(look(key) for key in every))
+    missing = _missing([key.rpartition("/")[2] for key in every])
+    for number in missing:
+        where = f"{_FOLDER}{commit_name(number)}"
+        findings.add("table-log-damaged", where, f"later entries are there. {_ENTRY_ADVICE}")
+    return any(damaged) or bool(missing)
+
+
+def _missing(names: Sequence[str]) -> list[int]:
+    """Versions without an entry since the last checkpoint, or the first entry."""
+    entries = {int(found[1]) for name in names if (found := _ENTRY.fullmatch(name))}
+    checkpoints = [int(found[1]) for name in names if (found := _CHECKPOINT.fullmatch(name))]
+    first = max(checkpoints, default=min(entries, default=0))
+    return [number for number in range(first + 1, max(entries, default=0)) if number not in entries]
+
+
+def _fault(name: str, body: bytes) -> str:
+    if _ENTRY.fullmatch(name) and not is_whole(body):
+        return f"it has not the actions that were committed. {_ENTRY_ADVICE}"
+    if _CHECKPOINT.fullmatch(name):
+        try:
+            pq.read_table(pa.BufferReader(body))
+        except (OSError, ValueError, pa.ArrowException) as error:
+            return f"the checkpoint does not read: {error}. {_CHECKPOINT_ADVICE}"
+    return ""
