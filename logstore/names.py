@@ -69,6 +69,17 @@ def check_name(name: str, field: str) -> None:
         )
 
 
+def check_new_name(name: str, field: str) -> None:
+    """`check_name` for what is about to begin. What has such a name already stays readable."""
+    check_name(name, field)
+    if name in (".", ".."):
+        raise InvalidName(
+            f"{field} is {name!r}, which is a folder in every URL",
+            field=field,
+            hint="Browsers and clients leave it out of addresses. Choose another name.",
+        )
+
+
 def _utf8(name: str, field: str) -> bytes:
     try:
         return name.encode()

@@ -46,7 +46,7 @@ from service.http.body import (
     drain,
     read_rest,
 )
-from service.http.decode import KINDS, Decoded, decode, kind_of, prefixed
+from service.http.decode import KINDS, Decoded, charset_of, decode, kind_of, prefixed
 from service.http.durations import appended
 from service.http.errors import Problem, problem
 from service.http.gate import Gate
@@ -215,10 +215,11 @@ class AppendRoutes:
 
     def _decode_small(self, body: bytes, content_type: bytes | None) -> Decoded:
         kind = KINDS.get(content_type) or kind_of(content_type)
-        if kind == "text" and body.isascii() and body[-1:] == b"\n" and 0 not in body[:2]:
+        charset, plain = charset_of(content_type), kind == "text" and body.isascii()
+        if plain and charset is None and body[-1:] == b"\n" and 0 not in body[:2]:
             lines = count_lines(body)
             return Decoded(body, lines, lines)
-        return decode(body, kind, None, self._bounds)
+        return decode(body, kind, None, self._bounds, charset)
 
     async def _store_large(
         self, route: Route, get: Get, first: Message, receive: Receive, send: Send
@@ -362,11 +363,11 @@ class AppendRoutes:
     async def _decode(
         self, body: bytes, content_type: bytes | None, encoding: bytes | None, share: Share
     ) -> Decoded:
-        kind = kind_of(content_type)
+        kind, charset = kind_of(content_type), charset_of(content_type)
         if encoding is None and not _may_hold_gzip(body):
             if len(body) < self.settings.offload_bytes:
-                return decode(body, kind, None, self._bounds)
-            return await self._in_thread(body, kind, None, self._bounds)
+                return decode(body, kind, None, self._bounds, charset)
+            return await self._in_thread(body, kind, None, self._bounds, charset)
         # A compressed body takes room for what it may become before it is inflated: first for a
         # usual ratio, and for more only if that was too little.
         most, room = self._bounds.text_bytes, 0
@@ -377,7 +378,7 @@ class AppendRoutes:
                 await share.grow(_COPIES * (room - before))
                 bounds = replace(self._bounds, text_bytes=room)
                 try:
-                    return await self._in_thread(body, kind, encoding, bounds)
+                    return await self._in_thread(body, kind, encoding, bounds, charset)
                 except TooLarge:
                     if room == most:
                         raise
@@ -385,10 +386,17 @@ class AppendRoutes:
             share.charge(-_COPIES * room)
 
     async def _in_thread(
-        self, body: bytes, kind: str, encoding: bytes | None, bounds: Bounds
+        self,
+        body: bytes,
+        kind: str,
+        encoding: bytes | None,
+        bounds: Bounds,
+        charset: str | None,
     ) -> Decoded:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, decode, body, kind, encoding, bounds)
+        return await loop.run_in_executor(
+            self._threads, decode, body, kind, encoding, bounds, charset
+        )
 
     async def _answer_close(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
         self.counters.close_requests += 1

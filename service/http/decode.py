@@ -7,10 +7,10 @@
 | `text/plain; charset=utf-8; attributes=header` | raw lines, see `attributes.py` |
 | `application/x-ndjson` | records, see `records.py` |
 
-Each may have `Content-Encoding: gzip` or `zstd`. `logs` with `compressed` true is
-base64 of gzip. OpenMetadata's `lineCount` and `timestamp` are wrong in its own
-client (one too many; renewed on a retry), so both are ignored. An object with
-`connectorId` and `timestamp` and without `logs` is how its first clients open a run.
+Each may have `Content-Encoding: gzip` or `zstd`, and a `charset`, from which it is turned into
+UTF-8. `logs` with `compressed` true is base64 of gzip. OpenMetadata's `lineCount` and
+`timestamp` are wrong in its own client (one too many; renewed on a retry), so both are ignored. An
+object with `connectorId` and `timestamp` and without `logs` is how its first clients open a run.
 
 All are pure functions of bytes: the append route calls them in a thread for large bodies.
 """
@@ -18,8 +18,10 @@ All are pure functions of bytes: the append route calls them in a thread for lar
 from __future__ import annotations
 
 import binascii
+import codecs
+import re
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from logstore.errors import InvalidInput, TooLarge
 from logstore.ulid import MAX_LINES
@@ -62,8 +64,10 @@ def prefixed(decoded: Decoded) -> Decoded:
     return decoded._replace(text=b"[%b] %b" % (name.encode(), decoded.text))
 
 
-def decode(body: bytes, kind: str, encoding: bytes | None, bounds: Bounds) -> Decoded:
-    """Decodes the batch in `body`; `kind` is one of the values of `KINDS`.
+def decode(
+    body: bytes, kind: str, encoding: bytes | None, bounds: Bounds, charset: str | None = None
+) -> Decoded:
+    """Decodes the batch in `body`; `kind` is one of the values of `KINDS`, `charset` not UTF-8.
 
     Raises `InvalidInput`, `TooLarge` (more text than `bounds` allow, or too many lines),
     `HttpError` 415 (an unknown encoding), and what `bounds.go_on` raises.
@@ -73,7 +77,15 @@ def decode(body: bytes, kind: str, encoding: bytes | None, bounds: Bounds) -> De
         if inflate is None:
             raise HttpError(415, f"Content-Encoding {encoding.decode('latin-1')!r} is not known")
         body = inflate(body, bounds, "body")
-    body = without_mark(body, "body")
+    replaced = 0
+    if charset is not None:
+        body, replaced = _transcoded(body, charset)
+    decoded = _decode(without_mark(body, "body"), kind, bounds)
+    return decoded._replace(replaced=decoded.replaced + replaced) if replaced else decoded
+
+
+def _decode(body: bytes, kind: str, bounds: Bounds) -> Decoded:
+    """Decodes what is UTF-8 without compression."""
     if len(body) > bounds.text_bytes and kind != "json":
         raise TooLarge(f"more than {bounds.text_bytes} bytes of text", field="body")
     if kind == "text":
@@ -83,6 +95,11 @@ def decode(body: bytes, kind: str, encoding: bytes | None, bounds: Bounds) -> De
     return _decode_json(body, bounds, announced=kind == "json")
 
 
+_CHARSET: Final = re.compile(rb';\s*charset\s*=\s*"?([^\s";]+)', re.IGNORECASE)
+_NO_CHARSETS: Final = frozenset(
+    ("idna", "punycode", "raw_unicode_escape", "unicode_escape", "undefined", "utf-7", "utf-8-sig")
+)
+"""Codecs of text that are no charset of a body."""
 KINDS: dict[bytes | None, str] = {
     b"application/json": "json",
     b"application/json; charset=utf-8": "json",
@@ -100,14 +117,40 @@ def kind_of(content_type: bytes | None) -> str:
         return "sniff"
     if asks_for_attributes(content_type):
         return "text"
-    essence, _, parameters = content_type.partition(b";")
-    kind = KINDS.get(essence.strip().lower())
-    charset = parameters.strip().lower().replace(b'"', b"")
-    if kind is None or (
-        charset.startswith(b"charset=") and charset not in (b"charset=utf-8", b"charset=us-ascii")
-    ):
+    kind = KINDS.get(content_type.partition(b";")[0].strip().lower())
+    if kind is None:
         raise HttpError(415, f"Content-Type {content_type.decode('latin-1')[:100]!r} is not taken")
     return kind
+
+
+def charset_of(content_type: bytes | None) -> str | None:
+    """The codec of a body that is not UTF-8. Raises `HttpError` 415 for an unknown charset."""
+    if content_type is None or content_type in KINDS:
+        return None
+    found = _CHARSET.search(content_type)
+    if found is None:
+        return None
+    name = found[1].decode("latin-1")
+    try:
+        codec = codecs.lookup(name)
+        "".encode(name)  # refuses codecs that are not of text
+    except LookupError:
+        codec = None
+    if codec is None or codec.name in _NO_CHARSETS:
+        raise HttpError(
+            415,
+            f"the charset {name[:80]!r} is not known",
+            hint=f"Send UTF-8, or one of the charsets that Python has instead of {name[:80]!r}, "
+            "such as ISO-8859-1, windows-1252, UTF-16 or Shift_JIS.",
+        )
+    return None if codec.name in ("utf-8", "ascii") else codec.name
+
+
+def _transcoded(body: bytes, charset: str) -> tuple[bytes, int]:
+    """The body in UTF-8, and how many characters of it had to be replaced."""
+    text = body.decode(charset, "replace")
+    raw, more = encode_text(text)
+    return raw, more + text.count("\N{REPLACEMENT CHARACTER}")
 
 
 def _lines(bounds: Bounds, text: bytes, replaced: int, connector: str | None = None) -> Decoded:

@@ -1,9 +1,9 @@
 """Decompression that stops at a limit: a bomb costs the limit, not its inflated size.
 
 Data is inflated in pieces, so the size is known before it is held, and the caller can
-end it between two pieces. gzip may have several members; bytes after the last one, and a missing
-end, are errors. Members, frames and blocks are limited too: an empty one costs
-its set-up and makes no text, so that their number, not the text, would be the cost.
+end it between two pieces. gzip may have several members, with zeros behind each; other bytes after
+the last one, and a missing end, are errors. Members, frames and blocks are limited too: an empty
+one costs its set-up and makes no text, so that their number, not the text, would be the cost.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def gunzip(data: Iterable[bytes], bounds: Bounds, field: str) -> bytes:
         for given in data:
             bounds.go_on()
             rest = given
-            while rest:
+            while rest := _unpadded(rest) if stream is None and members else rest:
                 if stream is None:
                     stream = isal_zlib.decompressobj(wbits=_GZIP)
                     members += 1
@@ -64,6 +64,11 @@ def gunzip(data: Iterable[bytes], bounds: Bounds, field: str) -> bytes:
     if stream is not None:
         raise InvalidInput("the gzip data ends early", field=field, hint=_HINT)
     return b"".join(found)
+
+
+def _unpadded(rest: bytes) -> bytes:
+    """What follows a member, without the zeros with which tapes and blocks are filled."""
+    return rest.lstrip(b"\0")
 
 
 def unzstd(data: bytes, bounds: Bounds, field: str) -> bytes:

@@ -23,13 +23,16 @@ count lines here as well, so that each is a place in every format.
 
 No line of a log can begin or end a frame. In JSON everything that any client takes
 for a line end is escaped (Python's `splitlines` takes more than the standard does). In
-text they are shown as escapes (`\r`, `\u2028`), but for a `\r` at the end, which goes.
+text they are shown as escapes (`\r`, `\v`, `\f`, `\0`, `\x1c`, `\x85`, `\u2028`), but for a `\r` at
+the end, which goes. Backslashes of the line that stand before one of these letters, or before such
+a character, are doubled: an odd number of them before a letter ends in an escape.
 
 `watching` is a reader's stay: from its registration at the tail until it leaves or is done.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -84,6 +87,11 @@ _TEXT_ESCAPES = (
     (b"\xe2\x80\xa9", b"\\u2029"),
 )
 
+_BEFORE_ESCAPES = re.compile(
+    rb"\\+(?=[rvf0xu\r\x0b\x0c\x1c\x1d\x1e\x00]|\xc2\x85|\xe2\x80[\xa8\xa9])"
+)
+"""Backslashes that would be read as a part of an escape."""
+
 
 def event(kind: str, run: str, cursor: str | None, *, named: bool = True, **fields: Any) -> bytes:
     """One event of the JSON form; `fields` are the fields of a LogStreamEvent that are set."""
@@ -120,6 +128,8 @@ def text_lines(
     The group follows `before`, and `skipped` lines of it are left out. `ids` are of all its lines.
     """
     body = shown(text).encode().replace(b"\r\n", b"\n")
+    if b"\\" in body:
+        body = _BEFORE_ESCAPES.sub(rb"\g<0>\g<0>", body)
     for separator, escape in _TEXT_ESCAPES:
         if separator in body:
             body = body.replace(separator, escape)

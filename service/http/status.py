@@ -34,12 +34,11 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.errors import InvalidInput, TailraceError
-from logstore.names import check_name
 from logstore.runs.report import Report
 from service.http import sse
 from service.http.body import json_object
 from service.http.node import NodeApi
-from service.http.targets import ROOT, name, run_key
+from service.http.targets import ROOT, check_new_run, name, run_key
 from service.runs.outcomes import REPORTED
 from service.runtime.counters import HttpCounters
 
@@ -114,8 +113,8 @@ def status_routes(node: NodeApi) -> APIRouter:
     async def put_status(fqn: str, request: Request) -> Response:
         value = await json_object(request)
         run = _checked(value)
-        check_name(run, "runId")
         key = RunKey(name(fqn.encode(), "fqn"), run)
+        check_new_run(key)
         report = await node.status.put(key, value)
         reply = _json(report.body)
         if report.said.heartbeat:

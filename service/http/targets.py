@@ -26,7 +26,7 @@ from fastapi import Request
 
 from logstore.batch import RunKey
 from logstore.errors import InvalidInput, InvalidName, NotFound
-from logstore.names import check_name
+from logstore.names import check_name, check_new_name
 
 ROOT = "/api/v1/services/ingestionPipelines"
 BASE = ROOT + "/logs"
@@ -57,7 +57,16 @@ def append_target(raw_path: bytes) -> Target:
         )
     _refuse_verb(parts[-1].decode("latin-1"))
     _refuse_stream(parts)
-    return Target(RunKey(name(b"/".join(parts[:-1]), "fqn"), name(parts[-1], "runId")), close)
+    key = RunKey(name(b"/".join(parts[:-1]), "fqn"), name(parts[-1], "runId"))
+    if not close:
+        check_new_run(key)
+    return Target(key, close)
+
+
+def check_new_run(key: RunKey) -> None:
+    """Raises `InvalidName` for names that no run or pipeline can begin with."""
+    check_new_name(key.fqn, "fqn")
+    check_new_name(key.run, "runId")
 
 
 def run_key(fqn: str, run: str) -> RunKey:

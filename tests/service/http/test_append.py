@@ -43,6 +43,39 @@ def packed(text: str) -> str:
             PLAIN | {"content_encoding": "gzip"},
             b"1\n2\n",
         ),
+        (gzipped(b"1\n") + bytes(999), PLAIN | {"content_encoding": "gzip"}, b"1\n"),
+        (
+            gzipped(b"1\n") + bytes(7) + gzipped(b"2\n") + bytes(1 << 19),
+            PLAIN | {"content_encoding": "gzip"},
+            b"1\n2\n",
+        ),
+        (
+            "süß €\n".encode("cp1252"),
+            {"content_type": "text/plain; charset=windows-1252"},
+            "süß €\n".encode(),
+        ),
+        (
+            "süß\n".encode("latin-1"),
+            {"content_type": 'text/plain;charset="ISO-8859-1"'},
+            "süß\n".encode(),
+        ),
+        (
+            gzipped("süß\n".encode("utf-16")),
+            {"content_type": "text/plain; charset=UTF-16", "content_encoding": "gzip"},
+            "süß\n".encode(),
+        ),
+        (b"a\0\n\0", {"content_type": "text/plain; charset=utf-16le"}, b"a\n"),
+        (
+            '{"logs":"ü"}'.encode("latin-1"),
+            {"content_type": "application/json; charset=iso-8859-1"},
+            "ü\n".encode(),
+        ),
+        (
+            "\u3042\n".encode("shift_jis") + b"\x81",
+            {"content_type": "text/plain; charset=sjis"},
+            "\u3042\n\N{REPLACEMENT CHARACTER}\n".encode(),
+        ),
+        (b"a\n", {"content_type": "text/plain; charset=UTF8"}, b"a\n"),
         (zstandard.compress(b"z\n"), PLAIN | {"content_encoding": "zstd"}, b"z\n"),
         (gzipped(b'"j"'), JSON | {"content_encoding": "gzip"}, b"j\n"),
         (b'{"message":"a"}\n\n{"message":"b\\nc"}\n', NDJSON, b"a\nb\nc\n"),
@@ -224,7 +257,9 @@ BAD: list[tuple[bytes, dict[str, str], int, str, str | None]] = [
     ),
     (b"x", PLAIN | {"content_encoding": "br"}, 415, "unsupported-media-type", None),
     (b"x", {"content_type": "image/png"}, 415, "unsupported-media-type", None),
-    (b"x", {"content_type": "text/plain; charset=latin-1"}, 415, "unsupported-media-type", None),
+    (b"x", {"content_type": "text/plain; charset=klingon"}, 415, "unsupported-media-type", None),
+    (b"x", {"content_type": "text/plain; charset=base64"}, 415, "unsupported-media-type", None),
+    (bytes(9) + gzipped(b"x"), PLAIN | {"content_encoding": "gzip"}, 400, "invalid-input", "body"),
     (b"not json", {}, 415, "unsupported-media-type", None),
     (b'{"message":"a"}\n{"message":', NDJSON, 400, "invalid-input", "body[2]"),
     (b'{"message":"a"},{"message":"b"}', NDJSON, 400, "invalid-input", "body[1]"),
@@ -296,7 +331,7 @@ async def test_a_nodes_refusal_becomes_a_problem(
     [
         ("/a/b/c/run", RunKey("a/b/c", "run")),
         ("/a%2Fb/run", RunKey("a/b", "run")),
-        ("/..%2F../%2E%2E", RunKey("../..", "..")),
+        ("/..%2F../%2E%2E.", RunKey("../..", "...")),
         ("/n%00ul/r%00", RunKey("n\0ul", "r\0")),
         (f"/{'x' * 2000}/{'y' * 2000}", RunKey("x" * 2000, "y" * 2000)),
         ("/%F0%9F%90%8D/%C3%BC", RunKey("\N{SNAKE}", "ü")),
@@ -312,6 +347,23 @@ async def test_names_are_taken_from_the_right_and_as_they_are(
         response = await served.post(path, b"x\n", **PLAIN)
         assert response.status_code == 200, response.text
     assert {batch.key for batch in served.node.batches} == {key}
+
+
+@pytest.mark.parametrize("path", ["/p/%2E", "/p/%2E%2E", "/%2E%2E/r", "/%2E/r"])
+async def test_no_run_begins_with_a_name_that_urls_leave_out(direct: Serve, path: str) -> None:
+    served = await direct()
+    response = await served.post(path, b"x\n", **PLAIN)
+    assert response.status_code == 400
+    assert "folder" in response.json()["detail"]
+    assert "another name" in response.json()["hint"]
+    assert (await served.post(f"{path}/close", b"")).status_code == 200, "one that is there can end"
+    assert not served.node.batches
+
+
+async def test_an_unknown_charset_is_named_in_the_hint(direct: Serve) -> None:
+    served = await direct()
+    response = await served.post("/p/r", b"x\n", content_type="text/plain; charset=klingon")
+    assert "'klingon'" in response.json()["hint"]
 
 
 @pytest.mark.parametrize(

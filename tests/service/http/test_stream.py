@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,9 +13,12 @@ from urllib.parse import quote
 import httpx
 import orjson
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from logstore.batch import RunKey
 from logstore.errors import StoreUnavailable
+from service.http import sse
 from service.ingest.batch import IncomingBatch
 from service.runs.read import LogPiece
 from service.runs.source_pieces import After
@@ -301,6 +305,31 @@ async def test_no_line_makes_a_frame_of_its_own(serve: Serve) -> None:
     assert body.count("\n\n") == len(HOSTILE) + 1
     assert [line for line in body.split("\n") if line.startswith("event:")] == ["event: complete"]
     assert "data: a\\rb" in body
+
+
+CONTROLS = "\r\v\f\0\x1c\x1d\x1e\x85\u2028\u2029"
+
+
+def unescaped(shown: str) -> str:
+    """A line of `format=text` as it was, by the rule of `docs/runs.md`."""
+    signs = {"r": "\r", "v": "\v", "f": "\f", "0": "\0"}
+
+    def one(found: re.Match[str]) -> str:
+        slashes, letter = found.groups()
+        kept = "\\" * (len(slashes) // 2)
+        if len(slashes) % 2 == 0:
+            return kept + letter
+        return kept + signs.get(letter, chr(int(letter[1:] or "0", 16)))
+
+    return re.sub(r"(\\+)(r|v|f|0|x[0-9a-f]{2}|u[0-9a-f]{4}|x|u)", one, shown)
+
+
+@settings(deadline=None)
+@given(st.lists(st.text(st.sampled_from(f"\\{CONTROLS}rvf0xu128ca")), min_size=1))
+def test_no_two_lines_look_alike_as_text(lines: list[str]) -> None:
+    sent = sse.text_lines(("\n".join(lines) + "\n").encode(), "c", "d")
+    data = [line[6:] for line in sent.decode().split("\n") if line.startswith("data: ")]
+    assert [unescaped(line) for line in data] == [line.removesuffix("\r") for line in lines]
 
 
 async def test_a_silent_stream_beats(serve: Serve) -> None:
