@@ -2,8 +2,8 @@
 
 Reads ndjson, whose last record says whether the result is complete. Without `--json` a
 record is its message, with the run's name before it unless `--fqn` and `--run` name
-it, as grep does with files. `--follow` goes on live, `--histogram` draws counts. Exit status:
-0 complete, 2 partial (stderr says why).
+it, as grep does with files. `--follow` goes on live, `--histogram` and `--count` count. Exit
+status: 0 complete, 2 partial (stderr says why).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import httpx
 from logstore.errors import InvalidInput
 from tailrace.console.pager import add_pager, paged
 from tailrace.remote.api import TIMES, add_url, authorization, check, complete_names, errors_as_ours
-from tailrace.searching.output import Printer, chart
+from tailrace.searching.output import Printer, chart, counts
 
 PARTIAL: Final = 2
 _FOLLOWED: Final[tuple[str, ...]] = ("q", "regex", "from", "fqn", "run", "level")
@@ -62,9 +62,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--histogram", action="store_true", help="counts over time, by level, as a chart"
     )
     parser.add_argument(
+        "--count",
+        metavar="FIELDS",
+        help="how many records there are of each value of these fields: level,json.status",
+    )
+    parser.add_argument(
         "--json",
         action="store_true",
-        help="whole records, one JSON object a line; with --histogram: the counts as JSON",
+        help="whole records, one JSON object a line; with --histogram, --count: counts as JSON",
     )
     add_pager(parser)
     parser.add_argument(
@@ -91,6 +96,8 @@ def run(arguments: argparse.Namespace) -> int:
     ):
         if arguments.histogram:
             return _histogram(arguments, client)
+        if arguments.count is not None:
+            return _count_by(arguments, client)
         with client.stream("GET", "/query", params=parameters(arguments)) as response:
             if not response.is_success:
                 response.read()
@@ -125,6 +132,17 @@ def _histogram(arguments: argparse.Namespace, client: httpx.Client) -> int:
     return _verdict(found["stats"])
 
 
+def _count_by(arguments: argparse.Namespace, client: httpx.Client) -> int:
+    given = parameters(arguments)
+    asked = {name: given[name] for name in (*_COUNTED, "limit") if name in given}
+    response = client.post("/query/count", json=asked | {"by": arguments.count})
+    check(response)
+    found = response.json()
+    sys.stdout.write(f"{response.text}\n" if arguments.json else counts(found))
+    sys.stdout.flush()
+    return _verdict(found["stats"])
+
+
 def _printer(arguments: argparse.Namespace, out: TextIO | None = None) -> Printer:
     named = arguments.fqn is None or arguments.run is None
     return Printer(out or sys.stdout, whole=arguments.json, named=named)
@@ -132,7 +150,9 @@ def _printer(arguments: argparse.Namespace, out: TextIO | None = None) -> Printe
 
 def _check(arguments: argparse.Namespace) -> None:
     """Raises `InvalidInput` for flags that say nothing together."""
-    alone = [name for name in ("follow", "histogram", "context") if getattr(arguments, name)]
+    alone = [
+        name for name in ("follow", "histogram", "context", "count") if getattr(arguments, name)
+    ]
     if len(alone) > 1:
         raise InvalidInput(
             f"--{alone[0]} and --{alone[1]} are both given", hint="Give one of the two."

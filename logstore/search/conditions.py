@@ -42,7 +42,10 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class Json:
-    """A value within a message that is JSON; numbers in the path count in arrays, from 0."""
+    """A value within a message that is JSON; numbers in the path count in arrays, from 0.
+
+    What is said of an array holds for the array as text, or for one of its elements.
+    """
 
     path: tuple[str, ...]
 
@@ -54,7 +57,12 @@ class Logfmt:
     key: str
 
 
-Field: TypeAlias = Column | Attribute | Json | Logfmt
+@dataclass(frozen=True, slots=True)
+class AnyAttribute:
+    """The values of all attributes: what is said of them holds for one."""
+
+
+Field: TypeAlias = Column | Attribute | Json | Logfmt | AnyAttribute
 MESSAGE: Final = Column("message")
 
 
@@ -92,6 +100,15 @@ class Is:
     text: str
     field: Field
     ignore_case: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """The field is one of the texts, or is worth one of the numbers; a message has one of them."""
+
+    texts: tuple[str, ...]
+    field: Field
+    numbers: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +151,9 @@ class Not:
     part: Condition
 
 
-Condition: TypeAlias = Contains | Matches | StartsWith | Is | Exists | Compares | All | AnyOf | Not
+Condition: TypeAlias = (
+    Contains | Matches | StartsWith | Is | OneOf | Exists | Compares | All | AnyOf | Not
+)
 
 
 def leaves(condition: Condition) -> Iterator[Condition]:

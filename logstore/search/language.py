@@ -13,6 +13,9 @@ r"""The language of searches: `parse` makes a `Condition` of what stands in `q`.
     logfmt.status>=500            `status=503` in the message
     pos:[10 TO 20]  ts:{a TO *]   ranges: [ ] with the ends, { } without, * is open
     level:(ERROR OR FATAL)        one of several values
+    level:in(ERROR, FATAL)        the same, also for thousands of values
+    json.tags:a                   an array has the element
+    *:12345                       any field is this, or the message has it
     error*  fqn:*.orders          a `*` stands for anything, without quotes
     attributes.region:*           the record has it
     a b   a AND b                 both
@@ -48,6 +51,7 @@ from logstore.search.conditions import (
     COLUMNS,
     MESSAGE,
     All,
+    AnyAttribute,
     AnyOf,
     Attribute,
     Column,
@@ -61,6 +65,7 @@ from logstore.search.conditions import (
     Logfmt,
     Matches,
     Not,
+    OneOf,
     Operator,
     depth,
     leaves,
@@ -79,6 +84,9 @@ from logstore.segments.schema import LEVELS
 
 MOST_LEAVES: Final = 200
 MOST_DEPTH: Final = 50
+MOST_VALUES: Final = 10_000
+MOST_TEXTS: Final = 1_000  # in a list for the message
+_REMEMBERED_CHARS: Final = 10_000
 _COLUMNS: Final = "|".join(sorted(COLUMNS, key=len, reverse=True))
 _KEYED: Final = r'(?:attributes|json|logfmt)\.(?:"(?:[^"\\]|\\.)*"|[^\s:=<>!()"])+'
 _OPENS: Final = "|".join(
@@ -102,6 +110,7 @@ _GRAMMAR: Final = rf"""
         | FIELD VALUE -> comparison
         | FIELD PHRASE -> comparison
         | FIELD REGEX -> comparison
+        | FIELD LIST -> listed
         | FIELD _OPEN item (_OR item)* _CLOSE -> several
         | FIELD FROM _limit _TO _limit UNTIL -> between
     ?item: VALUE | PHRASE | REGEX
@@ -114,8 +123,9 @@ _GRAMMAR: Final = rf"""
     _OPEN.8: /{_OPENS}/
     _CLOSE: ")"
     SIGN.8: /[-+](?=[^\s>=+-])|(?i:in)(?=\s*\()/
-    FIELD.7: /(?:{_COLUMNS}|{_KEYED})(?:!=|:?[<>]=|:?==|:=|:?[<>]|[:=])/
+    FIELD.7: /(?:{_COLUMNS}|{_KEYED})(?:!=|:?[<>]=|:?==|:=|:?[<>]|[:=])|\*:/
     UNKNOWN.6: /@?[A-Za-z_][\w.-]*:(?=[^\s)])/
+    LIST.6: /(?i:in)\([^()"]*(?:"[^"\\]*(?:\\.[^"\\]*)*"[^()"]*)*\)/s
     PHRASE.5: /(?<![^\s(:=<>\[{{!&|])(?<![^\s(]!)"(?:[^"\\]|\\.)*"[A-Za-z]*(?=[\s)\]}}]|$)/s
     REGEX.5: /\/(?:[^\/\\]|\\.)+\/[A-Za-z]?(?=[\s)]|$)/s
     FROM.5: /[\[{{]/
@@ -129,6 +139,13 @@ _SPELLED: Final = {":>=": ">=", ":<=": "<=", ":>": ">", ":<": "<"} | dict.fromke
     (":=", "==", ":=="), "="
 )
 """Operators as other languages write them."""
+_ITEM: Final = re.compile(
+    r'\s*(?:("[^"\\]*(?:\\.[^"\\]*)*")|([^\s,()"]+))\s*(?:,|$|(?=\)))', re.DOTALL
+)
+_NO_LIST: Final = 'Write field:in(a, b, "c d").'
+_ANYWHERE: Final[tuple[Field, ...]] = (
+    MESSAGE, Column("fqn"), Column("run_id"), Column("connector_id"), AnyAttribute()
+)  # fmt: skip
 _PART: Final = re.compile(r'"((?:[^"\\]|\\.)*)"|([^."]+)', re.DOTALL)
 _ESCAPED: Final = re.compile(r"\\([\"\\])")
 _QUOTE: Final = 'Put quotes around text with signs: "a (b)".'
@@ -142,7 +159,8 @@ def parse(text: str, *, now_ms: int) -> Condition | None:
     if not text.strip():
         return None
     try:
-        condition = _Conditions(text, now_ms).transform(_tree(text))
+        tree = _tree(text) if len(text) <= _REMEMBERED_CHARS else _parser().parse(text)
+        condition = _Conditions(text, now_ms).transform(tree)
     except UnexpectedInput as error:
         raise _unexpected(text, error) from error
     except VisitError as error:
@@ -221,11 +239,23 @@ class _Conditions(Transformer_NonRecursive[Token, Any]):
     def several(self, tokens: list[Token]) -> Condition:
         return AnyOf(tuple([self._compare(tokens[0], value) for value in tokens[1:]]))
 
+    def listed(self, tokens: list[Token]) -> Condition:
+        at, values = tokens
+        field, operator = self._field(at)
+        if operator not in (":", "=", "!="):
+            raise self._wrong(values, "a list has no order", "Write field:in(a, b).")
+        if field == AnyAttribute():
+            return self._anywhere(lambda where: self._one_of(where, values))
+        found = self._one_of(field, values)
+        return Not(found) if operator == "!=" else found
+
     def between(self, tokens: list[Token]) -> Condition:
         at, opened, low, high, closed = tokens
         field, operator = self._field(at)
-        if operator not in (":", "="):
-            raise self._wrong(at, "a range stands behind a colon", "Write field:[low TO high].")
+        if operator not in (":", "=") or field == AnyAttribute():
+            raise self._wrong(
+                at, "a range stands behind a field and a colon", "Write field:[low TO high]."
+            )
         bounds = [
             self._order(field, ">=" if opened == "[" else ">", low),
             self._order(field, "<=" if closed == "]" else "<", high),
@@ -233,8 +263,59 @@ class _Conditions(Transformer_NonRecursive[Token, Any]):
         given = [bound for bound, limit in zip(bounds, (low, high), strict=True) if limit != "*"]
         return All(tuple(given)) if given else Exists(field)
 
+    def _one_of(self, field: Field, token: Token) -> Condition:
+        """One of the values of `in(a, "b c")`, which may be many."""
+        values = self._values(token)
+        most = MOST_TEXTS if field == MESSAGE else MOST_VALUES
+        if len(values) > most:
+            raise TooLarge(
+                f"q has a list of {len(values)} values", field="q", hint=f"Use at most {most}."
+            )
+        if field == Column("ts"):
+            raise self._wrong(token, "a list has no times", "Write ts:[low TO high].")
+        if field in (LEVEL, Column("pos")):
+            return AnyOf(tuple([self._equal(field, ":", value) for value in values]))
+        texts, numbers = list[str](), list[float]()
+        for value in values:
+            text, _ = self._text_of(value)
+            number = number_in(text) if value.type == "VALUE" and is_exact(text) else None
+            if number is None or isinstance(field, Column):
+                texts.append(self._name(field, value, text))
+            else:
+                numbers.append(number)
+        return OneOf(tuple(texts), field, tuple(numbers))
+
+    def _values(self, token: Token) -> list[Token]:
+        """What stands between the commas of a list."""
+        at, values = token.index("(") + 1, list[Token]()
+        while token[at:].strip() not in ("", ")"):
+            found = _ITEM.match(token, at)
+            if found is None:
+                raise _wrong_at((token.start_pos or 0) + at, "this is no value of a list", _NO_LIST)
+            kind = "VALUE" if found[1] is None else "PHRASE"
+            values.append(Token(kind, found[2] or found[1], start_pos=token.start_pos))
+            if found[2] is not None and "*" in found[2]:
+                raise self._wrong(token, "a list has no *", "Write field:(a* OR b*).")
+            at = found.end()
+        if not values:
+            raise self._wrong(token, "the list is empty", _NO_LIST)
+        return values
+
+    def _anywhere(
+        self, condition: Callable[[Field], Condition], value: Token | None = None
+    ) -> Condition:
+        """The condition of any field: within the message, else of a whole name or value."""
+        if value is not None and value.type == "VALUE":
+            if not value.strip("*"):
+                return Exists(MESSAGE)
+            if len(value) > 1 and not value.isdigit() and level_named(value) is not None:
+                return AnyOf((*map(condition, _ANYWHERE), condition(LEVEL)))
+        return AnyOf(tuple(map(condition, _ANYWHERE)))
+
     def _compare(self, at: Token, value: Token) -> Condition:
         field, operator = self._field(at)
+        if field == AnyAttribute():
+            return self._anywhere(lambda where: self._equal(where, ":", value), value)
         if operator in (":", "="):
             return self._equal(field, operator, value)
         if operator == "!=":
@@ -247,6 +328,8 @@ class _Conditions(Transformer_NonRecursive[Token, Any]):
         """The field that stands before its operator, and the operator: `:>=` is `>=`."""
         name = token.rstrip(":=<>!")
         operator = _SPELLED.get(written := token[len(name) :], written)
+        if name == "*":
+            return AnyAttribute(), str(operator)
         if name in COLUMNS:
             return Column(COLUMNS[name]), str(operator)
         kind, _, rest = name.partition(".")

@@ -28,6 +28,7 @@ from logstore.search.conditions import (
     Logfmt,
     Matches,
     Not,
+    OneOf,
     StartsWith,
 )
 from logstore.search.values import digits_of
@@ -75,6 +76,7 @@ class Wanted:
 
 
 _MOST_TEXTS: Final = 8
+_MOST_ALTERNATIVES: Final = 64  # each reads pages of the index
 
 
 def wanted(needs: Needs, index: SkipIndex) -> Wanted:
@@ -117,6 +119,10 @@ def needs_of(condition: Condition | None) -> Needs | None:
             return _all(*(_text(text, ignore_case) for text in literals(pattern)))
         case Contains() | Is() | StartsWith() if condition.field == MESSAGE:
             return _text(condition.text, condition.ignore_case)
+        case OneOf(texts, field) if field == MESSAGE:
+            needed = [needs for text in texts if (needs := _text(text, False)) is not None]
+            few = len(needed) == len(texts) <= _MOST_ALTERNATIVES
+            return AnyNeeded(needed) if few and needed else None
         case None | Not():
             return None
     return _logfmt(condition) if isinstance(condition.field, Logfmt) else None
@@ -132,13 +138,17 @@ def _text(text: str, ignore_case: bool) -> Needs | None:
     return None if grams.empty else grams
 
 
-def _logfmt(leaf: Contains | Is | StartsWith | Matches | Compares | Exists) -> Needs | None:
+def _logfmt(leaf: Contains | Is | StartsWith | Matches | OneOf | Compares | Exists) -> Needs | None:
     """The key, and its value unless that may be written with escapes."""
     assert isinstance(leaf.field, Logfmt)
     key = _text(f"{leaf.field.key}=", ignore_case=False)
     if isinstance(leaf, Compares) and leaf.operator == "=" and not isinstance(leaf.value, str):
         return _all(key, _number(leaf.value))
-    if isinstance(leaf, Matches | Compares | Exists) or '"' in leaf.text or "\\" in leaf.text:
+    if (
+        isinstance(leaf, Matches | OneOf | Compares | Exists)
+        or '"' in leaf.text
+        or "\\" in leaf.text
+    ):
         return key
     return _all(key, _text(leaf.text, leaf.ignore_case))
 
@@ -168,6 +178,8 @@ def sure_texts(condition: Condition | None) -> tuple[str, ...]:
         case Contains(text, field, False) | Is(text, field, False) | StartsWith(text, field, False):
             if field == MESSAGE:
                 return (text,) if text else ()
+        case OneOf(texts, field) if field == MESSAGE:
+            return tuple(sorted(set(texts))) if len(texts) <= _MOST_TEXTS else ()
         case None | Not():
             return ()
     at = condition.field

@@ -21,7 +21,7 @@ from logstore.search.conditions import (
     StartsWith,
 )
 from logstore.segments.schema import LEVELS
-from logstore.segments.spellings import NAMES, NO_LEVEL, level_of_word
+from logstore.segments.spellings import NAMES, NO_LEVEL, level_of_value
 
 LEVEL: Final = Column("level")
 LEVEL_HINT: Final = f"Levels are {', '.join(LEVELS)}, and other spellings of them such as warning."
@@ -34,7 +34,7 @@ _ANYTHING: Final = r"[\s\S]*"
 
 def level_named(text: str) -> str | None:
     """The level that the text spells, as ingest reads it; None if it is none."""
-    number = level_of_word(text.strip())
+    number = level_of_value(text)
     return None if number == NO_LEVEL else LEVELS[number]
 
 

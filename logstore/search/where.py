@@ -9,11 +9,12 @@ made so, elsewhere both leave the record out. The records are known as `r`.
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from logstore.search.conditions import (
     MESSAGE,
     All,
+    AnyAttribute,
     AnyOf,
     Attribute,
     Column,
@@ -27,6 +28,7 @@ from logstore.search.conditions import (
     Logfmt,
     Matches,
     Not,
+    OneOf,
     StartsWith,
 )
 from logstore.search.needs import literals
@@ -34,6 +36,8 @@ from logstore.search.values import digits_of
 
 _ALWAYS: Final = {MESSAGE, Column("fqn"), Column("run_id"), Column("ulid")}
 """Columns that every record has."""
+_TEXTS_AT_ONCE: Final = 200
+_Leaf: TypeAlias = Contains | Matches | StartsWith | Is | OneOf | Compares
 _MOMENT: Final = "%Y-%m-%dT%H:%M:%S.%gZ"
 _LAST_US: Final = 253_402_300_799_999_999  # of the year 9999: what RFC 3339 can write
 _EXPONENT: Final = r"([eE][-+]?[0-9]{1,3})?"
@@ -68,6 +72,8 @@ class Where:
                 return self._joined(" OR ", parts, "false", exact)
             case Not(part):
                 return f"NOT {self._term(part, exact=True)}"
+            case Exists(AnyAttribute()):
+                return "(coalesce(cardinality(r.attributes), 0) > 0)"
             case Exists(field):
                 return f"({self._value(field)} IS NOT NULL)"
         known = self._known(condition)
@@ -77,9 +83,30 @@ class Where:
         terms = [self._term(part, exact=exact) for part in parts]
         return f"({operator.join(terms) or empty})"
 
-    def _known(self, leaf: Contains | Matches | StartsWith | Is | Compares) -> str:
+    def _known(self, leaf: _Leaf) -> str:
         """The term of one field, NULL where the record does not have it."""
         value = self._value(leaf.field)
+        match leaf.field:
+            case AnyAttribute():
+                return self._in_list(value, leaf)
+            case Json(path):
+                array = f"json_extract(r.message, {self._bind(_pointer(path))})"
+                elements = f"json_extract_string({array}, '$[*]')"
+                one = f"CASE WHEN starts_with({value}, '[') THEN {self._in_list(elements, leaf)}"
+                return f"({self._test(value, leaf)} OR {one} ELSE false END)"
+        return self._test(value, leaf)
+
+    def _in_list(self, values: str, leaf: _Leaf) -> str:
+        """Whether it holds for one of a list of texts."""
+        if isinstance(leaf, OneOf):
+            texts = f"list_has_any({values}, {self._bind(list(leaf.texts))})"
+            if not leaf.numbers:
+                return texts
+            number = f"list_contains({self._bind(list(leaf.numbers))}, {self._worth('e', _NUMBER)})"
+            return f"({texts} OR len(list_filter({values}, lambda e: {number})) > 0)"
+        return f"(len(list_filter({values}, lambda e: {self._test('e', leaf)})) > 0)"
+
+    def _test(self, value: str, leaf: _Leaf) -> str:
         match leaf:
             case Matches(pattern, _, ignore_case):
                 if ignore_case:
@@ -90,6 +117,8 @@ class Where:
                 return f"({first}regexp_matches({value}, {self._bind(pattern)}))"
             case Compares(field, operator, bound):
                 return self._compared(field, value, operator, bound)
+            case OneOf():
+                return self._one_of(value, leaf)
         text = self._bind(leaf.text)
         if leaf.ignore_case:
             value, text = f"lower({value})", f"lower({text})"
@@ -100,6 +129,23 @@ class Where:
                 return f"starts_with({value}, {text})"
         return f"({value} = {text})"
 
+    def _one_of(self, value: str, leaf: OneOf) -> str:
+        if leaf.field == MESSAGE:
+            # DuckDB bounds the memory of one expression.
+            texts = [
+                leaf.texts[at : at + _TEXTS_AT_ONCE]
+                for at in range(0, len(leaf.texts), _TEXTS_AT_ONCE)
+            ]
+            found = [f"regexp_matches({value}, {self._bind(_either(some))})" for some in texts]
+            return f"({' OR '.join(found)})"
+        terms = []
+        if leaf.texts:
+            terms.append(f"{value} IN (SELECT unnest({self._bind(list(leaf.texts))}))")
+        if leaf.numbers:
+            worth = value if isinstance(leaf.field, Column) else self._worth(value, _NUMBER)
+            terms.append(f"{worth} IN (SELECT unnest({self._bind(list(leaf.numbers))}))")
+        return f"({' OR '.join(terms)})"
+
     def _compared(self, field: Field, value: str, operator: str, bound: str | float) -> str:
         if field == Column("ts"):
             return f"({value} {operator} make_timestamptz({self._bind(bound)}))"
@@ -109,9 +155,12 @@ class Where:
         if operator == "=":
             digits = r"\.?".join(digits_of(float(bound)))
             spelled = rf"[-+]?[0.]*{digits}[0.]*{_EXPONENT}"
+        return f"({self._worth(value, spelled)} {operator} {self._bind(float(bound))})"
+
+    def _worth(self, value: str, spelled: str) -> str:
+        """The number that a text is, NULL for other texts than those that are spelled so."""
         number = f"regexp_full_match({value}, {self._bind(spelled)})"
-        worth = f"CASE WHEN {number} THEN TRY_CAST({value} AS DOUBLE) END"
-        return f"({worth} {operator} {self._bind(float(bound))})"
+        return f"CASE WHEN {number} THEN TRY_CAST({value} AS DOUBLE) END"
 
     def _value(self, field: Field) -> str:
         match field:
@@ -120,13 +169,12 @@ class Where:
             case Attribute(key):
                 return f"r.attributes[{self._bind(key)}]"
             case Json(path):
-                pointer = "".join(
-                    [f"/{part.replace('~', '~0').replace('/', '~1')}" for part in path]
-                )
-                read = f"json_extract_string(r.message, {self._bind(pointer)})"
+                read = f"json_extract_string(r.message, {self._bind(_pointer(path))})"
                 return f"CASE WHEN json_valid(r.message) THEN {read} END"
             case Logfmt(key):
                 return self._logfmt(key)
+            case AnyAttribute():
+                return "map_values(r.attributes)"
 
     def _logfmt(self, key: str) -> str:
         pattern = self._bind(rf'(?:^|\s){re.escape(key)}=(?:"((?:[^"\\]|\\.)*)"|([^\s"]*))')
@@ -142,3 +190,11 @@ class Where:
         name = f"c{len(self.parameters)}"
         self.parameters[name] = value
         return f"${name}"
+
+
+def _pointer(path: tuple[str, ...]) -> str:
+    return "".join([f"/{part.replace('~', '~0').replace('/', '~1')}" for part in path])
+
+
+def _either(texts: tuple[str, ...]) -> str:
+    return "|".join(map(re.escape, texts))

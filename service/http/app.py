@@ -41,6 +41,7 @@ from service.http.node import NodeApi
 from service.http.pages import page_routes
 from service.http.pipelines import OpenPipelines, pipeline_routes
 from service.http.query import router as query_routes
+from service.http.query_count import count_routes
 from service.http.query_stream import query_stream_routes
 from service.http.replies import Replies
 from service.http.segments import group_routes, queue_routes, reading_routes
@@ -272,4 +273,9 @@ def documented() -> FastAPI:
 
 
 def _searches(engine: Callable[[], QueryEngine]) -> list[APIRouter]:
-    return [query_routes(engine), histogram_routes(engine), completion_routes(engine)]
+    return [
+        query_routes(engine),
+        count_routes(engine),
+        histogram_routes(engine),
+        completion_routes(engine),
+    ]

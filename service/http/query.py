@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from logstore.errors import InvalidInput
 from logstore.search.moments import TIME_FORMS
 from logstore.segments.schema import LEVELS
+from service.http.body import json_object
 from service.http.gate import restricted
 from service.http.query_context import CONTEXT, around, context_response
 from service.http.search_response import SearchResponse, opened
@@ -113,11 +115,13 @@ def router(engine: Callable[[], QueryEngine]) -> APIRouter:
     routes = APIRouter(tags=["query"])
 
     async def query(request: Request) -> Response:
-        parameters = parameters_of(request)
+        long = request.method == "POST"
+        parameters = await posted_parameters(request) if long else parameters_of(request)
         form = _form(parameters.get("format"), request.headers.get("accept", ""))
         wanted = around(parameters)
         current = engine()
-        asked = restricted(request, QueryRequest.parse(parameters, now_ms=current.clock.now_ms()))
+        now_ms = current.clock.now_ms()
+        asked = restricted(request, QueryRequest.parse(parameters, now_ms=now_ms, long=long))
         if wanted is not None and request.method != "HEAD" and not asked.stats_only:
             return await context_response(current, asked, wanted, form, request)
         output = _OUTPUTS[form]
@@ -133,6 +137,14 @@ def router(engine: Callable[[], QueryEngine]) -> APIRouter:
         openapi_extra=OPENAPI,
     )
     routes.add_api_route("/query", query, methods=["HEAD"], include_in_schema=False)
+    routes.add_api_route(
+        "/query",
+        query,
+        methods=["POST"],
+        summary="Search all runs, with a long expression",
+        response_class=Response,
+        openapi_extra=posted(OPENAPI),
+    )
     return routes
 
 
@@ -144,6 +156,36 @@ def parameters_of(request: Request) -> dict[str, str]:
             raise InvalidInput(f"{name} is given twice", field=name, hint="Give it once.")
         found[name] = value
     return found
+
+
+async def posted_parameters(request: Request) -> dict[str, str]:
+    """The parameters in a body, as one JSON object. Raises `InvalidInput`, `BodyTooLarge`."""
+    if request.query_params:
+        raise InvalidInput(
+            "parameters are in the URL and in the body",
+            field="body",
+            hint='Send all of them as one JSON object: {"q": "level:ERROR", "from": "now-1h"}.',
+        )
+    return {
+        name: value if isinstance(value, str) else orjson.dumps(value).decode()
+        for name, value in (await json_object(request)).items()
+        if value is not None
+    }
+
+
+def posted(operation: dict[str, Any]) -> dict[str, Any]:
+    """The description of an operation whose parameters are in the body."""
+    properties = {
+        one["name"]: {**one["schema"], "description": one["description"]}
+        for one in operation["parameters"]
+    }
+    schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    rest = {name: value for name, value in operation.items() if name != "parameters"}
+    return rest | {
+        "description": f"{operation['description']} The parameters are one JSON object; `q` has "
+        "up to 1,000,000 characters.",
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+    }
 
 
 def _form(asked: str | None, accept: str) -> str:

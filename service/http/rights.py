@@ -76,7 +76,7 @@ _BELOW: Final[tuple[tuple[str, dict[str, Need | None]], ...]] = (
     (ROOT + "/progress/{fqn}/", {"GET": _READ, "PUT": INGEST}),
     (ROOT + "/metrics/{fqn}/", {"GET": _READ, "POST": INGEST}),
     ("/segments/{id}/", {"POST": _CONSUME}),
-    ("/query", {"GET": _SEARCH}),
+    ("/query", {"GET": _SEARCH, "POST": _SEARCH}),
     ("/pipelines", {"GET": _LOOK}),
 )
 

@@ -30,6 +30,7 @@ PARAMETERS: Final = frozenset(
 _BOOLEANS: Final = {"true": True, "1": True, "": True, "false": False, "0": False}
 _DEFAULT_FROM: Final = "now-1h"
 _EXPRESSION_CHARS: Final = 10_000
+_LONG_CHARS: Final = 1_000_000
 _HIGHEST: Final = (1 << 128) - 1
 
 T = TypeVar("T")
@@ -65,11 +66,14 @@ class QueryRequest:
         return (self.condition, self.fqn, self.run, self.levels) == (None, None, None, ())
 
     @staticmethod
-    def parse(parameters: Mapping[str, str], *, now_ms: int) -> QueryRequest:
-        """The request that the parameters make. Raises `InvalidInput` with the field."""
+    def parse(parameters: Mapping[str, str], *, now_ms: int, long: bool = False) -> QueryRequest:
+        """The request that the parameters make; `long`: `q` came in a body, with long lists.
+
+        Raises `InvalidInput` with the field.
+        """
         refuse_unknown(parameters, PARAMETERS)
         low, high = _bounds(parameters, now_ms)
-        condition = _condition(parameters, now_ms)
+        condition = _condition(parameters, now_ms, _LONG_CHARS if long else _EXPRESSION_CHARS)
         fqn, run = _name(parameters, "fqn"), _name(parameters, "run")
         parts = [_named(fqn, "fqn"), _named(run, "run_id"), condition]
         return QueryRequest(
@@ -134,12 +138,11 @@ def _bounds(parameters: Mapping[str, str], now_ms: int) -> tuple[int, int]:
     return ulid.lowest_at(start), high
 
 
-def _condition(parameters: Mapping[str, str], now_ms: int) -> Condition | None:
+def _condition(parameters: Mapping[str, str], now_ms: int, most: int) -> Condition | None:
     text = parameters.get("q", "")
-    if len(text) > _EXPRESSION_CHARS:
-        raise TooLarge(
-            f"q has {len(text)} characters", field="q", hint=f"Use at most {_EXPRESSION_CHARS}."
-        )
+    if len(text) > most:
+        hint = f"Use at most {most}; POST /query takes a q of up to {_LONG_CHARS}."
+        raise TooLarge(f"q has {len(text)} characters", field="q", hint=hint)
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise InvalidInput("q is not text", field="q", hint="Send q as valid UTF-8.")
     if _boolean(parameters, "regex"):

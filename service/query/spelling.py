@@ -11,7 +11,16 @@ import re
 from typing import Final
 
 from logstore.errors import InvalidInput, TailraceError
-from logstore.search.conditions import MESSAGE, Attribute, Column, Exists, Field, Json, Logfmt
+from logstore.search.conditions import (
+    MESSAGE,
+    AnyAttribute,
+    Attribute,
+    Column,
+    Exists,
+    Field,
+    Json,
+    Logfmt,
+)
 
 NAMES: Final = {
     **{name: name for name in ("fqn", "level", "ulid", "ts", "pos", "message")},
@@ -28,8 +37,8 @@ _HINT: Final = (
 )
 
 
-def field_of(text: str) -> Field:
-    """The field that the text names. Raises `InvalidInput` on `field`."""
+def field_of(text: str, parameter: str = "field") -> Field:
+    """The field that the text names. Raises `InvalidInput` on the parameter."""
     # Here: a node that nobody searches does without the parser.
     from logstore.search.language import parse
 
@@ -38,9 +47,9 @@ def field_of(text: str) -> Field:
     try:
         asked = parse(f"{text}:*", now_ms=0)
     except TailraceError as error:
-        raise _no_field(text) from error
-    if not isinstance(asked, Exists):
-        raise _no_field(text)
+        raise _no_field(text, parameter) from error
+    if not isinstance(asked, Exists) or text.strip() == "*":
+        raise _no_field(text, parameter)
     return asked.field
 
 
@@ -55,6 +64,8 @@ def name_of(field: Field) -> str:
             return f"logfmt.{_quoted_unless(_KEY, key)}"
         case Json(path):
             return ".".join(["json", *(_quoted_unless(_PART, part) for part in path)])
+        case AnyAttribute():
+            return "*"
 
 
 def value_of(text: str) -> str:
@@ -69,5 +80,5 @@ def _quoted_unless(plain: re.Pattern[str], text: str) -> str:
     return f'"{escaped}"'
 
 
-def _no_field(text: str) -> InvalidInput:
-    return InvalidInput(f"there is no field {text[:80]!r}", field="field", hint=_HINT)
+def _no_field(text: str, parameter: str) -> InvalidInput:
+    return InvalidInput(f"there is no field {text[:80]!r}", field=parameter, hint=_HINT)

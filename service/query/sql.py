@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from logstore import ulid
 from logstore.objects.store import is_remote
+from logstore.search.conditions import Field
 from logstore.search.where import Where
 from logstore.segments.record_keys import KEY_COLUMNS
 from service.query.cursor import RecordKey
@@ -112,6 +113,7 @@ class Statement:
     def __init__(self, request: QueryRequest) -> None:
         self._request = request
         self._conditions = Where()
+        self._grouped: list[str] = []
         condition = request.condition
         self._term = None if condition is None else self._conditions.term(condition)
         self._given = COLUMNS
@@ -159,6 +161,32 @@ class Statement:
         union = " UNION ALL ".join(parts)
         oldest = f"arg_min(level, (source::BIGINT << {_POS_BITS}) + pos) AS level"
         return f"SELECT ulid, {oldest} FROM ({union}) GROUP BY {KEY}"  # noqa: S608
+
+    def groups(self, fields: Sequence[Field], sources: Scans, live: str = "") -> str:
+        """How many different records that match have which values of fields, as text.
+
+        Of copies of a record the oldest one counts.
+        """
+        if not self._grouped:
+            self._grouped = [
+                f"{self._conditions.text(field)} AS v{n}" for n, field in enumerate(fields)
+            ]
+        where, values = self._where(None) + live, ", ".join(self._grouped)
+        names = ", ".join(f"v{n}" for n in range(len(fields)))
+        key = f"{KEY}, pos, " if sources.copies else ""
+        parts = [
+            f"SELECT {key}{values}, {number} AS source FROM {scan}"  # noqa: S608
+            for number, scan in sources.scans(where)
+        ]
+        records = " UNION ALL ".join(parts)
+        if sources.copies:
+            pairs = ", ".join(f"v{n} := v{n}" for n in range(len(fields)))
+            oldest = f"arg_min(struct_pack({pairs}), (source::BIGINT << {_POS_BITS}) + pos)"
+            records = (
+                f"SELECT unnest(r) FROM (SELECT {oldest} AS r"  # noqa: S608
+                f" FROM ({records}) GROUP BY {KEY})"
+            )
+        return f"SELECT {names}, count(*) AS records FROM ({records}) GROUP BY ALL"  # noqa: S608
 
     def parameters(
         self, tile: Tile, after: RecordKey | None, *, bounded: bool = True

@@ -81,3 +81,19 @@ def chart(found: Mapping[str, Any]) -> str:
         line = f"{bucket['at'].removesuffix('.000Z')}  {count:>{width}}  {bar:<{_BAR_CHARS}}"
         lines.append(f"{line}  {levels}".rstrip())
     return "".join(f"{line}\n" for line in lines)
+
+
+def counts(found: Mapping[str, Any]) -> str:
+    """A line for each combination of values: how many records have it, and the values."""
+    rows = [*found["counts"]]
+    width = len(str(found["records"]))
+    lines = [f"{found['records']:>{width}}  records"]
+    for row in rows:
+        values = [
+            f"{name}={'-' if value is None else value}" for name, value in row["values"].items()
+        ]
+        lines.append(f"{row['records']:>{width}}  {'  '.join(values)}")
+    rest = found["records"] - sum(row["records"] for row in rows)
+    if rest:
+        lines.append(f"{rest:>{width}}  others")
+    return "".join(f"{line}\n" for line in lines)

@@ -160,6 +160,8 @@ async def test_context_and_counts_of_a_running_service(
         assert await asyncio.to_thread(run, parsed("--url", url, "--histogram")) == 0
         drawn = capsys.readouterr().out
         assert "1 INFO, 2 ERROR" in drawn
+        assert await asyncio.to_thread(run, parsed("--url", url, "--count", "fqn,run")) == 0
+        assert capsys.readouterr().out == "3  records\n3  fqn=p  run=r\n"
         assert await asyncio.to_thread(run, parsed("--url", url, "--histogram", "--json")) == 0
         counts = orjson.loads(capsys.readouterr().out)
         assert sum(bucket["count"] for bucket in counts["buckets"]) == 3

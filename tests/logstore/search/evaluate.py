@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from logstore.search.conditions import (
+    MESSAGE,
     All,
+    AnyAttribute,
     AnyOf,
     Attribute,
     Column,
@@ -18,10 +20,12 @@ from logstore.search.conditions import (
     Contains,
     Exists,
     Field,
+    Is,
     Json,
     Logfmt,
     Matches,
     Not,
+    OneOf,
     StartsWith,
 )
 
@@ -45,16 +49,29 @@ def holds(condition: Condition, row: Mapping[str, Any]) -> bool:
         case Not(part):
             return not holds(part, row)
     value = value_of(condition.field, row)
+    if isinstance(condition, Exists):
+        return value is not None and value != []
+    if isinstance(condition.field, AnyAttribute):
+        return any(_is(condition, one) for one in value or () if one is not None)
     if value is None:
         return False
+    elements = _elements(row["message"], condition.field)
+    return _is(condition, value) or any(_is(condition, one) for one in elements)
+
+
+def _is(condition: Condition, value: Any) -> bool:
+    """Whether the condition holds for one value of its field."""
     match condition:
-        case Exists():
-            return True
+        case OneOf(texts, field, numbers) if field == MESSAGE:
+            return any(text in value for text in texts) and not numbers
+        case OneOf(texts, _, numbers):
+            return value in texts or any(_compares(condition.field, value, "=", n) for n in numbers)
         case Matches(pattern, _, ignore_case):
             pattern = pattern.replace(r"\z", r"\Z")  # RE2's end of the text, as `re` has it
             return re.search(pattern, value, re.IGNORECASE if ignore_case else 0) is not None
         case Compares(field, order, bound):
             return _compares(field, value, order, bound)
+    assert isinstance(condition, Contains | StartsWith | Is)
     text = condition.text
     if condition.ignore_case:
         value, text = value.lower(), text.lower()
@@ -77,6 +94,8 @@ def value_of(field: Field, row: Mapping[str, Any]) -> Any:
             return _in_json(row["message"], path)
         case Logfmt(key):
             return _in_logfmt(row["message"], key)
+        case AnyAttribute():
+            return None if row["attributes"] is None else list(row["attributes"].values())
 
 
 def _compares(field: Field, value: Any, order: str, bound: Any) -> bool:
@@ -87,11 +106,28 @@ def _compares(field: Field, value: Any, order: str, bound: Any) -> bool:
     return bool(_ORDERS[order](value, bound))
 
 
+def _elements(message: str, field: Field) -> list[str]:
+    """The elements of an array, as text."""
+    whole = _in_json(message, field.path) if isinstance(field, Json) else None
+    if whole is None or not whole.startswith("["):
+        return []
+    try:
+        array = _at(json.loads(message), field.path) if isinstance(field, Json) else None
+    except ValueError:
+        return []
+    found = map(_as_text, array) if isinstance(array, list) else ()
+    return [text for text in found if text is not None]
+
+
 def _in_json(message: str, path: tuple[str, ...]) -> str | None:
     try:
         value = json.loads(message)
     except ValueError:
         return None
+    return _as_text(_at(value, path))
+
+
+def _at(value: Any, path: tuple[str, ...]) -> Any:
     for part in path:
         if isinstance(value, dict):
             value = value.get(part)
@@ -99,6 +135,10 @@ def _in_json(message: str, path: tuple[str, ...]) -> str | None:
             value = value[int(part)]
         else:
             return None
+    return value
+
+
+def _as_text(value: Any) -> str | None:
     if value is None or isinstance(value, str):
         return value
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from logstore.errors import InvalidInput, TailraceError, TooLarge
 from logstore.search.conditions import (
     MESSAGE,
     All,
+    AnyAttribute,
     AnyOf,
     Attribute,
     Column,
@@ -25,11 +27,13 @@ from logstore.search.conditions import (
     Condition,
     Contains,
     Exists,
+    Field,
     Is,
     Json,
     Logfmt,
     Matches,
     Not,
+    OneOf,
     StartsWith,
     patterns,
     required,
@@ -47,6 +51,11 @@ LEVEL, FQN, RUN, TS, POS = (Column(n) for n in ("level", "fqn", "run_id", "ts", 
 
 def said(text: str) -> Condition | None:
     return parse(text, now_ms=NOW)
+
+
+def anywhere(condition: Callable[[Field], Condition]) -> Condition:
+    names: tuple[Field, ...] = (MESSAGE, FQN, RUN, Column("connector_id"), AnyAttribute())
+    return AnyOf(tuple(map(condition, names)))
 
 
 def level(*names: str) -> Condition:
@@ -144,6 +153,20 @@ def level(*names: str) -> Condition:
         ("json.ms>1.5e3", Compares(Json(("ms",)), ">", 1500.0)),
         ('json.ms>"1.5"', Compares(Json(("ms",)), ">", "1.5")),
         ("logfmt.status>=500", Compares(Logfmt("status"), ">=", 500.0)),
+        ('json.id:in(1, 2.0, "3",\n "a, \\"b\\")", x)',
+         OneOf(("3", 'a, "b")', "x"), Json(("id",)), (1.0, 2.0))),
+        ("NOT fqn:in(a.b, 7)", Not(OneOf(("a.b", "7"), FQN))),
+        ("fqn!=in(a)", Not(OneOf(("a",), FQN))),
+        ("level:in(warning, ERROR)", AnyOf((Is("WARN", LEVEL), Is("ERROR", LEVEL)))),
+        ('message:in("a b", c)', OneOf(("a b", "c"), MESSAGE)),
+        ("json.tags:a", Is("a", Json(("tags",)))),
+        ("*:*", Exists(MESSAGE)),
+        ("*:12345", anywhere(lambda f: Contains("12345") if f == MESSAGE else
+                             Is("12345", f) if isinstance(f, Column) else
+                             Compares(f, "=", 12345.0))),
+        ('*:"a b"', anywhere(lambda f: (Contains if f == MESSAGE else Is)("a b", f))),
+        ("*:/x/i", anywhere(lambda f: Matches("x", f, ignore_case=True))),
+        ("*:in(a, b)", anywhere(lambda f: OneOf(("a", "b"), f))),
         ('logfmt.k:(a OR /b/ OR "c d"i)',
          AnyOf((Is("a", Logfmt("k")), Matches("b", Logfmt("k")),
                 Is("c d", Logfmt("k"), ignore_case=True)))),
@@ -242,7 +265,14 @@ def test_blanks_ask_for_everything(blank: str) -> None:
         ("pos:x", 5, "pos is a number"),
         ("ts>tomorrow", 4, "ts is a time"),
         ("ulid:x", 6, "no ULID"),
-        ("fqn>[a TO b]", 1, "a range stands behind a colon"),
+        ("fqn:in(a b)", 8, "no value of a list"),
+        ("fqn:in()", 5, "the list is empty"),
+        ("fqn:in(a*, b)", 5, r"no \*"),
+        ("fqn>in(a)", 5, "no order"),
+        ("fqn:in(a, b", 7, r"this \( stands within"),
+        ("ts:in(5m)", 4, "no times"),
+        ("*:[a TO b]", 1, "a range stands behind a field"),
+        ("fqn>[a TO b]", 1, "a range stands behind a field and a colon"),
     ],
 )
 def test_what_it_refuses_with_the_place_and_what_to_do(
@@ -317,11 +347,13 @@ MESSAGES = (
     "plain error", "A B", 'k=5 q="a b" z=', 'q="a \\"b\\" \\\\" k=ab', "kk=1 k=-1.5", "é Ab 5",
     '{"k": 5, "u": {"a": "b", "l": [1, "ab", null]}, "n": null}', '{"k": "ab", "t": true}',
     '[1, {"k": "5"}]', "5", "{broken", 'say k="5"', "", "k=05.0 q=0.5e1 z=-0",
+    '{"k": ["a", 5, null, [1], {"a": "5.0"}], "u": {"l": []}}', '{"k": "[5]", "t": ["5"]}',
     '{"k": 5.0, "u": {"a": "1000.00"}}', '{"k": 5e0, "u": {"a": 0.0}}',
 )  # fmt: skip
 FIELDS = (
     Column("fqn"), Column("run_id"), LEVEL, Column("connector_id"), Column("message"),
-    Attribute("k"), Attribute("no such"), Json(("k",)), Json(("u", "a")), Json(("u", "l", "1")),
+    Attribute("k"), Attribute("no such"), AnyAttribute(), Json(("k",)), Json(("u", "l")),
+    Json(("u", "a")), Json(("u", "l", "1")),
     Json(("1", "k")), Json(("n",)), Logfmt("k"), Logfmt("q"), Logfmt("z"), Logfmt("a.c"),
 )  # fmt: skip
 
@@ -337,7 +369,9 @@ def _rows(rng: random.Random, count: int) -> list[dict[str, Any]]:
             "level": rng.choice([None, *LEVELS]),
             "connector_id": rng.choice([None, *WORDS]),
             "message": rng.choice(MESSAGES),
-            "attributes": rng.choice([None, {}, {"k": rng.choice(WORDS)}]),
+            "attributes": rng.choice(
+                [None, {}, {"k": rng.choice(WORDS)}, {"k": rng.choice(WORDS), "b": "ab"}]
+            ),
         }
         for _ in range(count)
     ]
@@ -350,6 +384,15 @@ LEAVES = st.one_of(
     st.builds(
         Matches, st.sampled_from(["a.b", "^5$", "[ab]{2}", "B|é", r"\Aa[\s\S]*b\z"]),
         st.sampled_from(FIELDS), st.booleans(),
+    ),
+    st.builds(
+        OneOf, st.lists(st.sampled_from(WORDS), min_size=1, max_size=3).map(tuple),
+        st.sampled_from(FIELDS),
+    ),
+    st.builds(
+        OneOf, st.lists(st.sampled_from(WORDS), max_size=2).map(tuple),
+        st.sampled_from([f for f in FIELDS if not isinstance(f, Column)]),
+        st.lists(st.sampled_from([5.0, 1.0, 0.0]), min_size=1, max_size=2).map(tuple),
     ),
     st.builds(Exists, st.sampled_from([*FIELDS, TS])),
     st.builds(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import random
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from fastapi import FastAPI
 from logstore import ulid
 from service.http import errors
 from service.http.query import router
+from service.http.query_count import count_routes
 from service.query.engine import QueryEngine
 from service.query.request import QueryRequest
 from service.query.tiles import TileSizes
@@ -30,9 +32,10 @@ from tests.simulation.hand_clock import HandClock
 
 def app_of(engine: QueryEngine) -> FastAPI:
     app = FastAPI()
-    routes = router(lambda: engine)
-    app.include_router(routes)
-    errors.install(app, lambda: "request-1", [routes])
+    routes = [router(lambda: engine), count_routes(lambda: engine)]
+    for one in routes:
+        app.include_router(one)
+    errors.install(app, lambda: "request-1", routes)
     return app
 
 
@@ -79,6 +82,46 @@ async def test_ndjson_ends_with_stats(tmp_path: Path) -> None:
         rest, last = records(await client.get("/query", params={"from": "0", "after": after}))
         assert len(found) + len(rest) == len(world.records)
         assert last["stats"]["next"] is None
+
+
+async def test_long_lists_are_posted_and_all_hits_are_counted(tmp_path: Path) -> None:
+    async with engine_of(await mixed(tmp_path)) as engine, client_of(engine) as client:
+        whole, _ = records(await client.get("/query?from=0"))
+        wanted = {record["run_id"] for record in whole[:3]}
+        values = [*wanted, *(f"run-{n}" for n in range(5_000))]
+        asked: dict[str, Any] = {"q": f"run:in({', '.join(values)})", "from": "0", "limit": 7}
+        found, last = records(await client.post("/query", json=asked))
+        assert [one["ulid"] for one in found] == [
+            record["ulid"] for record in whole if record["run_id"] in wanted
+        ][:7]
+        assert last["stats"]["next"]
+        assert (await client.get("/query", params=asked)).status_code == 413, "too long for a URL"
+        for reply in (
+            await client.get("/query/count?from=0&by=level,run&limit=2"),
+            await client.post("/query/count", json={"from": "0", "by": "level,run", "limit": 2}),
+        ):
+            counts = reply.json()
+            expected = Counter((one["level"], one["run_id"]) for one in whole).most_common()
+            assert [row["records"] for row in counts["counts"]] == [n for _, n in expected[:2]]
+            assert counts["by"] == ["level", "run"]
+            assert (counts["records"], counts["all_counts"]) == (len(whole), False)
+        nothing = (await client.get("/query/count?from=0&q=json.no:1")).json()
+        assert (nothing["records"], nothing["counts"]) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [("by=no", "by"), ("by=level,,run", "by"), ("by=fqn,run,level,ts,pos", "by"), ("by=*", "by"),
+     ("limit=0", "limit"), ("order=asc", "order")],
+)  # fmt: skip
+async def test_counts_that_nobody_can_give_are_refused(
+    tmp_path: Path, query: str, field: str
+) -> None:
+    async with engine_of(World(tmp_path)) as engine, client_of(engine) as client:
+        response = await client.get(f"/query/count?{query}")
+        assert (response.status_code, response.json()["field"]) == (400, field)
+        mixed_up = await client.post("/query?from=0", json={"q": "a"})
+        assert (mixed_up.status_code, mixed_up.json()["field"]) == (400, "body")
 
 
 async def test_text_and_parquet_by_format_or_accept(tmp_path: Path) -> None:

@@ -1,0 +1,187 @@
+"""Every operator of the language, in each place where lines lie, beside plain Python.
+
+Random trees of conditions are written as `q`, over lines such as programs write, that are hot, in
+segments, and in the table with and without skip indexes and copies. `evaluate.holds` is the oracle.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from logstore import ulid
+from logstore.batch import RunKey
+from logstore.search.conditions import Field
+from logstore.search.language import parse
+from service.query.count import CountRequest, count_by
+from service.query.cursor import RecordKey
+from service.query.engine import QueryEngine
+from service.query.request import QueryRequest
+from service.query.spelling import field_of
+from tests.batches import Entry
+from tests.logstore.search.evaluate import holds, value_of
+from tests.seeds import seeds, some
+from tests.service.query.scattered import ALL
+from tests.service.query.test_scan_copies import copied, files_of
+from tests.service.query.test_skipping import put_in_table
+from tests.service.query.world import HOUR_MS, NODE, NOW_MS, World, engine_of, search
+
+RUNS: Final = [RunKey(f"{team}.{name}", f"run-{n}") for team in ("shop", "ops")
+               for name in ("orders", "users") for n in (1, 2)]  # fmt: skip
+STATUS: Final = ("200", "404", "503", "503.0", '"503"', "5.03e2")
+TAGS: Final = ('["a","b"]', '["b",503]', '"a"', "[]", '["a b",["a"]]', "null")
+IDS: Final = tuple(f"{n}{n + 1}{n * 7919:06}" for n in range(10, 60))
+QUERIES: Final = 60
+
+
+def some_line(rng: random.Random) -> str:
+    """A line with a time or a level of its own: others take those of the lines before."""
+    at = f"2026-11-21 0{rng.randrange(10)}:{rng.randrange(10, 60)}:17,{rng.randrange(100, 999)}"
+    level = rng.choice(("INFO", "WARN", "ERROR", "DEBUG", "FATAL"))
+    lines: list[Callable[[], str]] = [
+        lambda: f"{at} {level} [main] com.shop.Job: step {rng.choice(('deploy', 'test'))} failed",
+        lambda: f'{{"level":"{level.lower()}","status":{rng.choice(STATUS)},"tags":'
+                f'{rng.choice(TAGS)},"id":"{rng.choice(IDS)}"}}',
+        lambda: f"level={level.lower()} status={rng.choice(STATUS)} id={rng.choice(IDS)} a && b",
+        lambda: f'{at} 10.0.0.{rng.randrange(9)} - - "GET /a*b?x={rng.choice(IDS)} HTTP/1.1" 503',
+        lambda: f"{at} Caused by: java.io.IOException: connection {rng.choice(IDS)} refused",
+        lambda: at + rng.choice(("", " not found", "späße 🎉", "error: a or b", "x*y", "100%_")),
+    ]  # fmt: skip
+    return rng.choice(lines)()
+
+
+def some_batch(rng: random.Random) -> Entry:
+    at = ulid.lowest_at(NOW_MS - rng.randrange(3 * HOUR_MS)) | rng.getrandbits(55) << 25
+    text = "".join(f"{some_line(rng)}\n" for _ in range(rng.randrange(1, 9)))
+    attributes = {"region": rng.choice(("eu", "us")), "code": rng.choice(("503", "503.0", "7"))}
+    connector = rng.choice((None, "c-1", rng.choice(IDS)))
+    given = attributes if rng.random() < 0.4 else None
+    return rng.choice(RUNS), at, text.encode(), connector, given
+
+
+def some_values(rng: random.Random) -> str:
+    values = ["503", "404.0", '"503"', "a", '"a b"', *rng.sample(IDS, rng.choice((2, 40)))]
+    return f"in({', '.join(rng.sample(values, len(values)))})"
+
+
+LEAVES: Final[list[tuple[Any, ...]]] = [
+    ("fail*", "*refused", "step*failed", "x*y", '"x*y"', '"a && b"', "*", *IDS[:5]),
+    ("refused", "Caused", '"not found"', '"ERROR"i', "/GET.*503/", "message:*", "message:conn*"),
+    ("level", (":", ">=", "<", "!=", ":>"), ("warning", "ERROR", "critical", "notice", "Debug")),
+    (("json.status", "logfmt.status"), (":", "=", "!=", ">=", "<"), ("503", "404.0", "1e2")),
+    (("json.status", "logfmt.status"), (":", "!="), ('"503"', "5*", "/^50/", "*")),
+    (("json.tags:",), ("a", "b", "503", "*", "a*", "/^a/", '"a b"')),
+    (("*:",), ("503", "eu", "c-1", "warn", "run-1", "*", "/^u/", "sh*", '"not found"', *IDS[:5])),
+    (("*", "json.id", "logfmt.id", "json.tags", "message", "connector"), ":", some_values),
+    ("logfmt.id", (":", "="), IDS),
+    ("attributes.code", (":", "!=", ">"), ("503", "7.0")),
+    ("fqn:shop.*", "fqn:*.orders", "run:run-1", "fqn!=ops.*", "run:r*2"),
+    ("level:in(warn, ERROR)", "level:in(info, fatal, debug)"),
+]
+"""What a leaf is written of: one of some texts, or parts behind one another."""
+
+
+def some_leaf(rng: random.Random, number: int | None = None) -> str:
+    shape = rng.choice(LEAVES) if number is None else LEAVES[number]
+    if all(isinstance(part, str) for part in shape):
+        return str(rng.choice(shape))
+    chosen = [
+        part if isinstance(part, str) else part(rng) if callable(part) else rng.choice(part)
+        for part in shape
+    ]
+    return "".join(chosen)
+
+
+def some_query(rng: random.Random, depth: int = 0) -> str:
+    if depth == 3 or rng.random() < 0.35:
+        return some_leaf(rng)
+    one, other = some_query(rng, depth + 1), some_query(rng, depth + 1)
+    joined = (f"{one} AND {other}", f"({one} && {other})", f"({one} || {other})", f"{one} {other}",
+              f"({one} OR {other})", f"NOT ({one})", f"!({one})")  # fmt: skip
+    return rng.choice(joined)
+
+
+async def places(world: World, rng: random.Random) -> None:
+    """The same batches in several places, as they are when lines move."""
+    entries = [some_batch(rng) for _ in range(120)]
+    merged, rest = sorted(entries[:70], key=lambda one: one[1]), entries[70:]
+    put_in_table(world, merged[:50], group_rows=20)
+    put_in_table(world, merged[50:], group_rows=200)
+    await world.index()
+    world.merge([some_batch(rng) for _ in range(5)], {NODE: 0})
+    await world.segment(sorted(rest[:30], key=lambda one: one[1]))
+    await world.segment(sorted([*rest[15:25], *merged[:9]], key=lambda one: one[1]), "node-02")
+    world.hot(rest[25:])
+
+
+async def all_rows(engine: QueryEngine) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    async with await engine.open(replace(ALL, descending=False)) as running:
+        async for batch in running.batches():
+            rows += batch.to_pylist()
+    return [row | {"attributes": dict(row["attributes"] or ())} for row in rows]
+
+
+def expected(rows: list[dict[str, Any]], request: QueryRequest) -> list[dict[str, Any]]:
+    if request.condition is None:
+        return rows
+    return [row for row in rows if holds(request.condition, row)]
+
+
+async def check_counts(engine: QueryEngine, by: str, text: str, rows: list[dict[str, Any]]) -> None:
+    asked = CountRequest.parse({"q": text, "by": by, "from": "0", "limit": "9999"}, now_ms=NOW_MS)
+    async with await engine.open(asked.search) as running:
+        found = await running.totals(lambda search: count_by(search, asked))
+        assert running.stats()["matches"] == len(rows)
+    fields: list[Field] = [field_of(name) for name in by.split(",")]
+    counted = Counter(tuple(value_of(field, row) for field in fields) for row in rows)
+    assert {one.values: one.records for one in found.counts} == counted, (text, by)
+    assert [one.records for one in found.counts] == sorted(counted.values(), reverse=True)
+
+
+def some_queries(rng: random.Random) -> Iterator[str]:
+    for number in range(len(LEAVES)):
+        yield from (some_leaf(rng, number) for _ in range(2))
+    while True:
+        yield some_query(rng)
+
+
+@pytest.mark.parametrize("seed", some(seeds(4), 4, "operators"))
+async def test_each_search_finds_what_plain_python_finds(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    world = World(tmp_path)
+    await places(world, rng)
+    settings: dict[str, Any] = {} if seed % 2 else {"scan_copies_bytes": 0}
+    async with engine_of(world, **settings) as engine:
+        if seed % 2:
+            await copied(engine, len(files_of(world)))
+        rows = await all_rows(engine)
+        assert {RecordKey(row["ulid"], row["fqn"], row["run_id"]) for row in rows} == set(
+            world.records
+        )
+        hits = 0
+        for _, text in zip(range(QUERIES), some_queries(rng), strict=False):
+            condition = parse(text, now_ms=NOW_MS)
+            request = replace(ALL, condition=condition, descending=False)
+            keys, _ = await search(engine, request)
+            matching = expected(rows, request)
+            found = [RecordKey(row["ulid"], row["fqn"], row["run_id"]) for row in matching]
+            assert keys == found, text
+            hits += 0 < len(keys) < len(rows)
+            if rng.random() < 0.2:
+                by = rng.choice(("level", "level,json.status", "fqn,attributes.code", "logfmt.id"))
+                await check_counts(engine, by, text, matching)
+        assert hits > QUERIES // 4
+
+
+def test_a_list_may_have_thousands_of_values() -> None:
+    values = [f"id-{n}" for n in range(9_999)]
+    asked: Any = parse(f"json.id:in({json.dumps(values)[1:-1]})", now_ms=NOW_MS)
+    assert list(asked.texts) == values
