@@ -4,8 +4,9 @@ import { Problem, json, logInAnew, logsOf, token, type RunDetails } from "./api"
 import { together } from "./attempts";
 import { bytes, count, duration, h, plural, sayIn, time, toast } from "./dom";
 import { link, runLink } from "./place";
+import { lacking, type Silence } from "./silence";
 
-interface RunList {
+interface RunList extends Silence {
   runs: string[];
   details: RunDetails[];
   after: string | null;
@@ -202,7 +203,7 @@ export class PipelineList extends List {
 
   protected async load(): Promise<void> {
     const { signal } = this.closing;
-    const found = await json<{ pipelines: string[]; after: string | null }>(logsOf(), { name: this.filter.value, limit: SHOWN_PIPELINES }, signal);
+    const found = await json<{ pipelines: string[]; after: string | null } & Silence>(logsOf(), { name: this.filter.value, limit: SHOWN_PIPELINES }, signal);
     const names = found.pipelines;
     this.draw(names);
     const everyone = names.length <= FEW || this.renewals++ % SELDOM === 0;
@@ -217,7 +218,7 @@ export class PipelineList extends List {
     const more = found.after ? ` The first ${plural(names.length, "pipeline")} are shown: type a name.` : "";
     const empty = !names.length && !this.filter.value;
     this.filters.hidden = empty;
-    if (!empty) this.note.textContent = names.length ? more : "No pipeline has such a name.";
+    if (!empty) this.note.textContent = [names.length ? more : "No pipeline has such a name.", lacking(found)].join(" ").trim();
     else if (!this.note.querySelector("code")) this.note.replaceChildren(welcome());
   }
 
@@ -290,7 +291,8 @@ export class Runs extends List {
   protected async load(): Promise<void> {
     const found = await json<RunList>(logsOf(this.fqn), { ...this.wanted(), limit: this.limit }, this.closing.signal);
     this.more.hidden = found.after === null;
-    this.note.textContent = found.details.length ? "" : Object.values(this.wanted()).some(Boolean) ? "No run is so. Change the filters above." : "There is no such pipeline, or it has no runs yet. It is here as soon as it sends its first line.";
+    const none = Object.values(this.wanted()).some(Boolean) ? "No run is so. Change the filters above." : "There is no such pipeline, or it has no runs yet. It is here as soon as it sends its first line.";
+    this.note.textContent = [found.details.length ? "" : none, lacking(found)].join(" ").trim();
     this.show(
       together(found.details).map((attempts) => {
         const run = attempts.at(-1)!;

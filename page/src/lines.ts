@@ -2,6 +2,7 @@
 // when they are far away, and a live end that goes on from the last cursor over every reconnect.
 
 import { Problem, events, json, records, runOf, streamOf, type LogRecord, type Params } from "./api";
+import type { Silence } from "./silence";
 
 const BLOCK = 500;
 const MAX_BLOCKS = 160;
@@ -38,7 +39,7 @@ interface Block {
   pending: boolean;
 }
 
-interface PageStats {
+interface PageStats extends Silence {
   total: number;
   totalLines: number;
   totalBytes: number;
@@ -61,6 +62,8 @@ export class RunLines {
   total = 0;
   bytes = 0;
   state = "none";
+  /** Who does not answer, as the service said last. */
+  silence: Silence = {};
   connection: Connection = "connecting";
   /** Why the service sends nothing more, if it refuses to. */
   refusal = "";
@@ -126,6 +129,7 @@ export class RunLines {
 
   private noted(stats: PageStats): void {
     this.state = stats.state;
+    this.silence = { silent: stats.silent, store: stats.store };
     this.bytes = stats.totalBytes;
   }
 
@@ -297,6 +301,7 @@ export class RunLines {
         let over = false;
         for (const event of group) {
           if (event.name === "complete") over = true;
+          else if (event.name === "silent") void this.heard(JSON.parse(event.data) as { nodes: string[]; store?: true });
           else if (event.name === "error") throw new Error(event.data);
           else if (event.name === "message") {
             came.push(JSON.parse(event.data) as LogRecord);
@@ -315,6 +320,13 @@ export class RunLines {
       clearTimeout(opened);
     }
     return false;
+  }
+
+  /** Notes who does not answer, and asks what has become of the run: its close may wait for them. */
+  private async heard(said: { nodes: string[]; store?: true }): Promise<void> {
+    this.silence = { silent: said.nodes, store: said.store ? "silent" : null };
+    await this.size();
+    this.changed(0);
   }
 
   private append(came: LogRecord[]): void {

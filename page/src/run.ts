@@ -39,6 +39,7 @@ export class RunView {
   private known: RunDetails | null = null;
   private looked = 0;
   private connection = "";
+  private silence: unknown = null;
   private all = false;
   private newLines = 0;
   private refused = false;
@@ -199,7 +200,7 @@ export class RunView {
 
   private changed(appended: number): void {
     if (appended && !this.view.follow) this.newLines += appended;
-    if (this.connection !== this.lines.connection) this.tell();
+    if (this.connection !== this.lines.connection || this.silence !== this.lines.silence) this.tell();
     if (this.lines.total) {
       this.empty.hidden = true;
       this.element.classList.remove("nothing");
@@ -227,6 +228,7 @@ export class RunView {
     this.looked = performance.now();
     try {
       this.known = await detailsOf(this.fqn, this.run, this.closing.signal);
+      if (this.known && this.lines.connection === "live") this.lines.state = this.known.state;
       if (!this.beside) void this.why.show(this.known && kindOf(this.known), this.closing.signal);
     } catch {
       // What was known stays; the stream says that the service is away.
@@ -239,6 +241,7 @@ export class RunView {
     const { lines } = this;
     const turned = this.connection !== lines.connection;
     this.connection = lines.connection;
+    this.silence = lines.silence;
     if (turned || (lines.connection === "live" && performance.now() - this.looked > LOOK_MS)) void this.look();
     this.empty.hidden = lines.total > 0;
     if (!lines.total) this.empty.textContent = lines.connection === "ended" ? "This run is over and has no lines." : "This run has no lines yet. They are here as soon as they are written. If it should have some, look whether the names of pipeline and run in the address are right.";
