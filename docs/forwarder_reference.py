@@ -47,6 +47,7 @@ SECTIONS: Final[tuple[tuple[str, str, type[BaseModel]], ...]] = (
     ("Operator regex_parser", "", operators.RegexParser),
     ("Operator recombine", "", operators.Recombine),
     ("Operator severity_parser, and severity of parsers", "", operators.SeverityParser),
+    ("Operator move", "", operators.Move),
     ("Operator time_parser, and timestamp of parsers", "", operators.TimeParser),
 )
 _NOT_KEYS = {"name", "sources", "type"}

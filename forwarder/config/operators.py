@@ -20,6 +20,7 @@ from forwarder.entries.operators.times import time_parser
 SUPPORTED = (
     "container",
     "json_parser",
+    "move",
     "recombine",
     "regex_parser",
     "severity_parser",
@@ -116,6 +117,14 @@ class JsonParser(_Parser):
     type: Literal["json_parser"]
 
 
+class Move(_Operator):
+    """Takes a field from one place to another."""
+
+    type: Literal["move"]
+    from_: Place = key(..., "the field that is moved", alias="from")
+    to: Place = key(..., "where it is put; `body` is the message")
+
+
 class RegexParser(_Parser):
     """The named groups of a regular expression."""
 
@@ -184,6 +193,7 @@ def _kind(value: Any) -> str:
 _Any: TypeAlias = Annotated[
     Annotated[Container, Tag("container")]
     | Annotated[JsonParser, Tag("json_parser")]
+    | Annotated[Move, Tag("move")]
     | Annotated[Recombine, Tag("recombine")]
     | Annotated[RegexParser, Tag("regex_parser")]
     | Annotated[SeverityParser, Tag("severity_parser")]
@@ -194,6 +204,7 @@ Operator = Annotated[_Any, BeforeValidator(_supported)]
 CLASSES: tuple[type[Section], ...] = (
     Container,
     JsonParser,
+    Move,
     RegexParser,
     Recombine,
     SeverityParser,

@@ -10,6 +10,7 @@ import orjson
 from forwarder.config.operators import (
     Container,
     JsonParser,
+    Move,
     Operator,
     Recombine,
     RegexParser,
@@ -94,12 +95,27 @@ def _act(operator: Operator) -> Act:
         return _level(operator)
     if isinstance(operator, TimeParser):
         return _time(operator)
+    if isinstance(operator, Move):
+        return _move(operator)
     assert isinstance(operator, JsonParser | RegexParser)
     act = _parse(operator)
     if operator.timestamp is not None:
         act = _both(act, _time(operator.timestamp))
     if operator.severity is not None:
         act = _both(act, _level(operator.severity))
+    return act
+
+
+def _move(operator: Move) -> Act:
+    source, target = parse_field(operator.from_), parse_field(operator.to)
+
+    def act(entry: Entry) -> bool:
+        value = source.take(entry)
+        if value is MISSING:
+            return False
+        target.set(entry, value)
+        return True
+
     return act
 
 

@@ -31,6 +31,20 @@ class Field:
             value = value[name]
         return value
 
+    def take(self, entry: Entry) -> Any:
+        """The value, which is no longer there afterwards, or `MISSING`."""
+        value = self.get(entry)
+        if value is MISSING:
+            return value
+        if not self.path:
+            setattr(entry, self.root, "" if self.root == "body" else {})
+        else:
+            inner = getattr(entry, self.root)
+            for name in self.path[:-1]:
+                inner = inner[name]
+            del inner[self.path[-1]]
+        return value
+
     def getter(self) -> Callable[[Entry], Any]:
         """`get`, made for this field."""
         if self.root == "body" and not self.path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,6 +50,54 @@ def test_the_configurations_that_are_shipped_can_be_used(path: Path) -> None:
     assert [record.get("level") for record in found] == [LEVELS[path.stem]]
     assert packed is not None
     assert packed.failed == 0
+
+
+AIRFLOW_2 = """\
+[2026-01-02T03:04:05.678+0000] {taskinstance.py:1937} ERROR - Task failed with exception
+Traceback (most recent call last):
+  File "/opt/dags/shop.py", line 7, in load
+    total = {"a": 1}["total"]
+KeyError: 'total'
+[2026-01-02T03:04:06.000+0000] {local_task_job_runner.py:234} CRITICAL - out of disk
+"""
+AIRFLOW_3 = """\
+{"timestamp":"2026-01-02T03:04:05.254813Z","level":"info","event":"loaded","lineno":179}
+{"timestamp":"2026-01-02T03:04:05.5Z","level":"warning","event":"ERROR pages\\nare slow"}
+{"timestamp":"2026-01-02T03:04:06.000001Z","level":"error","event":"Task failed",\
+"logger":"task","error_detail":[{"exc_type":"KeyError","frames":[{"lineno":7}]}]}
+{"timestamp":"2026-01-02T03:04:07.000000Z","level":"critical","event":"out of disk"}
+{"timestamp":"2026-01-02T03:04:08.000000Z","level":"info","note":"no event"}
+"""
+
+
+def of_airflow(text: str) -> list[dict[str, Any]]:
+    packer = Packer(read(str(ROOT / "deploy/forwarder/airflow.yaml")).sources[0])
+    name = FileFacts(LINES["airflow"][0])
+    packed = packer.pack(text.encode(), Cursor(), name, final=True, most=HUGE)
+    assert packed is not None
+    assert packed.failed == 0
+    return records(packed)
+
+
+def test_a_task_log_of_airflow_2_is_text() -> None:
+    failed, critical = of_airflow(AIRFLOW_2)
+    assert (failed["level"], critical["level"]) == ("ERROR", "FATAL")
+    assert failed["message"].endswith("KeyError: 'total'")
+    assert failed["ts"] == 1767323045.678
+
+
+def test_a_task_log_of_airflow_3_is_lines_of_json() -> None:
+    loaded, slow, failed, critical, other = of_airflow(AIRFLOW_3)
+    levels = [record.get("level") for record in (loaded, slow, failed, critical, other)]
+    assert levels == ["INFO", "WARN", "ERROR", "FATAL", "INFO"]
+    assert loaded["message"] == "loaded"
+    assert loaded["ts"] == 1767323045.254813
+    assert slow["message"] == "ERROR pages\nare slow"
+    assert failed["message"] == "Task failed"
+    assert failed["attributes"]["logger"] == "task"
+    assert failed["attributes"]["error_detail"][0]["exc_type"] == "KeyError"
+    assert "event" not in failed["attributes"]
+    assert other["message"].endswith('"note":"no event"}')
 
 
 def test_every_key_of_opentelemetrys_is_in_the_reference() -> None:
