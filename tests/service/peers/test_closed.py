@@ -44,7 +44,7 @@ class Three:
 
 @pytest.fixture
 def three(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Three]:
-    lease_seconds: str = getattr(request, "param", "15")
+    lease_seconds: str = getattr(request, "param", "60")
 
     def node(name: str, role: str = "all") -> ServiceProcess:
         settings = SETTINGS | {
