@@ -193,7 +193,8 @@ class Contacts:
 
     def _sentence(self, address: Address) -> str:
         said = _SAID[self._unheard[address.instance].outcome]
-        return f"the node {address.node} {said}; its newest lines are not shown ({address.url})"
+        where = f" ({address.url})" if address.url else ""
+        return f"the node {address.node} {said}; its newest lines are not shown{where}"
 
     def _refusal_sentences(self, others: Iterable[Address], read_at: float) -> list[str]:
         since = self._clock.monotonic() - _REFUSAL_SECONDS

@@ -37,7 +37,6 @@ from logstore.names import decode
 from logstore.objects.store import ObjectStore
 from logstore.runs.watermark import read_watermark
 from logstore.segments.reader import read_footer
-from logstore.state_kinds import advice
 from logstore.swap import Document, swap
 from service.peers.register import Entry, entry_at
 
@@ -98,22 +97,22 @@ def decode_forgotten(body: bytes) -> Forgotten:
 
 
 async def entries(store: ObjectStore, prefix: str = keys.PEERS) -> dict[str, Entry]:
-    """The register's entries by their keys. Raises `StoreUnavailable`, `UnsupportedVersion`."""
+    """The register's entries by their keys. Raises `StoreUnavailable`."""
     return await _all(store, prefix, entry_at)
 
 
-async def all_forgotten(store: ObjectStore) -> list[Forgotten]:
-    """All records. Raises `StoreUnavailable`, `Damaged`."""
-    return list((await _all(store, keys.FORGOTTEN, _forgotten_at)).values())
+async def all_forgotten(store: ObjectStore) -> tuple[list[Forgotten], list[str]]:
+    """All records, and the nodes whose records cannot be read. Raises `StoreUnavailable`."""
+    found = await _all(store, keys.FORGOTTEN, _forgotten_at)
+    unreadable = [_named(key) for key, record in found.items() if record is None]
+    return [record for record in found.values() if record is not None], unreadable
 
 
-def _forgotten_at(key: str, body: bytes) -> Forgotten:
+def _forgotten_at(_key: str, body: bytes) -> Forgotten | None:
     try:
         return decode_forgotten(body)
-    except UnsupportedVersion:
-        raise
-    except Damaged as error:
-        raise Damaged(f"{key}: {error}", hint=advice(key)) from error
+    except Damaged:
+        return None
 
 
 class LetGo:

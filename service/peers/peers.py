@@ -121,4 +121,10 @@ class Peers:
         found = [] if self.register.last_error is None else [self.register.last_error]
         holders = [entry.address for entry in self.register.holders.values()]
         others = [entry.address for entry in self.register.others.values()]
+        found += [
+            f"the node {entry.node} is of a newer version, and its register entry cannot be read"
+            " here: upgrade this node"
+            for entry in self.register.others.values()
+            if entry.newer
+        ]
         return found + self._contacts.problems(holders, others, self.register.age_seconds)

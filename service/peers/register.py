@@ -70,6 +70,8 @@ class Entry:
     start: int = 0
     role: str = ""
     shared: tuple[str, ...] = ()
+    newer: bool = False
+    """Whether a newer version of Tailrace wrote it, which this one cannot read. Not stored."""
 
     @property
     def holds(self) -> bool:
@@ -84,7 +86,9 @@ class Entry:
 
 def encode_entry(entry: Entry) -> bytes:
     """The bytes of an entry."""
-    return encode_checked({"format": FORMAT, **asdict(entry)})
+    stored = asdict(entry)
+    del stored["newer"]
+    return encode_checked({"format": FORMAT, **stored})
 
 
 def decode_entry(body: bytes) -> Entry:
@@ -111,17 +115,17 @@ def decode_entry(body: bytes) -> Entry:
 
 
 def entry_at(key: str, body: bytes) -> Entry:
-    """The entry at a key; a damaged one has no address, so its node is silent.
+    """The entry at a key; one that cannot be read has no address, so its node is silent.
 
-    It counts as one that may hold lines. Its process, if it lives, writes it again within a minute.
-    Raises `UnsupportedVersion`.
+    It counts as one that may hold lines. Its process, if it lives, writes a damaged one again
+    within a minute. One of a newer format is `newer`.
     """
+    name, _, instance = key.removeprefix(keys.PEERS).rpartition("~")
     try:
         return decode_entry(body)
     except UnsupportedVersion:
-        raise
+        return Entry(decode(name) or name, instance, "", newer=True)
     except Damaged:
-        name, _, instance = key.removeprefix(keys.PEERS).rpartition("~")
         return Entry(decode(name) or name, instance, "")
 
 

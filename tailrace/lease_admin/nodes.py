@@ -19,7 +19,10 @@ Row: TypeAlias = Mapping[str, Any]
 
 
 async def nodes(*, data: str | None, config: str | None) -> list[Row]:
-    """The register, then the nodes that were let go. Raises as `open_leases`, `Damaged`."""
+    """The register, then the nodes that were let go. Raises as `open_leases`.
+
+    A node that was let go is `unreadable` if its record is damaged or of a newer version.
+    """
     async with open_leases(data=data, config=config) as opened:
         leases = _leases(opened)
         there = (await entries(opened.store)).values()
@@ -32,7 +35,9 @@ async def nodes(*, data: str | None, config: str | None) -> list[Row]:
             }
             for entry in sorted(there, key=lambda e: (e.node, e.instance))
         ]
-        return rows + [spelled(one) for one in await all_forgotten(opened.store)]
+        forgotten, unreadable = await all_forgotten(opened.store)
+        rows += [{"node": node, "state": "unreadable"} for node in unreadable]
+        return rows + [spelled(one) for one in forgotten]
 
 
 async def _state(leases: NamedLeases, entry: Entry) -> str:
@@ -82,7 +87,9 @@ def told(rows: Sequence[Row]) -> str:
     """Nodes for people: a line each, and below one that was let go what may be lost."""
     lines = []
     for row in rows:
-        lines.append(f"{row['state']:<9}  {row['node']}  {row.get('url', '')}".rstrip())
+        lines.append(f"{row['state']:<10}  {row['node']}  {row.get('url', '')}".rstrip())
+        if row["state"] == "unreadable":
+            lines.append("    was let go; its record cannot be read: see `tailrace verify`")
         if row["state"] == "forgotten":
             lines.append(
                 f"    may be lost: lines from position {row['stored_pos']} on, taken after segment"

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 import pytest
 
 from logstore import keys
+from logstore.checked import encode_checked
 from logstore.errors import NodeNotReady
 from logstore.objects.local import LocalStore, inline
+from service.peers.forgotten import entries
 from service.peers.register import READER, Register
 from service.peers.transport import Address, Network, PeerSilent
 from tests.simulation.faulty_store import FaultyStore, Schedule
@@ -94,6 +96,28 @@ def test_a_damaged_entry_is_that_of_a_silent_node_until_its_process_writes_it_ag
         await looks.look()
         assert [entry.url for entry in looks.holders.values()] == ["n"]
         renewing.cancel()
+
+    simulate(scenario, start_ms=START_MS)
+
+
+def test_an_entry_of_a_newer_version_makes_its_own_node_silent_and_no_other() -> None:
+    async def scenario(clock: VirtualClock) -> None:
+        store = LocalStore("/store", PowerCutFileSystem(), clock, random.Random(1), run=inline)
+        own, other = (Register(store, clock, random.Random(n), Network(n, Nobody())) for n in "ox")
+        await other.publish("other")
+        newer = {"format": 99, "node": ["of", "another", "shape"]}
+        await store.put(keys.peer("newer", "i" * 26), encode_checked(newer))
+        await own.publish("own")
+        assert {entry.node: entry.newer for entry in own.holders.values()} == {
+            "other": False,
+            "newer": True,
+        }
+        assert await own.twin("own") is None
+        assert {entry.node for entry in (await entries(store)).values()} == {
+            "own",
+            "other",
+            "newer",
+        }
 
     simulate(scenario, start_ms=START_MS)
 
