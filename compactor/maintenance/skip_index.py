@@ -28,6 +28,7 @@ from compactor.commit.lost_files import describe, lost_files
 from compactor.context import Compactor, Hurry, never
 from compactor.report import Report
 from logstore import keys
+from logstore.colours import as_seen, is_coloured
 from logstore.errors import Damaged, NotFound
 from logstore.objects.parquet import SparseFile, byte_range, chunks_of, fetch_tail, opened
 from logstore.objects.store import ObjectStore
@@ -126,7 +127,9 @@ def _add(builder: Builder, parquet: pq.ParquetFile, groups: range, stored: Read)
         bare = read.column(_ATTRIBUTES).null_count == read.num_rows
         # Attributes are decoded whole, so of lines that have some no map is asked.
         lines = map_of(parquet.metadata, index, read, stored) if bare else None
-        builder.add(read.num_rows, text, bare=bare, lines=lines)
+        seen = as_seen(read.column(_MESSAGE)).chunks if is_coloured(text) else ()
+        shown = b"".join(map(_text, seen))
+        builder.add(read.num_rows, text, bare=bare, lines=lines, seen=shown)
 
 
 def _text(strings: pa.StringArray) -> bytes:

@@ -58,11 +58,13 @@ class Wanted:
     """What an index says of its file for a search.
 
     `rows` of each row group, and which `groups` may hold a match; `bare`: no line has attributes.
+    `coloured` row groups have lines that differ from what is seen of them.
     """
 
     rows: NDArray[np.int64]
     groups: NDArray[np.bool_]
     bare: bool
+    coloured: frozenset[int] = frozenset()
 
     @cached_property
     def share(self) -> float:
@@ -81,7 +83,7 @@ _MOST_ALTERNATIVES: Final = 64  # each reads pages of the index
 
 def wanted(needs: Needs, index: SkipIndex) -> Wanted:
     """What the index says. Raises `Damaged`, and what reading the index raises."""
-    return Wanted(index.rows, may_hold(needs, index), index.bare)
+    return Wanted(index.rows, may_hold(needs, index), index.bare, index.head.coloured)
 
 
 def may_hold(needs: Needs, index: SkipIndex) -> NDArray[np.bool_]:

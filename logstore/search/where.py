@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final, TypeAlias
 
+from logstore.colours import SEQUENCE
 from logstore.search.conditions import (
     MESSAGE,
     All,
@@ -36,6 +37,8 @@ from logstore.search.values import digits_of
 
 _ALWAYS: Final = {MESSAGE, Column("fqn"), Column("run_id"), Column("ulid")}
 """Columns that every record has."""
+_COLOURED: Final = "contains(r.message, chr(27))"
+_SEQUENCE: Final = SEQUENCE.replace("'", "''")
 _TEXTS_AT_ONCE: Final = 200
 _Leaf: TypeAlias = Contains | Matches | StartsWith | Is | OneOf | Compares
 _MOMENT: Final = "%Y-%m-%dT%H:%M:%S.%gZ"
@@ -94,7 +97,14 @@ class Where:
                 elements = f"json_extract_string({array}, '$[*]')"
                 one = f"CASE WHEN starts_with({value}, '[') THEN {self._in_list(elements, leaf)}"
                 return f"({self._test(value, leaf)} OR {one} ELSE false END)"
+            case Column("message") if not isinstance(leaf, Compares):
+                seen = f"{_COLOURED} AND {self._test(self._seen(), leaf)}"
+                return f"({self._test(value, leaf)} OR ({seen}))"
         return self._test(value, leaf)
+
+    def _seen(self) -> str:
+        """The message without control sequences."""
+        return f"regexp_replace(r.message, '{_SEQUENCE}', '', 'g')"
 
     def _in_list(self, values: str, leaf: _Leaf) -> str:
         """Whether it holds for one of a list of texts."""
@@ -177,12 +187,13 @@ class Where:
                 return "map_values(r.attributes)"
 
     def _logfmt(self, key: str) -> str:
+        text = f"CASE WHEN {_COLOURED} THEN {self._seen()} ELSE r.message END"
         pattern = self._bind(rf'(?:^|\s){re.escape(key)}=(?:"((?:[^"\\]|\\.)*)"|([^\s"]*))')
-        quoted, plain = (f"regexp_extract(r.message, {pattern}, {group})" for group in (1, 2))
+        quoted, plain = (f"regexp_extract({text}, {pattern}, {group})" for group in (1, 2))
         unescaped = rf"""replace(replace({quoted}, '\"', '"'), '\\', '\')"""
         return (
-            f"CASE WHEN contains(r.message, {self._bind(key + '=')}) "
-            f"AND regexp_matches(r.message, {pattern}) "
+            f"CASE WHEN contains({text}, {self._bind(key + '=')}) "
+            f"AND regexp_matches({text}, {pattern}) "
             f"THEN CASE WHEN {quoted} <> '' THEN {unescaped} ELSE {plain} END END"
         )
 
@@ -190,6 +201,11 @@ class Where:
         name = f"c{len(self.parameters)}"
         self.parameters[name] = value
         return f"${name}"
+
+
+def without_colours(term: str) -> str:
+    """The term for messages without control sequences, which costs less."""
+    return term.replace(_COLOURED, "false")
 
 
 def _pointer(path: tuple[str, ...]) -> str:

@@ -15,6 +15,10 @@ every n-gram of the text. The index therefore serves substrings, not just whole 
     slots        of the filter that are stored, from 0 on
     bare         whether no line of the file has attributes
     maps         bytes of the map of each row group, 0 if it has none
+    coloured     numbers of row groups with control sequences of terminals; absent if there are none
+
+Of a coloured row group the filters have the n-grams of its messages as they are stored, and as they
+are seen (`logstore.colours`). An index from before `coloured` has only the former.
 
 A page is 4,096 bytes: the XXH3-64 of what is behind it (8), then for each slot a bit of each row
 group, of `4088 // groups * 8` slots. So a search reads a page for each n-gram, however large the
@@ -44,6 +48,7 @@ import orjson
 import xxhash
 from numpy.typing import NDArray
 
+from logstore.colours import is_coloured
 from logstore.errors import Damaged, UnsupportedVersion
 from logstore.table.ngrams import LENGTHS, Grams, taken_slots
 from logstore.table.pages.line_map import LineMap
@@ -105,6 +110,7 @@ class Head:
     filters: Sequence[_Filter]
     maps: Sequence[tuple[int, int]]
     digest: int
+    coloured: frozenset[int] = frozenset()
 
     @property
     def nbytes(self) -> int:
@@ -146,7 +152,8 @@ def parse_head(body: bytes, *, size: int) -> Head:
     for stored in header["maps"]:
         maps.append((at, stored))
         at += stored
-    return Head(rows, header["bare"], filters, maps, digest)
+    coloured = frozenset(header.get("coloured", ()))
+    return Head(rows, header["bare"], filters, maps, digest, coloured)
 
 
 class SkipIndex:
@@ -205,7 +212,15 @@ class SkipIndex:
         One may have a map that the other has no room for: they may be compressed by two versions
         of a library.
         """
-        if self.bare != other.bare or not np.array_equal(self.rows, other.rows):
+        if self.head.coloured != other.head.coloured and not (
+            self.head.coloured and other.head.coloured
+        ):
+            return np.array_equal(self.rows, other.rows)  # one is from before there were marks
+        if (
+            self.head.coloured != other.head.coloured
+            or self.bare != other.bare
+            or not np.array_equal(self.rows, other.rows)
+        ):
             return False
         if [(f.bits, f.slots) for f in self.head.filters] != [
             (f.bits, f.slots) for f in other.head.filters
@@ -248,6 +263,7 @@ class Builder:
         self._size = size
         self._rows: list[int] = []
         self._bare = True
+        self._coloured: list[int] = []
         self._maps: list[bytes] = []
         self._room_for_maps = int(size * _MAPS_SHARE)
         most = int(size * _FILTERS_SHARE)
@@ -257,16 +273,29 @@ class Builder:
             for length, budget in zip(LENGTHS, (short, most - short), strict=True)
         ]
 
-    def add(self, rows: int, text: bytes, *, bare: bool, lines: LineMap | None = None) -> None:
-        """Adds a row group: its messages, concatenated, and whether no line has attributes."""
+    def add(
+        self,
+        rows: int,
+        text: bytes,
+        *,
+        bare: bool,
+        lines: LineMap | None = None,
+        seen: bytes = b"",
+    ) -> None:
+        """Adds a row group: its messages, concatenated, and whether no line has attributes.
+
+        `seen` are its messages as they are seen, if they are coloured.
+        """
         mapped = b"" if lines is None else lines.encoded()
         size = len(mapped) + _HASH_BYTES if mapped else 0
         self._maps.append(mapped if size <= self._room_for_maps else b"")
         if self._maps[-1]:
             self._room_for_maps -= size
+        if is_coloured(text):
+            self._coloured.append(len(self._rows))
         self._rows.append(rows)
         self._bare = self._bare and bare
-        lowered = text.lower()
+        lowered = (text + seen).lower()
         for one in self._filters:
             one.add(lowered)
 
@@ -278,6 +307,7 @@ class Builder:
             "filters": [one.header for one in self._filters],
             "bare": self._bare,
             "maps": [len(one) + _HASH_BYTES if one else 0 for one in self._maps],
+            **({"coloured": self._coloured} if self._coloured else {}),
         }
         text, groups = orjson.dumps(header), len(self._rows)
         stored = [_stored_bytes(one.slots, groups) for one in self._filters]

@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from logstore.colours import is_coloured
 from logstore.segments.ulids import parse
 from logstore.table.pages.line_map import LINE
 from logstore.table.skip_index import ranges
@@ -56,6 +57,7 @@ class _Group(NamedTuple):
     runs: Sequence[tuple[int, int, int]]
     parts: NDArray[np.int64]
     ends: int
+    coloured: bool = False
 
     @property
     def records(self) -> int:
@@ -76,6 +78,7 @@ class CopyRows:
         self._copy = copy
         self._groups = groups
         self._names = dict(enumerate(names))
+        self.coloured = frozenset(n for n, group in enumerate(groups) if group.coloured)
 
     def spans(
         self, number: int, fqn: str | None, run: str | None, needed: Sequence[Sequence[bytes]]
@@ -154,7 +157,8 @@ def write_rows(copy: str, path: str, give_way: Callable[[], None]) -> CopyRows |
             bounds = _bounds(messages) - _bounds(messages)[0]
             runs, size = _runs(records, bounds), int(bounds[-1])
             cuts = _cuts(bounds)
-            groups.append(_Group(read.num_rows, begin, size, runs, np.diff(cuts), beside.tell()))
+            parts, coloured = np.diff(cuts), is_coloured(data)
+            groups.append(_Group(read.num_rows, begin, size, runs, parts, beside.tell(), coloured))
             beside.write(bounds[1:].astype(_END).tobytes())
             beside.write(records.tobytes())
             beside.write(part_filter([data[low:end] for low, end in pairwise(cuts)]))

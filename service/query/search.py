@@ -355,7 +355,7 @@ class Search:
 
 
 def _scans(sources: Mapping[str, Sequence[str]], reads: TableReads) -> Scans:
-    return Scans(sources, [one.bare for one in reads.ranges], reads.inside)
+    return Scans(sources, [one.bare for one in reads.ranges], reads.inside, reads.coloured)
 
 
 def _nothing() -> Generator[pa.RecordBatch]:

@@ -23,7 +23,7 @@ from typing import Any, Final
 from logstore import ulid
 from logstore.objects.store import is_remote
 from logstore.search.conditions import Field
-from logstore.search.where import Where
+from logstore.search.where import Where, without_colours
 from logstore.segments.record_keys import KEY_COLUMNS
 from service.query.cursor import RecordKey
 from service.query.request import QueryRequest
@@ -74,12 +74,13 @@ class Scans:
     Of a range it only matters here whether it is of a file without attributes. Its parameters are
     `part`, `first` and `last` with its number. Where all files of the
     table lie `inside` the tile, nobody compares their ULIDs with its bounds, which would read
-    that column for every row.
+    that column for every row. Where no file has `coloured` lines, nobody looks for them.
     """
 
     names: Collection[str]
     ranges: Sequence[bool] = ()
     inside: bool = False
+    coloured: bool = True
 
     @property
     def copies(self) -> bool:
@@ -93,15 +94,17 @@ class Scans:
 
     def scans(self, where: str) -> Iterator[tuple[int, str]]:
         """What stands behind FROM for each, as `r`, with the source's number."""
+        in_table = where if self.coloured else without_colours(where)
         for name, (rank, source) in _SOURCES.items():
             if name in self.names:
                 bounds = "" if rank == 0 and self.inside else _BOUNDS
-                yield rank, f"{source} r{where}{bounds}"
+                yield rank, f"{source} r{where if rank else in_table}{bounds}"
         for n, bare in enumerate(self.ranges):
             rows = f" AND r.file_row_number BETWEEN $first{n} AND $last{n}"
             bounds = "" if self.inside else _BOUNDS
             scan = f"read_parquet($part{n}, hive_partitioning = false)"
-            yield 0, f"{_without_attributes(f'$part{n}') if bare else scan} r{where}{bounds}{rows}"
+            source = _without_attributes(f"$part{n}") if bare else scan
+            yield 0, f"{source} r{in_table}{bounds}{rows}"
 
 
 class Statement:

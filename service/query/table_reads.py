@@ -48,7 +48,8 @@ class Part(NamedTuple):
     """What is read of a file or of its copy: these rows, first and last, or all of them.
 
     A `source` is a name of `sql`. `rare`: the skip index leaves out most of the file. `rows` are
-    those of a copy, `maps` those of the file's lines.
+    those of a copy, `maps` those of the file's lines. In `coloured` row groups a text need not
+    stand in a line as it is seen, so nobody looks for it but DuckDB; a `plain` part has none.
     """
 
     path: str
@@ -57,6 +58,8 @@ class Part(NamedTuple):
     rare: bool = False
     rows: CopyRows | None = None
     maps: LineMaps | None = None
+    coloured: frozenset[int] = frozenset()
+    plain: bool = False
 
     @property
     def bare(self) -> bool:
@@ -70,6 +73,8 @@ class Part(NamedTuple):
 
     def pays(self, group: int) -> bool:
         """Whether to look for a text in a row group is likely to cost less than to decode it."""
+        if group in self.coloured:
+            return False
         few = not self.remote and (self.rare or self.rows is not None)
         return few or self.mapped(group)
 
@@ -123,6 +128,11 @@ class TableReads:
     def bytes(self) -> int:
         """About how many bytes that is, as stored."""
         return round(sum(file.size * share for file, share in self.shares))
+
+    @property
+    def coloured(self) -> bool:
+        """Whether a line that is read may have control sequences of terminals."""
+        return not all(part.plain for part in self.parts)
 
     @property
     def empty(self) -> bool:
@@ -186,7 +196,13 @@ def table_reads(
 
 def _part(file: TableFile, copy: ScanCopy | None, index: Wanted | None, maps_of: MapsOf) -> Part:
     """All of the file, or of its copy."""
+    coloured = frozenset[int]() if index is None else index.coloured
     if copy is not None:
-        return Part(copy.path, _BARE if copy.bare else "copies", rows=copy.rows)
+        if copy.rows is not None:
+            coloured |= copy.rows.coloured
+        plain = not coloured and (index is not None or copy.rows is not None)
+        source = _BARE if copy.bare else "copies"
+        return Part(copy.path, source, rows=copy.rows, coloured=coloured, plain=plain)
     source = _BARE if index is not None and index.bare else "table"
-    return Part(file.uri, source, maps=maps_of(file))
+    plain = index is not None and not coloured
+    return Part(file.uri, source, maps=maps_of(file), coloured=coloured, plain=plain)

