@@ -94,6 +94,10 @@ RULES: Final = (
     # klog and glog, brief logcat, one letter in brackets, Tornado, MongoDB 4, apt, Kotlin.
     Rule(r"(?:^|[ :])(?P<level>[IWEFD])(?:\d{4}){1,2} \d\d:\d\d:\d\d\.", level_of_letter),
     Rule(r"^(?P<level>[VDIWEFA])/[^(]{1,60}\( *\d+\): ", level_of_letter),
+    Rule(
+        r"(?:^|^[-\d:. ]+ |/[\w.]+ )(?P<level>[VDIWEFA])/[\w.$-]{2,60}(?:\( *\d+\))?: ",
+        level_of_letter,
+    ),
     Rule(rf"^{_TIME_ONLY}\[(?P<level>[TVDINWEFCA])\]", level_of_letter),
     Rule(r"^\[(?P<level>[DIWEC]) [-\d]{6,10} \d\d:\d\d:\d\d", level_of_letter),
     Rule(
@@ -102,12 +106,16 @@ RULES: Final = (
     ),
     Rule(r"^(?P<level>[EWNewi]): ", lambda text: level_of_letter(text.upper())),
     # Exceptions that nobody caught, and their kind: Go, Python, Java, Rust, JavaScript, PHP, .NET.
-    Rule(r"^(?:panic|fatal error): |^Fatal Python error: ", lambda _: _FATAL),
+    Rule(
+        r"^(?:panic|fatal error): |^Fatal Python error: |\] Kernel panic - |: Kernel panic - ",
+        lambda _: _FATAL,
+    ),
     Rule(
         r"^(?:Traceback \(most recent call last\):|Exception in thread |thread '.*'.* panicked at"
         r"|\[?(?:Uncaught|Unhandled)|\(node:\d+\) Unhandled|make(?:\[\d+\])?: \*\*\* "
         r"|terminate called after throwing|\*\* \([A-Z][\w.]*\) |\S+:\d+:in .*\([\w:]*Error\)"
-        r"|(?:[\w$]+\.)*[A-Z][\w$]*(?:Error|Exception)(?::|$)|Error: )",
+        r"|(?:[\w$]+\.)*[A-Z][\w$]*(?:Error|Exception)(?::|$)"
+        r"|Error(?: response from daemon)?: )",
         lambda _: _ERROR,
     ),
     Rule(r"^PHP (?P<level>Fatal|Parse|Warning|Notice|Deprecated)", lambda text: _php(text)),
@@ -119,6 +127,9 @@ RULES: Final = (
     Rule(r"^(?:npm|pnpm|yarn) (?P<level>ERR|error|WARN|warn|notice|info|verb)\b", level_of_word),
     Rule(r"^(?P<level>TRAC|DEBU|ERRO|FATA|PANI)\[\d+\]", level_of_word),
     Rule(r" RAS [A-Z]+ (?P<level>INFO|WARNING|SEVERE|ERROR|FAILURE|FATAL) ", level_of_word),
+    Rule(r"^CMake (?P<level>Error|Warning)\b", level_of_word),
+    # NetworkManager.
+    Rule(r": <(?P<level>trace|debug|info|warn|error)> +\[", level_of_word),
     # A word in any case before a colon: syslog's tags, compilers.
     Rule(
         rf"(?:^\W{{0,3}}|[:)] |- )(?P<level>(?i:{_WORDS}|fail|note))(?: error)?"

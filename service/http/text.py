@@ -41,7 +41,8 @@ def without_mark(raw: bytes, field: str) -> bytes:
         raise InvalidInput(
             "the text is UTF-16, which the request does not declare",
             field=field,
-            hint="Send UTF-8. For a file of a forwarder, set `encoding: utf-16le` or `utf-16be`.",
+            hint="Send UTF-8, or name the charset: `text/plain; charset=utf-16le`. For a file of a"
+            " forwarder, set `encoding: utf-16le` or `utf-16be`.",
         )
     return raw
 
