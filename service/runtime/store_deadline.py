@@ -1,7 +1,9 @@
 """Deadlines for what requests read of the object store, and whether the store answers at all.
 
 Within `for_request` a read of the store ends with `StoreUnavailable` after `seconds` without an
-answer. Work in the background keeps the time-outs of the store itself, which may be minutes.
+answer. A write that a read leads to may take longer, as long as the store answers others meanwhile;
+else it ends with `OutcomeUnknown`. Work in the background keeps the time-outs of the store itself,
+which may be minutes.
 
     a read is not answered in time ──► the store is silent ──► reads of requests fail at once:
                                             │                  they hold no thread, no connection
@@ -24,7 +26,7 @@ from contextvars import ContextVar
 from itertools import chain, repeat
 from typing import Final, TypeVar
 
-from logstore.errors import StoreUnavailable, TailraceError
+from logstore.errors import OutcomeUnknown, StoreUnavailable, TailraceError
 from logstore.objects.store import Body, Listing, ObjectInfo, ObjectStore, Part
 
 T = TypeVar("T")
@@ -96,6 +98,26 @@ class StoreAnswers:
             raise
         self.answered()
         return found
+
+    async def written(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
+        """The result of a write; if a request waits for it, no longer than the store answers.
+
+        Raises what `call` raises, `StoreUnavailable` and `OutcomeUnknown`.
+        """
+        if not _limited.get():
+            return await self.watched(call)
+        if self.silent:
+            raise self.error(what)
+        work = asyncio.ensure_future(call())
+        try:
+            while not work.done():
+                done, _ = await asyncio.wait({work}, timeout=self.seconds)
+                if not done and not await self.asked():
+                    raise OutcomeUnknown(f"{what}: {self._what}", hint="Try again later.")
+            return work.result()
+        finally:
+            work.cancel()
+            work.add_done_callback(_note_end)
 
     async def blocking(self, executor: Executor, call: Callable[[], T]) -> T:
         """The result of a call that blocks a thread and asks the store many things.
@@ -199,10 +221,11 @@ class DeadlineStore:
         if_match: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> ObjectInfo:
-        return await self.answers.watched(
+        return await self.answers.written(
+            f"put {key}",
             lambda: self._inner.put(
                 key, body, if_absent=if_absent, if_match=if_match, metadata=metadata
-            )
+            ),
         )
 
     async def get(
@@ -236,10 +259,11 @@ class DeadlineStore:
         if_match: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> ObjectInfo:
-        return await self.answers.watched(
+        return await self.answers.written(
+            f"compose {key}",
             lambda: self._inner.compose(
                 key, parts, if_absent=if_absent, if_match=if_match, metadata=metadata
-            )
+            ),
         )
 
     def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
@@ -252,7 +276,7 @@ class DeadlineStore:
         return self._each(f"list {prefix}", self._inner.folders(prefix, after=after))
 
     async def delete(self, keys: Sequence[str]) -> None:
-        await self.answers.watched(lambda: self._inner.delete(keys))
+        await self.answers.written("delete", lambda: self._inner.delete(keys))
 
     async def sweep(self, before_ms: int) -> int:
         return await self._inner.sweep(before_ms)

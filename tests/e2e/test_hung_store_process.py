@@ -12,8 +12,9 @@ import httpx
 import pytest
 
 from logstore import ulid
+from logstore.errors import OutcomeUnknown, StoreUnavailable
 from service.query.cursor import RecordKey
-from service.runtime.store_deadline import DeadlineStore
+from service.runtime.store_deadline import DeadlineStore, for_request
 from service.workers import LINES_LEFT
 from tests.e2e.hung_store import Freezer, black_hole, service_over
 from tests.e2e.processes import children_of, wait_for, works
@@ -105,6 +106,24 @@ async def test_a_search_goes_on_without_a_store_that_freezes_within_it(
             stats = running.stats()
             assert (stats["complete"], stats["store"]) == (False, "silent")
         freezer.thaw()
+
+
+async def test_a_write_that_a_read_leads_to_ends_over_a_frozen_store(
+    bucket: Bucket, freezer: Freezer
+) -> None:
+    async with bucket.open() as plain:
+        store = DeadlineStore(plain, 0.5)
+        with for_request():
+            await store.put("runs/there", b"{}")
+            freezer.freeze()
+            with pytest.raises(OutcomeUnknown, match="does not answer within"):
+                await store.put("runs/new", b"{}")
+            with pytest.raises(StoreUnavailable):  # it is known to be silent
+                await store.delete(["runs/there"])
+        freezer.thaw()
+        await store.put("runs/new", b"{}")
+        with for_request():
+            await store.delete(["runs/there", "runs/new"])
 
 
 @pytest.mark.parametrize("workers", [1, 2])
