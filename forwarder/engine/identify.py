@@ -134,8 +134,11 @@ class Identifier:
         if is_ is not Is.UNFINISHED:
             self._unfinished.pop(found.place, None)
         if original is not None and is_ in (Is.SAME, Is.LONGER):
-            if is_ is Is.LONGER:
+            if is_ is Is.LONGER:  # and what was taken for it is a copy, which a scan met first
                 original.named = found.path
+                if original.content is not None:
+                    end = find_end(original.content)
+                    original.remember_copy(end, read_window(original.content, end))
             self._locator.take_over(original, found)
         elif original is not None and is_ is Is.LEFT:
             self._locator.take_over_left(original, found, content)

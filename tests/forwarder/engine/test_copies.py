@@ -38,6 +38,7 @@ def test_a_writer_that_appends_at_every_step(
         pytest.param(251, "matched", False, id="half an archive for long"),
         pytest.param(264, "matched", True, id="truncated before the first read"),
         pytest.param(314, "archives", True, id="rotated before a restart"),
+        pytest.param(388, "matched", False, id="a scan meets the copy before its log"),
     ],
 )
 def test_a_history_that_went_wrong(tmp_path: Path, seed: int, names: Names, kills: bool) -> None:
