@@ -23,6 +23,7 @@ from logstore.segments.continuations import Continuations, Place
 from logstore.segments.first_words import find_first_words, join_words
 from logstore.segments.levels import Lines, find_levels
 from logstore.segments.prefixes import prefixes
+from logstore.segments.short_times import find_short_times, find_uptimes, times_of_uptimes
 from logstore.segments.slices import Slice, out_of_order, slices
 from logstore.segments.spellings import NO_LEVEL, level_of_value
 from logstore.segments.times import NO_TIME, find_times, in_range
@@ -115,11 +116,22 @@ def own(batches: Batches, piece: Slice, continuations: Continuations) -> list[In
     count = len(piece.ends)
     times = np.empty(count, dtype=np.int64)
     parts = []
+    arrivals = np.repeat(made_ms(batches.rows[piece.batches]) * 1000, piece.counts)
+    uptimes = np.full(count, NO_TIME, dtype=np.int64)
     for start in range(0, count, _AT_ONCE):
         part = slice(start, start + _AT_ONCE)
         look = prefixes(piece.text, piece.ends, part)
         times[part] = find_times(look)
+        missing = np.flatnonzero(times[part] == NO_TIME)
+        if len(missing):
+            short = find_short_times(look, missing, arrivals[part][missing])
+            times[part][missing] = short
+            rest = missing[short == NO_TIME]
+            uptimes[part][rest] = find_uptimes(look, rest)
         parts.append(find_first_words(look))
+    if (uptimes != NO_TIME).any():
+        places = np.repeat(np.arange(len(piece.counts)), piece.counts)
+        times = np.where(times == NO_TIME, times_of_uptimes(uptimes, places, arrivals), times)
     lines, words = Lines(piece.text, piece.ends), join_words(parts)
     found = find_levels(lines, words)
     levels = found.levels.astype(np.int64)

@@ -3,8 +3,8 @@
 The format is `YYYY-MM-DD[T ]HH:MM:SS[.,fraction][Z|±hh[:]mm]`; the date may be written with `/`.
 The time of a record is the first one in its prefix (`[2024-…`, `{"ts":"2024-…`, `INFO 2024-…`). A
 time without a zone is in UTC, and digits below a microsecond are cut. Invalid dates (month 13) are
-not times, nor are years outside 1900–9999, about which readers of Parquet disagree. Formats without
-a year (syslog, logcat), or with two digits of it, are not guessed.
+not times, nor are years outside 1900–9999, about which readers of Parquet disagree. Formats with
+two digits of a year are not guessed; those without a year, and numbers, are for `short_times`.
 
 The search works on all records at once: `_candidates` finds positions by their separators, and
 `_parse` decodes a matrix with a column for each.
@@ -25,7 +25,7 @@ LATEST_US: Final = 253_402_300_799_999_999  # 9999-12-31T23:59:59.999999
 _SIZE = 36  # the longest time, with nine digits of a fraction and a zone
 _DATE = 19  # YYYY-MM-DD HH:MM:SS
 _DIGITS = [0, 1, 2, 3, 5, 6, 8, 9, 11, 12, 14, 15, 17, 18]
-_MONTH_DAYS = np.array([0, 31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31])
+MONTH_DAYS = np.array([0, 31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31])
 _SECOND = 1_000_000
 
 
@@ -101,14 +101,14 @@ def _minutes(digits: Ints) -> Ints:
     hour = digits[11] * 10 + digits[12]
     minute = digits[14] * 10 + digits[15]
     leap = (year % 4 == 0) & ((year % 100 != 0) | (year % 400 == 0))
-    limit = _MONTH_DAYS[np.where((month >= 1) & (month <= 12), month, 0)]
+    limit = MONTH_DAYS[np.where((month >= 1) & (month <= 12), month, 0)]
     limit = limit - ((month == 2) & ~leap)
     good = (day >= 1) & (day <= limit) & (hour < 24) & (minute < 60) & (year >= 1)
-    value = (_days(year, month, day) * 24 + hour) * 60 + minute
+    value = (days_of(year, month, day) * 24 + hour) * 60 + minute
     return np.where(good, value, NO_TIME)
 
 
-def _days(year: Ints, month: Ints, day: Ints) -> Ints:
+def days_of(year: Ints, month: Ints, day: Ints) -> Ints:
     """Days since the epoch (howardhinnant.github.io/date_algorithms, `days_from_civil`)."""
     y = year - (month <= 2)
     era = y // 400

@@ -15,7 +15,9 @@ from logstore.segments.first_words import find_first_words
 from logstore.segments.levels import Lines, find_levels, find_levels_of
 from logstore.segments.prefixes import prefixes
 from logstore.segments.schema import LEVELS
+from logstore.segments.short_times import find_short_times
 from logstore.segments.spellings import NO_LEVEL
+from logstore.segments.times import NO_TIME
 from tests.batches import MemoryBatches
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -54,6 +56,13 @@ def time_of(line: bytes) -> int | None:
         if value is not None:
             return value
     return None
+
+
+def short_time_of(line: bytes, arrival: int) -> int | None:
+    """The time of a line that names no year, looked at alone."""
+    look = prefixes(line, np.array([len(line)]))
+    found = int(find_short_times(look, np.array([0]), np.array([arrival]))[0])
+    return None if found == NO_TIME else found
 
 
 def _micros(match: re.Match[bytes]) -> int | None:
@@ -103,7 +112,7 @@ def rows_of(batches: MemoryBatches) -> list[Row]:
         first = int(batch["ulid_hi"]) << 64 | int(batch["ulid_lo"])
         lines = [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
         for number, (line, goes_on) in enumerate(zip(lines, continued(lines), strict=True)):
-            own_time = time_of(line)
+            own_time = time_of(line) or short_time_of(line, (first >> 80) * 1000)
             if meta:
                 given, given_level = meta.ts[number], meta.levels[number]
                 own_time = own_time if given is None else given
