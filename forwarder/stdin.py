@@ -4,6 +4,8 @@
 
 A line is a record, with a prefix and attributes if they are given. Lines end at `\\n`; what is no
 UTF-8 is replaced, and a line beyond 512 KiB becomes several records with the attribute `partial`.
+Of a line that was overwritten (`\\r`), the record has the last state. Live views see the states of
+a line that is not finished.
 What was read is in the spool when the next piece is read, so a `kill -9` takes at most one piece
 of 64 KiB that was read, and what waits in the pipe. What is not delivered at the end stays in the
 spool, and the next forwarder of the run with this spool and these services delivers it.
@@ -23,6 +25,7 @@ from tailrace_client.buffer import Options
 from tailrace_client.delivery import Delivery
 from tailrace_client.records import encode_record
 from tailrace_client.spool import Closing
+from tailrace_client.unfinished import UnfinishedLines, collapse, finished, last_state
 
 PIECE_BYTES = 64 << 10
 LONGEST_LINE = 512 << 10
@@ -46,9 +49,15 @@ class Lines:
         *lines, self._rest = (self._rest + piece).split(b"\n")
         for line in lines:
             yield line, False
+        self._rest = collapse(self._rest)
         while len(self._rest) >= LONGEST_LINE:
             part, self._rest = self._rest[:LONGEST_LINE], self._rest[LONGEST_LINE:]
             yield part, True
+
+    @property
+    def unfinished(self) -> bytes:
+        """The last line as it is now."""
+        return last_state(self._rest)
 
     def end(self) -> Iterator[tuple[bytes, bool]]:
         """What is left without an end."""
@@ -66,7 +75,7 @@ class Shape(NamedTuple):
     def record(self, line: bytes, *, partial: bool) -> bytes:
         """A line as a record."""
         attributes = {**self.attributes, "partial": "true"} if partial else self.attributes
-        message = self.prefix + line.decode("utf-8", "replace")
+        message = self.prefix + finished(line).decode("utf-8", "replace")
         return encode_record(message, attributes=attributes or None)
 
 
@@ -94,7 +103,9 @@ class Forwarding:
         waits: bool,
         clock: Clock,
         say: Callable[[str], None],
+        unfinished: UnfinishedLines,
     ) -> None:
+        self._unfinished = unfinished
         self._source = source
         self._delivery = delivery
         self._shape = shape
@@ -118,6 +129,7 @@ class Forwarding:
         lines = Lines()
         while piece := self._read():
             self._put(lines.of(piece))
+            self._unfinished.show("stdin", lines.unfinished)
         self._put(lines.end())
 
     def stop(self) -> None:
@@ -136,6 +148,7 @@ class Forwarding:
 
         0: every line that was read is acknowledged. 1: it is said which are not.
         """
+        self._unfinished.stop()
         left = self._delivery.close(closing, seconds)
         stats = self._delivery.stats
         self._say_drops(stats.dropped)

@@ -58,6 +58,7 @@ class NodeBase:
         """Is told of each segment of this node that is in the store, and its key."""
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self.members = Membership(seams, settings)
+        self.status.unfinished.tell = self.members.tell_unfinished
         self.confirmations = Confirmations()
         self._started = asyncio.Event()
         self._stopping = False

@@ -32,6 +32,7 @@ from tailrace_client.ids import BatchIds
 from tailrace_client.retry import Backoff
 from tailrace_client.run import DURABILITIES, OUTCOMES, run_path
 from tailrace_client.spool import Closing, Target
+from tailrace_client.unfinished import UnfinishedLines
 
 _STATE = "state"
 _SPOOL_BYTES = 256 << 20
@@ -156,7 +157,8 @@ def _forward_stdin(arguments: argparse.Namespace) -> int:
     shape = Shape(arguments.prefix, _attributes(arguments.attr))
     line = Line(sys.stderr)
     say = partial(_say, line)
-    delivery = _delivery(arguments, name, ids, say)
+    service = _service(arguments, say)
+    delivery = _delivery(arguments, service, name, ids, say)
     if arguments.run is None:
         say(f"the lines become run {arguments.fqn}/{name}")
     forwarding = Forwarding(
@@ -166,6 +168,7 @@ def _forward_stdin(arguments: argparse.Namespace) -> int:
         waits=arguments.on_full != "drop-oldest",
         clock=SystemClock(),
         say=say,
+        unfinished=UnfinishedLines(service, arguments.fqn, name, ids.mint()),
     )
     stopped = _stop_on_signals(forwarding)
     with Progress(line, forwarding.progress, SystemClock(), say):
@@ -175,14 +178,8 @@ def _forward_stdin(arguments: argparse.Namespace) -> int:
         return forwarding.finish(None if stopped else closing, arguments.exit_seconds)
 
 
-def _delivery(
-    arguments: argparse.Namespace, run: str, ids: BatchIds, say: Callable[[str], None]
-) -> Delivery:
-    if arguments.spool_bytes < LEAST_SPOOL_BYTES:
-        raise InvalidInput(
-            f"--spool-bytes {arguments.spool_bytes} is too small",
-            hint=f"Use {LEAST_SPOOL_BYTES} or more.",
-        )
+def _service(arguments: argparse.Namespace, say: Callable[[str], None]) -> Balanced:
+    """All targets as one service. Raises `InvalidInput`."""
     given = os.environ.get("TAILRACE_TOKEN", "")
     file = arguments.token_file or ("" if given else os.environ.get("TAILRACE_TOKEN_FILE", ""))
     token = Token(given, file=file)
@@ -195,13 +192,31 @@ def _delivery(
     )
     first = parse_target(arguments.target[0])
     host = f"[{first.host}]" if ":" in first.host else first.host
+    url = f"{first.scheme}://{host}:{first.port or DEFAULT_PORT}{first.path}"
+    try:
+        return Balanced(url, pool, new_token=token.renew)
+    except InvalidRequest as error:
+        raise InvalidInput(error.message, hint=error.hint) from None
+
+
+def _delivery(
+    arguments: argparse.Namespace,
+    service: Balanced,
+    run: str,
+    ids: BatchIds,
+    say: Callable[[str], None],
+) -> Delivery:
+    if arguments.spool_bytes < LEAST_SPOOL_BYTES:
+        raise InvalidInput(
+            f"--spool-bytes {arguments.spool_bytes} is too small",
+            hint=f"Use {LEAST_SPOOL_BYTES} or more.",
+        )
     try:
         run_path(arguments.fqn, run)
-        url = f"{first.scheme}://{host}:{first.port or DEFAULT_PORT}{first.path}"
         return Delivery(
-            Balanced(url, pool, new_token=token.renew),
+            service,
             os.path.expanduser(arguments.spool),
-            Target(url, arguments.fqn, run, arguments.durability),
+            Target(service.url, arguments.fqn, run, arguments.durability),
             options_for(arguments.on_full, arguments.spool_bytes),
             say=say,
             ids=ids,

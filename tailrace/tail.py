@@ -3,8 +3,8 @@
 Of one run it reads server-sent events: `event: logs` carries text exactly as it was received (JSON
 keeps every byte), `id:` the cursor after it. When the connection ends without
 `complete`, the stream is opened again at the last cursor. In a terminal, and with `--json`, it asks
-for records, which have a level. Names with `*`, `?` or `[…]` are patterns: see
-`tailrace.tailing.many`.
+for records, which have a level. A terminal also shows the line that is not finished yet. Names with
+`*`, `?` or `[…]` are patterns: see `tailrace.tailing.many`.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from tailrace.tailing.attempts import before
 from tailrace.tailing.lines import PREFIXES, Lines
 from tailrace.tailing.many import follow_many, is_pattern, print_many
 from tailrace.tailing.start import has_no_lines, where
+from tailrace.tailing.unfinished import end, show_unfinished
 
 _AGAIN = "the store has lines before some of these: the run is printed again from there"
 _LOOKED_AT = 100  # runs that changed last: the newest is first among them
@@ -145,8 +146,15 @@ async def _run(arguments: argparse.Namespace, out: TextIO) -> int:
                 note(f"{arguments.fqn}/{name} has no lines yet: waiting for the first")
         form = lines.of_one(arguments.fqn, name)
         tail = DEFAULT_LINES if start is None else None
-        follower = Follower(client, SystemClock(), arguments.fqn, name, lines.write, form, tail)
-        await follower.follow(start)
+        clock, below = SystemClock(), None
+        if lines.shows_unfinished:
+            shown = show_unfinished(client, clock, arguments.fqn, name, lines)
+            below = asyncio.create_task(shown)
+        try:
+            follower = Follower(client, clock, arguments.fqn, name, lines.write, form, tail)
+            await follower.follow(start)
+        finally:
+            await end(below, lines)
     return 0
 
 

@@ -7,21 +7,27 @@ as the attribute `exit_code`. The exit status is the command's; a signal that en
 this program too.
 
 The service has no part in this: records wait in the spool, and the command never waits for it.
-Lines end at `\\n`. What is no UTF-8 is replaced in the record, and a line beyond 512 KiB becomes
-several records with the attribute `partial`.
+Lines end at `\\n`. Of a line that was overwritten (`\\r`), the record has the last state; live
+views see the others while it is not finished. What is no UTF-8 is replaced in the record, and a
+line beyond 512 KiB becomes several records with the attribute `partial`.
+
+The command has a pipe for each stream. Lines are in the order in which they are read: a moment
+between two writes is enough. With `--merge` both streams are one pipe, and with `--pty` a terminal:
+then the order is the command's, and nobody can tell the streams apart.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import select
 import signal
 import subprocess
 import sys
 import threading
 from contextlib import suppress
 from types import FrameType
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from tailrace_client import system
 from tailrace_client.delivery import Delivery
@@ -32,104 +38,139 @@ from tailrace_client.records import encode_record
 from tailrace_client.run import DURABILITIES, run_path
 from tailrace_client.service import Service
 from tailrace_client.spool import Closing, Target
+from tailrace_client.unfinished import UnfinishedLines, collapse, finished, last_state
 
 DEFAULT_URL = "http://127.0.0.1:8790"
 DEFAULT_SPOOL = "~/.local/state/tailrace/spool"
 
-_PIECE = 64 << 10
+SEPARATE, MERGED, TERMINAL = "separate", "merged", "terminal"
+
+_PIECE = select.PIPE_BUF
+"""What a pipe that can be written to takes without waiting."""
 _LONGEST_LINE = 512 << 10
 _BACKGROUND_SECONDS = 1.0
 _LOOK_SECONDS = 0.01
 _SIGNAL_SECONDS = 0.1
-_BUSY = float("inf")
 _FORWARDED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 _OF_TERMINAL = ("SIGINT", "SIGQUIT")
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 
 
-class Command:
-    """A command, and the delivery that takes its lines."""
+class Output(NamedTuple):
+    """Where the command writes, where that is passed on to, and what its records say of it."""
 
-    def __init__(self, words: List[str], delivery: Delivery) -> None:
+    source: int
+    target: int
+    name: str
+
+
+class Command:
+    """A command, the delivery that takes its lines, and what shows those that are not finished."""
+
+    def __init__(
+        self,
+        words: List[str],
+        delivery: Delivery,
+        unfinished: UnfinishedLines,
+        outputs: str = SEPARATE,
+    ) -> None:
         self._words = words
         self._delivery = delivery
+        self._unfinished = unfinished
+        self._outputs = outputs
         self._process: Optional[subprocess.Popen[bytes]] = None
         self._early: List[int] = []
-        self._waiting: Dict[int, float] = {}
-        """Since when a pipe's reader waits for something to read."""
+        self._ended = threading.Event()
+        self._rest: Dict[str, bytes] = {}
 
     def run(self) -> int:
         """Runs it to its end: its status, or minus the signal that ended it."""
         self._forward_signals()
+        outputs, ends = _open_outputs(self._outputs)
         try:
-            process = subprocess.Popen(
-                self._words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
-            )
+            process = subprocess.Popen(self._words, stdout=ends[0], stderr=ends[-1])
         except OSError as error:
             status = _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
             message = f"{self._words[0]} cannot be started: {error.strerror}"
             sys.stderr.write(f"error: {message}\n")
             self._put(message, "ERROR", {"exit_code": status})
             return status
+        finally:
+            for end in ends:
+                os.close(end)
         self._process = process
         for number in self._early:
             process.send_signal(number)
-        readers = [
-            threading.Thread(target=self._pass_on, args=(stream, target, name), daemon=True)
-            for stream, target, name in (
-                (process.stdout, 1, "stdout"),
-                (process.stderr, 2, "stderr"),
-            )
-        ]
-        pipes = (process.stdout, process.stderr)
-        self._waiting = {pipe.fileno(): _BUSY for pipe in pipes if pipe is not None}
-        for reader in readers:
-            reader.start()
+        reader = threading.Thread(target=self._pass_on, args=(outputs,), daemon=True)
+        reader.start()
         waiter = threading.Thread(target=process.wait, daemon=True)
         waiter.start()
         while waiter.is_alive():  # a signal that comes just before a wait does not interrupt it
             waiter.join(_SIGNAL_SECONDS)
         status = process.wait()
-        while any(reader.is_alive() for reader in readers) and not self._silent():
-            system.sleep(_LOOK_SECONDS)
+        self._ended.set()
+        while reader.is_alive():  # it ends when what is left in the background is silent
+            reader.join(_SIGNAL_SECONDS)
         ended = f"exited with {status}" if status >= 0 else f"ended by signal {-status}"
         self._put(f"{self._words[0]} {ended}", "ERROR" if status else "INFO", {"exit_code": status})
         return status
 
-    def _silent(self) -> bool:
-        """Whether nothing has come for a while: what still has the pipes is in the background."""
-        now = system.monotonic()
-        return all(now - since > _BACKGROUND_SECONDS for since in list(self._waiting.values()))
+    def _pass_on(self, outputs: List[Output]) -> None:
+        """Copies all outputs, and makes records of their lines, in the order in which they come.
 
-    def _read(self, source: int) -> bytes:
-        self._waiting[source] = system.monotonic()
-        piece = os.read(source, _PIECE)
-        self._waiting[source] = _BUSY
-        return piece
+        One thread reads small pieces of whatever is ready, and of nothing that could not be
+        passed on: who reads our stdout slowly does not keep stderr.
+        """
+        open_, full = {output.source: output for output in outputs}, set[int]()
+        silent_since = system.monotonic()
+        while open_:
+            ready, free, _ = select.select(
+                [source for source in open_ if source not in full],
+                [open_[source].target for source in full],
+                [],
+                _LOOK_SECONDS if self._ended.is_set() else _SIGNAL_SECONDS,
+            )
+            full = {source for source in full if open_[source].target not in free}
+            if not (ready or full):
+                if self._ended.is_set() and system.monotonic() - silent_since > _BACKGROUND_SECONDS:
+                    break
+                continue
+            silent_since = system.monotonic()
+            for source in ready:
+                output = open_[source]
+                if not select.select([], [output.target], [], 0)[1]:
+                    full.add(source)
+                elif not self._pass_piece(output):
+                    del open_[source]
+                    os.close(source)
+        for output in outputs:
+            if rest := self._rest.get(output.name):
+                self._line(rest, output.name)
 
-    def _pass_on(self, stream: Any, target: int, name: str) -> None:
-        """Copies a stream, and makes records of its lines."""
-        rest = b""
-        with stream:
-            source = stream.fileno()
-            while piece := self._read(source):
-                if not _write_all(target, piece):
-                    break  # as for the command alone: its next write fails
-                *lines, rest = (rest + piece).split(b"\n")
-                for line in lines:
-                    self._line(line, name)
-                while len(rest) >= _LONGEST_LINE:
-                    self._line(rest[:_LONGEST_LINE], name, partial=True)
-                    rest = rest[_LONGEST_LINE:]
-        if rest:
-            self._line(rest, name)
-        del self._waiting[source]
+    def _pass_piece(self, output: Output) -> bool:
+        """Copies a piece; False at the end, or if nobody takes it any more."""
+        try:
+            piece = os.read(output.source, _PIECE)
+        except OSError:  # a terminal that nobody has open any more
+            return False
+        if not piece or not _write_all(output.target, piece):
+            return False  # as for the command alone: its next write fails
+        *lines, rest = (self._rest.get(output.name, b"") + piece).split(b"\n")
+        for line in lines:
+            self._line(line, output.name)
+        rest = collapse(rest)
+        while len(rest) >= _LONGEST_LINE:
+            self._line(rest[:_LONGEST_LINE], output.name, partial=True)
+            rest = rest[_LONGEST_LINE:]
+        self._rest[output.name] = rest
+        self._unfinished.show(output.name, last_state(rest))
+        return True
 
     def _line(self, line: bytes, stream: str, *, partial: bool = False) -> None:
         attributes: Dict[str, Any] = {"stream": stream}
         if partial:
             attributes["partial"] = True
-        self._put(line.decode("utf-8", "replace"), None, attributes)
+        self._put(finished(line).decode("utf-8", "replace"), None, attributes)
 
     def _put(self, message: str, level: Optional[str], attributes: Dict[str, Any]) -> None:
         self._delivery.put(
@@ -153,6 +194,35 @@ class Command:
 
 def _ignore(_: int, __: Optional[FrameType]) -> None:
     """A handler, since the command would inherit `SIG_IGN`."""
+
+
+def _open_outputs(kind: str) -> Tuple[List[Output], List[int]]:
+    """What is read of the command, and its own ends: stdout first, stderr last."""
+    if kind == TERMINAL:
+        ours, theirs = _open_terminal()
+        return [Output(ours, 1, "terminal")], [theirs]
+    names = ("stdout", "stderr") if kind == SEPARATE else ("output",)
+    pipes = [os.pipe() for _ in names]
+    outputs = [Output(ours, target, name) for (ours, _), target, name in zip(pipes, (1, 2), names)]
+    return outputs, [theirs for _, theirs in pipes]
+
+
+def _open_terminal() -> Tuple[int, int]:
+    """Both ends of a terminal as large as ours, which passes every byte on as it is."""
+    import fcntl
+    import pty
+    import termios
+
+    ours, theirs = pty.openpty()
+    modes = termios.tcgetattr(theirs)
+    modes[1] &= ~termios.OPOST
+    termios.tcsetattr(theirs, termios.TCSANOW, modes)
+    for descriptor in (1, 2, 0):
+        with suppress(OSError):
+            size = fcntl.ioctl(descriptor, termios.TIOCGWINSZ, bytes(8))
+            fcntl.ioctl(theirs, termios.TIOCSWINSZ, size)
+            break
+    return ours, theirs
 
 
 def _write_all(target: int, data: bytes) -> bool:
@@ -216,6 +286,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=10.0,
         help="how long to wait for the service when the command has ended (default: %(default)s)",
     )
+    outputs = parser.add_mutually_exclusive_group()
+    outputs.add_argument(
+        "--pty",
+        dest="outputs",
+        action="store_const",
+        const=TERMINAL,
+        default=SEPARATE,
+        help="give the command a terminal: it writes at once, with colours and progress bars",
+    )
+    outputs.add_argument(
+        "--merge",
+        dest="outputs",
+        action="store_const",
+        const=MERGED,
+        help="read stdout and stderr through one pipe, in the exact order of the writes",
+    )
     parser.add_argument("command", nargs="+", metavar="CMD", help="the command, behind --")
 
 
@@ -231,7 +317,9 @@ def run(parsed: argparse.Namespace) -> int:
     delivery = Delivery(service, spool, target, say=_say, ids=ids, started_ms=began_ms)
     if parsed.run is None:
         _say(f"the output becomes run {parsed.fqn}/{name}")
-    status = Command(parsed.command, delivery).run()
+    unfinished = UnfinishedLines(service, parsed.fqn, name, ids.mint())
+    status = Command(parsed.command, delivery, unfinished, parsed.outputs).run()
+    unfinished.stop()
     left = delivery.close(closing_of(status), parsed.exit_seconds)
     if left is not None:
         _say(left_behind(left, parsed.fqn, name))

@@ -68,6 +68,7 @@ function quoted(name: string): string {
 
 export const logsOf = (fqn?: string): string => (fqn === undefined ? LOGS : `${LOGS}/${quoted(fqn)}`);
 export const runOf = (fqn: string, run: string): string => `${LOGS}/${quoted(fqn)}/${quoted(run)}`;
+export const unfinishedOf = (fqn: string, run: string): string => `${LOGS.replace(/logs$/, "unfinished")}/${quoted(fqn)}/stream/${quoted(run)}`;
 export const streamOf = (fqn: string, run: string): string => `${LOGS}/${quoted(fqn)}/stream/${quoted(run)}`;
 
 export function address(path: string, params: Params = {}): string {

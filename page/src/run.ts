@@ -15,6 +15,7 @@ import { kindOf } from "./home";
 import { RunLines } from "./lines";
 import { link, replace, runLink } from "./place";
 import { statusOf } from "./status";
+import { Unfinished } from "./unfinished";
 import { LogView } from "./view";
 import { SEVERE, Why, detailsOf } from "./why";
 
@@ -45,6 +46,7 @@ export class RunView {
   private refused = false;
   private opened = false;
   private timer = 0;
+  private readonly unfinished: Unfinished;
   private readonly empty = h("p", { class: "note empty", hidden: true });
   /** The view that keys are for, where two are side by side. */
   private static active: RunView | null = null;
@@ -82,13 +84,14 @@ export class RunView {
       say: (error) => this.say(error),
       end: () => (this.lines.connection === "ended" ? this.lines.row(this.lines.total - 1)?.entry.ulid || undefined : undefined),
     });
+    this.unfinished = new Unfinished(fqn, run, this.closing.signal);
     this.why = new Why(this.finder, (record) => void this.goTo(record.ulid));
     this.followButton = keyButton("Follow", "f", () => this.toggleFollow());
     this.fresh.addEventListener("click", () => this.end());
     this.view.onplace = () => this.placed();
     this.view.onopen = (n) => void details(this.lines, n);
     this.view.onnumber = (n) => this.point(n);
-    this.element = h("div", { class: "run" }, h("h1", { class: "unseen" }, run), this.toolbar(), this.why.element, this.find.element, this.news.element, this.bars.element, h("div", { class: "frame" }, this.view.scroller, this.empty, this.fresh));
+    this.element = h("div", { class: "run" }, h("h1", { class: "unseen" }, run), this.toolbar(), this.why.element, this.find.element, this.news.element, this.bars.element, h("div", { class: "frame" }, this.view.scroller, this.empty, this.fresh), this.unfinished.element);
     for (const name of ["pointerdown", "focusin"]) this.element.addEventListener(name, () => (RunView.active = this));
     this.view.scroller.classList.toggle("wrap", this.view.wrap);
     document.addEventListener("keydown", this.keyed);
@@ -242,6 +245,7 @@ export class RunView {
     const turned = this.connection !== lines.connection;
     this.connection = lines.connection;
     this.silence = lines.silence;
+    if (turned && lines.connection === "live") void this.unfinished.follow();
     if (turned || (lines.connection === "live" && performance.now() - this.looked > LOOK_MS)) void this.look();
     this.empty.hidden = lines.total > 0;
     if (!lines.total) this.empty.textContent = lines.connection === "ended" ? "This run is over and has no lines." : "This run has no lines yet. They are here as soon as they are written. If it should have some, look whether the names of pipeline and run in the address are right.";

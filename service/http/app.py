@@ -49,6 +49,7 @@ from service.http.settings import HttpSettings
 from service.http.status import progress_routes, status_routes
 from service.http.system import health_routes, version_routes
 from service.http.targets import BASE, PREFIX, canonical, canonical_beside
+from service.http.unfinished import unfinished_routes
 from service.http.verify import Verifier, verify_routes
 from service.http.web import web_routes
 from service.query.engine import QueryEngine
@@ -231,6 +232,7 @@ def all_routers(node: NodeApi, api: HttpApi) -> list[APIRouter]:
     return [
         last_routes(node, pages, api.clock),
         progress_routes(node, most, api.counters),
+        unfinished_routes(node, most, api.counters),
         status_routes(node),
         live_routes(node, most, api.counters),
         download_routes(node),

@@ -74,6 +74,7 @@ _TABLE: Final[dict[str, dict[str, Need | None]]] = {
 _BELOW: Final[tuple[tuple[str, dict[str, Need | None]], ...]] = (
     (BASE + "/{fqn}", {"GET": _READ, "POST": INGEST, "DELETE": _DELETE}),
     (ROOT + "/progress/{fqn}/", {"GET": _READ, "PUT": INGEST}),
+    (ROOT + "/unfinished/{fqn}/", {"GET": _READ, "PUT": INGEST}),
     (ROOT + "/metrics/{fqn}/", {"GET": _READ, "POST": INGEST}),
     ("/segments/{id}/", {"POST": _CONSUME}),
     ("/query", {"GET": _SEARCH, "POST": _SEARCH}),

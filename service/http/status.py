@@ -77,7 +77,7 @@ _TAKES_STATUS: dict[str, Any] = {
 _MOST_METRICS = 1000
 _TIMES = ("startDate", "timestamp", "endDate")
 
-_HEARTBEAT: Final = ServerSentEvent(comment="heartbeat", sep="\n")
+HEARTBEAT_EVENT: Final = ServerSentEvent(comment="heartbeat", sep="\n")
 
 
 class Paging(BaseModel):
@@ -272,6 +272,14 @@ def _checked(value: dict[str, Any]) -> str:
     return run
 
 
+async def run_is_over(node: NodeApi, key: RunKey) -> bool:
+    """Whether streams beside a run's lines end now."""
+    with suppress(TailraceError):
+        if (await node.run_logs.reader.size(key)).state == "closed":
+            return True
+    return await node.status.over(key)
+
+
 class ProgressStream(EventSourceResponse):
     """A response that lasts until its run ends, its client disconnects or the node stops."""
 
@@ -306,7 +314,7 @@ class ProgressStream(EventSourceResponse):
                     self._sent = news.version
                     yield self._counted(_event(news))
                 elif over is None:
-                    over = await watcher.unless_left(self._over())
+                    over = await watcher.unless_left(run_is_over(self._node, self._key))
                 elif over or watcher.channel.ended is not None:
                     yield self._counted(sse.COMPLETE)
                     return
@@ -320,12 +328,6 @@ class ProgressStream(EventSourceResponse):
             return await self._node.status.progress(self._key)
         return None
 
-    async def _over(self) -> bool:
-        with suppress(TailraceError):
-            if (await self._node.run_logs.reader.size(self._key)).state == "closed":
-                return True
-        return await self._node.status.over(self._key)
-
     def _newer(self, report: Report | None) -> Report | None:
         return None if report is None or report.version <= self._sent else report
 
@@ -336,7 +338,7 @@ class ProgressStream(EventSourceResponse):
 
     def _heartbeat(self) -> ServerSentEvent:
         self._counted(sse.HEARTBEAT)
-        return _HEARTBEAT
+        return HEARTBEAT_EVENT
 
 
 def _event(report: Report) -> bytes:

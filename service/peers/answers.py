@@ -8,6 +8,7 @@
 | `wait` | which of some runs have new lines, see `feed` |
 | `records` | records for a search, see `records` |
 | `journal` | new records for live searches, see `journals` |
+| `unfinished` | nothing: it shows the state of a line that came to the asker |
 | `runs`, `highest`, `deleted`, `close`, `ended` | what `others` says |
 """
 
@@ -36,6 +37,8 @@ from service.peers.register import Register
 from service.runs.held import HeldLines
 from service.runs.run_logs import RunLogs
 from service.runtime.store_deadline import for_request
+from service.status.status import RunStatus
+from service.status.unfinished import UnfinishedLine
 from service.tail import Tail
 
 _READS = ("hot", "text", "runs", "records", "journal")
@@ -52,6 +55,8 @@ class Answering(Protocol):
     def tail(self) -> Tail: ...
     @property
     def carry(self) -> Carry: ...
+    @property
+    def status(self) -> RunStatus: ...
     def pin(self) -> JournalPin: ...
 
     async def all_synced(self) -> None:
@@ -89,6 +94,7 @@ class Answers:
             "deleted": self._deleted,
             "close": self._close,
             "ended": self._ended,
+            "unfinished": self._unfinished,
         }
         self._looking: asyncio.Task[None] | None = None
 
@@ -176,6 +182,11 @@ class Answers:
         manifest = (await run_logs.manifests.get(key)).manifest
         if manifest.state == "closed" and not run_logs.flusher.holds(key):
             run_logs.events.ended(key)
+        return messages.encode({})
+
+    async def _unfinished(self, message: Message) -> bytes:
+        line = UnfinishedLine.from_json(message.head["line"])
+        self._node.status.unfinished.put(_key(message), line)
         return messages.encode({})
 
     @property

@@ -13,14 +13,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from logstore import ulid as ulids
+from logstore.batch import RunKey
 from logstore.errors import OutcomeUnknown, TailraceError, Unavailable
 from service.journal.journal import Journal
+from service.peers import messages
 from service.peers.away import refuse_old_lines
 from service.peers.contact import Contacts
 from service.peers.feed import LiveFeed
 from service.peers.forgotten import returned
 from service.peers.others import Others
-from service.peers.peers import Peers
+from service.peers.peers import Gathered, Peers
 from service.peers.register import READER, Register
 from service.runs.deletions import Deletions
 from service.runs.elsewhere import NoOtherNodes, OtherNodes
@@ -29,6 +31,7 @@ from service.runtime.pulse import Pulse
 from service.runtime.seams import Seams
 from service.settings import Settings
 from service.shipping.lineage import Forked
+from service.status.unfinished import UnfinishedLine
 from service.tail import Tail
 
 log = logging.getLogger(__name__)
@@ -37,6 +40,7 @@ _LEAVE_SECONDS = 5.0
 _RETRY_SECONDS = 1.0
 _AWAY_TURNS = 3
 _TOUCH_SECONDS = 2.0
+_MOST_TOLD = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,18 @@ class Membership:
             self.register.on_removed = self._forget_deletions
             self.peers = Peers(self.register, timeout_seconds=seconds)
         self._joined = False
+        self._telling: set[asyncio.Task[Gathered]] = set()
+
+    def tell_unfinished(self, key: RunKey, line: UnfinishedLine) -> None:
+        """Tells the nodes that answer what an unfinished line looks like; nobody waits for it."""
+        if self.peers is None or not self.peers.entries(readers=True):
+            return
+        if len(self._telling) >= _MOST_TOLD:
+            return  # the next state is told
+        body = messages.encode({"fqn": key.fqn, "run": key.run, "line": line.to_json()})
+        task = asyncio.ensure_future(self.peers.ask(body, "unfinished", readers=True))
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
 
     @property
     def instance(self) -> str:

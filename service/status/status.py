@@ -35,6 +35,7 @@ from service.runs.settings import RunSettings
 from service.status.endings import Endings, is_terminal
 from service.status.reports import Expiry, Head, Reports
 from service.status.settings import OpenMetadataSettings
+from service.status.unfinished import UnfinishedLines
 from service.tail import Tail
 
 _DEFAULT_LIMIT = 5
@@ -85,6 +86,7 @@ class RunStatus:
             grace_seconds=settings.finish_grace_seconds,
             look_seconds=look_seconds,
         )
+        self.unfinished = UnfinishedLines(clock, lambda key: self._tail().nudge(key))
         self.expiry = expiry
         self.stored = {"status": 0, "progress": 0, "metrics": 0}
         self.sweep_failures = 0
@@ -232,6 +234,7 @@ class RunStatus:
         """Reports of a deleted run, or of all runs. Raises `StoreUnavailable`."""
         for key in [key for key in self._progress if key.fqn == fqn and run in (None, key.run)]:
             self._forget_progress(key)
+        self.unfinished.remove(fqn, run)
         if run is not None:
             self.endings.note(RunKey(fqn, run), None)
         await self._reports.remove(fqn, run)

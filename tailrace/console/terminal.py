@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 from typing import Final, TextIO
 
@@ -39,6 +40,19 @@ def shown(text: str) -> str:
     if text.isprintable():
         return text
     return "\n".join(map(_line, text.split("\n")))
+
+
+def last_states(text: str) -> str:
+    """The text as a terminal shows it in the end: of overwritten lines, the last state."""
+    if "\r" not in text:
+        return text
+    return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
+
+
+def fitting(text: str) -> str:
+    """One line without escapes, cut to the width of the terminal, so that it can be taken away."""
+    plain = "".join([c for c in _SEQUENCE.sub("", last_states(text)) if c.isprintable()])
+    return plain[: max(shutil.get_terminal_size().columns - 1, 1)]
 
 
 def coloured(text: str, level: str | None, *, colour: bool) -> str:

@@ -6,9 +6,17 @@ import json
 from collections.abc import Callable
 from typing import Final, TextIO
 
-from tailrace.console.terminal import Names, coloured, shown, wants_colour
+from tailrace.console.terminal import (
+    Names,
+    coloured,
+    fitting,
+    last_states,
+    shown,
+    wants_colour,
+)
 
 PREFIXES: Final = ("auto", "none", "run", "full")
+_TAKE_AWAY: Final = "\r\x1b[K"
 
 
 class Lines:
@@ -23,10 +31,27 @@ class Lines:
         self._prefix = ("full" if many else "none") if prefix == "auto" else prefix
         self._notes = notes if many and notes.isatty() and not whole else None
         self._seen: set[str] = set()
+        self._unfinished = ""
+
+    @property
+    def shows_unfinished(self) -> bool:
+        """Whether lines that are not finished are shown below the others."""
+        return self._terminal and not self._whole
 
     def write(self, text: str) -> None:
-        """Writes at once."""
+        """Writes at once, above the line that is not finished."""
+        if self._unfinished:
+            text = f"{_TAKE_AWAY}{text}{self._unfinished}"
         self._out.write(text)
+        self._out.flush()
+
+    def show(self, text: str) -> None:
+        """Replaces the unfinished line below all others; empty: there is none."""
+        line = fitting(text)
+        if line == self._unfinished:
+            return
+        self._out.write(f"{_TAKE_AWAY}{line}" if self._unfinished else line)
+        self._unfinished = line
         self._out.flush()
 
     def of_one(self, fqn: str, run: str) -> Callable[[str], str] | None:
@@ -46,6 +71,7 @@ class Lines:
         record = json.loads(data)
         text = str(record["message"])
         if self._terminal:
+            text = last_states(text)
             text = coloured(text, record.get("level"), colour=self._colour)
         if self._notes is not None and (name := f"{fqn}/{run}") not in self._seen:
             self._seen.add(name)

@@ -17,11 +17,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.client.answering import Asked, Given, answering
 from tests.client.programs import FQN, left_in, messages, records, state_of, until
-from tests.e2e.service_process import ServiceProcess
+from tests.e2e.service_process import BASE, ServiceProcess
 from tests.faults.kinds import KNOWABLE, Kind
 from tests.faults.schedule import Schedule, evenly
 from tests.faults.thread import fault_proxy
@@ -82,6 +83,18 @@ def test_lines_become_records_in_order(service: ServiceProcess, tmp_path: Path) 
     assert said == ""
     assert left_in(tmp_path) == []
     assert state_of(service.url, "lines") == ("open", None), "the end of stdin closes nothing"
+
+
+def test_a_bar_is_shown_and_its_last_state_is_stored(
+    service: ServiceProcess, tmp_path: Path
+) -> None:
+    process = start(service.url, run="bar", spool=tmp_path)
+    write(process, b"begin\n10%\r20%")
+    shown = f"{service.url}{BASE.removesuffix('/logs')}/unfinished/{FQN}/bar"
+    until(lambda: [x["text"] for x in httpx.get(shown, timeout=60).json()["lines"]] == ["20%"])
+    assert end(process, b"\r30%\r\n") == ""
+    assert messages(service.url, "bar") == ["begin", "30%"]
+    assert httpx.get(shown, timeout=60).json() == {"lines": []}
 
 
 def test_a_prefix_attributes_and_an_outcome(service: ServiceProcess, tmp_path: Path) -> None:
