@@ -10,7 +10,6 @@ leave such nodes out.
 from __future__ import annotations
 
 import asyncio
-import random
 from typing import Final
 
 import httpx
@@ -19,6 +18,7 @@ from logstore.batch import RunKey
 from tailrace_client import system as client_system
 from tailrace_client.ids import BatchIds
 from tests.e2e.clients import run_path
+from tests.nodes.torture.harm import SILENT, SLOW, Harm
 from tests.nodes.torture.nodes import Nodes, TorturedNode
 from tests.nodes.torture.producers import Named, Written
 
@@ -32,15 +32,14 @@ _MOST_SLOW_MS: Final = 90_000
 class DeletedRun:
     """A run that is deleted again and again; `written` is what is not deleted."""
 
-    def __init__(
-        self, key: RunKey, nodes: Nodes, dice: random.Random, client: httpx.AsyncClient
-    ) -> None:
+    def __init__(self, key: RunKey, nodes: Nodes, harm: Harm, client: httpx.AsyncClient) -> None:
         self.written = Written(key)
         self.deleted: set[str] = set()
         self.deletions = 0
         self.faults: list[str] = []
         self._nodes = nodes
-        self._dice = dice
+        self._harm = harm
+        self._dice = harm.dice
         self._client = client
 
     async def live(self) -> None:
@@ -54,7 +53,9 @@ class DeletedRun:
 
     async def _write(self, number: int, silent: list[str]) -> None:
         """Writes with a clock that is right, or slow by up to `_MOST_SLOW_MS`."""
-        slow_ms = self._dice.choice((0, self._dice.randint(0, _MOST_SLOW_MS)))
+        slow_ms = self._dice.choice((0, self._dice.randint(1, _MOST_SLOW_MS)))
+        if not self._harm.seen[SLOW] and self.deletions:
+            slow_ms = _MOST_SLOW_MS
 
         def url() -> str:
             urls = [node.url for node in self._nodes.all if not _named(node, silent)]
@@ -64,6 +65,7 @@ class DeletedRun:
         producer = Named(f"p{number}", self._nodes, self.written, self._dice, ids, url)
         try:
             await producer.write(_BATCHES, _PAUSE_SECONDS)
+            self._harm.seen[SLOW] += slow_ms > 0 and self.deletions > 0
         finally:
             producer.close()
             self.faults += producer.faults
@@ -72,8 +74,13 @@ class DeletedRun:
         """The nodes that were silent."""
         gone = set(self.written.lines)
         self.written = Written(self.written.key)
+        if not self._harm.seen[SILENT]:
+            self._harm.deleting.set()
+            await self._harm.stopped.wait()
         while True:
-            url = f"{self._nodes.any_url()}{run_path(self.written.key)}"
+            there = [node.url for node in self._nodes.all if node.name != self._harm.standing]
+            where = self._nodes.any_url() if self._harm.met.is_set() else self._dice.choice(there)
+            url = f"{where}{run_path(self.written.key)}"
             try:
                 reply = await self._client.delete(url, timeout=30)
             except httpx.TransportError:
@@ -82,7 +89,11 @@ class DeletedRun:
             if reply.status_code in (200, _ACCEPTED):
                 self.deleted |= gone
                 self.deletions += 1
-                return list(reply.json().get("silent", ()))
+                silent = list(reply.json().get("silent", ()))
+                self._harm.seen[SILENT] += bool(silent)
+                if silent:
+                    self._harm.met.set()
+                return silent
             if reply.status_code not in (500, 503, 507):
                 raise RuntimeError(f"{reply.status_code}: {reply.text}")
             await asyncio.sleep(_PAUSE_SECONDS)

@@ -22,10 +22,11 @@ from service.runtime.threads import in_thread
 from service.shipping.watermarks import Watermarks
 from tailrace.verification.fault import Fault, Findings
 from tailrace.verification.state import StateCheck, StateRepair
-from tests.nodes.torture.harm import Harm
+from tests.nodes.torture.harm import FLIP, Harm
 from tests.servers.minio import Bucket
 
 _PAUSE_SECONDS: Final = 3.0
+_FIRST_SECONDS: Final = 0.5
 _FOLDERS: Final = (keys.RUNS, keys.COORDINATION)
 
 
@@ -40,7 +41,10 @@ class Flips:
         """Until enough was done to the nodes."""
         async with self._bucket.open() as store:
             while self._harm.goes_on:
-                await asyncio.sleep(self._harm.dice.expovariate(1 / _PAUSE_SECONDS))
+                if self._harm.seen[FLIP]:  # the first one as soon as there is an object
+                    await asyncio.sleep(self._harm.dice.expovariate(1 / _PAUSE_SECONDS))
+                else:
+                    await asyncio.sleep(_FIRST_SECONDS)
                 with suppress(Unavailable):  # the bucket is frozen
                     await self._flip_one(store)
 
@@ -55,7 +59,7 @@ class Flips:
                 await store.put(key, changed, if_match=info.etag)
         except (NotFound, PreconditionFailed, Unavailable):
             return None  # a node was faster, or the bucket is frozen
-        self._harm.flipped += 1
+        self._harm.seen[FLIP] += 1
         print(f"a bit of {key} flips", flush=True)
         await asyncio.sleep(self._harm.seconds())
         while True:

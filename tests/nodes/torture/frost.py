@@ -19,11 +19,12 @@ import httpx
 
 from logstore.batch import RunKey
 from tests.e2e.clients import run_path
-from tests.nodes.torture.harm import Harm
+from tests.nodes.torture.harm import ANSWER, Harm
 from tests.nodes.torture.nodes import Nodes, TorturedNode
 from tests.nodes.torture.producers import Written
 
 _PAUSE_SECONDS: Final = 6.0
+_BETWEEN_SECONDS: Final = 0.5
 _LINES: Final = 5
 _ANSWER_SECONDS: Final = 8.0
 _AWAY: Final = ("node-not-ready", "unavailable")
@@ -42,22 +43,26 @@ class Frost:
         self._client = client
         self._runs = runs
         self.faults: list[str] = []
-        self.answers = 0
 
     async def run(self) -> None:
         """Until enough harm was done."""
         for number in count():
-            await asyncio.sleep(self._harm.dice.expovariate(1 / _PAUSE_SECONDS))
+            if self._harm.seen[ANSWER]:  # before that all nodes are there, or soon will be
+                await asyncio.sleep(self._harm.dice.expovariate(1 / _PAUSE_SECONDS))
             if not self._harm.goes_on:
                 return
+            if self._harm.enough and self._harm.seen[ANSWER]:
+                continue
             async with self._harm.store:
                 await self._freeze(number)
+            await asyncio.sleep(_BETWEEN_SECONDS)  # whoever else waits for the store has it
 
     async def _freeze(self, number: int) -> None:
         self._harm.done["freeze"] += 1
         print("the store: freeze", flush=True)
         written = Written(RunKey("torture.frozen", f"run-{number}"))
         os.kill(self._server, signal.SIGSTOP)
+        os.waitid(os.P_PID, self._server, os.WSTOPPED)
         try:
             for node in self._nodes.all:
                 await self._write(node, written, number)
@@ -99,7 +104,7 @@ class Frost:
         if (reply.status_code, page.get("store")) != (206, "silent"):
             self.faults.append(f"{where} is {reply.status_code}: {reply.text[:300]}")
             return
-        self.answers += 1
+        self._harm.seen[ANSWER] += 1
         there, silent = set(page["logs"].splitlines()), page.get("silent", [])
         for name, lines in written.by_producer.items():
             is_silent = any(one.startswith(f"{name[0]}-") for one in silent)

@@ -12,6 +12,9 @@
 Now and then a harm takes longer than a lease, so others count the node as lost and go on without
 it. Each node has its own tormentor: what they do overlaps in every way. The store is frozen
 meanwhile (`frost`), but not while a node is drained.
+
+However short a run is, a node is killed in it and one is stopped, and everything in `WANTED` was
+seen. The first node that is stopped stands still until a deletion has met it.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Final
 
 from tests.faults.link import Cut
@@ -36,14 +40,29 @@ _BEATS: Final = ((0.0, 0.3), (0.5, 2.0), (3.5, 7.0))
 """Moments, blinks, and what outlasts the patience of others."""
 
 
+ANSWER: Final = "answers over a frozen store"
+SILENT: Final = "deletions with a silent node"
+SLOW: Final = "writers with a slow clock"
+FLIP: Final = "flipped bits"
+WANTED: Final = (ANSWER, SILENT, SLOW, FLIP)
+_MEETING_SECONDS: Final = 30.0
+
+
 class Harm:
-    """What was done so far, and how much is to be done."""
+    """What was done so far, what was seen, and how much is to be done."""
 
     def __init__(self, kills: int, dice: random.Random) -> None:
         self.kills = kills
         self.done: Counter[str] = Counter()
-        self.flipped = 0
-        """Bits of state objects; they are not counted among the kills."""
+        self.seen: Counter[str] = Counter()
+        """What is not counted among the kills: all of `WANTED`."""
+        self.deleting = asyncio.Event()
+        """Somebody is about to delete a run, and waits until a node is `stopped`."""
+        self.standing: str | None = None
+        """The first node that is stopped, by name."""
+        self.stopped = asyncio.Event()
+        self.met = asyncio.Event()
+        """A deletion was answered that named a silent node."""
         self.faults: list[str] = []
         self.dice = dice
         self._since: dict[str, float] = {}
@@ -54,7 +73,29 @@ class Harm:
     @property
     def goes_on(self) -> bool:
         """Whether there is more to come."""
-        return self.done.total() < self.kills
+        return not self.enough or not all(self.seen[what] for what in WANTED)
+
+    @property
+    def enough(self) -> bool:
+        """Whether no more is to be done to nodes and the store; something may yet be seen."""
+        drawn = self.done["stop"] and self.done["kill"] and not self.unmet
+        return self.done.total() >= self.kills and bool(drawn)
+
+    @property
+    def unmet(self) -> bool:
+        """Whether no deletion has met a silent node, and no node stands still for that."""
+        return self.standing is None and not self.met.is_set()
+
+    def draw(self, kinds: list[str], weights: list[int]) -> str:
+        """What is done next; what every run has comes first."""
+        if not self.done["stop"] or self.unmet:
+            what = "stop"
+        elif not self.done["kill"]:
+            what = "kill"
+        else:
+            (what,) = self.dice.choices(kinds, weights)
+        self.done[what] += 1
+        return what
 
     def begin(self, node: str) -> None:
         """A node is harmed from now on."""
@@ -100,9 +141,11 @@ class Tormentor:
         dice = self._harm.dice
         while self._harm.goes_on:
             await asyncio.sleep(dice.expovariate(1 / _PAUSE_SECONDS))
-            weights = [weight for weight, _ in self._kinds.values()]
-            (what,) = dice.choices(list(self._kinds), weights)
-            self._harm.done[what] += 1
+            if self._harm.enough:
+                continue
+            what = self._harm.draw(
+                list(self._kinds), [weight for weight, _ in self._kinds.values()]
+            )
             print(f"{self._node.name}: {what}", flush=True)
             self._harm.begin(self._node.name)
             try:
@@ -119,9 +162,28 @@ class Tormentor:
         await self._node.start()
 
     async def _stop(self) -> None:
+        if self._harm.unmet:
+            return await self._stand_still()
         self._node.stop()
         await self._last()
         self._node.resume()
+        return None
+
+    async def _stand_still(self) -> None:
+        """Until a deletion has met it; the store answers meanwhile."""
+        harm = self._harm
+        harm.standing = self._node.name
+        with suppress(TimeoutError):
+            async with harm.store, asyncio.timeout(_MEETING_SECONDS):
+                await harm.deleting.wait()
+                self._node.stop()
+                harm.stopped.set()
+                await harm.met.wait()
+        if harm.stopped.is_set():
+            self._node.resume()
+        if not harm.met.is_set():  # the next one that is stopped stands still
+            harm.standing = None
+            harm.stopped.clear()
 
     async def _cut(self) -> None:
         others = self._others()

@@ -13,6 +13,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
@@ -35,6 +36,7 @@ SETTINGS: Final = {
 }
 _TO_BE_STARTED: Final = ("wait in the journal and are nowhere else", "stays in the register")
 _MOST_ENDS: Final = 5
+_FRAME_LINES: Final = 24
 APART_MS: Final = 30_000
 """The clocks of two nodes are so far from the third one's."""
 
@@ -64,7 +66,7 @@ class TorturedNode:
         status = await asyncio.to_thread(self.service.stop)
         found = [] if status == 0 else [f"node {self.name} ended with status {status}"]
         _, traceback, trace = self.service.output().partition("Traceback")
-        return found + ([f"node {self.name} logged: {trace[:2000]}"] if traceback else [])
+        return found + ([f"node {self.name} logged: {_end_of(trace)}"] if traceback else [])
 
     async def end_for_good(self) -> list[str]:
         """As `end`, and again as often as it says that it has to start once more."""
@@ -83,6 +85,13 @@ class TorturedNode:
     def resume(self) -> None:
         """SIGCONT."""
         os.kill(self.service.pid, signal.SIGCONT)
+
+
+def _end_of(trace: str) -> str:
+    """Of a traceback that begins there, the innermost frames and the error."""
+    frames = list(takewhile(lambda line: line.startswith(" "), trace.splitlines()[1:]))
+    error = trace.splitlines()[len(frames) + 1 :][:1]
+    return "\n".join([*frames[-_FRAME_LINES:], *error])
 
 
 class Nodes:

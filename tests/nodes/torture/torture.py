@@ -35,7 +35,7 @@ from tests.e2e.torture_store import TorturedStore
 from tests.nodes.torture.deletions import DeletedRun
 from tests.nodes.torture.flips import Flips
 from tests.nodes.torture.frost import Frost
-from tests.nodes.torture.harm import Harm, Tormentor
+from tests.nodes.torture.harm import WANTED, Harm, Tormentor
 from tests.nodes.torture.network import Network
 from tests.nodes.torture.nodes import Nodes, TorturedNode, three_nodes
 from tests.nodes.torture.producers import Named, Nameless, Producer, Written
@@ -87,21 +87,21 @@ class Torture:
         self._retries = 0
         self._segments = 0
         self._doors = 0
-        self._answers = 0
         self.faults: list[str] = []
 
     @property
     def told(self) -> str:
         """What was done, in words."""
         harms = ", ".join(f"{n} {what}" for what, n in sorted(self._harm.done.items()))
+        seen = ", ".join(f"{self._harm.seen[what]} {what}" for what in WANTED)
         lines = sum(run.lines.total() for run in self._runs)
         deletions = sum(run.deletions for run in self._deleted)
         return (
-            f"{harms or 'no harm'}, {self._harm.flipped} flipped bits; {len(self._runs)} runs,"
-            f" {lines} lines, {deletions} deletions, {self._retries} retries,"
+            f"{harms or 'no harm'}; seen: {seen}; {len(self._runs)} runs, {lines} lines,"
+            f" {deletions} deletions, {self._retries} retries,"
             f" {self._segments} segments in the queue,"
             f" {self._doors} looks at all ways to read a run,"
-            f" {self._answers} answers over a frozen store, {len(self.faults)} faults"
+            f" {len(self.faults)} faults"
         )
 
     async def run(self) -> None:
@@ -125,7 +125,6 @@ class Torture:
                 frost = Frost(self._store.server, nodes, self._harm, client, self._runs)
                 tasks.create_task(frost.run())
             self.faults += [*self._harm.faults, *frost.faults]
-            self._answers = frost.answers
             _say("all harm is done; healing")
             await self._heal(client, nodes)
             _say("comparing")
@@ -207,7 +206,7 @@ class Torture:
         """Runs that are deleted, one after another, until the harm is over."""
         for number in count():
             key = RunKey("torture.deleted", f"run-{number}")
-            self._deleted.append(DeletedRun(key, nodes, self._dice, client))
+            self._deleted.append(DeletedRun(key, nodes, self._harm, client))
             await self._deleted[-1].live()
             if not self._harm.goes_on:
                 return
