@@ -159,7 +159,7 @@ async def test_context_and_counts_of_a_running_service(
         assert capsys.readouterr().out == "INFO before\nERROR found\nbehind\n"
         assert await asyncio.to_thread(run, parsed("--url", url, "--histogram")) == 0
         drawn = capsys.readouterr().out
-        assert "1 INFO, 2 ERROR" in drawn
+        assert "1 INFO, 1 ERROR, 1 without a level" in drawn
         assert await asyncio.to_thread(run, parsed("--url", url, "--count", "fqn,run")) == 0
         assert capsys.readouterr().out == "3  records\n3  fqn=p  run=r\n"
         assert await asyncio.to_thread(run, parsed("--url", url, "--histogram", "--json")) == 0

@@ -1,7 +1,7 @@
 """Copies of a record that say something else of its level: the oldest copy counts, everywhere.
 
-A line without a level has that of the line before it from the same writer and run. A writer that
-was started in between does not know it, so copies of one line may differ.
+A line that continues a record has the level of the line before it from the same writer and run. A
+writer that was started in between does not know it, so copies of one line may differ.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ async def stored(world: World, levels: dict[str, str], entries: list[Entry]) -> 
 def some_entries(dice: random.Random) -> list[Entry]:
     times = [NOW_MS - dice.randrange(10_000) for _ in range(COUNT)]
     return [
-        (dice.choice(RUNS), ulid.lowest_at(at) | dice.getrandbits(55) << 25, b"plain\n")
+        (dice.choice(RUNS), ulid.lowest_at(at) | dice.getrandbits(55) << 25, b"  plain\n")
         for at in times
     ]
 
