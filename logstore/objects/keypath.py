@@ -23,6 +23,7 @@ import xxhash
 
 from logstore.errors import InvalidName
 from logstore.filesystem import FileSystem
+from logstore.objects.oserrors import means_absent
 
 META, LOCKS, TEMPORARIES = ".meta", ".locks", ".tmp"
 OWN = frozenset({META, LOCKS, TEMPORARIES})
@@ -131,8 +132,10 @@ class Walk:
     def _entries(self, base: str) -> list[str]:
         try:
             found = list(self._fs.scan(f"{self._root}/{base}".rstrip("/")))
-        except (FileNotFoundError, NotADirectoryError):
-            return []
+        except OSError as error:
+            if means_absent(error):
+                return []
+            raise
         own = OWN if not base else frozenset[str]()
         return sorted([f"{name}/" if folder else name for name, folder in found if name not in own])
 

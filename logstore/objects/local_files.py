@@ -27,7 +27,7 @@ from logstore.clock import Clock, Entropy
 from logstore.errors import NotFound, OutcomeUnknown, PreconditionFailed
 from logstore.filesystem import File, FileSystem
 from logstore.objects.keypath import KeyPaths, Walk
-from logstore.objects.oserrors import translated, unknown_outcome
+from logstore.objects.oserrors import means_absent, translated, unknown_outcome
 from logstore.objects.ranges import PIECE_BYTES, OpenRange, check_range, length_of
 from logstore.objects.sidecar import Known, KnownFile, Sidecars
 from logstore.objects.store import Body, Listed, Listing, ObjectInfo, Part, check_metadata
@@ -38,7 +38,16 @@ T = TypeVar("T")
 
 _ATTEMPTS = 100
 _NAMES = 64  # are read at a time: they cost little beside what is asked of each file
-_ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
+
+@contextmanager
+def _absent_or_done() -> Iterator[None]:
+    """Passes over what is not there, or cannot be."""
+    try:
+        yield
+    except OSError as error:
+        if not means_absent(error):
+            raise
 
 
 class Condition(NamedTuple):
@@ -171,7 +180,7 @@ class LocalFiles:
             folders = {os.path.dirname(path) for path in paths}
             for folder in sorted(folders):
                 # Also when nothing was unlinked: an earlier try may have got no further.
-                with suppress(*_ABSENT):
+                with _absent_or_done():
                     self._fs.sync_folder(folder)
             sidecars = {os.path.dirname(self.paths.sidecar(key)) for key in keys}
             for folder in sorted(folders | sidecars, reverse=True):
@@ -228,7 +237,7 @@ class LocalFiles:
         except PreconditionFailed:
             # The writer that came first may have died between its rename and its sync. Whoever
             # hears that its object is there must be able to rely on it.
-            with suppress(*_ABSENT):
+            with _absent_or_done():
                 self._fs.sync_folder(os.path.dirname(self.paths.object(key)))
             raise
 
@@ -281,7 +290,7 @@ class LocalFiles:
             folder = os.path.dirname(folder)
 
     def _unlink(self, key: str, path: str) -> None:
-        with self._locked(key), suppress(*_ABSENT):
+        with self._locked(key), _absent_or_done():
             self._fs.unlink(path)
             self._sidecars.remove(key)
 
@@ -333,8 +342,10 @@ class LocalFiles:
     def _open(self, key: str) -> File:
         try:
             return self._fs.open(self.paths.object(key), "read")
-        except _ABSENT:
-            raise NotFound(f"there is no object {key}") from None
+        except OSError as error:
+            if means_absent(error):
+                raise NotFound(f"there is no object {key}") from None
+            raise
 
     @contextmanager
     def _opened(self, key: str) -> Iterator[File]:

@@ -20,6 +20,7 @@ _HINTS = {
     errno.ENOENT: "The store's folder is gone: mount or restore it, then restart.",
 }
 _IN_THE_WAY = frozenset({errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY})
+_ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG})
 # A rename that failed with one of these did nothing for certain.
 _DEFINITE = _IN_THE_WAY | {
     errno.ENOENT,
@@ -32,6 +33,11 @@ _DEFINITE = _IN_THE_WAY | {
     errno.ENFILE,
     errno.ENAMETOOLONG,
 }
+
+
+def means_absent(error: OSError) -> bool:
+    """Whether the error of a read means that nothing is there, or can be under such a name."""
+    return error.errno in _ABSENT
 
 
 @contextmanager

@@ -43,6 +43,18 @@ class ObjectStoreContract(ObjectListContract):
 
     # -- put, get, head
 
+    @pytest.mark.parametrize("size", [256, 1025, 5000])
+    async def test_a_key_that_cannot_be_is_not_there(self, store: ObjectStore, size: int) -> None:
+        await store.put("a/b", b"x")
+        name = "n" * size
+        for prefix in (f"a/{name}/", f"a/{name}", f"{name}/"):
+            assert await keys_of(store, prefix) == []
+            assert [key async for key in store.folders(f"{name}/")] == []
+        with pytest.raises((NotFound, InvalidName)):
+            await store.get(f"a/{name}")
+        with pytest.raises((NotFound, InvalidName)):
+            await store.head(f"a/{name}/x")
+
     @pytest.mark.parametrize("body", [b"", b"x", b"\0\n\xff" * 1000, bytes(3 * MIB)])
     async def test_put_then_read(self, store: ObjectStore, body: bytes) -> None:
         put = await store.put("a/b/c.txt", body)

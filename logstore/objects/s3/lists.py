@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from logstore.objects.keypath import is_clean
 from logstore.objects.s3.blocking import BlockingBucket, following
 from logstore.objects.s3.errors import failure_of_key
 from logstore.objects.s3.place import Place, listed, seconds_ms
@@ -30,7 +29,7 @@ class Lists:
 
     async def objects(self, prefix: str, after: str) -> AsyncIterator[ObjectInfo]:
         """As `ObjectStore.list`."""
-        if not is_clean(prefix[: prefix.rfind("/") + 1]):
+        if not self._place.may_have(prefix, prefix[: prefix.rfind("/") + 1]):
             return
         start = _start(prefix, after)
         if start is None:
@@ -41,7 +40,7 @@ class Lists:
 
     async def folders(self, prefix: str, after: str) -> AsyncIterator[str]:
         """As `ObjectStore.folders`."""
-        if not is_clean(prefix):
+        if not self._place.may_have(prefix, prefix):
             return
         # `0` follows `/`: nothing that begins with `{after}/` is above it, and all else is.
         start = f"{prefix}{after}0" if after else ""
@@ -122,7 +121,7 @@ class BlockingLists:
 
     def objects(self, prefix: str, after: str) -> Listing:
         """As `ObjectStore.listed`."""
-        if not is_clean(prefix[: prefix.rfind("/") + 1]):
+        if not self._place.may_have(prefix, prefix[: prefix.rfind("/") + 1]):
             return
         behind: str | None = after
         while behind is not None and (start := _start(prefix, behind)) is not None:

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from logstore.errors import InvalidName
-from logstore.objects.keypath import MAX_KEY_BYTES, check_key
+from logstore.objects.keypath import MAX_KEY_BYTES, check_key, is_clean
 from logstore.objects.store import ObjectInfo
 
 MARK: Final = "tailrace-write"
@@ -50,6 +50,10 @@ class Place:
     def __init__(self, bucket: str, prefix: str) -> None:
         self.bucket = bucket
         self.prefix = f"{prefix}/" if prefix else ""
+
+    def may_have(self, prefix: str, folders: str) -> bool:
+        """Whether keys can begin with `prefix`, whose whole folders are `folders`."""
+        return is_clean(folders) and len((self.prefix + prefix).encode()) <= MAX_KEY_BYTES
 
     def full(self, key: str) -> str:
         """The bucket's key. Raises `InvalidName` for a key that no object can have."""
