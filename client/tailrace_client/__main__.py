@@ -109,6 +109,11 @@ class _Sending:
                 if not self.sender.close_run(queue.target, closing):
                     return 1
                 queue.closed()
+            if queue.kept_close:
+                _say(
+                    "how the run ended does not read: the run is closed without an outcome, and"
+                    f" the note is kept in {queue.kept_close}"
+                )
             return 0
         finally:
             queue.release()

@@ -321,6 +321,12 @@ class Queue:
         system.write_whole(os.path.join(self.path, _CLOSE), content)
 
     @property
+    def kept_close(self) -> str:
+        """Where a note to close the run is kept that did not read; empty without one."""
+        kept = os.path.join(self.path, f"{_CLOSE}.damaged")
+        return kept if os.path.exists(kept) else ""
+
+    @property
     def started_ms(self) -> Optional[int]:
         """When the run began, if that is to be reported."""
         try:

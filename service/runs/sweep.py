@@ -34,6 +34,7 @@ from service.runs.locks import RunLocks
 from service.runs.pin import Pin
 from service.runs.remote_state import RemoteState
 from service.runs.settings import RunSettings
+from service.runtime.clock_skew import ClockSkew
 from service.runtime.heartbeat import Heartbeat
 
 _DAY_MS = 86_400_000
@@ -63,7 +64,10 @@ class Sweeper:
         repair: Callable[[RunKey], Awaitable[bool]],
         ended: Callable[[RunKey], None],
         remove_objects: Callable[[Manifest, Manifest | None], Awaitable[None]],
+        skew: ClockSkew,
     ) -> None:
+        """Ages are by the earlier of this machine's clock and the store's (`skew`)."""
+        self._skew = skew
         self._store = store
         self._manifests = manifests
         self._deletions = deletions
@@ -118,7 +122,7 @@ class Sweeper:
         failures = 0
         patience = round(self._settings.stream_timeout_seconds * 1000)
         try:
-            await self._import_left(self._clock.now_ms() - patience)
+            await self._import_left(self._now_ms() - patience)
         except (Unavailable, OutcomeUnknown, Damaged) as error:  # a later sweep looks again
             failures += 1
             self.last_error = f"what OpenMetadata left: {error}"
@@ -137,7 +141,7 @@ class Sweeper:
                 if failures == _FAILURES:
                     raise
         self._clean = clean
-        await self._sweep_store(self._clock.now_ms() - round(self._orphan_seconds * 1000))
+        await self._sweep_store(self._now_ms() - round(self._orphan_seconds * 1000))
         self.heartbeat.success()
 
     async def _sweep_store(self, before_ms: int) -> None:
@@ -160,8 +164,11 @@ class Sweeper:
         if self._clean.get(info.key) == manifest.version or await self._sweep_texts(manifest):
             clean[info.key] = manifest.version
 
+    def _now_ms(self) -> int:
+        return self._clock.now_ms() - max(self._skew.ahead_ms, 0)
+
     def _idle_ms(self, manifest: Manifest) -> int:
-        return self._clock.now_ms() - max(manifest.flushed_ms, manifest.last_ms)
+        return self._now_ms() - max(manifest.flushed_ms, manifest.last_ms)
 
     def _abandoned(self, manifest: Manifest) -> bool:
         if not manifest.chunks or (manifest.state == "closed" and manifest.sealed):
@@ -206,7 +213,7 @@ class Sweeper:
         if newest.state == "deleted":  # by somebody who was killed before he removed them
             texts = keys.partial(self._prefix, key), keys.logs(self._prefix, key)
             unnamed += [info for info in found if info.key in texts]
-        limit = self._clock.now_ms() - self._orphan_seconds * 1000
+        limit = self._now_ms() - self._orphan_seconds * 1000
         old = [info.key for info in unnamed if info.modified_ms < limit]
         if old:
             await self._store.delete(old)
@@ -232,7 +239,7 @@ class Sweeper:
         key = manifest.key
         if manifest.state == "deleted":
             await self._record(manifest)
-            if self._clock.now_ms() - info.modified_ms > days * _DAY_MS:
+            if self._now_ms() - info.modified_ms > days * _DAY_MS:
                 await self._forget(info, manifest)
             return
         top = manifest.last | ulids.LINE_MASK

@@ -256,6 +256,7 @@ def open_run_logs(
         repair=chunk_repairer.repair,
         ended=events.ended,
         remove_objects=deleter.remove_objects,
+        skew=ClockSkew(around.newest_date),
     )
     snapshots = Snapshots(
         journal.pin,

@@ -12,6 +12,7 @@ from logstore.batch import RunKey
 from logstore.errors import JournalFull, StoreUnavailable
 from logstore.filesystem import FileSystem
 from service.runs.run_logs import RunLogs
+from service.runtime.clock_skew import ClockSkew
 from service.runtime.seams import Seams
 from service.settings import Settings
 from service.status.reports import Expiry, Reports
@@ -63,7 +64,7 @@ def open_status(owner: Owner, seams: Seams, settings: Settings) -> RunStatus:
         settings.openmetadata,
         settings.runs,
         tail=lambda: owner.tail,
-        expiry=Expiry(seams.store, seams.clock, exists),
+        expiry=Expiry(seams.store, seams.clock, exists, ClockSkew(seams.newest_date)),
     )
 
 

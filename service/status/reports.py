@@ -31,6 +31,7 @@ from logstore.runs.retention import RunRetention
 from logstore.state_kinds import advice
 from logstore.swap import Document, swap, write_until_known
 from service.runtime.cache import Cache
+from service.runtime.clock_skew import ClockSkew
 
 _READERS = 16
 _DELETE_COUNT = 500
@@ -299,16 +300,22 @@ class Expiry:
     """Removes expired reports; doing it twice, or on several nodes, does no harm."""
 
     def __init__(
-        self, store: ObjectStore, clock: Clock, exists: Callable[[RunKey], Awaitable[bool]]
+        self,
+        store: ObjectStore,
+        clock: Clock,
+        exists: Callable[[RunKey], Awaitable[bool]],
+        skew: ClockSkew,
     ) -> None:
+        """Ages are by the earlier of this machine's clock and the store's (`skew`)."""
         self._store = store
         self._clock = clock
+        self._skew = skew
         self._exists = exists
         self.removed = 0
 
     async def sweep(self, retention: RunRetention) -> None:
         """Looks at every report once. Raises `StoreUnavailable`."""
-        now = self._clock.now_ms()
+        now = self._clock.now_ms() - max(self._skew.ahead_ms, 0)
         for folder in FOLDERS:
             async for info in self._store.list(folder):
                 days = (now - info.modified_ms) / _DAY_MS

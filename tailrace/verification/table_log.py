@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -25,6 +26,7 @@ from tailrace.verification.fault import Findings
 _FOLDER: Final = f"{keys.TABLE}/{LOG}/"
 _ENTRY: Final = re.compile(r"([0-9]{20})\.json")
 _CHECKPOINT: Final = re.compile(r"([0-9]{20})\.checkpoint(\.[0-9]{10}\.[0-9]{10})?\.parquet")
+_POINTER: Final = "_last_checkpoint"
 _AT_ONCE: Final = 16
 _ENTRY_ADVICE: Final = "Put an intact version of the object back"
 _CHECKPOINT_ADVICE: Final = (
@@ -55,11 +57,24 @@ async def check_table_log(store: ObjectStore, findings: Findings) -> bool:
 
     every = [info.key async for info in store.list(_FOLDER)]
     damaged = await asyncio.gather(*(look(key) for key in every))
-    missing = _missing([key.rpartition("/")[2] for key in every])
-    for number in missing:
-        where = f"{_FOLDER}{commit_name(number)}"
-        findings.add("table-log-damaged", where, f"later entries are there. {_ENTRY_ADVICE}")
-    return any(damaged) or bool(missing)
+    names = [key.rpartition("/")[2] for key in every]
+    gone = {commit_name(number): "later entries are there" for number in _missing(names)}
+    named = await _named_checkpoint(store)
+    if named is not None and not any(name.startswith(named) for name in names):
+        gone[f"{named}.parquet"] = f"`{_POINTER}` names it"
+    for name, why in gone.items():
+        advice = _ENTRY_ADVICE if _ENTRY.fullmatch(name) else _CHECKPOINT_ADVICE
+        findings.add("table-log-damaged", f"{_FOLDER}{name}", f"it is gone, and {why}. {advice}")
+    return any(damaged) or bool(gone)
+
+
+async def _named_checkpoint(store: ObjectStore) -> str | None:
+    """How the name of the checkpoint begins that readers look for first."""
+    try:
+        body = (await store.get(f"{_FOLDER}{_POINTER}"))[1]
+        return f"{int(orjson.loads(body)['version']):020}.checkpoint"
+    except (NotFound, ValueError, TypeError, KeyError):
+        return None  # they list the log instead
 
 
 def _missing(names: Sequence[str]) -> list[int]:

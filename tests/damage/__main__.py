@@ -9,27 +9,25 @@ readers get, what `tailrace verify` says and what stops. `--write` puts it into 
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
 from compactor.spark.session import Session
 from service.runtime.java import why_no_spark
 from tests.compactor.plain_engine import PlainEngine
-from tests.damage.matrix import COLUMNS, Cell, Matrix, table
+from tests.damage.making import Place, begin, make_cell
+from tests.damage.matrix import COLUMNS, Cell, table
 from tests.damage.objects import KINDS
+from tests.damage.outside import OUTSIDE
 from tests.damage.store import build
 
-Place: TypeAlias = tuple[str, str]
 PAGE: Final = Path("docs/guarantees.md")
 BEGIN: Final = "<!-- The matrix is made by `make damage`. -->\n\n"
 END: Final = "\n<!-- The end of the matrix. -->\n"
-_matrix: Final[list[Matrix]] = []
-"""In a process that makes cells, its own copy."""
 
 
 def main() -> int:
@@ -43,14 +41,15 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         template = Path(folder) / "template"
         _build(template)
-        places = [(kind.name, column) for kind in KINDS for column in COLUMNS]
+        names = [kind.name for kind in (*KINDS, *OUTSIDE)]
+        places = [(name, column) for name in names for column in COLUMNS]
         spawned = get_context("spawn")
-        with ProcessPoolExecutor(arguments.jobs, spawned, _begin, (template,)) as pool:
-            for (name, column), cell in zip(places, pool.map(_cell, places), strict=True):
+        with ProcessPoolExecutor(arguments.jobs, spawned, begin, (template,)) as pool:
+            for (name, column), cell in zip(places, pool.map(make_cell, places), strict=True):
                 cells[name, column] = cell
                 said = "–" if cell is None else cell.text()
                 print(f"{name}, {column}: {said}", file=sys.stderr, flush=True)
-    text = table(KINDS, cells)
+    text = table(names, cells)
     print(text)
     silent = [cell for cell in cells.values() if cell is not None and cell.is_wrong_and_silent]
     return max(bool(silent), _page(text, write=arguments.write, check=arguments.check))
@@ -65,20 +64,6 @@ def _build(template: Path) -> None:
         build(template, spark)
     finally:
         spark.stop()
-
-
-def _begin(template: Path) -> None:
-    """Prepares a process that makes cells."""
-    logging.disable(logging.CRITICAL)
-    _matrix.append(Matrix(template, Path(tempfile.mkdtemp(dir=template.parent))))
-    intact = _matrix[0].begin()
-    assert not intact.verified + intact.problems + intact.stops, intact
-
-
-def _cell(place: Place) -> Cell | None:
-    name, column = place
-    (kind,) = [kind for kind in KINDS if kind.name == name]
-    return _matrix[0].cell(kind, column)
 
 
 def _page(text: str, *, write: bool, check: bool) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -38,6 +38,8 @@ class ObjectKind:
     flip: Callable[[bytes], bytes]
     newer: Callable[[bytes], bytes] | None = None
     at: int = 0
+    excused: Mapping[str, str] = field(default_factory=dict)
+    """Why nobody can tell that damage from a store that never had the object."""
 
     def path(self, data: Path) -> Path:
         """The object that is damaged."""
@@ -62,7 +64,7 @@ def _flip_at(body: bytes, at: int) -> bytes:
     return body[:at] + bytes((body[at] ^ 1,)) + body[at + 1 :]
 
 
-def _flip_json(body: bytes) -> bytes:
+def flip_json(body: bytes) -> bytes:
     """A bit of a value of the JSON, which still parses and says something else."""
     before = orjson.loads(body.rstrip())
     parses = []
@@ -108,7 +110,7 @@ def _reader(body: bytes) -> pa.BufferReader:
     return pa.BufferReader(body)
 
 
-def _middle(body: bytes) -> bytes:
+def flip_middle(body: bytes) -> bytes:
     return _flip_at(body, len(body) // 2)
 
 
@@ -150,10 +152,22 @@ def _flip_journal(body: bytes) -> bytes:
     return _flip_at(body, body.index(b"held line 7"))
 
 
+IGNORED: Final = (
+    *("lock", "store/.locks/*", "store/.tmp/*", "store/table/_delta_log/.mending"),
+    *("store/table/*/*/.*.crc", "store/table/_staging/**"),
+)
+"""Files of no content, and those that no program reads again."""
+SIBLINGS: Final = (
+    *("store/coordination/deleted/*/*", "store/runs/*/*.json", "store/segments/*/*.parquet"),
+    *("store/pipeline-logs/*/*/*.txt", "store/pipeline-logs/*/*/chunks/*"),
+    "store/table/_delta_log/*.json",
+)
+"""Other objects of kinds below, of which one is damaged."""
 KINDS: Final = (
     ObjectKind("journal file", "journal/*.wal", _flip_journal, _newer_journal, at=-1),
-    ObjectKind("journal row cache", "journal/*.idx", _middle),
-    ObjectKind("node identity", "node.json", _flip_json, _newer_identity),
+    ObjectKind("journal row cache", "journal/*.idx", flip_middle),
+    ObjectKind("name of the newest journal file", "journal/newest", flip_middle),
+    ObjectKind("node identity", "node.json", flip_json, _newer_identity),
     ObjectKind(
         "segment, in the table",
         "store/segments/node*/*2.parquet",
@@ -167,35 +181,58 @@ KINDS: Final = (
         _newer_segment,
         at=-1,
     ),
-    ObjectKind("run manifest, closed", "store/runs/p/closed.json", _flip_json, _newer_json()),
-    ObjectKind("run manifest, open", "store/runs/p/open.json", _flip_json, _newer_json()),
-    ObjectKind("run manifest, deleted", "store/runs/p/gone.json", _flip_json, _newer_json()),
+    ObjectKind("quarantine marker", "store/segments/.aside/*/*[0-9]", flip_json),
+    ObjectKind("give-up marker", "store/segments/.aside/*/*.given-up", flip_json),
+    ObjectKind("run manifest, closed", "store/runs/p/closed.json", flip_json, _newer_json()),
+    ObjectKind("run manifest, open", "store/runs/p/open.json", flip_json, _newer_json()),
+    ObjectKind("run manifest, deleted", "store/runs/p/gone.json", flip_json, _newer_json()),
+    ObjectKind("active run", "store/pipeline-logs/.active/*/*/*", _no_version),
     ObjectKind("logs.txt", "store/pipeline-logs/p/closed/logs.txt", _flip_text),
     ObjectKind("partial.txt", "store/pipeline-logs/p/open/partial.txt", _flip_text),
     ObjectKind("chunk, of an open run", "store/pipeline-logs/p/open/chunks/*.txt", _flip_text),
-    ObjectKind("chunk index, of an open run", "store/pipeline-logs/p/open/chunks/*.idx", _middle),
     ObjectKind(
-        "chunk index, of a closed run", "store/pipeline-logs/p/closed/chunks/*.idx", _middle, at=-1
+        "chunk index, of an open run", "store/pipeline-logs/p/open/chunks/*.idx", flip_middle
     ),
-    ObjectKind("flush watermark", "store/coordination/text/*", _flip_json, _newer_json()),
     ObjectKind(
-        "deletion of a run", "store/coordination/deleted/p/gone*", _flip_json, _newer_json()
+        "chunk index, of a closed run",
+        "store/pipeline-logs/p/closed/chunks/*.idx",
+        flip_middle,
+        at=-1,
     ),
-    ObjectKind("node registration", "store/coordination/nodes/*", _flip_json, _newer_json()),
-    ObjectKind("named lease", "store/coordination/leases/text/*", _flip_json, _newer_json()),
-    ObjectKind("consumer group", "store/coordination/groups/*", _flip_json, _newer_json()),
+    ObjectKind("flush watermark", "store/coordination/text/*", flip_json, _newer_json()),
+    ObjectKind("deletion of a run", "store/coordination/deleted/p/gone*", flip_json, _newer_json()),
+    ObjectKind(
+        "deletion of a pipeline",
+        "store/coordination/deleted/r/.pipeline",
+        flip_json,
+        _newer_json(),
+    ),
+    ObjectKind("node registration", "store/coordination/nodes/*", flip_json, _newer_json()),
+    ObjectKind("register entry", "store/coordination/peers/*", flip_json, _newer_json()),
+    ObjectKind("forgotten node", "store/coordination/forgotten/*", flip_json, _newer_json()),
+    ObjectKind("shedding slots", "store/coordination/shedding.json", flip_json, _newer_json()),
+    ObjectKind("named lease", "store/coordination/leases/text/*", flip_json, _newer_json()),
+    ObjectKind("consumer group", "store/coordination/groups/*", flip_json, _newer_json()),
     ObjectKind(
         "source of partitions",
         "store/coordination/partitions/*/source.json",
-        _flip_json,
+        flip_json,
         _newer_json(),
     ),
     ObjectKind(
-        "shard of partitions", "store/coordination/partitions/*/0*.json", _flip_json, _newer_json()
+        "shard of partitions", "store/coordination/partitions/*/0*.json", flip_json, _newer_json()
     ),
-    ObjectKind("report of status", "store/coordination/status/p/*", _flip_json, _newer_json()),
+    ObjectKind("pipeline control", "store/coordination/pipelines/*", flip_json, _newer_json()),
+    ObjectKind("report of status", "store/coordination/status/p/*", flip_json, _newer_json()),
+    ObjectKind("report of progress", "store/coordination/progress/p/*", flip_json, _newer_json()),
+    ObjectKind(
+        "report of metrics",
+        "store/coordination/metrics/p/*/*",
+        flip_json,
+        _newer_json(),
+        excused={"removed": "nothing else names it"},
+    ),
     ObjectKind("table data file", "store/table/date=*/*/*.parquet", _flip_column("message")),
-    ObjectKind("table log entry", "store/table/_delta_log/*1.json", _flip_digit(b'"size":')),
     ObjectKind(
         "table log entry, first",
         "store/table/_delta_log/*0.json",
@@ -203,9 +240,71 @@ KINDS: Final = (
         _newer_table,
     ),
     ObjectKind(
+        "table log entry, before the checkpoint",
+        "store/table/_delta_log/*1.json",
+        _flip_digit(b'"size":'),
+    ),
+    ObjectKind(
+        "table log entry, behind the checkpoint: a file",
+        "store/table/_delta_log/*.json",
+        _flip_digit(b'"path":"date='),
+        at=3,
+    ),
+    ObjectKind(
+        "table log entry, behind the checkpoint: a mark",
+        "store/table/_delta_log/*.json",
+        _flip_digit(b'"version":'),
+        at=3,
+    ),
+    ObjectKind(
         "table checkpoint", "store/table/_delta_log/*.checkpoint.parquet", _flip_column("path")
     ),
-    ObjectKind("pointer to the checkpoint", "store/table/_delta_log/_last_checkpoint", _flip_json),
-    ObjectKind("skip index", "store/table/_index/**/*.skip3", _middle, _newer_skip_index),
-    ObjectKind("sidecar of a local store", "store/.meta/runs/p/*.json", _flip_json),
+    ObjectKind("pointer to the checkpoint", "store/table/_delta_log/_last_checkpoint", flip_json),
+    ObjectKind("skip index", "store/table/_index/**/*.skip3", flip_middle, _newer_skip_index),
+    ObjectKind("sidecar of a local store", "store/.meta/runs/p/*.json", flip_json),
+)
+STATES: Final = {
+    **{name: name for name in ("register entry", "forgotten node", "shedding slots")},
+    **{name: name for name in ("deletion of a run", "deletion of a pipeline")},
+    **{name: name for name in ("node registration", "named lease", "consumer group")},
+    **{name: name for name in ("source of partitions", "shard of partitions")},
+    **{name: name for name in ("give-up marker", "quarantine marker", "pipeline control")},
+    **{name: name for name in ("report of status", "report of progress", "report of metrics")},
+    "run manifest": "run manifest, closed",
+    "watermark": "flush watermark",
+    "identity": "node identity",
+    "sidecar": "sidecar of a local store",
+    "undo note": "undo note of a rolling object",
+}
+"""Rows of the kinds of state objects."""
+KEYS: Final = {
+    "run_manifest": "run manifest, closed",
+    "chunk_text": "chunk, of an open run",
+    "chunk_index": "chunk index, of an open run",
+    "partial": "partial.txt",
+    "logs": "logs.txt",
+    "active": "active run",
+    "segment": "segment, in the table",
+    "quarantine_marker": "quarantine marker",
+    "give_up_marker": "give-up marker",
+    "watermark": "flush watermark",
+    "skip_index": "skip index",
+    "indexed_file": "table data file",
+    "lease": "named lease",
+    "group": "consumer group",
+    "pipeline_control": "pipeline control",
+    "partition_source": "source of partitions",
+    "partition_shard": "shard of partitions",
+    "node_registration": "node registration",
+    "peer": "register entry",
+    "forgotten": "forgotten node",
+    "deleted_run": "deletion of a run",
+    "deleted_pipeline": "deletion of a pipeline",
+    "run_report": "report of status",
+}
+"""Rows of the keys that `logstore.keys` spells. Its other functions give prefixes."""
+PREFIXES: Final = (
+    *("manifests_of", "pipeline_texts", "run_texts", "chunks_of", "upstream_pipeline"),
+    *("upstream_texts", "all_active", "active_pipeline", "active_nodes", "segments_of"),
+    *("leases_of", "partitions_of", "peers_of", "deletions_of", "reports_of"),
 )

@@ -37,6 +37,7 @@ from service.runs.run_pages import (
 )
 from service.runs.settings import RunSettings
 from service.runs.source_pieces import After
+from service.runtime.clock_skew import ClockSkew
 from service.status.reports import Expiry, Reports
 from service.status.settings import OpenMetadataSettings
 from service.status.status import RunStatus
@@ -363,7 +364,7 @@ class MemoryNode:
             self.openmetadata,
             RunSettings(),
             tail=lambda: self.tail,
-            expiry=Expiry(self.store, clock, exists),
+            expiry=Expiry(self.store, clock, exists, ClockSkew(None)),
             look_seconds=self.look_seconds,
         )
 

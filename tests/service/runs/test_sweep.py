@@ -10,8 +10,10 @@ from coordination.named.record import SWEEP, sweep_lease, text_lease
 from logstore import keys
 from logstore.batch import RunKey
 from logstore.errors import StoreUnavailable
+from logstore.objects.remote import DateSample
 from service.runs.settings import Tuning
 from tests.service.runs.world import FakeJournal, World
+from tests.settings import SETTINGS, settings_with
 from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
 
 pytestmark = pytest.mark.usefixtures("every_store")
@@ -157,3 +159,30 @@ async def test_a_run_that_goes_while_another_is_closed_again() -> None:
     await asyncio.gather(world.run_logs.closer.close_idle(), world.run_logs.delete_run(runs[1]))
     assert (await world.run_logs.reader.size(runs[0])).state == "closed"
     assert await world.run_logs.listing.runs("p", 5) == await world.run_logs.listing.runs("p", 1)
+
+
+class Skewed(World):
+    """A node whose clock may be wrong; the store has one of its own."""
+
+    ahead_ms = 0
+
+    def newest_date(self) -> DateSample:
+        """The store's, of now."""
+        now = self.clock.monotonic()
+        return DateSample(self.clock.ms - self.ahead_ms, now, now, self.clock.ms)
+
+
+async def test_a_clock_that_is_days_ahead_of_the_stores_expires_and_closes_nothing() -> None:
+    world = Skewed(settings=settings_with(SETTINGS, runs={"expiration_days": 30}))
+    await world.run_logs.start()
+    world.append(RUN, b"one\ntwo\n")
+    await world.confirm()
+    await world.run_logs.drain()
+    world.clock.ms += 40 * DAY * 1000
+    world.ahead_ms = 40 * DAY * 1000
+    await world.run_logs.sweeper.sweep()
+    assert await state(world) == "open"
+    assert await world.whole(RUN) == b"one\ntwo\n"
+    world.ahead_ms = 0  # so long has really passed
+    await world.run_logs.sweeper.sweep()
+    assert await state(world) == "deleted"

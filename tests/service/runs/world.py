@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from types import TracebackType
@@ -11,6 +11,7 @@ from typing import Self
 from logstore import keys
 from logstore import ulid as ulids
 from logstore.batch import RunKey
+from logstore.objects.remote import DateSample
 from logstore.objects.store import ObjectStore
 from logstore.position import Position
 from logstore.segments.carry import Carry
@@ -98,6 +99,7 @@ class World:
     """Everything; `restart` is a kill and a start. To the run logs it is their journal."""
 
     records: Records | None = None
+    newest_date: Callable[[], DateSample | None] | None = None
     others: OtherNodes = NoOtherNodes()
 
     def __init__(
@@ -143,6 +145,7 @@ class World:
                 last_ulid=lambda key: self.last.get(key, 0),
                 watermark=self.marks.watermark,
                 ended=self.ended.append,
+                newest_date=self.newest_date,
                 records=lambda: self.records,
                 others=lambda _: self.others,
             ),
