@@ -36,6 +36,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="T",
         help=f"earliest time: {TIMES}; 0 is everything (default: now-1h)",
     )
+    parser.add_argument(
+        "--by",
+        choices=("arrival", "ts"),
+        help="what --from and --to bound: when lines arrived, or the lines' own time (default:"
+        " arrival)",
+    )
     parser.add_argument("--to", dest="end", metavar="T", help="latest time (default: no bound)")
     fqn = parser.add_argument("--fqn", metavar="F", help="only this pipeline")
     run_id = parser.add_argument("--run", metavar="R", help="only runs of this id")
@@ -123,7 +129,7 @@ def _follow(arguments: argparse.Namespace) -> int:
 
 def _histogram(arguments: argparse.Namespace, client: httpx.Client) -> int:
     given = parameters(arguments)
-    asked = {name: given[name] for name in _COUNTED if name in given}
+    asked = {name: given[name] for name in (*_COUNTED, "by") if name in given}
     response = client.get("/query/histogram", params=asked)
     check(response)
     found = response.json()
@@ -157,6 +163,8 @@ def _check(arguments: argparse.Namespace) -> None:
         raise InvalidInput(
             f"--{alone[0]} and --{alone[1]} are both given", hint="Give one of the two."
         )
+    if arguments.by == "ts" and (arguments.follow or arguments.count is not None):
+        raise InvalidInput("--by ts is for searches and --histogram", hint="Leave --by out.")
     if arguments.follow and arguments.end is not None:
         raise InvalidInput("--follow has no end", hint="Leave --to out, or --follow.")
 
@@ -167,6 +175,7 @@ def parameters(arguments: argparse.Namespace) -> dict[str, str]:
         "q": " ".join(arguments.expression) or None,
         "from": arguments.start,
         "to": arguments.end,
+        "by": arguments.by,
         "fqn": arguments.fqn,
         "run": arguments.run,
         "level": arguments.level,

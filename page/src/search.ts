@@ -30,6 +30,7 @@ export class Search {
   readonly element: HTMLElement;
   private readonly input: HTMLInputElement;
   private readonly times: HTMLSelectElement;
+  private readonly by: HTMLSelectElement;
   private readonly hits = h("ol", { class: "hits" });
   private readonly bars = h("div", { class: "bars-box", hidden: true });
   private readonly said = h("p", { class: "note", role: "status" });
@@ -42,9 +43,11 @@ export class Search {
   constructor(private readonly params: URLSearchParams) {
     this.input = h("input", { type: "search", "aria-label": "Query", placeholder: 'level>=WARN "connection refused" NOT /retry \\d+/', autocomplete: "off", spellcheck: "false", value: params.get("q") ?? "" });
     this.times = h("select", { "aria-label": "Time" }, ...TIMES.map(([value, name]) => h("option", { value }, name)));
+    this.by = h("select", { "aria-label": "Which time" }, h("option", { value: "arrival" }, "by arrival"), h("option", { value: "ts" }, "by their own time"));
+    this.by.value = params.get("by") === "ts" ? "ts" : "arrival";
     this.showTimes();
     const proposals = completing(this.input, () => this.scope());
-    const form = h("form", { class: "ask", role: "search" }, h("div", { class: "with-proposals" }, this.input, proposals), this.times, h("button", { type: "submit", class: "primary" }, "Search"), this.live, h("button", { type: "button", onclick: () => void this.download() }, "Download"));
+    const form = h("form", { class: "ask", role: "search" }, h("div", { class: "with-proposals" }, this.input, proposals), this.times, this.by, h("button", { type: "submit", class: "primary" }, "Search"), this.live, h("button", { type: "button", onclick: () => void this.download() }, "Download"));
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       this.ask();
@@ -53,6 +56,7 @@ export class Search {
       this.params.delete("to");
       this.ask();
     });
+    this.by.addEventListener("change", () => this.ask());
     this.more.addEventListener("click", () => void this.page());
     this.live.addEventListener("click", () => void this.follow());
     this.element = h("div", { class: "list search" }, h("h1", {}, "Search"), form, this.narrowed(), this.bars, this.said, this.hits, this.more);
@@ -112,12 +116,14 @@ export class Search {
   }
 
   private query(): Params {
-    return { ...this.scope(), q: this.input.value };
+    return { ...this.scope(), ...(this.by.value === "ts" ? { by: "ts" } : {}), q: this.input.value };
   }
 
   private ask(): void {
     this.params.set("q", this.input.value);
     this.params.set("from", this.times.value);
+    if (this.by.value === "ts") this.params.set("by", "ts");
+    else this.params.delete("by");
     push(link("search", [], Object.fromEntries(this.params)));
     void this.run();
   }
@@ -138,7 +144,7 @@ export class Search {
       const found = await histogram({ ...this.query(), buckets: 100 }, signal);
       this.bars.hidden = !found.buckets.length;
       this.bars.replaceChildren(chart(found, (from, to) => this.zoom(from, to)));
-      this.said.textContent = `${plural(found.stats.matches, "record")}${found.stats.complete ? "" : "; not everything could be read"}`;
+      this.said.textContent = `${plural(found.stats.matches, "record")}${this.by.value === "ts" ? ", by the time in the lines" : ""}${found.stats.complete ? "" : "; not everything could be read"}`;
       if (!found.stats.matches) this.suggest();
     } catch (error) {
       if (!signal.aborted) this.say(error);
@@ -215,7 +221,7 @@ export class Search {
     let came = 0;
     for (let failures = 0; !signal.aborted; failures++) {
       try {
-        const { from: _, to: __, ...params } = this.query();
+        const { from: _, to: __, by: ___, ...params } = this.query();
         this.said.textContent = "Following what matches, in all runs. Newest first.";
         for await (const group of events("query/stream", { ...params, ...(cursor ? { after: cursor } : { tail: 20 }) }, signal)) {
           failures = 0;

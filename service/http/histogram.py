@@ -25,6 +25,7 @@ from service.query.histogram import (
     Bucket,
     HistogramRequest,
     histogram,
+    oldest_ms,
 )
 from service.query.request import SEARCH_PARAMETERS, QueryRequest
 
@@ -64,6 +65,7 @@ _RESULT: Final = {
                 "from": {"type": "string", "format": "date-time"},
                 "to": {"type": "string", "format": "date-time"},
                 "step_ms": {"type": "integer"},
+                "by": {"type": "string", "enum": ["arrival", "ts"]},
                 "buckets": {"type": "array", "items": _BUCKET},
                 "stats": {"type": "object", "description": "As at the end of `GET /query`."},
             },
@@ -72,11 +74,11 @@ _RESULT: Final = {
 }
 OPENAPI: Final[dict[str, Any]] = {
     "description": (
-        "Each record is counted once, by the time of its ULID. Buckets begin at multiples of the "
-        "step since the epoch (UTC), the empty ones are there, and `from` and `to` may cut the "
-        "first and the last one."
+        "Each record is counted once, by the time of its ULID, or with `by=ts` by its own. "
+        "Buckets begin at multiples of the step since the epoch (UTC), the empty ones are there, "
+        "and `from` and `to` may cut the first and the last one."
     ),
-    "parameters": described({name: PARAMETERS[name] for name in SEARCH_PARAMETERS} | _OWN),
+    "parameters": described({name: PARAMETERS[name] for name in (*SEARCH_PARAMETERS, "by")} | _OWN),
     "responses": {
         "200": {"description": "All counts.", "content": _RESULT},
         "206": {"description": "Counts of what could be read.", "content": _RESULT},
@@ -115,7 +117,7 @@ async def _counted(
 ) -> dict[str, Any]:
     now_ms = engine.clock.now_ms()
     search = HistogramRequest.parse_search(parameters, now_ms=now_ms)
-    first = await _first(engine, search, request) if ulid.time_ms(search.low) == 0 else None
+    first = await _first(engine, search, request) if search.start_ms == 0 else None
     asked = HistogramRequest.parse(parameters, now_ms=now_ms, first=first)
     async with await engine.open(restricted(request, asked.search)) as running:
         buckets = await running.totals(lambda search: histogram(search, asked))
@@ -123,17 +125,21 @@ async def _counted(
             "from": rfc3339(asked.start_ms),
             "to": rfc3339(asked.end_ms),
             "step_ms": asked.step_ms,
+            "by": "arrival" if asked.search.times is None else "ts",
             "buckets": [_described(bucket) for bucket in buckets],
             "stats": running.stats(),
         }
 
 
 async def _first(engine: QueryEngine, search: QueryRequest, request: Request) -> int | None:
-    """The ULID of the first record of the time and the runs, whatever it holds."""
+    """The time of the first record of the time and the runs, whatever it holds."""
+    if search.times is not None:
+        async with await engine.open(restricted(request, search)) as running:
+            return await running.totals(oldest_ms)
     oldest = replace(search, condition=None, levels=(), limit=1, descending=False)
     async with await engine.open(restricted(request, oldest)) as running:
         async for batch in running.batches():
-            return ulid.decode(batch.column("ulid")[0].as_py())
+            return ulid.time_ms(ulid.decode(batch.column("ulid")[0].as_py()))
     return None
 
 

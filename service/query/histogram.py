@@ -2,8 +2,9 @@
 
 Buckets begin at multiples of the step since the epoch, so a chart that is asked for again has
 the same edges, and the first and the last bucket may be cut by `from` and `to`. Time is that of
-the ULID, which `from` and `to` bound, too. Without `to` the chart ends now, by the node's clock:
-the newest record's time would stretch it to whatever one wrong clock wrote.
+the ULID, which `from` and `to` bound, too, or with `by=ts` the line's own. Without `to` the chart
+ends now, by the node's clock: the newest record's time would stretch it to whatever one wrong clock
+wrote.
 
 Each tile is summed up by DuckDB, so at most a row per bucket and level comes out of it.
 """
@@ -29,7 +30,8 @@ from service.query.search import Search
 from service.query.sql import Scans, Statement
 from service.query.tiles import Tile
 
-PARAMETERS: Final = frozenset((*SEARCH_PARAMETERS, "buckets", "step"))
+_SEARCH: Final = (*SEARCH_PARAMETERS, "by")
+PARAMETERS: Final = frozenset((*_SEARCH, "buckets", "step"))
 DEFAULT_BUCKETS: Final = 60
 MAX_BUCKETS: Final = 1_000
 
@@ -62,7 +64,7 @@ class HistogramRequest:
     @property
     def start_ms(self) -> int:
         """The lowest time."""
-        return ulid.time_ms(self.search.low)
+        return self.search.start_ms
 
     @property
     def end_ms(self) -> int:
@@ -75,21 +77,24 @@ class HistogramRequest:
     ) -> HistogramRequest:
         """The request that the parameters make. Raises `InvalidInput` with the field.
 
-        With `from=0` the counts begin at the ULID `first`; without one there is one bucket.
+        With `from=0` the counts begin at the time `first`; without one there is one bucket.
         """
         search = HistogramRequest.parse_search(parameters, now_ms=now_ms)
         until_ms = _until_ms(parameters, now_ms)
-        if ulid.time_ms(search.low) == 0:
-            begin = until_ms if first is None else min(ulid.time_ms(first), until_ms)
-            search = replace(search, low=ulid.lowest_at(begin))
-        step = _step(parameters, until_ms - ulid.time_ms(search.low))
+        if search.start_ms == 0:
+            begin = until_ms if first is None else max(min(first, until_ms), 0)
+            if search.times is None:
+                search = replace(search, low=ulid.lowest_at(begin))
+            else:
+                search = replace(search, times=(begin, search.times[1]))
+        step = _step(parameters, until_ms - search.start_ms)
         return HistogramRequest(search, step, until_ms)
 
     @staticmethod
     def parse_search(parameters: Mapping[str, str], *, now_ms: int) -> QueryRequest:
         """The search alone. Raises as `parse`."""
         refuse_unknown(parameters, PARAMETERS)
-        asked = {name: parameters[name] for name in SEARCH_PARAMETERS if name in parameters}
+        asked = {name: parameters[name] for name in _SEARCH if name in parameters}
         search = QueryRequest.parse(asked | {"to": asked.get("to") or "now"}, now_ms=now_ms)
         if _until_ms(parameters, now_ms) > _LAST_MS:
             raise InvalidInput(
@@ -116,8 +121,9 @@ def histogram(search: Search, request: HistogramRequest) -> list[Bucket]:
     step = request.step_ms
 
     def summary(statement: Statement, tile: Tile, scans: Scans, live: str) -> str:
-        records = statement.levels(scans, live)
-        bucket = f"({_time(tile)}) // {step:d}"
+        by_ts = request.search.times is not None
+        records = statement.levels(scans, live, by_ts=by_ts)
+        bucket = f"{'own_ms' if by_ts else f'({_time(tile)})'} // {step:d}"
         return (
             f"SELECT {bucket} AS bucket, level, count(*) AS n"  # noqa: S608
             f" FROM ({records}) GROUP BY ALL"
@@ -126,11 +132,20 @@ def histogram(search: Search, request: HistogramRequest) -> list[Bucket]:
     found: dict[int, Counter[str]] = {}
     for batch in search.totals(summary):
         for row in batch.to_pylist():
-            bucket = min(row["bucket"], request.end_ms // step)
+            bucket = max(min(row["bucket"], request.end_ms // step), request.start_ms // step)
             found.setdefault(bucket, Counter())[row["level"]] += row["n"]
             search.matches += row["n"]
     numbers = range(request.start_ms // step, request.end_ms // step + 1)
     return [Bucket(n * step, dict(_in_order(found.get(n, Counter())))) for n in numbers]
+
+
+def oldest_ms(search: Search) -> int | None:
+    """The lowest time of the lines themselves, None without any. Blocks; as `Search.batches`."""
+    found = [
+        batch.column(0)[0].as_py()
+        for batch in search.totals(lambda made, _, scans, live: made.oldest(scans, live))
+    ]
+    return min([time for time in found if time is not None], default=None)
 
 
 def _until_ms(parameters: Mapping[str, str], now_ms: int) -> int:

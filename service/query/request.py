@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 from logstore import ulid
 from logstore.errors import InvalidInput, TooLarge
 from logstore.names import check_name
-from logstore.search.conditions import All, Column, Condition, Field, Matches, required
+from logstore.search.conditions import All, Column, Compares, Condition, Field, Matches, required
 from logstore.search.moments import parse_moment
 from logstore.search.values import LEVEL_HINT, level_named, wildcard
 from service.query import cursor
@@ -25,12 +25,22 @@ SEARCH_PARAMETERS: Final = ("q", "regex", "from", "to", "fqn", "run", "level")
 CONTEXT_PARAMETERS: Final = ("context", "context_before", "context_after")
 """What says how much around the hits is given, see `context`."""
 PARAMETERS: Final = frozenset(
-    (*SEARCH_PARAMETERS, *CONTEXT_PARAMETERS, "limit", "order", "after", "format", "stats_only")
+    (
+        *SEARCH_PARAMETERS,
+        *CONTEXT_PARAMETERS,
+        "by",
+        "limit",
+        "order",
+        "after",
+        "format",
+        "stats_only",
+    )
 )
 _BOOLEANS: Final = {"true": True, "1": True, "": True, "false": False, "0": False}
 _DEFAULT_FROM: Final = "now-1h"
 _EXPRESSION_CHARS: Final = 10_000
 _LONG_CHARS: Final = 1_000_000
+_TS: Final = Column("ts")
 _HIGHEST: Final = (1 << 128) - 1
 
 T = TypeVar("T")
@@ -40,7 +50,8 @@ T = TypeVar("T")
 class QueryRequest:
     """`low` and `high` bound the ULID, inclusive. `limit` None means all.
 
-    With `value`, a record is given as its key and the text of this field, as `value`.
+    With `value`, a record is given as its key and the text of this field, as `value`. With `times`,
+    from and to bound the line's own time, in milliseconds, and not the ULID.
     """
 
     low: int = 0
@@ -54,6 +65,12 @@ class QueryRequest:
     after: RecordKey | None = None
     stats_only: bool = False
     value: Field | None = None
+    times: tuple[int, int | None] | None = None
+
+    @property
+    def start_ms(self) -> int:
+        """The lowest time that is asked for, of arrival or of the lines themselves."""
+        return ulid.time_ms(self.low) if self.times is None else self.times[0]
 
     @property
     def bounds(self) -> Tile:
@@ -74,8 +91,12 @@ class QueryRequest:
         refuse_unknown(parameters, PARAMETERS)
         low, high = _bounds(parameters, now_ms)
         condition = _condition(parameters, now_ms, _LONG_CHARS if long else _EXPRESSION_CHARS)
+        times = None
+        if _given(parameters, "by", _by_ts):
+            times = (ulid.time_ms(low), None if high == _HIGHEST else ulid.time_ms(high))
+            low, high = 0, _HIGHEST
         fqn, run = _name(parameters, "fqn"), _name(parameters, "run")
-        parts = [_named(fqn, "fqn"), _named(run, "run_id"), condition]
+        parts = [_within(times), _named(fqn, "fqn"), _named(run, "run_id"), condition]
         return QueryRequest(
             low=low,
             high=high,
@@ -87,6 +108,7 @@ class QueryRequest:
             descending=_given(parameters, "order", _descending) is not False,
             after=_given(parameters, "after", cursor.decode),
             stats_only=_boolean(parameters, "stats_only"),
+            times=times,
         )
 
 
@@ -167,6 +189,23 @@ def _name(parameters: Mapping[str, str], field: str) -> str | None:
     if name is not None:
         check_name(name, field)
     return name
+
+
+def _by_ts(text: str) -> bool:
+    """Whether from and to bound the line's own time; else they bound its arrival."""
+    if text not in ("ts", "arrival"):
+        raise InvalidInput(f"by is {text[:80]!r}", field="by", hint="Write ts or arrival.")
+    return text == "ts"
+
+
+def _within(times: tuple[int, int | None] | None) -> Condition | None:
+    if times is None:
+        return None
+    first, last = times
+    parts: list[Condition] = [Compares(_TS, ">=", first * 1000)] if first else []
+    if last is not None:
+        parts.append(Compares(_TS, "<", (last + 1) * 1000))
+    return _all(parts)
 
 
 def _exact(name: str | None) -> str | None:

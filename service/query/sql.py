@@ -147,13 +147,14 @@ class Statement:
             union = f"SELECT DISTINCT {KEY} FROM ({union})"  # noqa: S608
         return f"SELECT count(*) FROM ({union})"  # noqa: S608
 
-    def levels(self, sources: Scans, live: str = "") -> str:
+    def levels(self, sources: Scans, live: str = "", *, by_ts: bool = False) -> str:
         """Time and level of each different record that matches, as its oldest copy has it.
 
-        The time is the text of its ULID; a level of its own is '', if there is none.
+        The time is the text of its ULID; with `by_ts` it is the line's own, in milliseconds, as
+        `own_ms`. A level of its own is '', if there is none.
         """
         where = self._where(None) + live
-        level = "coalesce(r.level, '') AS level"
+        level = "coalesce(r.level, '') AS level" + (", epoch_ms(r.ts) AS own_ms" if by_ts else "")
         if not sources.copies:
             parts = [f"SELECT ulid, {level} FROM {scan}" for _, scan in sources.scans(where)]  # noqa: S608
             return " UNION ALL ".join(parts)
@@ -161,9 +162,16 @@ class Statement:
             f"SELECT {KEY}, {level}, pos, {number} AS source FROM {scan}"  # noqa: S608
             for number, scan in sources.scans(where)
         ]
-        union = " UNION ALL ".join(parts)
-        oldest = f"arg_min(level, (source::BIGINT << {_POS_BITS}) + pos) AS level"
+        union, names = " UNION ALL ".join(parts), ("level", "own_ms") if by_ts else ("level",)
+        place = f"(source::BIGINT << {_POS_BITS}) + pos"
+        oldest = ", ".join(f"arg_min({name}, {place}) AS {name}" for name in names)
         return f"SELECT ulid, {oldest} FROM ({union}) GROUP BY {KEY}"  # noqa: S608
+
+    def oldest(self, sources: Scans, live: str = "") -> str:
+        """The lowest time of lines that match, in milliseconds."""
+        scans = sources.scans(self._where(None) + live)
+        union = " UNION ALL ".join([f"SELECT ts FROM {scan}" for _, scan in scans])  # noqa: S608
+        return f"SELECT min(epoch_ms(ts)) FROM ({union})"  # noqa: S608
 
     def groups(self, fields: Sequence[Field], sources: Scans, live: str = "") -> str:
         """How many different records that match have which values of fields, as text.

@@ -17,6 +17,7 @@ from logstore import ulid
 from service.http import errors
 from service.http.histogram import histogram_routes
 from service.query.engine import QueryEngine
+from service.query.request import QueryRequest
 from tests.service.http.test_query import Connection, mixed
 from tests.service.query.test_limits import TIGHT, big, endless
 from tests.service.query.world import NOW_MS, RUNS, World, engine_of, entry
@@ -57,6 +58,7 @@ async def test_the_answer_has_every_bucket_and_the_stats(tmp_path: Path) -> None
         "from": "2026-11-21T09:57:30.000Z",
         "to": "2026-11-21T10:00:00.000Z",
         "step_ms": 60_000,
+        "by": "arrival",
         "buckets": [
             {"at": "2026-11-21T09:57:00.000Z", "count": 0, "levels": {}},
             {"at": "2026-11-21T09:58:00.000Z", "count": 1, "levels": {"ERROR": 1}},
@@ -144,3 +146,39 @@ async def test_from_the_beginning_is_from_the_first_record(tmp_path: Path) -> No
     assert [bucket["count"] for bucket in none["buckets"]] == [0]
     assert wrong.status_code == 400
     assert wrong.json()["field"] == "step"
+
+
+async def test_lines_that_came_late_are_counted_and_found_by_their_own_time(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path)
+    days = [f"2025-03-{day:02} 10:00:00 ERROR late {day}" for day in (1, 2, 2, 5)]
+    entries = [
+        (RUNS[0], ulid.lowest_at(NOW_MS - n * 1_000), f"{line}\n".encode())
+        for n, line in enumerate(days)
+    ]
+    world.merge(entries[:2], {})
+    await world.segment(entries[2:3])
+    world.hot([entries[3], entries[0]])
+    async with engine_of(world) as engine, client_of(engine) as client:
+        asked = "from=2025-03-02&to=2025-03-05&by=ts"
+        reply = (await client.get(f"/query/histogram?{asked}&step=1d")).json()
+        counts = {bucket["at"][:10]: bucket["count"] for bucket in reply["buckets"]}
+        assert counts == {
+            "2025-03-02": 2, "2025-03-03": 0, "2025-03-04": 0, "2025-03-05": 0
+        }  # fmt: skip
+        assert (reply["by"], reply["stats"]["by"], reply["stats"]["matches"]) == ("ts", "ts", 2)
+        whole = (await client.get("/query/histogram?from=0&by=ts")).json()
+        assert (whole["from"][:10], whole["stats"]["matches"]) == ("2025-03-01", 4)
+        assert sum(bucket["levels"].get("ERROR", 0) for bucket in whole["buckets"]) == 4
+        arrived = (await client.get(f"/query/histogram?{asked.removesuffix('ts')}arrival")).json()
+        assert (arrived["by"], arrived["stats"]["matches"]) == ("arrival", 0)
+        request = QueryRequest.parse(
+            {"from": "2025-03-02", "to": "2025-03-05 10:00", "by": "ts", "q": "late"},
+            now_ms=NOW_MS,
+        )
+        async with await engine.open(request) as running:
+            found = [text async for batch in running.batches()
+                     for text in batch.column("message").to_pylist()]  # fmt: skip
+        assert sorted(found) == sorted(days[1:])
+        assert (await client.get("/query/histogram?by=late")).json()["field"] == "by"
