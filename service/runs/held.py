@@ -141,9 +141,8 @@ class HeldLines:
             with self._pin() as pin:
                 source = Source(pin.batches(run=key), pin.end_pos)
                 indexes = in_range(source, key, 0)
-                yield [Held(source, indexes, self._files(pin, source, indexes))] * bool(
-                    len(indexes)
-                )
+                held = Held(source, indexes, self._files(pin, source, indexes))
+                yield [held] if len(indexes) else []
             return
         await self._progress.until_started()
         with self._pin() as pin:
@@ -158,7 +157,7 @@ class HeldLines:
             yield found
 
     def _files(self, pin: Pin, source: Source, indexes: Indexes) -> list[tuple[str, int]]:
-        if source.node != self._node:
+        if source.node != self._node or not len(indexes):
             return []
         files: dict[str, int] = {}
         for pos in source.batches.rows["pos"][indexes[[0, -1]]].tolist():

@@ -204,6 +204,9 @@ def test_a_node_that_only_reads_has_what_the_others_hold_and_says_so(
         with reading.stream("GET", f"{BASE}/asked/stream/new", params={"format": "text"}) as reply:
             shown = until(frames(reply), "text", HELD)
             assert '"store":true' in shown.said
+        nothing = reading.get(f"{BASE}/asked/nobody-knows")
+        assert (nothing.status_code, nothing.json()["type"]) == (503, "store-unavailable")
+        assert "Traceback" not in service.output(), "it was asked, and holds nothing"
         frozen.thaw()
         wait_for(lambda: answers_again(reading))
         assert reading.get(run).status_code == 200
