@@ -235,7 +235,7 @@ export class PipelineList extends List {
   }
 
   private draw(names: string[]): void {
-    const last = (name: string): number => this.latest.get(name)?.last ?? 0;
+    const last = (name: string): number => this.latest.get(name)?.last ?? this.latest.get(name)?.started ?? 0;
     const sorted = names.slice().sort((a, b) => last(b) - last(a) || (a < b ? -1 : 1));
     this.show(
       sorted.map((name) => {
