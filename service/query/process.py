@@ -23,6 +23,7 @@ to its end ends the process, for the rest of it would be the next one's.
 from __future__ import annotations
 
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -45,6 +46,8 @@ SCHEMA: Final = b"s"
 BATCH: Final = b"b"
 DONE: Final = b"d"
 FAILED: Final = b"e"
+_PATIENCE_SECONDS: Final = 20.0
+"""For what a process that works does at once: all but a statement and its result."""
 
 
 class ProcessEnded(OSError):
@@ -76,13 +79,19 @@ class Result:
 class ProcessConnection:
     """An in-memory database with this configuration, behind `duckdb`'s own names."""
 
-    def __init__(self, config: Mapping[str, str | int]) -> None:
+    def __init__(
+        self, config: Mapping[str, str | int], *, patience_seconds: float = _PATIENCE_SECONDS
+    ) -> None:
         """Raises `Unavailable` if no process can be started."""
         self.unread = False
+        self._patience = patience_seconds
         self._feeds: dict[str, pa.RecordBatchReader] = {}
         try:
             ours, theirs = socket.socketpair()
             with theirs:
+                # A process that is stopped takes nothing: a write to it ends after this time.
+                limit = struct.pack("@ll", *divmod(round(patience_seconds * 1e6), 1_000_000))
+                ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
                 self._messages = Connection(ours.detach())
                 self._child = subprocess.Popen(
                     [sys.executable, "-P", "-m", "service.query.child"],
@@ -106,7 +115,8 @@ class ProcessConnection:
 
     def execute(self, statement: str, parameters: Mapping[str, Any] | None = None) -> Result:
         """Raises what DuckDB raises, what a feed raises, or `ProcessEnded`."""
-        self.ask({"execute": statement, "parameters": dict(parameters or {})})
+        self.send({"execute": statement, "parameters": dict(parameters or {})})
+        self.receive()  # the search's own limit interrupts it
         return Result(self)
 
     def register(self, name: str, data: pa.Table | pa.RecordBatchReader) -> None:
@@ -142,10 +152,15 @@ class ProcessConnection:
         for message in (COMMAND + orjson.dumps(command), *more):
             self._send(message)
 
-    def receive(self) -> tuple[bytes, bytes]:
-        """Kind and payload of the next message that is not about a feed. Raises as `execute`."""
+    def receive(self, patience: float | None = None) -> tuple[bytes, bytes]:
+        """Kind and payload of the next message that is not about a feed.
+
+        Raises as `execute`, also if nothing comes for `patience` seconds; None: for ever.
+        """
         while True:
             try:
+                if patience is not None and not self._messages.poll(patience):
+                    raise self._ended()
                 message = self._messages.recv_bytes()
             except (EOFError, OSError) as error:
                 raise self._ended() from error
@@ -157,9 +172,9 @@ class ProcessConnection:
             self._send(self._next(payload.decode()))
 
     def ask(self, command: Mapping[str, Any], *more: bytes) -> None:
-        """A command that is done once this returns. Raises as `execute`."""
+        """A quick command, which is done once this returns. Raises as `execute`."""
         self.send(command, *more)
-        self.receive()
+        self.receive(self._patience)
 
     def _next(self, name: str) -> bytes:
         """A feed's failure is its owner's to tell: the child only hears that there is one."""

@@ -16,9 +16,10 @@ one socket, its standard input, in messages of JSON and bytes (`send`, `receive`
 
 Times and levels are what the runs have before and behind the cut (`Carry`).
 
-Nothing depends on the process. While it starts, where none can be started, and if it ends or fails
-at any moment, the segment is made in a thread of the service, from the same batches and with the
-same bytes; the next one is tried a minute later. It ends with the service, however that ends: its
+Nothing depends on the process. While it starts, where none can be started, and if it ends, fails or
+stands still at any moment, the segment is made in a thread of the service, from the same batches
+and with the same bytes; the next one is tried a minute later. A process that stands still is
+killed. It ends with the service, however that ends: its
 input does. It offers itself first to a kernel that runs out of memory.
 """
 
@@ -52,6 +53,9 @@ LARGE_BYTES: Final = 16 << 20
 """Of text: for less the process is not worth its memory, up to 210 MB, nor the way there."""
 Part: TypeAlias = "bytes | NDArray[Any]"
 _PAUSE_SECONDS: Final = 60.0
+_PATIENCE_SECONDS: Final = 30.0
+_LEAST_RATE: Final = 1 << 20
+"""Bytes of text in a second: a process that is slower than that, beyond its patience, hangs."""
 _SIZE: Final = struct.Struct("<Q")
 
 
@@ -62,10 +66,14 @@ class EncoderFailed(Exception):
 class EncoderProcess:
     """Makes segments, large ones in a process; `close` ends that one, the next one starts another.
 
-    `failures` counts processes that could not be started, ended, or failed.
+    `failures` counts processes that could not be started, ended, failed, or did not answer within
+    `patience_seconds` and the time that the text may take.
     """
 
-    def __init__(self, offload: Offload, clock: Clock) -> None:
+    def __init__(
+        self, offload: Offload, clock: Clock, *, patience_seconds: float = _PATIENCE_SECONDS
+    ) -> None:
+        self._patience = patience_seconds
         self._offload = offload
         self._clock = clock
         self._child: Child | None = None
@@ -80,7 +88,8 @@ class EncoderProcess:
             try:
                 child = await self._offload(partial(self._ready, self._closed))
                 if child is not None:
-                    return await self._offload(lambda: child.encoded(work))
+                    seconds = self._patience + work.text_bytes / _LEAST_RATE
+                    return await self._offload(lambda: child.encoded(work, seconds))
             except (EncoderFailed, OSError) as error:
                 log.warning("a segment is made without a process, which failed: %s", error)
                 self.failures += 1
@@ -151,8 +160,8 @@ class Child:
                 self._ready = bool(receive(self._socket)[0].get("ready"))
             return self._ready
 
-    def encoded(self, work: CutWork) -> EncodedCut:
-        """The segment. Raises `EncoderFailed`."""
+    def encoded(self, work: CutWork, seconds: float) -> EncodedCut:
+        """The segment. Raises `EncoderFailed`, also if the process stands still for so long."""
         batches, runs = work.batches, work.batches.runs
         paths, file_of = batches.places()
         state = work.before.load(runs)
@@ -166,6 +175,7 @@ class Child:
             "connectors": batches.connectors,
         }
         with self._working:
+            self._socket.settimeout(seconds)
             send(self._socket, about, batches.rows, file_of, state.times, state.levels)
             head, parts = receive(self._socket)
         if "failed" in head:

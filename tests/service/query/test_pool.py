@@ -19,6 +19,7 @@ from service.query.locked import Connection, LockedDatabase, in_this_process
 from service.query.pool import DatabasePool
 from service.query.process import ProcessConnection
 from service.query.settings import QuerySettings
+from tests.e2e.processes import works as works_on
 from tests.settings import changed
 from tests.simulation.hand_clock import HandClock
 
@@ -38,7 +39,7 @@ class Opening:
         def connect(config: Mapping[str, Any]) -> Connection:
             if not separate:
                 return in_this_process(config)
-            process = ProcessConnection(config)
+            process = ProcessConnection(config, patience_seconds=10)
             self.processes.append(process.pid)
             return process
 
@@ -215,6 +216,18 @@ def test_a_process_that_was_killed_while_it_was_idle_is_replaced(
     assert works(database)
     database.close()
     assert len(opening.processes) == 2
+
+
+def test_a_process_that_is_stopped_while_it_was_idle_is_replaced(
+    pool: DatabasePool, opening: Opening
+) -> None:
+    pool.take(separate=True).close()
+    os.kill(opening.processes[0], signal.SIGSTOP)
+    database = pool.take(separate=True)
+    assert works(database)
+    database.close()
+    assert len(opening.processes) == 2
+    assert not works_on(opening.processes[0])
 
 
 def test_no_more_are_kept_than_may_be(pool: DatabasePool, opening: Opening) -> None:

@@ -7,7 +7,9 @@ and nothing within the process can end it.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +20,9 @@ import pytest
 
 from logstore import ulid
 from logstore.batch import Batches
-from logstore.errors import InvalidInput, LimitReached
+from logstore.errors import InvalidInput, LimitReached, Unavailable
 from logstore.search.conditions import Matches
+from tests.e2e.processes import children_of, works
 from tests.service.query.test_limits import ALL, big
 from tests.service.query.world import NOW_MS, RUNS, World, engine_of, search
 from tests.simulation.hand_clock import HandClock
@@ -84,6 +87,27 @@ async def test_one_that_is_slow_on_one_line_is_stopped_at_its_limit(tmp_path: Pa
         # Its slot and its threads are free again.
         for _ in range(engine.settings.max_concurrent + 1):
             assert len((await search(engine, ALL))[0]) == 1
+
+
+@pytest.mark.parametrize("moment", ["at work", "before it"])
+async def test_one_whose_process_is_stopped_ends_at_its_limit(tmp_path: Path, moment: str) -> None:
+    clock = HandClock()
+    world, asked = slow(tmp_path)
+    async with engine_of(world, clock, time_limit_seconds=5) as engine:
+        async with await engine.open(SLOW) as running:
+            (child,) = children_of(os.getpid(), "service.query.child")
+            if moment == "before it":
+                os.kill(child, signal.SIGSTOP)
+            counting = asyncio.ensure_future(running.count())
+            if moment == "at work":
+                await until(asked.is_set)
+                os.kill(child, signal.SIGSTOP)
+            await asyncio.sleep(0.5)
+            await clock.advance(5.1)
+            with pytest.raises((LimitReached, Unavailable)):
+                await counting
+        assert not works(child)
+        assert len((await search(engine, ALL))[0]) == 1
 
 
 async def test_its_client_goes_away(tmp_path: Path) -> None:

@@ -184,6 +184,16 @@ async def test_a_process_that_is_killed_leaves_its_segment_to_the_service(
         assert site.encoder.failures == 1
 
 
+async def test_a_process_that_stands_still_is_killed_and_its_segment_made(tmp_path: Path) -> None:
+    async with _site(tmp_path) as site:
+        site.encoder._patience = 1.0
+        pid, work = await site.started(), site.work(1, 0, Carry())
+        os.kill(pid, signal.SIGSTOP)
+        _same(await site.encoder(work), work)
+        assert site.encoder.failures == 1
+        assert not works(pid)
+
+
 async def test_a_process_that_died_between_two_segments_is_noticed(tmp_path: Path) -> None:
     async with _site(tmp_path) as site:
         os.kill(await site.started(), signal.SIGKILL)
@@ -313,6 +323,6 @@ async def test_a_journal_that_cannot_be_read_there_is_told(tmp_path: Path, child
         paths, _ = work.batches.places()
         os.rename(paths[0], paths[0] + ".away")
         with pytest.raises(EncoderFailed, match="FileNotFoundError"):
-            child.encoded(work)
+            child.encoded(work, 60)
         os.rename(paths[0] + ".away", paths[0])
-        _same(child.encoded(work), work)
+        _same(child.encoded(work, 60), work)
