@@ -79,7 +79,9 @@ def test_a_cell_is_what_the_page_says(matrix: Matrix, name: str, damage: str) ->
 
 
 @pytest.mark.parametrize(
-    "kind", [kind for kind in OUTSIDE if kind.program in ("forwarder", "appender")], ids=str
+    "kind",
+    [kind for kind in OUTSIDE if kind.program in ("forwarder", "appender")],
+    ids=lambda kind: kind.name,
 )
 @pytest.mark.parametrize("damage", COLUMNS[:4])
 def test_a_cell_of_another_program_is_what_the_page_says(
