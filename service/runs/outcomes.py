@@ -76,7 +76,7 @@ class RunOutcomes:
         said = _NOTHING if report is None else report.said
         if said.state in _ENDED:
             return _ENDED[said.state]
-        if run.state in ("closed", "closing"):
+        if run.state == "closed":
             return LOST if run.abandoned else UNKNOWN
         if run.state != "open" or said.state == "queued":
             return None
