@@ -8,7 +8,10 @@ one is refused. Within quotes everything is text.
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Final, NamedTuple
+
+from logstore.patterns import LinearRegex
 
 
 class Refusal(NamedTuple):
@@ -105,9 +108,14 @@ _VALUES: Final = (
 )  # fmt: skip
 
 
+@cache
+def _regex(pattern: str) -> LinearRegex:
+    return LinearRegex(f"(?s:{pattern})")
+
+
 def _refusal(word: str, rules: tuple[tuple[str, str, str], ...]) -> Refusal | None:
     for pattern, what, hint in rules:
-        if re.fullmatch(pattern, word, re.DOTALL):
+        if _regex(pattern).fullmatch(word):
             shown = word[:80]
             key = re.split(r"[=<>!]", shown, maxsplit=1)[0]
             given = {"word": shown, "upper": shown.upper(), "key": key, "first": shown[0]}

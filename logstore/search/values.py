@@ -9,6 +9,7 @@ import math
 import re
 from typing import Final
 
+from logstore.patterns import LinearRegex
 from logstore.search.conditions import (
     AnyOf,
     Column,
@@ -84,7 +85,7 @@ def wildcard(text: str, field: Field, *, within: bool = False) -> Condition:
 
 def _levels_like(text: str) -> Condition:
     """One of the levels of this name; of another spelling, if no level is called so."""
-    pattern = re.compile(".*".join(map(re.escape, text.split("*"))))
+    pattern = LinearRegex(".*".join(map(re.escape, text.split("*"))))
     found = [level for level in LEVELS if pattern.fullmatch(level)]
     spelled = {LEVELS[n] for name, n in NAMES.items() if pattern.fullmatch(name.upper())}
     chosen = found or [level for level in LEVELS if level in spelled]

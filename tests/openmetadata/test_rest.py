@@ -86,14 +86,16 @@ async def test_a_run_that_is_not_there(client: httpx.AsyncClient) -> None:
 async def test_a_pipeline_without_runs(client: httpx.AsyncClient) -> None:
     """LogStreamingResourceIT.testListRunsForEmptyPipeline: an empty list.
 
-    Ours: a pipeline exists from its first line or status on; one with a status and no lines
-    yet is such a pipeline.
+    Ours: a pipeline exists from its first line or status on, and so does a run. Its log is empty.
     """
-    value = {"runId": str(uuid4()), "pipelineState": "queued"}
+    run = str(uuid4())
+    value = {"runId": run, "pipelineState": "queued"}
     said = await client.put(f"/api/v1/services/ingestionPipelines/{FQN}/pipelineStatus", json=value)
     assert said.status_code == 200
     reply = await client.get(f"{LOGS}/{FQN}?limit=10")
-    assert (reply.status_code, reply.json()["runs"]) == (200, [])
+    assert (reply.status_code, reply.json()["runs"]) == (200, [run])
+    page = await client.get(f"{LOGS}/{FQN}/{run}")
+    assert (page.status_code, page.json()["logs"]) == (200, "")
 
 
 async def test_a_pipeline_that_is_none(client: httpx.AsyncClient) -> None:
