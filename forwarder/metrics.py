@@ -13,7 +13,7 @@ from forwarder.delivery.delivery import Delivery
 from forwarder.engine.parts import Shared, Tally
 from forwarder.engine.tracked import Tracked
 from logstore import prometheus
-from logstore.prometheus import Declared, Reading
+from logstore.prometheus import Declared, Health, Reading
 
 
 @dataclass(slots=True)
@@ -245,5 +245,14 @@ def serve(listen: str, sources: Sources) -> Callable[[], None]:
     Raises `InvalidInput` for an address that cannot be listened on.
     """
     return prometheus.serve(
-        listen, lambda: (one.family(sources) for one in METRICS), key="metrics.listen"
+        listen,
+        lambda: (one.family(sources) for one in METRICS),
+        lambda: health(sources),
+        key="metrics.listen",
     )
+
+
+def health(sources: Sources) -> Health:
+    """Ready while a service takes what is sent; the problems name services that do not."""
+    pool = sources.delivery.pool
+    return Health(ready=pool.delivers, problems=pool.problems())

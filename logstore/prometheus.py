@@ -100,9 +100,12 @@ def serve(
 
     def answer(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
-        if path not in ("/health/live", "/health/ready"):
+        if path == "/metrics":
             found: Iterable[bytes] = metrics(environ, start)
             return found
+        if path not in ("/health/live", "/health/ready"):
+            start("404 Not Found", [("Content-Type", "text/plain")])
+            return [b"There are /metrics, /health/live and /health/ready.\n"]
         state = health()
         good = state.live if path == "/health/live" else state.live and state.ready
         status = "200 OK" if good else "503 Service Unavailable"

@@ -18,7 +18,11 @@ _USERS_STORAGE = "~/.local/state/tailrace/forwarder"
 class Metrics(Section):
     """Where Prometheus finds the forwarder's metrics."""
 
-    listen: str = key("", "`host:port`, such as 127.0.0.1:8791; empty: nowhere")
+    listen: str = key(
+        "",
+        "`host:port`, such as 127.0.0.1:8791, for /metrics, /health/live and /health/ready;"
+        " empty: nowhere",
+    )
 
 
 class Retry(Section):

@@ -122,6 +122,23 @@ class Pool:
         if known != reason:
             self._say(f"delivery to {_shown(place.address)} fails: {reason}")
 
+    def problems(self) -> list[str]:
+        """The places that fail and the names that cannot be looked up, as sentences."""
+        with self._lock:
+            fail = [
+                f"delivery to {_shown(place.address)} fails: {place.trouble}"
+                for place in self._places
+                if place.trouble
+            ]
+            hosts = sorted(self._lookup_trouble.items())
+            return fail + [f"{host} cannot be looked up: {reason}" for host, reason in hosts]
+
+    @property
+    def delivers(self) -> bool:
+        """Whether a place is left that does not fail; also before the first request."""
+        with self._lock:
+            return not self._places or not all(place.trouble for place in self._places)
+
     def note(self, place: Place, lack: str) -> None:
         """Says what the place does not have, once for each place."""
         with self._lock:

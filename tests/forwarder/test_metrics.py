@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import httpx
 import pytest
 
 from forwarder.delivery.delivery import Delivery
@@ -113,7 +114,7 @@ def test_the_metrics_of_files(tmp_path: Path, idle: Delivery) -> None:
     world.poll()
     world.path("a.log").rename(world.path("a.log.1"))
     world.lines("a.log", 0, 3)
-    shutil.copy(world.path("a.log.1"), world.path("copy.log"))
+    shutil.copy(world.path("a.log.1"), world.path("a.log.2"))
     world.path("damaged.log").write_bytes(b"\x1f\x8b\x08\0" + bytes(20))
     world.poll()
     watched.look(sources)
@@ -274,11 +275,20 @@ def test_a_forwarder_says_how_far_behind_it_is(tmp_path: Path) -> None:
         with urllib.request.urlopen(f"http://{listen}/metrics", timeout=60) as answer:
             return str(answer.read().decode())
 
+    def status(path: str) -> tuple[int, str]:
+        reply = httpx.get(f"http://{listen}{path}", timeout=60)
+        return reply.status_code, reply.text
+
     (forwarder.logs / "a.log").write_text("hello\n" * 100)
     forwarder.start()
     forwarder.until(lambda: 'bytes_behind{source="file_log"} 600.0' in said())
     forwarder.until(lambda: "tailrace_forwarder_retries_total 0.0" not in said())
     assert "tailrace_forwarder_checkpoint_syncs_total 0.0" not in said()
+    assert status("/health/live")[0] == 200
+    assert status("/anything")[0] == 404
+    found, text = status("/health/ready")
+    assert found == 503
+    assert f"delivery to http://{away} fails" in text
     assert forwarder.stop() == 0
 
 

@@ -67,10 +67,10 @@ def test_hits_of_one_run_are_below_its_name(page: Page, runs: Poster) -> None:
         ["nightly.load / 4", "nightly.load / 2"]
     )
     page.get_by_label("Query").fill("nobodysaysthis")
-    page.get_by_label("Time").select_option("now-15m")
+    page.get_by_label("Time", exact=True).select_option("now-15m")
     page.get_by_role("button", name="Search all time").click()
     expect(page.locator(".note")).to_have_text("0 records")
-    expect(page.get_by_label("Time")).to_have_value("0")
+    expect(page.get_by_label("Time", exact=True)).to_have_value("0")
 
 
 def test_a_place_that_is_not_there_offers_another(page: Page, runs: Poster) -> None:

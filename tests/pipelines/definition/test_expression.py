@@ -29,7 +29,7 @@ SEARCHES = [
     "connector:c",
     "ts>=2023-11-14T22:13:20.002Z",
     "message=timeout",
-    "(timeout OR refused) -x",
+    '(timeout OR refused) "-x"',
 ]
 
 
