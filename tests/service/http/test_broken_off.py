@@ -52,7 +52,8 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_error(
 ) -> None:
     served = await serve(MemoryNode())
     address = httpx.URL(served.url)
-    routes = routes_with_bodies()
+    # Searches are not part of this service.
+    routes = [route for route in routes_with_bodies() if "/query" not in route[1]]
     assert len(routes) >= 4
     for method, path in routes:
         before = served.counters.disconnects

@@ -133,13 +133,14 @@ def test_each_route_that_is_read_is_long_or_known_to_be_short() -> None:
     long = {path.removeprefix(ROOT) for path in LONG_REPLIES}
     streams = {  # `sse.max_readers`
         "/logs/{fqn}/stream/{runId}", "/progress/{fqn}/stream/{runId}", "/query/stream",
+        "/unfinished/{fqn}/stream/{runId}",
     }  # fmt: skip
     searches = {  # `query.max_concurrent`
-        "/query", "/query/histogram", "/query/fields", "/query/values",
+        "/query", "/query/count", "/query/histogram", "/query/fields", "/query/values",
     }  # fmt: skip
     reports = {  # at most `openmetadata.report_reply_bytes`
         "/metrics/{fqn}/{runId}", "/progress/{fqn}/{runId}",
-        "/{fqn}/pipelineStatus", "/{fqn}/pipelineStatus/{runId}",
+        "/{fqn}/pipelineStatus", "/{fqn}/pipelineStatus/{runId}", "/unfinished/{fqn}/{runId}",
     }  # fmt: skip
     small = {
         "/health/live", "/health/ready", "/leases", "/leases/one", "/metrics",
