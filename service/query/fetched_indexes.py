@@ -57,6 +57,11 @@ class FetchedIndexes(ReadIndexes):
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+        with self._changing:
+            coming = list(self._coming.values())
+        for future in coming:
+            if future.cancelled():
+                future.set_running_or_notify_cancel()  # else `wait` does not notice it
 
     def of(self, files: Collection[TableFile]) -> Mapping[str, SkipIndex]:
         """Those that there are, by the file's path; within two seconds. Blocks."""

@@ -52,6 +52,7 @@ def kill_at(lake: Lake, step: str) -> None:
     assert process.returncode == -signal.SIGKILL
 
 
+@pytest.mark.in_turn(2, "killed before placing")
 def test_killed_before_what_spark_wrote_is_placed_the_lines_are_there_once(warm: Lake) -> None:
     """Later a pass leaves the same whoever merged: `histories/test_kills.py` has every step."""
     first = [batch("f", f"r{i}", NOON + i * HOUR, 30) for i in range(3)]

@@ -68,6 +68,7 @@ def summary_of(out: str) -> dict[str, Any]:
 
 
 @pytest.mark.spark
+@pytest.mark.in_turn(2, "given up")
 def test_a_damaged_segment_is_an_alarm_of_every_pass_until_its_lines_are_given_up(
     lake: Lake,
 ) -> None:

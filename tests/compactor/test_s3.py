@@ -114,6 +114,7 @@ def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
     return dict(orjson.loads(out.splitlines()[-1]))
 
 
+@pytest.mark.in_turn(2, "merged twice")
 def test_merged_twice_and_kept_as_the_settings_say(lake: Lake) -> None:
     old = [batch("f", "r", NOON + i * HOUR, 20) for i in range(3)]
     lake.put("node with space", old)
