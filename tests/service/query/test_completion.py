@@ -113,7 +113,8 @@ async def test_each_name_is_a_field_and_finds_as_many_records_as_it_says(
         keyed = [field for field in found.fields if "." in field.name]
         for field in keyed[::5]:
             numbers = await found_by(engine, f"{field.name}:[-1e300 TO 1e300]")
-            assert (numbers == field.records) == (field.kind == "number"), field
+            # Of an array, which is a text, a range finds a number that it holds.
+            assert numbers == field.records or field.kind != "number", field
 
 
 @pytest.mark.parametrize("seed", some(range(3), 3, "fields and values"))
@@ -140,6 +141,15 @@ async def test_fields_and_values_are_those_of_a_model(tmp_path: Path, seed: int)
             assert {v.text: v.records for v in of_run.values} == Counter(k.fqn for k in newest)
 
 
+def is_number(text: str) -> bool:
+    """Whether a value of a field is compared as a number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize("seed", some(range(2), 2, "values"))
 async def test_each_value_finds_its_records(tmp_path: Path, seed: int) -> None:
     world = await scattered(World(tmp_path), seed, rich)
@@ -149,7 +159,8 @@ async def test_each_value_finds_its_records(tmp_path: Path, seed: int) -> None:
             assert given.values, field
             for value in given.values[:: 1 + len(given.values) // 4]:
                 count = await found_by(engine, f"{field.name}:{value.value}")
-                exact = field.name not in LOOSE
+                # A number finds its other spellings, too: 1.0 and 1.
+                exact = field.name not in LOOSE and not is_number(value.text)
                 assert count == value.records if exact else count >= value.records, value
 
 
