@@ -177,6 +177,7 @@ def test_killed_between_steps_the_lines_are_there_once(lake: Lake) -> None:
     lake.holds(sent)
 
 
+@pytest.mark.in_turn(2, "packed in a bucket")
 def test_packed_rewritten_purged_expired_and_vacuumed(lake: Lake) -> None:
     """Hours that are several to a task; then all of the maintenance, and nothing is left over."""
     lake.limits = Compaction(settle_seconds=0, purge_seconds=0, file_bytes=1_000)
@@ -284,6 +285,7 @@ def lose_rows(lake: Lake, left: int) -> None:
     client.close()
 
 
+@pytest.mark.in_turn(2, "lost rows in a bucket")
 @pytest.mark.parametrize("left", [0, 19])
 def test_rows_that_are_lost_before_the_commit_refuse_it(lake: Lake, left: int) -> None:
     """Of an ingest, of an hour that is rewritten, and of a purge."""

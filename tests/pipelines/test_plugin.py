@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from tests.pipelines.lake import Lake
+from tests.seeds import some
 
 PLUGIN = Path(__file__).parent / "plugin"
 _PATIENCE_SECONDS = 120.0
@@ -99,7 +100,7 @@ def test_its_keys_are_checked(folder: Path, installed: dict[str, str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["installed", "wheel"])
+@pytest.mark.parametrize("how", some(["installed", "wheel"], 2, "plugins"))
 async def test_it_runs_fails_is_disabled_and_enabled(
     folder: Path, request: pytest.FixtureRequest, how: str
 ) -> None:

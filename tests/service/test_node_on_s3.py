@@ -81,6 +81,7 @@ def test_the_scenario_of_a_node(every_server: Faults, seed: int) -> None:
     assert len(every_server.injected) >= 8
 
 
+@pytest.mark.in_turn(2, "a node killed on S3")
 @pytest.mark.usefixtures("every_server")
 @pytest.mark.parametrize("seed", seeds(1))
 def test_a_node_is_killed_at_any_call_of_its_store(seed: int) -> None:

@@ -35,7 +35,7 @@ def table_of(batches: MemoryBatches, limits: Limits | None = None) -> pa.Table:
     return pa.Table.from_batches(found, SCHEMA)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(many_batches(), LIMITS)
 def test_rows_are_those_of_the_plain_model(batches: MemoryBatches, limits: Limits) -> None:
     table = table_of(batches, limits)
