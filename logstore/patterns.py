@@ -126,9 +126,14 @@ def name_test(pattern: str) -> TextTest:
     return wildcard_test(pattern.replace("[", "[[]"))
 
 
-def translate_wildcards(pattern: str, *, separator: str = "") -> str:
-    """The wildcards as a regular expression; none of them matches the `separator`."""
-    some = f"[^{separator}]" if separator else "."
+def translate_wildcards(pattern: str, *, of_path: bool = False) -> str:
+    """The wildcards as a regular expression.
+
+    In the part of a path none of them matches a `/`, a backslash takes the next character as it
+    is, and a bracket that does not end raises `ValueError`.
+    """
+    separator = "/" if of_path else ""
+    some = "[^/]" if of_path else "."
     out: list[str] = []
     at = 0
     while at < len(pattern):
@@ -139,8 +144,13 @@ def translate_wildcards(pattern: str, *, separator: str = "") -> str:
                 out.append(some + "*")
         elif character == "?":
             out.append(some)
+        elif character == "\\" and of_path and at < len(pattern):
+            out.append(re2.escape(pattern[at]))
+            at += 1
         elif character == "[":
             end = pattern.find("]", at + 1 + (pattern[at : at + 1] in ("!", "^")))
+            if end < 0 and of_path:
+                raise ValueError("has a '[' without ']'")
             if end < 0:
                 out.append(r"\[")
                 continue

@@ -298,7 +298,7 @@ class PipelinesProcess:
         worker.disabled = disabled is not None
         if disabled is not None:
             log.error(
-                "%s is disabled: %s (mend its target, then `tailrace pipelines enable`)",
+                "%s is disabled: %s (repair its target, then `tailrace pipelines enable`)",
                 *(worker.name, disabled.reason),
             )
         task = asyncio.ensure_future(worker.run())

@@ -174,7 +174,7 @@ class Node(NodeBase):
             group.create_task(self.shipper.cut_forever())
             # Batches are taken already.
             await self._insist(self._start_text, "waiting for the object store")
-            group.create_task(self._mend_registration())
+            group.create_task(self._repair_registration())
             group.create_task(self.shipper.ship_forever())
             group.create_task(self.run_logs.run())
             group.create_task(self.status.run())
@@ -182,7 +182,7 @@ class Node(NodeBase):
             group.create_task(self.members.stay(self.tail))
             group.create_task(self.shedding.run())
 
-    async def _mend_registration(self) -> None:
+    async def _repair_registration(self) -> None:
         with suppress(TailraceError):  # the next start does it
             await register_again(self.store, self.identity, self.seams.clock)
 

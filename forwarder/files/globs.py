@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 
 from logstore.errors import InvalidInput
-from logstore.patterns import LinearRegex, translate_set
+from logstore.patterns import LinearRegex, translate_wildcards
 
 _SPECIAL = re.compile(r"[*?\[{\\]")
 _MOST_ALTERNATIVES = 1000
@@ -142,27 +142,10 @@ def _part(part: str) -> LinearRegex:
 
 
 def _translate_part(part: str) -> str:
-    out: list[str] = []
-    index = 0
-    while index < len(part):
-        character = part[index]
-        index += 1
-        if character == "*":
-            out.append("[^/]*")
-        elif character == "?":
-            out.append("[^/]")
-        elif character == "\\" and index < len(part):
-            out.append(re.escape(part[index]))
-            index += 1
-        elif character == "[":
-            end = part.find("]", index + 2 if part[index : index + 1] in ("!", "^") else index + 1)
-            if end < 0:
-                raise InvalidInput(f"the glob pattern {part!r} has a '[' without ']'")
-            out.append(translate_set(part[index:end], separator="/"))
-            index = end + 1
-        else:
-            out.append(re.escape(character))
-    return "".join(out)
+    try:
+        return translate_wildcards(part, of_path=True)
+    except ValueError as error:
+        raise InvalidInput(f"the glob pattern {part!r} {error}") from error
 
 
 def _entries(folder: str, unreadable: Unreadable) -> list[os.DirEntry[str]]:

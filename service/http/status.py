@@ -21,6 +21,7 @@ view of lines does not use it.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Annotated, Any, Final
@@ -280,8 +281,11 @@ async def run_is_over(node: NodeApi, key: RunKey) -> bool:
     return await node.status.over(key)
 
 
-class ProgressStream(EventSourceResponse):
-    """A response that lasts until its run ends, its client disconnects or the node stops."""
+class RunStatusStream(EventSourceResponse):
+    """A response that lasts until its run ends, its client disconnects or the node stops.
+
+    A subclass gives its events, each through `_counted`.
+    """
 
     def __init__(
         self, node: NodeApi, key: RunKey, *, max_readers: int, counters: HttpCounters
@@ -298,7 +302,25 @@ class ProgressStream(EventSourceResponse):
         self._key = key
         self._max_readers = max_readers
         self._counters = counters
-        self._sent = 0
+
+    @abstractmethod
+    def _events(self) -> AsyncIterator[bytes]:
+        """The events, until the reply is over."""
+
+    def _counted(self, event: bytes) -> bytes:
+        self._counters.stream_events += 1
+        self._counters.stream_bytes += len(event)
+        return event
+
+    def _heartbeat(self) -> ServerSentEvent:
+        self._counted(sse.HEARTBEAT)
+        return HEARTBEAT_EVENT
+
+
+class ProgressStream(RunStatusStream):
+    """The newest progress of a run, then each change."""
+
+    _sent = 0
 
     async def _events(self) -> AsyncIterator[bytes]:
         tail, status = self._node.tail, self._node.status
@@ -330,15 +352,6 @@ class ProgressStream(EventSourceResponse):
 
     def _newer(self, report: Report | None) -> Report | None:
         return None if report is None or report.version <= self._sent else report
-
-    def _counted(self, event: bytes) -> bytes:
-        self._counters.stream_events += 1
-        self._counters.stream_bytes += len(event)
-        return event
-
-    def _heartbeat(self) -> ServerSentEvent:
-        self._counted(sse.HEARTBEAT)
-        return HEARTBEAT_EVENT
 
 
 def _event(report: Report) -> bytes:

@@ -18,13 +18,12 @@ import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BaseModel
-from sse_starlette import EventSourceResponse
 
 from logstore.batch import RunKey
 from service.http import sse
 from service.http.body import json_object
 from service.http.node import NodeApi
-from service.http.status import HEARTBEAT_EVENT, run_is_over
+from service.http.status import RunStatusStream, run_is_over
 from service.http.targets import ROOT, run_key
 from service.runtime.counters import HttpCounters
 from service.status.unfinished import MOST_CHARS, UnfinishedLine
@@ -111,22 +110,8 @@ def _shown(node: NodeApi, key: RunKey) -> dict[str, Any]:
     return {"lines": [line.to_json() for line in node.status.unfinished.of_run(key)]}
 
 
-class UnfinishedStream(EventSourceResponse):
-    """A response that lasts until its run ends, its client disconnects or the node stops."""
-
-    def __init__(
-        self, node: NodeApi, key: RunKey, *, max_readers: int, counters: HttpCounters
-    ) -> None:
-        super().__init__(
-            self._events(),
-            ping=node.tail.settings.heartbeat_seconds,
-            ping_message_factory=lambda: HEARTBEAT_EVENT,
-        )
-        self.raw_headers = list(sse.HEADERS)  # as those of `ProgressStream`
-        self._node = node
-        self._key = key
-        self._max_readers = max_readers
-        self._counters = counters
+class UnfinishedStream(RunStatusStream):
+    """All unfinished lines of a run, again after each change."""
 
     async def _events(self) -> AsyncIterator[bytes]:
         tail = self._node.tail
@@ -148,8 +133,3 @@ class UnfinishedStream(EventSourceResponse):
                     return
                 elif await watcher.wait() == "heartbeat":
                     over = None
-
-    def _counted(self, event: bytes) -> bytes:
-        self._counters.stream_events += 1
-        self._counters.stream_bytes += len(event)
-        return event

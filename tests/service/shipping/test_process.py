@@ -102,7 +102,9 @@ class Site:
 
 
 @asynccontextmanager
-async def _site(folder: Path, seed: int = 1, more: bytes = b"") -> AsyncIterator[Site]:
+async def _site(
+    folder: Path, seed: int = 1, more: bytes = b"", *, patience_seconds: float = 30.0
+) -> AsyncIterator[Site]:
     dice, clock = random.Random(seed), ManualClock()
     settings = journal_settings(fast_sync_seconds=0.001, file_bytes=60_000)
     rig = Rig(Disk(), str(folder / "journal"), settings)
@@ -112,7 +114,7 @@ async def _site(folder: Path, seed: int = 1, more: bytes = b"") -> AsyncIterator
     if more:
         await _append(rig, journal, dice, (more, b"", more.count(b"\n")))
     assert len(journal.files) > 2
-    encoder = EncoderProcess(in_thread, clock)
+    encoder = EncoderProcess(in_thread, clock, patience_seconds=patience_seconds)
     try:
         with journal.pin() as pin:
             yield Site(pin, clock, encoder)
@@ -185,8 +187,7 @@ async def test_a_process_that_is_killed_leaves_its_segment_to_the_service(
 
 
 async def test_a_process_that_stands_still_is_killed_and_its_segment_made(tmp_path: Path) -> None:
-    async with _site(tmp_path) as site:
-        site.encoder._patience = 1.0
+    async with _site(tmp_path, patience_seconds=1.0) as site:
         pid, work = await site.started(), site.work(1, 0, Carry())
         os.kill(pid, signal.SIGSTOP)
         _same(await site.encoder(work), work)
