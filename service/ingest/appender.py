@@ -329,23 +329,21 @@ class Appender:
                 "id are 00000",
                 field="Tailrace-Batch",
             )
-        age_ms = self._now_ms() - ulids.time_ms(ulid)
+        now_ms = self._now_ms()
+        age_ms = now_ms - ulids.time_ms(ulid)
         if age_ms > self._settings.max_age_days * _DAY_MS:
             raise BatchTooOld(
                 f"batch {ulids.encode(ulid)} is older than {self._settings.max_age_days} days",
                 field="Tailrace-Batch",
             )
         # A client that begins a deleted run again has no lower id.
-        latest_ms = max(self._settings.max_future_seconds * 1000, self._ahead_ms(key) + 1)
+        deleted_ahead_ms = ulids.time_ms(self._horizon(key)) - now_ms
+        latest_ms = max(self._settings.max_future_seconds * 1000, deleted_ahead_ms + 1)
         if -age_ms > latest_ms:
             raise BatchFromTheFuture(
                 f"batch {ulids.encode(ulid)} is {-age_ms // 1000} s ahead of this node's clock",
                 field="Tailrace-Batch",
             )
-
-    def _ahead_ms(self, key: RunKey) -> int:
-        """How far ahead the run's deletion is."""
-        return ulids.time_ms(self._horizon(key)) - self._now_ms()
 
     async def _look_up(self, key: RunKey, ulid: int) -> KnownBatch | None:
         """Searches the journal, then the run's chunks, then what arrived meanwhile.

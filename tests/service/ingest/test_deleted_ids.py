@@ -31,6 +31,16 @@ FEW = settings_with(SMALL, runs={"max_concurrent_streams": 2})
 AHEAD_MS = 300_000
 
 
+class RestlessClock(VirtualClock):
+    """Whoever reads it twice sees two times, as with a real one at the end of a millisecond."""
+
+    reads = 0
+
+    def now_ms(self) -> int:
+        self.reads += 1
+        return super().now_ms() + self.reads
+
+
 def ahead(clock: VirtualClock, durability: Durability = "durable") -> IncomingBatch:
     """Three lines with an id of five minutes later."""
     ulid = ulids.lowest_at(clock.now_ms() + AHEAD_MS) | 7 << ulids.LINE_BITS
@@ -152,3 +162,21 @@ def replace_id(batch: IncomingBatch, number: int) -> IncomingBatch:
     assert batch.ulid is not None
     ulid = batch.ulid + ((number + 1) << ulids.RANDOM_BITS)
     return IncomingBatch(batch.key, b"%d\n" % number * 3, 3, 3, ulid)
+
+
+def test_the_id_that_a_refusal_gives_is_taken_whenever_it_comes() -> None:
+    async def scenario(clock: VirtualClock) -> None:
+        restless = RestlessClock(clock._loop, clock.start_ms)
+        node = Life(PowerCutFileSystem(), restless).node
+        await node.start()
+        far = ulids.lowest_at(restless.now_ms() + 2 * FEW.ingest.max_future_seconds * 1000)
+        node.run_logs.deletions.note(*RUN, far)
+        early = ulids.lowest_at(restless.now_ms()) | 7 << ulids.LINE_BITS
+        with pytest.raises(RunDeleted) as refused:
+            await node.append(IncomingBatch(RUN, b"new\n", 1, 1, early))
+        again = IncomingBatch(RUN, b"new\n", 1, 1, refused.value.next_batch)
+        assert (await node.append(again)).ulid == refused.value.next_batch
+        assert await downloaded(node, RUN) == b"new\n"
+        await node.stop()
+
+    live(scenario)
