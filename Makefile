@@ -11,7 +11,7 @@ STORE ?= $(if $(filter nodes,$(OF)),minio,local)
 SEED ?=
 COUNT ?=
 BENCH ?=
-PROCESSES ?= 3
+PROCESSES ?= 4
 ARGS ?=
 
 # Tests start hundreds of processes, each of which would compile all modules again.
@@ -36,7 +36,7 @@ demo: setup ## Post 13 logs, kill -9, restart, close, compact twice, compare eve
 dev: ## Make .venv with the tools for tests and checks
 	@.ci/setup dev
 
-test: dev ## All tests that this machine can run, PROCESSES=3; CI=true: leaving one out is a failure
+test: dev ## All tests that this machine can run, PROCESSES=4; CI=true: leaving one out is a failure
 	@$(PY) -m pytest --numprocesses $(PROCESSES) --dist worksteal $(ARGS)
 
 check: dev ## Lint, types, layers, the page's files, Dockerfile, compose file, uvicorn's newest release

@@ -98,11 +98,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _leave_to_other_runs(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """`in_turn(every, name)`: one run in `every` takes it, others in each; who names it, always."""
+    """Leaves out slow tests that have their turn in another run, unless one is asked for by name.
+
+    `in_turn(every)`: one run in `every` takes the test. With a name, `in_turn(every, name)`, tests
+    of that name have their turn together.
+    """
     if any("::" in argument for argument in config.args):
         return
-    marked = [(item, item.get_closest_marker("in_turn")) for item in items]
-    others = {item for item, mark in marked if mark and not chosen(mark.args[1], mark.args[0])}
+    others = {
+        item
+        for item in items
+        if (mark := item.get_closest_marker("in_turn"))
+        and not chosen("".join(mark.args[1:]) or item.nodeid.partition("[")[0], mark.args[0])
+    }
     items[:] = [item for item in items if item not in others]
     config.hook.pytest_deselected(items=list(others))
 

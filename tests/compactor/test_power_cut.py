@@ -65,6 +65,7 @@ def after_power_cut(data: Path, taken: Sequence[Batch], mark: int, last: int) ->
     lake.holds(taken)
 
 
+@pytest.mark.in_turn(2)
 def test_at_every_call_of_a_few_passes(tmp_path: Path) -> None:
     """Ingest into two hours, an hour that is written anew, a purge that finds nothing."""
     lake = OnShadow(tmp_path / "data")

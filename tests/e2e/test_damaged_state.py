@@ -73,6 +73,7 @@ def verify(service: ServiceProcess, *arguments: str) -> list[dict[str, str]]:
     return lines[:-1]
 
 
+@pytest.mark.in_turn(2)
 def test_a_raised_watermark_costs_no_line(service: ServiceProcess, tmp_path: Path) -> None:
     """Believed, it says that lines are in their run's log which are in a segment alone."""
     lines = [f"line {number:04d}" for number in range(918)]
@@ -96,6 +97,7 @@ def test_a_raised_watermark_costs_no_line(service: ServiceProcess, tmp_path: Pat
     service.stop()
 
 
+@pytest.mark.in_turn(2)
 def test_a_raised_deletion_refuses_no_batch(service: ServiceProcess, tmp_path: Path) -> None:
     """Believed, it says that lines of the next years are deleted."""
     service.start()

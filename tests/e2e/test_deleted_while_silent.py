@@ -190,6 +190,7 @@ class Command:
         return said
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("behind_ms", [0, 90_000])
 def test_a_command_keeps_all_lines_from_after_the_deletion_and_none_from_before(
     a: ServiceProcess, run: str, tmp_path: Path, behind_ms: int

@@ -57,6 +57,7 @@ def test_a_reply_lost_to_kill_9_leaves_one_copy(service: ServiceProcess) -> None
             assert text == "the same line\n" * (number + 1)
 
 
+@pytest.mark.in_turn(2)
 def test_kill_9_amid_a_reply_leaves_one_copy(service: ServiceProcess, tmp_path: Path) -> None:
     armed = tmp_path / "armed"
     service.kill()

@@ -97,6 +97,7 @@ def records(reply: httpx.Response) -> tuple[list[str], dict[str, Any]]:
     return [record["message"] for record in found[:-1]], found[-1]["stats"]
 
 
+@pytest.mark.in_turn(2)
 def test_reads_have_what_the_journal_holds_and_say_so(
     service: ServiceProcess, frozen: Freezer
 ) -> None:

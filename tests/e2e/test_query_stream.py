@@ -140,6 +140,7 @@ def compared(follower: Follower, lines: list[str]) -> None:
     assert len(keys) > 10
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("seed", seeds(1))
 async def test_each_line_comes_once_whatever_happens_meanwhile(
     service: ServiceProcess, seed: int

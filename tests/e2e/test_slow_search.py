@@ -51,6 +51,7 @@ def one_that_searches(service: ServiceProcess) -> int:
     return children_of(service.pid, MODULE)[0]
 
 
+@pytest.mark.in_turn(2)
 def test_it_ends_at_its_limit_and_others_are_served(service: ServiceProcess) -> None:
     with ThreadPoolExecutor(4) as clients:
         slow = [clients.submit(searched, service) for _ in range(4)]  # all places there are

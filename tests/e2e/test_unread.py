@@ -135,6 +135,7 @@ def test_pages(service: ServiceProcess, more: str) -> None:
         assert (page["after"], page["totalLines"]) == (None, LINES)
 
 
+@pytest.mark.in_turn(2)
 def test_records(service: ServiceProcess) -> None:
     path = f"{RUN}/download?format=ndjson"
     with costs_at_most(service, path, 150 * MIB), unread(service, path, 25) as replies:

@@ -22,6 +22,7 @@ def _usual(day: int) -> str:
     return "".join([USUAL.format(day=day, n=n) for n in range(1, 60)])
 
 
+@pytest.mark.in_turn(2)
 def test_lines_that_the_last_success_had_not_are_named_marked_and_reached_by_keys(
     page: Page, post: Poster
 ) -> None:

@@ -45,6 +45,7 @@ def service(nodes: Nodes) -> ServiceProcess:
     return nodes[1]
 
 
+@pytest.mark.in_turn(2)
 def test_a_run_is_closing_and_the_silent_node_is_named(page: Page, nodes: Nodes) -> None:
     a, b = nodes
     with Poster(a.url) as at_a, Poster(b.url) as at_b:

@@ -100,6 +100,7 @@ def test_a_node_is_killed_at_any_call_of_its_store(seed: int) -> None:
     assert not failures, "\n".join(failures)
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("kind", [Kind.SLOW_DOWN, Kind.DROPPED, Kind.RESET])
 def test_a_server_that_is_away_for_a_while(every_server: Faults, kind: Kind) -> None:
     """Longer than any patience of a call: the node waits, and goes on by itself."""

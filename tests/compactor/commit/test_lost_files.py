@@ -67,6 +67,7 @@ def marks(lake: Lake) -> tuple[int, int]:
     return snapshot.mark("a"), snapshot.mark("b")
 
 
+@pytest.mark.in_turn(2)
 def test_what_may_be_a_copy_of_its_lines_waits_and_nothing_else(either: Lake) -> None:
     path, body = with_a_loss(either)
     for _ in range(2):

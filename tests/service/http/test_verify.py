@@ -37,6 +37,7 @@ async def all_of(lines: ReportLines) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.in_turn(2)
 async def test_a_running_service_tells_what_its_store_has(tmp_path: Path) -> None:
     settings = settings_for(tmp_path, flush={"segment_seconds": 0.1})
     async with service(settings) as (client, _):

@@ -337,6 +337,7 @@ async def test_every_batch_once_whatever_comes_between(seed: int) -> None:
     await gated.journal.close()
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("seed", seeds(3))
 def test_a_power_cut_at_every_call(seed: int) -> None:
     call = 0

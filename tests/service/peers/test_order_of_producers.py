@@ -147,6 +147,7 @@ def doors(two: Nodes, store: Path, run: str) -> dict[str, list[str]]:
     return {door: text.splitlines() for door, text in found.items()}
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("durability", ["durable", "bulk"])
 def test_one_producer_over_two_nodes_is_in_its_order_once_the_run_is_closed(
     two: Nodes, store: Path, durability: str
