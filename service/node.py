@@ -143,6 +143,7 @@ class Node(NodeBase):
                 records=lambda: self.records,
                 details=lambda: self.details,
                 silent=lambda: seams.answers.silent,
+                close_report=lambda key: self.status.close(key),
                 others=partial(
                     self.members.others, self.identity.node, settings.runs.close_wait_seconds
                 ),

@@ -34,6 +34,7 @@ from tailrace_client.reading import Page, Record, follow, read_page
 from tailrace_client.records import attributes_header, encode_records, records_of
 from tailrace_client.retry import Backoff
 from tailrace_client.service import ROOT, Answer, Service, name
+from tailrace_client.unfinished import UnfinishedLines, last_state
 
 DURABILITIES = ("fast", "durable", "bulk")
 OUTCOMES = ("success", "failed", "partialSuccess", "stopped")
@@ -71,6 +72,8 @@ class Run:
     client lives. At the end it closes the run, with the outcome `failed` if an exception leaves the
     block, else `success`; with `report=False` it reports nothing, and closes without an outcome.
     Otherwise the first append reports the start, and nobody misses the client when it ends.
+
+    `show` takes the line that is not finished yet, such as a progress bar: live views show it.
     """
 
     def __init__(
@@ -103,6 +106,10 @@ class Run:
         self._began_ms: Optional[int] = None
         self._ids = ids or BatchIds()
         self._path = run_path(fqn, run)
+        self._unfinished = self._nothing_shown()
+
+    def _nothing_shown(self) -> UnfinishedLines:
+        return UnfinishedLines(self.service, self.fqn, self.run, self._ids.mint())
 
     def __repr__(self) -> str:
         return f"Run({self.service.url!r}, {self.fqn!r}, {self.run!r})"
@@ -184,11 +191,24 @@ class Run:
                 error.batch = used
                 raise
 
+    def show(self, line: str) -> None:
+        """The line that is not finished looks like this now; empty: there is none any more.
+
+        Live views show it below the run, at most once a second, until the next `show` or `close`.
+        What precedes a carriage return is left out. Nothing of it is stored: append the line once
+        it is finished. It never waits for the service, and raises nothing about it.
+        """
+        if "\n" in line.rstrip("\r\n"):
+            raise InvalidRequest("an unfinished line is one line", hint="Append finished lines.")
+        state = last_state(line.rstrip("\r\n").encode("utf-8", "replace"))
+        self._unfinished.show("run", state)
+
     def close(self, outcome: Optional[str] = None) -> str:
         """Closes the run, after it said how the run ended, if `outcome` is given.
 
-        Returns `closed`, or `closing` if the service finishes it later. A closed run may be
-        closed again; a later append opens it again.
+        A run without a line and without a report is one from then on, which has ended. Returns
+        `closed`, or `closing` if the service finishes it later. A closed run may be closed again; a
+        later append opens it again.
         """
         if outcome is not None and outcome not in OUTCOMES:
             raise InvalidRequest(
@@ -196,10 +216,19 @@ class Run:
             )
         if self._presence is not None:
             self._presence.stop()
-        began_ms, ended_ms = self._began_ms, system.now_ms()
-        return self._retried(
-            lambda: close_run(self.service, self.fqn, self.run, outcome, began_ms, ended_ms)
+        shown, self._unfinished = self._unfinished, self._nothing_shown()
+        shown.stop()
+        close = partial(
+            close_run,
+            self.service,
+            self.fqn,
+            self.run,
+            outcome,
+            self._began_ms,
+            system.now_ms(),
+            unreported=self._report,
         )
+        return self._retried(close)
 
     def pages(self, after: Optional[str] = None, *, limit: int = 1000) -> Iterator[Page]:
         """The run's records, page by page, up to its present end; `limit` counts lines of a page.
@@ -322,10 +351,13 @@ def close_run(
     outcome: Optional[str],
     started_ms: Optional[int] = None,
     ended_ms: Optional[int] = None,
+    *,
+    unreported: bool = False,
 ) -> str:
     """Says how a run ended, if that is known, and closes it. Raises `TailraceError`.
 
-    A client that reported the start says when the run ended, also if it does not know how.
+    A client that reported the start says when the run ended, also if it does not know how. With
+    `unreported`, so does one that reported nothing, unless another did.
     """
     end = system.now_ms() if ended_ms is None else ended_ms
     status = {"runId": run, "pipelineState": outcome, "timestamp": end, "endDate": end}
@@ -333,9 +365,9 @@ def close_run(
         status["startDate"] = started_ms
     if outcome is not None:
         put_status(service, fqn, status)
-    elif started_ms is not None:
+    elif started_ms is not None or unreported:
         found = read_status(service, fqn, run)
-        if found is None or is_own(found, started_ms):
+        if found is None or (started_ms is not None and is_own(found, started_ms)):
             put_status(service, fqn, status)
     answer = service.request("POST", run_path(fqn, run) + "/close", b"")
     try:

@@ -6,14 +6,15 @@
 
 Each is a JSON object: `format` (1), `version` (a fresh ULID in every write, above the
 run's deletion, since reports at or below a deletion do not exist), `fqn` and `run` in clear,
-`created_ms` and `stored_ms` (times of the first and of this write), and `value`, the
-JSON object that the client sent.
+`created_ms` and `stored_ms` (times of the first and of this write), `closed` (true, else absent,
+in a status: the run was closed behind it, and had no lines), and `value`, the JSON object that the
+client sent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import orjson
@@ -54,6 +55,8 @@ class Report:
     stored_ms: int
     body: bytes
     said: Said
+    closed: bool = False
+    """The run was closed behind it, and had no lines: no manifest says so."""
 
     @property
     def value(self) -> dict[str, Any]:
@@ -79,6 +82,7 @@ def encode_report(report: Report) -> bytes:
             "run": report.key.run,
             "created_ms": report.created_ms,
             "stored_ms": report.stored_ms,
+            **({"closed": True} if report.closed else {}),
         }
     )
     return with_check(b'%b,"value":%b}' % (head[:-1], report.body))
@@ -90,13 +94,14 @@ def decode_report(body: bytes) -> Report:
         value = decode_checked(body)
         if value["format"] > FORMAT:
             raise UnsupportedVersion(f"a report of format {value['format']}")
-        return make_report(
+        report = make_report(
             RunKey(value["fqn"], value["run"]),
             ulids.decode(value["version"]),
             int(value["created_ms"]),
             int(value["stored_ms"]),
             dict(value["value"]),
         )
+        return replace(report, closed=True) if value.get("closed") else report
     except (ValueError, TypeError, KeyError, InvalidInput) as error:
         raise Damaged(f"not a report: {error}") from error
 

@@ -7,7 +7,7 @@ in upstream. These two parameters, which upstream does not have, refuse such a c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -35,6 +35,7 @@ from service.http.page_bodies import (
 )
 from service.http.settings import PageSettings
 from service.http.targets import BASE, run_key
+from service.runs.outcomes import state_without_lines
 from service.runs.pages import NoLines, Page
 from service.runs.records import RecordPage
 
@@ -140,9 +141,11 @@ def page_routes(node: NodeApi, settings: PageSettings) -> APIRouter:
                 raise
             # As upstream: a reader may come before the first line, but not to no pipeline.
             silent = error.silent if isinstance(error, NoLines) else ()
-            if not silent:
+            report = await node.status.get(key)
+            if report is None and not silent:
                 await must_know(node, key.fqn)
-            return _nothing(silent) if ndjson else _json(_EMPTY | named(silent))
+            empty = _EMPTY if report is None else _EMPTY | {"state": state_without_lines(report)}
+            return _nothing(empty, silent) if ndjson else _json(empty | named(silent))
         encoder = Compressed() if compressed else Plain()
         more = partial(_more_by_ulid, node, key) if by_ulid else partial(more_lines, node, key)
         return page_response(
@@ -289,9 +292,9 @@ def named(silent: Iterable[str], *, held: bool = False) -> dict[str, Any]:
     return ({"silent": names} if names else {}) | store
 
 
-def _nothing(silent: Sequence[str]) -> Response:
+def _nothing(empty: Mapping[str, Any], silent: Sequence[str]) -> Response:
     stats: dict[str, Any] = {"complete": not silent, "records": 0, "missing": []}
-    stats |= {name: value for name, value in _EMPTY.items() if name != "logs"}
+    stats |= {name: value for name, value in empty.items() if name != "logs"}
     body = orjson.dumps({"stats": stats | named(silent)}) + b"\n"
     return Response(body, status_code=206 if silent else 200, media_type=NDJSON)
 

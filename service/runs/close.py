@@ -70,7 +70,9 @@ class Closer:
         repair: Callable[[RunKey], Awaitable[bool]],
         on_ended: Callable[[RunKey], None],
         others: OtherNodes,
+        close_report: Callable[[RunKey], Awaitable[None]],
     ) -> None:
+        """`close_report` notes the close of a run that has no lines, and so no manifest."""
         self._node = node
         self._parents = parents
         self._flusher = flusher
@@ -84,6 +86,7 @@ class Closer:
         self._repair = repair
         self._manifests = manifests
         self._on_ended = on_ended
+        self._close_report = close_report
         self._news = CloseNews(others, clock, is_over, self._told)
         self._sealer = Sealer(store, manifests, chunks, merger, sorter, prefix=prefix)
         self._wanted: dict[RunKey, int] = {}
@@ -289,7 +292,10 @@ class Closer:
             if not wanted():
                 return None
             closes = partial(_before, self._node, pos, ended)
-            return await self._sealer.seal(key, closes, asking)
+            manifest = await self._sealer.seal(key, closes, asking)
+        if not manifest.chunks:
+            await self._close_report(key)
+        return manifest
 
     def _asking(self, key: RunKey, lost: Collection[str], newest: Manifest) -> tuple[str, ...]:
         """The nodes that still ask others to close the run; `lost` ones ask no more."""

@@ -85,6 +85,12 @@ class RunOutcomes:
         return LOST if heard_ms and now_ms - heard_ms > patience * 1000 else None
 
 
+def state_without_lines(report: Report) -> str:
+    """The state of a run that has a report and no lines."""
+    said = report.said
+    return "closed" if report.closed or said.state in TERMINAL or said.ended_ms else "open"
+
+
 def filter_words(outcome: str | None, report: Report | None) -> frozenset[str]:
     """The words of `FILTERS` that find such a run."""
     reported = None if report is None else report.said.state

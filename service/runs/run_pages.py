@@ -31,7 +31,7 @@ from logstore.names import decode
 from logstore.patterns import TextTest
 from logstore.runs.manifest import Manifest
 from logstore.runs.report import Report
-from service.runs.outcomes import TERMINAL, RunOutcomes, filter_words
+from service.runs.outcomes import RunOutcomes, filter_words, state_without_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +304,7 @@ class RunPages:
         report = await reported.at(names.fqn, component)
         if report is None:
             return None
-        state = "closed" if report.said.state in TERMINAL or report.said.ended_ms else "open"
+        state = state_without_lines(report)
         began = report.said.started_ms or report.created_ms
         return RunSummary(report.key.run, state, 0, 0, None, None, reported_ms=began)
 

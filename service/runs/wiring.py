@@ -51,6 +51,10 @@ from service.runtime.threads import Offload
 from service.settings import Settings
 
 
+async def no_reports(_key: RunKey) -> None:
+    """For run logs without reports: a close of a run without lines leaves no trace."""
+
+
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What run logs ask of the rest of their node.
@@ -58,7 +62,8 @@ class Surroundings:
     `confirmed_through` waits until all lines below a position are in segments; `last_ulid` gives
     the highest ULID of a run here; `watermark` reads a node's and replaces a damaged one; `records`
     searches all stored lines, None as long as that is impossible; `ended` is called when a run
-    ends; `others` gives the other nodes; `silent`: whether the store is known not to answer.
+    ends; `others` gives the other nodes; `silent`: whether the store is known not to answer;
+    `close_report` notes that a run without lines was closed.
     """
 
     journal: RunJournal
@@ -72,6 +77,7 @@ class Surroundings:
     details: Callable[[], Details | None] = lambda: None
     others: Callable[[Deletions], OtherNodes] = lambda _: NoOtherNodes()
     silent: Callable[[], bool] = lambda: False
+    close_report: Callable[[RunKey], Awaitable[None]] = no_reports
 
 
 def open_run_logs(
@@ -211,6 +217,7 @@ def open_run_logs(
         repair=chunk_repairer.repair,
         on_ended=events.ended,
         others=others,
+        close_report=around.close_report,
     )
 
     async def record_tombstone(fqn: str, run: str | None, t: int) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from logstore import keys
@@ -107,6 +108,22 @@ class Reports:
         if stored.written:
             self._remember(name, asked)
         return stored.value
+
+    async def close(self, folder: str, key: RunKey) -> None:
+        """Notes with the run's report, if there is one, that the run was closed behind it.
+
+        Raises `StoreUnavailable`, `OutcomeUnknown`.
+        """
+
+        async def change(found: Report | None) -> Report | None:
+            there = None if found is None else self._shown(found)
+            if there is None or there.closed:
+                return None
+            fresh = self._fresh(key, there.value, there.created_ms)
+            return replace(fresh, stored_ms=there.stored_ms, closed=True)
+
+        name = keys.run_report(folder, key)
+        await swap(Document(self._store, name, _decode_or_none, _encode), change)
 
     def _remember(self, name: str, asked: int) -> None:
         """Which request's report is the newest that was stored."""

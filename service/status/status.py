@@ -110,6 +110,13 @@ class RunStatus:
             self._tail().resume(key)
         return report
 
+    async def close(self, key: RunKey) -> None:
+        """Notes that a run without lines was closed, if it has a status.
+
+        A later status or line opens it again. Raises `StoreUnavailable`, `OutcomeUnknown`.
+        """
+        await self._reports.close(keys.STATUS, key)
+
     async def get(self, key: RunKey) -> Report | None:
         """The newest status of a run. Raises `StoreUnavailable`, `Damaged`."""
         return await self._reports.get(keys.STATUS, key)

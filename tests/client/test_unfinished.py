@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+import tailrace_client as client
 from tailrace_client.unfinished import collapse, finished, last_state
 from tests.client.programs import FQN, ROOT, messages, records, state_of, until
 from tests.e2e.service_process import BASE, ServiceProcess
@@ -205,3 +206,42 @@ def test_the_last_state_of_a_line_in_whatever_pieces_it_comes(
     for at in range(len(line) + 1):
         rest = collapse(collapse(line[:at]) + line[at:])
         assert (last_state(rest), finished(rest)) == (shown, stored)
+
+
+def test_a_run_shows_a_line_until_it_is_closed(service: ServiceProcess) -> None:
+    with client.Run(service.url, FQN, "showing") as run:
+        for done in range(3):
+            run.show(f"\r{done}0% \N{BULLET}\r")
+        until(lambda: _shown(service.url, "showing") == ["20% \N{BULLET}"])
+        run.append("a line above it\n")
+        assert _shown(service.url, "showing") == ["20% \N{BULLET}"]
+        run.show("")
+        until(lambda: _shown(service.url, "showing") == [])
+        run.show("the end")
+        until(lambda: _shown(service.url, "showing") == ["the end"])
+        with pytest.raises(client.InvalidRequest, match="one line"):
+            run.show("two\nlines")
+    assert _shown(service.url, "showing") == []
+    assert messages(service.url, "showing") == ["a line above it"]
+    run.show("it goes on")
+    until(lambda: _shown(service.url, "showing") == ["it goes on"])
+    run.close()
+
+
+@pytest.mark.parametrize("outcome", [None, "success"])
+def test_a_run_that_is_closed_without_a_line_is_one(
+    service: ServiceProcess, outcome: str | None
+) -> None:
+    for within in (True, False):
+        name = f"within-{within}-{outcome}"
+        run = client.Run(service.url, FQN, name)
+        if within:
+            run.__enter__()
+        assert run.close(outcome) == "closed"
+        assert state_of(service.url, name) == ("closed", outcome)
+        rows = httpx.get(f"{service.url}{BASE}/{FQN}", params={"name": name}, timeout=60).json()
+        (row,) = rows["details"]
+        expected = "unknown" if outcome is None else "succeeded"
+        assert (row["state"], row["outcome"], row["lines"]) == ("closed", expected, 0)
+        page = httpx.get(f"{service.url}{BASE}/{FQN}/{name}", timeout=60)
+        assert (page.status_code, page.json()["state"]) == (200, "closed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,38 @@ async def test_a_run_is_listed_from_its_first_status_on(tmp_path: Path) -> None:
         assert (await listed(client, f"{LOGS}/p"))["runs"] == ["r"]
         await client.delete(f"{LOGS}/p")
         assert (await listed(client, LOGS))["pipelines"] == []
+
+
+async def test_a_closed_run_without_lines_is_one_in_the_list_and_on_its_page(
+    tmp_path: Path,
+) -> None:
+    async def said() -> tuple[str, str, str | None, str]:
+        (row,) = (await listed(client, f"{LOGS}/p"))["details"]
+        page = await listed(client, f"{LOGS}/p/r")
+        assert page["logs"] == ""
+        stats = json.loads((await client.get(f"{LOGS}/p/r?format=ndjson")).text)["stats"]
+        assert stats["state"] == page["state"]
+        return row["runId"], row["state"], row["outcome"], page["state"]
+
+    async with service(settings_for(tmp_path)) as (client, _):
+        start = {"runId": "r", "pipelineState": "running", "startDate": 1_800_000_000_000}
+        await client.put(f"{BASE}/p/pipelineStatus", json=start)
+        assert await said() == ("r", "open", None, "open")
+        for _ in range(2):
+            reply = await client.post(f"{LOGS}/p/r/close")
+            assert reply.json()["state"] == "closed"
+            assert await said() == ("r", "closed", "unknown", "closed")
+        assert (await listed(client, f"{LOGS}/p", outcome="unknown", state="closed"))["runs"]
+    async with service(settings_for(tmp_path)) as (client, _):
+        assert await said() == ("r", "closed", "unknown", "closed")
+        assert (await client.get(f"{BASE}/p/pipelineStatus/r")).json() == start
+        await client.put(f"{BASE}/p/pipelineStatus", json=start)
+        assert await said() == ("r", "open", None, "open"), "it goes on"
+        await client.post(f"{LOGS}/p/r/close")
+        await client.put(f"{BASE}/p/pipelineStatus", json=start | {"pipelineState": "failed"})
+        assert await said() == ("r", "closed", "failed", "closed")
+        await client.post(f"{LOGS}/p/nobody/close")
+        assert (await listed(client, f"{LOGS}/p"))["runs"] == ["r"], "nobody reported it"
 
 
 async def test_a_close_without_an_outcome_ends_a_run_that_said_running(tmp_path: Path) -> None:
