@@ -54,13 +54,24 @@ EVENTS: Final = pa.schema(
 )
 """The columns that filters, layouts and appenders see."""
 ORDER: Final = "order"
-"""A column beside these, only where it is needed: `late`, `forced`, or null for all others."""
+"""A column beside these, only where it is needed: `late`, `forced`, `redelivered`, or null."""
+REDELIVERED: Final = "redelivered"
+"""The order of dead letters that are sent again."""
+REASON: Final = "reason"
+"""A column of dead letters alone: why they were refused."""
 AHEAD_MS: Final = 60_000
 TAKEN_BYTES: Final = 8 << 20
 _ULID: Final = 26
 _FORCED_PART: Final = 2
 
 Indexes = NDArray[np.int64]
+
+
+def is_redelivered(events: pa.Table) -> bool:
+    """Whether these are dead letters that are sent again. They never come with other events."""
+    if ORDER not in events.column_names or not events.num_rows:
+        return False
+    return bool(events.column(ORDER)[0].as_py() == REDELIVERED)
 
 
 class Origin(NamedTuple):

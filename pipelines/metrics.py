@@ -76,6 +76,16 @@ METRICS: Final[tuple[Declared[PipelinesProcess], ...]] = (
         "deleted_events", "Events left out because their run was deleted.", lambda c: c.deleted
     ),
     _counter("dead_letters", "Events that went to the dead-letter file.", lambda c: c.dead_letters),
+    _counter(
+        "refused_events",
+        "Events that the appender can never take as they are, and that became dead letters.",
+        lambda c: c.refused,
+    ),
+    _counter(
+        "redelivered_events",
+        "Dead letters that were sent again and taken.",
+        lambda c: c.redelivered,
+    ),
     _counter("again_events", "Events that a replay gave to a copy.", lambda c: c.again),
     _counter(
         "lost_segments", "Segments that were removed before they were read.", lambda c: c.lost

@@ -296,6 +296,7 @@ class PipelinesProcess:
         """Lets a worker work. That it is disabled may be so for weeks: each new log says it."""
         disabled = control.disabled.get(worker.appender)
         worker.disabled = disabled is not None
+        worker.redeliver = control.redeliver.get(worker.appender, "")
         if disabled is not None:
             log.error(
                 "%s is disabled: %s (repair its target, then `tailrace pipelines enable`)",
@@ -310,6 +311,7 @@ class PipelinesProcess:
         for worker in self._workers.values():
             if worker.pipeline == control.pipeline:
                 worker.disabled = worker.appender in control.disabled
+                worker.redeliver = control.redeliver.get(worker.appender, "")
                 if control.paused:
                     worker.stop()
 

@@ -17,6 +17,8 @@ from logstore.errors import InvalidInput
 from tailrace.cli import complain
 
 if TYPE_CHECKING:
+    from coordination.pipelines.admin import PipelinesAdmin
+    from logstore.clock import Clock
     from pipelines.definition.config import PipelineConfig
     from pipelines.definition.folder import Folder
     from pipelines.process import PipelinesProcess
@@ -29,7 +31,9 @@ _ACTS = {
     "resume": "Let a paused pipeline go on.",
     "disable": "Give an appender's events to its dead-letter file, or let them wait.",
     "enable": "Let a disabled appender go on with what comes.",
+    "redeliver": "Send an appender's dead letters again, and say what was refused again.",
 }
+_LOOK_SECONDS = 0.5
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -63,6 +67,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         verb.add_argument("pipeline", metavar="PIPELINE", help="the pipeline's name")
         if act in ("disable", "enable"):
             verb.add_argument("appender", metavar="APPENDER", help="the appender's name")
+        if act == "redeliver":
+            verb.add_argument("--appender", metavar="A", required=True, help="the appender's name")
+            verb.add_argument(
+                *("--wait", "-w"),
+                metavar="SECONDS",
+                type=float,
+                default=60.0,
+                help="how long to wait for the end (default: 60); it goes on without this command",
+            )
         if act == "replay":
             verb.add_argument(
                 *("--from", "-f"),
@@ -249,6 +262,8 @@ async def _change(arguments: argparse.Namespace) -> int:
         )
     async with open_world(settings) as world:
         admin = admin_of(world)
+        if arguments.act == "redeliver":
+            return await _redeliver(admin, world.clock, name, arguments.appender, arguments.wait)
         match arguments.act:
             case "pause" | "resume":
                 found = await admin.pause(name, paused=arguments.act == "pause")
@@ -265,6 +280,43 @@ async def _change(arguments: argparse.Namespace) -> int:
     said = ", ".join(f"{appender} ({reason})" for appender, reason in disabled.items())
     print(f"{name}: {found.state}; disabled: {said or '-'}")
     return 0
+
+
+async def _redeliver(
+    admin: PipelinesAdmin, clock: Clock, name: str, appender: str, seconds: float
+) -> int:
+    """Asks for it, and says what became of it: 0 if all was sent, 1 if some was refused again."""
+    asked, found = await admin.redeliver(name, appender)
+    begun = clock.monotonic()
+    while True:
+        parts = [one for one in found.parts if one.appender == appender]
+        done = [one for one in parts if one.redelivery and one.redelivery.id >= asked]
+        done = [one for one in done if one.redelivery and one.redelivery.done]
+        if len(done) == len(parts) or clock.monotonic() - begun >= seconds:
+            break
+        await clock.sleep(_LOOK_SECONDS)
+        found = await admin.show(name)
+    refused = 0
+    for one in parts:
+        at = one.redelivery
+        if at is None or at.id < asked:
+            why = "is paused" if found.state == "paused" else f"has the owner {one.owner or '-'}"
+            print(f"{name}/{appender}/{one.part}: not begun; the part {why}")
+            continue
+        refused += at.refused
+        said = f"{at.sent} sent, {at.refused} refused again, {at.deleted} of deleted runs"
+        print(f"{name}/{appender}/{one.part}: {said}{'' if at.done else ', and it goes on'}")
+    if len(done) < len(parts):
+        complain(
+            f"not everything was sent within {seconds:.0f} s",
+            "A process of `tailrace pipelines` sends the rest by itself; `status` shows it.",
+        )
+    elif refused:
+        complain(
+            f"{refused} dead letters were refused again, and are kept",
+            "The key `reason` of each says why; send them again when that is mended.",
+        )
+    return 1 if refused or len(done) < len(parts) else 0
 
 
 async def _status(arguments: argparse.Namespace, names: Sequence[str]) -> int:

@@ -18,7 +18,7 @@ from coordination.groups import PIPELINES, REMOTE, Group, State, pipeline_group,
 from coordination.lease import identity_of
 from coordination.partitions.partition import Partition
 from coordination.partitions.store import PartitionStore
-from coordination.pipelines.checkpoint import Checkpoint, decode
+from coordination.pipelines.checkpoint import Checkpoint, Redelivery, decode
 from coordination.pipelines.control import (
     Control,
     ask_for_replay,
@@ -44,6 +44,8 @@ COUNTS: Final = (
     "dead",
     "again",
     "lost",
+    "refused",
+    "redelivered",
 )
 
 
@@ -72,10 +74,11 @@ class PartEntry:
     checkpoint_at: int | None
     replay: str | None
     counts: Mapping[str, int]
+    redelivery: Redelivery | None = None
 
     def spelled(self) -> dict[str, Any]:
         """As JSON."""
-        names = [name for name in self.__slots__ if name != "counts"]
+        names = [name for name in self.__slots__ if name not in ("counts", "redelivery")]
         return {name: getattr(self, name) for name in names} | dict(self.counts)
 
 
@@ -160,6 +163,24 @@ class PipelinesAdmin:
         """Lets a disabled appender go on. Raises as `show`."""
         await self._refuse_unknown(name, appender)
         return await self._say(name, lambda control: control.enable(appender))
+
+    async def redeliver(self, name: str, appender: str) -> tuple[str, PipelineEntry]:
+        """Has dead letters of an appender sent again; its id, by which parts say how far it is.
+
+        Raises `InvalidInput` for one that is disabled, and as `show`.
+        """
+        await self._refuse_unknown(name, appender)
+        asked = self._fresh_id()
+
+        def wanted(control: Control) -> Control:
+            if appender in control.disabled:
+                raise InvalidInput(
+                    f"{name}/{appender} is disabled: {control.disabled[appender].reason}",
+                    hint="Enable it first: its dead letters are sent by itself.",
+                )
+            return replace(control, redeliver={**control.redeliver, appender: asked})
+
+        return asked, await self._say(name, wanted)
 
     async def replay(self, name: str, start: str | None) -> tuple[Replay, PipelineEntry]:
         """Gives the events again from a time or ULID on; None: goes on with what comes.
@@ -272,4 +293,5 @@ def _part(
         checkpoint.saved_ms or None,
         checkpoint.replayed if checkpoint.replay is not None else None,
         {name: checkpoint.counts.get(name, 0) for name in COUNTS},
+        checkpoint.redelivery,
     )

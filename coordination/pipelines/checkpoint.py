@@ -6,7 +6,7 @@
     frontier    null or [microseconds, ULID, fqn, run]: the highest event that was given to the
                 appender
     appender    null or what the appender's `sync` gave; `dead_letter`: the same of the file that
-                takes its events while it is disabled
+                takes its events while it is disabled, and those that are refused
     replayed    the id of the last replay that it knows of, a ULID; "" for none
     replay      null, or the replay that it is in:
                 low       the lowest ULID that is given again
@@ -16,9 +16,17 @@
                 read      {node: seq}: the segments below were read before it began
                 frontier  as above, before it began: what is not above it was given before
                 appender  what the `sync` of the appender gave that is given those again
+    redelivery  not there, or the last time that dead letters were sent again:
+                id        a ULID, of whoever asked for it
+                upto      the last of the files that are sent; empty: there was none
+                file, row where it is: the next line of that file
+                sent, refused, deleted    events that the appender took, refused again, and that
+                          a deletion covers
+                done      whether all were sent, and the files are removed
     saved_at    when it was saved, in milliseconds
     counts      events, late, forced, clamped, copies, deleted, lost (segments that were gone before
-                they were read), dead, again (events that a replay gave again), since it began
+                they were read), dead, again (events that a replay gave again), refused,
+                redelivered, since it began
 
 Of the segments below `next`, exactly the events up to the frontier are in what the appender has
 synced.
@@ -27,7 +35,7 @@ synced.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, NamedTuple
 
 from logstore.checked import decode_checked, encode_checked
@@ -74,6 +82,20 @@ class Replaying:
 
 
 @dataclass(frozen=True, slots=True)
+class Redelivery:
+    """Dead letters that are sent again, and how far that is."""
+
+    id: str
+    upto: str = ""
+    file: str = ""
+    row: int = 0
+    sent: int = 0
+    refused: int = 0
+    deleted: int = 0
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """How far an appender is."""
 
@@ -85,6 +107,7 @@ class Checkpoint:
     replayed: str = ""
     replay: Replaying | None = None
     saved_ms: int = 0
+    redelivery: Redelivery | None = None
 
 
 def encode(checkpoint: Checkpoint) -> str:
@@ -101,6 +124,7 @@ def encode(checkpoint: Checkpoint) -> str:
             "replay": checkpoint.replay and _replay_value(checkpoint.replay),
             "saved_at": checkpoint.saved_ms,
         }
+        | ({} if checkpoint.redelivery is None else {"redelivery": asdict(checkpoint.redelivery)})
     ).decode()
 
 
@@ -136,6 +160,7 @@ def decode(text: str | None) -> Checkpoint:
             str(value.get("replayed", "")),
             None if replay is None else _replay(replay),
             int(value.get("saved_at", 0)),
+            None if value.get("redelivery") is None else _redelivery(value["redelivery"]),
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise Damaged(f"not a checkpoint: {error}") from error
@@ -143,6 +168,19 @@ def decode(text: str | None) -> Checkpoint:
 
 def _event_key(value: Any) -> EventKey | None:
     return None if value is None else EventKey(int(value[0]), *map(str, value[1:]))
+
+
+def _redelivery(value: Mapping[str, Any]) -> Redelivery:
+    return Redelivery(
+        str(value["id"]),
+        str(value["upto"]),
+        str(value["file"]),
+        int(value["row"]),
+        int(value["sent"]),
+        int(value["refused"]),
+        int(value["deleted"]),
+        bool(value["done"]),
+    )
 
 
 def _replay(value: Mapping[str, Any]) -> Replaying:

@@ -7,6 +7,7 @@
     paused    whether nothing is done
     disabled  {appender: {"at": ms, "reason": text}}: its events go to the dead-letter file, or wait
     failing   {appender/part-parts: {"at": ms, "reason": text}}: it fails, and is tried again
+    redeliver {appender: ULID}: its dead letters are to be sent again, once for each ULID
     over_http whether those that run it read its segments over HTTP; else it is not there
     version   a fresh ULID in every write
 
@@ -49,6 +50,7 @@ class Control:
     version: str = ""
     failing: Mapping[str, Disabled] = field(default_factory=dict)
     over_http: bool = False
+    redeliver: Mapping[str, str] = field(default_factory=dict)
 
     def fail(self, part: str, now_ms: int, reason: str | None) -> Control:
         """The same with a part that fails for a reason; None: it works."""
@@ -160,6 +162,7 @@ def encode_control(control: Control) -> bytes:
             "version": control.version,
         }
         | ({"over_http": True} if control.over_http else {})
+        | ({"redeliver": dict(control.redeliver)} if control.redeliver else {})
     )
 
 
@@ -183,6 +186,7 @@ def decode_control(where: str, body: bytes) -> Control:
             value["version"],
             failing,
             bool(value.get("over_http", False)),
+            {str(name): str(one) for name, one in value.get("redeliver", {}).items()},
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise Damaged(f"{where} does not say how a pipeline stands: {error}") from error

@@ -313,8 +313,8 @@ class PipelineDefaults(BaseModel):
     most_retry_ms: int = Field(default=60_000, ge=1, description="Longest such pause")
     dead_letter_dir: str = Field(
         default="",
-        description="Folder of files for the events of appenders that are disabled; empty: they"
-        " wait",
+        description="Folder of files for the events of appenders that are disabled, and for events"
+        " that appenders refuse; empty: the former wait, the latter are in the store",
     )
     error_threshold: int = Field(
         default=0,

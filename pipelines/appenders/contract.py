@@ -14,6 +14,9 @@
   again later.
 - `saved` says that the state of the last `sync` is in the store, so that nobody goes back behind
   it.
+- An event that can never be taken (its target refuses it as it is, or its name cannot be written)
+  is no failure: the appender gives it to `context.refuse` with the reason, and goes on. It becomes
+  a dead letter, which `tailrace pipelines redeliver` sends again.
 - A failure of any call is an exception. The appender is then stopped, started again from the last
   checkpoint after a pause, and nobody but itself waits for that.
 
@@ -27,7 +30,7 @@ says of each run which generation it is: a run that was deleted and written agai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -49,6 +52,20 @@ class AppenderFailed(TailraceError):
     """The appender could not do what it was asked; it is started again after a pause."""
 
 
+class Refuse(Protocol):
+    """Takes events that an appender can never take as they are."""
+
+    def __call__(self, events: pa.Table, reason: str, detail: str = "", /) -> None:
+        """Makes them dead letters. `detail` is in these alone, and in no log."""
+        ...
+
+
+def _fail(events: pa.Table, reason: str, detail: str = "") -> None:
+    """Where nothing takes dead letters, a refused event is a failure."""
+    said = f"{reason}: {detail}" if detail else reason
+    raise AppenderFailed(f"{events.num_rows} events are refused: {said}")
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """What an appender is told about itself and the world.
@@ -59,7 +76,8 @@ class Context:
     in a test without one. `deletions` gives what is deleted, as it was known when the events that
     are appended were looked at: it covers none of them. `replay` is the id of a replay (a ULID)
     whose events the appender had before: it keeps them apart from the others. It is empty for all
-    other events. `metrics` are counters and gauges of the appender's own.
+    other events. `metrics` are counters and gauges of the appender's own. `refuse` takes events
+    that can never be taken; it may be called from any thread.
     """
 
     pipeline: str
@@ -74,6 +92,7 @@ class Context:
     deletions: Callable[[], Deleted] = dict
     replay: str = ""
     metrics: AppenderMetrics = field(default_factory=AppenderMetrics)
+    refuse: Refuse = _fail
 
     @property
     def name(self) -> str:
@@ -131,6 +150,29 @@ class Deletable(Protocol):
 
         Events that they cover are not appended any more. Raises `AppenderFailed`, `OSError`.
         """
+        ...
+
+
+class Shelf(Appender, Protocol):
+    """An appender whose output can be read again: what dead letters are written to.
+
+    Files here are files or objects. Those that are ended get no more lines.
+    """
+
+    def end(self) -> None:
+        """Ends the file that grows. Raises as `append`."""
+        ...
+
+    def ended(self) -> list[str]:
+        """The files that are ended, the oldest first. Raises as `append`."""
+        ...
+
+    def read(self, name: str) -> bytes:
+        """What an ended file has. Raises as `append`."""
+        ...
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Removes ended files. Raises as `append`."""
         ...
 
 

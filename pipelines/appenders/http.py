@@ -6,6 +6,9 @@ unless `allow_private` says otherwise; those of this link and others where cloud
 of machines, of groups and of nobody always. Redirects are not followed, proxies of the environment
 are not used, and what is said about failures has the host alone, since addresses and headers hold
 secrets.
+
+An answer of 400, 404, 413 or 422 is about what was posted, and stays the same however often that is
+posted: `deliver` finds the events that are meant, and refuses them alone.
 """
 
 from __future__ import annotations
@@ -16,20 +19,23 @@ import re
 import socket
 import ssl
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Final, TypeAlias
 from urllib.parse import SplitResult, urlsplit
 
+import pyarrow as pa
 from pydantic import AfterValidator, Field, field_validator
 
-from pipelines.appenders.contract import AppenderFailed
+from pipelines.appenders.contract import AppenderFailed, Refuse
 from pipelines.definition.section import Seconds, Section, key
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 _ANSWER_BYTES: Final = 65_536
 _STEPS: Final = 6
+_LASTING: Final = frozenset({400, 404, 413, 422})
+_DETAIL_CHARACTERS: Final = 500
 _EMBEDDING: Final = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "::/96", "::ffff:0:0:0/96")))
 """IPv6 whose last 32 bits are an address of IPv4: NAT64, IPv4-compatible, IPv4-translated."""
 _PRIVATE: Final = tuple(map(ipaddress.ip_network, ("fec0::/10", "64:ff9b:1::/48", "192.0.0.0/24")))
@@ -87,8 +93,33 @@ class Answer:
     body: bytes
 
 
+class BodyRefused(AppenderFailed):
+    """The target refuses what was posted for good; `detail` is what its answer says."""
+
+    def __init__(self, said: str, detail: str) -> None:
+        super().__init__(said)
+        self.detail = detail
+
+
+def deliver(events: pa.Table, post: Callable[[pa.Table], None], refuse: Refuse) -> None:
+    """Posts events. Of those that the target refuses, each half is posted by itself, to the last.
+
+    `post` raises `BodyRefused` for events that the target refuses for good; all else that it
+    raises is raised.
+    """
+    try:
+        post(events)
+    except BodyRefused as error:
+        if events.num_rows <= 1:
+            refuse(events, str(error), error.detail)
+            return
+        half = events.num_rows // 2
+        deliver(events.slice(0, half), post, refuse)
+        deliver(events.slice(half), post, refuse)
+
+
 class Poster:
-    """Posts bodies to one address. Calls block."""
+    """ ""Posts bodies to one address. Calls block."""
 
     def __init__(self, settings: HttpSettings) -> None:
         self._settings = settings
@@ -101,7 +132,10 @@ class Poster:
         return self._url.netloc
 
     def post(self, body: bytes, headers: Mapping[str, str]) -> Answer:
-        """The answer. Raises `AppenderFailed` for any other than a status of 200 to 299."""
+        """The answer. Raises `AppenderFailed` for any other than a status of 200 to 299.
+
+        That is a `BodyRefused` if it is about the body, and lasts.
+        """
         connection = self._connection()
         whole = threading.Timer(self._settings.timeout * _STEPS, _break_off, [connection])
         whole.daemon = True
@@ -123,6 +157,9 @@ class Poster:
                 f"{self.host} answered {answer.status}: redirects are not followed",
                 hint="Write the address that it redirects to into the pipeline's file.",
             )
+        if answer.status in _LASTING:
+            said = f"{self.host} answered {answer.status} {response.reason}"
+            raise BodyRefused(said, _printable(answer.body))
         if not 200 <= answer.status < 300:
             raise AppenderFailed(f"{self.host} answered {answer.status} {response.reason}")
         return answer
@@ -159,6 +196,12 @@ class Poster:
                 " credentials of machines, and those of groups are never allowed.",
             )
         return allowed
+
+
+def _printable(body: bytes) -> str:
+    """The beginning of an answer, on one line."""
+    text = body[: _DETAIL_CHARACTERS * 4].decode(errors="replace")[:_DETAIL_CHARACTERS]
+    return "".join([one if one.isprintable() else " " for one in text]).strip()
 
 
 def _break_off(connection: http.client.HTTPConnection) -> None:

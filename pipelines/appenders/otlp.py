@@ -13,14 +13,15 @@
 | `traceId`, `spanId` | the attributes `trace_id` and `span_id`, if they are such ids |
 
 It cannot go back: after a crash or a lost answer the events behind the last checkpoint are sent
-again, each with the same `log.record.uid`. Records that the receiver says it rejected are counted,
-and not sent again, as OTLP asks.
+again, each with the same `log.record.uid`. A request that the receiver refuses for good is sent in
+halves, down to the records that are meant. A receiver that takes a part of a request does not say
+which, and OTLP forbids to send it again: all of its records become dead letters, and are sent one
+by one if somebody sends dead letters again.
 """
 
 from __future__ import annotations
 
 import gzip
-import logging
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Final, Literal
@@ -31,11 +32,10 @@ import pyarrow.compute as pc
 
 from logstore import ulid
 from pipelines.appenders.contract import AppenderFailed, Context, State
-from pipelines.appenders.http import HttpSettings, Poster
+from pipelines.appenders.http import HttpSettings, Poster, deliver
 from pipelines.definition.section import Bytes, Section, key
+from pipelines.events import is_redelivered
 from pipelines.layouts.columns import orders_of
-
-log = logging.getLogger("tailrace.pipelines")
 
 _SEVERITY: Final = {"TRACE": 1, "DEBUG": 5, "INFO": 9, "WARN": 13, "ERROR": 17, "FATAL": 21}
 _IDS: Final = {"trace_id": ("traceId", re.compile(r"(?!0+$)[0-9a-f]{32}")),
@@ -66,10 +66,9 @@ class Otlp:
         self._rejected = int((state or {}).get("rejected", 0))
 
     def append(self, events: pa.Table) -> None:
-        for some in split(events, self._settings.max_events, self._settings.max_request_size):
-            if self._context is not None and not self._context.holds():
-                raise AppenderFailed("the lease is over")
-            self._send(some)
+        most = 1 if is_redelivered(events) else self._settings.max_events
+        for some in split(events, most, self._settings.max_request_size):
+            deliver(some, self._send, self._started.refuse)
 
     def sync(self) -> State:
         return {"rejected": self._rejected}
@@ -80,7 +79,15 @@ class Otlp:
     def stop(self) -> None:
         """Nothing is to be done."""
 
+    @property
+    def _started(self) -> Context:
+        if self._context is None:
+            raise AppenderFailed("the appender was not started")
+        return self._context
+
     def _send(self, events: pa.Table) -> None:
+        if not self._started.holds():
+            raise AppenderFailed("the lease is over")
         body = orjson.dumps(request_of(events))
         headers = {"Content-Type": "application/json"}
         if self._settings.compression == "gzip":
@@ -89,7 +96,8 @@ class Otlp:
         rejected, reason = _rejected_of(answer.body)
         if rejected:
             self._rejected += rejected
-            log.warning("%s rejected %d records: %s", self._poster.host, rejected, reason)
+            said = f"{self._poster.host} rejected {rejected} of {events.num_rows} records"
+            self._started.refuse(events, said, reason)
 
 
 def split(events: pa.Table, most: int, most_bytes: int) -> Iterator[pa.Table]:

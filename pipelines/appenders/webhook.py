@@ -4,9 +4,10 @@
     url: https://hooks.example.org/logs
     headers: {Authorization: "Bearer ${TOKEN}"}
 
-An answer of 200 to 299 is taken for received. It cannot go back: after a crash or a lost answer
-the events behind the last checkpoint are posted again. Each has its `ulid`, which with `fqn` and
-`run` says that it is the same.
+An answer of 200 to 299 is taken for received, and one of 400, 404, 413 or 422 for a refusal that
+lasts: the events that are meant are found and refused one by one. It cannot go back: after a crash
+or a lost answer the events behind the last checkpoint are posted again. Each has its `ulid`, which
+with `fqn` and `run` says that it is the same.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import ClassVar, Literal
 import pyarrow as pa
 
 from pipelines.appenders.contract import AppenderFailed, Context, State
-from pipelines.appenders.http import HttpSettings, Poster
+from pipelines.appenders.http import HttpSettings, Poster, deliver
 from pipelines.appenders.otlp import split
 from pipelines.definition.section import Bytes, Section, key
 from pipelines.layouts import Json
@@ -46,17 +47,8 @@ class Webhook:
     def append(self, events: pa.Table) -> None:
         if self._context is None:
             raise AppenderFailed("the appender was not started")
-        lines = Json()
         for some in split(events, self._settings.max_events, self._settings.max_request_size):
-            if not self._context.holds():
-                raise AppenderFailed("the lease is over")
-            texts = lines.lines(some).to_pylist()
-            if self._settings.format == "ndjson":
-                body, kind = "".join(texts), "application/x-ndjson"
-            else:
-                body, kind = f"[{','.join([text.rstrip() for text in texts])}]", "application/json"
-            headers = {"Content-Type": kind, "Tailrace-Pipeline": self._context.pipeline}
-            self._poster.post(body.encode(), headers)
+            deliver(some, self._post, self._context.refuse)
 
     def sync(self) -> State:
         return {}
@@ -66,3 +58,15 @@ class Webhook:
 
     def stop(self) -> None:
         """Nothing is to be done."""
+
+    def _post(self, events: pa.Table) -> None:
+        assert self._context is not None
+        if not self._context.holds():
+            raise AppenderFailed("the lease is over")
+        texts = Json().lines(events).to_pylist()
+        if self._settings.format == "ndjson":
+            body, kind = "".join(texts), "application/x-ndjson"
+        else:
+            body, kind = f"[{','.join([text.rstrip() for text in texts])}]", "application/json"
+        headers = {"Content-Type": kind, "Tailrace-Pipeline": self._context.pipeline}
+        self._poster.post(body.encode(), headers)

@@ -27,9 +27,10 @@ from pydantic import ValidationError, field_validator, model_validator
 from logstore.errors import InvalidInput
 from logstore.objects.settings import PipelineDefaults
 from logstore.settings import shown
-from pipelines.appenders.contract import Appender, Kind, WrapperKind
+from pipelines.appenders.contract import Appender, Kind, Shelf, State, WrapperKind
 from pipelines.appenders.registry import Registry
 from pipelines.appenders.rolling.file import RollingFile
+from pipelines.appenders.rolling.object import RollingObject, RollingObjectSettings
 from pipelines.appenders.rolling.settings import RollingFileSettings
 from pipelines.definition.section import Bytes, BytesOrZero, Section, key
 from pipelines.definition.selection import Selection
@@ -39,6 +40,7 @@ from pipelines.layouts import Json
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _OWN: Final = ("type", "name", "filter")
 _INNER: Final = "to"
+_LETTERS_BYTES: Final = 8 << 20
 _SECRET: Final = re.compile(r"\.(?:url|headers)\b")
 """Keys of appenders that hold tokens."""
 _HINT: Final = "The keys are listed in docs/pipelines.md."
@@ -117,9 +119,25 @@ class AppenderConfig:
 
     def make_dead_letter(self, pipeline: PipelineSettings) -> Appender:
         """What takes its events while it is disabled: a file of JSON a part."""
+        return self._masked(lambda: self.make_shelf(pipeline))
+
+    def make_shelf(self, pipeline: PipelineSettings) -> Shelf:
+        """Where its dead letters are: that file, or objects if the pipeline has no folder."""
+        if not pipeline.dead_letter_dir:
+            return RollingObject(
+                RollingObjectSettings(
+                    path="{part}.json", layout=Json(), max_object_size=_LETTERS_BYTES
+                )
+            )
         name = f"{pipeline.name}.{self.name}.{{part}}.json"
-        settings = RollingFileSettings(dir=pipeline.dead_letter_dir, path=name, layout=Json())
-        return self._masked(lambda: RollingFile(settings))
+        return RollingFile(
+            RollingFileSettings(
+                dir=pipeline.dead_letter_dir,
+                path=name,
+                layout=Json(),
+                max_file_size=_LETTERS_BYTES,
+            )
+        )
 
     def _masked(self, make: Callable[[], Appender]) -> Appender:
         """The dead-letter file behind those wrappers that stand before it too."""
@@ -129,6 +147,12 @@ class AppenderConfig:
         if not getattr(self.kind, "dead_letters_too", False):
             return inner._masked(make)
         return cast(WrapperKind, self.kind)(self.settings, lambda: inner._masked(make))
+
+
+def state_of_letters(pipeline: PipelineSettings, state: State | None) -> State | None:
+    """The state of the dead letters, if they are where the pipeline keeps them now."""
+    mark = "undo" if pipeline.dead_letter_dir else "number"
+    return state if state is not None and mark in state else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.definition.section import Section
-from pipelines.events import ORDER
+from pipelines.events import ORDER, REASON
 
 _PLAIN: Final = re.compile(r"[!#-<>-\[\]-~\x80-\U0010ffff]+")
 """A value of logfmt that needs no quotes: no space, quote, equals sign, backslash, control."""
@@ -56,9 +56,9 @@ class Logfmt(Section):
 def _each(events: pa.Table) -> Iterator[dict[str, Any]]:
     names = ("ulid", "fqn", "run_id", "level", "connector_id", "message", "attributes")
     columns = [events.column(name).to_pylist() for name in names]
-    columns.append(orders_of(events))
+    columns += [orders_of(events), _texts(events, REASON)]
     stamps = events.column("ts").cast(pa.int64()).to_pylist()
-    for stamp, (ulid, fqn, run, level, connector, message, attributes, order) in zip(
+    for stamp, (ulid, fqn, run, level, connector, message, attributes, order, reason) in zip(
         stamps, zip(*columns, strict=True), strict=True
     ):
         record = {"ulid": ulid, "ts": moment_text(stamp), "fqn": fqn, "run": run}
@@ -71,14 +71,21 @@ def _each(events: pa.Table) -> Iterator[dict[str, Any]]:
         record["message"] = message
         if attributes:
             record["attributes"] = dict(attributes)
+        if reason is not None:
+            record["reason"] = reason
         yield record
 
 
 def orders_of(events: pa.Table) -> list[str | None]:
-    """`late` or `forced` for each event that is out of order."""
-    if ORDER not in events.column_names:
+    """`late`, `forced` or `redelivered` for each event that is out of order."""
+    return _texts(events, ORDER)
+
+
+def _texts(events: pa.Table, name: str) -> list[str | None]:
+    """A column that is there only where it is needed."""
+    if name not in events.column_names:
         return [None] * events.num_rows
-    found: list[str | None] = events.column(ORDER).to_pylist()
+    found: list[str | None] = events.column(name).to_pylist()
     return found
 
 

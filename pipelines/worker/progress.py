@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from coordination.pipelines.checkpoint import Checkpoint, Reading, Replaying
+from coordination.pipelines.checkpoint import Checkpoint, Reading, Redelivery, Replaying
 from pipelines.appenders.contract import Appender, State
 from pipelines.definition.config import PipelineSettings
 from pipelines.events import Counts, EventBuffer
@@ -60,11 +60,16 @@ class Progress:
     read_at: dict[str, float] = field(default_factory=dict)
     saved_at: float = 0.0
     changed: bool = False
+    urgent: bool = False
+    """Whether the change is to be in a checkpoint soon."""
     counted: Counts = field(default_factory=Counts)
     given: int = 0
     again: int = 0
     lost: int = 0
     deleted: int = 0
+    refused: int = 0
+    redelivered: int = 0
+    redelivery: Redelivery | None = None
 
     def enter(self, nodes: Mapping[str, Node], start: str) -> None:
         """The first start: where the pipeline begins in each node."""
@@ -128,8 +133,12 @@ class Progress:
                 lowest = reading.high_ms if lowest is None else min(lowest, reading.high_ms)
         return _END_OF_TIME if lowest is None else (lowest - settings.event_delay_ms) * 1000
 
-    def checkpoint(self, state: State, copied: State | None, now_ms: int) -> Checkpoint:
+    def checkpoint(
+        self, state: State, copied: State | None, letters: State | None, now_ms: int
+    ) -> Checkpoint:
         """The checkpoint of now; `state` is what the appender's `sync` gave, `copied` its copy's.
+
+        `letters` is that of its dead letters, None for as before.
 
         A replay that is over is not in it.
         """
@@ -156,14 +165,17 @@ class Progress:
             "lost": self.lost,
             "dead": self.given if self.dead else 0,
             "again": self.again,
+            "refused": self.refused,
+            "redelivered": self.redelivered,
         }
         return Checkpoint(
             nodes,
             self.buffer.frontier,
             self.begun.appender if self.dead else state,
-            state if self.dead else self.begun.dead_letter,
+            state if self.dead else self.begun.dead_letter if letters is None else letters,
             {name: old.get(name, 0) + count for name, count in new.items()},
             self.begun.replayed,
             replay,
             now_ms,
+            self.redelivery,
         )

@@ -48,6 +48,8 @@ class Counts:
     copies: int = 0
     again: int = 0
     dead_letters: int = 0
+    refused: int = 0
+    redelivered: int = 0
     deleted: int = 0
     lost: int = 0
     damaged: int = 0

@@ -18,25 +18,27 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
 
 from coordination.coordinator.lease import Lease
-from coordination.pipelines.checkpoint import Checkpoint, encode
+from coordination.pipelines.checkpoint import Checkpoint, Redelivery, encode
 from coordination.pipelines.replay import Replay
 from logstore.clock import Clock
 from logstore.errors import LeaseLost, NotFound, OutcomeUnknown, TailraceError, Unavailable
 from logstore.filesystem import FileSystem
 from logstore.objects.settings import StoreSettings
 from pipelines.appenders.contract import Appender, Context
-from pipelines.definition.config import AppenderConfig, PipelineConfig
+from pipelines.definition.config import AppenderConfig, PipelineConfig, state_of_letters
 from pipelines.deletions import Deleted, kept
 from pipelines.events import EventBuffer
 from pipelines.sources.segments import SegmentSource
 from pipelines.sources.table import TableSource
 from pipelines.worker.gate import Gate
 from pipelines.worker.hooks import Hooks
+from pipelines.worker.letters import DeadLetters
 from pipelines.worker.memory import BUFFER_BYTES, pieces
 from pipelines.worker.progress import Delay, Progress, delay_of
 from pipelines.worker.reader import Counts, Reader
@@ -48,6 +50,8 @@ log = logging.getLogger("tailrace.pipelines")
 
 _POLL_SECONDS: Final = 0.5
 _DELETIONS_SECONDS: Final = 1.0
+_SOON_MS: Final = 1000
+"""So soon a checkpoint is saved that has dead letters, or that some were sent again."""
 
 
 class Worker:
@@ -80,10 +84,13 @@ class Worker:
         """Where it is between two checkpoints; None while it is stopped or waits."""
         self.disabled = False
         """Whether its dead-letter file takes its events; may be changed at any time."""
+        self.redeliver = ""
+        """The last time that its dead letters were to be sent again; may be changed as well."""
         self._gate = gate or Gate()
         self._buffer_share = buffer_share
         self._on_disabled = on_disabled
         self._on_failing = on_failing
+        self._said_refused = ""
         self._stored_failure = True  # perhaps of an earlier process
         self._in_a_row = 0
         self.lease = lease
@@ -182,6 +189,7 @@ class Worker:
         """From the last checkpoint to a stop, or a change of who takes the events."""
         checkpoint, dead = begun(self.lease.partition, self.asked), self.disabled
         self.checkpoint_ms = checkpoint.saved_ms
+        self._letters = self._dead_letters(checkpoint)
         if dead and not self.settings.dead_letter_dir:
             await wait_or_stop(self.clock, _POLL_SECONDS, self._stopping)
             return
@@ -214,8 +222,8 @@ class Worker:
         finally:
             self.progress = None
             if not cancelled:
-                for one in started:
-                    await self._thread.run(one.stop)
+                for stop in (*[one.stop for one in started], self._letters.stop):
+                    await self._thread.run(stop)
 
     @property
     def _may_go_on(self) -> bool:
@@ -226,6 +234,11 @@ class Worker:
         over = progress.begun.replay is not None and progress.replay is None
         other = over or is_due(progress.begun, self.asked) or self.disabled is not dead
         return self._may_go_on and not other
+
+    def _dead_letters(self, checkpoint: Checkpoint) -> DeadLetters:
+        state = state_of_letters(self.settings, checkpoint.dead_letter)
+        make = partial(self._appender.make_shelf, self.settings)
+        return DeadLetters(make, self._context(dead=True), state)
 
     def _context(self, *, dead: bool, replay: str = "") -> Context:
         return Context(
@@ -241,6 +254,7 @@ class Worker:
             lambda: self._deleted,
             replay,
             self.counts.own,
+            *(() if dead else (self._letters.refuse,)),
         )
 
     async def _begin(
@@ -254,8 +268,11 @@ class Worker:
             checkpoint.replay,
             copy,
             saved_at=now,
+            redelivery=checkpoint.redelivery,
         )
         self.progress = progress
+        if not dead:
+            await self._thread.run(self._letters.start)
         await self._patiently(self.source.refresh)
         await self._reader.read_again(progress, self._gate)
         if self.lease.progress is None:
@@ -276,12 +293,17 @@ class Worker:
                 found = False
             await hooks.deletions()
             given = await self._give(progress)
+            again = not progress.dead and await self._redeliver(progress)
         self._count(progress)
         progress.changed |= await hooks.flush()
+        await self._keep_refused(progress)
+        interval = self.settings.checkpoint_interval_ms
+        if progress.urgent:
+            interval = min(_SOON_MS, interval)
         due = self.clock.monotonic() - progress.saved_at
-        if progress.changed and due * 1000 >= self.settings.checkpoint_interval_ms:
+        if progress.changed and due * 1000 >= interval:
             await self._save(progress)
-        return found or given
+        return found or given or again
 
     async def _give(self, progress: Progress) -> bool:
         """Gives the appender what no node can send anything before any more; whether it did.
@@ -303,16 +325,21 @@ class Worker:
 
     async def _give_on(self, progress: Progress, events: pa.Table) -> None:
         """Gives the appender those that were not deleted."""
+        left = await self._not_deleted(events)
+        self.counts.deleted += events.num_rows - left.num_rows
+        progress.deleted += events.num_rows - left.num_rows
+        if left.num_rows:
+            await self._append(progress, left)
+
+    async def _not_deleted(self, events: pa.Table) -> pa.Table:
+        """The events that no deletion covers now; the lease is valid."""
         fresh = self.clock.monotonic() - _DELETIONS_SECONDS
         await self._patiently(lambda: self.source.refresh(fresh))
         self._deleted = self.source.deleted
         left = kept(events, self._deleted)
-        self.counts.deleted += events.num_rows - left.num_rows
-        progress.deleted += events.num_rows - left.num_rows
-        if left.num_rows:
-            if not self.lease.valid():
-                raise LeaseLost(f"the lease of {self.name} is over")
-            await self._append(progress, left)
+        if left.num_rows and not self.lease.valid():
+            raise LeaseLost(f"the lease of {self.name} is over")
+        return left
 
     def _count(self, progress: Progress) -> None:
         """Adds what the buffer counted since the last call."""
@@ -336,6 +363,59 @@ class Worker:
         self.counts.dead_letters += events.num_rows if progress.dead else 0
         self.delay = delay_of(events, self.clock.now_ms())
 
+    # --- dead letters --------------------------------------------------------------------
+
+    async def _keep_refused(self, progress: Progress) -> int:
+        """Makes dead letters of what was refused; how many of these had been sent again."""
+        found = await self._thread.run(self._letters.keep)
+        if not found.events:
+            return 0
+        self.counts.refused += found.events - found.again
+        progress.refused += found.events - found.again
+        progress.changed = progress.urgent = True
+        if found.reason != self._said_refused:
+            self._said_refused = found.reason
+            log.error("%s: events are refused, and are dead letters: %s", self.name, found.reason)
+        return int(found.again)
+
+    async def _redeliver(self, progress: Progress) -> bool:
+        """Sends some dead letters again, if somebody asked for it; whether it did."""
+        at = progress.redelivery
+        if at is None or at.done:
+            if not self.redeliver or (at is not None and self.redeliver <= at.id):
+                return False
+            at = Redelivery(self.redeliver, await self._thread.run(self._letters.end))
+            return await self._redelivered(progress, at)  # nobody goes back behind the end
+        events, after = await self._thread.run(self._letters.following, at)
+        if events is None:
+            if await self._redelivered(progress, at):  # nothing of it is sent once more
+                await self._thread.run(self._letters.remove, at)
+                progress.redelivery, progress.changed = replace(at, done=True), True
+                progress.urgent = True
+                log.info("%s: dead letters: %d sent, %d refused", self.name, at.sent, at.refused)
+            return True
+        left = await self._not_deleted(events)
+        for piece in pieces(left):
+            await self._thread.run(progress.appender.append, piece)
+        await self._thread.run(progress.appender.sync)  # all that it refuses is refused by now
+        again = await self._keep_refused(progress)
+        self.counts.redelivered += left.num_rows - again
+        progress.redelivered += left.num_rows - again
+        progress.redelivery = replace(
+            after,
+            sent=at.sent + left.num_rows - again,
+            refused=at.refused + again,
+            deleted=at.deleted + events.num_rows - left.num_rows,
+        )
+        progress.changed = progress.urgent = True
+        return True
+
+    async def _redelivered(self, progress: Progress, at: Redelivery) -> bool:
+        """Saves how far it is; whether that is certain."""
+        progress.redelivery, progress.changed = at, True
+        await self._save(progress)
+        return not progress.changed
+
     # --- checkpoints ---------------------------------------------------------------------
 
     async def _save(self, progress: Progress) -> None:
@@ -345,7 +425,11 @@ class Worker:
         state = await self._thread.run(progress.appender.sync)
         copy = None if progress.replay is None else progress.copy
         copied = None if copy is None else await self._thread.run(copy.sync)
-        checkpoint = progress.checkpoint(state, copied, self.clock.now_ms())
+        letters = None
+        if not progress.dead:
+            await self._keep_refused(progress)
+            letters = await self._thread.run(self._letters.sync)
+        checkpoint = progress.checkpoint(state, copied, letters, self.clock.now_ms())
         progress.saved_at = self.clock.monotonic()
         try:
             await self.lease.save(encode(checkpoint))
@@ -353,6 +437,7 @@ class Worker:
             self._say_unavailable(error)
             return
         progress.nodes, progress.changed = dict(checkpoint.nodes), False
+        progress.urgent = False
         if progress.replay is not None and checkpoint.replay is None:
             log.info("%s has given everything again", self.name)
         progress.replay = checkpoint.replay
@@ -361,6 +446,7 @@ class Worker:
         await self._thread.run(progress.appender.saved)
         if copy is not None:
             await self._thread.run(copy.saved)
+        await self._thread.run(self._letters.saved)
         if progress.given:
             await self._works()
 

@@ -49,6 +49,8 @@ class AppenderRow(BaseModel):
     dead: int
     again: int
     lost: int
+    refused: int
+    redelivered: int
 
 
 class PipelineRow(BaseModel):
@@ -73,6 +75,12 @@ class ReplayedPipeline(PipelineRow):
 
     replay: str
     low: str | None
+
+
+class RedeliveredPipeline(PipelineRow):
+    """The pipeline, and the id under which dead letters are sent again."""
+
+    redelivery: str
 
 
 def pipeline_routes(admin: OpenPipelines) -> APIRouter:
@@ -139,5 +147,14 @@ def pipeline_routes(admin: OpenPipelines) -> APIRouter:
     )
     async def enable(name: str, appender: _Appender) -> dict[str, Any]:
         return (await (await admin()).enable(name, appender)).spelled()
+
+    @router.post(
+        "/{name}/redeliver",
+        summary="Send an appender's dead letters again",
+        response_model=RedeliveredPipeline,
+    )
+    async def redeliver(name: str, appender: _Appender) -> dict[str, Any]:
+        asked, found = await (await admin()).redeliver(name, appender)
+        return {**found.spelled(), "redelivery": asked}
 
     return router

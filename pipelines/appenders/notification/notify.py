@@ -24,6 +24,7 @@ It cannot go back: a notice may come twice after a crash.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from typing import Any, ClassVar, Final, Literal, Self
 from urllib.parse import quote
 
@@ -32,19 +33,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import field_validator, model_validator
 
+from logstore import ulid
 from logstore.errors import StoreUnavailable
 from pipelines.appenders.contract import AppenderFailed, Context, State
-from pipelines.appenders.http import HttpSettings, Poster
+from pipelines.appenders.http import BodyRefused, HttpSettings, Poster
 from pipelines.appenders.notification.notices import Key, Notice, Notices
 from pipelines.appenders.notification.run_watch import RunWatch
 from pipelines.appenders.rolling.objects import Objects
 from pipelines.definition.section import Seconds, Section, Texts, key
 from pipelines.definition.selection import Selection
 from pipelines.deletions import Deleted
+from pipelines.events import EVENTS, is_redelivered
 from pipelines.layouts.columns import moment_text
 
 _GROUPS: Final = {"fqn": "fqn", "run": "run_id", "level": "level"}
 _MOST_TEXT: Final = 500
+_NOTICE: Final = "tailrace.notice"
+_FIRST: Final = frozenset({"fqn", "run", "at", "level", "ts", "message"})
+_KINDS: Final = frozenset({"line", "failed", "silent"})
 
 
 class Rule(Section):
@@ -117,6 +123,8 @@ class Notify:
     def append(self, events: pa.Table) -> None:
         if self._started.replay:
             return  # people were told
+        if is_redelivered(events):
+            events = self._tell_again(events)
         for rule in self._settings.rules:
             if rule.matches is not None:
                 for group, count, first in self._groups(rule.matches.of(events)):
@@ -134,7 +142,10 @@ class Notify:
             if not self._started.holds():
                 raise AppenderFailed("the lease is over")
             headers = {"Content-Type": "application/json"}
-            self._poster.post(orjson.dumps(self._body(group, notice)), headers)
+            try:
+                self._poster.post(orjson.dumps(self._body(group, notice)), headers)
+            except BodyRefused as error:
+                self._started.refuse(_letter(group, notice), str(error), error.detail)
             self._notices.sent(group, self._now)
             changed = True
         return changed
@@ -153,6 +164,16 @@ class Notify:
         if self._objects is not None:
             self._objects.close()
             self._objects = None
+
+    def _tell_again(self, events: pa.Table) -> pa.Table:
+        """Notices that were refused wait again; gives the events that are none."""
+        rules, others = {rule.name for rule in self._settings.rules}, []
+        for pairs in events.column("attributes").to_pylist():
+            found = _noticed(dict(pairs or ()).get(_NOTICE))
+            others.append(found is None or found[0][0] not in rules)
+            if found is not None and not others[-1]:
+                self._notices.add(*found)
+        return events.filter(pa.array(others, pa.bool_()))
 
     # --- what is told ----------------------------------------------------------------------
 
@@ -188,11 +209,11 @@ class Notify:
         silent, changed = self._about_runs.get("silent"), False
         after = None if silent is None else silent.after
         try:
-            for kind, run, ulid in self._watch.changes(self._objects, self._now, after):
+            for kind, run, last in self._watch.changes(self._objects, self._now, after):
                 rule = self._about_runs.get("failed" if kind == "failed" else "silent")
                 if rule is None:
                     continue
-                first = {"fqn": run.fqn, "run": run.run, "at": ulid, "level": None}
+                first = {"fqn": run.fqn, "run": run.run, "at": last, "level": None}
                 group = tuple(str(first[name]) for name in self._settings.group_by)
                 self._notices.add((rule.name, *group), 1, {**first, "kind": kind})
                 changed = True
@@ -213,6 +234,39 @@ class Notify:
         return {**body, "link": link} if link else body
 
 
+def _letter(group: Key, notice: Notice) -> pa.Table:
+    """A notice as an event: that of its first line, or the last one of its run."""
+    first = notice.first or {}
+    whole = orjson.dumps([group, notice.count, first]).decode()
+    row = {
+        "ulid": first["at"],
+        "ts": datetime.fromisoformat(first["ts"]) if "ts" in first else _time_of(first["at"]),
+        "fqn": str(first.get("fqn")),
+        "run_id": str(first.get("run")),
+        "level": first.get("level"),
+        "message": _sentence(group[0], notice, ""),
+        "attributes": [(_NOTICE, whole)],
+    }
+    return pa.Table.from_pylist([row], schema=EVENTS)
+
+
+def _noticed(text: str | None) -> tuple[Key, int, dict[str, Any]] | None:
+    """The notice in an event; None: it has none, or somebody else wrote such an attribute."""
+    try:
+        group, count, first = orjson.loads(text or "null")
+        found = {name: str(one) for name, one in first.items() if name in _FIRST and one}
+        kind = str(first["kind"])
+        known = kind in _KINDS and group and found.keys() >= {"fqn", "run", "at"}
+        known = known and (kind != "line" or "ts" in found)
+        return (
+            (tuple(map(str, group)), int(count), {"level": None, **found, "kind": kind})
+            if known
+            else None
+        )
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
 def _linked(link: str, first: Mapping[str, Any]) -> str:
     names = {name: quote(str(first.get(name) or ""), safe="") for name in ("fqn", "run", "at")}
     return link.format(**names)
@@ -228,6 +282,10 @@ def _sentence(rule: str, notice: Notice, link: str) -> str:
     }[str(first.get("kind"))]
     more = f" (and {notice.count - 1} more)" if notice.count > 1 else ""
     return f"{rule}: {where}: {said}{more}{f' {link}' if link else ''}"
+
+
+def _time_of(uid: str) -> datetime:
+    return datetime.fromtimestamp(ulid.time_ms(ulid.decode(uid)) / 1000, UTC)
 
 
 def _plain(text: str) -> str:

@@ -36,7 +36,13 @@ from pipelines.appenders.rolling.access import Access
 from pipelines.appenders.rolling.catalog import Catalog, catalog_in
 from pipelines.appenders.rolling.generations import Generations
 from pipelines.appenders.rolling.neighbours import refuse_shared
-from pipelines.appenders.rolling.paths import PathTemplate, encoded, template_in
+from pipelines.appenders.rolling.paths import (
+    PathTemplate,
+    encoded,
+    refused_name,
+    template_in,
+    writable,
+)
 from pipelines.appenders.rolling.rolled import Rolled, actives
 from pipelines.appenders.rolling.settings import RollingFileSettings
 from pipelines.appenders.rolling.undo import UndoLog
@@ -115,8 +121,11 @@ class RollingFile:
         parts = self._started()
         if self._period_now() != self._period:
             self._sweep()
+        found = self._template.groups(events, parts.context.part, parts.context.generation)
+        groups = writable(events, list(found), self._refused, parts.context.refuse)
+        if not groups:
+            return
         lines = self._settings.layout.lines(events)
-        groups = list(self._template.groups(events, parts.context.part, parts.context.generation))
         new = parts.catalog.add(path for path, _ in groups)
         refuse_shared(parts.context.fs, parts.undo.folder, new)
         for path in parts.generations.begin(events, groups, parts.context.deletions()):
@@ -124,7 +133,7 @@ class RollingFile:
                 self._roll(path)
         parts.undo.touch([path for path, _ in groups])
         for path, rows in groups:
-            chosen = lines if len(groups) == 1 else lines.take(pa.array(rows))
+            chosen = lines if len(rows) == len(lines) else lines.take(pa.array(rows))
             self._write(path, *_bytes_of(chosen))
             one = self._open[path]
             if one.owner is None and (owner := self._template.owner(events, int(rows[0]))):
@@ -205,7 +214,34 @@ class RollingFile:
             )
         one.file.sync()
 
+    # --- what was written, as dead letters are sent again -------------------------------
+
+    def end(self) -> None:
+        for path in self._started().catalog:
+            if self._size(path):
+                self._roll(path)
+
+    def ended(self) -> list[str]:
+        parts = self._started()
+        return [name for path in parts.catalog for name in parts.rolled.of(path)]
+
+    def read(self, name: str) -> bytes:
+        file = self._started().context.fs.open(os.path.join(self._folder, name), "read")
+        try:
+            return file.pread(file.size(), 0)
+        finally:
+            file.close()
+
+    def remove(self, names: Sequence[str]) -> None:
+        for name in names:
+            self._unlink(name)
+
     # --- writing -----------------------------------------------------------------------
+
+    def _refused(self, path: str) -> str:
+        """Why no file can have this path; empty: one can."""
+        whole = os.path.join(self._folder, path)
+        return refused_name(whole, self._started().rolled.spare_bytes)
 
     def _started(self) -> _Parts:
         if self._parts is None:

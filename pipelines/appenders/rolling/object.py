@@ -30,8 +30,9 @@ import zstandard
 from pydantic import AfterValidator, Field, model_validator
 
 from logstore.clock import Clock
-from logstore.errors import NotFound, OutcomeUnknown, PreconditionFailed, Unavailable
+from logstore.errors import InvalidName, NotFound, OutcomeUnknown, PreconditionFailed, Unavailable
 from logstore.names import encode
+from logstore.objects.keypath import MAX_KEY_BYTES, check_key
 from logstore.objects.s3.settings import S3Settings
 from logstore.objects.settings import StoreSettings
 from logstore.objects.store import ObjectInfo, Part
@@ -40,7 +41,7 @@ from pipelines.appenders.contract import AppenderFailed, Context, State
 from pipelines.appenders.rolling.generations import Generations
 from pipelines.appenders.rolling.objects import Objects
 from pipelines.appenders.rolling.old_objects import old_objects
-from pipelines.appenders.rolling.paths import PathTemplate, encoded, template_in
+from pipelines.appenders.rolling.paths import PathTemplate, encoded, template_in, writable
 from pipelines.appenders.rolling.undo_objects import UndoObjects
 from pipelines.definition.section import Bytes, BytesOrZero, Seconds, Section, key
 from pipelines.deletions import Deleted
@@ -143,7 +144,8 @@ class RollingObject:
     def append(self, events: pa.Table) -> None:
         context = self._started()[0]
         lines = self._settings.layout.lines(events)
-        groups = list(self._template.groups(events, context.part, context.generation))
+        found = self._template.groups(events, context.part, context.generation)
+        groups = writable(events, list(found), self._refused, context.refuse)
         self._begin_others(self._generations.begin(events, groups, context.deletions()))
         for path, rows in groups:
             one = self._object(path)
@@ -206,6 +208,27 @@ class RollingObject:
         if self._objects is not None:
             self._objects.close()
             self._objects = None
+
+    # --- what was written, as dead letters are sent again -----------------------------------
+
+    def end(self) -> None:
+        self._safely(self._write)
+        self._open.clear()
+
+    def ended(self) -> list[str]:
+        form = LinearRegex(r".*\.[0-9]{6,}\.[^./]*(?:\.gz|\.zst)?")
+        growing = {self._key(path, one.number) for path, one in self._open.items()}
+        depth, skipped = self.depth, len(self._prefix)
+        names = [one.key for one in self._started()[1].list(self._prefix)]
+        there = [name for name in names if name[skipped:].count("/") == depth]
+        return [name for name in there if name not in growing and form.fullmatch(name[skipped:])]
+
+    def read(self, name: str) -> bytes:
+        body: bytes = self._started()[1].call(lambda store: store.get(name))[1]
+        return body
+
+    def remove(self, names: Sequence[str]) -> None:
+        self._safely(lambda: self._started()[1].call(lambda store: store.delete(list(names))))
 
     # --- how long objects are kept -----------------------------------------------------------
 
@@ -309,6 +332,19 @@ class RollingObject:
         return max([int(one[1] or 0) for one in found if one is not None], default=0)
 
     # --- writing -----------------------------------------------------------------------------
+
+    def _refused(self, path: str) -> str:
+        """Why no object can have this path; empty: one can."""
+        name = self._key(path, 1)
+        place = self._settings.store.partition("://")[2].partition("/")[2]
+        try:
+            check_key(name)
+        except InvalidName as error:
+            return str(error)
+        size = len(f"{place}/{name}".encode())
+        return f"a key has at most {MAX_KEY_BYTES} bytes with the prefix of its store" * (
+            bool(place) and size > MAX_KEY_BYTES
+        )
 
     def _safely(self, call: Callable[[], object]) -> None:
         """Raises `AppenderFailed` for what the store refuses."""

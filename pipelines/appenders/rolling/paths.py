@@ -15,8 +15,9 @@ path without a run: no other name has a `~` and 26 characters behind it.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
@@ -28,7 +29,7 @@ from numpy.typing import NDArray
 from logstore.names import encode
 from logstore.ulid import decode as decode_ulid
 from logstore.ulid import encode as encode_ulid
-from pipelines.appenders.contract import AppenderFailed, Context
+from pipelines.appenders.contract import AppenderFailed, Context, Refuse
 
 Indexes = NDArray[np.int64]
 Column = Callable[[pa.Table, int], tuple[Indexes, list[str]]]
@@ -39,6 +40,10 @@ _FIELD: Final = re.compile(r"\{([^{}]*)\}")
 _COLUMNS: Final = {"fqn": "fqn", "run": "run_id", "connector": "connector_id", "level": "level"}
 _NONE: Final = "none"
 _TIMES: Final = {"date": (86_400_000_000, "%Y-%m-%d"), "hour": (3_600_000_000, "%H")}
+
+
+_NAME_BYTES: Final = 255
+_PATH_BYTES: Final = 4095
 
 
 class RunFolders(NamedTuple):
@@ -137,6 +142,33 @@ class PathTemplate:
             code, index = divmod(code, max(len(names), 1))
             chosen.append(names[index])
         return _FIELD.sub(lambda _: chosen.pop(), self.template)
+
+
+def refused_name(whole: str, spare: int) -> str:
+    """Why no file can have this path and `spare` bytes more in its name; empty: one can."""
+    longest = max(len(os.fsencode(one)) for one in whole.split("/"))
+    name = len(os.fsencode(os.path.basename(whole))) + spare
+    if max(longest, name) > _NAME_BYTES:
+        return f"a file's name has at most {_NAME_BYTES} bytes, and this has {max(longest, name)}"
+    size = len(os.fsencode(whole)) + spare
+    return f"a path has at most {_PATH_BYTES} bytes, and this has {size}" * (size > _PATH_BYTES)
+
+
+def writable(
+    events: pa.Table,
+    groups: Sequence[tuple[str, Indexes]],
+    refused: Callable[[str], str],
+    refuse: Refuse,
+) -> list[tuple[str, Indexes]]:
+    """The groups whose paths can be. `refused` says why one cannot; its events are refused."""
+    kept = []
+    for path, rows in groups:
+        reason = refused(path)
+        if reason:
+            refuse(events.take(pa.array(rows)), f"its path cannot be: {reason}", path)
+        else:
+            kept.append((path, rows))
+    return kept
 
 
 def _generation_of(name: str) -> tuple[str, int]:

@@ -60,6 +60,13 @@ class Rolled:
         self._folder = folder
         self._listed: dict[str, dict[str, list[str]]] | None = None
 
+    @property
+    def spare_bytes(self) -> int:
+        """How much longer than the file's own name those are that it gets when it is rolled."""
+        number = len("." + _stamp(0)) if self._settings.names == "timestamp" else _NUMBER_DIGITS + 1
+        ending = _SUFFIXES[self._settings.compress]
+        return number + (len(ending + _UNFINISHED) if ending else 0)
+
     @contextmanager
     def listed_once(self) -> Iterator[None]:
         """Each folder is listed once while this lasts; what is rolled meanwhile is not seen."""

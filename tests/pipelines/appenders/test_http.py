@@ -7,7 +7,9 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
@@ -217,3 +219,29 @@ def test_a_wrong_configuration_is_told_without_its_secrets() -> None:
         with pytest.raises(InvalidInput, match=r"appenders\.0\.(url|headers)") as raised:
             parse({"name": "p", "appenders": [{**hook, **more}]}, Registry())
         assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("status", [400, 404, 413, 422])
+@pytest.mark.parametrize("poison", [{0}, {6}, {3, 4}, set(range(7))])
+def test_a_webhook_refuses_the_events_that_are_meant_and_posts_the_others_once(
+    receiver: Receiver, status: int, poison: set[int]
+) -> None:
+    texts = [f"<{number}>" for number in range(7)]
+    bad = {texts[number] for number in poison}
+    refused: list[tuple[str, str, str]] = []
+
+    def refuse(some: pa.Table, reason: str, detail: str = "") -> None:
+        (message,) = some.column("message").to_pylist()
+        refused.append((message, reason.partition(" ")[2], detail))
+
+    receiver.judge = lambda body: status if any(one.encode() in body for one in bad) else 200
+    hook = Webhook(WebhookSettings(url=receiver.url, allow_private=True, max_events=5))
+    hook.start(replace(context(), refuse=refuse), None)
+    hook.append(events(texts))
+    hook.stop()
+    taken = [one.body.decode() for one in receiver.requests if one.status == 200]
+    posted = [json.loads(line)["message"] for body in taken for line in body.splitlines()]
+    assert posted == [text for text in texts if text not in bad]
+    assert [message for message, _, _ in refused] == [text for text in texts if text in bad]
+    assert all(reason.startswith(f"answered {status}") for _, reason, _ in refused)
+    assert {detail for _, _, detail in refused} == {"{}"}  # what the receiver said

@@ -106,8 +106,15 @@ def test_ids_that_are_none_are_left_out(receiver: Receiver) -> None:
     assert "spanId" not in record
 
 
-def test_rejected_records_are_counted_and_failures_are_failures(receiver: Receiver) -> None:
+def test_rejected_records_are_refused_and_failures_are_failures(receiver: Receiver) -> None:
+    """Which of three were rejected is not said: all are dead letters."""
+    refused = []
+
+    def refuse(some: pa.Table, reason: str, detail: str = "") -> None:
+        refused.append((some.column("message").to_pylist(), reason.partition(" ")[2], detail))
+
     otlp = appender(receiver)
+    otlp.start(Context("p", "x", 0, 1, Disk(), SystemClock(), lambda: True, refuse=refuse), None)
     partial = b'{"partialSuccess":{"rejectedLogRecords":"2","errorMessage":"too old"}}'
     receiver.answers = [(200, {}, partial), (429, {}, b""), (200, {}, b"\x00 no JSON")]
     otlp.append(events(["a", "b", "c"]))
@@ -115,4 +122,5 @@ def test_rejected_records_are_counted_and_failures_are_failures(receiver: Receiv
         otlp.append(events(["d"]))
     otlp.append(events(["d"]))
     assert otlp.sync() == {"rejected": 2}
+    assert refused == [(["a", "b", "c"], "rejected 2 of 3 records", "too old")]
     otlp.stop()

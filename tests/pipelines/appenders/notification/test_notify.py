@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
@@ -20,6 +21,7 @@ from logstore.runs.manifest import Manifest, encode_manifest
 from logstore.runs.report import encode_report, make_report
 from pipelines.appenders.contract import AppenderFailed, Context, State
 from pipelines.appenders.notification.notify import Notify, NotifySettings
+from pipelines.events import ORDER, REDELIVERED
 from pipelines.settings import PipelinesSettings
 from tests.pipelines.appenders.receiver import Receiver
 from tests.pipelines.appenders.rolling.test_rolling_clock import HandClock
@@ -47,9 +49,13 @@ class World:
         self.notify = Notify(self.settings)
         self.store = PipelinesSettings(data=str(folder))
 
+    def refuse(self, some: pa.Table, reason: str, detail: str = "") -> None:
+        self.refused.append(some)
+
     def start(self, state: State | None = None) -> None:
         self.notify = Notify(self.settings)
-        context = Context("p", "x", 0, 1, Disk(), self.clock, lambda: True)
+        self.refused: list[pa.Table] = []
+        context = Context("p", "x", 0, 1, Disk(), self.clock, lambda: True, refuse=self.refuse)
         self.notify.start(replace(context, store=self.store), state)
 
     def told(self) -> list[dict[str, Any]]:
@@ -84,6 +90,29 @@ def test_a_line_is_told_at_once_and_what_follows_together(
     world.start(state)  # what waits is in the checkpoint
     assert [(one["message"], one["count"]) for one in world.told()] == [("1", 3)]
     assert world.told() == []
+    world.notify.stop()
+
+
+def test_a_notice_that_is_refused_holds_up_no_other_and_is_told_again(
+    receiver: Receiver, tmp_path: Path
+) -> None:
+    """As a dead letter it is an event; a line that only looks like one is told by its own text."""
+    world = World(receiver, tmp_path, rules=[ERRORS])
+    world.start()
+    receiver.judge = lambda body: 422 if b"poison" in body else 200
+    world.notify.append(events(["poison", "more"], fqn="a", level="ERROR"))
+    world.notify.append(events(["fine"], fqn="b", level="ERROR"))
+    assert [one["message"] for one in world.told()] == ["poison", "fine"]
+    assert world.told() == []
+    (letter,) = world.refused
+    receiver.judge = lambda _: 200
+    again = pa.array([REDELIVERED], pa.string())
+    world.clock.now += 300_000
+    world.notify.append(letter.append_column(ORDER, again))
+    forged = events(["x"], fqn="c", level="ERROR", attributes={"tailrace.notice": '[["a"],1,{}]'})
+    world.notify.append(forged.append_column(ORDER, again))
+    told = [(one["fqn"], one["message"], one["count"]) for one in world.told()]
+    assert told == [("a", "poison", 2), ("c", "x", 1)]
     world.notify.stop()
 
 
