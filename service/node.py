@@ -35,6 +35,7 @@ from service.journal.writer import Appended
 from service.node_base import NodeBase
 from service.node_problems import problems_of
 from service.peers.shedding import open_shedding
+from service.runs.delete import Wanted, always
 from service.runs.settings import Tuning
 from service.runs.wiring import Surroundings, open_run_logs
 from service.runtime.identity import DataFolder, Identity, TakenOver, register, register_again
@@ -292,17 +293,17 @@ class Node(NodeBase):
         await self._until_ready()
         return await self.run_logs.close_run(key)
 
-    async def delete_run(self, key: RunKey) -> None:
-        """Deletes a run for good. Raises `Unavailable`."""
+    async def delete_run(self, key: RunKey, wanted: Wanted = always) -> None:
+        """Deletes a run for good, if it is still `wanted`. Raises `Unavailable`, `Conflict`."""
         await self.all_synced()  # what was taken is seen, and goes
-        await self.run_logs.delete_run(key)
+        await self.run_logs.delete_run(key, wanted)
         await self.status.remove(*key)
         self.tail.ended(key)
 
-    async def delete_pipeline(self, fqn: str) -> list[str]:
-        """Deletes all runs of a pipeline, giving their ids. Raises `Unavailable`."""
+    async def delete_pipeline(self, fqn: str, wanted: Wanted = always) -> list[str]:
+        """Deletes all runs of a pipeline, giving their ids. Raises as `delete_run`."""
         await self.all_synced()
-        runs = await self.run_logs.delete_pipeline(fqn)
+        runs = await self.run_logs.delete_pipeline(fqn, wanted)
         await self.status.remove(fqn, None)
         for run in runs:
             self.tail.ended(RunKey(fqn, run))

@@ -21,6 +21,7 @@ from service.ingest.batch import IncomingBatch, Receipt, Submitted
 from service.journal.nothing import ELSEWHERE, ONLY_READS, NoJournal
 from service.journal.view import JournalPin
 from service.node_base import NodeBase
+from service.runs.delete import Wanted, always
 from service.runs.run_logs import RunLogs
 from service.runs.wiring import Surroundings, open_run_logs
 from service.runtime.identity import DataFolder
@@ -169,11 +170,15 @@ class QueryNode(NodeBase):
         """Raises `NodeNotReady`."""
         refuse()
 
-    async def delete_run(self, key: RunKey) -> None:  # noqa: ARG002
+    async def delete_run(self, key: RunKey, wanted: Wanted = always) -> None:  # noqa: ARG002
         """Raises `NodeNotReady`."""
         refuse()
 
-    async def delete_pipeline(self, fqn: str) -> list[str]:  # noqa: ARG002
+    async def delete_pipeline(
+        self,
+        fqn: str,  # noqa: ARG002
+        wanted: Wanted = always,  # noqa: ARG002
+    ) -> list[str]:
         """Raises `NodeNotReady`."""
         refuse()
 

@@ -30,13 +30,16 @@ class DateSample:
     now_ms: int
 
     @property
-    def ahead_ms(self) -> int:
-        """The least number of ms by which our clock is ahead of the store's; negative if behind."""
+    def bounds_ms(self) -> tuple[int, int]:
+        """The least and the most ms by which our clock was ahead of the store's."""
         slow_ms = round((self.arrived - self.sent) * 1000)
-        early, late = self.now_ms - slow_ms - (self.date_ms + 1000), self.now_ms - self.date_ms
-        if early > 0:
-            return early
-        return min(late, 0)
+        return self.now_ms - slow_ms - (self.date_ms + 1000), self.now_ms - self.date_ms
+
+    @property
+    def ahead_ms(self) -> int:
+        """The ms by which our clock is ahead of the store's for sure; negative if behind."""
+        least, most = self.bounds_ms
+        return least if least > 0 else min(most, 0)
 
 
 class Requesting(Protocol):

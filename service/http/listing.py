@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Query, Request, Response
@@ -22,6 +24,7 @@ from service.runs.outcomes import FILTERS
 from service.runs.run_pages import ListedRun, RunFilter
 
 _MAX_RUNS = 10_000
+_READ_SECONDS: Final = 0.001
 _STATES: Final = ("open", "closing", "closed")
 _RUN_PARAMETERS: Final = ("limit", "after", "state", "outcome", "name", "from", "to")
 _PIPELINE_PARAMETERS: Final = ("limit", "after", "name")
@@ -204,9 +207,14 @@ def listing_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRo
         response_model_exclude_unset=True,
         responses=_UNTOLD,
     )
-    async def delete_run(fqn: str, runId: str, response: Response) -> dict[str, Any]:  # noqa: N803
+    async def delete_run(
+        fqn: str,
+        runId: str,  # noqa: N803
+        request: Request,
+        response: Response,
+    ) -> dict[str, Any]:
         key = run_key(fqn, runId)
-        await node.delete_run(key)
+        await node.delete_run(key, partial(_waits, request))
         return said("Run deleted", [key.run], node.untold(*key), response)
 
     @router.delete(
@@ -216,9 +224,9 @@ def listing_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRo
         response_model_exclude_unset=True,
         responses=_UNTOLD,
     )
-    async def delete_pipeline(fqn: str, response: Response) -> dict[str, Any]:
+    async def delete_pipeline(fqn: str, request: Request, response: Response) -> dict[str, Any]:
         pipeline = component_name(fqn.encode(), "fqn")
-        deleted = await node.delete_pipeline(pipeline)
+        deleted = await node.delete_pipeline(pipeline, partial(_waits, request))
         return said("Pipeline deleted", deleted, node.untold(pipeline, None), response)
 
     def said(
@@ -267,3 +275,15 @@ def _attempt(status: Mapping[str, Any]) -> int | None:
     metadata = status.get("metadata")
     said = [status.get("attempt"), metadata.get("attempt") if isinstance(metadata, dict) else None]
     return next((attempt for attempt in said if type(attempt) is int), None)
+
+
+async def _waits(request: Request) -> bool:
+    """Whether the client of a request without a body still waits for the reply.
+
+    The loop first reads what has arrived: after a pause, the request and its end are there at once.
+    """
+    await asyncio.sleep(_READ_SECONDS)
+    for _ in range(2):  # the first message is the empty body
+        if await request.is_disconnected():
+            return False
+    return True

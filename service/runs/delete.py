@@ -11,12 +11,16 @@ tried again until they succeed, also by the next start.
 
 Lines above T stay, also those that another node brings into the manifest meanwhile: nobody
 removes the objects that were written for them.
+
+A request may wait in the buffers of a node that stands still, while its client repeats it at
+another node and goes on. A deletion begins only if its client still waits for the reply.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -24,7 +28,7 @@ from logstore import keys
 from logstore import ulid as ulids
 from logstore.batch import RunKey, lowest_and_highest
 from logstore.clock import Clock
-from logstore.errors import NotFound, PreconditionFailed, TailraceError
+from logstore.errors import Conflict, NotFound, PreconditionFailed, TailraceError
 from logstore.names import decode
 from logstore.objects.store import ObjectStore
 from logstore.runs.deletions import Deletion, horizon_above
@@ -42,6 +46,14 @@ from service.runs.trim import Trimmer
 
 _RETRY_SECONDS = 5.0
 _DELETE_COUNT = 500
+
+Wanted: TypeAlias = Callable[[], Awaitable[bool]]
+"""Whether whoever asked for a deletion still waits for it."""
+
+
+async def always() -> bool:
+    """For who does not leave."""
+    return True
 
 
 class Deleter:
@@ -93,11 +105,15 @@ class Deleter:
         self._stopping = False
         self.deleted = 0
 
-    async def delete_run(self, key: RunKey) -> None:
-        """Deletes one run. Raises `StoreUnavailable`, `OutcomeUnknown`, and as the journal."""
+    async def delete_run(self, key: RunKey, wanted: Wanted = always) -> None:
+        """Deletes one run, if it is still `wanted` when that begins.
+
+        Raises `StoreUnavailable`, `OutcomeUnknown`, `Conflict`, and as the journal.
+        """
         async with self._locks.of(key):
             manifest = (await self._manifests.get(key)).manifest
             elsewhere = await self._highest_elsewhere(key.fqn, key.run)
+            await _check(wanted)
             t = self._horizon([manifest, Manifest(key)], [elsewhere])
             await self._begin(key.fqn, key.run, t)
             try:
@@ -109,12 +125,13 @@ class Deleter:
         await self.news.tell(key.fqn, key.run, t)
         self.deleted += 1
 
-    async def delete_pipeline(self, fqn: str) -> list[str]:
+    async def delete_pipeline(self, fqn: str, wanted: Wanted = always) -> list[str]:
         """Deletes all runs of a pipeline, giving their ids. Raises as `delete_run`."""
         manifests = await self._manifests_of(fqn)
         foreign = await self._not_imported(fqn)
         hot = self._hot_runs(fqn)
         elsewhere = await self._highest_elsewhere(fqn, None)
+        await _check(wanted)
         t = self._horizon(
             [*manifests, *[Manifest(key) for key in hot]], [elsewhere, *foreign.values()]
         )
@@ -347,3 +364,8 @@ class Deleter:
                 if key.fqn == fqn
                 and lowest_and_highest(pin.batches(run=key).rows)[1] > self._deletions.horizon(key)
             ]
+
+
+async def _check(wanted: Wanted) -> None:
+    if not await wanted():
+        raise Conflict("the client left before the deletion began, so nothing is deleted")

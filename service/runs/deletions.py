@@ -33,22 +33,22 @@ from logstore.runs.deletions import (
 from logstore.swap import Document, swap
 from service.runs.pin import Pin
 from service.runs.selection import above
-from service.runtime.clock_skew import MOST_MS
+from service.runtime.clock_skew import MOST_MS, ClockSkew
 
 log = logging.getLogger(__name__)
 
-_UNSURE_MS = 3_000  # of two clocks that are compared by the seconds that a store sends
+_UNSURE_MS = 3_000  # of the clock of a node of an earlier version, which did not allow for that
 
 
 class Deletions:
     """Horizons: the highest ULID of a run, or of a pipeline's runs, that is deleted.
 
-    `ahead_ms` says how far this node's clock is ahead of the store's; None if it is the same clock.
+    `skew` is that of this node's clock to the store's.
     """
 
-    def __init__(self, store: ObjectStore, *, ahead_ms: Callable[[], int] | None = None) -> None:
+    def __init__(self, store: ObjectStore, skew: ClockSkew) -> None:
         self._store = store
-        self._ahead_ms = ahead_ms
+        self._skew = skew
         self._moments: dict[tuple[str, str | None], tuple[int, int]] = {}
         self._runs: dict[RunKey, int] = {}
         self._pipelines: dict[str, int] = {}
@@ -82,15 +82,16 @@ class Deletions:
         return max(now_ms - moment_ms, 0)
 
     def store_ms(self, now_ms: int) -> int:
-        """The store's time at this node's time."""
-        return now_ms - (self._ahead_ms() if self._ahead_ms is not None else 0)
+        """The store's time at this node's time; rather too early than too late."""
+        return now_ms - self._skew.bounds_ms[1]
 
     def _moment_of(self, t: int) -> int:
         """When a deletion was, by this node's clock; rather too early than too late."""
         moment_ms = moment_of(t)
         if moment_ms is None:  # of an earlier version
             return ulids.time_ms(t)
-        return moment_ms if self._ahead_ms is None else moment_ms + self._ahead_ms() - _UNSURE_MS
+        least_ms, most_ms = self._skew.bounds_ms
+        return moment_ms + least_ms - (_UNSURE_MS if least_ms < most_ms else 0)
 
     def note(
         self,
@@ -103,10 +104,12 @@ class Deletions:
     ) -> None:
         """Raises a horizon at once, in memory; `own`: the deletion is made here.
 
-        `moment_ms` is when the deletion was, by this node's clock, for a caller that knows it.
+        `moment_ms` is when the deletion was, by this node's clock, for a caller that knows it. If
+        it is another node's, the message may have waited while this one stood still.
         """
         if moment_ms is not None and t >= self._moments.get((fqn, run), (0, 0))[0]:
-            self._moments[fqn, run] = (t, moment_ms)
+            earliest_ms = moment_ms if own else min(moment_ms, self._moment_of(t))
+            self._moments[fqn, run] = (t, earliest_ms)
         if run is None:
             known = self._pipelines.get(fqn, 0)
             self._pipelines[fqn] = max(known, t)
@@ -190,7 +193,7 @@ class TakenBack:
         Their ids tell: those of the minutes by which its T is ahead of the deletion.
         """
         moment_ms = moment_of(t)
-        if moment_ms is None or ulids.time_ms(t) - moment_ms <= MOST_MS:
+        if moment_ms is None or ulids.time_ms(t) - moment_ms <= 2 * MOST_MS:
             return  # all nodes answered: what is deleted was known to the deletion
         since = ulids.highest_at(moment_ms)
         with self._pin() as pin:

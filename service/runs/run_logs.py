@@ -17,7 +17,7 @@ from logstore.runs.manifests import Manifests
 from service.runs.backlog import Backlog
 from service.runs.chunks import Chunks, Moved
 from service.runs.close import Closer
-from service.runs.delete import Deleter
+from service.runs.delete import Deleter, Wanted, always
 from service.runs.deletions import Deletions, TakenBack
 from service.runs.events import RunEvents
 from service.runs.flush import RunFlush
@@ -169,13 +169,13 @@ class RunLogs:
         """
         return await self.closer.close(key)
 
-    async def delete_run(self, key: RunKey) -> None:
-        """Deletes a run. Raises `StoreUnavailable`, `OutcomeUnknown`."""
-        await self.deleter.delete_run(key)
+    async def delete_run(self, key: RunKey, wanted: Wanted = always) -> None:
+        """Deletes a run. Raises `StoreUnavailable`, `OutcomeUnknown`, `Conflict`."""
+        await self.deleter.delete_run(key, wanted)
 
-    async def delete_pipeline(self, fqn: str) -> list[str]:
+    async def delete_pipeline(self, fqn: str, wanted: Wanted = always) -> list[str]:
         """Deletes all runs of a pipeline, giving their ids."""
-        return await self.deleter.delete_pipeline(fqn)
+        return await self.deleter.delete_pipeline(fqn, wanted)
 
     def problems(self) -> list[str]:
         """Present problems, as sentences."""

@@ -94,8 +94,8 @@ def open_run_logs(
     runs, prefix, journal = settings.runs, settings.runs.prefix, around.journal
     events, locks, progress = RunEvents(), RunLocks(), FlushProgress(Pending(_rules(runs)))
     manifests, chunks = Manifests(store, clock, entropy), Chunks(store, prefix)
-    skew = None if around.newest_date is None else ClockSkew(around.newest_date)
-    deletions = Deletions(store, ahead_ms=None if skew is None else lambda: skew.ahead_ms)
+    skew = ClockSkew(around.newest_date)
+    deletions = Deletions(store, skew)
     backlog, others = Backlog(store, node, around.offload), around.others(deletions)
     writer, trimmer = ChunkWriter(store, chunks, around.offload), Trimmer(store, manifests, chunks)
     upstream = Upstream(store, prefix)
@@ -263,7 +263,7 @@ def open_run_logs(
         repair=chunk_repairer.repair,
         ended=events.ended,
         remove_objects=deleter.remove_objects,
-        skew=ClockSkew(around.newest_date),
+        skew=skew,
     )
     snapshots = Snapshots(
         journal.pin,

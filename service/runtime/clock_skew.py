@@ -30,6 +30,17 @@ class ClockSkew:
         return 0 if sample is None else sample.ahead_ms
 
     @property
+    def bounds_ms(self) -> tuple[int, int]:
+        """The least and the most by which the clock may be ahead; both 0 without another clock.
+
+        Before the store has answered they are those between which a node takes batches.
+        """
+        if self._newest is None:
+            return 0, 0
+        sample = self._newest()
+        return (-MOST_MS, MOST_MS) if sample is None else sample.bounds_ms
+
+    @property
     def problem(self) -> str | None:
         """The reason why no batches are taken; None if the clock is right."""
         if self._newest is None:  # asked for every batch

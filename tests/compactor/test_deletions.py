@@ -10,6 +10,7 @@ from logstore.objects.local import LocalStore
 from logstore.objects.store import ObjectInfo
 from logstore.runs.deletions import Deletion, StoredDeletions, encode_deletion
 from service.runs.deletions import Deletions as Known
+from service.runtime.clock_skew import ClockSkew
 from tests.compactor.lake import Lake
 
 LONG = "a name that is cut " * 20
@@ -59,7 +60,7 @@ def test_what_was_read_is_read_again_only_where_it_changed(lake: Lake) -> None:
 def test_a_node_reads_what_keys_do_not_say_and_only_what_changed(lake: Lake) -> None:
     """Each start, each sweep and each take-over of a lost node's segments read all of them."""
     store = Counting(lake.settings.store_folder, Disk(), lake.clock, system_entropy())
-    known = Known(store)
+    known = Known(store, ClockSkew(None))
     for number in range(20):
         lake.delete("f", f"r{number}", 7)
     lake.delete("f", LONG, 7)

@@ -23,6 +23,7 @@ from logstore.runs.manifest import Manifest, encode_manifest
 from logstore.runs.retention import RunRetention
 from logstore.table.commit import Change, commit
 from service.runs.deletions import Deletions
+from service.runtime.clock_skew import ClockSkew
 from tests.compactor.lake import HOUR, Lake
 from tests.simulation.faulty_store import Crash, Fault, FaultyStore, Schedule
 
@@ -143,7 +144,9 @@ class Meanwhile(Schedule):
         with ThreadPoolExecutor(1) as another:
             store = self.lake.store
             another.submit(asyncio.run, store.put(keys.run_manifest(RUN), body)).result()
-            another.submit(asyncio.run, Deletions(store).record(self.anew)).result()
+            another.submit(
+                asyncio.run, Deletions(store, ClockSkew(None)).record(self.anew)
+            ).result()
         return self.fault
 
 

@@ -20,6 +20,7 @@ from logstore.ulid import Minter
 from service.ingest.batch import IncomingBatch, Receipt, Submitted
 from service.journal.format import decode_meta
 from service.journal.writer import Appended
+from service.runs.delete import Wanted, always
 from service.runs.held_place import HeldPlace
 from service.runs.outcomes import RunOutcomes
 from service.runs.pages import Page
@@ -427,12 +428,12 @@ class MemoryNode:
         self.tail.ended(key)
         return "closed"
 
-    async def delete_run(self, key: RunKey) -> None:
+    async def delete_run(self, key: RunKey, wanted: Wanted = always) -> None:
         self.run_logs.held.pop(key, None)
         await self.status.remove(*key)
         self.tail.ended(key)
 
-    async def delete_pipeline(self, fqn: str) -> Sequence[str]:
+    async def delete_pipeline(self, fqn: str, wanted: Wanted = always) -> Sequence[str]:
         gone = [key for key in self.run_logs.held if key.fqn == fqn]
         for key in gone:
             await self.delete_run(key)

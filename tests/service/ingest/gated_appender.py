@@ -17,6 +17,7 @@ from service.journal.journal import Journal
 from service.journal.settings import JournalSettings
 from service.runs.deletions import Deletions
 from service.runs.settings import RunSettings
+from service.runtime.clock_skew import ClockSkew
 from tests.service.journal.rig import RUN, START_MS, Rig, held, journal_settings
 from tests.simulation.backing import open_store
 from tests.simulation.powercut import PowerCutFileSystem
@@ -80,7 +81,9 @@ class GatedAppender:
         self.syncer = GatedSyncer()
         self.rig = Rig(fs=self.fs, syncer=self.syncer, settings=settings)
         self.stored = FakeStored()
-        self.deletions = Deletions(open_store(self.fs, self.rig.clock, self.rig.dice))
+        self.deletions = Deletions(
+            open_store(self.fs, self.rig.clock, self.rig.dice), ClockSkew(None)
+        )
         self.confirmed: list[int] = []
         self.journal: Journal
         self.appender: Appender

@@ -8,6 +8,7 @@ from logstore import keys
 from logstore.batch import RunKey
 from logstore.errors import NotFound, StoreUnavailable
 from service.runs.deletions import Deletions
+from service.runtime.clock_skew import ClockSkew
 from tests.service.runs.world import World
 from tests.settings import SETTINGS, settings_with
 from tests.simulation.backing import on_disk
@@ -251,7 +252,7 @@ async def test_expired_runs_go() -> None:
     assert await world.run_logs.listing.runs(RUN.fqn, 5) == []
     assert (await world.run_logs.reader.size(RUN)).state == "deleted"
     # Searches and the compactor learn it from the deletion that the store holds.
-    deletions = Deletions(world.store)
+    deletions = Deletions(world.store, ClockSkew(None))
     await deletions.load()
     assert deletions.horizon(RUN) > last
 
