@@ -29,6 +29,7 @@ from tests.servers.nginx import why_no_nginx
 from tests.servers.openssl import why_no_openssl
 from tests.servers.promtool import why_no_promtool
 from tests.servers.quick_java import QUICK
+from tests.servers.small_disks import why_no_small_disks
 from tests.servers.upgrading import why_no_upgrading_clients
 
 pytest_plugins = ["tests.repairs", "tests.stores"]
@@ -51,6 +52,7 @@ NEEDS: dict[str, tuple[str, Callable[[], str | None]]] = {
     "dynamodb": ("DynamoDB Local", why_no_dynamodb),
     "upgrading": ("clients that offer HTTP/2", why_no_upgrading_clients),
     "jars": ("jars for Spark on S3", why_no_jars),
+    "small_disks": ("small disks", why_no_small_disks),
     "namespaces": ("network namespaces", why_no_namespaces),
 }
 _left_out: dict[str, list[str]] = {}

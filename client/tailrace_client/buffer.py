@@ -1,6 +1,7 @@
 """Records on their way to the disk: a bounded queue in memory, then a spool.
 
     put() ─► memory ─► open batch of the spool ─► sealed batches ─► the sender takes them
+                └────► a held batch, while the spool cannot be written ─────────┘
 
 `put` may be called from any thread, from a signal handler, and while another `put` of the same
 thread runs: it appends to a deque, and whoever gets the lock writes what is there. It waits
@@ -9,6 +10,7 @@ at most `block_seconds`, for room or for the lock.
 Invariants:
 - Records reach the spool in the order in which they were put into memory.
 - A record is in memory, in the spool, or counted: as delivered, or as dropped.
+- A held batch is older than what the spool gets while it is held, and is sent first.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ from typing import Callable, Deque, Dict, Iterator, List, NamedTuple, Optional, 
 from tailrace_client import system
 from tailrace_client.ids import BatchIds
 from tailrace_client.records import dropped_record
-from tailrace_client.spool import Batch, Queue, Target
+from tailrace_client.retry import Backoff
+from tailrace_client.spool import Batch, Content, Entry, Queue, Target
 
 POLICIES = ("block", "drop-oldest", "drop-newest")
 _LOOK_SECONDS = 0.01
+_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.1, 5.0
 
 
 class Options(NamedTuple):
@@ -39,7 +43,7 @@ class Options(NamedTuple):
     spool_bytes: int = 256 << 20
     """Of the batches of this process."""
     memory_bytes: int = 8 << 20
-    """Of records that could not be written to the spool yet."""
+    """Of records that could not be written to the spool yet, beyond a batch that is being sent."""
     batch_bytes: int = 1 << 20
     linger_seconds: float = 0.2
     """How long the first record of a batch waits for others."""
@@ -76,6 +80,52 @@ class _Notes(NamedTuple):
     dropped: int = 0
 
 
+class HeldBatch:
+    """A batch in memory, where the spool cannot be written. The sender takes it as it is."""
+
+    def __init__(self, target: Target, batch: str, entries: List[Entry]) -> None:
+        self.target = target
+        self.id = self._origin = batch
+        self.entries = entries
+        self.given = False
+
+    @property
+    def batch(self) -> Batch:
+        """Its id, its records and their bytes."""
+        size = sum([len(entry.payload) for entry in self.entries])
+        return Batch(self.id, len(self.entries), size)
+
+    def origin(self, _: str) -> str:
+        """The id under which it was made."""
+        return self._origin
+
+    def read(self, _: str) -> Content:
+        """What it has."""
+        payload = b"".join([entry.payload for entry in self.entries])
+        return Content(payload, len(self.entries), 0, self.given)
+
+    def send_anew(self, _: str, new: str, since_ms: int) -> Tuple[str, int]:
+        """After a deletion: as `Queue.send_anew`."""
+        kept = [entry for entry in self.entries if entry.written_ms >= since_ms]
+        dropped, self.entries = len(self.entries) - len(kept), kept
+        self.id, self.given = new, True
+        return new if kept else "", dropped
+
+    def give_new_id(self, _: str, ids: BatchIds) -> str:
+        """As `Queue.give_new_id`."""
+        self.id = ids.mint()
+        return self.id
+
+    def remove(self, _: str) -> None:
+        """It was acknowledged, or dropped and counted."""
+        self.entries = []
+
+    def set_aside(self, batch: str, why: str) -> str:  # noqa: ARG002
+        """The service does not take it, and it cannot be kept: an empty path says so."""
+        self.remove(batch)
+        return ""
+
+
 class Buffer:
     """What this process has put and the service has not acknowledged."""
 
@@ -98,12 +148,15 @@ class Buffer:
         self._ids = ids
         self._options = options
         self._say = say
-        self._memory: Deque[bytes] = deque()
+        self._memory: Deque[Entry] = deque()
         self._memory_size = 0
+        self._held: Optional[HeldBatch] = None
         self._lock = threading.RLock()
         self._inside = False
         self._opened_at = 0.0
         self._disk_error = ""
+        self._retries = Backoff(_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS)
+        self._retry_at = 0.0
         self._drops: Deque[_Drop] = deque()
         self._dropped = 0
         self._notes: Dict[str, _Notes] = {}
@@ -122,7 +175,13 @@ class Buffer:
     def pending(self) -> int:
         """Records that are not acknowledged yet."""
         queue = self.queue
-        return len(self._memory) + (0 if queue is None else queue.records)
+        return len(self._memory) + self.held + (0 if queue is None else queue.records)
+
+    @property
+    def held(self) -> int:
+        """Records of the batch that is in memory because the spool cannot be written."""
+        held = self._held
+        return 0 if held is None else len(held.entries)
 
     @property
     def unwritten(self) -> bool:
@@ -130,10 +189,13 @@ class Buffer:
         return bool(self._memory or self._drops)
 
     def open(self) -> None:
-        """Makes the queue on disk, which else the first record does. Raises `OSError`."""
+        """Makes the queue on disk, which else the first record does; what keeps it is said."""
         with self.locked():
             if self.queue is None:
-                self.queue = Queue.create(self._spool, self._target, self._ids)
+                try:
+                    self.queue = Queue.create(self._spool, self._target, self._ids)
+                except OSError as error:
+                    self._refused(error)
 
     def put(self, record: bytes, *, may_wait: bool = True) -> bool:
         """Takes a record, a line of ndjson; False if it was dropped."""
@@ -141,7 +203,7 @@ class Buffer:
         if not self._has_room(len(record), until):
             self.drop(1, self._disk_error or "the spool is full")
             return False
-        self._memory.append(record)
+        self._memory.append(Entry(system.steady_ms(), record))
         self._memory_size += len(record)
         if self._options.write_through:
             self.write(until)
@@ -198,7 +260,7 @@ class Buffer:
                         self._drop_batch(batch)
                         return True
             if self._memory:
-                self._memory_size -= len(self._memory.popleft())
+                self._memory_size -= len(self._memory.popleft().payload)
                 self.drop(1, self._disk_error or "the spool is full")
                 return True
         return False
@@ -233,8 +295,13 @@ class Buffer:
         finally:
             self._lock.release()
 
-    def write(self, until: Optional[float] = None) -> bool:
-        """Moves what is in memory to the spool; False if the lock or the disk did not allow it."""
+    def write(self, until: Optional[float] = None, *, at_once: bool = False) -> bool:
+        """Moves what is in memory to the spool; False if the lock or the disk did not allow it.
+
+        A disk that refused is tried again after a pause, or `at_once`.
+        """
+        if not at_once and system.monotonic() < self._retry_at:
+            return not self.unwritten
         while self.unwritten:
             with self.locked(until) as held:
                 if not held or not self._write_some():
@@ -242,30 +309,83 @@ class Buffer:
         return True
 
     def _write_some(self) -> bool:
-        records: List[bytes] = []
+        entries = self._from_memory()
+        drops = list(self._drops)
+        try:
+            self._append([*_told(drops), *entries])
+        except BaseException as error:  # an interrupt too: what is not written comes back
+            self._memory.extendleft(reversed(entries))
+            if not isinstance(error, OSError):
+                raise
+            self._refused(error)
+            return False
+        self._tell(drops)
+        self._taken(entries)
+        if self._disk_error:
+            self._disk_error, self._retry_at = "", 0.0
+            self._retries.reset()
+            self._say(f"the spool can be written again: {self._spool}")
+        return True
+
+    def _from_memory(self) -> List[Entry]:
+        """The oldest records, as many as a batch has."""
+        entries: List[Entry] = []
         size = 0
         with suppress(IndexError):
             while size < self._options.batch_bytes:
-                records.append(self._memory.popleft())
-                size += len(records[-1])
-        drops = list(self._drops)
-        try:
-            self._append([*_told(drops), *records])
-        except BaseException as error:  # an interrupt too: what is not written comes back
-            self._memory.extendleft(reversed(records))
-            if not isinstance(error, OSError):
-                raise
-            reason = f"the spool cannot be written: {error.strerror or error}"
-            if reason != self._disk_error:
-                self._say(f"{reason}: {self._spool}")
-            self._disk_error = reason
-            return False
-        self._tell(drops)
-        self.written += len(records)
-        self._disk_error = ""
+                entries.append(self._memory.popleft())
+                size += len(entries[-1].payload)
+        return entries
+
+    def _taken(self, entries: List[Entry]) -> None:
+        """Counts what has left memory."""
+        self.written += len(entries)
+        size = sum([len(entry.payload) for entry in entries])
         # Threads add to the size without a lock; where memory is empty it is right again.
         self._memory_size = max(self._memory_size - size, 0) if self._memory else 0
-        return True
+
+    def _refused(self, error: OSError) -> None:
+        """The disk did not take it: says so once, and when it is tried again."""
+        reason = f"the spool cannot be written: {error.strerror or error}"
+        if reason != self._disk_error:
+            self._say(
+                f"{reason}: {self._spool}. Records are sent from memory; those that the service"
+                " has not taken are lost if this program is killed"
+            )
+        self._disk_error = reason
+        self._retry_at = system.monotonic() + self._retries.pause()
+
+    def _hold(self) -> Optional[HeldBatch]:
+        """Makes a batch of what the spool could not take; None if there is nothing."""
+        drops = list(self._drops)
+        entries = self._from_memory()
+        told = _told(drops)
+        if not (told or entries):
+            return None
+        for _ in drops:
+            self._drops.popleft()
+        self._dropped += _new(drops)
+        self._taken(entries)
+        return HeldBatch(self._target, self._ids.mint(), [*told, *entries])
+
+    def keep(self, until: float) -> int:
+        """Puts what is held and in memory into the spool, if it can be written now.
+
+        Returns how many records are in memory only.
+        """
+        self.write(until, at_once=True)
+        with self.locked(until) as free:
+            held = self._held
+            if free and held is not None and held.entries:
+                try:
+                    if self.queue is None:
+                        self.queue = Queue.create(self._spool, self._target, self._ids)
+                    self.queue.keep(held.id, held.entries, given=held.given)
+                except OSError as error:
+                    self._refused(error)
+                else:
+                    self._held = None
+        return len(self._memory) + self.held
 
     def _tell(self, drops: List[_Drop]) -> None:
         """Counts drops, and remembers which batch has the note about them."""
@@ -279,7 +399,7 @@ class Buffer:
         dropped = sum([drop.records for drop in drops])
         self._notes[batch] = _Notes(before.notes + 1, before.dropped + dropped)
 
-    def _append(self, records: List[bytes]) -> None:
+    def _append(self, entries: List[Entry]) -> None:
         if self.queue is None:
             self.queue = Queue.create(self._spool, self._target, self._ids)
         queue = self.queue
@@ -287,7 +407,7 @@ class Buffer:
             queue.seal()
         if not queue.open_size:
             self._opened_at = system.monotonic()
-        queue.append(records, self._ids)
+        queue.append(entries, self._ids)
 
     def sync(self) -> None:
         """Syncs what is in the spool. Raises `OSError`."""
@@ -298,6 +418,18 @@ class Buffer:
                 os.fsync(file)
             finally:
                 os.close(file)
+
+    def next_held(self) -> Optional[HeldBatch]:
+        """The batch to be sent from memory, after all that the spool has; None without one."""
+        with self.locked():
+            queue = self.queue
+            if self._held is not None and not self._held.entries:
+                self._held = None
+            waits = queue is not None and (queue.sealed() or queue.open_size)
+            if self._held is None and self._disk_error and not waits:
+                self._held = self._hold()
+            self.sending = None if self._held is None else self._held.origin("")
+            return self._held
 
     def next_batch(self, *, at_once: bool = False) -> Tuple[Optional[Batch], float]:
         """The oldest batch, to be sent: it is sealed and synced. Else seconds until one is due.
@@ -333,8 +465,9 @@ def _new(drops: List[_Drop]) -> int:
     return sum([drop.records for drop in drops if not drop.counted])
 
 
-def _told(drops: List[_Drop]) -> List[bytes]:
+def _told(drops: List[_Drop]) -> List[Entry]:
     if not drops:
         return []
     count = sum([drop.records for drop in drops])
-    return [dropped_record(count, drops[-1].why, drops[0].at, drops[-1].at)]
+    note = dropped_record(count, drops[-1].why, drops[0].at, drops[-1].at)
+    return [Entry(system.steady_ms(), note)]

@@ -20,13 +20,13 @@ import threading
 import weakref
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any, Callable, NamedTuple, Optional, Sequence, Set
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Set
 
 from tailrace_client import system
 from tailrace_client.buffer import Buffer, Options
 from tailrace_client.ids import BatchIds
 from tailrace_client.presence import Presence
-from tailrace_client.sender import Sender
+from tailrace_client.sender import Batches, Sender
 from tailrace_client.service import Service
 from tailrace_client.spool import (
     Batch,
@@ -63,10 +63,14 @@ class Stats(NamedTuple):
 
 
 class Left(NamedTuple):
-    """What could not be delivered in time: so many records, which are in this folder."""
+    """What could not be delivered in time: so many records, which are in this folder.
+
+    `lost` are further ones that are not, since the spool cannot be written.
+    """
 
     records: int
     folder: str
+    lost: int = 0
 
 
 class Delivery:
@@ -93,14 +97,16 @@ class Delivery:
         self._options = (options or Options()).check()
         self._say = say
         self._ids = ids or BatchIds()
-        for path in queues(self.spool):
+        for path in self._queues():
             self._ids.go_above(os.path.basename(path))
         self._begin()
         self._buffer.open()
         self.owner = os.getpid()
         self._presence: Optional[Presence] = None
-        if started_ms is not None and self._buffer.queue is not None:
-            self._buffer.queue.started_ms = started_ms
+        if started_ms is not None:
+            with suppress(OSError):  # only for a program after this one to report
+                if self._buffer.queue is not None:
+                    self._buffer.queue.started_ms = started_ms
             self._presence = Presence(
                 service, target.fqn, target.run, started_ms, reported=self._start_reported
             )
@@ -128,6 +134,13 @@ class Delivery:
         self._working = threading.Lock()
         self._adopted: Optional[Queue] = None
         self._hurried = False
+
+    def _queues(self) -> List[str]:
+        """The queues of the spool; none if it cannot be read, which the buffer says."""
+        try:
+            return queues(self.spool)
+        except OSError:
+            return []
 
     def _start_reported(self) -> None:
         with self._buffer.locked(), suppress(OSError):
@@ -211,6 +224,7 @@ class Delivery:
     def _leave(self) -> Optional[Left]:
         """Writes down what somebody else is to do."""
         buffer = self._buffer
+        lost = buffer.keep(system.monotonic() + _STOPPED_SECONDS)
         with buffer.locked(system.monotonic() + _STOPPED_SECONDS) as held, suppress(OSError):
             if held and buffer.queue is not None and not self._done.is_set():
                 buffer.queue.seal()
@@ -218,7 +232,8 @@ class Delivery:
                     buffer.queue.closing = self._closing
         with suppress(OSError):
             buffer.sync()
-        return Left(buffer.pending, self.spool if buffer.queue is None else buffer.queue.path)
+        folder = os.path.join(self.spool, "") if buffer.queue is None else buffer.queue.path
+        return Left(buffer.pending - lost, folder, lost)
 
     # --- threads -----------------------------------------------------------------------
 
@@ -255,7 +270,7 @@ class Delivery:
                     self._writes.get(timeout=self._options.sync_seconds)
             self._writer_asleep = False
             if not self._buffer.write():
-                self._stop.wait(_STOPPED_SECONDS)  # the disk refuses: `put` drops meanwhile
+                self._stop.wait(_STOPPED_SECONDS)  # the disk refuses: the sender takes it of memory
             if system.monotonic() - synced_at >= self._options.sync_seconds:
                 with suppress(OSError):  # said when it is to be sent
                     self._buffer.sync()
@@ -277,9 +292,12 @@ class Delivery:
         try:
             if stopping:
                 self._buffer.write(self._until)
+            held = self._buffer.next_held()
+            if held is not None:
+                return self._deliver(held, held.batch)
             batch, seconds = self._buffer.next_batch(at_once=stopping)
-            if batch is not None:
-                return self._deliver(batch)
+            if batch is not None and self._buffer.queue is not None:
+                return self._deliver(self._buffer.queue, batch)
         except OSError as error:
             self._say(f"the spool {self.spool} cannot be read or written: {error.strerror}")
             return self._pause(_IDLE_SECONDS)
@@ -296,11 +314,9 @@ class Delivery:
         self._asleep = False
         return True
 
-    def _deliver(self, batch: Batch) -> bool:
-        queue = self._buffer.queue
-        assert queue is not None
+    def _deliver(self, batches: Batches, batch: Batch) -> bool:
         try:
-            return self._sender.deliver(queue, batch)
+            return self._sender.deliver(batches, batch)
         finally:
             self._buffer.sending = None
 
@@ -358,7 +374,7 @@ class Delivery:
         if now - self._refused_at >= _REFUSED_SECONDS:
             self._refused_at = now
             self._find_refused()
-        for path in queues(self.spool):
+        for path in self._queues():
             if not has_work(path) and path not in self._refused:
                 continue
             try:
@@ -376,7 +392,7 @@ class Delivery:
 
     def _find_refused(self) -> None:
         """Says what the service refused, also in programs before this one, and has it retried."""
-        aside = {queue: set_aside_in(queue) for queue in queues(self.spool)}
+        aside = {queue: set_aside_in(queue) for queue in self._queues()}
         self._refused = {queue for queue, paths in aside.items() if paths}
         found = [path for paths in aside.values() for path in paths]
         if found:

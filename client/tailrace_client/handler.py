@@ -50,7 +50,8 @@ class Handler(logging.Handler):
     programs that share one. `options` has sizes, times, and what happens when the
     spool is full.
 
-    Raises `InvalidRequest` for arguments that cannot be, `OSError` if the spool cannot be used.
+    Raises `InvalidRequest` for arguments that cannot be. A spool that cannot be used is said: then
+    records are sent from memory, and those that the service has not taken do not outlive a kill.
     """
 
     flushOnClose = False  # noqa: N815 -- `logging` reads it: `close` does more
@@ -208,9 +209,15 @@ def _attributes(record: logging.LogRecord) -> Dict[str, Any]:
 def left_behind(left: Left, fqn: str, run: str) -> str:
     """The sentence about what could not be delivered in time."""
     what = f"{left.records} records" if left.records != 1 else "1 record"
+    lost = (
+        f"run {fqn}/{run}: {left.lost} records could not be delivered in time and are lost, since"
+        f" the spool {os.path.dirname(left.folder)} cannot be written"
+    )
+    if left.lost and not left.records:
+        return lost
     if not left.records:
         what = "the wish to close it"
-    return (
+    return (lost + "; " if left.lost else "") + (
         f"run {fqn}/{run}: {what} could not be delivered in time and wait in {left.folder}. The"
         f" next program with this spool delivers them; so does: python -m tailrace_client send"
         f" {os.path.dirname(left.folder)}"

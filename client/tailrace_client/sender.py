@@ -15,7 +15,7 @@ What the service answers, and what becomes of the batch:
 
 from __future__ import annotations
 
-from typing import Callable, ContextManager, Optional, Tuple, TypeVar
+from typing import Callable, ContextManager, Optional, Protocol, Tuple, TypeVar
 
 from tailrace_client import errors, system
 from tailrace_client.errors import TailraceError, Unavailable
@@ -35,6 +35,22 @@ _Result = TypeVar("_Result")
 
 class _GaveUp(Exception):
     """There is no time for another attempt."""
+
+
+class Batches(Protocol):
+    """What has the batches of a run: a queue of the spool, or memory. Methods as `Queue` has."""
+
+    target: Target
+
+    def origin(self, batch: str, /) -> str: ...
+    def read(self, batch: str, /) -> Content: ...
+    def send_anew(self, batch: str, new: str, since_ms: int, /) -> Tuple[str, int]: ...
+    def give_new_id(self, batch: str, ids: BatchIds, /) -> str: ...
+    def remove(self, batch: str, /) -> None: ...
+
+    def set_aside(self, batch: str, why: str, /) -> str:
+        """Where the batch is kept for people; empty if it could not be kept."""
+        ...
 
 
 class Counts:
@@ -77,7 +93,7 @@ class Sender:
         self.presence: Optional[Presence] = None
         """Of the run whose lines are sent, if its start and its client's life are reported."""
 
-    def deliver(self, queue: Queue, batch: Batch) -> bool:
+    def deliver(self, queue: Batches, batch: Batch) -> bool:
         """Sends a batch until it is acknowledged, dropped or kept aside.
 
         False if `pause` ended it. Raises `OSError` if the batch cannot be read.
@@ -108,7 +124,7 @@ class Sender:
             self._say(f"run {fqn}/{run} cannot be closed: {error}")
         return True
 
-    def _deliver(self, queue: Queue, batch: Batch, content: Content) -> None:
+    def _deliver(self, queue: Batches, batch: Batch, content: Content) -> None:
         target, name, records, renamed = queue.target, batch.id, batch.records, False
         path = run_path(target.fqn, target.run)
 
@@ -144,7 +160,7 @@ class Sender:
             return
 
     def _send_anew(
-        self, queue: Queue, batch: str, records: int, error: errors.RunDeleted
+        self, queue: Batches, batch: str, records: int, error: errors.RunDeleted
     ) -> Tuple[str, int]:
         """The id and the number of what was written after the deletion; empty if nothing was."""
         if error.service_ms is not None:
@@ -186,7 +202,7 @@ class Sender:
         return receipt is not None and receipt.duplicate
 
     def _under_other_id(
-        self, queue: Queue, batch: str, error: TailraceError, *, wait: bool
+        self, queue: Batches, batch: str, error: TailraceError, *, wait: bool
     ) -> Optional[str]:
         """The id to be tried next; None if the run has the batch."""
         if wait and not self._later(error):
@@ -202,7 +218,7 @@ class Sender:
             return queue.give_new_id(batch, self._ids)
 
     def _acknowledged(
-        self, queue: Queue, batch: str, records: int, duplicate: bool, damaged: int
+        self, queue: Batches, batch: str, records: int, duplicate: bool, damaged: int
     ) -> None:
         if self.presence is not None:
             self.presence.lines_delivered()
@@ -217,19 +233,20 @@ class Sender:
             else:
                 queue.remove(batch)
 
-    def _keep_aside(self, queue: Queue, batch: str, records: int, error: TailraceError) -> None:
+    def _keep_aside(self, queue: Batches, batch: str, records: int, error: TailraceError) -> None:
         self.counts.refused += records
         why = "conflict" if isinstance(error, errors.BatchConflict) else "refused"
         with self._lock():
             path = queue.set_aside(batch, why)
-        self._say(f"the service refused {records} records, which are kept in {path}: {error}")
+        kept = f"kept in {path}" if path else "lost, since the spool cannot be written"
+        self._say(f"the service refused {records} records, which are {kept}: {error}")
 
     def _later(self, error: TailraceError) -> bool:
         self.counts.retries += 1
         kind = f"{type(error).__name__} {error.status}"
         if kind != self._said:
             self._said = kind
-            self._say(f"records wait in the spool: {error}")
+            self._say(f"records wait: {error}")
         return self._pause(self._backoff.pause(error.retry_after), error.retry_after is not None)
 
     def _worked(self) -> None:

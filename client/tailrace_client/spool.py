@@ -145,7 +145,11 @@ class Queue:
         # Under a name that nobody takes over, until it is locked.
         draft = os.path.join(spool, f".{name}")
         os.mkdir(draft, mode=system.PRIVATE_FOLDER)
-        lock = system.lock_file(os.path.join(draft, _LOCK))
+        try:
+            lock = system.lock_file(os.path.join(draft, _LOCK))
+        except OSError:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
         if lock is None:
             raise OSError(f"the new folder {draft} is locked by another process")
         try:
@@ -155,6 +159,7 @@ class Queue:
             system.rename(draft, path)
         except BaseException:
             os.close(lock)
+            shutil.rmtree(draft, ignore_errors=True)
             raise
         return cls(path, target, lock)
 
@@ -201,14 +206,13 @@ class Queue:
         """Bytes of the batch that still takes records; 0 if there is none."""
         return self._sizes.get(self._current, 0)
 
-    def append(self, payloads: List[bytes], ids: BatchIds) -> None:
+    def append(self, entries: List[Entry], ids: BatchIds) -> None:
         """Adds records to the open batch, or to a new one. Raises `OSError`: none was added."""
         if self._file is None:
             self._begin(ids.mint())
         file = self._file
         assert file is not None
-        now_ms = system.steady_ms()
-        data = b"".join([_entry(payload, now_ms) for payload in payloads])
+        data = b"".join([_encode(entry) for entry in entries])
         start = self._sizes[self._current]
         try:
             written = os.write(file, data)
@@ -218,7 +222,7 @@ class Queue:
             os.ftruncate(file, start)
             raise
         self._resize(self._current, start + len(data))
-        self._records[self._current] += len(payloads)
+        self._records[self._current] += len(entries)
 
     def seal(self) -> None:
         """Ends the open batch: it takes no more records. It is not synced yet."""
@@ -266,13 +270,20 @@ class Queue:
         dropped = len(entries) - len(kept)
         origin = self.origin(batch)
         if kept:
-            body = _head(origin, given=True)
-            body += b"".join([_entry(entry.payload, entry.written_ms) for entry in kept])
-            system.write_whole(self._path(new), body)
-            self._given, self._origins[new], self._records[new] = new, origin, len(kept)
-            self._resize(new, len(body))
+            self._put(new, origin, kept, given=True)
+            self._given = new
         self.remove(batch)
         return new if kept else "", dropped
+
+    def keep(self, batch: str, entries: List[Entry], *, given: bool) -> None:
+        """Adds a batch that has its id already. Raises `OSError`: nothing was changed."""
+        self._put(batch, batch, entries, given=given)
+
+    def _put(self, batch: str, origin: str, entries: List[Entry], *, given: bool) -> None:
+        body = _head(origin, given=given) + b"".join([_encode(entry) for entry in entries])
+        system.write_whole(self._path(batch), body)
+        self._origins[batch], self._records[batch] = origin, len(entries)
+        self._resize(batch, len(body))
 
     def remove(self, batch: str) -> None:
         """Removes a batch: it was acknowledged, or dropped and counted."""
@@ -498,7 +509,8 @@ def _origin_of(data: bytes) -> Optional[Tuple[str, bool]]:
     return encode(int.from_bytes(raw, "big")), bool(given)
 
 
-def _entry(payload: bytes, written_ms: int) -> bytes:
+def _encode(entry: Entry) -> bytes:
+    payload, written_ms = entry.payload, entry.written_ms
     return _HEAD.pack(len(payload), _checksum(payload, written_ms), written_ms) + payload
 
 

@@ -50,6 +50,20 @@ def start(code: str, url: str, spool: Path, run: str, *more: str) -> subprocess.
     )
 
 
+def start_command(
+    url: str, spool: Path, run: str, *words: str, wait: float = 60
+) -> subprocess.Popen[bytes]:
+    """`python -m tailrace_client run` around a command; it waits so long for the service."""
+    options = ["--fqn", FQN, "--run", run, "--spool", str(spool), "--exit-seconds", str(wait)]
+    return subprocess.Popen(
+        [sys.executable, "-m", "tailrace_client", "run", "--url", url, *options, "--", *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "client")},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
 def finish(process: subprocess.Popen[str], status: int = 0) -> tuple[str, str]:
     """What it wrote to stdout and stderr, when it has ended with `status`."""
     out, errors = process.communicate(timeout=120)

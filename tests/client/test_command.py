@@ -8,23 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.client.programs import FQN, ROOT, left_in, messages, records, state_of
+from tests.client.programs import ROOT, left_in, messages, records, start_command, state_of
 from tests.e2e.service_process import ServiceProcess
-
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "client")}
-
-
-def _start(
-    url: str, spool: Path, run: str, *words: str, wait: float = 60
-) -> subprocess.Popen[bytes]:
-    options = ["--fqn", FQN, "--run", run, "--spool", str(spool), "--exit-seconds", str(wait)]
-    return subprocess.Popen(
-        [sys.executable, "-m", "tailrace_client", "run", "--url", url, *options, "--", *words],
-        env=ENVIRONMENT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
 
 
 def test_output_input_and_status_are_those_of_the_command(
@@ -35,7 +20,7 @@ def test_output_input_and_status_are_those_of_the_command(
     head -c 1300000 /dev/zero | tr '\0' 'x'; echo; exit 3
     """
     alone = subprocess.run(["sh", "-c", script], input=b"hello\n", capture_output=True, check=False)
-    process = _start(service.url, tmp_path, "command", "sh", "-c", script)
+    process = start_command(service.url, tmp_path, "command", "sh", "-c", script)
     out, errors = process.communicate(b"hello\n", timeout=120)
     assert (process.returncode, out, errors) == (3, alone.stdout, alone.stderr)
     found = records(service.url, "command")
@@ -57,9 +42,11 @@ def test_signals_reach_the_command_and_its_end_is_ours(
     service: ServiceProcess, tmp_path: Path
 ) -> None:
     trap = "trap 'echo caught; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
-    gentle = _start(service.url, tmp_path, "gentle", "sh", "-c", trap)
-    killed = _start(service.url, tmp_path, "killed", "sh", "-c", "echo ready; exec sleep 600")
-    by_kill = _start(service.url, tmp_path, "by-kill", "sh", "-c", "echo ready; kill -9 $$")
+    gentle = start_command(service.url, tmp_path, "gentle", "sh", "-c", trap)
+    killed = start_command(
+        service.url, tmp_path, "killed", "sh", "-c", "echo ready; exec sleep 600"
+    )
+    by_kill = start_command(service.url, tmp_path, "by-kill", "sh", "-c", "echo ready; kill -9 $$")
     for process in (gentle, killed):
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
@@ -85,7 +72,7 @@ def test_a_service_that_is_away_changes_nothing_and_gets_all_later(
 
     with socket.create_server(("127.0.0.1", 0)) as silent:
         away = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        process = _start(away, tmp_path, "away", "seq", "20000", wait=0.2)
+        process = start_command(away, tmp_path, "away", "seq", "20000", wait=0.2)
         out, errors = process.communicate(timeout=120)
     assert process.returncode == 0
     assert out == b"".join(b"%d\n" % number for number in range(1, 20_001))
@@ -93,7 +80,13 @@ def test_a_service_that_is_away_changes_nothing_and_gets_all_later(
     (target,) = tmp_path.rglob("target.json")
     target.write_text(target.read_text().replace(away, service.url))  # it is back, elsewhere
     send = [sys.executable, "-m", "tailrace_client", "send", str(tmp_path)]
-    subprocess.run(send, env=ENVIRONMENT, check=True, capture_output=True, timeout=120)
+    subprocess.run(
+        send,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "client")},
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
     expected = [*map(str, range(1, 20_001)), "seq exited with 0"]
     assert messages(service.url, "away") == expected
     assert state_of(service.url, "away") == ("closed", "success")
@@ -103,7 +96,7 @@ def test_a_service_that_is_away_changes_nothing_and_gets_all_later(
 def test_a_reader_that_leaves_ends_the_command_as_without_us(
     service: ServiceProcess, tmp_path: Path
 ) -> None:
-    process = _start(service.url, tmp_path, "head", "yes")
+    process = start_command(service.url, tmp_path, "head", "yes")
     assert process.stdout is not None
     assert process.stdout.readline() == b"y\n"
     process.stdout.close()
@@ -114,12 +107,12 @@ def test_a_reader_that_leaves_ends_the_command_as_without_us(
 
 
 def test_a_command_that_cannot_be_started(service: ServiceProcess, tmp_path: Path) -> None:
-    process = _start(service.url, tmp_path, "nowhere", str(tmp_path / "no-such-program"))
+    process = start_command(service.url, tmp_path, "nowhere", str(tmp_path / "no-such-program"))
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 127
     assert b"cannot be started: No such file" in errors
     assert state_of(service.url, "nowhere") == ("closed", "failed")
-    wrong = _start("ftp://x", tmp_path, "wrong", "true")
+    wrong = start_command("ftp://x", tmp_path, "wrong", "true")
     assert b"error: 'ftp://x' is no address" in wrong.communicate(timeout=120)[1]
     assert wrong.returncode == 2
 
@@ -127,7 +120,7 @@ def test_a_command_that_cannot_be_started(service: ServiceProcess, tmp_path: Pat
 def test_what_a_command_leaves_in_the_background_is_not_waited_for(
     service: ServiceProcess, tmp_path: Path
 ) -> None:
-    process = _start(
+    process = start_command(
         service.url, tmp_path, "background", "sh", "-c", "sleep 100000 2>&1 & echo $!; exit 4"
     )
     assert process.stdout is not None

@@ -15,7 +15,7 @@ import pytest
 from tailrace_client import Handler, Options, Service, system
 from tailrace_client.buffer import POLICIES, Buffer
 from tailrace_client.ids import BatchIds
-from tailrace_client.spool import Queue, Target
+from tailrace_client.spool import Entry, Queue, Target
 from tests.client.answering import Asked, Given, answering
 from tests.client.programs import FQN, left_in, messages, records
 from tests.e2e.service_process import ServiceProcess
@@ -136,35 +136,36 @@ def test_the_pause_that_the_service_asks_for_is_kept_also_at_the_end(
     assert "1 record could not be delivered" in said[1]
 
 
-def test_a_spool_that_cannot_be_written_is_said_and_counted(
+def test_while_a_spool_cannot_be_written_memory_is_bounded_and_what_is_dropped_is_said(
     service: ServiceProcess, tmp_path: Path, log: logging.Logger
 ) -> None:
-    """The folder is gone for a while: no file can be made in it."""
-    said: list[str] = []
+    """The folder is gone, and the service refuses: memory has what it may, and the rest goes."""
+    schedule, said = Schedule(), list[str]()
     options = Options(linger_seconds=0, exit_seconds=60, memory_bytes=4000, block_seconds=60)
     spool = tmp_path / "spool"
-    made = Handler(
-        service.url, FQN, "gone", spool=str(spool), options=options, say=said.append
-    )  # fmt: skip
-    log.addHandler(made)
-    log.info("before")
-    assert made.wait(60)
-    (queue,) = spool.iterdir()
-    away = tmp_path / "away"
-    queue.rename(away)
-    for number in range(100):
-        log.info("%d", number)
-    dropped = made.stats.dropped
-    assert dropped > 0
-    assert any("the spool cannot be written: No such file" in sentence for sentence in said)
-    away.rename(queue)
-    log.info("after")
-    made.close()
+    with fault_proxy(service.url, schedule) as url:
+        made = Handler(url, FQN, "gone", spool=str(spool), options=options, say=said.append)
+        log.addHandler(made)
+        log.info("before")
+        assert made.wait(60)
+        (queue,) = spool.iterdir()
+        away = tmp_path / "away"
+        queue.rename(away)
+        schedule.refuse(Kind.RESET)
+        for number in range(100):
+            log.info("%d", number)
+        dropped = made.stats.dropped
+        assert dropped > 0
+        assert any("the spool cannot be written: No such file" in sentence for sentence in said)
+        schedule.relent()
+        away.rename(queue)
+        log.info("after")
+        made.close()
     found = messages(service.url, "gone")
-    assert found[0] == "before"
-    assert found[-1] == "after"
-    assert sum(text.isdigit() for text in found) + made.stats.dropped == 100
     notes = [text for text in found if "dropped" in text]
+    logged = [text for text in found if text not in notes]
+    assert (logged[0], logged[-1]) == ("before", "after")
+    assert len(logged) - 2 + made.stats.dropped == 100
     assert notes
     assert "No such file" in notes[0]
 
@@ -179,10 +180,10 @@ def test_what_another_thread_is_writing_is_no_reason_to_drop(
     writing, wanted = threading.Event(), threading.Event()
     append, drop_oldest = Queue.append, Buffer._drop_oldest
 
-    def slow_append(queue: Queue, payloads: list[bytes], ids: BatchIds) -> None:
+    def slow_append(queue: Queue, entries: list[Entry], ids: BatchIds) -> None:
         writing.set()
         assert wanted.wait(60)
-        append(queue, payloads, ids)
+        append(queue, entries, ids)
 
     def watched(*given: Any) -> bool:
         wanted.set()
@@ -197,12 +198,6 @@ def test_what_another_thread_is_writing_is_no_reason_to_drop(
     assert buffer.put(b"y" * 90)
     writer.join()
     assert (buffer.dropped, buffer.pending) == (0, 2)
-
-
-def test_a_spool_that_cannot_be_made_is_an_error_at_once(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="file"):
-        Handler("http://127.0.0.1:9", FQN, "r", spool=str(tmp_path / "file"))
 
 
 def test_no_file_of_the_spool_and_no_text_has_the_token(

@@ -17,6 +17,7 @@ from tailrace_client import system
 from tailrace_client.ids import BatchIds
 from tailrace_client.spool import (
     Closing,
+    Entry,
     Queue,
     Target,
     has_work,
@@ -31,6 +32,11 @@ HEAD = 29  # bytes before the first record
 RECORDS = [b'{"message":"one"}\n', b'{"message":"two"}\n', b'{"message":"three"}\n']
 
 
+def written(payloads: list[bytes]) -> list[Entry]:
+    """Records of this moment."""
+    return [Entry(system.steady_ms(), payload) for payload in payloads]
+
+
 def _queue(spool: Path) -> tuple[Queue, BatchIds]:
     ids = BatchIds()
     return Queue.create(str(spool), TARGET, ids), ids
@@ -40,7 +46,7 @@ def test_a_file_that_is_cut_anywhere_has_the_records_before(tmp_path: Path) -> N
     queue, ids = _queue(tmp_path)
     ends = []
     for record in RECORDS:
-        queue.append([record], ids)
+        queue.append(written([record]), ids)
         ends.append(queue.open_size)
     (path,) = tmp_path.rglob("*.batch")
     whole = path.read_bytes()
@@ -54,7 +60,7 @@ def test_a_file_that_is_cut_anywhere_has_the_records_before(tmp_path: Path) -> N
 
 def test_a_bit_that_is_flipped_is_noticed(tmp_path: Path) -> None:
     queue, ids = _queue(tmp_path)
-    queue.append(RECORDS, ids)
+    queue.append(written(RECORDS), ids)
     (path,) = tmp_path.rglob("*.batch")
     whole = path.read_bytes()
     for at in range(len(whole)):
@@ -65,7 +71,7 @@ def test_a_bit_that_is_flipped_is_noticed(tmp_path: Path) -> None:
 
 def test_a_queue_belongs_to_one_process_until_that_has_ended(tmp_path: Path) -> None:
     queue, ids = _queue(tmp_path)
-    queue.append(RECORDS, ids)
+    queue.append(written(RECORDS), ids)
     queue.closing = Closing("failed")
     code = (
         "import sys; from tailrace_client.spool import Queue; q = Queue.take_over(sys.argv[1]);"
@@ -90,7 +96,7 @@ def test_files_are_for_their_owner_only(tmp_path: Path) -> None:
     os.umask(0)
     try:
         queue, ids = _queue(tmp_path / "spool")
-        queue.append(RECORDS, ids)
+        queue.append(written(RECORDS), ids)
         queue.closing = Closing(None)
     finally:
         os.umask(0o022)
@@ -106,7 +112,7 @@ def test_files_are_for_their_owner_only(tmp_path: Path) -> None:
 def test_batches_are_in_the_order_of_their_ids_and_each_is_removed_alone(tmp_path: Path) -> None:
     queue, ids = _queue(tmp_path)
     for record in RECORDS:
-        queue.append([record], ids)
+        queue.append(written([record]), ids)
         queue.seal()
     batches = queue.sealed()
     assert [batch.id for batch in batches] == sorted(batch.id for batch in batches)
@@ -128,13 +134,13 @@ def test_after_a_deletion_what_was_written_since_is_a_batch_in_its_old_place(
     tmp_path: Path,
 ) -> None:
     queue, ids = _queue(tmp_path)
-    queue.append(RECORDS[:1], ids)
+    queue.append(written(RECORDS[:1]), ids)
     between_ms = system.steady_ms() + 1
     while system.steady_ms() < between_ms:
         """The clock goes on."""
-    queue.append(RECORDS[1:], ids)
+    queue.append(written(RECORDS[1:]), ids)
     queue.seal()
-    queue.append(RECORDS[:1], ids)
+    queue.append(written(RECORDS[:1]), ids)
     queue.seal()
     mixed, later = queue.sealed()
     ahead = BatchIds(now_ms=lambda: system.now_ms() + 660_000).mint()
@@ -182,7 +188,7 @@ def test_a_spool_of_the_version_before_is_read(tmp_path: Path) -> None:
 def test_what_was_refused_is_sent_again_where_that_is_asked_for(tmp_path: Path) -> None:
     queue, ids = _queue(tmp_path)
     for why in ("refused", "conflict", "damaged"):
-        queue.append(RECORDS, ids)
+        queue.append(written(RECORDS), ids)
         queue.seal()
         queue.set_aside(queue.sealed()[0].id, why)
     queue.release()
@@ -207,7 +213,7 @@ def test_a_disk_that_is_full_takes_no_half_record(tmp_path: Path) -> None:
     code = """
 import resource, signal, sys
 from tailrace_client.ids import BatchIds
-from tailrace_client.spool import Queue, Target
+from tailrace_client.spool import Entry, Queue, Target
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 ids = BatchIds()
 queue = Queue.create(sys.argv[1], Target("http://n", "p", "r"), ids)
@@ -215,7 +221,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 kept = 0
 try:
     while True:
-        queue.append([b"x" * 99 + b"\\n"], ids)
+        queue.append([Entry(1, b"x" * 99 + b"\\n")], ids)
         kept += 1
 except OSError:
     pass

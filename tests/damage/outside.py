@@ -32,9 +32,10 @@ from pipelines.appenders.rolling.objects import Objects
 from pipelines.appenders.rolling.undo import UndoLog
 from pipelines.appenders.rolling.undo_objects import UndoObjects
 from service.query.request import QueryRequest
+from tailrace_client import system
 from tailrace_client.__main__ import main as send_spool
 from tailrace_client.ids import BatchIds
-from tailrace_client.spool import Closing, Queue, Target
+from tailrace_client.spool import Closing, Entry, Queue, Target
 from tests.batches import make_batches
 from tests.damage.matrix import Cell, damaged_file
 from tests.damage.objects import ObjectKind, flip_json, flip_middle
@@ -119,7 +120,8 @@ async def _spool(folder: Path, harm: Damage) -> Seen:
         target = Target(str(client.base_url).rstrip("/"), "shop.orders", "r")
         ids = BatchIds()
         queue = Queue.create(str(spool), target, ids)
-        queue.append([b'{"message":"%s"}\n' % line.encode() for line in LINES], ids)
+        records = [b'{"message":"%s"}\n' % line.encode() for line in LINES]
+        queue.append([Entry(system.steady_ms(), record) for record in records], ids)
         queue.closing = Closing("success")
         queue.release()
         harm(folder)
