@@ -1,6 +1,7 @@
 // Finding in a run. The service searches, so the count is of the whole run; the page asks for
 // the next hit behind (or before) a record and goes there.
 
+import { pieces } from "./ansi";
 import { json, records, type LogRecord, type Params } from "./api";
 
 export type Mode = "text" | "case" | "regex" | "query";
@@ -37,6 +38,25 @@ export function patternOf(text: string, mode: Mode): RegExp | null {
 }
 
 const escaped = (text: string): string => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
+
+/** What was found in a line: its columns of what is shown, and the line's whole text. */
+export interface Match {
+  line: number;
+  text: string;
+  start: number;
+  end: number;
+}
+
+/** The first match in the lines of a record, as they are shown; null if none of them shows one. */
+export function matchIn(message: string, pattern: RegExp | null): Match | null {
+  if (!pattern) return null;
+  for (const [line, text] of message.split("\n").entries()) {
+    const shown = pieces(text).pieces.map((piece) => piece.text).join("");
+    const found = new RegExp(pattern).exec(shown); // a copy begins at the beginning
+    if (found?.[0]) return { line, text, start: found.index, end: found.index + found[0].length };
+  }
+  return null;
+}
 
 export class Finder {
   constructor(private readonly fqn: string, private readonly run: string) {}

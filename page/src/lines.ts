@@ -3,6 +3,7 @@
 
 import { Problem, events, json, records, runOf, streamOf, type LogRecord, type Params } from "./api";
 import type { Silence } from "./silence";
+import { Turns } from "./turns";
 
 const BLOCK = 500;
 const MAX_BLOCKS = 160;
@@ -47,7 +48,17 @@ interface PageStats extends Silence {
   firstLine?: number;
   line?: number;
   after: string | null;
+  resume?: string;
 }
+
+/** A record that was looked for: its first line, and its text if the run has it. */
+export interface Located {
+  first: number;
+  message: string | null;
+}
+
+/** How a stream ended: the run is over, the connection was lost, or it is another view's turn. */
+type StreamEnd = "over" | "lost" | "turned";
 
 export type Connection = "connecting" | "live" | "ended" | "lost" | "refused";
 
@@ -73,13 +84,15 @@ export class RunLines {
   private tick = 0;
   private chars = 0;
   private cursor: string | null = null;
-  private following: AbortController | null = null;
   private readonly closing = new AbortController();
+  private readonly turns = new Turns(this.closing.signal);
   private failures = 0;
   private opened = false;
   private wakeUp: (() => void) | null = null;
   /** Called when lines were read, but for those that came at the live end. */
   onloaded: (from: number, to: number) => void = () => {};
+  /** Called when the stream is connected: until `turn` ends, the view may have others beside it. */
+  onlive: (turn: AbortSignal) => void = () => {};
 
   constructor(
     readonly fqn: string,
@@ -102,9 +115,13 @@ export class RunLines {
     this.opened = true;
     this.noted(found.stats);
     const first = found.stats.firstLine ?? 0;
+    // What the preview had is of another moment, at which lines may have had other numbers.
+    this.blocks.clear();
+    this.chars = 0;
     this.total = this.put(found.records, first);
     this.onloaded(first, this.total);
-    this.cursor = String(this.total);
+    // A node of an earlier version says no place to go on from.
+    this.cursor = found.stats.after ?? found.stats.resume ?? (String(this.total || "") || null);
     this.changed(0);
     void this.follow();
   }
@@ -122,7 +139,6 @@ export class RunLines {
 
   close(): void {
     this.closing.abort();
-    this.following?.abort();
     this.wakeUp?.();
     this.blocks.clear();
   }
@@ -192,7 +208,7 @@ export class RunLines {
         const params: Params = { after: from, limit: to - from };
         const found = await records<PageStats>(this.path, params, this.closing.signal);
         if (!found.records.length) break;
-        const end = this.put(found.records, found.stats.firstLine ?? from);
+        const end = this.put(found.records, found.stats.firstLine ?? from, this.total);
         this.onloaded(found.stats.firstLine ?? from, end);
         if (end <= from) break;
         from = end;
@@ -210,8 +226,10 @@ export class RunLines {
     }
   }
 
-  /** Keeps records of which the first begins at line `first`; returns the line behind them. */
-  private put(found: LogRecord[], first: number): number {
+  /** Keeps records of which the first begins at line `first`; returns the line behind them.
+   *
+   * Lines from `most` on are left to the stream, which says where they stand. */
+  private put(found: LogRecord[], first: number, most = Infinity): number {
     for (const record of found) {
       const texts = record.message.split("\n");
       const entry: Entry = {
@@ -224,6 +242,7 @@ export class RunLines {
         count: texts.length,
       };
       for (const text of texts) {
+        if (first >= most) return first;
         const block = this.block(Math.floor(first / BLOCK));
         const before = block.rows[first % BLOCK];
         if (!before?.entry.ulid) {
@@ -258,9 +277,11 @@ export class RunLines {
 
   private async follow(): Promise<void> {
     while (!this.closing.signal.aborted) {
-      const ended = await this.stream();
+      const end = await this.turns.take((turn) => this.stream(turn));
       if (this.closing.signal.aborted) return;
+      if (end === "turned") continue;
       await this.size();
+      const ended = end === "over";
       if (ended && this.state === "closed") {
         this.become("ended");
         return;
@@ -287,16 +308,19 @@ export class RunLines {
     this.changed(0);
   }
 
-  /** Whether the stream said that the run is over; false: it was lost. */
-  private async stream(): Promise<boolean> {
-    this.following = new AbortController();
+  private async stream(turn: AbortSignal): Promise<StreamEnd> {
     this.refusal = "";
     const params = { format: "ndjson", after: this.cursor ?? undefined };
     let opened = 0;
+    let live = (): void => {
+      live = () => this.become("live");
+      live();
+      this.onlive(turn);
+    };
     try {
-      for await (const group of events(streamOf(this.fqn, this.run), params, this.following.signal)) {
+      for await (const group of events(streamOf(this.fqn, this.run), params, turn)) {
         // A silent stream says nothing until its first heartbeat; one that is over says so at once.
-        if (!group.length) opened = window.setTimeout(() => this.become("live"), OPENED_MS);
+        if (!group.length) opened = window.setTimeout(() => live(), OPENED_MS);
         const came: LogRecord[] = [];
         let over = false;
         for (const event of group) {
@@ -309,17 +333,18 @@ export class RunLines {
           }
         }
         if (group.length) this.failures = 0;
-        if (group.length && !over) this.become("live");
+        if (group.length && !over) live();
         if (came.length) this.append(came);
-        if (over) return true;
+        if (over) return "over";
       }
     } catch (error) {
+      if (turn.aborted) return "turned";
       if (error instanceof Problem && error.status < 500 && error.status !== 429) this.refusal = error.message;
-      else if (!this.closing.signal.aborted && !(error instanceof TypeError)) console.debug(String(error));
+      else if (!(error instanceof TypeError)) console.debug(String(error));
     } finally {
       clearTimeout(opened);
     }
-    return false;
+    return turn.aborted ? "turned" : "lost";
   }
 
   /** Notes who does not answer, and asks what has become of the run: its close may wait for them. */
@@ -346,14 +371,23 @@ export class RunLines {
     }
   }
 
-  /** The number of a record's first line; null if the run does not hold it. */
-  async lineOf(ulid: string): Promise<number> {
+  /** Finds a record. Raises `Problem` if the run does not hold it. */
+  async locate(ulid: string): Promise<Located> {
     const found = await records<PageStats>(this.path, { at: ulid, limit: BLOCK }, this.closing.signal);
     const first = found.stats.firstLine ?? 0;
-    const end = this.put(found.records, first);
-    this.total = Math.max(this.total, end);
+    const end = this.put(found.records, first, this.total);
     this.onloaded(first, end);
-    return found.stats.line ?? first;
+    const message = found.records.find((record) => record.ulid === ulid)?.message ?? null;
+    // Lines that are on screen stay where they are.
+    return { first: this.lineHere(ulid) ?? found.stats.line ?? first, message };
+  }
+
+  private lineHere(ulid: string): number | null {
+    for (const { rows } of this.blocks.values()) {
+      const there = rows.find((row) => row?.entry.ulid === ulid);
+      if (there) return there.entry.first;
+    }
+    return null;
   }
 
   /** Lines as they are stored, from `from` to before `to`, read in pages. Raises `Problem`. */

@@ -8,7 +8,7 @@ import { group, keyButton, toggle } from "./controls";
 import { copyRange, saveMatches, saveRun } from "./copy";
 import { details } from "./details";
 import { h, isUtc, plural, sayIn, setUtc, toast } from "./dom";
-import { Finder } from "./find";
+import { Finder, matchIn } from "./find";
 import { FindBar } from "./findbar";
 import { Folds } from "./folds";
 import { kindOf } from "./home";
@@ -85,6 +85,7 @@ export class RunView {
       end: () => (this.lines.connection === "ended" ? this.lines.row(this.lines.total - 1)?.entry.ulid || undefined : undefined),
     });
     this.unfinished = new Unfinished(fqn, run, this.closing.signal);
+    this.lines.onlive = (turn) => void this.unfinished.follow(turn);
     this.why = new Why(this.finder, (record) => void this.goTo(record.ulid));
     this.followButton = keyButton("Follow", "f", () => this.toggleFollow());
     this.fresh.addEventListener("click", () => this.end());
@@ -146,8 +147,8 @@ export class RunView {
       this.tell();
       const line = this.params.get("line");
       const q = this.params.get("q");
-      if (line) await this.goTo(line);
       if (q) this.find.start(q);
+      if (line) await this.goTo(line);
       this.view.schedule();
     } catch (error) {
       if (this.opened) this.say(error);
@@ -245,8 +246,7 @@ export class RunView {
     const turned = this.connection !== lines.connection;
     this.connection = lines.connection;
     this.silence = lines.silence;
-    if (turned && lines.connection === "live") void this.unfinished.follow();
-    if (turned || (lines.connection === "live" && performance.now() - this.looked > LOOK_MS)) void this.look();
+    if (turned || (!document.hidden && lines.connection === "live" && performance.now() - this.looked > LOOK_MS)) void this.look();
     this.empty.hidden = lines.total > 0;
     if (!lines.total) this.empty.textContent = lines.connection === "ended" ? "This run is over and has no lines." : "This run has no lines yet. They are here as soon as they are written. If it should have some, look whether the names of pipeline and run in the address are right.";
     if (lines.refusal && !this.refused) toast(`${lines.refusal} The page shows what it has read.`);
@@ -286,9 +286,14 @@ export class RunView {
     return this.lines.row(from)?.entry.ulid || null;
   }
 
+  /** Goes to a record, and to what a search found in it. */
   private async goTo(ulid: string): Promise<void> {
-    const n = await this.lines.lineOf(ulid);
-    this.view.marks.line = n;
+    const { first, message } = await this.lines.locate(ulid);
+    const { marks } = this.view;
+    const match = message === null ? null : matchIn(message, marks.pattern);
+    marks.match = match && { ...match, line: first + match.line };
+    const n = marks.match?.line ?? first;
+    marks.line = n;
     this.address({ line: ulid });
     this.view.show(n);
   }

@@ -9,6 +9,7 @@ import { h, plural, time, toast } from "./dom";
 import { histogram, patternOf } from "./find";
 import { link, push, runLink } from "./place";
 import { highlight, styled } from "./rows";
+import { Turns } from "./turns";
 
 const PAGE = 100;
 const MOST_LIVE = 1000;
@@ -217,30 +218,34 @@ export class Search {
     this.more.hidden = true;
     this.bars.hidden = true;
     this.hits.replaceChildren();
+    const turns = new Turns(signal);
     let cursor: string | undefined;
     let came = 0;
+    this.said.textContent = "Following what matches, in all runs. Newest first.";
     for (let failures = 0; !signal.aborted; failures++) {
       try {
         const { from: _, to: __, by: ___, ...params } = this.query();
-        this.said.textContent = "Following what matches, in all runs. Newest first.";
-        for await (const group of events("query/stream", { ...params, ...(cursor ? { after: cursor } : { tail: 20 }) }, signal)) {
-          failures = 0;
-          for (const event of group) {
-            if (event.id !== null) cursor = event.id;
-            if (event.name === "gap") toast("Some records may be missing here: search for them.");
-            if (event.name === "error") throw new Error(event.data);
-            if (event.name !== "message" || !event.data) continue;
-            const hit = this.hit(JSON.parse(event.data) as LogRecord);
-            if (this.hits.firstElementChild) grouped(hit, this.hits.firstElementChild);
-            this.hits.prepend(hit);
-            came++;
+        await turns.take(async (turn) => {
+          for await (const group of events("query/stream", { ...params, ...(cursor ? { after: cursor } : { tail: 20 }) }, turn)) {
+            failures = 0;
+            for (const event of group) {
+              if (event.id !== null) cursor = event.id;
+              if (event.name === "gap") toast("Some records may be missing here: search for them.");
+              if (event.name === "error") throw new Error(event.data);
+              if (event.name !== "message" || !event.data) continue;
+              const hit = this.hit(JSON.parse(event.data) as LogRecord);
+              if (this.hits.firstElementChild) grouped(hit, this.hits.firstElementChild);
+              this.hits.prepend(hit);
+              came++;
+            }
+            this.mark();
+            while (this.hits.childElementCount > MOST_LIVE) this.hits.lastElementChild?.remove();
+            this.said.textContent = `Following what matches, in all runs: ${plural(came, "record")}. Newest first.`;
           }
-          this.mark();
-          while (this.hits.childElementCount > MOST_LIVE) this.hits.lastElementChild?.remove();
-          this.said.textContent = `Following what matches, in all runs: ${plural(came, "record")}. Newest first.`;
-        }
+        });
       } catch (error) {
         if (signal.aborted) return;
+        if (error instanceof DOMException && error.name === "AbortError") continue; // another view's turn
         this.said.textContent = error instanceof Problem ? error.message : "The connection was lost. The page tries again.";
         if (error instanceof Problem && error.status < 500) return;
       }

@@ -14,32 +14,26 @@ interface Shown {
 
 export class Unfinished {
   readonly element = h("div", { class: "unfinished", hidden: true, role: "status", "aria-label": "Lines that are not finished" });
-  private following = false;
 
-  constructor(private readonly fqn: string, private readonly run: string, private readonly signal: AbortSignal) {
+  constructor(private readonly fqn: string, private readonly run: string, signal: AbortSignal) {
     signal.addEventListener("abort", () => this.show([]));
   }
 
-  /** Follows them from now on, until the run is over or the view is closed. */
-  async follow(): Promise<void> {
-    if (this.following || this.signal.aborted) return;
-    this.following = true;
-    try {
-      while (!this.signal.aborted) {
-        if (await this.stream()) return;
-        this.show([]);
-        await new Promise((resolve) => setTimeout(resolve, PAUSE_MS));
-      }
-    } finally {
-      this.following = false;
+  /** Follows them until the run is over, or the view's turn: then what is shown stays for the next one. */
+  async follow(turn: AbortSignal): Promise<void> {
+    while (!turn.aborted) {
+      const over = await this.stream(turn);
+      if (turn.aborted) return;
       this.show([]);
+      if (over) return;
+      await new Promise((resolve) => setTimeout(resolve, PAUSE_MS));
     }
   }
 
   /** Whether it is over, or never was; false: the connection was lost. */
-  private async stream(): Promise<boolean> {
+  private async stream(turn: AbortSignal): Promise<boolean> {
     try {
-      for await (const group of events(unfinishedOf(this.fqn, this.run), {}, this.signal)) {
+      for await (const group of events(unfinishedOf(this.fqn, this.run), {}, turn)) {
         for (const event of group) {
           if (event.name === "complete") return true;
           this.show((JSON.parse(event.data) as Shown).lines);
@@ -47,7 +41,7 @@ export class Unfinished {
       }
     } catch (error) {
       if (error instanceof Problem && error.status < 500 && error.status !== 429) return true;
-      if (!this.signal.aborted && !(error instanceof TypeError)) console.debug(String(error));
+      if (!turn.aborted && !(error instanceof TypeError)) console.debug(String(error));
     }
     return false;
   }

@@ -6,14 +6,14 @@
 import { count, h } from "./dom";
 import type { Folds } from "./folds";
 import type { Row, RunLines } from "./lines";
-import { highlight, placeOf, rowOf, type Marks } from "./rows";
+import { highlight, placeOf, rangeOf, rowOf, type Marks } from "./rows";
 
 const RANGE = 4_000_000;
 const LEAST_DIGITS = 5;
 
 export class LogView {
   readonly scroller: HTMLElement;
-  readonly marks: Marks = { line: null, pattern: null, changed: new Set() };
+  readonly marks: Marks = { line: null, pattern: null, match: null, changed: new Set() };
   follow = true;
   wrap = false;
   times = false;
@@ -32,6 +32,8 @@ export class LogView {
   private lastTop = 0;
   private frame = 0;
   private settling = 0;
+  /** Whether the match that was gone to is yet to be brought on screen. */
+  private revealing = false;
   private digits = 0;
   private readonly resized: ResizeObserver;
 
@@ -86,7 +88,27 @@ export class LogView {
     this.folds.reveal(n);
     [this.top, this.offset] = [n, 0];
     this.move(-Math.floor(this.height / 3));
+    this.revealing = this.marks.match?.line === n;
     this.settle();
+    this.schedule();
+  }
+
+  /** Brings the match on screen: in a long line it may be far to the side, or below where it wraps. */
+  private reveal(): void {
+    const { match } = this.marks;
+    const row = match && this.mounted.get(match.line);
+    if (!this.revealing || !row || row.matches(".waiting")) return;
+    this.revealing = false;
+    const found = rangeOf(row.querySelector<HTMLElement>(".tx")!, match.start, match.end).getBoundingClientRect();
+    const { scroller } = this;
+    const box = scroller.getBoundingClientRect();
+    const [left, width] = [found.left - box.left, scroller.clientWidth];
+    if (left < 0 || left + found.width > width) {
+      const fromStart = left + scroller.scrollLeft;
+      scroller.scrollLeft = fromStart + found.width <= width ? 0 : fromStart - width / 3;
+    }
+    const top = found.top - box.top;
+    if (top < 0 || top + found.height > this.height) this.move(top - this.height / 3);
     this.schedule();
   }
 
@@ -200,6 +222,7 @@ export class LogView {
   }
 
   private wheeled(event: WheelEvent): void {
+    this.revealing = false;
     if (event.deltaY < 0) this.setFollow(false);
   }
 
@@ -295,7 +318,8 @@ export class LogView {
     this.rows.style.transform = `translate(${-this.scroller.scrollLeft}px, ${-this.offset}px)`;
     const width = this.wrap ? "100%" : `${Math.max(this.rows.scrollWidth, 1)}px`;
     if (this.spacer.style.width !== width) this.spacer.style.width = width;
-    highlight(this.highlightName, this.rows.querySelectorAll(".tx"), this.marks.pattern);
+    highlight(this.highlightName, this.rows.querySelectorAll<HTMLElement>(".tx"), this.marks.pattern);
+    this.reveal();
     this.onplace();
   }
 
@@ -334,7 +358,8 @@ export class LogView {
 
   private markOf(n: number, row: Row | undefined): string {
     const fold = row && this.folds.at(n, row);
-    return `${n === this.marks.line ? "m" : ""}${row?.entry.ulid ? "r" : "t"}${fold ? `${fold.open ? "o" : "c"}${fold.lines}` : ""}`;
+    const match = this.marks.match?.line === n ? this.marks.match.start : "";
+    return `${n === this.marks.line ? "m" : ""}${match}${row?.entry.ulid ? "r" : "t"}${fold ? `${fold.open ? "o" : "c"}${fold.lines}` : ""}`;
   }
 
   private make(n: number, row: Row): HTMLElement {

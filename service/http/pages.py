@@ -46,6 +46,9 @@ class LogPage(BaseModel):
     logs: str
     after: str | None
     """Where the next page begins; null when there is no more for now."""
+    resume: str | None = None
+    """Where lines that come later begin, for a page or a live stream; absent if `after` says it,
+    if the run is closed, and with `order=ulid`."""
     total: int
     """Upstream's units: lines while the run is active, bytes once it is closed."""
     compressed: bool | None = None
@@ -273,6 +276,8 @@ def _rest(first: Page, last: Page) -> dict[str, Any]:
         "state": last.state,
         "before": first.before,
     }
+    if last.resume is not None:
+        value["resume"] = last.resume
     if last.streaming:
         value["streaming"] = True
     if first.record_line is not None and not first.held:

@@ -5,7 +5,8 @@ asks for `GET /unfinished/{fqn}/stream/{runId}`, server-sent events beside the s
 
     data: {"lines": [{"producer": …, "number": …, "text": …}, …]}
 
-Each event has all unfinished lines of the run, and replaces the one before. The stream of lines is
+The stream begins with all unfinished lines of the run, also if there are none. It has all again after
+each change: each event replaces the one before. The stream of lines is
 not touched, so clients that know only that one get what they always got. `complete` is the end.
 """
 
@@ -123,7 +124,7 @@ class UnfinishedStream(RunStatusStream):
             while not watcher.gone:
                 # Nothing is awaited between the look and the wait: no change is missed.
                 now = _shown(self._node, self._key)
-                if now != sent and (sent is not None or now["lines"]):
+                if now != sent:  # at first also none: a view that comes back shows older ones
                     sent = now
                     yield self._counted(sse.json_data(orjson.dumps(now)))
                 elif over is None:

@@ -45,7 +45,8 @@ class NoLines(NotFound):
 class Page:
     """Whole lines, each with its newline; totals are of the run as it is now.
 
-    `after` is None when there is no more for now, `before` when nothing comes before.
+    `after` is None when there is no more for now, `before` when nothing comes before. `resume` is
+    where lines that come later begin, if some may; it is None where `after` is not.
     `missing` of the requested lines did not fit: they follow `after`. Line numbers count from 0:
     that of the first line, and that of the record around which the page was requested. `silent` are
     nodes that did not say what they have of the run beyond what is stored. `held`: the store did
@@ -64,6 +65,7 @@ class Page:
     record_line: int | None = None
     silent: tuple[str, ...] = ()
     held: bool = False
+    resume: str | None = None
 
     @property
     def streaming(self) -> bool:
@@ -217,16 +219,17 @@ async def _token_behind(snapshot: Snapshot, seen: Cursor | None, line: int) -> s
 
 
 async def _page(snapshot: Snapshot, place: _Bounds, found: FoundLines, wanted: Wanted) -> Page:
-    after: str | None = None
-    if found.end < snapshot.lines and snapshot.held:
+    end = found.end == snapshot.lines
+    behind: str | None = None
+    if snapshot.held:
         place_behind = await _held_after(snapshot, found, wanted)
-        after = as_number(place_behind.encode(), found.end)
-    elif found.end < snapshot.lines:
-        after = await _token_behind(snapshot, place.seen, found.end)
+        behind = as_number(place_behind.encode(), found.end)
+    elif not end or snapshot.state != "closed":
+        behind = await _token_behind(snapshot, place.seen, found.end)
     return Page(
         text=found.text,
         lines=found.end - found.start,
-        after=after,
+        after=None if end else behind,
         before=await token_at(snapshot, found.start) if found.start else None,
         total_lines=snapshot.lines,
         total_bytes=snapshot.size,
@@ -237,6 +240,7 @@ async def _page(snapshot: Snapshot, place: _Bounds, found: FoundLines, wanted: W
         record_line=place.line,
         silent=silent_of(snapshot),
         held=snapshot.held,
+        resume=behind if end else None,
     )
 
 

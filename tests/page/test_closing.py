@@ -1,4 +1,4 @@
-"""A run that is being closed while another node does not answer: every view names that node."""
+"""A run that two nodes take: each line is once on screen, and a node that is silent is named."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.e2e.doors import HEARTBEATS
 from tests.e2e.service_process import ServiceProcess
-from tests.page.posting import Poster, open_run
+from tests.page.posting import Poster, open_run, shown
 from tests.service.peers.processes import Nodes, running
 from tests.service.peers.test_over_http import SECRET
 
@@ -43,6 +43,29 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
 def service(nodes: Nodes) -> ServiceProcess:
     """The node whose page is shown."""
     return nodes[1]
+
+
+@pytest.mark.in_turn(2)
+def test_each_line_of_both_nodes_is_once_on_screen(page: Page, nodes: Nodes) -> None:
+    """Also those that come between the page's lines and its stream, before lines that it has."""
+    a, b = nodes
+    with Poster(a.url) as at_a, Poster(b.url) as at_b:
+
+        def post_more(route: Route) -> None:
+            for first in (10, 14):
+                at_b.lines("p.both", "r", first, first + 2)
+                at_a.lines("p.both", "r", first + 2, first + 4)
+            route.continue_()
+
+        at_b.lines("p.both", "r", 0, 5)
+        at_a.lines("p.both", "r", 5, 10)
+        page.route(re.compile(r"/stream/r\?"), post_more, times=1)
+        open_run(page, "p.both", "r")
+        expect(page.locator(".row")).to_have_count(18)
+        at_b.lines("p.both", "r", 18, 19)
+        at_a.lines("p.both", "r", 19, 20)
+        expect(page.locator(".row")).to_have_count(20)
+        assert sorted(shown(page)) == sorted([f"line {n}" for n in range(20)])
 
 
 @pytest.mark.in_turn(2)
