@@ -5,9 +5,9 @@ asks for `GET /unfinished/{fqn}/stream/{runId}`, server-sent events beside the s
 
     data: {"lines": [{"producer": …, "number": …, "text": …}, …]}
 
-The stream begins with all unfinished lines of the run, also if there are none. It has all again after
-each change: each event replaces the one before. The stream of lines is
-not touched, so clients that know only that one get what they always got. `complete` is the end.
+The stream begins with all unfinished lines of the run, also if there are none. It has all again
+after each change: each event replaces the one before. The stream of lines is not touched, so
+clients that know only that one get what they always got. `complete` is the end.
 """
 
 from __future__ import annotations
