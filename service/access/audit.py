@@ -6,10 +6,15 @@
     {"time":…,"event":"refused","status":403,…}
     {"time":…,"event":"refusals-left-out","count":1234}
     {"time":…,"event":"rules","what":"loaded"}
+    {"time":…,"event":"lines-lost","count":3}
+    {"time":…,"event":"torn-line-cut","bytes":57}
 
 An administrative call and a deletion begin when their line is on the disk: without it they are
 refused with 503. Refusals are written later, at most `REFUSALS` a second; how many were left out is
 a line of its own. The file is opened for each group of lines, so it may be renamed at any time.
+
+A crash or a full disk may leave half a line, which nobody relied on: it is cut off before the next
+line, which says so. Lines that could not be written are counted by the next one that can.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ import asyncio
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -25,11 +31,12 @@ import orjson
 
 from logstore.clock import Clock
 from logstore.errors import Unavailable
-from logstore.filesystem import FileSystem
+from logstore.filesystem import File, FileSystem
 
 REFUSALS: Final = 10
 """Refusals that are written in a second."""
 _LONGEST: Final = 1000
+_TAIL_BYTES: Final = 64 << 10
 _WHOLE: Final = frozenset({"fqn", "run"})  # names have a bound of their own
 
 
@@ -46,7 +53,7 @@ class AuditLog:
         self._again = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="audit")
         self._second = -1.0
-        self._refusals = self._left_out = 0
+        self._refusals = self._left_out = self._lost = 0
 
     async def write(self, event: str, **fields: Any) -> None:
         """Returns when the line is on the disk. Raises `Unavailable` if it is not."""
@@ -89,6 +96,9 @@ class AuditLog:
         self._thread.shutdown(wait=False)
 
     def _add(self, event: str, fields: Mapping[str, Any]) -> None:
+        self._lines.append(self._line(event, fields))
+
+    def _line(self, event: str, fields: Mapping[str, Any]) -> bytes:
         moment = datetime.fromtimestamp(self._clock.now_ms() / 1000, UTC)
         stamp = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
         shown = {
@@ -97,7 +107,7 @@ class AuditLog:
             else v
             for k, v in fields.items()
         }
-        self._lines.append(orjson.dumps({"time": stamp, "event": event, **shown}) + b"\n")
+        return orjson.dumps({"time": stamp, "event": event, **shown}) + b"\n"
 
     def _flush(self) -> asyncio.Future[None]:
         """Done when all lines that wait now are written, or `problem` says why not."""
@@ -113,20 +123,44 @@ class AuditLog:
             lines, self._lines = self._lines, []
             if not lines:
                 continue
+            lost = [self._line("lines-lost", {"count": self._lost})] if self._lost else []
             try:
-                await loop.run_in_executor(self._thread, self._append, lines)
+                await loop.run_in_executor(self._thread, self._append, [*lost, *lines])
             except OSError as error:
                 self.problem = error.strerror or type(error).__name__
+                self._lost += len(lines)
             else:
                 self.problem = ""
+                self._lost = 0
 
     def _append(self, lines: list[bytes]) -> None:
         file = self._fs.open(self._path, "append")
         try:
-            new = file.size() == 0
-            file.write(lines)
-            file.sync()
+            size = file.size()
+            new, end = size == 0, _end_of_lines(file, size)
+            if end < size:
+                file.truncate(end)
+                lines = [self._line("torn-line-cut", {"bytes": size - end}), *lines]
+            try:
+                file.write(lines)
+                file.sync()
+            except OSError:
+                with suppress(OSError):  # else the next one cuts
+                    file.truncate(end)
+                raise
         finally:
             file.close()
         if new:
             self._fs.sync_folder(os.path.dirname(self._path))
+
+
+def _end_of_lines(file: File, size: int) -> int:
+    """Where the last whole line ends."""
+    at = size
+    while at > 0:
+        first = max(at - _TAIL_BYTES, 0)
+        newline = file.pread(at - first, first).rfind(b"\n")
+        if newline >= 0:
+            return first + newline + 1
+        at = first
+    return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from logstore.disk import Disk
 from logstore.errors import Unavailable
 from service.access.audit import REFUSALS, AuditLog
+from tests.servers.small_disks import small_disk
 from tests.simulation.clocks import ManualClock
 
 
@@ -58,3 +60,40 @@ async def test_refusals_are_bounded_and_those_left_out_are_counted(tmp_path: Pat
         "refused",
     ]
     assert found[REFUSALS]["count"] == 1000 - REFUSALS
+
+
+@pytest.mark.small_disks
+async def test_a_line_that_a_full_disk_tore_is_cut_and_what_was_lost_is_counted(
+    tmp_path: Path,
+) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        path = disk.folder / "audit.log"
+        audit = AuditLog(str(path), Disk(private=True), ManualClock())
+        await audit.write("admin", who="before")
+        disk.fill()
+        for _ in range(100):  # the page of the file that is allocated takes some more
+            with suppress(Unavailable):
+                await audit.write("admin", who="x" * 900)
+        assert audit.problem == "No space left on device"
+        lost = 101 - len(lines(path))
+        disk.empty()
+        await audit.write("admin", who="after")
+        assert audit.problem == ""
+        await audit.close()
+        *_, told, last = lines(path)
+        assert (told["event"], told["count"]) == ("lines-lost", lost)
+        assert last["who"] == "after"
+
+
+@pytest.mark.parametrize("torn", ['{"time":"2026', "x" * 200_000])
+async def test_half_a_line_of_a_crash_is_cut_before_the_next(tmp_path: Path, torn: str) -> None:
+    path = tmp_path / "audit.log"
+    audit = AuditLog(str(path), Disk(private=True), ManualClock())
+    await audit.write("admin", who="before")
+    with path.open("a") as file:
+        file.write(torn)
+    await audit.write("admin", who="after")
+    await audit.close()
+    before, cut, after = lines(path)
+    assert (before["who"], after["who"]) == ("before", "after")
+    assert (cut["event"], cut["bytes"]) == ("torn-line-cut", len(torn))
