@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -29,6 +30,14 @@ T = TypeVar("T")
 DESCRIPTORS = 16
 NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
 """What the system answers when the process, or the machine, has no descriptor left."""
+ENOUGH = 65_536
+"""As many open files as a process ever asks for."""
+
+
+def open_files() -> int:
+    """How many files the process may have open."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return ENOUGH if soft == resource.RLIM_INFINITY else soft
 
 
 class Reserve:

@@ -20,7 +20,7 @@ from fastapi import APIRouter
 from coordination.storetime import StoreTime
 from logstore import ulid as ulids
 from logstore.clock import Clock, Entropy, SystemClock, system_entropy
-from logstore.descriptors import ReservedDisk
+from logstore.descriptors import ReservedDisk, open_files
 from logstore.disk import Disk
 from logstore.filesystem import FileSystem
 from logstore.objects.remote import newest_date_of, requests_of
@@ -64,7 +64,7 @@ from service.queue.contents import Contents
 from service.queue.queue import SegmentQueue
 from service.runtime.counters import HttpCounters, StoreCounters, SyncCounters
 from service.runtime.metered import MeteredStore, MeteredSyncer
-from service.runtime.process import for_connections, open_files
+from service.runtime.process import for_connections
 from service.runtime.seams import Seams
 from service.runtime.state_watch import StateWatch
 from service.runtime.store_check import StoreCheck

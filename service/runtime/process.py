@@ -9,23 +9,18 @@ from __future__ import annotations
 
 import resource
 
-_ENOUGH = 65_536
+from logstore.descriptors import ENOUGH, open_files
+
 _MOST_KEPT = 1024
 
 
 def raise_limit() -> int:
     """Raises the process's limit of open files, and gives it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _ENOUGH if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH)
+    wanted = ENOUGH if hard == resource.RLIM_INFINITY else min(hard, ENOUGH)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return open_files()
-
-
-def open_files() -> int:
-    """How many files the process may have open."""
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return _ENOUGH if soft == resource.RLIM_INFINITY else soft
 
 
 def for_connections(files: int) -> int:

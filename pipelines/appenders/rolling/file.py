@@ -30,7 +30,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from logstore.filesystem import File
+from logstore.descriptors import NO_DESCRIPTOR, open_files
+from logstore.filesystem import File, FileSystem
 from pipelines.appenders.contract import AppenderFailed, Context, State
 from pipelines.appenders.rolling.access import Access
 from pipelines.appenders.rolling.catalog import Catalog, catalog_in
@@ -53,6 +54,7 @@ log = logging.getLogger("tailrace.pipelines")
 
 _SWEEP_SECONDS: Final = 60.0
 _MOST_NAMED: Final = 200
+_PART_OF_PROCESS: Final = 4  # of its open files: sources, connections and others need some
 
 
 @dataclass(slots=True)
@@ -88,6 +90,7 @@ class RollingFile:
         self._template = PathTemplate(settings.path)
         self._folder = os.path.abspath(settings.dir)
         self._open: OrderedDict[str, _Open] = OrderedDict()
+        self._most_open = max(min(settings.max_open_files, open_files() // _PART_OF_PROCESS), 1)
         self._grown: set[str] = set()  # since the last sync, and closed meanwhile or not
         self._new_in: set[str] = set()  # folders with names that are not synced
         self._rolled: list[str] = []  # since the last saved checkpoint
@@ -271,12 +274,12 @@ class RollingFile:
         context, access = parts.context, parts.access
         known = self._open.get(path)
         if known is None:
-            while len(self._open) >= self._settings.max_open_files:
-                self._close(next(iter(self._open)))
+            while len(self._open) >= self._most_open:
+                self._close_oldest()
             whole = os.path.join(self._folder, path)
             context.fs.make_folders(os.path.dirname(whole))
             self._new_in.add(os.path.dirname(whole))
-            file = context.fs.open(whole, "append")
+            file = self._opened(context.fs, whole)
             access.file(whole)
             folder = os.path.dirname(path)
             while folder:
@@ -286,6 +289,19 @@ class RollingFile:
         known.used = context.clock.monotonic()
         self._open.move_to_end(path)
         return known
+
+    def _opened(self, fs: FileSystem, path: str) -> File:
+        """Opens a file. Others are closed for it while the process may open no more."""
+        while True:
+            try:
+                return fs.open(path, "append")
+            except OSError as error:
+                if error.errno not in NO_DESCRIPTOR or not self._open:
+                    raise
+                self._close_oldest()
+
+    def _close_oldest(self) -> None:
+        self._close(next(iter(self._open)))
 
     def _size(self, path: str) -> int:
         """How large the file of a path is; 0 without one."""

@@ -30,7 +30,9 @@ class RollingFileSettings(RolledSettings, AccessSettings):
         0.0, "a file that nothing was written to for so long is rolled; 0: never"
     )
     idle_close: Seconds = key(1800.0, "a file that nothing was written to for so long is closed")
-    max_open_files: int = key(200, "files that are open at once", ge=1)
+    max_open_files: int = key(
+        200, "files that are open at once, and at most a quarter of `ulimit -n`", ge=1
+    )
     on_delete: Literal["keep", "remove"] = key(
         "keep", "what becomes of the files of a run that is deleted"
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import os
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -170,3 +172,23 @@ def test_paths_that_differ_and_lead_to_one_file_have_one_writer(tmp_path: Any) -
     again.stop()
     assert (tmp_path / "shop.log").read_text() == "1\n4\n5\n"
     assert (tmp_path / "other.log").read_text() == "2\n"
+
+
+def test_many_files_are_written_where_the_process_may_open_few(tmp_path: Path) -> None:
+    """`ulimit -n` bounds how many of 120 are open, and leaves some for others."""
+    fs = Disk(private=True)
+    used = len(os.listdir("/proc/self/fd"))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(used, 30) * 4 // 3 + 8, limits[1]))
+    try:
+        files = appender(str(tmp_path), path="{fqn}.log")
+        files.start(context(fs), None)
+        for number in range(120):
+            files.append(events([f"line {number}"], fqn=f"p{number}"))
+        files.sync()
+        files.saved()
+        files.stop()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    found = {path.name: path.read_text() for path in tmp_path.glob("*.log")}
+    assert found == {f"p{number}.log": f"line {number}\n" for number in range(120)}
