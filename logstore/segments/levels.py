@@ -99,7 +99,7 @@ RULES: Final = (
         level_of_letter,
     ),
     Rule(rf"^{_TIME_ONLY}\[(?P<level>[TVDINWEFCA])\]", level_of_letter),
-    Rule(r"^\[(?P<level>[DIWEC]) [-\d]{6,10} \d\d:\d\d:\d\d", level_of_letter),
+    Rule(r"^\[(?P<level>[DIWEC]) (?:[-\d]{6,10} )?\d\d:\d\d:\d\d", level_of_letter),
     Rule(
         r"^\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[-+]\d\d:?\d\d) (?P<level>[IWEFD])\d? +[A-Z]+ +\[",
         level_of_letter,
@@ -118,6 +118,7 @@ RULES: Final = (
         r"|Error(?: response from daemon)?: )",
         lambda _: _ERROR,
     ),
+    Rule(r"^\S+\.py:\d+: \w*Warning: ", lambda _: level_of_word("warn")),
     Rule(r"^PHP (?P<level>Fatal|Parse|Warning|Notice|Deprecated)", lambda text: _php(text)),
     # Commands of GitHub and Azure, npm and its like, logrus on a terminal, BGL's last column.
     Rule(
@@ -290,7 +291,10 @@ def _record(line: bytes) -> dict[str, Any] | None:
 
 
 def _level_of_record(record: Mapping[str, Any]) -> int:
-    """The level of a JSON object: of a level key in any case, or of ECS, Loguru or MongoDB."""
+    """The level of a JSON object: of a level key in any case, or of ECS, Loguru or MongoDB.
+
+    Serilog's compact objects have no level if it is Information (clef-json.org).
+    """
     keys = {key.lower(): key for key in record}
     for name in _OBJECT_LEVELS:
         key = keys.get(name)
@@ -304,6 +308,8 @@ def _level_of_record(record: Mapping[str, Any]) -> int:
         return level_of_value(level.get("name") if isinstance(level, dict) else level)
     if "s" in record and "c" in record:
         return level_of_letter(str(record["s"])[:1])
+    if "@t" in record and "@l" not in record and ("@mt" in record or "@m" in record):
+        return level_of_word("info")
     return NO_LEVEL
 
 
