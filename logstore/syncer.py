@@ -21,14 +21,18 @@ from logstore.filesystem import File
 _AVERAGED = 16
 _FIRST_SECONDS = 0.01
 _QUICK_SECONDS = 0.001
+_LARGE_BYTES = 1 << 20
 _ERRNO_OF_TEXT = {os.strerror(number): number for number in errno.errorcode}
 
 
 class Syncer(Protocol):
     """Makes what was written to a file durable."""
 
-    async def sync(self, file: File) -> None:
-        """As `File.sync`: durable once it returns. Raises `OSError`."""
+    async def sync(self, file: File, size: int = 0, /) -> None:
+        """As `File.sync`: durable once it returns; `size` bytes were written since the last one.
+
+        Raises `OSError`.
+        """
         ...
 
     def close(self) -> None:
@@ -39,7 +43,7 @@ class Syncer(Protocol):
 class ThreadSyncer:
     """One thread per call, from the loop's pool."""
 
-    async def sync(self, file: File) -> None:
+    async def sync(self, file: File, _size: int = 0, /) -> None:
         await asyncio.to_thread(file.sync)
 
     def close(self) -> None:
@@ -65,7 +69,7 @@ class AioSyncer:
         self._context = context
         self._thread = ThreadSyncer()
 
-    async def sync(self, file: File) -> None:
+    async def sync(self, file: File, _size: int = 0, /) -> None:
         try:
             await self._context.fdsync(file.fileno())
         except (OverflowError, ValueError):
@@ -95,12 +99,15 @@ class QuickSyncer:
         self._now = clock.monotonic
         self._average = _FIRST_SECONDS
 
-    async def sync(self, file: File) -> None:
+    async def sync(self, file: File, size: int = 0, /) -> None:
         start = self._now()
+        if size > _LARGE_BYTES:  # its time says nothing about the others
+            await self._inner.sync(file, size)
+            return
         if self._average < _QUICK_SECONDS:
             file.sync()
         else:
-            await self._inner.sync(file)
+            await self._inner.sync(file, size)
         self._average += (self._now() - start - self._average) / _AVERAGED
 
     def close(self) -> None:

@@ -77,6 +77,8 @@ Item: TypeAlias = Appended | Control
 # What waits for its sync is held in memory for the listeners.
 _UNSYNCED_BYTES = 8 << 20
 _GATHERED = 64
+# Of a large group so much is written at a time; in between the loop answers others.
+_STEP_BYTES = 1 << 20
 
 
 class GroupWriter:
@@ -101,6 +103,7 @@ class GroupWriter:
         self._on_full = on_full
         self._loop = asyncio.get_running_loop()
         self._submitted: list[Item] = []
+        self._writing: list[Item] = []
         self._unsynced: list[Item] = []
         self._unsynced_bytes = 0
         self._sync_due = False
@@ -154,7 +157,7 @@ class GroupWriter:
 
         A task sees each batch either here or in the synced part: nothing is awaited in between.
         """
-        items = (*self._unsynced, *self._submitted)
+        items = (*self._unsynced, *self._writing, *self._submitted)
         return [item for item in items if isinstance(item, Appended) and item.key == key]
 
     async def close(self) -> None:
@@ -180,7 +183,7 @@ class GroupWriter:
             while self._submitted or self._unsynced or not self._closing:
                 if self._submitted:
                     await self._gather()
-                    self._write()
+                    await self._write()
                 if self._unsynced and (self._sync_due or self._closing):
                     await self._sync()
                 elif self._claim_due and not self._submitted and not self._unsynced:
@@ -212,17 +215,23 @@ class GroupWriter:
 
     # --- one group -----------------------------------------------------------------
 
-    def _write(self) -> None:
-        group, self._submitted = self._submitted, []
+    async def _write(self) -> None:
+        group = self._writing = self._submitted
+        self._submitted = []
         assert self._out is not None
         start, marks = self._file.size, (self._next_mark, self._claimed_size)
         pieces, offsets, end = self._layout(group, start)
         try:
-            self._out.write_at(pieces, start)
+            if end - start <= _STEP_BYTES:
+                self._out.write_at(pieces, start)
+            else:
+                await _write_in_steps(self._out, pieces, start)
         except BaseException as error:  # noqa: BLE001 -- raised again, unless the disk is full
             self._next_mark, self._claimed_size = marks
+            self._writing = []
             self._refuse(group, error, self._out)
             return
+        self._writing = []
         self._file.size = end
         if end > self._file.space:
             self._file.space = end
@@ -247,8 +256,10 @@ class GroupWriter:
             _fail_all(group, JournalFailed(f"writing the journal failed: {fatal!r}"))
             raise
         self.next_pos = self.written_pos
+        # What came meanwhile has positions behind those that are given out again.
+        later, self._submitted = self._submitted, []
         self._on_full()
-        _fail_all(group, JournalFull(f"the disk of the journal is full: {error}"))
+        _fail_all([*group, *later], JournalFull(f"the disk of the journal is full: {error}"))
 
     def _layout(self, group: Sequence[Item], offset: int) -> tuple[list[bytes], list[int], int]:
         """The bytes to write, the offset of each item's body, and where the entries end."""
@@ -359,7 +370,7 @@ class GroupWriter:
         self._sync_due = False
         self._stop_timer()
         assert self._out is not None
-        await self._syncer.sync(self._out)
+        await self._syncer.sync(self._out, self._unsynced_bytes)
         # Nobody else writes, so all that is written is synced now.
         items, self._unsynced = self._unsynced, []
         self._unsynced_bytes = 0
@@ -393,6 +404,22 @@ class GroupWriter:
         self.failure = failure
         _fail_all([*self._unsynced, *self._submitted], failure)
         self._unsynced, self._submitted = [], []
+
+
+async def _write_in_steps(out: File, pieces: Iterable[bytes], offset: int) -> None:
+    """Writes the pieces from `offset` on, and yields to the loop between the steps."""
+    step: list[memoryview] = []
+    room = _STEP_BYTES
+    for piece in pieces:
+        rest = memoryview(piece)
+        while len(rest) >= room:
+            step.append(rest[:room])
+            offset += out.write_at(step, offset)
+            rest, step, room = rest[room:], [], _STEP_BYTES
+            await asyncio.sleep(0)
+        step.append(rest)
+        room -= len(rest)
+    out.write_at(step, offset)
 
 
 def _fail_all(items: Iterable[Item], error: JournalFull | JournalFailed) -> None:

@@ -42,11 +42,11 @@ class MeteredSyncer:
         self._now = clock.monotonic
         self._counters = counters
 
-    async def sync(self, file: File) -> None:
+    async def sync(self, file: File, size: int = 0, /) -> None:
         begun, this = self._counters.begun, object()
         start = begun[this] = self._now()
         try:
-            await self._inner.sync(file)
+            await self._inner.sync(file, size)
         finally:
             del begun[this]
         self._counters.seconds.observe(self._now() - start)

@@ -198,7 +198,7 @@ class SlowSyncs:
     async def sleep(self, seconds: float) -> None:
         self.now += seconds
 
-    async def handed(self, file: File) -> None:
+    async def handed(self, file: File, _size: int = 0, /) -> None:
         self.handed_out += 1
         self.now += self.seconds
 
@@ -244,6 +244,18 @@ async def test_a_disk_that_stays_quick_is_synced_in_place_until_it_is_slow_on_av
     assert disk.in_place == 302 - disk.handed_out
     syncer.close()
     assert inner.closed
+
+
+async def test_what_is_large_is_handed_out_on_the_quickest_disk() -> None:
+    disk = SlowSyncs()
+    syncer = QuickSyncer(HandedOut(disk), disk)
+    file = cast("File", disk)
+    for _ in range(100):
+        await syncer.sync(file, 1000)
+    before, small = disk.in_place, disk.handed_out
+    assert before
+    await syncer.sync(file, 60 << 20)
+    assert (disk.in_place, disk.handed_out) == (before, small + 1)
 
 
 async def test_a_failure_in_place_is_the_same_oserror() -> None:

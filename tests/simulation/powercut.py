@@ -317,7 +317,7 @@ class _Call:
 class DirectSyncer:
     """`logstore.syncer.Syncer` for simulated files."""
 
-    async def sync(self, file: File) -> None:
+    async def sync(self, file: File, _size: int = 0, /) -> None:
         file.sync()
 
     def close(self) -> None:

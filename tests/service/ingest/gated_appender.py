@@ -59,7 +59,7 @@ class GatedSyncer:
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def sync(self, file: File) -> None:
+    async def sync(self, file: File, _size: int = 0, /) -> None:
         await self.gate.wait()
         file.sync()
 

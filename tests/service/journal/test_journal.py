@@ -36,7 +36,7 @@ class HeldSyncer:
         self.gate = asyncio.Event()
         self.calls = 0
 
-    async def sync(self, file: File) -> None:
+    async def sync(self, file: File, _size: int = 0, /) -> None:
         self.calls += 1
         await self.gate.wait()
         file.sync()
@@ -139,6 +139,50 @@ async def test_a_fast_batch_is_acknowledged_before_its_sync_which_follows() -> N
     async with asyncio.timeout(120):
         while journal.synced_pos < 2:
             await asyncio.sleep(0.005)
+    await journal.close()
+
+
+async def test_others_go_on_while_a_large_batch_is_written_and_it_is_seen_all_the_time() -> None:
+    syncer = HeldSyncer()
+    rig = Rig(syncer=syncer)
+    journal = rig.open()
+    large = b"x" * (20 << 20) + b"\n"
+    waiting = asyncio.create_task(put(journal, large, rig.next_ulid()))
+    await asyncio.sleep(0)
+    went_on = 0
+    while not syncer.calls:
+        assert [batch.text for batch in journal.unsynced(RUN)] == [large]
+        await asyncio.sleep(0)
+        went_on += 1
+    assert went_on > 20
+    syncer.gate.set()
+    assert await waiting == 0
+    assert [text for _, _, text in held(journal)] == [large]
+    await journal.close()
+
+
+async def test_a_disk_that_is_full_amid_a_large_batch_refuses_what_came_meanwhile_too() -> None:
+    """It has a position behind those that are given out again."""
+    fs = PowerCutFileSystem()
+    rig = Rig(fs=fs)
+    journal = rig.open()
+    await put(journal, b"before\n", rig.next_ulid())
+    large = asyncio.create_task(put(journal, b"x" * (8 << 20) + b"\n", rig.next_ulid()))
+    await turns(3)
+    assert journal.unsynced(RUN)
+    later = asyncio.create_task(put(journal, b"later\n", rig.next_ulid()))
+    await asyncio.sleep(0)
+    room = fs.free_bytes("/") - (1 << 20)
+    fs.capacity_bytes -= room
+    for refused in (large, later):
+        with pytest.raises(JournalFull):
+            await refused
+    fs.capacity_bytes += room
+    assert await put(journal, b"after\n", rig.next_ulid()) == 1
+    assert [text for _, _, text in held(journal)] == [b"before\n", b"after\n"]
+    await journal.close()
+    journal = rig.open()
+    assert [text for _, _, text in held(journal)] == [b"before\n", b"after\n"]
     await journal.close()
 
 

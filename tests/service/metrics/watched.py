@@ -56,9 +56,9 @@ class SlowStore(FaultyStore):
 class SlowSyncer(DirectSyncer):
     """Syncs take a moment."""
 
-    async def sync(self, file: File) -> None:
+    async def sync(self, file: File, size: int = 0, /) -> None:
         await asyncio.sleep(0.15)
-        await super().sync(file)
+        await super().sync(file, size)
 
 
 @dataclass

@@ -161,7 +161,7 @@ async def test_syncs_are_timed(tmp_path: Path) -> None:
 
 async def test_a_sync_that_hangs_shows_how_long_it_has_taken(tmp_path: Path) -> None:
     class Hanging:
-        async def sync(self, file: File) -> None:
+        async def sync(self, file: File, _size: int = 0, /) -> None:
             await asyncio.Event().wait()
 
         def close(self) -> None:
