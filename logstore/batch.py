@@ -147,6 +147,18 @@ def lowest_and_highest(rows: Rows) -> tuple[int, int]:
     )
 
 
+def newest_of_runs(batches: Batches) -> dict[RunKey, int]:
+    """The highest batch ULID of each run that has rows, in time that grows with rows alone."""
+    rows, runs = batches.rows, batches.runs
+    of, high, low = rows["run"], rows["ulid_hi"], rows["ulid_lo"]
+    most, least = np.zeros(len(runs), np.uint64), np.zeros(len(runs), np.uint64)
+    np.maximum.at(most, of, high)
+    last = high == most[of]
+    np.maximum.at(least, of[last], low[last])
+    there = np.flatnonzero(np.bincount(of, minlength=len(runs))).tolist()
+    return {runs[number]: int(most[number]) << 64 | int(least[number]) for number in there}
+
+
 def of_run(batches: Batches, key: RunKey) -> Indexes:
     """Indexes of the rows that belong to the run, in order."""
     wanted = [i for i, run in enumerate(batches.runs) if run == key]

@@ -20,7 +20,7 @@ import numpy as np
 
 from logstore import keys
 from logstore import ulid as ulids
-from logstore.batch import RunKey, lowest_and_highest
+from logstore.batch import RunKey, lowest_and_highest, newest_of_runs
 from logstore.errors import InvalidCursor, NodeNotReady, NotFound, StoreUnavailable
 from logstore.names import decode, encode
 from logstore.objects.store import ObjectStore
@@ -337,16 +337,9 @@ class Listing:
 
     def _own(self, start: int) -> dict[RunKey, int]:
         """Runs with undeleted lines in the journal from a position on, and their newest ids."""
-        found: dict[RunKey, int] = {}
         with self._pin() as pin:
-            batches = pin.batches(start=start)
-            rows = batches.rows
-            for number in np.unique(rows["run"]).tolist():
-                key = batches.runs[number]
-                newest = lowest_and_highest(rows[rows["run"] == number])[1]
-                if newest > self._deleted(key):
-                    found[key] = newest
-        return found
+            found = newest_of_runs(pin.batches(start=start))
+        return {key: newest for key, newest in found.items() if newest > self._deleted(key)}
 
     def _inherited(self, fqn: str | None) -> list[tuple[RunKey, int]]:
         """Runs with undeleted lines of lost nodes that this node brings into chunks."""
