@@ -3,7 +3,8 @@
 The name is resolved for every request, and only an address that was checked is connected to: a
 name that resolves to something else a moment later changes nothing. Private addresses are refused
 unless `allow_private` says otherwise; those of this link and others where clouds serve credentials
-of machines, of groups and of nobody always. Redirects are not followed, proxies of the environment
+of machines, of groups and of nobody always, also inside of addresses that translators and tunnels
+take apart (NAT64, 6to4, Teredo, ISATAP). Redirects are not followed, proxies of the environment
 are not used, and what is said about failures has the host alone, since addresses and headers hold
 secrets.
 
@@ -22,6 +23,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Final, TypeAlias
 from urllib.parse import SplitResult, urlsplit
 
@@ -38,6 +40,12 @@ _LASTING: Final = frozenset({400, 404, 413, 422})
 _DETAIL_CHARACTERS: Final = 500
 _EMBEDDING: Final = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "::/96", "::ffff:0:0:0/96")))
 """IPv6 whose last 32 bits are an address of IPv4: NAT64, IPv4-compatible, IPv4-translated."""
+_LOCAL_NAT64: Final = ipaddress.IPv6Network("64:ff9b:1::/48")
+"""NAT64 of a network's own: RFC 6052 has several places for the address of IPv4 in it."""
+_LENGTHS: Final = (48, 56, 64, 96)
+"""Bits of the prefix in front of it."""
+_WHOLE_BITS: Final = 128
+_ISATAP: Final = frozenset({0x00005EFE, 0x02005EFE})
 _PRIVATE: Final = tuple(map(ipaddress.ip_network, ("fec0::/10", "64:ff9b:1::/48", "192.0.0.0/24")))
 """Private networks that Python takes for public ones."""
 _MACHINES: Final = frozenset(
@@ -212,10 +220,9 @@ def _break_off(connection: http.client.HTTPConnection) -> None:
 
 def is_allowed(text: str, *, private: bool) -> bool:
     """Whether a request may go to this address; `private`: also to one of a private network."""
-    address = _meant(ipaddress.ip_address(text.partition("%")[0]))
-    if address.is_link_local or address.is_multicast or address.is_unspecified:
-        return False
-    if address in _MACHINES or _is_broadcast(address):
+    written = ipaddress.ip_address(text.partition("%")[0])
+    address = _meant(written)
+    if address.is_unspecified or any(map(_is_forbidden, (address, *_tunnelled(written)))):
         return False
     hidden = any(address in network for network in _PRIVATE)
     if address.is_global and not hidden:
@@ -223,8 +230,33 @@ def is_allowed(text: str, *, private: bool) -> bool:
     return private and (hidden or address.is_private or address.is_loopback)
 
 
-def _is_broadcast(address: Address) -> bool:
-    return address == ipaddress.IPv4Address("255.255.255.255")
+def _is_forbidden(address: Address) -> bool:
+    return (
+        address.is_link_local
+        or address.is_multicast
+        or address in _MACHINES
+        or address == ipaddress.IPv4Address("255.255.255.255")
+    )
+
+
+def _tunnelled(address: Address) -> list[ipaddress.IPv4Address]:
+    """Addresses of version 4 to which a translator or a tunnel may lead from one of version 6."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return []
+    found, whole = list(address.teredo or ()), int(address)
+    if address in _LOCAL_NAT64:
+        found += [ipaddress.IPv4Address(bits) for bits in map(partial(_at, whole), _LENGTHS)]
+    if whole >> 32 & 0xFFFFFFFF in _ISATAP:
+        found.append(ipaddress.IPv4Address(whole & 0xFFFFFFFF))
+    return found
+
+
+def _at(whole: int, length: int) -> int:
+    """The address of version 4 behind a prefix of so many bits, which leaves out bits 64 to 71."""
+    if length == _WHOLE_BITS - 32:
+        return whole & 0xFFFFFFFF
+    without = whole >> 64 << 56 | whole & (1 << 56) - 1
+    return without >> (_WHOLE_BITS - 8 - 32 - length) & 0xFFFFFFFF
 
 
 def _meant(address: Address) -> Address:
