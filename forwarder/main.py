@@ -30,11 +30,13 @@ from forwarder.files.facts import facts_of
 from forwarder.files.finder import Finder
 from forwarder.files.globs import Glob
 from forwarder.files.handles import Handles
+from forwarder.files.links import Confines
 from forwarder.files.ordering import Ordering
 from forwarder.metrics import Sources, SyncCounts, behind, serve
 from forwarder.naming import Namer
 from logstore.clock import SystemClock
 from logstore.errors import InvalidInput
+from logstore.log_lines import log_to
 from logstore.progress import Line, Pace, Progress, size
 from tailrace_client.ids import BatchIds
 
@@ -47,11 +49,7 @@ def forward(config: Forwarder) -> int:
     """Forwards until a signal; the exit status. Raises what makes a start impossible."""
     refuse_windows(sys.platform)
     line = Line(sys.stderr)
-    logging.basicConfig(
-        level=logging.INFO,
-        stream=line,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    log_to(line, "%(asctime)s %(levelname)s %(name)s: %(message)s")
     syncs = SyncCounts()
     checkpoints = Checkpoints(config.folder, say=log.warning, on_sync=syncs.add)
     try:
@@ -155,14 +153,17 @@ def make_source(source: Source, say: Say) -> SourceParts:
     def unreadable(path: str, error: OSError) -> None:
         if path not in tally_of_errors:
             tally_of_errors.add(path)
-            say(f"{path} cannot be listed: {error.strerror}; it is tried again")
+            say(f"{path} cannot be read: {error.strerror}; it is tried again")
 
     order = source.ordering_criteria
+    confines = Confines(source.within)
     return SourceParts(
         config=source,
+        confines=confines,
         finder=Finder(
             source.include,
             source.exclude,
+            confines=confines,
             older_than_ns=int(source.exclude_older_than * 1e9),
             order=Ordering(order, say) if order is not None else None,
             now_ns=lambda: SystemClock().now_ms() * 1_000_000,

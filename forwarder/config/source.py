@@ -110,6 +110,10 @@ class Source(Section):
 
     include: Texts = key(..., "paths to read, with `*`, `**`, `?`, `[a-z]`, `{a,b}`")
     exclude: Texts = key((), "paths of `include` to leave out")
+    within: Texts = key(
+        (),
+        "folders in which a file must lie after all symbolic links of its path; empty: anywhere",
+    )
     exclude_older_than: Duration = key(0.0, "leave out files that were changed before; 0: none")
     start_at: Literal["beginning", "end"] = key(
         "end", "where to begin in files that are there at the first start; later ones: beginning"

@@ -49,6 +49,11 @@ class Opener:
             return Opened.FULL
         except OSError as error:
             return self._failed(file, error)
+        try:
+            self._shared.sources[file.source].confines.check_open(handle.descriptor, file.path)
+        except OSError as error:
+            self._shared.handles.close(handle)
+            return self._failed(file, error)
         if (handle.device, handle.inode) != file.place:
             self._shared.handles.close(handle)
             return Opened.ELSEWHERE
@@ -61,6 +66,7 @@ class Opener:
         """
         handle = self._shared.handles.open(path, lambda: Rank.UNLINKED, lambda: None)
         try:
+            source.confines.check_open(handle.descriptor, path)
             return handle, open_content(handle.descriptor, compression=source.compression)
         except OSError:
             self._shared.handles.close(handle)

@@ -14,6 +14,7 @@ from forwarder.engine.tracked import Tracked
 from forwarder.files.finder import Finder
 from forwarder.files.globs import Glob
 from forwarder.files.handles import Handles
+from forwarder.files.links import Confines
 from forwarder.model import Cursor, FileFacts, FileState, Packed
 
 
@@ -66,6 +67,7 @@ class SourceParts:
     packer: Packer
     name: Callable[[str, str], tuple[str, str]]
     facts: Callable[[str], FileFacts]
+    confines: Confines
 
     def leads(self, path: str) -> bool:
         """Whether a path is of the source or its archives, or a folder in which such may be."""

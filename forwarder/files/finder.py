@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from forwarder.files.globs import Glob, Unreadable
+from forwarder.files.links import Confines
 
 Order = Callable[[list["Found"]], list["Found"]]
 
@@ -53,7 +54,8 @@ class Finder:
 
     Files whose content changed more than `older_than_ns` ago are left out, if it is not zero.
     `order` sorts and cuts the list, as `ordering_criteria` say. `unreadable(path, error)` hears
-    of what cannot be listed or seen; everything else is found nevertheless.
+    of what cannot be listed or seen, or lies outside of `confines`; everything else is found
+    nevertheless.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Finder:
         *,
         older_than_ns: int = 0,
         order: Order | None = None,
+        confines: Confines | None = None,
         now_ns: Callable[[], int],
         unreadable: Unreadable,
     ) -> None:
@@ -70,6 +73,7 @@ class Finder:
         self._exclude = [Glob(each) for each in exclude]
         self._older_than_ns = older_than_ns
         self._order = order
+        self._confines = confines or Confines()
         self._now_ns = now_ns
         self._unreadable = unreadable
 
@@ -109,6 +113,7 @@ class Finder:
     def _look(self, path: str) -> list[Found]:
         """The file, if it is there and not too old."""
         try:
+            self._confines.check(path)
             file = look(path)
         except OSError as error:
             self._unreadable(path, error)

@@ -28,6 +28,7 @@ from forwarder.engine.registry import Registry
 from forwarder.files.finder import Finder, Found
 from forwarder.files.globs import Glob
 from forwarder.files.handles import Handles
+from forwarder.files.links import Confines
 from forwarder.model import Cursor, FileFacts, Packed
 from forwarder.naming import Namer
 from logstore.filesystem import FileSystem
@@ -176,6 +177,7 @@ class World:
         self.checkpoints = Checkpoints(str(self.state), self.disk, say=self.said.append)
         source = SourceParts(
             config=config,
+            confines=Confines(config.within),
             finder=self.finder(),
             archives=tuple(Glob(each) for each in config.archive_include),
             packer=LinePacker(self.prefix),
@@ -209,6 +211,7 @@ class World:
             self.config.include,
             self.config.exclude,
             older_than_ns=int(self.config.exclude_older_than * 1e9),
+            confines=Confines(self.config.within),
             now_ns=lambda: self.clock.wall_ms * 1_000_000,
             unreadable=lambda path, error: self.said.append(f"{path}: {error}"),
             order=self.listed,
