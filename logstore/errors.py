@@ -23,6 +23,7 @@
     │   ├── JournalFull           `journal.max_bytes` reached, or the disk is full
     │   ├── Overloaded            this node has too much to do: another one may have less
     │   └── OverQuota             one client wants more than its part
+    │       └── TooManyAtOnce     … requests in progress than it may have
     ├── LimitReached              the operation was cut off by its own time or memory limit
     ├── OutcomeUnknown            it may have happened: look for your own id before a retry
     └── Damaged                   bytes that are not what was written
@@ -187,6 +188,15 @@ class OverQuota(Unavailable):
     ) -> None:
         super().__init__(message, hint=hint)
         self.retry_after_seconds = retry_after_seconds
+
+
+class TooManyAtOnce(OverQuota):
+    """One client has as many requests in progress as it may."""
+
+    hint = "Wait for replies, and end streams that nobody reads."
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retry_after_seconds=1)
 
 
 class Overloaded(Unavailable):

@@ -34,6 +34,7 @@ from logstore.batch import RunKey, ulid_of
 from logstore.clock import Clock, SystemClock
 from logstore.disk import apply_umask, close_to_others
 from logstore.errors import InvalidInput, TailraceError
+from logstore.log_lines import log_to
 from logstore.memory import give_back_freed_memory
 from logstore.objects.open import open_store
 from service.access.watch import following_rules
@@ -93,11 +94,7 @@ def prepare(settings: Settings) -> None:
     Raises `InvalidInput` for a data folder that cannot be one.
     """
     _check_folder(settings.data)
-    logging.basicConfig(
-        level=logging.INFO,
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    log_to(sys.stderr, "%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its starts and stops are ours to tell
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells whole addresses
     apply_umask(settings.umask)

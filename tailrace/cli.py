@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 from logstore.errors import TailraceError
+from tailrace.console.terminal import say
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +95,9 @@ def _parsed(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Names
 
 def complain(message: str, hint: str = "") -> None:
     """Says on stderr what went wrong and what to do."""
-    print(f"error: {message}", file=sys.stderr)
+    say(f"error: {message}", sys.stderr)
     if hint:
-        print(f"hint: {hint}", file=sys.stderr)
+        say(f"hint: {hint}", sys.stderr)
 
 
 def overview() -> argparse.ArgumentParser:

@@ -18,6 +18,7 @@ from forwarder.config.load import read
 from forwarder.model import FileState
 from logstore.errors import InvalidInput, NotFound
 from logstore.patterns import wildcard_test
+from tailrace.console.terminal import say
 
 _ACTS = ("list", "export", "reset")
 _HEADS = ("STAGE", "SOURCE", "RUN", "ACKNOWLEDGED", "SIZE", "SENDING", "LOST", "PATH")
@@ -40,7 +41,7 @@ def run(words: Sequence[str], arguments: argparse.Namespace) -> int:
         for state in states:
             sys.stdout.write(encode(state, with_fingerprint=True).decode("ascii"))
         return 0
-    print(_table(states))
+    say(_table(states))
     return 0
 
 
@@ -70,7 +71,7 @@ def _reset(folder: str, files: Sequence[str], arguments: argparse.Namespace) -> 
                 )
             for state in chosen:
                 log.forget(state.id)
-                print(_printable(state.path))
+                say(_printable(state.path))
     return 0
 
 
@@ -105,4 +106,4 @@ def _printable(path: str) -> str:
 
 
 def _say(sentence: str) -> None:
-    print(f"tailrace forward: {sentence}", file=sys.stderr)
+    say(f"tailrace forward: {sentence}", sys.stderr)

@@ -18,6 +18,7 @@ import orjson
 from coordination.groups import Start
 from coordination.partitions.partition import Status
 from logstore.errors import InvalidInput
+from tailrace.console.terminal import say, say_json
 from tailrace.lease_admin.desks import Desk, Row, open_desk
 from tailrace.lease_admin.table import details, group_details, group_table, table
 
@@ -235,10 +236,13 @@ async def _list(desk: Desk, arguments: argparse.Namespace) -> None:
 def _rows(rows: Sequence[Row], shown: Callable[[Sequence[Row]], str], *, as_json: bool) -> None:
     if as_json:
         for row in rows:
-            print(orjson.dumps(row).decode())
+            say_json(orjson.dumps(row).decode())
     else:
-        print(shown(rows))
+        say(shown(rows))
 
 
 def _say(row: Row, text: str, *, as_json: bool) -> None:
-    print(orjson.dumps(row).decode() if as_json else text)
+    if as_json:
+        say_json(orjson.dumps(row).decode())
+    else:
+        say(text)

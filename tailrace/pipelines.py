@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from logstore.errors import InvalidInput
+from logstore.log_lines import log_to
 from tailrace.cli import complain
+from tailrace.console.terminal import say, say_json
 
 if TYPE_CHECKING:
     from coordination.pipelines.admin import PipelinesAdmin
@@ -128,7 +130,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"{arguments.dir} has no pipeline", hint="A pipeline is a file *.yaml."
         )
         raise next(iter(found.wrong.values()), nothing)
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    log_to(sys.stderr, "%(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells every request
     return _run(arguments, pipelines, read_again)
 
@@ -175,7 +177,7 @@ def _run(
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, process.stop)
         names = ", ".join(one.name for one in pipelines)
-        print(f"pipelines of {arguments.dir}: {names}", file=sys.stderr, flush=True)
+        say(f"pipelines of {arguments.dir}: {names}", sys.stderr)
 
     asyncio.run(run_pipelines(settings, pipelines, read_again, started))
     return 0
@@ -210,7 +212,7 @@ def _check(arguments: argparse.Namespace) -> int:
                 wrong[one.path] = error
                 continue
             appenders = ", ".join(f"{each.name} ({each.part.type})" for each in one.appenders)
-            print(f"{one.path}: pipeline {one.name}: {appenders}")
+            say(f"{one.path}: pipeline {one.name}: {appenders}")
     _complain_of(Folder(wrong=wrong))
     return 1 if wrong else 0
 
@@ -235,18 +237,18 @@ def _import(arguments: argparse.Namespace) -> int:
     content = {**found.content, "name": arguments.name or found.content["name"]}
     text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
     for line, what in found.remarks:
-        print(f"{arguments.path}:{line}: {what}", file=sys.stderr)
+        say(f"{arguments.path}:{line}: {what}", sys.stderr)
     if "${" not in text:  # else its variables are not known yet
         parse(content, Registry())
     if not arguments.out:
-        print(text, end="")
+        say(text, end="")
         return 0
     try:
         with open(arguments.out, "x", encoding="utf-8") as made:
             made.write(text)
     except OSError as error:
         raise InvalidInput(f"{arguments.out} cannot be written: {error.strerror}") from None
-    print(f"{arguments.out}: pipeline {content['name']}; check it, and run it", file=sys.stderr)
+    say(f"{arguments.out}: pipeline {content['name']}; check it, and run it", sys.stderr)
     return 0
 
 
@@ -275,10 +277,10 @@ async def _change(arguments: argparse.Namespace) -> int:
                 start = arguments.start if arguments.act == "replay" else None
                 asked, found = await admin.replay(name, start)
                 place = "what comes" if asked.low is None else asked.low
-                print(f"{name}: goes on at {place}, in replay {asked.id}")
+                say(f"{name}: goes on at {place}, in replay {asked.id}")
     disabled = {one.appender: one.reason for one in found.parts if one.state == "disabled"}
     said = ", ".join(f"{appender} ({reason})" for appender, reason in disabled.items())
-    print(f"{name}: {found.state}; disabled: {said or '-'}")
+    say(f"{name}: {found.state}; disabled: {said or '-'}")
     return 0
 
 
@@ -328,7 +330,7 @@ async def _status(arguments: argparse.Namespace, names: Sequence[str]) -> int:
         found = await rows(world, names)
     if arguments.json:
         for row in found:
-            print(orjson.dumps(row).decode())
+            say_json(orjson.dumps(row).decode())
         return 0
     heads = (
         "pipeline",
@@ -345,9 +347,7 @@ async def _status(arguments: argparse.Namespace, names: Sequence[str]) -> int:
     lines = [heads, *(tuple(_text(row, head) for head in heads) for row in found)]
     widths = [max(len(line[n]) for line in lines) for n in range(len(heads))]
     for line in lines:
-        print(
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        )
+        say("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
     return 0
 
 

@@ -18,6 +18,7 @@ import httpx
 
 from logstore.errors import InvalidInput
 from tailrace.console.pager import add_pager, paged
+from tailrace.console.terminal import say, say_json
 from tailrace.remote.api import TIMES, add_url, authorization, check, complete_names, errors_as_ours
 from tailrace.searching.output import Printer, chart, counts
 
@@ -133,8 +134,7 @@ def _histogram(arguments: argparse.Namespace, client: httpx.Client) -> int:
     response = client.get("/query/histogram", params=asked)
     check(response)
     found = response.json()
-    sys.stdout.write(f"{response.text}\n" if arguments.json else chart(found))
-    sys.stdout.flush()
+    _print(response.text, chart(found), as_json=arguments.json)
     return _verdict(found["stats"])
 
 
@@ -144,8 +144,7 @@ def _count_by(arguments: argparse.Namespace, client: httpx.Client) -> int:
     response = client.post("/query/count", json=asked | {"by": arguments.count})
     check(response)
     found = response.json()
-    sys.stdout.write(f"{response.text}\n" if arguments.json else counts(found))
-    sys.stdout.flush()
+    _print(response.text, counts(found), as_json=arguments.json)
     return _verdict(found["stats"])
 
 
@@ -198,18 +197,25 @@ def _lines(pieces: Iterable[bytes]) -> Iterator[list[bytes]]:
         yield [rest]
 
 
+def _print(received: str, text: str, *, as_json: bool) -> None:
+    if as_json:
+        say_json(received)
+    else:
+        say(text, end="")
+
+
 def _verdict(stats: dict[str, Any] | None) -> int:
     if stats is None:
-        print("warning: partial: the connection ended before the result", file=sys.stderr)
+        say("warning: partial: the connection ended before the result", sys.stderr)
         return PARTIAL
     if stats.get("set_aside"):
-        print(f"warning: damaged and quarantined: {_names(stats['set_aside'])}", file=sys.stderr)
+        say(f"warning: damaged and quarantined: {_names(stats['set_aside'])}", sys.stderr)
     if stats.get("complete"):
         return 0
     if stats.get("set_aside") and not (stats.get("missing") or stats.get("unreadable")):
         return PARTIAL
     unread = [*stats.get("missing", []), *stats.get("unreadable", [])]
-    print(f"warning: partial: could not read {_names(unread)}{_count(stats)}", file=sys.stderr)
+    say(f"warning: partial: could not read {_names(unread)}{_count(stats)}", sys.stderr)
     return PARTIAL
 
 

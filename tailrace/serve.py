@@ -9,6 +9,7 @@ from typing import Any
 
 from logstore.garbage import collection_paused
 from logstore.settings import PREFIX
+from tailrace.console.terminal import say
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     settings, warnings = load_settings(flags(arguments), config=arguments.config)
     for warning in warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+        say(f"warning: {warning}", sys.stderr)
     if arguments.config:  # the compactor, a child of the service, reads the same file
         os.environ[f"{PREFIX}CONFIG"] = os.path.abspath(arguments.config)
     with collection_paused():

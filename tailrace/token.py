@@ -19,6 +19,7 @@ import yaml
 
 from logstore.clock import SystemClock
 from logstore.errors import InvalidInput
+from tailrace.console.terminal import say
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -73,9 +74,9 @@ def run(arguments: argparse.Namespace) -> int:
         _check(rule)
         lines = yaml.safe_dump([rule], sort_keys=False)
         said = "Add this to `tokens` of the rules of access:"
-    print(said, file=sys.stderr)
-    print("".join(f"  {line}\n" for line in lines.splitlines()), end="", file=sys.stderr)
-    print(token)
+    say(said, sys.stderr)
+    say("".join(f"  {line}\n" for line in lines.splitlines()), sys.stderr, end="")
+    say(token)
     return 0
 
 

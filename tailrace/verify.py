@@ -19,6 +19,7 @@ import orjson
 
 from logstore.disk import apply_umask
 from logstore.progress import Line
+from tailrace.console.terminal import say, say_json
 from tailrace.verification.fault import Fault, Findings
 
 _SHOWN_EVERY: Final = 50
@@ -51,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     flags: dict[str, Any] = {} if arguments.data is None else {"data": arguments.data}
     settings, warnings = load_settings(flags, config=arguments.config)
     for warning in warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+        say(f"warning: {warning}", sys.stderr)
     # After a refusal, which need not wait for it.
     from tailrace.verification.wiring import give_up_segments, verify
 
@@ -59,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.give_up:
         asyncio.run(give_up_segments(settings, arguments.give_up))
         for key in arguments.give_up:
-            print(f"given up: {key}")
+            say(f"given up: {key}")
         return 0
     printer = Printer(sys.stdout, Line(sys.stderr), as_json=arguments.json)
     findings = Findings(printer.fault, printer.progress)
@@ -94,12 +95,11 @@ class Printer:
         self._line.clear()
         self._told += 1
         if self._json:
-            line = orjson.dumps(asdict(fault)).decode()
+            say_json(orjson.dumps(asdict(fault)).decode(), self._out)
         else:
             word = "repaired" if fault.repaired else "fault"
             more = f"; {fault.repaired}" if fault.repaired else ""
-            line = f"{word}: {fault.kind}: {fault.place}: {fault.detail}{more}"
-        print(line, file=self._out, flush=True)
+            say(f"{word}: {fault.kind}: {fault.place}: {fault.detail}{more}", self._out)
 
     def progress(self, what: str, count: int) -> None:
         """How many of them were looked at by now."""
@@ -118,15 +118,13 @@ class Printer:
                 "repaired": findings.repaired,
                 "notes": findings.notes,
             }
-            print(orjson.dumps({"summary": whole}).decode(), file=self._out)
+            say_json(orjson.dumps({"summary": whole}).decode(), self._out)
             return
         for note in findings.notes:
-            print(f"note: {note}", file=self._out)
+            say(f"note: {note}", self._out)
         compared = ", ".join(f"{count} {what}" for what, count in sorted(findings.compared.items()))
-        print(f"compared: {compared or 'nothing, the store is empty'}", file=self._out)
+        say(f"compared: {compared or 'nothing, the store is empty'}", self._out)
         faults = ", ".join(f"{count} {kind}" for kind, count in sorted(findings.faults.items()))
         repaired = sum(findings.repaired.values())
-        print(
-            f"{repaired} repaired" if repaired else "", end="; " if repaired else "", file=self._out
-        )
-        print(f"faults: {faults}" if faults else "no fault", file=self._out)
+        begin = f"{repaired} repaired; " if repaired else ""
+        say(f"{begin}{f'faults: {faults}' if faults else 'no fault'}", self._out)

@@ -14,6 +14,7 @@ import orjson
 
 from compactor.report import Report, rfc3339
 from compactor.reporting.metrics import outcome
+from logstore.log_lines import LineFormatter
 
 log = logging.getLogger("tailrace.compactor")
 
@@ -24,7 +25,7 @@ def configure(form: Format, out: TextIO, before_line: Callable[[], None] | None 
     """Logs go to `out`, in place of where they went before. `before_line` clears its way."""
     handler = _Handler(out, before_line)
     handler.setFormatter(
-        JsonLines() if form == "json" else logging.Formatter("%(levelname)s %(message)s")
+        JsonLines() if form == "json" else LineFormatter("%(levelname)s %(message)s")
     )
     logging.basicConfig(handlers=[handler], force=True)
     logging.captureWarnings(form == "json")

@@ -18,7 +18,13 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from logstore.clock import Clock
-from logstore.errors import Forbidden, InvalidInput, NotAuthenticated, TailraceError
+from logstore.errors import (
+    Forbidden,
+    InvalidInput,
+    NotAuthenticated,
+    TailraceError,
+    TooManyAtOnce,
+)
 from service.access.identity import Fetch, Identity, KeysNeeded, merged
 from service.access.names import Names
 from service.access.quota import Quota
@@ -58,12 +64,13 @@ class Access:
     ) -> None:
         self.path = path
         self.refused: Counter[str] = Counter() if refused is None else refused
-        """Refused requests by the reason: no-token, invalid-token, scope, quota, other."""
+        """Refused requests by the reason: no-token, invalid-token, scope, quota, and others."""
         self.loads = 0
         self._clock = clock
         self._fetch = fetch
         self._problem = ""
         self._known: dict[bytes, tuple[Identity, float]] = {}
+        self._running: Counter[tuple[str, str]] = Counter()
         self._tokens: dict[str, _Token] = {}
         self._issuers: dict[str, Issuer] = {}
         self._use(read(path))
@@ -176,7 +183,8 @@ class Access:
                 f"the token {rule.rule.id} has expired", hint="Use the one that replaces it."
             )
         name, key = rule.rule.name, f"token {rule.rule.id}"
-        return Identity(name, key, rule.grants, secret.expires_ms, rule.quota)
+        most = rule.rule.concurrent_requests
+        return Identity(name, key, rule.grants, secret.expires_ms, rule.quota, most)
 
     def _of_issuer(self, token: str) -> Identity:
         if not self._issuers:
@@ -208,7 +216,8 @@ class Access:
         except UnicodeDecodeError:
             return None
         groups = [group.strip() for value in said for group in value.split(",") if group.strip()]
-        return Identity(user, "proxy", merged(rule.grants(user, groups)))
+        granted = merged(rule.grants(user, groups))
+        return Identity(user, "proxy", granted, concurrent=rule.concurrent_requests)
 
     def _is_proxy(self, peer: str) -> bool:
         try:
@@ -236,6 +245,30 @@ class Access:
         if who.quota is not None:
             who.quota.check(self._clock.monotonic(), who.name)
         return names
+
+    def begin(self, who: Identity) -> None:
+        """Counts a request in progress. Raises `TooManyAtOnce`, and counts nothing."""
+        if not who.concurrent:
+            return
+        one = who.key, who.name
+        if self._running.get(one, 0) >= who.concurrent:
+            raise TooManyAtOnce(f"{who.name} has {who.concurrent} requests in progress")
+        self._running[one] += 1
+
+    def end(self, who: Identity) -> None:
+        """Counts a request that `begin` counted as over."""
+        if not who.concurrent:
+            return
+        one = who.key, who.name
+        self._running[one] -= 1
+        if not self._running[one]:
+            del self._running[one]
+
+    def still_holds(self, who: Identity, loads: int) -> bool:
+        """Whether somebody who was recognised when `loads` was so is so without another look."""
+        if loads != self.loads:
+            return False
+        return who.expires_ms is None or self._clock.now_ms() < who.expires_ms
 
     def admits(self, authorization: bytes | None, fqn: str) -> Identity | None:
         """Who appends to the pipeline, if they may; None leaves it to the whole check."""

@@ -42,6 +42,8 @@ class Identity:
     grants: Grants
     expires_ms: int | None = None
     quota: Quota | None = field(default=None, compare=False)
+    concurrent: int = field(default=0, compare=False)
+    """How many requests it may have in progress; 0: any number."""
 
     def names(self, scopes: Iterable[str]) -> Names:
         """The pipelines for which it has one of the scopes."""

@@ -133,7 +133,8 @@ class Issuer:
         ends = claims.get("exp")
         expires = None if ends is None else round((int(ends) + rule.skew_seconds) * 1000)
         grants = merged(rule.grants(user, groups))
-        return Identity(user, f"issuer {rule.issuer}", grants, expires)
+        most = rule.concurrent_requests
+        return Identity(user, f"issuer {rule.issuer}", grants, expires, concurrent=most)
 
     async def refresh(self) -> None:
         """Fetches the keys, one fetch at a time; `problem` says what went wrong."""

@@ -9,6 +9,7 @@
         scopes: {ingest: ["shop.*"], read: ["shop.*"]}
         requests_per_second: 500    # no limit without it
         bytes_per_second: 20MiB
+        concurrent_requests: 20
     issuers:                        # of JWT
       - issuer: open-metadata.org
         keys: https://openmetadata.example.com/api/v1/system/config/jwks
@@ -89,6 +90,7 @@ class TokenRule(_Part):
     scopes: Scopes
     requests_per_second: float = Field(default=0, ge=0)
     bytes_per_second: Bytes | Literal[0] = 0
+    concurrent_requests: int = Field(default=0, ge=0)
 
     @field_validator("id")
     @classmethod
@@ -114,10 +116,14 @@ class TokenRule(_Part):
 
 
 class PeopleRules(_Part):
-    """What users and groups of one source may do; what they may together is added."""
+    """What users and groups of one source may do; what they may together is added.
+
+    Each user may have `concurrent_requests` in progress; 0: any number.
+    """
 
     users: People = Field(default_factory=dict)
     groups: People = Field(default_factory=dict)
+    concurrent_requests: int = Field(default=0, ge=0)
 
     @field_validator("users", "groups")
     @classmethod

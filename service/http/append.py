@@ -204,10 +204,11 @@ class AppendRoutes:
                 or get(b"content-encoding")
                 or _may_hold_gzip(body)
             ):
-                await self._store_large(route, get, message, receive, send)
+                await self._store_large(route, scope, message, receive, send)
             else:
                 self.counters.body_bytes += len(body)
-                await self._store(route, get, self._decode_small(body, get(b"content-type")), send)
+                decoded = self._decode_small(body, get(b"content-type"))
+                await self._store(route, scope, decoded, send)
         except asyncio.CancelledError:  # a stop waits no longer
             await self._refuse(NodeNotReady("the node is stopping"), scope, receive, send)
         except Exception as error:  # noqa: BLE001 -- every error is an answer
@@ -222,9 +223,10 @@ class AppendRoutes:
         return decode(body, kind, None, self._bounds, charset)
 
     async def _store_large(
-        self, route: Route, get: Get, first: Message, receive: Receive, send: Send
+        self, route: Route, scope: Scope, first: Message, receive: Receive, send: Send
     ) -> None:
         """Stores a body that is still arriving, is large, or may become large once inflated."""
+        get = dict(scope["headers"]).get
         most = self.settings.max_body_bytes
         if (declared_length(get(b"content-length")) or 0) > most:
             raise BodyTooLarge(most)
@@ -240,12 +242,14 @@ class AppendRoutes:
             )
             del body
             share.charge(len(decoded.text))
-            await self._store(route, get, decoded, send)
+            await self._store(route, scope, decoded, send)
         finally:
             share.end()
 
-    async def _store(self, route: Route, get: Get, decoded: Decoded, send: Send) -> None:
-        batch = self._batch(route, get, decoded)
+    async def _store(self, route: Route, scope: Scope, decoded: Decoded, send: Send) -> None:
+        if self.gate is not None:
+            self.gate.confirm(scope, fqn=route.key.fqn)
+        batch = self._batch(route, dict(scope["headers"]).get, decoded)
         if not decoded.text:
             await self._take_nothing(route, decoded, batch.durability, send)
             return

@@ -18,6 +18,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
+from logstore.errors import TooManyAtOnce
 from service.access.identity import Identity
 from service.http.append import AppendRoutes
 from service.http.clients import Clients
@@ -57,6 +58,7 @@ class FastPathProtocol(Connection):
         self._fields: dict[bytes, bytes] = {}
         self._body = b""
         self._who: Identity | None = None
+        self._loads = 0
 
     # --- what the connection tells -------------------------------------------------
 
@@ -109,7 +111,7 @@ class FastPathProtocol(Connection):
             super().on_message_complete()
             return
         self._pending = None
-        reply = self._routes.quick(self.url, self._fields, self._body)
+        reply = self._quick()
         if reply is None:
             super().begin()
             super().on_body(self._body)
@@ -120,6 +122,24 @@ class FastPathProtocol(Connection):
                 self._who.quota.take(1, len(self._body))
             self.cycle = pending  # type: ignore[assignment]
             reply.done.add_done_callback(lambda _: self._answer(pending, reply))
+
+    def _quick(self) -> QuickReply | None:
+        """The reply, if the node takes the append at once, and its sender may still make it."""
+        gate, who = self._routes.gate, self._who
+        if gate is None or who is None:
+            return self._routes.quick(self.url, self._fields, self._body)
+        if not gate.access.still_holds(who, self._loads):
+            return None
+        try:
+            gate.access.begin(who)
+        except TooManyAtOnce:
+            return None
+        reply = self._routes.quick(self.url, self._fields, self._body)
+        if reply is None:
+            gate.access.end(who)
+        else:
+            reply.done.add_done_callback(lambda _: gate.access.end(who))
+        return reply
 
     # --- which path ----------------------------------------------------------------
 
@@ -142,6 +162,7 @@ class FastPathProtocol(Connection):
             self._who = gate.quick(headers, self._routes.known[self.url].key.fqn)
             if self._who is None:
                 return False
+            self._loads = gate.access.loads
         length = headers.get(b"content-length", b"")
         return len(length) < 10 and length.isdigit() and int(length) <= self._routes.small
 

@@ -18,7 +18,14 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from logstore.clock import Clock
-from logstore.errors import Forbidden, InvalidName, NotAuthenticated, OverQuota, TailraceError
+from logstore.errors import (
+    Forbidden,
+    InvalidName,
+    NotAuthenticated,
+    OverQuota,
+    TailraceError,
+    TooManyAtOnce,
+)
 from logstore.patterns import LinearRegex
 from logstore.search.conditions import All
 from service.access.access import REMEMBERED_SECONDS, Access
@@ -38,7 +45,10 @@ NAMES: Final = "tailrace.names"
 """Key of a request's scope: the pipelines that it may see, if there are rules."""
 WHO: Final = "tailrace.who"
 GATE: Final = "tailrace.gate"
+LOADS: Final = "tailrace.loads"
+"""Key of a request's scope: how often the rules had been read when it was admitted."""
 _ALL: Final = ""
+_REFUSALS: Final = (401, 403)
 _TOKENS: Final = LinearRegex(
     r"trl_[a-z0-9]{4,32}_[0-9a-fA-F]{32,64}|eyJ[\w-]+(?:\.|%2[eE])eyJ[\w-]+(?:\.|%2[eE])[\w-]*"
 )
@@ -125,13 +135,28 @@ class Gate:
         """Awaits `answer` to an append or close of the pipeline; None if the path names none."""
         try:
             who = await self._admitted(scope, INGEST, fqn)
+            self.access.begin(who)
         except TailraceError as error:
             self.refused(scope, error, fqn)
             await refuse(error)
             return
-        answering = answer(receive if who.quota is None else _counting(receive, who))
-        if answering is not None:
-            await answering
+        try:
+            answering = answer(receive if who.quota is None else _counting(receive, who))
+            if answering is not None:
+                await answering
+        finally:
+            self.access.end(who)
+
+    def confirm(self, scope: Scope, need: Need = INGEST, fqn: str | None = None) -> None:
+        """Raises `NotAuthenticated` if a request that was admitted would not be admitted now.
+
+        Its body has arrived since: whoever lost the right meanwhile changes nothing any more.
+        """
+        if self.access.still_holds(scope[WHO], scope[LOADS]) or self.still(scope, need):
+            return
+        error = NotAuthenticated("the token lost its right while its request arrived")
+        self.refused(scope, error, fqn)
+        raise error
 
     async def node(self, scope: Scope) -> None:
         """Raises `NotAuthenticated` or `Forbidden` unless a node asks, by a token of the rules."""
@@ -164,21 +189,25 @@ class Gate:
                 return
             try:
                 who = await self._admitted(scope, need, _named(scope, need))
+                self.access.begin(who)
             except TailraceError as error:
                 self.refused(scope, error)
                 raise
-            if need.audited:
-                send = await self._audited(scope, who, send)
-            if who.quota is not None:
-                receive = _counting(receive, who)
-            watched = scope[WATCHED] = Lasting(self, scope, need, who, send)
-            await app(scope, receive, watched)
+            try:
+                if need.audited:
+                    send = await self._audited(scope, who, send)
+                if who.quota is not None:
+                    receive = _counting(receive, who)
+                watched = scope[WATCHED] = Lasting(self, scope, need, who, send)
+                await app(scope, self._confirming(receive, scope, need), watched)
+            finally:
+                self.access.end(who)
 
         return asked
 
     async def _admitted(self, scope: Scope, need: Need, fqn: str | None) -> Identity:
         who = await self.access.identify(scope["headers"], _peer(scope))
-        scope[WHO], scope[GATE] = who, self
+        scope[WHO], scope[GATE], scope[LOADS] = who, self, self.access.loads
         scope[NAMES] = self.access.require(who, need.scopes, fqn)
         if who.quota is not None:
             who.quota.take(1, 0)
@@ -190,6 +219,17 @@ class Gate:
             scope[WHO] = await self.access.identify(scope["headers"], _peer(scope))
         except TailraceError:
             scope[WHO] = None
+
+    def _confirming(self, receive: Receive, scope: Scope, need: Need) -> Receive:
+        """Looks again at who asks when all of the body is there."""
+
+        async def confirmed() -> Message:
+            message = await receive()
+            if message["type"] == "http.request" and not message.get("more_body", False):
+                self.confirm(scope, need)
+            return message
+
+        return confirmed
 
     def still(self, scope: Scope, need: Need) -> bool:
         """Whether a request that was admitted would be admitted now."""
@@ -231,11 +271,12 @@ class Gate:
 class Lasting:
     """A `send` that asks again about a reply that lasts, and counts its bytes."""
 
-    __slots__ = ("_due", "_gate", "_loads", "_need", "_scope", "_send", "_who")
+    __slots__ = ("_due", "_gate", "_loads", "_need", "_refuses", "_scope", "_send", "_who")
 
     def __init__(self, gate: Gate, scope: Scope, need: Need, who: Identity, send: Send) -> None:
         self._gate, self._scope, self._need, self._who = gate, scope, need, who
         self._send = send
+        self._refuses = False
         self._loads = gate.access.loads
         self._due = self._next()
 
@@ -249,7 +290,9 @@ class Lasting:
     async def __call__(self, message: Message) -> None:
         self.count(len(message.get("body", b"")))
         gate = self._gate
-        if self.due:
+        if message["type"] == "http.response.start":
+            self._refuses = message["status"] in _REFUSALS
+        if self.due and not self._refuses:
             self._due, self._loads = self._next(), gate.access.loads
             if not self._gate.still(self._scope, self._need):
                 self._end()
@@ -337,4 +380,6 @@ def _reason(error: TailraceError) -> str:
         return "invalid-token" if error.invalid else "no-token"
     if isinstance(error, Forbidden):
         return "scope"
+    if isinstance(error, TooManyAtOnce):
+        return "concurrency"
     return "quota" if isinstance(error, OverQuota) else "other"

@@ -38,7 +38,8 @@ HTTP: tuple[Declared, ...] = (
     ),
     counter(
         "access_refused",
-        "Requests that the rules of access refused: no-token, invalid-token, scope, quota, other.",
+        "Requests that the rules of access refused: no-token, invalid-token, scope, quota,"
+        " concurrency, other.",
         lambda s: dict(s.http.access_refused),
         "reason",
     ),

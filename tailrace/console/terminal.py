@@ -2,7 +2,9 @@
 
 A line of a log may hold sequences that move the cursor, clear the screen, set the title or write
 to the clipboard. Kept are selections of colour and weight (SGR) and tabs; they end with their line.
-Other control characters, and those that turn the direction of writing, are shown as symbols.
+Other control characters, and those that turn the direction of writing, are shown as symbols, in
+JSON as its escapes. Names and errors are texts of others as much as lines are: every command prints
+by `say` and `say_json`, or by a printer that asks for `shown` itself.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ _SEQUENCE: Final = re.compile(
     r"|\x1b[ -/]*[0-~]?"
     r"|(?P<control>[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069])"
 )
+_IN_JSON: Final = re.compile(r"[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _RESET: Final = "\x1b[0m"
 _UNSEEN: Final = "\ufffd"
 _PICTURES: Final = 0x2400
@@ -83,10 +86,27 @@ class Names:
         return f"{begin}{shown(text)}{_RESET}"
 
 
+def in_json(text: str) -> str:
+    """JSON that means the same, without the control characters that JSON need not escape."""
+    return _IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def say(text: str, out: TextIO | None = None, *, end: str = "\n") -> None:
+    """Prints a text at once, to standard output unless `out` is given; to a terminal as `shown`."""
+    out = sys.stdout if out is None else out
+    print(shown(text) if out.isatty() else text, file=out, end=end, flush=True)
+
+
+def say_json(text: str, out: TextIO | None = None) -> None:
+    """Prints a line of JSON at once; to a terminal as `in_json`."""
+    out = sys.stdout if out is None else out
+    print(in_json(text) if out.isatty() else text, file=out, flush=True)
+
+
 def note(text: str) -> None:
     """Says something to a person; a file of errors would only grow by it."""
     if sys.stderr.isatty():
-        print(shown(text), file=sys.stderr)
+        say(text, sys.stderr)
 
 
 def wants_colour(out: TextIO) -> bool:

@@ -14,7 +14,7 @@ import httpx
 
 from logstore.clock import Clock
 from logstore.errors import Unavailable
-from tailrace.console.terminal import note
+from tailrace.console.terminal import note, say
 from tailrace.remote.api import check, errors_as_ours
 
 READ_SECONDS = 60  # several heartbeats: silence beyond it is a dead connection
@@ -76,7 +76,7 @@ def warn_of_silent(nodes: Iterable[str], *, store: bool = False) -> None:
     found = [f"{names} silent: records from there come later"] if names else []
     if store:
         found.append("the object store does not answer: what comes is what the nodes hold")
-    print(f"nodes: {'; '.join(found) or 'all answer again'}", file=sys.stderr)
+    say(f"nodes: {'; '.join(found) or 'all answer again'}", sys.stderr)
 
 
 def _split(line: str) -> tuple[str, str]:

@@ -11,6 +11,7 @@ import orjson
 
 from logstore.clock import Clock, SystemClock
 from logstore.errors import TailraceError
+from tailrace.console.terminal import say
 from tailrace.remote.events import READ_SECONDS, Event, EventFollower, warn_of_silent
 from tailrace.searching.output import Printer
 
@@ -44,7 +45,7 @@ class SearchFollower(EventFollower):
             raise TailraceError(str(problem.get("detail")), hint=str(problem.get("hint") or ""))
         if event.name == "gap":
             reason = orjson.loads(event.data).get("reason")
-            print(f"warning: records may be missing: {reason}", file=sys.stderr)
+            say(f"warning: records may be missing: {reason}", sys.stderr)
         elif event.name == "silent":
             said = orjson.loads(event.data)
             warn_of_silent(said.get("nodes", ()), store=bool(said.get("store")))

@@ -8,7 +8,7 @@ from typing import Any, Final, TextIO
 import orjson
 
 from logstore.errors import TailraceError
-from tailrace.console.terminal import Names, coloured, wants_colour
+from tailrace.console.terminal import Names, coloured, in_json, wants_colour
 
 _BAR_CHARS: Final = 40
 
@@ -41,12 +41,15 @@ class Printer:
     def _text(self, line: bytes) -> str | None:
         record = orjson.loads(line)
         if "ulid" in record:
-            return f"{line.decode()}\n" if self._whole else self._message(record)
+            return self._json(line.decode()) if self._whole else self._message(record)
         if "error" in record:
             problem = record["error"]
             raise TailraceError(str(problem.get("detail")), hint=str(problem.get("hint") or ""))
         self.stats = record.get("stats")
         return None
+
+    def _json(self, line: str) -> str:
+        return f"{in_json(line) if self._terminal else line}\n"
 
     def _message(self, record: dict[str, Any]) -> str:
         group, hit = record.get("group"), record.get("hit")

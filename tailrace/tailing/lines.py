@@ -10,8 +10,9 @@ from tailrace.console.terminal import (
     Names,
     coloured,
     fitting,
+    in_json,
     last_states,
-    shown,
+    say,
     wants_colour,
 )
 
@@ -67,7 +68,7 @@ class Lines:
 
     def _text(self, data: str, fqn: str, run: str) -> str:
         if self._whole:
-            return f"{data}\n"
+            return f"{in_json(data) if self._terminal else data}\n"
         record = json.loads(data)
         text = str(record["message"])
         if self._terminal:
@@ -75,7 +76,7 @@ class Lines:
             text = coloured(text, record.get("level"), colour=self._colour)
         if self._notes is not None and (name := f"{fqn}/{run}") not in self._seen:
             self._seen.add(name)
-            print(f"+ {shown(name)}", file=self._notes)
+            say(f"+ {name}", self._notes)
         if self._prefix == "none":
             return f"{text}\n"
         name = f"{fqn}/{run}" if self._prefix == "full" else run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -12,12 +13,13 @@ import httpx
 import pytest
 
 from logstore.disk import Disk
+from logstore.errors import TooManyAtOnce
 from service.access.access import REMEMBERED_SECONDS, Access
 from service.access.audit import AuditLog
 from service.access.quota import BURST_SECONDS
 from service.http.gate import Gate
 from tests.service.access.rules_file import rule, token_of, written
-from tests.service.http.conftest import RUNS, Serve
+from tests.service.http.conftest import RUNS, Serve, Served
 from tests.service.http.journal_node import JournalNode
 from tests.service.http.memory_node import MemoryNode
 from tests.service.http.test_stream import events, put
@@ -102,6 +104,140 @@ async def test_bytes_that_are_read_count(serve: Serve, tmp_path: Path) -> None:
         )
         clock.pass_seconds(60)
         assert (await served.client.get(f"{RUNS}/p/r", headers=HEADERS)).status_code == 200
+
+
+async def in_two_parts(served: Served, method: str, path: str, size: int) -> Any:
+    """A request of which the head and half of the body are sent; ends it and reads the status."""
+    url = httpx.URL(served.url)
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n"
+    body = b'{"runId":"r","message":"' + b"x" * (size - 26) + b'"}'
+    kind = "Content-Type: application/json" if method == "PUT" else "Content-Type: text/plain"
+    writer.write(f"{head}{kind}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body[:20])
+    await writer.drain()
+
+    async def ended() -> int:
+        writer.write(body[20:])
+        status = int((await reader.readline()).split()[1])
+        writer.close()
+        await writer.wait_closed()
+        return status
+
+    return ended
+
+
+async def arrived(served: Served) -> None:
+    """Waits until the service has looked at what was sent before, which came over before it."""
+    assert (await served.client.get("/health/live")).status_code == 200
+
+
+ROOT = RUNS.removesuffix("/logs")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "size"),
+    [
+        ("POST", f"{RUNS}/p/r", 100),
+        ("POST", f"{RUNS}/p/other", 100),
+        ("POST", f"{RUNS}/p/r", 300_000),
+        ("PUT", f"{ROOT}/progress/p/r", 100),
+        ("PUT", f"{ROOT}/p/pipelineStatus", 100),
+    ],
+    ids=["fast path", "new run", "large", "progress", "status"],
+)
+async def test_a_token_that_is_taken_away_while_its_body_arrives_stores_nothing(
+    serve: Serve, tmp_path: Path, method: str, path: str, size: int
+) -> None:
+    async with gate_with(tmp_path, rule(TOKEN, BOTH), rule(STAYS, BOTH)) as (gate, _):
+        node = JournalNode()
+        served = await serve(node, gate=gate)
+        for _ in range(2):  # the second one takes the fast path
+            before = await served.client.post(f"{RUNS}/p/r", content=b"line\n", headers=HEADERS)
+            assert before.status_code == 200
+        assert node.taken == 1
+        stored = node.gated.texts()
+        again = await in_two_parts(served, method, path, size)
+        await arrived(served)
+        assert gate.access.reload(), "the rules are read again, and the token is there"
+        assert await again() == 200
+        stored_again = node.gated.texts()
+        assert (stored_again != stored) is (method == "POST")
+        taken_away = await in_two_parts(served, method, path, size)
+        await arrived(served)
+        written(tmp_path / "rules.yaml", rule(STAYS, BOTH))
+        assert gate.access.reload()
+        assert await taken_away() == 401
+        assert node.gated.texts() == stored_again
+        assert gate.access.refused["invalid-token"] == 1
+        await node.gated.journal.close()
+
+
+async def test_a_token_has_so_many_requests_in_progress_on_both_ways(
+    serve: Serve, tmp_path: Path
+) -> None:
+    limited = rule(TOKEN, BOTH, concurrent_requests=2)
+    async with gate_with(tmp_path, limited, rule(STAYS, BOTH)) as (gate, _):
+        served = await serve(gate=gate)
+        await put(served.node, "first")
+
+        async def post(token: str) -> httpx.Response:
+            headers = HEADERS | {"authorization": f"Bearer {token}"}
+            return await served.client.post(f"{RUNS}/p/r", content=b"line\n", headers=headers)
+
+        opened = [await begun(served, TOKEN) for _ in range(2)]
+        for _ in range(2):
+            is_refused(await post(TOKEN), 1)
+        assert (await post(STAYS)).status_code == 200
+        is_refused(await served.client.get(f"{RUNS}/p/r", headers=HEADERS), 1)
+        assert gate.access.refused["concurrency"] == 3
+        await opened[0][0].__aexit__(None, None, None)
+        async with asyncio.timeout(120):
+            while (await post(TOKEN)).status_code != 200:
+                await asyncio.sleep(0)
+        for _ in range(3):  # each of them is over
+            assert (await post(TOKEN)).status_code == 200
+        await opened[1][0].__aexit__(None, None, None)
+
+
+async def test_appends_in_progress_on_the_fast_path_count(serve: Serve, tmp_path: Path) -> None:
+    limited = rule(TOKEN, BOTH, concurrent_requests=2)
+    async with gate_with(tmp_path, limited) as (gate, _):
+        node = JournalNode()
+        served = await serve(node, gate=gate)
+
+        async def post() -> httpx.Response:
+            return await served.client.post(f"{RUNS}/p/r", content=b"line\n", headers=HEADERS)
+
+        assert (await post()).status_code == 200
+        node.gated.syncer.gate.clear()
+        held = [asyncio.create_task(post()) for _ in range(2)]
+        async with asyncio.timeout(120):
+            while node.taken < 2:
+                await asyncio.sleep(0)
+        is_refused(await post(), 1)
+        node.gated.syncer.gate.set()
+        assert [(await task).status_code for task in held] == [200, 200]
+        assert (await post()).status_code == 200
+        await node.gated.journal.close()
+
+
+async def test_users_of_a_proxy_have_so_many_requests_in_progress_each(tmp_path: Path) -> None:
+    proxy = {
+        "addresses": ["10.0.0.1"],
+        "user_header": "X-User",
+        "users": {name: {"read": ["*"]} for name in ("anna", "bert")},
+        "concurrent_requests": 1,
+    }
+    access = Access(written(tmp_path / "rules.yaml", proxy=proxy), ManualClock())
+    anna, bert = [
+        await access.identify([(b"x-user", name)], "10.0.0.1") for name in (b"anna", b"bert")
+    ]
+    access.begin(anna)
+    access.begin(bert)
+    with pytest.raises(TooManyAtOnce, match="anna has 1 requests"):
+        access.begin(anna)
+    access.end(anna)
+    access.begin(anna)
 
 
 async def begun(served: Any, token: str) -> tuple[Any, Any, Any]:

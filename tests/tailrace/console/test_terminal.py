@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import pty
 import re
@@ -73,14 +74,16 @@ def answer(asked: Asked) -> Given:
     return Given(200, {}, body + b"event: complete\ndata: \n\n")
 
 
-def in_terminal(*words: str, person: bool = False, **variables: str) -> str:
+def in_terminal(
+    *words: str, person: bool = False, errors_too: bool = False, **variables: str
+) -> str:
     """What a command writes to a terminal of its own; `person`: it reads from there, too."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "tailrace", *words],
         stdin=theirs if person else subprocess.DEVNULL,
         stdout=theirs,
-        stderr=subprocess.PIPE,
+        stderr=theirs if errors_too else subprocess.PIPE,
         env={**os.environ, "TERM": "xterm", "NO_COLOR": "", **variables},
     )
     os.close(theirs)
@@ -98,7 +101,7 @@ def in_terminal(*words: str, person: bool = False, **variables: str) -> str:
     _, errors = process.communicate(timeout=120)
     reader.join()
     os.close(ours)
-    assert process.returncode == 0, errors
+    assert process.returncode == 0 or errors_too, errors
     return b"".join(pieces).decode().replace("\r\n", "\n")
 
 
@@ -147,3 +150,69 @@ def test_what_has_an_end_goes_through_the_pager_of_a_terminal(tmp_path: Path) ->
             == colours
         )
         assert in_terminal(*query, PAGER=through, LESS="") == colours
+
+
+HOSTILE = "a\x9b2Jb\x9d0;title\x9cc\x1b[2Jd\u202ee\x7ff"
+
+
+def answer_hostile(asked: Asked) -> Given:
+    record = {"ulid": "0" * 26, "fqn": HOSTILE, "run_id": HOSTILE, "message": HOSTILE}
+    problem = {"detail": HOSTILE, "hint": HOSTILE, "message": HOSTILE, "type": "x", "status": 400}
+    if "/refused" in asked.path or "fqn=refused" in asked.path:
+        return Given(400, {"Content-Type": "application/problem+json"}, orjson.dumps(problem))
+    if asked.path.endswith("tail=1"):
+        return Given(200, {}, orjson.dumps({"totalLines": 1}))
+    if "/stream/" in asked.path:
+        end = b": silent %b\n\nevent: complete\ndata: \n\n"
+        nodes = orjson.dumps({"nodes": [HOSTILE]})
+        return Given(200, {}, b"id: 1\ndata: %b\n\n" % orjson.dumps(record) + end % nodes)
+    if "/histogram" in asked.path:
+        buckets = [{"at": HOSTILE, "count": 1, "levels": {HOSTILE: 1}}]
+        return Given(200, {}, orjson.dumps({"buckets": buckets, "stats": {"complete": True}}))
+    if "/count" in asked.path:
+        counted = [{"values": {"fqn": HOSTILE}, "records": 1}]
+        found = {"records": 2, "counts": counted, "stats": {"complete": True}}
+        return Given(200, {}, orjson.dumps(found))
+    stats = {"stats": {"complete": False, "missing": [HOSTILE], "set_aside": [HOSTILE]}}
+    return Given(200, {}, b"".join(orjson.dumps(line) + b"\n" for line in (record, stats)))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("tail p r", "tail p r --json", "tail p r --prefix full", "tail refused r"),
+        *("query --fqn p x", "query --fqn p x --json", "query --fqn refused x"),
+        *("query --fqn p x --histogram", "query --fqn p x --histogram --json"),
+        *("query --fqn p x --count fqn", "query --fqn p x --count fqn --json"),
+    ],
+)
+def test_no_command_gives_a_terminal_what_others_wrote(words: str) -> None:
+    verb, *rest = words.split()
+    with answering(answer_hostile) as url:
+        written = in_terminal(verb, "--url", url, "--no-pager", *rest, errors_too=True)
+    assert "title" not in written or "--json" in words
+    assert "Traceback" not in written, written
+    assert "b" in written
+    assert not CONTROL.search(SGR.sub("", written)), written
+    if "tail" in words and "--json" in words:
+        [record] = [line for line in written.splitlines() if line.startswith("{")]
+        assert orjson.loads(record)["message"] == HOSTILE
+
+
+def test_nothing_is_printed_past_what_knows_terminals() -> None:
+    """All of `tailrace` prints by `say`, `say_json`, or a printer that asks for `shown`."""
+    root = Path(__file__).parents[3] / "tailrace"
+    found = {
+        path.name
+        for path in root.rglob("*.py")
+        if path.name != "terminal.py"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and (
+            (isinstance(node.func, ast.Name) and node.func.id == "print")
+            or ast.unparse(node.func) in ("sys.stdout.write", "sys.stderr.write")
+        )
+    }
+    assert found == {"completion.py", "forward_state.py"}, (
+        "the first prints a script of ours, the second ASCII: use say()"
+    )
