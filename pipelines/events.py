@@ -38,6 +38,7 @@ from coordination.pipelines.checkpoint import EventKey
 from logstore import ulid
 from logstore.batch import RunKey
 from logstore.segments.record_keys import KEY_COLUMNS, distinct
+from logstore.segments.schema import CARRIED
 from logstore.segments.ulids import parse
 
 EVENTS: Final = pa.schema(
@@ -50,6 +51,7 @@ EVENTS: Final = pa.schema(
         pa.field("connector_id", pa.string()),
         pa.field("message", pa.string(), nullable=False),
         pa.field("attributes", pa.map_(pa.string(), pa.string())),
+        pa.field(CARRIED, pa.bool_()),
     ]
 )
 """The columns that filters, layouts and appenders see."""
@@ -72,6 +74,13 @@ def is_redelivered(events: pa.Table) -> bool:
     if ORDER not in events.column_names or not events.num_rows:
         return False
     return bool(events.column(ORDER)[0].as_py() == REDELIVERED)
+
+
+def as_events(table: pa.Table) -> pa.Table:
+    """The columns of `EVENTS`; files of earlier versions have no marks."""
+    if CARRIED not in table.column_names:
+        table = table.append_column(CARRIED, pa.nulls(table.num_rows, pa.bool_()))
+    return table.select(EVENTS.names).cast(EVENTS)
 
 
 class Origin(NamedTuple):

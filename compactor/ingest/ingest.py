@@ -85,9 +85,9 @@ class _IngestPass:
     async def _ingest_batch(self, plan: Plan) -> None:
         compactor = self.compactor
         snapshot = plan.snapshot
-        if snapshot.delta is None:
-            snapshot = await asyncio.to_thread(compactor.table.create)
         snapshot.check_writable()  # before anything is merged that could not be committed
+        if snapshot.delta is None or snapshot.is_outdated:
+            snapshot = await asyncio.to_thread(compactor.table.create)
         with self.report.timed("verify", compactor.clock):
             budget = BatchBudget(compactor.limits.bucket_bytes)
             found = await verify(compactor.store, plan.segments, budget)

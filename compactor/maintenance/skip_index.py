@@ -32,6 +32,7 @@ from logstore.colours import as_seen, is_coloured
 from logstore.errors import Damaged, NotFound
 from logstore.objects.parquet import SparseFile, byte_range, chunks_of, fetch_tail, opened
 from logstore.objects.store import ObjectStore
+from logstore.segments.schema import CARRIED
 from logstore.table.pages.made import MAPPED, map_of
 from logstore.table.pages.reader import Read
 from logstore.table.skip_index import Builder
@@ -43,7 +44,7 @@ _PASS_BYTES: Final = 1 << 30
 _FETCHED_BYTES: Final = 32 << 20  # of row groups, in a request
 _MESSAGE: Final = "message"
 _ATTRIBUTES: Final = "attributes"
-_READ: Final = [*MAPPED, _ATTRIBUTES]
+_READ: Final = [*MAPPED, _ATTRIBUTES, CARRIED]
 
 
 async def index_files(compactor: Compactor, report: Report, hurry: Hurry = never) -> None:

@@ -39,7 +39,7 @@ BUCKET = "bucket"
 TASK = "task"
 SCHEMA = (
     "ulid string, ts timestamp, fqn string, run_id string, pos long, level string,"
-    " connector_id string, message string, attributes map<string,string>"
+    " connector_id string, message string, attributes map<string,string>, carried boolean"
 )
 COLUMNS = [column.split()[0] for column in SCHEMA.split(", ")]
 GONE = "gone"

@@ -20,6 +20,7 @@ COLUMNS: Final = {
     "ulid": "ulid",
     "pos": "pos",
     "ts": "ts",
+    "carried": "carried",
 }
 """Fields that are columns of a record, by the names that a search may use."""
 
@@ -64,6 +65,8 @@ class AnyAttribute:
 
 Field: TypeAlias = Column | Attribute | Json | Logfmt | AnyAttribute
 MESSAGE: Final = Column("message")
+CARRIED: Final = Column("carried")
+"""It exists in lines that continue the record before them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +170,28 @@ def leaves(condition: Condition) -> Iterator[Condition]:
             waiting.append(part.part)
         else:
             yield part
+
+
+def asks_for_text(condition: Condition | None) -> bool:
+    """Whether a part that has to hold says what stands in a line.
+
+    Anything else that is asked for (a level, a name, a time) a record and the lines that continue
+    it have in common, or it says where they lie.
+    """
+    waiting = [] if condition is None else [(condition, True)]
+    while waiting:
+        part, holds = waiting.pop()
+        if isinstance(part, All | AnyOf):
+            waiting += [(inner, holds) for inner in part.parts]
+        elif isinstance(part, Not):
+            waiting.append((part.part, not holds))
+        elif holds and part != Exists(MESSAGE) and _is_of_line(part.field):
+            return True
+    return False
+
+
+def _is_of_line(field: Field) -> bool:
+    return field in (MESSAGE, CARRIED) or isinstance(field, Json | Logfmt)
 
 
 def depth(condition: Condition) -> int:

@@ -18,6 +18,7 @@ r"""The language of searches: `parse` makes a `Condition` of what stands in `q`.
     *:12345                       any field is this, or the message has it
     error*  fqn:*.orders          a `*` stands for anything, without quotes
     attributes.region:*           the record has it
+    carried:false                 no line that continues the record before it
     a b   a AND b                 both
     a OR b   NOT a   (a OR b) c   NOT binds closest, then AND, then OR
 
@@ -48,6 +49,7 @@ from lark.exceptions import VisitError
 from logstore import ulid
 from logstore.errors import InvalidInput, TooLarge
 from logstore.search.conditions import (
+    CARRIED,
     COLUMNS,
     MESSAGE,
     All,
@@ -273,7 +275,7 @@ class _Conditions(Transformer_NonRecursive[Token, Any]):
             )
         if field == Column("ts"):
             raise self._wrong(token, "a list has no times", "Write ts:[low TO high].")
-        if field in (LEVEL, Column("pos")):
+        if field in (LEVEL, Column("pos"), CARRIED):
             return AnyOf(tuple([self._equal(field, ":", value) for value in values]))
         texts, numbers = list[str](), list[float]()
         for value in values:
@@ -342,6 +344,8 @@ class _Conditions(Transformer_NonRecursive[Token, Any]):
         return (Attribute if kind == "attributes" else Logfmt)(str(whole)), str(operator)
 
     def _equal(self, field: Field, operator: str, value: Token) -> Condition:
+        if field == CARRIED:
+            return self._carried(value)
         if value.type == "REGEX":
             return self._regex(field, value)
         text, ignore_case = self._text_of(value)
@@ -366,10 +370,21 @@ class _Conditions(Transformer_NonRecursive[Token, Any]):
             )
         return wildcard(text, field, within=within)
 
+    def _carried(self, value: Token) -> Condition:
+        if value in ("true", "*"):
+            return Exists(CARRIED)
+        if value == "false":
+            return Not(Exists(CARRIED))
+        raise self._wrong(
+            value, f"carried is not {value[:80]!r}", "Write carried:true or carried:false."
+        )
+
     def _order(self, field: Field, operator: Operator, value: Token) -> Condition:
         text, _ = self._text_of(value)
         if text == "*" and value.type == "LIMIT":
             return Exists(field)
+        if field == CARRIED:
+            return self._carried(value)
         match field:
             case Column("level"):
                 return _levels(operator, LEVELS.index(self._name(field, value, text)))

@@ -54,7 +54,7 @@ def record_batches(
 def _record_batch(batches: Batches, piece: Slice, detection: Detection) -> pa.RecordBatch:
     rows = batches.rows[piece.batches]
     numbers = _numbers(piece)
-    times, levels = detection.of(piece)
+    times, levels, carried = detection.of(piece)
     pos = np.repeat(rows["pos"].astype(np.int64), piece.counts) + numbers
     runs, connectors = batches.runs, batches.connectors
     columns = [
@@ -67,6 +67,7 @@ def _record_batch(batches: Batches, piece: Slice, detection: Detection) -> pa.Re
         _names(rows["connector"], lambda connector: connectors[connector], piece.counts),
         _messages(piece),
         _attributes(batches, piece),
+        _marks(carried),
     ]
     batch = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
     return batch.take(_row_order(rows, piece, numbers)) if piece.shared else batch
@@ -108,6 +109,13 @@ def _levels(levels: Ints) -> pa.DictionaryArray:
     missing = levels == NO_LEVEL
     codes = pa.array(levels.astype(np.int32), mask=missing if missing.any() else None)
     return pa.DictionaryArray.from_arrays(codes, _LEVELS)
+
+
+def _marks(carried: NDArray[np.bool_]) -> pa.Array:
+    """True, or null."""
+    if not carried.any():
+        return pa.nulls(len(carried), pa.bool_())
+    return pa.array(carried, mask=~carried)
 
 
 def _messages(piece: Slice) -> pa.StringArray:

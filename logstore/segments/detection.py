@@ -13,6 +13,8 @@ once, and keeps what each of their batches begins with.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -30,6 +32,7 @@ from logstore.segments.times import NO_TIME, find_times, in_range
 from logstore.segments.ulids import made_ms
 
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 _UNSAID = NO_LEVEL - 1  # no level, and none is carried
 _AT_ONCE = 1 << 12  # records whose prefixes are searched together: they fit the CPU's cache
 _FIELDS = ((0, NO_TIME), (1, NO_LEVEL))
@@ -48,9 +51,13 @@ class Detection:
         self._begins = np.zeros((2, len(batches.rows)), dtype=np.int64)
         self._look_ahead(order)
 
-    def of(self, piece: Slice) -> tuple[Ints, Ints]:
-        """Microseconds since the epoch and level (`NO_LEVEL` for none) of each record."""
-        found = own(self._batches, piece, self._continuations)
+    def of(self, piece: Slice) -> tuple[Ints, Ints, Bools]:
+        """Microseconds since the epoch and level (`NO_LEVEL` for none) of each record.
+
+        The last is whether it continues the record before it. Where nothing is known of one before
+        it, it is a record.
+        """
+        found, continued = own(self._batches, piece, self._continuations)
         known = self._known[piece.batches]
         for field, none in _FIELDS:
             last = carrying.last_of_batches(found[field], none, piece.counts)
@@ -62,7 +69,8 @@ class Detection:
             found[field] = carrying.fill(found[field], none, piece.counts, begins)
             # A known batch may go on in the next slice, where it begins with what it has now.
             self._begins[field, piece.batches] = np.where(last == none, begins, last)
-        return self._with_ulid_times(piece, found[0]), np.maximum(found[1], NO_LEVEL)
+        times, levels = self._with_ulid_times(piece, found[0]), found[1]
+        return times, np.maximum(levels, NO_LEVEL), continued & (levels != NO_LEVEL)
 
     def save(self) -> None:
         """Stores in the carry what the runs ended with."""
@@ -96,7 +104,7 @@ class Detection:
             return
         before, continuations = self._carry.load(self._batches.runs), Continuations()
         for piece in slices(self._batches, chosen):
-            found = own(self._batches, piece, continuations)
+            found, _ = own(self._batches, piece, continuations)
             heads = piece.firsts == 0
             for field, none in _FIELDS:
                 last = carrying.last_of_batches(found[field], none, piece.counts)
@@ -108,11 +116,18 @@ class Detection:
         self._last = before
 
 
-def own(batches: Batches, piece: Slice, continuations: Continuations) -> list[Ints]:
-    """The times and levels that the records themselves have: given, or found in their text.
+class Own(NamedTuple):
+    """The times and levels that records themselves have, and which ones continue others.
 
     The level of a record that begins something new and states none is `_UNSAID`.
     """
+
+    fields: list[Ints]
+    continued: Bools
+
+
+def own(batches: Batches, piece: Slice, continuations: Continuations) -> Own:
+    """What the records themselves have: given, or found in their text."""
     count = len(piece.ends)
     times = np.empty(count, dtype=np.int64)
     parts = []
@@ -136,10 +151,12 @@ def own(batches: Batches, piece: Slice, continuations: Continuations) -> list[In
     found = find_levels(lines, words)
     levels = found.levels.astype(np.int64)
     levels[levels == NO_LEVEL] = _UNSAID
-    levels[continuations.find(lines, words, found, _place(batches, piece))] = NO_LEVEL
+    continued = continuations.find(lines, words, found, _place(batches, piece))
+    levels[continued] = NO_LEVEL
     if not piece.plain:
         _put_given(batches, piece, found.levels, times, levels)
-    return [times, levels]
+        continued &= levels == NO_LEVEL
+    return Own([times, levels], continued)
 
 
 def _place(batches: Batches, piece: Slice) -> Place:

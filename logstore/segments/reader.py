@@ -22,7 +22,7 @@ from logstore.objects.store import Body, ObjectStore
 from logstore.segments import footer as footers
 from logstore.segments import seal
 from logstore.segments.footer import Footer
-from logstore.segments.schema import SCHEMA
+from logstore.segments.schema import CARRIED, SCHEMA, SCHEMAS
 
 _TAIL = 64 << 10  # holds the footer of most segments
 
@@ -49,6 +49,8 @@ class SegmentFile:
         checked = columns is None or set(columns).issuperset(footers.CHECKED)
         if checked and footers.rows_checksum(table) != self.footer.checksums[index]:
             raise Damaged(f"the rows of row group {index} do not match their checksum")
+        if CARRIED not in table.column_names and (columns is None or CARRIED in columns):
+            return table.append_column(SCHEMA.field(CARRIED), pa.nulls(len(table), pa.bool_()))
         return table
 
     def _read(self, index: int, columns: list[str] | None, rows: int | None) -> pa.Table:
@@ -166,7 +168,7 @@ def _opened(source: pa.NativeFile | SparseFile) -> SegmentFile:
 
 def _check_shape(parquet: pq.ParquetFile, footer: Footer) -> None:
     """Raises `Damaged` unless schema, row groups and footer belong together."""
-    if not parquet.schema_arrow.equals(SCHEMA, check_metadata=False):
+    if not parquet.schema_arrow.equals(SCHEMAS[footer.version], check_metadata=False):
         raise Damaged("the columns are not those of a segment")
     if parquet.num_row_groups != len(footer.checksums) or parquet.metadata.num_rows != footer.rows:
         raise Damaged("the footer speaks of other row groups than there are")

@@ -20,7 +20,7 @@ from logstore.errors import Damaged
 from logstore.objects.parquet import SparseFile, fetch_tail, opened
 from logstore.objects.store import ObjectStore
 from logstore.table.pages.checksums import DamagedPages, check_row_groups, row_group_range
-from logstore.table.schema import COLUMNS, PARTITIONS
+from logstore.table.schema import ADDED, COLUMNS, PARTITIONS
 from logstore.table.snapshot import TableFile
 from logstore.table.stats import bounds_of
 
@@ -103,6 +103,8 @@ def check_schema(footer: Any) -> None:
     for name, kind in _TYPES.items():
         index = schema.get_field_index(name)
         if index < 0:
+            if name in ADDED:
+                continue
             raise Damaged(f"it has no column {name}")
         found = schema.field(index).type
         if pa.types.is_dictionary(found):

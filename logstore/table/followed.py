@@ -28,6 +28,7 @@ from typing import Any, Final, Protocol
 import orjson
 
 from logstore.errors import StoreUnavailable
+from logstore.segments.schema import CARRIED
 from logstore.table.file_index import FileIndex, hour_number
 from logstore.table.log import Listed
 from logstore.table.log_folder import Look
@@ -109,6 +110,7 @@ def _file(uri: str, add: Mapping[str, Any]) -> TableFile:
         ulids=bounds("ulid"),
         fqns=bounds("fqn"),
         runs=bounds("run_id"),
+        counted=(stats.get("nullCount") or {}).get(CARRIED) is not None,
     )
 
 

@@ -14,7 +14,7 @@ Lines of a file are sorted by (fqn, run_id, ulid), so a row group has a narrow r
 and readers skip groups by their statistics. In layout 1 every row group of a file but the last has
 exactly `ROW_GROUP_ROWS` rows. Only where lines are so long that the group would have more than
 `ROW_GROUP_BYTES` does it end earlier, so a reader takes the number of rows from the footer. In
-layout 0 a group ends at 128 MiB.
+layout 0 a group ends at 128 MiB. Files of layout 2 have the column `carried`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from __future__ import annotations
 import re
 from typing import Final
 
-LAYOUT: Final = 1
+LAYOUT: Final = 2
 """Rises with a change that is worth rewriting files for. Older programs wrote 0: no number."""
 ROW_GROUP_ROWS: Final = 32_768
 """Of 32,768 to 131,072 the fastest to search."""
 ROW_GROUP_BYTES: Final = 16 << 20
 """About, as compressed: 32,768 lines of 2 KB have less. Writers hold a group in memory."""
 
+_MARKED: Final = 2
 _LEVEL: Final = re.compile(r"-L([1-9][0-9]*)\.parquet$")
 _LAYOUT: Final = re.compile(r"-R([1-9][0-9]*)(?:-L[1-9][0-9]*)?\.parquet$")
 
@@ -43,6 +44,11 @@ def level_of(path: str) -> int:
     """The level in the path; 0 for a file of any other name."""
     found = _LEVEL.search(path)
     return int(found[1]) if found else 0
+
+
+def has_marks(path: str) -> bool:
+    """Whether the name says that the file has the column `carried`."""
+    return layout_of(path) >= _MARKED
 
 
 def layout_of(path: str) -> int:

@@ -17,6 +17,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from logstore.segments.schema import CARRIED
+
 PARTITIONS: Final = ("date", "hour")
 JOB: Final = "tailrace.job"
 """Key of the job's ULID in the commit info."""
@@ -38,10 +40,13 @@ COLUMNS: Final[Any] = pa.schema(
         ("connector_id", pa.string()),
         ("message", pa.string()),
         ("attributes", pa.map_(pa.string(), pa.string())),
+        (CARRIED, pa.bool_()),
         ("date", pa.date32()),
         ("hour", pa.int32()),
     ]
 )
+ADDED: Final = frozenset({CARRIED})
+"""Columns that earlier versions did not know. Where one is missing it is null in all lines."""
 
 
 def application(node: str) -> str:

@@ -10,6 +10,7 @@ without an error. Everything that is not known to be harmless is therefore refus
 | --- | --- | --- |
 | version for readers above 1 | refuse | refuse |
 | a column of ours missing or of another type, other partitions | refuse | refuse |
+| `schema.ADDED` missing | accept | accept: `Table.create` adds them |
 | further columns: rewriting would lose them | accept | refuse |
 | features for writers, except `appendOnly` and others that demand nothing | accept | refuse |
 
@@ -26,7 +27,7 @@ import orjson
 from deltalake import DeltaTable, Schema
 
 from logstore.errors import UnsupportedVersion
-from logstore.table.schema import COLUMNS, PARTITIONS
+from logstore.table.schema import ADDED, COLUMNS, PARTITIONS
 
 _READER: Final = 1
 _FEATURES: Final = 7  # the version of writers from which features are named one by one
@@ -49,6 +50,11 @@ def check_writable(delta: DeltaTable, uri: str) -> None:
     _refuse(uri, "written to", _unwritable(delta))
 
 
+def lacks_columns(delta: DeltaTable) -> bool:
+    """Whether it is a table of an earlier version, without columns that were added since."""
+    return any(name not in _types(delta.schema()) for name in ADDED)
+
+
 def _refuse(uri: str, what: str, reasons: Iterator[str]) -> None:
     found = ", ".join(reasons)
     if found:
@@ -68,6 +74,8 @@ def _unreadable(delta: DeltaTable) -> Iterator[str]:
     there = _types(delta.schema())
     for name, type_ in _ours().items():
         if name not in there:
+            if name in ADDED:
+                continue
             yield f"column {name} is gone"
         elif there[name] != type_:
             yield f"column {name} is of another type"

@@ -21,10 +21,11 @@ from deltalake import DeltaTable
 
 from logstore import ulid
 from logstore.segments.record_keys import KEY_COLUMNS
-from logstore.table.layout import LAYOUT, ROW_GROUP_ROWS, layout_of
+from logstore.segments.schema import CARRIED
+from logstore.table.layout import LAYOUT, ROW_GROUP_ROWS, has_marks, layout_of
 from logstore.table.log import Log
 from logstore.table.schema import EXPIRED, PURGED, application
-from logstore.table.shape import check_readable, check_writable
+from logstore.table.shape import check_readable, check_writable, lacks_columns
 from logstore.table.vendor import read
 
 EMPTY = -1
@@ -44,6 +45,7 @@ class TableFile:
     ulids: tuple[str, str] | None
     fqns: tuple[str, str] | None
     runs: tuple[str, str] | None
+    counted: bool = False  # the table's log says how often `carried` is null
 
     @property
     def start_ms(self) -> int:
@@ -59,6 +61,11 @@ class TableFile:
     def outdated(self) -> bool:
         """Whether it has the layout of an older program, and is large enough for that to matter."""
         return layout_of(self.path) < LAYOUT and self.rows > ROW_GROUP_ROWS
+
+    @property
+    def marked(self) -> bool:
+        """Whether it has the column `carried`, also if another program wrote it."""
+        return self.counted or has_marks(self.path)
 
     def may_hold(
         self,
@@ -147,6 +154,11 @@ class Snapshot:
         """The table as delta-rs sees it at this version, for a commit planned from it."""
         return self._table
 
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the table lacks columns that were added since it was made."""
+        return self._table is not None and lacks_columns(self._table)
+
     def check_readable(self) -> None:
         """Raises `UnsupportedVersion` for a table of another shape (`shape.py`)."""
         if self._table is not None:
@@ -186,9 +198,12 @@ def _files(uri: str, actions: pa.Table) -> Iterator[TableFile]:
         return [None if None in pair else pair for pair in pairs]
 
     names = ("path", "size_bytes", "num_records", "partition.date", "partition.hour")
-    columns = [*map(column, names), *map(bounds, KEY_COLUMNS)]
-    for path, size, rows, day, hour, *bound in zip(*columns, strict=True):
-        yield TableFile(path, f"{uri}/{path}", size, rows or 0, day, hour, *bound)
+    columns = [*map(column, (*names, f"null_count.{CARRIED}")), *map(bounds, KEY_COLUMNS)]
+    for path, size, rows, day, hour, nulls, *bound in zip(*columns, strict=True):
+        ulids, fqns, runs = bound
+        yield TableFile(
+            path, f"{uri}/{path}", size, rows or 0, day, hour, ulids, fqns, runs, nulls is not None
+        )
 
 
 def _meets(bounds: tuple[str, str] | None, low: str | None, high: str | None) -> bool:

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from deltalake import CommitProperties, DeltaTable
+from deltalake import CommitProperties, DeltaTable, Schema
 from deltalake.exceptions import DeltaError
 
 from logstore.errors import NotFound, StoreUnavailable
 from logstore.table.log import Log
 from logstore.table.log_folder import LocalLogFolder, LogFolder
-from logstore.table.schema import COLUMNS, PARTITIONS, application
+from logstore.table.schema import ADDED, COLUMNS, PARTITIONS, application
 from logstore.table.snapshot import Snapshot
 from logstore.table.vendor import read
 
@@ -77,14 +77,23 @@ class Table:
         return {node: transactions.get(application(node), 0) for node in nodes}
 
     def create(self) -> Snapshot:
-        """The newest version of the table, which is created if needed; racing creators are safe."""
-        found = self.snapshot()
-        if found.delta is not None:
-            return found
-        failure = self._try_create()
+        """The newest version of the table, which is created if needed; racing creators are safe.
+
+        A table of an earlier version gets the columns that it lacks. Raises `UnsupportedVersion`
+        for one of another shape.
+        """
         found = self.snapshot()
         if found.delta is None:
-            raise StoreUnavailable(f"no table could be made at {self.uri}: {failure}")
+            failure = self._try_create()
+            found = self.snapshot()
+            if found.delta is None:
+                raise StoreUnavailable(f"no table could be made at {self.uri}: {failure}")
+        if found.is_outdated:
+            found.check_writable()
+            failure = self._try_extend(found.delta)
+            found = self.snapshot()
+            if found.is_outdated:
+                raise StoreUnavailable(f"the table at {self.uri} gets no new column: {failure}")
         return found
 
     def orphans(self, hours: int) -> list[str]:
@@ -127,4 +136,15 @@ class Table:
             )
         except (DeltaError, OSError) as error:
             return error  # somebody else may have made it: the caller looks
+        return None
+
+    def _try_extend(self, delta: DeltaTable | None) -> Exception | None:
+        if delta is None:
+            return None
+        there = {field.name for field in delta.schema().fields}
+        new = [field for field in Schema.from_arrow(COLUMNS).fields if field.name in ADDED - there]
+        try:
+            delta.alter.add_columns(new, commit_properties=CommitProperties(max_commit_retries=0))
+        except (DeltaError, OSError) as error:
+            return error  # somebody else may have done it: the caller looks
         return None

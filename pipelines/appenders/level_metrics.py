@@ -1,5 +1,7 @@
 """`metrics`: counts events by level, and other labels, in a file for Prometheus.
 
+Lines that continue an event, such as those of a traceback, do not count beside it.
+
     type: metrics
     file: /var/lib/node_exporter/textfile/tailrace_logs.prom
     labels: [level, fqn]
@@ -24,6 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import AfterValidator, field_validator
 
+from logstore.segments.schema import CARRIED
 from pipelines.appenders.contract import AppenderFailed, Context, State
 from pipelines.definition.section import Section, Texts, key
 
@@ -92,6 +95,7 @@ class LevelMetrics:
     def append(self, events: pa.Table) -> None:
         if self._started.replay:
             return
+        events = events.filter(pc.is_null(events.column(CARRIED)))
         names = [f"l{n}" for n in range(len(self._settings.labels))]
         columns = [_column(events, label) for label in self._settings.labels]
         table = pa.table([*columns, events.column("ulid")], names=[*names, "ulid"])

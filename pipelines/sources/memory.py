@@ -16,7 +16,7 @@ from coordination.groups import Start
 from logstore import ulid
 from logstore.errors import Damaged, NotFound
 from pipelines.deletions import Deleted
-from pipelines.events import EVENTS, Origin, runs_of
+from pipelines.events import Origin, as_events, runs_of
 from pipelines.sources.contract import Fetched, Held, Node, Segment
 
 
@@ -33,7 +33,7 @@ class MemorySegments:
 
     def put(self, events: pa.Table, *, node: str = "memory") -> Origin:
         """Adds a segment of these events, in any order; columns of `EVENTS`."""
-        events = events.select(EVENTS.names).cast(EVENTS).sort_by("ulid")
+        events = as_events(events).sort_by("ulid")
         return self._put(node, summed(events, 0))
 
     def put_damaged(self, *, node: str = "memory") -> Origin:

@@ -30,7 +30,7 @@ from logstore import ulid
 from logstore.clock import Clock
 from logstore.errors import Damaged, GroupEvicted, LeaseLost, NotFound, TailraceError
 from pipelines.deletions import Deleted
-from pipelines.events import EVENTS, Origin
+from pipelines.events import EVENTS, Origin, as_events
 from pipelines.sources.client import ServiceClient
 from pipelines.sources.contract import Fetched, Held, Node, Segment
 from pipelines.sources.memory import held_by, summed
@@ -257,4 +257,4 @@ def _rest(body: bytes) -> Segment:
             events = file.read(columns=EVENTS.names, use_threads=False)
     except (OSError, pa.ArrowException) as error:
         raise Damaged(f"the service sent what is no Parquet: {error}") from error
-    return summed(events.select(EVENTS.names).cast(EVENTS), len(body))
+    return summed(as_events(events), len(body))

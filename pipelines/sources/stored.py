@@ -18,7 +18,7 @@ from logstore.runs.watermark import read_watermark
 from logstore.segments.quarantine import quarantined_segments
 from logstore.segments.reader import open_segment, read_footer
 from pipelines.deletions import Deleted
-from pipelines.events import EVENTS, Origin
+from pipelines.events import EVENTS, Origin, as_events
 from pipelines.sources.contract import Fetched, Held, Node, Segment
 
 log = logging.getLogger("tailrace.pipelines")
@@ -91,7 +91,7 @@ class StoredSegments:
 def decoded(body: bytes) -> Segment:
     """A segment from its bytes. Raises `Damaged`."""
     segment = open_segment(body)
-    tables = [table.select(EVENTS.names).cast(EVENTS) for table in segment.groups()]
+    tables = [as_events(table) for table in segment.groups()]
     events = pa.concat_tables(tables) if tables else EVENTS.empty_table()
     high = segment.footer.high
     return Segment(events, ulid.time_ms(ulid.decode(high)) if high else 0, len(body))

@@ -28,7 +28,7 @@ from logstore.objects.parquet import SparseFile, fetch_tail, opened
 from logstore.objects.store import ObjectStore
 from logstore.table.snapshot import HOUR_MS, TableFile
 from logstore.table.table import Table
-from pipelines.events import EVENTS, Origin
+from pipelines.events import EVENTS, Origin, as_events
 from pipelines.sources.segments import SegmentSource
 from pipelines.worker.copies import Copies
 
@@ -203,6 +203,6 @@ def _rows(file: SparseFile, footer: Any, group: int, lowest: str, highest: str) 
         table = parquet.read_row_group(group, columns=EVENTS.names, use_threads=False)
     except (OSError, pa.ArrowException) as error:
         raise Damaged(f"row group {group} of a file of the table does not read: {error}") from error
-    table = table.select(EVENTS.names).cast(EVENTS)
+    table = as_events(table)
     ulids = table.column("ulid")
     return table.filter(pc.and_(pc.greater_equal(ulids, lowest), pc.less_equal(ulids, highest)))

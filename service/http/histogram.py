@@ -75,6 +75,8 @@ _RESULT: Final = {
 OPENAPI: Final[dict[str, Any]] = {
     "description": (
         "Each record is counted once, by the time of its ULID, or with `by=ts` by its own. "
+        "Lines that continue a record (`carried`) do not count beside it, unless the search asks "
+        "for text: a traceback is one error. "
         "Buckets begin at multiples of the step since the epoch (UTC), the empty ones are there, "
         "and `from` and `to` may cut the first and the last one."
     ),

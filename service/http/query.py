@@ -62,7 +62,10 @@ PARAMETERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
         {"type": "string", "enum": ["ndjson", "text", "parquet"], "default": "ndjson"},
     ),
     "stats_only": (
-        "Only the stats: how much was searched, how many records match.",
+        (
+            "Only the stats: how much was searched, how many records match. Lines that continue a "
+            "record (`carried`) do not count beside it, unless the search asks for text."
+        ),
         {"type": "boolean", "default": False},
     ),
 }

@@ -70,7 +70,9 @@ _SCHEMA: Final = {
 }
 OPENAPI: Final[dict[str, Any]] = {
     "description": (
-        "Each record that matches is counted once, whatever their number. The most frequent "
+        "Each record that matches is counted once, whatever their number. Lines that continue a "
+        "record (`carried`) do not count beside it, unless the search asks for text. The most "
+        "frequent "
         f"combinations come first. More than {MAX_GROUPS} of them are refused with 422."
     ),
     "parameters": described({name: PARAMETERS[name] for name in SEARCH_PARAMETERS} | _OWN),

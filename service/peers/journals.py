@@ -3,7 +3,7 @@
 The question `journal` names a position and for how long to wait:
 
     {"start": POSITION, "seconds": S}        a start of -1 asks for the present end only
-    {"end": POSITION, "confirmed": POSITION}  and an Arrow stream of the records before `end`
+    {"end": POSITION, "confirmed": POSITION}  and the records before `end`, as `records` has them
 
 No stream comes for a start of -1, or one that is far behind.
 
@@ -30,7 +30,7 @@ from service.journal.view import JournalPin
 from service.peers import messages
 from service.peers.messages import Message
 from service.peers.peers import Peers
-from service.peers.records import decoded, question
+from service.peers.records import decoded, encoded, question
 from service.peers.register import Entry
 from service.peers.transport import PeerRefused, PeerSilent
 from service.query.hot import SCHEMA
@@ -87,15 +87,16 @@ class JournalAnswers:
         count = int(np.searchsorted(sizes, _AT_ONCE_BYTES, "right")) + 1
         if count < len(rows):
             head["end"] = int(rows["pos"][count])
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, SCHEMA) as stream:
-            if start < head["end"]:
-                carry = self._carry_at(pin, start)
-                batches = pin.batches(start=start, end=head["end"])
-                for batch in record_batches(batches, carry, save=True):
-                    stream.write_batch(batch.select(SCHEMA.names).cast(SCHEMA))
-                self._carried = pin.node, head["end"], carry
-        return messages.encode(head, [sink.getvalue().to_pybytes()])
+        records: list[pa.RecordBatch] = []
+        if start < head["end"]:
+            carry = self._carry_at(pin, start)
+            batches = pin.batches(start=start, end=head["end"])
+            records = [
+                batch.select(SCHEMA.names).cast(SCHEMA)
+                for batch in record_batches(batches, carry, save=True)
+            ]
+            self._carried = pin.node, head["end"], carry
+        return messages.encode(head, encoded(records))
 
     def _carry_at(self, pin: JournalPin, start: int) -> Carry:
         if self._carried is not None and self._carried[:2] == (pin.node, start):

@@ -2,7 +2,7 @@
 
 | question | asks | answer |
 | --- | --- | --- |
-| `records` | `{"fqn", "run", "low", "high"}`: names or null, ULIDs | `{"confirmed": [number, position], "end"}`: the last confirmed segment and its end, and one past the last record; an Arrow stream as one part |
+| `records` | `{"fqn", "run", "low", "high"}`: names or null, ULIDs | `{"confirmed": [number, position], "end"}`: the last confirmed segment and its end, and one past the last record; two parts, the records as an Arrow stream without `carried`, which earlier versions do not know, and `carried` as one |
 
 The answer has the records of the node's journal that are in no confirmed segment. A node that would
 have to send more than 64 MiB of text refuses.
@@ -11,12 +11,13 @@ have to send more than 64 MiB of text refuses.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pyarrow as pa
 
 from logstore import ulid as ulids
 from logstore.errors import LimitReached
+from logstore.segments.schema import CARRIED
 from service.journal.view import JournalPin
 from service.peers import messages
 from service.peers.messages import Message
@@ -28,6 +29,8 @@ from service.query.request import QueryRequest
 from service.query.tiles import Tile
 
 _MOST_BYTES = 64 << 20
+_MARKS = pa.schema([SCHEMA.field(CARRIED)])
+_PLAIN = SCHEMA.remove(SCHEMA.get_field_index(CARRIED))
 
 
 async def answer_records(pin: Callable[[], JournalPin], encode: Encode, message: Message) -> bytes:
@@ -47,13 +50,9 @@ def _encoded(
     size = hot.size(tile)
     if size > _MOST_BYTES:
         raise LimitReached(f"{size} bytes of records are in no segment yet")
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, SCHEMA) as stream:
-        if size:
-            for batch in hot.records(tile):
-                stream.write_batch(batch)
+    parts = encoded(hot.records(tile) if size else ())
     head = {"confirmed": [pin.confirmed_seq, pin.confirmed_pos], "end": pin.end_pos}
-    return messages.encode(head, [sink.getvalue().to_pybytes()])
+    return messages.encode(head, parts)
 
 
 class RecordsOfOthers:
@@ -87,10 +86,28 @@ def question(request: QueryRequest) -> bytes:
     return messages.encode({"fqn": request.fqn, "run": request.run, "low": low, "high": high})
 
 
+def encoded(batches: Iterable[pa.RecordBatch]) -> list[bytes]:
+    """Records as the parts of an answer."""
+    sinks = [pa.BufferOutputStream(), pa.BufferOutputStream()]
+    with (
+        pa.ipc.new_stream(sinks[0], _PLAIN) as plain,
+        pa.ipc.new_stream(sinks[1], _MARKS) as marks,
+    ):
+        for batch in batches:
+            plain.write_batch(batch.select(_PLAIN.names))
+            marks.write_batch(batch.select(_MARKS.names))
+    return [sink.getvalue().to_pybytes() for sink in sinks]
+
+
 def decoded(answer: Message) -> pa.Table:
-    """The records of an answer. Raises `PeerRefused`."""
+    """The records of an answer; one of an earlier version has no marks. Raises `PeerRefused`."""
     try:
         with pa.ipc.open_stream(answer.parts[0]) as stream:
-            return stream.read_all().cast(SCHEMA)
-    except (pa.ArrowException, IndexError, ValueError) as error:
+            records = stream.read_all()
+        marks = pa.nulls(len(records), pa.bool_())
+        if len(answer.parts) > 1:
+            with pa.ipc.open_stream(answer.parts[1]) as stream:
+                marks = stream.read_all().column(CARRIED)
+        return records.append_column(CARRIED, marks).select(SCHEMA.names).cast(SCHEMA)
+    except (pa.ArrowException, KeyError, IndexError, ValueError) as error:
         raise PeerRefused(f"not an answer with records: {error}") from error

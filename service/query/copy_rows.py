@@ -5,7 +5,7 @@ each row group it has one page of messages, which lie one behind the other at th
 second file beside the copy says where each of them ends, and has all other columns as records of
 the same width, so one of them is read by the number of its row.
 
-    row group | ends, 4 bytes a row | records, 48 bytes a row                   | part filter
+    row group | ends, 4 bytes a row | records, 49 bytes a row                   | part filter
     ...       |                     | ULID, time, position, numbers of its names | 512 KiB at most
 
 What Parquet's writer does is not taken on trust: while the second file is made, the messages in the
@@ -28,6 +28,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from logstore.colours import is_coloured
+from logstore.segments.schema import CARRIED
 from logstore.segments.ulids import parse
 from logstore.table.pages.line_map import LINE
 from logstore.table.skip_index import ranges
@@ -41,7 +42,7 @@ BYTES_A_ROW: Final = _END.itemsize + LINE.itemsize
 """Of the file beside a copy, which has a part filter for each row group as well."""
 _ULID_WIDTH: Final = 26
 _WORTH_A_LOOK: Final = 1 << 16  # bytes of messages, for which a filter is asked
-_COLUMNS: Final = ["ulid", "ts", "pos", *NAMES, MESSAGE]
+_COLUMNS: Final = ["ulid", "ts", "pos", *NAMES, CARRIED, MESSAGE]
 
 
 class _Group(NamedTuple):
@@ -186,6 +187,7 @@ def _records(read: pa.Table, names: dict[str, int]) -> NDArray[np.void] | None:
     records["lo"] = batch | number.astype(np.uint64)
     records["ts"] = times.cast(pa.int64()).to_numpy()
     records["pos"] = positions.to_numpy()
+    records["carried"] = _whole(read.column(CARRIED)).fill_null(False).to_numpy(False)
     for name in NAMES:
         records[name] = _codes(read.column(name), names)
     return records

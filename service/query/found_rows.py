@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from logstore.segments.schema import CARRIED
 from logstore.segments.ulids import texts_of
 from logstore.table.pages.line_map import LINE
 from service.query.footers import ATTRIBUTES, MESSAGE, NAMES
@@ -48,6 +49,7 @@ def batch_of(found: Sequence[Found]) -> pa.RecordBatch:
         "pos": pa.array(records["pos"]),
         MESSAGE: _strings([text for one in found for text in one.messages]),
         ATTRIBUTES: pa.nulls(len(records), SCHEMA.field(ATTRIBUTES).type),
+        CARRIED: pa.array(records["carried"], mask=~records["carried"]),
     }
     columns |= {name: texts.take(pa.array(records[name])) for name in NAMES}
     return pa.RecordBatch.from_arrays([columns[one.name] for one in SCHEMA], schema=SCHEMA)

@@ -1,6 +1,7 @@
 """Results as bytes: ndjson, text, Parquet; piece by piece, whatever the result's size.
 
-    ndjson    {"ulid","ts","fqn","run_id","level","connector_id","pos","message","attributes"}
+    ndjson    {"ulid","ts","fqn","run_id","level","connector_id","pos","message","attributes"},
+              and "carried": true in a line that continues the record before it
               … and last {"stats": {…}}, or {"error": {…}} if the search broke off
     text      the messages, each with a newline
     parquet   the columns of contracts section 2; the stats stand in the file's metadata
@@ -37,7 +38,7 @@ _DEL: Final = 0x7F
 _FEW: Final = 64
 """Records that are quicker one by one: all columns together take 0.3 ms, however few they are."""
 _NAMES: Final = ("fqn", "run_id", "level", "connector_id")
-_MEMBERS: Final = ("ulid", "ts", *_NAMES, "pos", "message", "attributes")
+_MEMBERS: Final = ("ulid", "ts", *_NAMES, "pos", "message", "attributes", "carried")
 
 
 def lines(batch: pa.RecordBatch) -> bytes:
@@ -60,10 +61,18 @@ def _lines(batch: pa.RecordBatch, names: pa.Array) -> bytes:
         batch.column("pos").cast(pa.string()),
         ',"message":',
         _quoted(batch.column("message")),
-        ',"attributes":null}\n' if bare else ',"attributes":',
-        *([] if bare else [_objects(attributes), "}\n"]),
+        ',"attributes":null' if bare else ',"attributes":',
+        *([] if bare else [_objects(attributes)]),
+        _ends(batch.column("carried")),
     )
     return bytes(characters(joined))
+
+
+def _ends(carried: pa.Array) -> pa.Array | str:
+    """What each line ends with."""
+    if carried.null_count == len(carried):
+        return "}\n"
+    return pc.if_else(carried.is_valid(), ',"carried":true}\n', "}\n")
 
 
 def _one_by_one(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
@@ -75,6 +84,8 @@ def _one_by_one(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
         found["ts"] += "Z"
         if found["attributes"] is not None:
             found["attributes"] = dict(found["attributes"])
+        if not found["carried"]:
+            del found["carried"]
         yield found
 
 

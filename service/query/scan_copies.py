@@ -38,9 +38,11 @@ from logstore import keys
 from logstore.clock import Clock
 from logstore.errors import Damaged, TailraceError
 from logstore.objects.store import ObjectStore, is_remote
+from logstore.segments.schema import CARRIED
 from logstore.table.snapshot import TableFile
 from service.query.copy_rows import BYTES_A_ROW, CopyRows, write_rows
 from service.query.footers import ATTRIBUTES, NAMES
+from service.query.hot import SCHEMA
 from service.query.page_checks import Identity, identity_of
 from service.query.part_filter import filter_bytes
 from service.query.read_counts import ReadCounts
@@ -243,12 +245,18 @@ class ScanCopies:
                 schema, bare = file.schema_arrow, all(_is_bare(file, group) for group in groups)
                 if bare:
                     schema = schema.remove(schema.get_field_index(ATTRIBUTES))
+                if CARRIED not in schema.names:  # so a copy has it in any case
+                    schema = schema.append(SCHEMA.field(CARRIED))
                 with pq.ParquetWriter(target, schema, **ENCODING) as writer:
                     for group in groups:
                         self._give_way()
                         if not self._make_room(size):
                             return None
                         read = file.read_row_group(group, columns=schema.names, use_threads=False)
+                        if CARRIED not in read.column_names:
+                            nulls = pa.nulls(read.num_rows, pa.bool_())
+                            read = read.append_column(SCHEMA.field(CARRIED), nulls)
+                        read = read.select(schema.names)
                         writer.write_table(read, row_group_size=max(read.num_rows, 1))
             beside = write_rows(target, _beside(target), self._give_way)
             if beside is None:

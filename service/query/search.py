@@ -33,7 +33,7 @@ from service.query.page_checks import PageChecks
 from service.query.plain import is_plain, matching
 from service.query.request import QueryRequest
 from service.query.slices import slices
-from service.query.sql import READABLE, Scans, Statement, literal
+from service.query.sql import READABLE, Scans, Statement, files_of, literal
 from service.query.table_reads import TableReads
 from service.query.table_search import TableSearch
 from service.query.tiles import Tile, Tiles, TileSizes
@@ -282,8 +282,9 @@ class Search:
         sources = dict(reads.files)
         if reads.found:
             sources["found"] = []
-        if segments := view.segment_files(tile):
-            sources["segments"] = segments
+        for marked, source in ((True, "segments"), (False, "unmarked segments")):
+            if segments := view.segment_files(tile, marked=marked):
+                sources[source] = segments
         if view.hot.size(tile):
             sources["hot"] = []
         return sources
@@ -307,7 +308,11 @@ class Search:
             self._database().hold("found", pa.Table.from_batches(reads.found, SCHEMA))
         if "hot" in sources:
             self._database().feed("hot", SCHEMA, self._view.hot.records(tile))
-        files = {name: [literal(n) for n in names] for name, names in sources.items() if names}
+        files = {
+            files_of(source): [literal(name) for name in names]
+            for source, names in sources.items()
+            if names
+        }
         rows: dict[str, Any] = {}
         for n, one in enumerate(reads.ranges):
             rows |= {f"part{n}": literal(one.path), f"first{n}": one.first, f"last{n}": one.last}
@@ -337,7 +342,7 @@ class Search:
         """Whether the file or segment at `uri` cannot be read, and is left out from now on."""
         try:
             check()
-            self._database().number(READABLE, {"segments": [literal(uri)]})
+            self._database().number(READABLE, {"files": [literal(uri)]})
         except Damaged as error:
             self._view.leave_out(uri, str(error))
             return True
@@ -355,7 +360,7 @@ class Search:
 
 
 def _scans(sources: Mapping[str, Sequence[str]], reads: TableReads) -> Scans:
-    return Scans(sources, [one.bare for one in reads.ranges], reads.inside, reads.coloured)
+    return Scans(sources, [one.source for one in reads.ranges], reads.inside, reads.coloured)
 
 
 def _nothing() -> Generator[pa.RecordBatch]:

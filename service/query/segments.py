@@ -13,6 +13,7 @@ from logstore.batch import RunKey
 from logstore.objects.store import Listed, ObjectInfo, ObjectStore, is_remote
 from logstore.segments.footer import Footer
 from logstore.segments.reader import read_footer
+from logstore.segments.schema import CARRIED, SCHEMAS
 from logstore.segments.writer import EncodedSegment
 from service.query.tiles import Tile
 
@@ -35,6 +36,8 @@ class Segment:
     runs: tuple[RunKey, ...]
     first_pos: int
     end_pos: int
+    marked: bool
+    """Whether it has the column `carried`."""
 
     def meets(self, tile: Tile) -> bool:
         """False only if it has no record in the tile."""
@@ -143,4 +146,5 @@ def _segment(store: ObjectStore, key: str, size: int, footer: Footer) -> Segment
     runs = tuple(run.key for run in footer.runs)
     first_pos = min([first for first, _ in footer.ranges], default=0)
     end_pos = max([end for _, end in footer.ranges], default=0)
-    return Segment(key, store.uri(key), size, low, high, runs, first_pos, end_pos)
+    marked = CARRIED in SCHEMAS[footer.version].names
+    return Segment(key, store.uri(key), size, low, high, runs, first_pos, end_pos, marked)

@@ -23,7 +23,7 @@ from logstore.search.conditions import (
 )
 
 NAMES: Final = {
-    **{name: name for name in ("fqn", "level", "ulid", "ts", "pos", "message")},
+    **{name: name for name in ("fqn", "level", "ulid", "ts", "pos", "message", "carried")},
     "run_id": "run",
     "connector_id": "connector",
 }

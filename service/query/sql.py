@@ -16,41 +16,70 @@ the one that is stored longest first; of copies that two nodes shipped, that of 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from logstore import ulid
 from logstore.objects.store import is_remote
-from logstore.search.conditions import Field
+from logstore.search.conditions import Field, asks_for_text
 from logstore.search.where import Where, without_colours
 from logstore.segments.record_keys import KEY_COLUMNS
 from service.query.cursor import RecordKey
 from service.query.request import QueryRequest
 from service.query.tiles import Tile
 
-COLUMNS: Final = "ulid, ts, fqn, run_id, pos, level, connector_id, message, attributes"
+COLUMNS: Final = "ulid, ts, fqn, run_id, pos, level, connector_id, message, attributes, carried"
 KEY: Final = "ulid, fqn, run_id"
 
 _POS_BITS: Final = 60
 _PATTERN: Final = re.compile(r"[*?\[]")
 
 
-def _without_attributes(files: str) -> str:
-    """Scans files of which no line has attributes, without that column."""
-    columns = COLUMNS.replace("attributes", "NULL::MAP(VARCHAR, VARCHAR) AS attributes")
+_NULLS: Final = {
+    "attributes": "NULL::MAP(VARCHAR, VARCHAR) AS attributes",
+    "carried": "NULL::BOOLEAN AS carried",
+}
+_MISSED: Final[Mapping[str, Collection[str]]] = {
+    "bare": ("attributes",),
+    "unmarked": ("carried",),
+    "bare unmarked": ("attributes", "carried"),
+    "unmarked segments": ("carried",),
+}
+"""Columns that are not read of a source: no line has a value, or the files lack them."""
+
+
+def _scan(source: str, files: str) -> str:
+    """Scans files as files of the source."""
     scan = f"read_parquet({files}, hive_partitioning = false)"
-    return f"(SELECT {columns}, file_row_number FROM {scan})"  # noqa: S608
+    missed = _MISSED.get(source, ())
+    if not missed:
+        return scan
+    columns = [_NULLS[name] if name in missed else name for name in COLUMNS.split(", ")]
+    return f"(SELECT {', '.join(columns)}, file_row_number FROM {scan})"  # noqa: S608
+
+
+def files_of(source: str) -> str:
+    """The name of the parameter that has the files of a source."""
+    return source.replace(" ", "_")
+
+
+def table_source(*, bare: bool, marked: bool) -> str:
+    """The source for a file of the table: no line has attributes; it has the column `carried`."""
+    names = [name for name, is_so in (("bare", bare), ("unmarked", not marked)) if is_so]
+    return " ".join(names) or "table"
 
 
 # Oldest copy first: what the table says of a record does not change any more.
+_RANKS: Final = {
+    "found": 0,
+    **dict.fromkeys(("table", "bare", "unmarked", "bare unmarked", "copies"), 0),
+    **dict.fromkeys(("segments", "unmarked segments"), 1),
+    "hot": 2,
+}
 _SOURCES: Final = {
-    "found": (0, "found"),
-    "table": (0, "read_parquet($table, hive_partitioning = false)"),
-    "copies": (0, "read_parquet($copies, hive_partitioning = false)"),
-    "bare": (0, _without_attributes("$bare")),
-    "segments": (1, "read_parquet($segments, hive_partitioning = false)"),
-    "hot": (2, "hot"),
+    name: (rank, name if name in ("found", "hot") else _scan(name, f"${files_of(name)}"))
+    for name, rank in _RANKS.items()
 }
 """By name, the rank among copies of a record, and what stands behind FROM.
 
@@ -61,31 +90,31 @@ Copies are the table, and so is what was `found` in it before the statement.
 _BOUNDS: Final = " AND r.ulid >= $low AND r.ulid <= $high"
 
 READABLE: Final = (
-    f"SELECT count(*) FROM (SELECT hash({COLUMNS}) AS h FROM {_SOURCES['segments'][1]})"  # noqa: S608
-    " WHERE h IS NOT NULL"
+    "SELECT count(*) FROM (SELECT hash(r) AS h"
+    " FROM read_parquet($files, hive_partitioning = false) r) WHERE h IS NOT NULL"
 )
-"""Reads every byte of `$segments`, which may be files of the table."""
+"""Reads every byte of `$files`, segments or files of the table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scans:
     """What a statement reads: whole sources by name, and `ranges` of rows of table files.
 
-    Of a range it only matters here whether it is of a file without attributes. Its parameters are
-    `part`, `first` and `last` with its number. Where all files of the
+    Of a range only the source matters here. Its parameters are `part`, `first` and `last` with its
+    number. Where all files of the
     table lie `inside` the tile, nobody compares their ULIDs with its bounds, which would read
     that column for every row. Where no file has `coloured` lines, nobody looks for them.
     """
 
     names: Collection[str]
-    ranges: Sequence[bool] = ()
+    ranges: Sequence[str] = ()
     inside: bool = False
     coloured: bool = True
 
     @property
     def copies(self) -> bool:
         """Whether a record may be there twice. Only the table is free of copies by itself."""
-        return "segments" in self.names or "hot" in self.names
+        return any(_RANKS[name] for name in self.names)
 
     @property
     def bounded(self) -> bool:
@@ -99,18 +128,17 @@ class Scans:
             if name in self.names:
                 bounds = "" if rank == 0 and self.inside else _BOUNDS
                 yield rank, f"{source} r{where if rank else in_table}{bounds}"
-        for n, bare in enumerate(self.ranges):
+        for n, source in enumerate(self.ranges):
             rows = f" AND r.file_row_number BETWEEN $first{n} AND $last{n}"
             bounds = "" if self.inside else _BOUNDS
-            scan = f"read_parquet($part{n}, hive_partitioning = false)"
-            source = _without_attributes(f"$part{n}") if bare else scan
-            yield 0, f"{source} r{in_table}{bounds}{rows}"
+            yield 0, f"{_scan(source, f'$part{n}')} r{in_table}{bounds}{rows}"
 
 
 class Statement:
     """Builds the statements of one request; `parameters` are what they bind.
 
-    `live` is more terms that each record must meet, as they follow others.
+    `live` is more terms that each record must meet, as they follow others. Lines that continue a
+    record are given, but not counted beside it, unless the request asks for text.
     """
 
     def __init__(self, request: QueryRequest) -> None:
@@ -119,6 +147,7 @@ class Statement:
         self._grouped: list[str] = []
         condition = request.condition
         self._term = None if condition is None else self._conditions.term(condition)
+        self._counted = "" if asks_for_text(condition) else " AND r.carried IS NULL"
         self._given = COLUMNS
         if request.value is not None:
             self._given = f"{KEY}, {self._conditions.text(request.value)} AS value"
@@ -140,7 +169,7 @@ class Statement:
 
     def count(self, sources: Scans, after: RecordKey | None, live: str = "") -> str:
         """How many different records match."""
-        where = self._where(after) + live
+        where = self._where(after) + self._counted + live
         parts = [f"SELECT {KEY} FROM {scan}" for _, scan in sources.scans(where)]  # noqa: S608
         union = " UNION ALL ".join(parts)
         if sources.copies:
@@ -153,7 +182,7 @@ class Statement:
         The time is the text of its ULID; with `by_ts` it is the line's own, in milliseconds, as
         `own_ms`. A level of its own is '', if there is none.
         """
-        where = self._where(None) + live
+        where = self._where(None) + self._counted + live
         level = "coalesce(r.level, '') AS level" + (", epoch_ms(r.ts) AS own_ms" if by_ts else "")
         if not sources.copies:
             parts = [f"SELECT ulid, {level} FROM {scan}" for _, scan in sources.scans(where)]  # noqa: S608
@@ -182,7 +211,8 @@ class Statement:
             self._grouped = [
                 f"{self._conditions.text(field)} AS v{n}" for n, field in enumerate(fields)
             ]
-        where, values = self._where(None) + live, ", ".join(self._grouped)
+        where = self._where(None) + self._counted + live
+        values = ", ".join(self._grouped)
         names = ", ".join(f"v{n}" for n in range(len(fields)))
         key = f"{KEY}, pos, " if sources.copies else ""
         parts = [

@@ -20,6 +20,7 @@ from logstore.table.snapshot import TableFile
 from service.query.copy_rows import CopyRows
 from service.query.scan_copies import ScanCopy
 from service.query.skip_indexes import LineMaps
+from service.query.sql import table_source
 from service.query.tiles import HOUR_MS, MOST_RANGES, Tile, Weight
 
 _WORTH: Final = 0.7
@@ -35,13 +36,13 @@ MapsOf: TypeAlias = Callable[[TableFile], LineMaps | None]
 class RowRange(NamedTuple):
     """Rows of a file from `first` to `last`, inclusive, counted from 0.
 
-    `bare`: none of its lines has attributes.
+    `source` is a name of `sql`.
     """
 
     path: str
     first: int
     last: int
-    bare: bool = False
+    source: str
 
 
 class Part(NamedTuple):
@@ -64,7 +65,7 @@ class Part(NamedTuple):
     @property
     def bare(self) -> bool:
         """Whether none of its lines has attributes."""
-        return self.source == _BARE
+        return self.source.startswith(_BARE)
 
     @property
     def remote(self) -> bool:
@@ -119,7 +120,7 @@ class TableReads:
     def ranges(self) -> Sequence[RowRange]:
         """Ranges of rows of other files."""
         return [
-            RowRange(part.path, first, last, part.bare)
+            RowRange(part.path, first, last, part.source)
             for part in self.parts
             for first, last in part.bounds
         ]
@@ -203,6 +204,6 @@ def _part(file: TableFile, copy: ScanCopy | None, index: Wanted | None, maps_of:
         plain = not coloured and (index is not None or copy.rows is not None)
         source = _BARE if copy.bare else "copies"
         return Part(copy.path, source, rows=copy.rows, coloured=coloured, plain=plain)
-    source = _BARE if index is not None and index.bare else "table"
+    source = table_source(bare=index is not None and index.bare, marked=file.marked)
     plain = index is not None and not coloured
     return Part(file.uri, source, maps=maps_of(file), coloured=coloured, plain=plain)

@@ -154,10 +154,11 @@ class View:
         files = self._files.within(tile.low, tile.high)
         return [file for file in files if file.uri not in self._left_out]
 
-    def segment_files(self, tile: Tile) -> list[str]:
-        """Segments that may hold records of the tile."""
+    def segment_files(self, tile: Tile, *, marked: bool | None = None) -> list[str]:
+        """Segments that may hold records of the tile; `marked`: that have the column `carried`."""
         self._check_store()
-        return [s.uri for s in self._segments.values() if s.meets(tile)]
+        met = [s for s in self._segments.values() if s.meets(tile)]
+        return [s.uri for s in met if marked is None or s.marked is marked]
 
     def size_beside_table(self, tile: Tile) -> int:
         """Bytes that the tile may have to read of segments and journal."""

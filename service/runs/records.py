@@ -47,7 +47,7 @@ from service.runs.source_pieces import (
     sources_of,
 )
 
-DETAILS = ("ulid", "ts", "pos", "level", "connector_id", "attributes")
+DETAILS = ("ulid", "ts", "pos", "level", "connector_id", "attributes", "carried")
 _STEP_LINES = 1 << 17
 _HIGHEST = (1 << 128) - 1
 

@@ -23,15 +23,11 @@ from logstore.table.file_check import check_table_file
 from logstore.table.skip_index import parse
 from logstore.table.snapshot import TableFile
 from service.query.database import Database
-from service.query.sql import COLUMNS, literal
+from service.query.sql import READABLE, literal
 from tailrace.verification.fault import Findings
 
 _AT_ONCE: Final = 16
 _READ_AT_ONCE: Final = 2  # files, of each some row groups are in memory
-_READ_ALL: Final = (
-    f"SELECT count(*) FROM (SELECT hash({COLUMNS}) AS h FROM"  # noqa: S608
-    " read_parquet($files, hive_partitioning = false)) WHERE h IS NOT NULL"
-)
 
 
 @dataclass(slots=True)
@@ -66,7 +62,7 @@ class TableFiles:
             if file.path in self._bad:
                 continue
             try:
-                self.database.number(_READ_ALL, {"files": [literal(file.uri)]})
+                self.database.number(READABLE, {"files": [literal(file.uri)]})
             except Damaged as error:
                 self._report(file, str(error))
                 found = True

@@ -115,7 +115,8 @@ def is_deleted(key: Key, deletions: Iterable[Deletion]) -> bool:
 def _rows(paths: Iterable[str]) -> Iterator[Row]:
     for path in paths:
         file = pq.ParquetFile(path, page_checksum_verification=True)
-        yield from file.read(_SCHEMA.names).to_pylist(maps_as_pydicts=None)
+        for row in file.read(_SCHEMA.names).to_pylist(maps_as_pydicts=None):
+            yield dict.fromkeys(_SCHEMA.names) | row
 
 
 def _once(rows: Iterable[Row]) -> list[Row]:

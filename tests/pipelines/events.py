@@ -40,6 +40,7 @@ def events(
             "attributes": pa.array(
                 [list((attributes or {}).items()) or None] * count, EVENTS.field("attributes").type
             ),
+            "carried": pa.nulls(count, pa.bool_()),
         },
         schema=EVENTS,
     )

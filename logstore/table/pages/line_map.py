@@ -6,7 +6,7 @@ the same for all lines of a batch, or one more from line to line, and levels, ar
 
     length of the JSON (4, little-endian)
     JSON         {"messages": [[at, stored, size, rows, begin], …], "times": […],
-                  "names": [text or null, …], "stretches": their number}
+                  "names": [text or null, …], "stretches": their number, "carried": text}
     the rest     compressed by Zstandard:
       stretches  of all the first bytes, then of all the second ones, and so on
       anchors    of each page of messages: the places in it of rows 0, 8, … (4 each), as
@@ -18,6 +18,8 @@ the same for all lines of a batch, or one more from line to line, and levels, ar
     size         its bytes when decompressed
     rows         of the page
     begin        where values begin in it, behind the definition levels
+    carried      base64 of a bit for each row, first the lowest one of a byte, compressed by
+                 Zstandard: the line continues the record before it. Not there if no line does
 
 A stretch (`STRETCH`) is a part of a batch: from its first row on ULID and position rise by one from
 row to row, pipeline, run and connector stay; they are numbers of names.
@@ -25,6 +27,7 @@ row to row, pipeline, run and connector stay; they are numbers of names.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -50,9 +53,13 @@ LINE: Final = np.dtype(
     [
         *(("hi", "<u8"), ("lo", "<u8"), ("ts", "<i8"), ("pos", "<i8")),
         *(("fqn", "<u4"), ("run_id", "<u4"), ("level", "<u4"), ("connector_id", "<u4")),
+        ("carried", "?"),
     ]
 )
-"""A line without its message: upper and lower half of its ULID, time in µs, numbers of names."""
+"""A line without its message: upper and lower half of its ULID, time in µs, numbers of names.
+
+`carried`: it continues the record before it.
+"""
 _ANCHOR: Final = np.dtype("<u4")
 _LENGTH_BYTES: Final = 4
 _ZSTANDARD_LEVEL: Final = 15  # levels of lines become a fifth smaller than with 3
@@ -74,7 +81,7 @@ class LineMap:
     """The map of one row group.
 
     `anchors` are those of each page of messages, `levels` and those of `stretches` numbers of
-    `names`.
+    `names`. `carried` says which lines continue others; it is empty if none does.
     """
 
     messages: Sequence[PagePlace]
@@ -83,6 +90,7 @@ class LineMap:
     stretches: NDArray[Any]
     anchors: Sequence[NDArray[np.uint32]]
     levels: NDArray[np.uint8]
+    carried: NDArray[np.bool_]
 
     @property
     def rows(self) -> int:
@@ -139,12 +147,16 @@ class LineMap:
 
     def _parts(self) -> tuple[bytes, bytes]:
         """The JSON and what is behind it."""
-        header = {
+        header: dict[str, Any] = {
             "messages": [list(page) for page in self.messages],
             "times": [list(page) for page in self.times],
             "names": self.names,
             "stretches": len(self.stretches),
         }
+        if len(self.carried):
+            bits = np.packbits(self.carried, bitorder="little").tobytes()
+            packed = zstandard.ZstdCompressor(level=_ZSTANDARD_LEVEL).compress(bits)
+            header["carried"] = base64.b64encode(packed).decode()
         anchors = np.concatenate([np.diff(each, prepend=0) for each in self.anchors])
         parts = [_turned(self.stretches), _turned(anchors.astype(_ANCHOR)), self.levels.tobytes()]
         return orjson.dumps(header), b"".join(parts)
@@ -167,9 +179,23 @@ class LineMap:
             steps = _read(rest, at, _ANCHOR, sum(counts))
             anchors = [np.cumsum(each) for each in np.split(steps, np.cumsum(counts)[:-1])]
             levels = np.frombuffer(rest, np.uint8, offset=at + len(steps) * _ANCHOR.itemsize)
+            carried = _bits(header.get("carried"), len(levels))
         except (IndexError, KeyError, TypeError, ValueError, zstandard.ZstdError) as error:
             raise Damaged("a map of lines does not read") from error
-        return cls(messages, times, header["names"], stretches, anchors, levels)
+        return cls(messages, times, header["names"], stretches, anchors, levels, carried)
+
+
+def _bits(text: str | None, count: int) -> NDArray[np.bool_]:
+    """A bit for each of the rows; none without a text. Raises `ValueError`."""
+    if text is None:
+        return np.empty(0, np.bool_)
+    size = -(-count // 8)
+    packed = base64.b64decode(text, validate=True)
+    body = zstandard.ZstdDecompressor().decompress(packed, max_output_size=size)
+    if len(body) != size:
+        raise ValueError("not a bit for each row")
+    bits = np.unpackbits(np.frombuffer(body, np.uint8), count=count, bitorder="little")
+    return bits.astype(np.bool_)
 
 
 def _turned(values: NDArray[Any]) -> bytes:

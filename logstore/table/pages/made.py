@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from logstore import ulid
 from logstore.errors import Damaged
+from logstore.segments.schema import CARRIED
 from logstore.segments.ulids import parse, texts_of
 from logstore.table.pages.headers import PLAIN, UnknownPages, pages_of
 from logstore.table.pages.line_map import (
@@ -31,7 +32,7 @@ from logstore.table.pages.line_map import (
 from logstore.table.pages.reader import LENGTH_WIDTH, GroupReader, Read, Scratch
 
 MAPPED: Final = ("ulid", "ts", "fqn", "run_id", "pos", "level", "connector_id", "message")
-"""The columns that a map knows of. Attributes are left to Parquet's reader."""
+"""The columns that a map knows of, and `CARRIED`. Attributes are left to Parquet's reader."""
 _NAMES: Final = ("fqn", "run_id", "connector_id")  # of a stretch
 _TYPES: Final = {"ts": pa.timestamp("us", "UTC"), "pos": pa.int64()}
 _NULLABLE: Final = ("level", "connector_id")
@@ -42,7 +43,8 @@ _ULID_WIDTH: Final = 26
 def map_of(footer: Any, index: int, rows: pa.Table, read: Read) -> LineMap | None:
     """The map of a row group; None if it has pages of other kinds, or another order in them.
 
-    `rows` is what Parquet's reader gives of the columns `MAPPED`.
+    `rows` is what Parquet's reader gives of the columns `MAPPED`, and of `CARRIED` if the file has
+    it.
     """
     if not {*MAPPED} <= {*rows.column_names}:
         return None
@@ -80,7 +82,15 @@ class _Making:
         stretches = self._stretches()
         messages, times = self._places("message"), self._places("ts")
         names, anchors = list(self._names), self._anchors(messages)
-        return LineMap(messages, times, names, stretches, anchors, levels.astype(np.uint8))
+        numbers, carried = levels.astype(np.uint8), self._carried()
+        return LineMap(messages, times, names, stretches, anchors, numbers, carried)
+
+    def _carried(self) -> NDArray[np.bool_]:
+        """Which lines continue others; empty if none does."""
+        if CARRIED not in self._rows.column_names:
+            return np.empty(0, np.bool_)
+        marks: NDArray[np.bool_] = self._rows.column(CARRIED).fill_null(False).to_numpy()
+        return marks if marks.any() else marks[:0]
 
     def is_right(self, made: LineMap) -> bool:
         """Whether the map gives what Parquet's reader gives. Raises `Damaged`."""
@@ -89,7 +99,11 @@ class _Making:
         expected = self._rows.select(MAPPED[:-1]).take(pa.array(rows))
         times = expected.column("ts").cast(pa.int64())
         values = expected.set_column(1, "ts", times).to_pylist()
-        for line, value in zip(reader.lines(rows), values, strict=True):
+        marks = made.carried[rows] if len(made.carried) else np.zeros(len(rows), np.bool_)
+        lines = reader.lines(rows)
+        if not np.array_equal(lines["carried"], marks):
+            return False
+        for line, value in zip(lines, values, strict=True):
             given = {name: made.names[line[name]] for name in (*_NAMES, "level")}
             given |= {name: int(line[name]) for name in ("ts", "pos")}
             if given | {"ulid": ulid.encode(int(line["hi"]) << 64 | int(line["lo"]))} != value:

@@ -140,6 +140,7 @@ class GroupReader:
         behind = numbers - of["row"]
         found["hi"], found["lo"] = of["hi"], of["lo"] + behind.astype(np.uint64)
         found["pos"], found["level"] = of["pos"] + behind, self._map.levels[numbers]
+        found["carried"] = self._map.carried[numbers] if len(self._map.carried) else False
         for name in ("fqn", "run_id", "connector_id"):
             found[name] = of[name]
         found["ts"] = self._times(numbers)

@@ -38,7 +38,7 @@ def file(
 def old(name: str, size: int, *, level: int = 1, hour: int = 12) -> TableFile:
     """The same in the layout of older programs. A row has 100 bytes."""
     made = file(name, size, level=level, hour=hour)
-    return replace(made, path=made.path.replace("-R1", ""))
+    return replace(made, path=made.path.replace(f"-R{LAYOUT}", ""))
 
 
 def many(count: int, size: int, *, level: int = 0, fqns: Bounds = ALL) -> list[TableFile]:
@@ -73,9 +73,9 @@ def test_large_files_of_several_runs_that_overlap_are_sorted_over_all() -> None:
     apart = [file(f, 100 * MIB, fqns=(f, f)) for f in "abc"]
     assert of(*apart) is None
     assert names(of(*apart, file("d", MIB, fqns=("a", "b")))) == {
-        "date=2026-11-21/hour=12/a-00000-R1.parquet",
-        "date=2026-11-21/hour=12/b-00000-R1.parquet",
-        "date=2026-11-21/hour=12/d-00000-R1.parquet",
+        "date=2026-11-21/hour=12/a-00000-R2.parquet",
+        "date=2026-11-21/hour=12/b-00000-R2.parquet",
+        "date=2026-11-21/hour=12/d-00000-R2.parquet",
     }
 
 

@@ -91,6 +91,8 @@ def _is(condition: Condition, value: Any) -> bool:
 def value_of(field: Field, row: Mapping[str, Any]) -> Any:
     """The field's value, None if the record does not have it."""
     match field:
+        case Column("carried"):
+            return "true" if row["carried"] else None
         case Column(name):
             return row[name]
         case Attribute(key):

@@ -38,6 +38,7 @@ class Row(NamedTuple):
     connector: str | None
     message: bytes
     attributes: dict[str, str] | None
+    carried: bool | None
 
 
 def plain(line: bytes) -> bytes:
@@ -133,6 +134,7 @@ def rows_of(batches: MemoryBatches) -> list[Row]:
                     batches.connectors[batch["connector"]],
                     line[:-1],
                     dict((meta.attributes[number] if meta else shared) or {}) or None,
+                    (goes_on and not meta and key in levels) or None,
                 )
             )
     return sorted(rows, key=by_identity)

@@ -74,6 +74,7 @@ def test_only_continuations_carry_a_level() -> None:
     texts = [(A, (k + 1) << 80, text) for k, text in enumerate((first, second, third))]
     table = table_of(make_batches("n", texts))
     assert table["level"].to_pylist() == [*["ERROR"] * 4, *[None] * 3]
+    assert table["carried"].to_pylist() == [None, *[True] * 2, *[None] * 4]
     assert [str(t)[11:23] for t in table["ts"].to_pylist()] == [
         *["07:08:09.010"] * 5,
         *["07:08:10+00:"] * 2,
@@ -84,6 +85,12 @@ def test_records_of_a_client_carry_nothing_from_one_another() -> None:
     meta = RecordMeta([5, 14], [None, None], ["ERROR", None], [None, None])
     table = table_of(make_batches("n", [(A, 1 << 80, b"slow\n  at x()\n", None, meta)]))
     assert table["level"].to_pylist() == ["ERROR", None]
+    assert table["carried"].null_count == 2
+
+
+def test_a_line_that_nothing_came_before_is_a_record() -> None:
+    table = table_of(make_batches("n", [(A, 1 << 80, b"  a\n  b\nERROR c\n  d\n")]))
+    assert table["carried"].to_pylist() == [None, None, None, True]
 
 
 def test_another_run_between_them_does_not_matter_nor_do_slices() -> None:

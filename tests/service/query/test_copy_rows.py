@@ -36,6 +36,7 @@ def table_of(rng: random.Random, rows: int) -> pa.Table:
         "level": pick(["INFO", "ERROR", None], k=rows),
         "connector_id": pick([None, "host-1"], k=rows),
         "message": ["".join(pick(PIECES, k=rng.randrange(4))) for _ in range(rows)],
+        "carried": pick([None, True], k=rows),
         "attributes": pa.nulls(rows, SCHEMA.field("attributes").type),
     }
     return pa.table([columns[name] for name in SCHEMA.names], schema=SCHEMA)

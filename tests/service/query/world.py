@@ -51,6 +51,7 @@ from service.query.tiles import TileSizes
 from service.query.view import Deletion, Sources
 from tests.batches import Entry, MemoryBatches, make_batches
 from tests.logstore.search.evaluate import holds
+from tests.logstore.segments.earlier import EARLIER_COLUMNS, earlier_segment, earlier_table
 from tests.servers.minio import Bucket as S3Bucket
 from tests.settings import changed
 from tests.simulation.backing import open_place
@@ -123,6 +124,7 @@ class World:
     deletions: list[Deletion] = field(default_factory=list)
     pins: int = 0
     encode: Encode = _encode
+    earlier: bool = False  # the table gets files of a version that knew of no marks
     _hot: list[Entry] = field(default_factory=list)
     _seqs: dict[str, int] = field(default_factory=dict)
 
@@ -142,13 +144,19 @@ class World:
                 self.know(entry)
 
     async def segment(
-        self, entries: Sequence[Entry], node: str = NODE, carry: Carry | None = None
+        self,
+        entries: Sequence[Entry],
+        node: str = NODE,
+        carry: Carry | None = None,
+        *,
+        earlier: bool = False,
     ) -> str:
         """Puts batches into the node's next segment, giving its key."""
         carry = carry or Carry()
         seq = self._seqs[node] = self._seqs.get(node, 0) + 1
         encoded = encode_segment(make_batches(node, entries), node=node, seq=seq, carry=carry)
-        await self.store.put(keys.segment(node, seq), encoded.body)
+        body = earlier_segment(encoded) if earlier else encoded.body
+        await self.store.put(keys.segment(node, seq), body)
         for entry in entries:
             self.know(entry)
         return keys.segment(node, seq)
@@ -173,11 +181,12 @@ class World:
         rows = rows.append_column("hour", pa.array([t.hour for t in times], pa.int32()))
         order = [("fqn", "ascending"), ("run_id", "ascending"), ("ulid", "ascending")]
         straight = open_table(self.straight.settings) if self.straight else self.table
-        delta = straight.create().delta
+        delta = earlier_table(straight) if self.earlier else straight.create().delta
         assert delta is not None
+        columns = EARLIER_COLUMNS if self.earlier else COLUMNS
         write_deltalake(
             delta,
-            rows.cast(COLUMNS).sort_by(order),
+            rows.select(columns.names).cast(columns).sort_by(order),
             mode="append",
             partition_by=["date", "hour"],
             writer_properties=WriterProperties(

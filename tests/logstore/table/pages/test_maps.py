@@ -30,7 +30,7 @@ OPTIONS: dict[str, Any] = {
 def batch(dice: random.Random, lines: int, pos: int) -> list[dict[str, Any]]:
     first = ulid.batch_of(dice.getrandbits(127)) + dice.choice([0, 0, 31, 1_020, (1 << 25) - 500])
     fqn, run = dice.choice(["a", "b" * 300, "é"]), dice.choice(["1", "2"])
-    connector = dice.choice([None, "c", "d"])
+    connector, continued = dice.choice([None, "c", "d"]), dice.random() < 0.5
     return [
         {
             "ulid": ulid.encode(first + number),
@@ -42,6 +42,7 @@ def batch(dice: random.Random, lines: int, pos: int) -> list[dict[str, Any]]:
             "connector_id": connector,
             "message": "é\0\n"[: dice.randrange(4)] + "x" * dice.choice([0, 3, 40, 400]),
             "attributes": None,
+            "carried": dice.choice([None, True]) if continued else None,
         }
         for number in range(lines)
     ]
@@ -82,7 +83,7 @@ def test_each_line_is_what_it_was(tmp_path: Path, seed: int) -> None:
 
 def test_columns_that_cannot_be_null(tmp_path: Path) -> None:
     lines = lines_of(3)
-    nullable = ("level", "connector_id", "attributes")
+    nullable = ("level", "connector_id", "attributes", "carried")
     required = pa.schema([one.with_nullable(one.name in nullable) for one in SCHEMA])
     path = tmp_path / "a.parquet"
     pq.write_table(pa.Table.from_pylist(lines, SCHEMA).cast(required), path, **OPTIONS)
