@@ -11,17 +11,19 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from types import FrameType
 
+from forwarder.checkpoints.errors import StorageFailed
 from forwarder.checkpoints.log import Checkpoints
 from forwarder.config.forwarder import Forwarder
 from forwarder.config.source import Source
 from forwarder.delivery.opening import open_delivery
 from forwarder.delivery.token import Token
 from forwarder.delivery.verdicts import Verdict
-from forwarder.engine.engine import Engine
+from forwarder.engine.engine import STORAGE_RETRY_SECONDS, Engine
 from forwarder.engine.hints import is_remote
 from forwarder.engine.parts import Shared, SourceParts, Tally
 from forwarder.engine.registry import Registry
@@ -51,11 +53,24 @@ def forward(config: Forwarder) -> int:
     line = Line(sys.stderr)
     log_to(line, "%(asctime)s %(levelname)s %(name)s: %(message)s")
     syncs = SyncCounts()
-    checkpoints = Checkpoints(config.folder, say=log.warning, on_sync=syncs.add)
+    checkpoints = _open_checkpoints(config.folder, syncs)
     try:
         return _forward(config, checkpoints, syncs, line)
     finally:
         checkpoints.close()
+
+
+def _open_checkpoints(folder: str, syncs: SyncCounts) -> Checkpoints:
+    """Opens them, and waits for a disk that refuses, as a forwarder that runs does."""
+    said = ""
+    while True:
+        try:
+            return Checkpoints(folder, say=log.warning, on_sync=syncs.add)
+        except StorageFailed as error:
+            if str(error) != said:
+                said = str(error)
+                log.warning("nothing is read until the checkpoints can be saved: %s", error)
+        time.sleep(STORAGE_RETRY_SECONDS)
 
 
 def refuse_windows(platform: str) -> None:

@@ -1,7 +1,8 @@
 """The files of a storage folder, and its lock.
 
     STORAGE/
-      lock                      flock, as long as a forwarder or a verb that changes something runs
+      lock                      flock, as long as a forwarder or a verb that changes something runs;
+                                it has a byte once there were checkpoints
       0000000012.checkpoints    the log: the file with the highest number counts, alone
       0000000013.new            a file that is being written; removed at the next start
       0000000011.torn           bytes of a write that a crash broke off, kept for people
@@ -41,18 +42,43 @@ class Folder:
     def __init__(self, path: str, fs: FileSystem) -> None:
         self.path = os.path.abspath(path)
         self.fs = fs
+        self._inode = 0
 
     def used(self) -> bool:
-        """Whether a forwarder had the folder before."""
-        return self.fs.stat(os.path.join(self.path, _LOCK)) is not None
+        """Whether a forwarder had checkpoints in the folder before."""
+        found = self.fs.stat(self._lock_path)
+        return found is not None and found.size > 0
+
+    def mark_used(self) -> None:
+        """Notes that there are checkpoints: if they are gone later, that is a loss."""
+        if not self.used():
+            file = self.fs.open(self._lock_path, "append")
+            try:
+                file.write([b"1"])
+                file.sync()
+            finally:
+                file.close()
 
     def lock(self) -> Lock:
         """Makes the folder and locks it. Raises `StorageInUse`."""
         self.fs.make_folders(self.path)
-        lock = self.fs.lock(os.path.join(self.path, _LOCK), wait=False)
+        lock = self.fs.lock(self._lock_path, wait=False)
         if lock is None:
             raise StorageInUse(f"another forwarder uses the storage {self.path}")
+        self._inode = self._inode_of_lock()
         return lock
+
+    def has_lock(self) -> bool:
+        """Whether the file that `lock` locked is still in the folder."""
+        return self._inode == self._inode_of_lock()
+
+    def _inode_of_lock(self) -> int:
+        found = self.fs.stat(self._lock_path)
+        return 0 if found is None else found.inode
+
+    @property
+    def _lock_path(self) -> str:
+        return os.path.join(self.path, _LOCK)
 
     def numbers(self, ending: str) -> list[int]:
         """The numbers of files with this ending, rising."""

@@ -11,6 +11,7 @@ Invariants:
 - Only a file in which every write and sync succeeded is appended to. After an error, whose effect
   nobody knows, the next `sync` writes a new file from memory: memory has everything.
 - A file of the log has its name only when it is whole.
+- A file that somebody removed or replaced is noticed by the next `sync`, which writes a new one.
 
 For one thread.
 """
@@ -80,6 +81,7 @@ class Checkpoints:
             self._lock = self._folder.lock()
             try:
                 self._begin(salvage, used)
+                self._folder.mark_used()
             except BaseException:
                 self._lock.release()
                 raise
@@ -107,13 +109,18 @@ class Checkpoints:
     def sync(self) -> None:
         """When it returns, all that was put survives a power cut.
 
-        Raises `StorageFailed`; what was put is kept, and may be synced by a later call.
+        Raises `StorageFailed`; what was put is kept, and may be synced by a later call. Raises
+        `StorageInUse` if the folder was removed and another forwarder has begun one in its place.
         """
-        if not self._pending:
+        with errors_as_ours(self.path):
+            lost = self._file is not None and self._is_lost(self._file)
+        if not (self._pending or lost):
             return
         began = self._clock.monotonic()
         with errors_as_ours(self.path):
-            if self._file is None:
+            if lost:
+                self._begin_again()
+            elif self._file is None:
                 self._write_new()
             else:
                 self._append(self._file)
@@ -161,7 +168,8 @@ class Checkpoints:
                 kept = folder.keep(numbers[-1], TORN, torn)
                 self._say(
                     f"the last {len(torn)} bytes of {found.path} were not written completely:"
-                    f" they are kept in {kept}, and nothing that was saved before is missing"
+                    f" they are kept in {kept}. If a crash broke off the write, nothing is missing;"
+                    " if somebody cut the file, lines may be sent twice"
                 )
             if found.damage:
                 self._write_new(keep_as=DAMAGED)
@@ -174,6 +182,24 @@ class Checkpoints:
                 " read as if nothing had been sent, so their lines may be there twice"
             )
         self._write_new()
+
+    def _is_lost(self, file: File) -> bool:
+        """Whether the file of the log is not in its place any more."""
+        found = self._folder.fs.stat(self._folder.file(self._number, LOG))
+        return found is None or found.inode != file.stat().inode
+
+    def _begin_again(self) -> None:
+        """Writes what memory has in the place of a folder, or a file, that was taken away."""
+        if not self._folder.has_lock():
+            lock = self._folder.lock()
+            self._lock.release()
+            self._lock = lock
+        self._write_new()
+        self._folder.mark_used()
+        self._say(
+            f"ALARM: somebody removed or replaced the checkpoints in {self.path} while this"
+            " forwarder runs: they are written again, and nothing is lost"
+        )
 
     def _append(self, file: File) -> None:
         changed = list(self._pending)

@@ -30,8 +30,9 @@ _SOON_SECONDS = 0.01
 _SCAN_SHARE = 10
 _AT_ONCE = 2
 _FORGET_SECONDS = 3600.0
+_CHECK_SECONDS = 10.0
 _REFUSED_SECONDS = 3600.0
-_STORAGE_RETRY_SECONDS = 1.0
+STORAGE_RETRY_SECONDS = 1.0
 # In a folder where something is renamed all the time, a new file waits no longer for a quiet scan.
 _UNSURE_SECONDS = 1.0
 
@@ -72,6 +73,7 @@ class Engine:
         self._hinted = set(hinted)
         self._hints = Hints(self._hint_later, self._hints_missed, self._hints_failed)
         self._forget_at = 0.0
+        self._check_at = 0.0
         self._refused_at = 0.0
         self._save_at = 0.0
         now_ms, now = shared.clock.now_ms(), shared.clock.monotonic()
@@ -124,6 +126,9 @@ class Engine:
         if now >= self._forget_at:
             self._lifecycle.forget()
             self._forget_at = now + _FORGET_SECONDS
+        if now >= self._check_at:  # a sync notices that the checkpoints were taken away
+            self.sending.sync_at = min(self.sending.sync_at, now)
+            self._check_at = now + _CHECK_SECONDS
         if now >= self._refused_at:
             for file in self._registry.files.values():
                 if file.stage == "failed":
@@ -304,7 +309,7 @@ class Engine:
             self.sending.flush()
         except Unavailable as error:
             self._say_unsaved(error)
-            self._save_at = now + _STORAGE_RETRY_SECONDS
+            self._save_at = now + STORAGE_RETRY_SECONDS
         else:
             self._save_at = 0.0
 

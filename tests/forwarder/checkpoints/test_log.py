@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -178,3 +179,49 @@ def test_ten_thousand_files_in_frames_that_stay_small(tmp_path: Path) -> None:
             log.put(expected[f"file-{number}"])
     with opened(tmp_path) as log:
         assert log.files == expected
+
+
+@pytest.mark.parametrize("taken", ["folder", "log", "replaced log"])
+def test_checkpoints_that_are_taken_away_are_written_again_and_that_is_an_alarm(
+    tmp_path: Path, taken: str
+) -> None:
+    folder, said = tmp_path / "storage", list[str]()
+    log = Checkpoints(str(folder), say=said.append)
+    log.put(state(1, 10))
+    log.sync()
+    assert said == []
+    (path,) = folder.glob("*.checkpoints")
+    if taken == "folder":
+        shutil.rmtree(folder)
+    elif taken == "log":
+        path.unlink()
+    else:
+        kept = path.read_bytes()
+        path.unlink()
+        path.write_bytes(kept)
+    log.sync()
+    assert len(said) == 1
+    assert "ALARM: somebody removed or replaced the checkpoints" in said[0]
+    assert read_states(str(folder)) == {"file-1": state(1, 10)}
+    log.sync()
+    assert len(said) == 1
+    with pytest.raises(StorageInUse):
+        Checkpoints(str(folder), say=said.append)
+    log.put(state(2))
+    log.close()
+    with opened(folder) as again:
+        assert set(again.files) == {"file-1", "file-2"}
+
+
+def test_a_forwarder_whose_folder_another_one_has_begun_again_ends(tmp_path: Path) -> None:
+    folder, said = tmp_path / "storage", list[str]()
+    first = Checkpoints(str(folder), say=said.append)
+    first.put(state(1, 10))
+    first.sync()
+    shutil.rmtree(folder)
+    with opened(folder) as second:
+        second.put(state(2))
+        second.sync()
+        with pytest.raises(StorageInUse):
+            first.sync()
+        assert set(read_states(str(folder))) == {"file-2"}
