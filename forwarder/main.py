@@ -20,7 +20,7 @@ from forwarder.checkpoints.errors import StorageFailed
 from forwarder.checkpoints.log import Checkpoints
 from forwarder.config.forwarder import Forwarder
 from forwarder.config.source import Source
-from forwarder.delivery.opening import open_delivery
+from forwarder.delivery.opening import open_delivery, open_service
 from forwarder.delivery.token import Token
 from forwarder.delivery.verdicts import Verdict
 from forwarder.engine.engine import STORAGE_RETRY_SECONDS, Engine
@@ -41,6 +41,7 @@ from logstore.errors import InvalidInput
 from logstore.log_lines import log_to
 from logstore.progress import Line, Pace, Progress, size
 from tailrace_client.ids import BatchIds
+from tailrace_client.unfinished import UnfinishedSender, unfinished_path
 
 log = logging.getLogger(__name__)
 
@@ -85,14 +86,25 @@ def refuse_windows(platform: str) -> None:
 
 def _forward(config: Forwarder, checkpoints: Checkpoints, syncs: SyncCounts, line: Line) -> int:
     box: list[Engine] = []
-    shared = make_shared(config, checkpoints, log.warning)
+
+    def token() -> Token:
+        return Token(config.token, file=config.token_file)
+
+    # Apart from the delivery, which waits for none of it.
+    beside = open_service(config.targets, token(), say=_unsaid, ca_file=config.ca_file)
+    unfinished = UnfinishedSender(beside)
+
+    def show(fqn: str, run: str, file: str, line: bytes) -> None:
+        unfinished.show(unfinished_path(fqn, run), file, line)
+
+    shared = make_shared(config, checkpoints, log.warning, show)
 
     def on_verdict(file: str, verdict: Verdict) -> None:
         box[0].on_verdict(file, verdict)
 
     delivery = open_delivery(
         config.targets,
-        Token(config.token, file=config.token_file),
+        token(),
         on_verdict=on_verdict,
         say=log.warning,
         senders=config.senders,
@@ -127,8 +139,14 @@ def _forward(config: Forwarder, checkpoints: Checkpoints, syncs: SyncCounts, lin
     finally:
         if stop_metrics is not None:
             stop_metrics()
+        unfinished.stop()
+        beside.close()
         delivery.stop(0)
     return 0
+
+
+def _unsaid(_: str) -> None:
+    """The delivery says which targets fail."""
 
 
 def delivered(sources: Sources, pace: Pace) -> str:
@@ -142,7 +160,12 @@ def delivered(sources: Sources, pace: Pace) -> str:
     )
 
 
-def make_shared(config: Forwarder, checkpoints: Checkpoints, say: Say) -> Shared:
+def make_shared(
+    config: Forwarder,
+    checkpoints: Checkpoints,
+    say: Say,
+    show: Callable[[str, str, str, bytes], None] = lambda *_: None,
+) -> Shared:
     """What all parts of the engine use, for these sources."""
     ids = BatchIds()
     for state in checkpoints.files.values():
@@ -157,6 +180,7 @@ def make_shared(config: Forwarder, checkpoints: Checkpoints, say: Say) -> Shared
         mint=ids.mint,
         correct=ids.correct,
         say=say,
+        show=show,
         tallies={source.name: Tally() for source in config.sources},
     )
 

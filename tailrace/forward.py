@@ -18,8 +18,7 @@ from functools import partial
 from types import FrameType
 
 from forwarder.balanced import Balanced
-from forwarder.delivery.opening import open_pool
-from forwarder.delivery.targets import DEFAULT_PORT, parse_target
+from forwarder.delivery.opening import open_service
 from forwarder.delivery.token import Token
 from forwarder.stdin import LEAST_SPOOL_BYTES, POLICIES, Forwarding, Shape, options_for
 from logstore.clock import SystemClock
@@ -29,14 +28,12 @@ from tailrace_client.command import DEFAULT_SPOOL
 from tailrace_client.delivery import Delivery
 from tailrace_client.errors import InvalidRequest
 from tailrace_client.ids import BatchIds
-from tailrace_client.retry import Backoff
 from tailrace_client.run import DURABILITIES, OUTCOMES, run_path
 from tailrace_client.spool import Closing, Target
 from tailrace_client.unfinished import UnfinishedLines
 
 _STATE = "state"
 _SPOOL_BYTES = 256 << 20
-_LONGEST_PAUSE_SECONDS = 5.0
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -183,20 +180,7 @@ def _service(arguments: argparse.Namespace, say: Callable[[str], None]) -> Balan
     given = os.environ.get("TAILRACE_TOKEN", "")
     file = arguments.token_file or ("" if given else os.environ.get("TAILRACE_TOKEN_FILE", ""))
     token = Token(given, file=file)
-    pool = open_pool(
-        arguments.target,
-        token,
-        say=say,
-        ca_file=arguments.ca_file,
-        backoff=lambda: Backoff(longest=_LONGEST_PAUSE_SECONDS),
-    )
-    first = parse_target(arguments.target[0])
-    host = f"[{first.host}]" if ":" in first.host else first.host
-    url = f"{first.scheme}://{host}:{first.port or DEFAULT_PORT}{first.path}"
-    try:
-        return Balanced(url, pool, new_token=token.renew)
-    except InvalidRequest as error:
-        raise InvalidInput(error.message, hint=error.hint) from None
+    return open_service(arguments.target, token, say=say, ca_file=arguments.ca_file)
 
 
 def _delivery(

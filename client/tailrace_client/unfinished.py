@@ -2,9 +2,9 @@
 
 `show` takes the present state of a stream's last line. A thread sends it once it has stood for a
 second, or once a second while it changes, and sends it again now and then, since the service
-forgets what nobody repeats. Nothing depends on it: an attempt that fails is not made again, and a
-service that does not know such lines is not asked twice. The line itself is delivered as any other
-once it is finished.
+forgets what nobody repeats. One thread is enough for the lines of many runs (`UnfinishedSender`).
+Nothing depends on it: an attempt that fails is not made again, and a service that does not know
+such lines is not asked twice. The line itself is delivered as any other once it is finished.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import threading
 from contextlib import suppress
-from typing import Dict, Optional
+from typing import Dict, List, Optional, Tuple
 
 from tailrace_client import system
 from tailrace_client.errors import InvalidRequest, NotFound, TailraceError
@@ -22,6 +22,14 @@ MOST_CHARS = 4096
 _PAUSE_SECONDS = 1.0
 _REPEAT_SECONDS = 20.0
 _SEND_SECONDS = 5.0
+_NO_SUCH_METHOD = 405
+_SENT, _FAILED, _UNKNOWN = "sent", "failed", "unknown"
+_Key = Tuple[str, str]
+
+
+def unfinished_path(fqn: str, run: str) -> str:
+    """The path of a run's unfinished lines. Raises `InvalidRequest` for an empty name."""
+    return f"{ROOT}/unfinished/{name(fqn)}/{name(run)}"
 
 
 def last_state(line: bytes) -> bytes:
@@ -46,31 +54,37 @@ def _is_overwritten(line: bytes) -> bool:
     return b"\r" in line.rstrip(b"\r")
 
 
-class UnfinishedLines:
-    """The last lines of the streams of one producer, named `producer`, in one run."""
+class UnfinishedSender:
+    """Sends the unfinished lines of any number of runs, from one thread."""
 
-    def __init__(self, service: Service, fqn: str, run: str, producer: str) -> None:
+    def __init__(self, service: Service) -> None:
         self._service = service
-        self._path = f"{ROOT}/unfinished/{name(fqn)}/{name(run)}"
-        self._producer = producer
-        self._now: Dict[str, str] = {}
-        self._sent: Dict[str, str] = {}
+        self._now: Dict[_Key, str] = {}
+        self._sent: Dict[_Key, str] = {}
         self._number = 0
+        self._lock = threading.Lock()
         self._changed = threading.Event()
         self._stopped = threading.Event()
         self._thread: Optional[threading.Thread] = None
 
-    def show(self, stream: str, line: bytes) -> None:
-        """The stream's last line looks like this now; empty: it is finished, or begins anew."""
+    def show(self, path: str, producer: str, line: bytes) -> None:
+        """The last line of a producer looks like this now; empty: it is finished.
+
+        `path` is `unfinished_path` of its run.
+        """
         text = line[-4 * MOST_CHARS :].decode("utf-8", "replace")[-MOST_CHARS:]
-        if text == self._now.get(stream, "") or self._stopped.is_set():
-            return
-        self._now[stream] = text
-        if self._thread is None:
-            thread = threading.Thread(target=self._keep, name="tailrace-unfinished", daemon=True)
-            with suppress(RuntimeError):  # the interpreter ends
-                thread.start()
-                self._thread = thread
+        key = (path, producer)
+        with self._lock:
+            if text == self._now.get(key, "") or self._stopped.is_set():
+                return
+            self._now[key] = text
+            if self._thread is None:
+                thread = threading.Thread(
+                    target=self._keep, name="tailrace-unfinished", daemon=True
+                )
+                with suppress(RuntimeError):  # the interpreter ends
+                    thread.start()
+                    self._thread = thread
         self._changed.set()
 
     def stop(self) -> None:
@@ -79,36 +93,66 @@ class UnfinishedLines:
         self._changed.set()
         if self._thread is not None:
             self._thread.join(_SEND_SECONDS)
-        for stream in [stream for stream, text in self._sent.items() if text]:
-            if not self._send(stream, ""):
+        for key in [key for key, text in self._sent.items() if text]:
+            if self._send(key, "") is not _SENT:
                 return
 
     def _keep(self) -> None:
         while not self._stopped.is_set():
-            shown = any(self._sent.values())
-            if self._changed.wait(_REPEAT_SECONDS if shown else None):
+            repeated = not self._changed.wait(_REPEAT_SECONDS if any(self._sent.values()) else None)
+            if not repeated:
                 self._changed.clear()
                 if self._stopped.wait(_PAUSE_SECONDS):
                     return
-                changed = [
-                    s for s, text in self._now.copy().items() if text != self._sent.get(s, "")
-                ]
-            else:
-                changed = list(self._now.copy())
-            for stream in changed:
-                if not self._send(stream, self._now[stream]):
+            for key in self._due(repeated=repeated):
+                outcome = self._send(key, self._now[key])
+                if outcome is _UNKNOWN:
                     return
+                if outcome is _FAILED:
+                    break
 
-    def _send(self, stream: str, text: str) -> bool:
-        """One attempt; False if the service does not know unfinished lines."""
+    def _due(self, *, repeated: bool) -> List[_Key]:
+        """What is to be sent now. A line that is finished, and not shown, is forgotten."""
+        with self._lock:
+            for key in [key for key, text in self._now.items() if not text]:
+                if not self._sent.get(key):
+                    del self._now[key]
+                    self._sent.pop(key, None)
+            return [
+                key for key, text in self._now.items() if repeated or text != self._sent.get(key)
+            ]
+
+    def _send(self, key: _Key, text: str) -> str:
+        """One attempt; what came of it."""
+        path, producer = key
         self._number = max(self._number + 1, system.now_ms())
-        value = {"producer": f"{self._producer}:{stream}", "number": self._number, "text": text}
+        value = {"producer": producer, "number": self._number, "text": text}
         body, headers = json.dumps(value).encode(), {"Content-Type": "application/json"}
         try:
-            self._service.request("PUT", self._path, body, headers, timeout_seconds=_SEND_SECONDS)
-        except (InvalidRequest, NotFound):
-            return False
+            self._service.request("PUT", path, body, headers, timeout_seconds=_SEND_SECONDS)
+        except NotFound:
+            return _UNKNOWN
+        except InvalidRequest as error:
+            if error.status == _NO_SUCH_METHOD:
+                return _UNKNOWN
         except TailraceError:
-            return True
-        self._sent[stream] = text
-        return True
+            return _FAILED
+        self._sent[key] = text
+        return _SENT
+
+
+class UnfinishedLines:
+    """The last lines of the streams of one producer, named `producer`, in one run."""
+
+    def __init__(self, service: Service, fqn: str, run: str, producer: str) -> None:
+        self._sender = UnfinishedSender(service)
+        self._path = unfinished_path(fqn, run)
+        self._producer = producer
+
+    def show(self, stream: str, line: bytes) -> None:
+        """The stream's last line looks like this now; empty: it is finished, or begins anew."""
+        self._sender.show(self._path, f"{self._producer}:{stream}", line)
+
+    def stop(self) -> None:
+        """Shows nothing any more."""
+        self._sender.stop()

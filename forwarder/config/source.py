@@ -172,7 +172,19 @@ class Source(Section):
         otel="pieces have the attribute `log.record.part`, cut ones `log.record.truncated`",
     )
     force_flush_period: Duration = key(
-        0.5, "after this time without new bytes an unfinished last line is sent; 0: never"
+        0.5,
+        "after this time without new bytes an entry is sent that may go on; 0: never",
+        otel="an unfinished last line waits for `unfinished_wait`, if that is longer",
+    )
+    unfinished_wait: Duration = key(
+        300.0,
+        "how long an unfinished last line waits for its next change, before it is sent as it is;"
+        " live views show it meanwhile. 0: it is not shown, and waits for `force_flush_period`",
+    )
+    overwritten: Literal["last", "all"] = key(
+        "last",
+        "what is sent of a line with carriage returns in it, such as a progress bar: the last state"
+        " that it shows, or all of it",
     )
     multiline: Multiline | None = key(None, "entries of several lines")
     preserve_leading_whitespaces: bool = key(False, "keep white space before an entry")

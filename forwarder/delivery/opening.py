@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from forwarder.balanced import Balanced
 from forwarder.delivery.delivery import Delivery
 from forwarder.delivery.encodings import BodyEncoding, encoder
 from forwarder.delivery.pool import Pool
-from forwarder.delivery.targets import Address, Resolver, SystemResolver, parse_target
+from forwarder.delivery.targets import (
+    DEFAULT_PORT,
+    Address,
+    Resolver,
+    SystemResolver,
+    parse_target,
+)
 from forwarder.delivery.token import Token
 from forwarder.delivery.verdicts import Verdict
 from logstore.clock import Clock, Entropy, SystemClock, system_entropy
@@ -64,6 +71,31 @@ def open_pool(
         dice=dice or system_entropy(),
         say=say,
     )
+
+
+def open_service(
+    targets: Sequence[str],
+    token: Token,
+    *,
+    say: Callable[[str], None],
+    ca_file: str = "",
+    longest_pause_seconds: float = 5.0,
+) -> Balanced:
+    """All targets as one service. Raises `InvalidInput`."""
+    pool = open_pool(
+        targets,
+        token,
+        say=say,
+        ca_file=ca_file,
+        backoff=lambda: Backoff(longest=longest_pause_seconds),
+    )
+    first = parse_target(targets[0])
+    host = f"[{first.host}]" if ":" in first.host else first.host
+    url = f"{first.scheme}://{host}:{first.port or DEFAULT_PORT}{first.path}"
+    try:
+        return Balanced(url, pool, new_token=token.renew)
+    except InvalidRequest as error:
+        raise InvalidInput(error.message, hint=error.hint) from None
 
 
 def open_delivery(

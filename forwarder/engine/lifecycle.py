@@ -143,6 +143,9 @@ class Lifecycle:
 
     def _finish(self, file: Tracked, stage: Stage) -> None:
         file.stage = stage
+        if file.showing:
+            file.showing = b""
+            self._shared.show(file.fqn, file.run, file.id, b"")
         file.seen_at = self._shared.clock.monotonic()
         if file.handle is not None and not file.matched:
             self._shared.handles.close(file.handle)

@@ -11,6 +11,7 @@ from forwarder.config.source import Source
 from forwarder.engine.registry import Registry
 from forwarder.engine.stillness import unchanged
 from forwarder.engine.tracked import Tracked
+from forwarder.entries.overwritten import Rest
 from forwarder.files.finder import Finder
 from forwarder.files.globs import Glob
 from forwarder.files.handles import Handles
@@ -27,6 +28,10 @@ class Packer(Protocol):
         self, data: bytes, start: Cursor, file: FileFacts, *, final: bool, most: int
     ) -> Packed | None:
         """The first entries of `data`; None if none is complete."""
+        ...
+
+    def rest(self, data: bytes, start: Cursor) -> Rest:
+        """What is unfinished at the end of `data`, in which no entry is complete."""
         ...
 
 
@@ -128,6 +133,8 @@ class Shared:
     correct: Callable[[int], None]
     """Takes the service's time, in ms, where this machine's is wrong: later ids go by it."""
     say: Callable[[str], None]
+    show: Callable[[str, str, str, bytes], None] = lambda *_: None
+    """Shows the last line of a file, by fqn, run and id, while it is not finished."""
     tallies: Mapping[str, Tally] = field(default_factory=dict)
     rescan: set[str] = field(default_factory=set)
     """Sources that are to be scanned again, soon."""

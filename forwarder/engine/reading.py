@@ -17,6 +17,7 @@ import xxhash
 from forwarder.engine.opening import Opened, Opener
 from forwarder.engine.parts import Shared, SourceParts
 from forwarder.engine.tracked import RECENT, Pending, Tracked
+from forwarder.entries.overwritten import NO_REST
 from forwarder.files.identity import NO_WINDOW, WINDOW, holds, window_of
 from forwarder.model import FileFacts, Packed, Prepared
 from logstore.errors import Damaged
@@ -106,8 +107,10 @@ class Reader:
             if not file.fingerprint:
                 return Turn.FIRST
             packed = self._pack(source, file, data, facts, final=False)
-            if packed is None and (len(data) >= most or (at_end and self._flushes(source, file))):
+            if packed is None and len(data) >= most:
                 packed = self._pack(source, file, data, facts, final=True)
+            elif packed is None and at_end:
+                packed = self._pack_rest(source, file, data, facts)
             if packed is not None and packed.end.offset > file.read.offset:
                 self._take(source, file, data, packed)
                 behind = len(data) - (packed.end.offset - file.read.offset)
@@ -171,9 +174,26 @@ class Reader:
             file.grown_at = self._shared.clock.monotonic()
         return data
 
-    def _flushes(self, source: SourceParts, file: Tracked) -> bool:
-        """Whether an unfinished entry at the end is to be sent."""
-        return self._shared.clock.monotonic() >= flush_at(source, file)
+    def _pack_rest(
+        self, source: SourceParts, file: Tracked, data: bytes, facts: FileFacts
+    ) -> Packed | None:
+        """An entry that is not complete, if nothing came for long enough; and it is shown."""
+        now, shows = self._shared.clock.monotonic(), source.config.unfinished_wait > 0
+        rest = source.packer.rest(data, file.read) if shows else NO_REST
+        if file.held[0] != file.read.offset + rest.held:
+            file.held = file.read.offset + rest.held, now
+        file.unfinished = rest.unfinished
+        self._show(file, rest.shown)
+        if now < flush_at(source, file):
+            return None
+        if rest.unfinished and now < line_sent_at(source, file):
+            data = data[: rest.held]
+        return self._pack(source, file, data, facts, final=True)
+
+    def _show(self, file: Tracked, line: bytes) -> None:
+        if line != file.showing:
+            file.showing = line
+            self._shared.show(file.fqn, file.run, file.id, line)
 
     def _pack(
         self, source: SourceParts, file: Tracked, data: bytes, facts: FileFacts, *, final: bool
@@ -181,6 +201,9 @@ class Reader:
         return source.packer.pack(data, file.read, facts, final=final, most=self._most)
 
     def _ended(self, file: Tracked, partial: int) -> None:
+        if not partial:
+            file.unfinished = False
+            self._show(file, b"")
         file.at_end = True
         file.partial = partial
         file.dirty = False
@@ -246,10 +269,23 @@ class Reader:
 
 
 def flush_at(source: SourceParts, file: Tracked) -> float:
-    """When an unfinished entry at the file's end is sent, if nothing more comes."""
-    period, wait = source.config.force_flush_period, source.config.rotate_wait
+    """When something of an unfinished entry at the file's end is sent, if nothing more comes."""
+    at = line_sent_at(source, file)
+    end, since = file.held
+    if file.unfinished and end > file.read.offset:  # its whole lines wait for no unfinished one
+        at = min(at, since + (source.config.force_flush_period or inf))
+    return at
+
+
+def line_sent_at(source: SourceParts, file: Tracked) -> float:
+    """When all of it is sent, also a line that is not finished."""
+    config = source.config
+    period, wait = config.force_flush_period, config.rotate_wait
     if file.content is not None and not file.content.whole():
         period = max(period, wait)
-    if period > 0:
-        return file.grown_at + period
-    return inf if file.rotated_at is None else max(file.grown_at, file.rotated_at) + wait
+    at = file.grown_at + period if period > 0 else inf
+    if file.unfinished and period > 0:
+        at = file.grown_at + max(period, config.unfinished_wait)
+    if file.rotated_at is not None:  # nothing more is expected
+        at = min(at, max(file.grown_at, file.rotated_at) + (period or wait))
+    return at

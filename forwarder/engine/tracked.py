@@ -93,6 +93,12 @@ class Tracked:
     """Bytes behind `read` that are no whole entry yet."""
     grown_at: float = 0.0
     """When new bytes were seen last; seconds of the monotonic clock."""
+    held: tuple[int, float] = (0, 0.0)
+    """Up to where there are whole lines of an entry that may go on, and since when."""
+    unfinished: bool = False
+    """Behind those is a line without an end."""
+    showing: bytes = b""
+    """What that looks like in live views."""
     retry_at: float = 0.0
     """Not before this is it read again, after an error."""
 

@@ -19,12 +19,21 @@ from forwarder.config.operators import Container
 from forwarder.config.source import Multiline, Source
 from forwarder.entries import columns, units
 from forwarder.entries.calm import Calm, CalmContainer, CalmEach, CalmLines
-from forwarder.entries.codec import Codec, clean_bytes
+from forwarder.entries.codec import Codec, clean, clean_bytes
 from forwarder.entries.entry import Encoder, Entry
 from forwarder.entries.header import HeaderReader
 from forwarder.entries.multiline import Joiner, rule_of
 from forwarder.entries.operators.build import StageMaker, is_container, stages_of
 from forwarder.entries.operators.container import pod_of
+from forwarder.entries.overwritten import (
+    NO_REST,
+    Rest,
+    last_states,
+    last_states_of,
+    overwritten_parts,
+    rest_of_lines,
+    rest_of_parts,
+)
 from forwarder.entries.ranges import Own, Range
 from forwarder.entries.stages import Chain, Each
 from forwarder.entries.tracebacks import stirs
@@ -35,6 +44,8 @@ RECORD_NUMBER = "log.file.record_number"
 RECORD_OFFSET = "log.file.record_offset"
 _BLANKS = columns.BLANKS.decode()
 _SLACK = 64 << 10
+_OVERWRITTEN = 64 << 10  # bytes of parts of lines that are passed over at once
+_CRI = ("", "crio", "containerd")
 _HEAD = 4 << 10  # bytes in which text of UTF-16 has a space or a newline, and so a NUL
 
 
@@ -45,6 +56,7 @@ class Packer:
         self._source = source
         self._codec = Codec(source.encoding)
         nop = self._raw = source.encoding.lower() == "nop"
+        self._last_states = source.overwritten == "last" and not nop
         self._split, self._ahead = _splitter(source, nop=nop)
         self._cutter = Cutter(
             self._codec,
@@ -52,10 +64,15 @@ class Packer:
             truncate=source.max_log_size_behavior == "truncate" and not nop,
             blocks=nop,
             rejoins=self._split is units.lines and source.max_log_size_behavior == "split",
+            last_states=self._last_states
+            and self._split is units.lines
+            and not is_container(source.operators),
         )
         self._makers, joins = _makers(source)
         # What joins lines must see their indentation, so it is trimmed behind that.
         self._trim = (lambda text: text) if nop or joins else _trim(source)
+        first = source.operators[0] if source.operators else None
+        self._parts = isinstance(first, Container) and first.format in _CRI
         self._numbered = source.include_file_record_number or source.include_file_record_offset
         self._simple = (
             self._codec.utf8
@@ -85,12 +102,34 @@ class Packer:
             data, final = data[: most + self.longest], False
         if self._header is not None and self._header.goes_on(start):
             return self._pack_header(data, start, file, final=final, most=most)
+        if self._last_states and self._parts:
+            size = overwritten_parts(data, _OVERWRITTEN)
+            if size:  # a range of its own, without a record: it need not be made again
+                return Packed(_moved(start, size), b"", "application/x-ndjson", 0)
         shared = self._shared(start, file)
         if self._simple and not start.inside:
             packed = self._pack_block(data, start, shared, final=final, most=most)
             if packed is not None:
                 return packed
         return self._pack_entries(data, start, file, final=final, most=most)
+
+    def rest(self, data: bytes, start: Cursor) -> Rest:
+        """What is unfinished at the end of `data`, which begins at `start` and has no whole entry.
+
+        Nothing of a file without lines, or in its header.
+        """
+        if self._raw or (self._header is not None and self._header.goes_on(start)):
+            return NO_REST
+        if self._parts:
+            return rest_of_parts(data)
+        if is_container(self._source.operators):
+            return NO_REST
+        if self._codec.utf8:
+            return rest_of_lines(data)
+        decoded = self._codec.decode(data, start.offset, final=False)
+        held = decoded.text.rfind("\n") + 1
+        rest = rest_of_lines(clean(decoded.text[held:])[0].encode())
+        return rest._replace(held=decoded.lead * bool(held) + self._codec.size(decoded.text[:held]))
 
     def _pack_marked(
         self, data: bytes, start: Cursor, file: FileFacts, *, final: bool, most: int
@@ -101,7 +140,7 @@ class Packer:
         """
         wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
         if wide and self._codec.utf8 and 0 in data[:_HEAD]:
-            body = data[:most]
+            body = data[: max(most, data.index(0) + 1)]  # it is known for what it is again
             return Packed(replace(start, offset=len(body)), body, "text/plain", 1)
         mark = self._codec.mark
         if not mark or not data.startswith(mark):
@@ -159,7 +198,7 @@ class Packer:
     ) -> Packed:
         source = self._source
         lines, records = columns.trimmed(
-            block,
+            last_states_of(block) if self._last_states and b"\r" in block else block,
             leading=not source.preserve_leading_whitespaces,
             trailing=not source.preserve_trailing_whitespaces,
         )
@@ -316,7 +355,11 @@ def _splitter(source: Source, *, nop: bool) -> tuple[Splitter, bool]:
 
 def _makers(source: Source) -> tuple[list[StageMaker], bool]:
     """The stages of the source, each made for one range of a file; whether they join lines."""
-    made = stages_of(source.operators, max_log_size=source.max_log_size)
+    made = stages_of(
+        source.operators,
+        max_log_size=source.max_log_size,
+        last_states=source.overwritten == "last",
+    )
     multiline = source.multiline
     container = is_container(source.operators)
     by_lines = multiline is not None and (
@@ -352,7 +395,17 @@ def _trimming(trim: Callable[[str], str]) -> StageMaker:
 
 
 def _trim(source: Source, *, within: bool = False) -> Callable[[str], str]:
-    """What is trimmed; of a message `within` a container's line nothing at its begin."""
+    """What is trimmed; of a message `within` a container's line nothing at its begin.
+
+    Of lines that were overwritten, the last states are left.
+    """
+    trim = _trim_blanks(source, within=within)
+    if source.overwritten == "all":
+        return trim
+    return lambda text: trim(last_states(text) if "\r" in text else text)
+
+
+def _trim_blanks(source: Source, *, within: bool) -> Callable[[str], str]:
     leading = not source.preserve_leading_whitespaces and not within
     if not leading and source.preserve_trailing_whitespaces:
         return lambda text: text

@@ -12,8 +12,11 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from forwarder.entries.codec import Codec
+from forwarder.entries.overwritten import last_begin
 from logstore.patterns import LinearRegex
 
+_OVERWRITTEN = 64 << 10
+"""So many characters of states that are not seen any more are passed over at once."""
 Bounds = tuple[int, int, int]
 """Begin and end of the content, and where the next unit begins; indices of characters."""
 Splitter = Callable[[str, bool], Iterator[Bounds]]
@@ -115,6 +118,8 @@ class Cutter:
     """Each piece is a unit of its own: a file without lines."""
     rejoins: bool = False
     """Units are lines: one that was sent before its newline came goes on as a piece of it."""
+    last_states: bool = False
+    """Units are lines, of which the last state counts: what was overwritten needs no piece."""
 
     def cut(self, split: Splitter, text: str, final: bool, inside: int) -> Units:
         """The units of a text that begins behind `inside` pieces of one."""
@@ -159,7 +164,11 @@ class Cutter:
         """The same, one by one."""
         at = 0
         for begin, end, following in split(text, final):
-            if inside or self._longer(text, begin, end):
+            longer = self._longer(text, begin, end)
+            if longer and self.last_states:
+                begin = last_begin(text, begin, end)  # noqa: PLW2901
+                longer = self._longer(text, begin, end)
+            if inside or longer:
                 yield from self._pieces(text, begin, end, following, inside)
             else:
                 yield Unit(begin, end, following, inside=int(self.rejoins and following == end))
@@ -199,6 +208,12 @@ class Cutter:
         """Full pieces of a unit whose end is not there."""
         if inside and self.truncate:
             yield Unit(at, len(text), len(text), inside=1, dropped=True)
+            return
+        if self.last_states and (state := last_begin(text, at, len(text))) > at:
+            if state - at < _OVERWRITTEN and not self._longer(text, at, len(text)):
+                return
+            if at == 0:  # a range of its own, without a record: it need not be made again
+                yield Unit(state, state, state, inside=inside, dropped=True)
             return
         while self._longer(text, at, len(text)):
             stop = at + self.codec.cut(text[at:], self.most)

@@ -97,7 +97,7 @@ def test_attributes_are_stored_letter_by_letter(service: ServiceProcess, tmp_pat
 
 def test_long_entries_and_an_unfinished_one(service: ServiceProcess, tmp_path: Path) -> None:
     data = b"x" * 2500 + b"\n\n  half"
-    found = forwarded(service, tmp_path, data, 5, max_log_size=1000, force_flush_period="100ms")
+    found = forwarded(service, tmp_path, data, 5, max_log_size=1000, unfinished_wait="100ms")
     assert [len(r["message"]) for r in found] == [1000, 1000, 500, 0, 4]
     parts = [(r.get("attributes") or {}).get("log.record.part") for r in found]
     assert parts == [None, "2", "3", None, None]

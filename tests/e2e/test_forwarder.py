@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import gzip
 import os
+import pty
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 
+import httpx
 import pytest
 
 from tests.client.programs import state_of
-from tests.e2e.service_process import ServiceProcess
+from tests.e2e.service_process import BASE, ServiceProcess
 from tests.faults.kinds import KNOWABLE, Kind
 from tests.faults.schedule import Schedule, evenly
 from tests.faults.thread import fault_proxy
@@ -186,7 +191,7 @@ def test_the_service_is_killed_meanwhile(tmp_path: Path) -> None:
 
 
 def test_a_stop_waits_for_what_is_on_its_way(service: ServiceProcess, tmp_path: Path) -> None:
-    forwarder = ForwarderProcess(tmp_path, service.url, run="stopped")
+    forwarder = ForwarderProcess(tmp_path, service.url, run="stopped", unfinished_wait="1s")
     log = forwarder.logs / "a.log"
     expected = _append(log, 0, 100_000)
     with log.open("a") as file:
@@ -210,3 +215,63 @@ def test_a_second_forwarder_on_the_storage_refuses(service: ServiceProcess, tmp_
     assert second.process.wait(timeout=60) == 1
     assert "Stop the other forwarder" in second.said()
     assert first.stop() == 0
+
+
+def test_a_bar_in_a_file_moves_on_a_terminal_and_is_stored_once(
+    service: ServiceProcess, tmp_path: Path
+) -> None:
+    """Its forwarder is killed meanwhile, and starts again."""
+    run, unfinished = "bar", f"{service.url}{BASE.removesuffix('/logs')}/unfinished/{FQN}/bar"
+    forwarder = ForwarderProcess(tmp_path, service.url, run=run, unfinished_wait="1h")
+    log = forwarder.logs / "a.log"
+
+    def write(text: str) -> None:
+        with log.open("a") as file:
+            file.write(text)
+
+    def shown() -> list[str]:
+        lines = httpx.get(unfinished, timeout=60).raise_for_status().json()["lines"]
+        return [line["text"] for line in lines]
+
+    forwarder.start()
+    write("begins\nGo on? ")
+    forwarder.until(lambda: shown() == ["Go on? "])
+    ours, theirs = pty.openpty()
+    tail = subprocess.Popen(
+        [sys.executable, "-m", "tailrace", "tail", "--url", service.url, FQN, run],
+        stdout=theirs,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "COLUMNS": "80", "TERM": "dumb"},
+    )
+    os.close(theirs)
+    written = b""
+
+    def read_until(text: bytes) -> None:
+        nonlocal written
+        while text not in written:
+            written += os.read(ours, 4096)
+
+    read_until(b"Go on? ")
+    write("yes\n10%\r20%\r30%")
+    read_until(b"30%")
+    forwarder.kill()
+    write("\r40%\r50%")
+    forwarder.start()
+    read_until(b"50%")
+    write("\r99%\r100%\r\ndone\n")
+    read_until(b"done")
+    forwarder.until(lambda: shown() == [])
+    httpx.post(f"{service.url}{BASE}/{FQN}/{run}/close", timeout=60).raise_for_status()
+    with suppress(OSError):  # the terminal is closed: the tail has ended
+        while piece := os.read(ours, 4096):
+            written += piece
+    os.close(ours)
+    assert tail.wait(timeout=60) == 0
+    assert forwarder.stop() == 0
+    lines = ["begins", "Go on? yes", "100%", "done"]
+    assert stored(service.url, run) == lines
+    assert [line.rpartition("\r\x1b[K")[2] for line in written.decode().split("\r\n")] == [
+        *lines,
+        "",
+    ]
+    assert b"10%\r" not in written

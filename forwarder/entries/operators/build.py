@@ -39,12 +39,14 @@ def is_container(operators: Sequence[Operator]) -> bool:
     return bool(operators) and isinstance(operators[0], Container)
 
 
-def stages_of(operators: Sequence[Operator], *, max_log_size: int) -> list[StageMaker]:
+def stages_of(
+    operators: Sequence[Operator], *, max_log_size: int, last_states: bool = False
+) -> list[StageMaker]:
     """The stages in their order; a container's parser is two."""
     made: list[StageMaker] = []
     for operator in operators:
         if isinstance(operator, Container):
-            made += _container(operator)
+            made += _container(operator, last_states=last_states)
         elif isinstance(operator, Recombine):
             made.append(_recombine(operator, max_log_size))
         else:
@@ -52,7 +54,7 @@ def stages_of(operators: Sequence[Operator], *, max_log_size: int) -> list[Stage
     return made
 
 
-def _container(operator: Container) -> list[StageMaker]:
+def _container(operator: Container, *, last_states: bool) -> list[StageMaker]:
     # Of a path, and so of a file: the parser is made for each range.
     level = _level(operator.severity) if operator.severity is not None else None
 
@@ -60,7 +62,7 @@ def _container(operator: Container) -> list[StageMaker]:
         parse = Parser(operator, file.path)
         return Each(_guarded(operator, parse if level is None else _both(parse, level)))
 
-    return [make, lambda _: Parts(operator.max_log_size)]
+    return [make, lambda _: Parts(operator.max_log_size, last_states=last_states)]
 
 
 def _recombine(operator: Recombine, max_log_size: int) -> StageMaker:

@@ -19,6 +19,7 @@ import orjson
 
 from forwarder.config.operators import Container
 from forwarder.entries.entry import Entry
+from forwarder.entries.overwritten import last_begin
 from forwarder.entries.stages import Output
 
 STREAM = "log.iostream"
@@ -124,10 +125,14 @@ def second_of(text: str) -> int | None:
 
 
 class Parts:
-    """Joins the parts of lines that the container's runtime had cut."""
+    """Joins the parts of lines that the container's runtime had cut.
 
-    def __init__(self, most: int) -> None:
+    With `last_states`, what was overwritten takes no room.
+    """
+
+    def __init__(self, most: int, *, last_states: bool) -> None:
         self._most = most
+        self._last_states = last_states
         self._held: dict[str, tuple[Entry, list[str], int]] = {}
 
     def feed(self, entry: Entry, out: Output) -> None:
@@ -143,6 +148,10 @@ class Parts:
         first, texts, size = held
         texts.append(entry.body)
         size += len(entry.body)
+        if self._last_states and "\r" in entry.body:
+            text = "".join(texts)
+            texts = [text[last_begin(text, 0, len(text)) :]]
+            size = len(texts[0])
         first.last, first.size = entry.last, first.size + entry.size
         first.failed |= entry.failed
         if goes_on and not (self._most and size >= self._most):

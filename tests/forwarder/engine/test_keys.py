@@ -187,7 +187,7 @@ def test_each_file_is_what_its_first_bytes_say(tmp_path: Path, compression: str)
 
 @pytest.mark.parametrize(("compression", "plain"), [("", True), ("auto", False)])
 def test_nop_reads_bytes_as_they_are(tmp_path: Path, compression: str, plain: bool) -> None:
-    world = World(tmp_path, compression=compression, encoding="nop")
+    world = World(tmp_path, compression=compression, encoding="nop", unfinished_wait=0)
     body = gzip.compress(b"hello\n", mtime=0)
     world.path("a.log.gz").write_bytes(body)
     world.over()

@@ -1,7 +1,8 @@
 """An engine on real files and a real checkpoint log, with a clock that the test moves.
 
-The packer here takes one line for one record, and the service is a dictionary that keeps the rules
-of the real one: an id names its bytes for ever, and a run has its batches in the order of arrival.
+The packer here takes one line for one record, unless a world `packs` as a real forwarder. The
+service is a dictionary that keeps the rules of the real one: an id names its bytes for ever, and a
+run has its batches in the order of arrival.
 `tests/e2e` has the real ones.
 """
 
@@ -25,6 +26,8 @@ from forwarder.delivery.verdicts import (
 from forwarder.engine.engine import Engine
 from forwarder.engine.parts import Shared, SourceParts, Tally
 from forwarder.engine.registry import Registry
+from forwarder.entries.overwritten import Rest, rest_of_lines
+from forwarder.entries.packer import Packer
 from forwarder.files.finder import Finder, Found
 from forwarder.files.globs import Glob
 from forwarder.files.handles import Handles
@@ -59,6 +62,10 @@ class LinePacker:
     """One line, one record."""
 
     longest = 1 << 20
+
+    def rest(self, data: bytes, start: Cursor) -> Rest:
+        assert start.offset >= 0
+        return rest_of_lines(data)
 
     def __init__(self, prefix: bytes = b"") -> None:
         self._prefix = prefix
@@ -163,6 +170,8 @@ class World:
         self.clock = HandClock()
         self.store = Store()
         self.said: list[str] = []
+        self.shown: list[tuple[str, str]] = []
+        self.packs = config.pop("packs", False)
         include = config.pop("include", [str(self.logs / "*.log*")])
         config = {"start_at": "beginning", "fqn": FQN, "hints": False, **config}
         self.config = Source(include=include, **config)
@@ -180,7 +189,7 @@ class World:
             confines=Confines(config.within),
             finder=self.finder(),
             archives=tuple(Glob(each) for each in config.archive_include),
-            packer=LinePacker(self.prefix),
+            packer=Packer(config) if self.packs else LinePacker(self.prefix),
             name=Namer(config, host="here").name,
             facts=lambda path: FileFacts(path, {}),
         )
@@ -195,6 +204,7 @@ class World:
             mint=self.ids.mint,
             correct=self.ids.correct,
             say=self.said.append,
+            show=lambda _fqn, _run, file, line: self.shown.append((file, line.decode())),
             tallies={config.name: Tally()},
         )
         self.engine = Engine(
@@ -245,7 +255,8 @@ class World:
 
     def flush(self) -> None:
         """Long enough for an unfinished last line to be sent."""
-        self.settle(self.config.force_flush_period + self.config.poll_interval + 0.1)
+        period = max(self.config.force_flush_period, self.config.unfinished_wait)
+        self.settle(period + self.config.poll_interval + 0.1)
 
     def over(self) -> None:
         """Long enough for rotated files to be done."""
