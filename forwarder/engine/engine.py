@@ -174,7 +174,8 @@ class Engine:
         if sure:
             for file in awake:
                 file.unsure_since = None
-                file.forget_recent()
+                if not self._shared.copy_grows(file):
+                    file.forget_recent()
         elif any(file.unsure_since is not None for file in awake):
             self._scan_soon(name)
 

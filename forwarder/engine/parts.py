@@ -161,13 +161,20 @@ class Shared:
         self.change(file)
         self.unsaved = True
 
+    def copy_grows(self, file: Tracked) -> bool:
+        """Whether a copy of the file was seen to be new or to grow a short time ago.
+
+        It may grow further, which changes no folder.
+        """
+        wait = self.sources[file.source].config.rotate_wait
+        return self.clock.monotonic() - file.copied_at < wait
+
     def may_have_copies(self, file: Tracked) -> bool:
         """Whether there may be a copy of the file that no scan has seen as it is now.
 
         Asked behind a read: if not, every such copy has what was read. It is so while a copy was
         seen to grow a short time ago, and where a folder was changed since the last scan.
         """
-        config = self.sources[file.source].config
-        if self.clock.monotonic() - file.copied_at < config.rotate_wait:
+        if self.copy_grows(file):
             return True
         return not unchanged(self.quiet.get(file.source, {}), os.path.dirname(file.path))

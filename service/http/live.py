@@ -55,6 +55,7 @@ from service.ticks import Tick
 
 _MOST_TAIL = 100_000
 _CATCH_UP_BYTES = 256 << 10
+_BEGINNING = "0"
 _RETRY_SECONDS = 1.0
 _CLOSED = ("closed", "deleted")
 
@@ -257,7 +258,7 @@ class EventStream(Response):
         """Says who does not answer, and whether lines come again."""
         await self._say_silent(after.silent, send, store=after.held)  # before its lines
         if after.again:
-            await self._send(send, self._start_over() or sse.AGAIN)
+            await self._send(send, self._start_over(_BEGINNING) or sse.AGAIN)
 
     def _passed(self, place: Cursor | HeldPlace) -> None:
         self._cursor = place
@@ -407,10 +408,11 @@ class EventStream(Response):
     def _at(self) -> str | None:
         return None if self._cursor is None else self._before()
 
-    def _start_over(self) -> bytes:
+    def _start_over(self, place: str | None = None) -> bytes:
+        """Empties a view. Its reader goes on from `place`, also on another connection."""
         if self._form != "json":
             return b""
-        return self._event("logs", None, logs="", replay=True, truncated=True)
+        return self._event("logs", place, logs="", replay=True, truncated=True)
 
     def _error(self, message: str) -> bytes:
         if self._form != "json":

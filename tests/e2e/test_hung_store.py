@@ -43,7 +43,7 @@ def nodes(server: Minio, tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     start_all(theirs, ours)
     for node, run in ((theirs, "theirs"), (ours, "ours")):
         with client_of(node) as client:
-            for fqn in ("read", "followed"):
+            for fqn in ("read", "followed", "emptied"):
                 append(client, f"{BASE}/{fqn}/{run}", b"stored 0\nstored 1\n")
     assert (theirs.stop(), ours.stop()) == (0, 0)
     start_all(ours, reads)
@@ -335,6 +335,24 @@ def test_a_live_stream_begins_again_if_the_store_has_lines_before(
             rest = until(events, "text", STORED + HELD)
             assert "event: again" in rest.said
             assert rest.lines == STORED + HELD
+
+
+def test_an_emptied_view_is_filled_also_by_another_connection(
+    service: ServiceProcess, frozen: Freezer
+) -> None:
+    """The place of the connection before is behind lines that the view does not have any more."""
+    with client_of(service) as client:
+        run, stream = f"{BASE}/emptied/ours", f"{BASE}/emptied/stream/ours"
+        frozen.freeze()
+        append(client, run, b"new 0\nnew 1\nnew 2\n")
+        with client.stream("GET", stream) as reply:
+            events = frames(reply)
+            assert until(events, "json", HELD).lines == HELD
+            frozen.thaw()
+            emptied = next(frame for frame in events if '"replay":true' in frame)
+        last = emptied.partition("id: ")[2].splitlines()[0]
+        with client.stream("GET", stream, headers={"last-event-id": last}) as reply:
+            assert until(frames(reply), "json", HELD).lines == STORED + HELD
 
 
 class Shown(NamedTuple):

@@ -241,3 +241,24 @@ def test_an_inode_of_a_file_that_is_done_may_be_that_of_a_copy(tmp_path: Path) -
         world.over()
         rotated.unlink()
     assert world.store.lines() == expected
+
+
+def test_a_copy_that_grows_while_its_folder_is_at_rest(tmp_path: Path) -> None:
+    """Scans between two pieces of it do not make the forwarder forget where it may end."""
+    world = World(tmp_path, run="{stem}")
+    expected = world.lines("a.log", 0, 50)
+    world.poll()
+    whole = world.path("a.log").read_bytes()
+    world.path("a.log.1").write_bytes(whole[: len(whole) * 2 // 3])
+    world.poll()
+    expected += world.lines("a.log", 50, 53)
+    world.store.away = True
+    for _ in range(3):
+        world.poll()
+    world.path("a.log.1").write_bytes(whole)
+    os.truncate(world.path("a.log"), 0)
+    expected += world.lines("a.log", 60, 65)
+    world.poll()
+    world.store.away = False
+    world.over()
+    assert world.store.lines() == expected

@@ -3,7 +3,8 @@
 Before a freeze a run begins. While the store is frozen, lines are written through each node, and
 each node is asked for a page of the run: it has all lines that the node has acknowledged, and those
 of the others that it does not name as silent, and it says that the store is silent. Other harm goes
-on meanwhile: a node that is away, or that stands still, is left out. In the end the lines of these
+on meanwhile: a node that is away, or that stands still, is left out. One that has started since the
+freeze cannot read which other nodes there are, and has its own lines. In the end the lines of these
 runs are compared as those of all others.
 """
 
@@ -63,13 +64,14 @@ class Frost:
         written = Written(RunKey("torture.frozen", f"run-{number}"))
         os.kill(self._server, signal.SIGSTOP)
         os.waitid(os.P_PID, self._server, os.WSTOPPED)
+        processes = {node.name: node.process for node in self._nodes.all}
         try:
             for node in self._nodes.all:
                 await self._write(node, written, number)
             if written.by_producer:  # else nobody was there
                 self._runs.append(written)
             for node in self._nodes.all:
-                await self._look(node, written)
+                await self._look(node, written, processes)
         finally:
             os.kill(self._server, signal.SIGCONT)
 
@@ -91,7 +93,10 @@ class Frost:
         else:
             written.unknown.update(lines)
 
-    async def _look(self, node: TorturedNode, written: Written) -> None:
+    async def _look(
+        self, node: TorturedNode, written: Written, processes: dict[str, int | None]
+    ) -> None:
+        """Asks for a page; `processes` are those that ran when the store was frozen."""
         url = f"{node.url}{run_path(written.key)}"
         try:
             reply = await self._client.get(url, timeout=_ANSWER_SECONDS)
@@ -108,5 +113,6 @@ class Frost:
         there, silent = set(page["logs"].splitlines()), page.get("silent", [])
         for name, lines in written.by_producer.items():
             is_silent = any(one.startswith(f"{name[0]}-") for one in silent)
-            if (name == node.name or not is_silent) and (left := set(lines) - there):
+            knows = processes.get(node.name) == node.process
+            if (name == node.name or (knows and not is_silent)) and (left := set(lines) - there):
                 self.faults.append(f"{where} lacks {len(left)} lines of {name}: {silent} silent")

@@ -53,6 +53,11 @@ class TorturedNode:
         """Where clients ask it."""
         return self.service.url
 
+    @property
+    def process(self) -> int | None:
+        """Its number; None if it does not run."""
+        return self.service.pid if self.service.running else None
+
     async def kill(self) -> None:
         """kill -9."""
         await asyncio.to_thread(self.service.kill)
