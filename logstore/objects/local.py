@@ -47,7 +47,10 @@ async def inline(work: Callable[[], T], /) -> T:
 
 
 class LocalStore:
-    """`ObjectStore` below `root`. Makes the folder; raises `StoreUnavailable` if it cannot."""
+    """`ObjectStore` below `root`. Makes the folder; raises `StoreUnavailable` if it cannot.
+
+    With `made=False` it has not made the folder yet: `open` does, or the first operation.
+    """
 
     def __init__(
         self,
@@ -57,9 +60,20 @@ class LocalStore:
         entropy: Entropy,
         *,
         run: Runner = in_thread,
+        made: bool = True,
     ) -> None:
         self._files = LocalFiles(root, fs, clock, entropy)
         self._run = run
+        if made:
+            self._files.make()
+
+    async def open(self, seconds: float) -> None:
+        """Makes the folder. One that hangs is left to the operations after so many seconds."""
+        making = asyncio.ensure_future(self._run(self._files.make))
+        making.add_done_callback(lambda done: done.cancelled() or done.exception())
+        done, _ = await asyncio.wait({making}, timeout=seconds)
+        if done:
+            making.result()
 
     async def put(
         self,
@@ -71,17 +85,17 @@ class LocalStore:
         metadata: Mapping[str, str] | None = None,
     ) -> ObjectInfo:
         condition = Condition(if_absent, if_match)
-        return await self._run(partial(self._files.put, key, body, condition, metadata or {}))
+        return await self._call(partial(self._files.put, key, body, condition, metadata or {}))
 
     async def get(
         self, key: str, *, offset: int = 0, size: int | None = None, if_match: str | None = None
     ) -> tuple[ObjectInfo, bytes]:
-        return await self._run(partial(self._files.read, key, offset, size, if_match))
+        return await self._call(partial(self._files.read, key, offset, size, if_match))
 
     async def stream(
         self, key: str, *, offset: int = 0, size: int | None = None, if_match: str | None = None
     ) -> AsyncIterator[bytes]:
-        source = await self._run(partial(self._files.open, key, offset, size, if_match))
+        source = await self._call(partial(self._files.open, key, offset, size, if_match))
         try:
             while piece := await self._run(source.next_piece):
                 yield piece
@@ -89,7 +103,7 @@ class LocalStore:
             source.close()
 
     async def head(self, key: str) -> ObjectInfo:
-        return await self._run(partial(self._files.head, key))
+        return await self._call(partial(self._files.head, key))
 
     async def compose(
         self,
@@ -101,7 +115,7 @@ class LocalStore:
         metadata: Mapping[str, str] | None = None,
     ) -> ObjectInfo:
         condition = Condition(if_absent, if_match)
-        return await self._run(partial(self._files.compose, key, parts, condition, metadata or {}))
+        return await self._call(partial(self._files.compose, key, parts, condition, metadata or {}))
 
     async def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
         async for infos in self._taken(self._files.objects(prefix, after)):
@@ -117,18 +131,21 @@ class LocalStore:
                 yield name
 
     async def delete(self, keys: Sequence[str]) -> None:
-        await self._run(partial(self._files.delete, keys))
+        await self._call(partial(self._files.delete, keys))
 
     async def sweep(self, before_ms: int) -> int:
-        return await self._run(partial(self._files.sweep, before_ms))
+        return await self._call(partial(self._files.sweep, before_ms))
 
     def uri(self, key: str) -> str:
         return self._files.paths.object(key)
 
+    async def _call(self, work: Callable[[], T]) -> T:
+        return await self._run(partial(self._files.after_make, work))
+
     async def _taken(self, items: Iterator[T]) -> AsyncIterator[Sequence[T]]:
         """All of them, some with each call."""
         for count in chain(_LIST_COUNTS, repeat(_LIST_COUNTS[-1])):
-            taken = await self._run(partial(self._files.take, items, count))
+            taken = await self._call(partial(self._files.take, items, count))
             yield taken
             if len(taken) < count:
                 return

@@ -16,7 +16,8 @@ rewritten meanwhile.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import NamedTuple, TypeVar
@@ -65,7 +66,10 @@ class Written(NamedTuple):
 
 
 class LocalFiles:
-    """Every operation of the store as one blocking call. None raises `OSError`."""
+    """Every operation of the store as one blocking call. None raises `OSError`.
+
+    The folder must be made before (`make`).
+    """
 
     def __init__(self, root: str, fs: FileSystem, clock: Clock, entropy: Entropy) -> None:
         self._fs = fs
@@ -74,12 +78,26 @@ class LocalFiles:
         self._sidecars = Sidecars(fs, self.paths, clock, entropy)
         self._walk = Walk(fs, self.paths.root)
         self._durable_folders: set[str] = set()
-        with translated(f"opening the store {root}"):
-            fs.make_folders(self.paths.temporaries)
-            fs.make_folders(self.paths.locks)
-            fs.make_folders(self.paths.meta)
+        self._made = False
+        self._making = threading.Lock()
+
+    def make(self) -> None:
+        """Makes the folder, unless that was done. Raises `StoreUnavailable`."""
+        with self._making, translated(f"opening the store {self.paths.root}"):
+            if self._made:
+                return
+            self._fs.make_folders(self.paths.temporaries)
+            self._fs.make_folders(self.paths.locks)
+            self._fs.make_folders(self.paths.meta)
             self._make_locks()
             self._sweep(self._clock.now_ms() - STALE_TEMPORARY_MS)
+            self._made = True
+
+    def after_make(self, work: Callable[[], T]) -> T:
+        """The result of an operation, once the folder is there."""
+        if not self._made:
+            self.make()
+        return work()
 
     def put(
         self, key: str, body: Body, condition: Condition, metadata: Mapping[str, str]

@@ -12,6 +12,8 @@ from logstore.objects.s3.place import Place
 from logstore.objects.settings import StoreSettings
 from logstore.objects.store import ObjectStore
 
+_OPEN_SECONDS = 1.0
+
 
 @asynccontextmanager
 async def open_store(
@@ -19,11 +21,14 @@ async def open_store(
 ) -> AsyncIterator[ObjectStore]:
     """The store while the block runs, in the loop that runs the block.
 
-    Sends nothing to the server, so it opens while the server is unreachable. Raises
-    `InvalidInput` for invalid settings, `StoreUnavailable` for a folder that cannot be made.
+    Sends nothing to the server, so it opens while the server is unreachable; a folder that hangs
+    takes a second. Raises `InvalidInput` for invalid settings, `StoreUnavailable` for a folder that
+    cannot be made.
     """
     if settings.bucket is None:
-        yield LocalStore(settings.store_folder, fs, clock, entropy)
+        folder = LocalStore(settings.store_folder, fs, clock, entropy, made=False)
+        await folder.open(_OPEN_SECONDS)
+        yield folder
         return
     from logstore.objects.s3.store import open_s3
 
