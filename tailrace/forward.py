@@ -26,6 +26,7 @@ from logstore.errors import InvalidInput
 from logstore.progress import Line, Progress
 from tailrace_client.command import DEFAULT_SPOOL
 from tailrace_client.delivery import Delivery
+from tailrace_client.environment import add_ca_file
 from tailrace_client.errors import InvalidRequest
 from tailrace_client.ids import BatchIds
 from tailrace_client.run import DURABILITIES, OUTCOMES, run_path
@@ -88,7 +89,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="a file with the token (default: $TAILRACE_TOKEN, else the file $TAILRACE_TOKEN_FILE)",
     )
-    parser.add_argument("--ca-file", metavar="FILE", default="", help="trusted certificates")
+    add_ca_file(parser)
     parser.add_argument(
         "--close",
         metavar="OUTCOME",

@@ -21,6 +21,7 @@ from logstore.errors import InvalidInput
 from tailrace.console.terminal import say, say_json
 from tailrace.lease_admin.desks import Desk, Row, open_desk
 from tailrace.lease_admin.table import details, group_details, group_table, table
+from tailrace_client.environment import add_ca_file
 
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -107,6 +108,7 @@ def _where(parser: argparse.ArgumentParser, default: Any) -> None:
     where.add_argument(
         "--url", metavar="U", default=default, help="address of a service to ask instead"
     )
+    add_ca_file(parser, default)
     parser.add_argument(
         "--json",
         action="store_true",
@@ -162,7 +164,7 @@ async def _run(arguments: argparse.Namespace) -> int:
     if arguments.act in ("nodes", "forget-node"):
         await _nodes(arguments)
         return 0
-    where = {name: getattr(arguments, name) for name in ("data", "config", "url")}
+    where = {name: getattr(arguments, name) for name in ("data", "config", "url", "ca_file")}
     async with open_desk(**where) as desk:
         act = arguments.act or "list"
         if act == "list":

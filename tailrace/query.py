@@ -19,7 +19,15 @@ import httpx
 from logstore.errors import InvalidInput
 from tailrace.console.pager import add_pager, paged
 from tailrace.console.terminal import say, say_json
-from tailrace.remote.api import TIMES, add_url, authorization, check, complete_names, errors_as_ours
+from tailrace.remote.api import (
+    TIMES,
+    add_url,
+    authorization,
+    check,
+    complete_names,
+    errors_as_ours,
+    trusted,
+)
 from tailrace.searching.output import Printer, chart, counts
 
 PARTIAL: Final = 2
@@ -99,6 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
             base_url=arguments.url,
             timeout=timeout,
             headers=authorization(arguments.token_file),
+            verify=trusted(arguments.ca_file),
         ) as client,
     ):
         if arguments.histogram:
@@ -124,7 +133,8 @@ def _follow(arguments: argparse.Namespace) -> int:
     if "limit" in given:
         asked["tail"] = given["limit"]
     headers = authorization(arguments.token_file)
-    asyncio.run(follow(arguments.url, asked, _printer(arguments), headers))
+    verify = trusted(arguments.ca_file)
+    asyncio.run(follow(arguments.url, asked, _printer(arguments), headers, verify))
     return 0
 
 

@@ -31,6 +31,7 @@ from tailrace.remote.api import (
     complete_names,
     component,
     errors_as_ours,
+    trusted,
 )
 from tailrace.remote.events import READ_SECONDS, Event, EventFollower, warn_of_silent
 from tailrace.tailing.attempts import before
@@ -125,7 +126,10 @@ async def _run(arguments: argparse.Namespace, out: TextIO) -> int:
     many = patterns(arguments)
     lines = Lines(out, sys.stderr, whole=arguments.json, prefix=arguments.prefix, many=many)
     async with httpx.AsyncClient(
-        base_url=arguments.url, timeout=timeout, headers=headers
+        base_url=arguments.url,
+        timeout=timeout,
+        headers=headers,
+        verify=trusted(arguments.ca_file),
     ) as client:
         if many:
             act = print_many if arguments.no_follow else follow_many

@@ -20,7 +20,7 @@ from typing import Dict, List, Optional, Sequence
 
 from tailrace_client import system
 from tailrace_client.command import configure, run
-from tailrace_client.environment import token_of_environment
+from tailrace_client.environment import add_ca_file, token_of_environment
 from tailrace_client.errors import InvalidRequest
 from tailrace_client.ids import BatchIds
 from tailrace_client.sender import Sender
@@ -38,12 +38,13 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     send.add_argument(
         "--seconds", type=float, default=60.0, help="how long to try (default: %(default)s)"
     )
+    add_ca_file(send)
     configure(verbs.add_parser("run", help="run a command and ship its output as a run"))
     parsed = parser.parse_args(arguments)
     try:
         if parsed.verb == "run":
             return run(parsed)
-        return _send(parsed.spool, parsed.url, parsed.seconds)
+        return _send(parsed.spool, parsed.url, parsed.seconds, parsed.ca_file)
     except (InvalidRequest, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -53,7 +54,7 @@ def _say(sentence: str) -> None:
     sys.stderr.write(f"tailrace-client: {sentence}\n")
 
 
-def _send(spool: str, url: Optional[str], seconds: float) -> int:
+def _send(spool: str, url: Optional[str], seconds: float, ca_file: Optional[str]) -> int:
     token = token_of_environment()
     wanted = Service(url).url if url else None
     by_url: Dict[str, List[str]] = {}
@@ -74,7 +75,7 @@ def _send(spool: str, url: Optional[str], seconds: float) -> int:
         )
     until = system.monotonic() + seconds
     for service_url, paths in by_url.items():
-        sending = _Sending(Service(service_url, token=token), until)
+        sending = _Sending(Service(service_url, token=token, ca_file=ca_file), until)
         for path in paths:
             status = max(status, sending.deliver(path))
         counts = sending.sender.counts

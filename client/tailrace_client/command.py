@@ -31,7 +31,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from tailrace_client import system
 from tailrace_client.delivery import Delivery
-from tailrace_client.environment import token_of_environment
+from tailrace_client.environment import add_ca_file, token_of_environment
 from tailrace_client.handler import left_behind
 from tailrace_client.ids import BatchIds
 from tailrace_client.records import encode_record
@@ -266,6 +266,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=default,
         help=f"the service (default: $TAILRACE_URL, else {DEFAULT_URL})",
     )
+    add_ca_file(parser)
     parser.add_argument("--fqn", metavar="F", required=True, help="name of the pipeline")
     parser.add_argument(
         "--run", metavar="R", help="id of the run (default: a new one, said on stderr)"
@@ -310,7 +311,7 @@ def run(parsed: argparse.Namespace) -> int:
     ids = BatchIds()
     name = parsed.run or ids.mint()
     spool = os.path.expanduser(parsed.spool)
-    service = Service(parsed.url, token=token_of_environment())
+    service = Service(parsed.url, token=token_of_environment(), ca_file=parsed.ca_file)
     run_path(parsed.fqn, name)
     target = Target(service.url, parsed.fqn, name, parsed.durability)
     began_ms = system.now_ms()

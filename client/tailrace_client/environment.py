@@ -1,9 +1,10 @@
-"""The token that a command takes from its environment: no argument has it."""
+"""What a command takes from its environment: the token, which no argument has, and certificates."""
 
 from __future__ import annotations
 
+import argparse
 import os
-from typing import Optional
+from typing import Any, Optional
 
 from tailrace_client.errors import InvalidRequest
 
@@ -29,3 +30,14 @@ def token_of_environment() -> Optional[str]:
     if not token:
         raise InvalidRequest(f"{name} is empty", hint="It is to hold the token.")
     return token
+
+
+def add_ca_file(parser: argparse.ArgumentParser, default: Any = None) -> None:
+    """The flag that names the certificates to trust; `default` is for a flag that comes twice."""
+    parser.add_argument(
+        "--ca-file",
+        metavar="FILE",
+        default=default or os.environ.get("TAILRACE_CA_FILE", ""),
+        help="certificates (PEM) of the authority that the service's is from (default:"
+        " $TAILRACE_CA_FILE, else the machine's)",
+    )

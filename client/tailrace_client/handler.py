@@ -71,6 +71,7 @@ class Handler(logging.Handler):
         options: Optional[Options] = None,
         timeout_seconds: float = 30.0,
         ssl_context: Optional[ssl.SSLContext] = None,
+        ca_file: Optional[str] = None,
         say: Optional[Callable[[str], None]] = None,
     ) -> None:
         if outcome not in (None, AUTO, *OUTCOMES):
@@ -78,7 +79,11 @@ class Handler(logging.Handler):
             raise InvalidRequest(f"{outcome!r} is no outcome", hint=f"None, or one of {known}.")
         ids = BatchIds()
         service = Service(
-            url, token=token, timeout_seconds=timeout_seconds, ssl_context=ssl_context
+            url,
+            token=token,
+            timeout_seconds=timeout_seconds,
+            ssl_context=ssl_context,
+            ca_file=ca_file,
         )
         self.fqn = fqn
         self.run = ids.mint() if run is None else run

@@ -87,6 +87,7 @@ class Run:
         retry_seconds: float = 60.0,
         timeout_seconds: float = 30.0,
         ssl_context: Optional[ssl.SSLContext] = None,
+        ca_file: Optional[str] = None,
         compress: bool = True,
         report: bool = True,
         ids: Optional[BatchIds] = None,
@@ -96,6 +97,7 @@ class Run:
             token=token,
             timeout_seconds=timeout_seconds,
             ssl_context=ssl_context,
+            ca_file=ca_file,
             compress=compress,
         )
         self.fqn, self.run = fqn, run

@@ -42,6 +42,7 @@ class Answer(NamedTuple):
 class Service:
     """Requests to `url`, `http://host:port` or `https://…`, with a path if a proxy wants one.
 
+    `ca_file` has the certificates that are trusted, instead of the machine's.
     `connect_to` is one of the addresses of the url's host, and a port: connections go there, and
     nothing else changes, neither the `Host` header nor the name that a certificate must have.
     Raises `InvalidRequest` for an address or a token that cannot be used.
@@ -54,6 +55,7 @@ class Service:
         token: Optional[str] = None,
         timeout_seconds: float = 30.0,
         ssl_context: Optional[ssl.SSLContext] = None,
+        ca_file: Optional[str] = None,
         compress: bool = True,
         connect_to: Optional[Tuple[str, int]] = None,
     ) -> None:
@@ -72,7 +74,7 @@ class Service:
         self._path = parts.path.rstrip("/")
         self._tls: Optional[ssl.SSLContext] = None
         if parts.scheme == "https":
-            self._tls = ssl_context or ssl.create_default_context()
+            self._tls = ssl_context or _trusting(ca_file)
         self._token = token
         self._compress = compress
         self._connect_to = connect_to
@@ -227,7 +229,19 @@ class Service:
 
     def _no_answer(self, error: Exception) -> Unavailable:
         reason = str(error) or type(error).__name__
-        return Unavailable(f"no answer from {self.url}: {reason}")
+        hint = ""
+        if isinstance(error, ssl.SSLCertVerificationError):
+            hint = "Name its authority's certificate with ca_file, --ca-file or SSL_CERT_FILE."
+        return Unavailable(f"no answer from {self.url}: {reason}", hint=hint)
+
+
+def _trusting(ca_file: Optional[str]) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca_file or None)
+    except OSError as error:
+        raise InvalidRequest(
+            f"the certificates in {ca_file} cannot be read: {error}", hint="It is a PEM file."
+        ) from None
 
 
 def _whole(response: http.client.HTTPResponse) -> bytes:

@@ -17,7 +17,7 @@ from argcomplete.lexers import split_line
 from argcomplete.shell_integration import shellcode
 
 from logstore.errors import TailraceError
-from tailrace.remote.api import DEFAULT_URL, RUNS, authorization, component
+from tailrace.remote.api import DEFAULT_URL, RUNS, authorization, component, trusted
 
 SHELLS: Final = ("bash", "zsh", "fish")
 _SECONDS: Final = 1.0
@@ -73,6 +73,7 @@ def _asked(arguments: argparse.Namespace, path: str, prefix: str) -> dict[str, A
             f"{arguments.url or DEFAULT_URL}{path}",
             params={"limit": _MOST, **({"name": prefix} if prefix else {})},
             headers=authorization(arguments.token_file),
+            verify=trusted(arguments.ca_file),
             timeout=_SECONDS,
         )
         found = reply.raise_for_status().json()

@@ -32,7 +32,7 @@ from logstore.objects.settings import StoreSettings
 from logstore.objects.store import ObjectStore
 from logstore.settings import load, read_file
 from service.runs.settings import RunSettings
-from tailrace.remote.api import authorization, check, component, errors_as_ours
+from tailrace.remote.api import authorization, check, component, errors_as_ours, trusted
 
 
 class OperatorSettings(StoreSettings):
@@ -285,7 +285,7 @@ async def _never() -> None:
 
 @asynccontextmanager
 async def open_desk(
-    *, data: str | None, config: str | None, url: str | None
+    *, data: str | None, config: str | None, url: str | None, ca_file: str = ""
 ) -> AsyncIterator[Desk]:
     """A service's desk if there is a `url`, else that of the settings' store.
 
@@ -294,7 +294,9 @@ async def open_desk(
     if url is not None:
         timeout = httpx.Timeout(10, read=_READ_SECONDS)
         with errors_as_ours(url):
-            client = httpx.AsyncClient(base_url=url, timeout=timeout, headers=authorization())
+            client = httpx.AsyncClient(
+                base_url=url, timeout=timeout, headers=authorization(), verify=trusted(ca_file)
+            )
         async with client:
             yield AtService(client)
         return

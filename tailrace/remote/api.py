@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,8 +13,9 @@ from urllib.parse import quote
 
 import httpx
 
-from logstore.credentials import read_token
+from logstore.credentials import read_token, trust
 from logstore.errors import InvalidInput, NotFound, TailraceError, Unavailable
+from tailrace_client.environment import add_ca_file
 
 DEFAULT_URL = "http://127.0.0.1:8790"
 TIMES = "5m (before now), '2026-11-21 10:00' (UTC), now-1d, now/d, yesterday, RFC 3339"
@@ -34,6 +36,7 @@ def add_url(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="a file with the token (default: $TAILRACE_TOKEN, else the file $TAILRACE_TOKEN_FILE)",
     )
+    add_ca_file(parser)
 
 
 def complete_names(fqn: argparse.Action, run: argparse.Action) -> None:
@@ -69,6 +72,11 @@ def authorization(token_file: str | None = None) -> dict[str, str]:
     return {"authorization": f"Bearer {token}"} if token else {}
 
 
+def trusted(ca_file: str) -> ssl.SSLContext | bool:
+    """What an HTTP client is to trust: that file, or the machine's. Raises `InvalidInput`."""
+    return trust(ca_file, field="--ca-file") if ca_file else True
+
+
 def component(name: str) -> str:
     """A name as one part of a path, and not as a verb."""
     # Late: `tailrace tail` loads nothing of the service before it asks.
@@ -86,9 +94,10 @@ def errors_as_ours(url: str) -> Iterator[None]:
         raise InvalidInput(f"{url} is not the address of a service: {error}") from error
     except httpx.TransportError as error:
         reason = str(error) or type(error).__name__
-        raise Unavailable(
-            f"no answer from {url}: {reason}", hint="Is the service running? See `tailrace serve`."
-        ) from error
+        hint = "Is the service running? See `tailrace serve`."
+        if "CERTIFICATE_VERIFY_FAILED" in reason:
+            hint = "Name its authority's certificate with --ca-file, or with SSL_CERT_FILE."
+        raise Unavailable(f"no answer from {url}: {reason}", hint=hint) from error
 
 
 def check(response: httpx.Response) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Protocol
@@ -60,8 +61,11 @@ async def follow(
     parameters: Mapping[str, str],
     printer: Printer,
     headers: Mapping[str, str] | None = None,
+    verify: ssl.SSLContext | bool = True,
 ) -> None:
     """Follows until it is interrupted. Raises what the service answers."""
     timeout = httpx.Timeout(10, read=READ_SECONDS)
-    async with httpx.AsyncClient(base_url=url, timeout=timeout, headers=headers) as client:
+    async with httpx.AsyncClient(
+        base_url=url, timeout=timeout, headers=headers, verify=verify
+    ) as client:
         await SearchFollower(client, SystemClock(), parameters, printer).follow()

@@ -1,0 +1,88 @@
+"""Every command and the client trust an authority of one's own, by a flag or a variable."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tailrace_client import Handler, Run
+from tests.client.programs import FQN, messages
+from tests.e2e.service_process import ServiceProcess
+from tests.servers.openssl import Authority, tls_before
+
+pytestmark = pytest.mark.openssl
+COMMANDS = {
+    "query": ["query", "--from", "0", "line"],
+    "tail": ["tail", "--no-follow", FQN, "ours"],
+    "leases": ["leases", "list"],
+    "run": ["run", "--fqn", FQN, "--run", "ours", "--", "echo", "a line"],
+}
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[ServiceProcess]:
+    made = ServiceProcess(tmp_path / "node")
+    made.start()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def ours(tmp_path: Path) -> Authority:
+    return Authority(tmp_path, "ours")
+
+
+@pytest.fixture
+def address(service: ServiceProcess, ours: Authority) -> Iterator[str]:
+    with tls_before(service.port, [ours.certificate("good", "DNS:localhost")]) as port:
+        yield f"https://localhost:{port}"
+
+
+def command(
+    words: list[str], url: str, tmp_path: Path, **more: str
+) -> subprocess.CompletedProcess[str]:
+    act, *rest = words
+    spool = ["--spool", str(tmp_path / "spool"), "--exit-seconds", "1"] if act == "run" else []
+    return subprocess.run(
+        [sys.executable, "-m", "tailrace", act, "--url", url, *spool, *rest],
+        env={**os.environ, **more},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_each_command_takes_it(
+    service: ServiceProcess, address: str, ours: Authority, tmp_path: Path
+) -> None:
+    with Run(address, FQN, "ours", ca_file=str(ours.file)) as run:
+        run.append("first line\n")
+    log = logging.Logger("ours")  # noqa: LOG001 -- nobody else has it
+    handler = Handler(address, FQN, "handler", spool=str(tmp_path / "h"), ca_file=str(ours.file))
+    log.addHandler(handler)
+    log.error("a line of a handler")
+    handler.close()
+    assert messages(service.url, "handler") == ["a line of a handler"]
+    for name, words in COMMANDS.items():
+        act, *rest = words
+        by_flag = command([act, "--ca-file", str(ours.file), *rest], address, tmp_path)
+        assert by_flag.returncode == 0, (name, by_flag.stderr)
+    by_variable = command(COMMANDS["query"], address, tmp_path, TAILRACE_CA_FILE=str(ours.file))
+    assert by_variable.returncode == 0, by_variable.stderr
+
+
+def test_without_it_the_refusal_says_what_to_do(address: str, tmp_path: Path) -> None:
+    for name, words in COMMANDS.items():
+        refused = command(words, address, tmp_path)
+        assert refused.returncode == (0 if name == "run" else 1), (name, refused.stderr)
+        assert "--ca-file" in refused.stderr, name
+    missing = command(["query", "--ca-file", "/nowhere", "x"], address, tmp_path)
+    assert missing.returncode == 1
+    assert "/nowhere cannot be read" in missing.stderr
