@@ -32,6 +32,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource
 
+from logstore.bounded_yaml import BoundedLoader
 from logstore.errors import InvalidInput
 from logstore.log_storage import SECTIONS
 
@@ -147,7 +148,7 @@ def _parsed(text: str) -> Any:
     In those sections a bucket may be called 2024 and a key be `0123`. OpenMetadata reads every
     field of text as text as well, whatever type YAML gives it.
     """
-    loader = yaml.SafeLoader(text)
+    loader = BoundedLoader(text)
     try:
         root = loader.get_single_node()
         _keep_written(root)

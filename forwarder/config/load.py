@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from forwarder.config.forwarder import Forwarder
 from forwarder.config.source import Source
+from logstore.bounded_yaml import load_yaml
 from logstore.errors import InvalidInput
 from logstore.settings import shown, substituted
 
@@ -45,7 +46,7 @@ def read(path: str) -> Forwarder:
     try:
         with open(path, encoding="utf-8") as file:
             text = _AS_COLLECTORS.sub("${", file.read())
-        content = yaml.safe_load(substituted(text, os.environ))
+        content = load_yaml(substituted(text, os.environ))
     except FileNotFoundError:
         raise InvalidInput(f"the file {path} does not exist", hint=_LISTED) from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-import yaml
-
+from logstore.bounded_yaml import load_yaml
 from logstore.errors import InvalidInput
 from logstore.settings import substituted
 
@@ -33,7 +32,7 @@ class _Marked(dict[str, str]):
 
 def parsed(text: str, environment: Mapping[str, str]) -> Any:
     """The content of a file. Raises `InvalidInput` for variables that are not set, `YAMLError`."""
-    content = yaml.safe_load(substituted(text, _Marked(environment)))
+    content = load_yaml(substituted(text, _Marked(environment)))
     nested = next(_marked(content, (), _NESTED), None)
     if nested is not None:
         where, name = nested

@@ -33,6 +33,7 @@ from typing import Annotated, Any, Final, Literal
 import yaml
 from pydantic import AwareDatetime, ConfigDict, Field, ValidationError, field_validator
 
+from logstore.bounded_yaml import load_yaml
 from logstore.errors import InvalidInput
 from logstore.settings import Bytes, Section
 from service.access.identity import SCOPES, Grants
@@ -207,7 +208,7 @@ class Rules(_Part):
 def parse(text: str, where: str) -> Rules:
     """The rules in the text of a file. Raises `InvalidInput`, which never quotes a value."""
     try:
-        content: Any = yaml.safe_load(text)
+        content: Any = load_yaml(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = "" if mark is None else f", line {mark.line + 1}"
