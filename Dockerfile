@@ -6,7 +6,7 @@
 # Inside the container it listens on all addresses. Without rules of access (`access.rules`) it lets
 # everybody read and write, so publish the port only where those are who may.
 
-FROM python:3.11-slim-bookworm AS build
+FROM python:3.11-slim-bookworm@sha256:a36c24f9cbdf4fd0f52d67f0823eeac19c2028c637cecc392d97f980d4fec56b AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 RUN python -m venv /opt/tailrace
 WORKDIR /build
@@ -37,7 +37,7 @@ WORKDIR /opt/jars
 RUN /opt/tailrace/bin/python -m compactor.spark.jars /opt/jars \
     && sha256sum --check --strict --quiet /build/requirements/jars.sha256
 
-FROM python:3.11-slim-bookworm
+FROM python:3.11-slim-bookworm@sha256:a36c24f9cbdf4fd0f52d67f0823eeac19c2028c637cecc392d97f980d4fec56b
 # Which patch of the runtime is Debian's to say: pinning it would keep its security fixes out.
 # hadolint ignore=DL3008
 RUN apt-get update \

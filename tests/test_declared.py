@@ -93,6 +93,24 @@ def test_the_image_has_every_package(tmp_path: Path) -> None:
         assert _sources(installed / package) == _sources(folder)
 
 
+def test_actions_and_images_of_others_are_pinned_by_digest() -> None:
+    """A tag may lead to something else tomorrow."""
+    workflows = [path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml")]
+    used = re.findall(r"^ *(?:- )?uses: *(\S+)", "\n".join(workflows), re.MULTILINE)
+    assert len(used) >= 5
+    assert [one for one in used if not re.fullmatch(r"[\w-]+/[\w/-]+@[0-9a-f]{40}", one)] == []
+    stages = re.findall(
+        r"^FROM (?:--\S+ )*(\S+)(?: AS (\S+))?", (ROOT / "Dockerfile").read_text(), re.MULTILINE
+    )
+    names = {name for _, name in stages}
+    composed = re.findall(
+        r"^ *image: *(\S+)", (ROOT / "docker-compose.yml").read_text(), re.MULTILINE
+    )
+    images = {image for image, _ in stages} - names | set(composed) - {"tailrace:latest"}
+    assert len(images) >= 2
+    assert [one for one in images if not re.fullmatch(r"\S+@sha256:[0-9a-f]{64}", one)] == []
+
+
 def _copy(name: str, to: Path) -> None:
     if (ROOT / name).is_dir():
         shutil.copytree(ROOT / name, to / name, ignore=shutil.ignore_patterns("__pycache__"))
