@@ -10,6 +10,7 @@ OF ?= service
 STORE ?= $(if $(filter nodes,$(OF)),minio,local)
 SEED ?=
 COUNT ?=
+SECONDS ?=
 BENCH ?=
 PROCESSES ?= 4
 ARGS ?=
@@ -67,9 +68,9 @@ sim: dev ## Every case of which a run of the tests takes some, histories of comp
 		$(PY) -m pytest $(ARGS) tests/compactor/histories \
 		$$(grep -rlE 'import.*(PowerCut|\bsome\b)|in_turn\(' tests --include='test_*.py')
 
-fuzz: dev ## Requests made up from openapi.yaml, with and without tokens: COUNT=200 for each route, SEED=
-	@FUZZ_COUNT=$(or $(COUNT),200) FUZZ_SEED=$(or $(SEED),$$(date +%s)) \
-		$(PY) -m pytest tests/e2e/test_requests.py $(ARGS)
+fuzz: dev ## Hostile input to all routes and configurations, requests made up from openapi.yaml: SECONDS=300, COUNT=200, SEED=
+	@FUZZ_SECONDS=$(or $(SECONDS),300) FUZZ_COUNT=$(or $(COUNT),200) FUZZ_SEED=$(or $(SEED),$$(date +%s)) \
+		$(PY) -m pytest -s tests/fuzz tests/e2e/test_requests.py $(ARGS)
 
 bench: dev ## Every figure of the README, or one: BENCH=ingest
 	@for name in $(or $(BENCH),ingest outage live pages compaction amplification executors drivers \
