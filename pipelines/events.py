@@ -83,6 +83,12 @@ def as_events(table: pa.Table) -> pa.Table:
     return table.select(EVENTS.names).cast(EVENTS)
 
 
+def records_of(events: pa.Table) -> pa.Table:
+    """The events without lines that continue others."""
+    marks = events.column(CARRIED)
+    return events if marks.null_count == len(marks) else events.filter(marks.is_null())
+
+
 class Origin(NamedTuple):
     """The segment that an event is from."""
 

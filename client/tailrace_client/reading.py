@@ -22,7 +22,10 @@ _LONGEST_PAUSE_SECONDS = 5.0
 
 
 class Record(NamedTuple):
-    """One record of a run. `ts` is RFC 3339 text; `cursor` is the place behind it, in `tail`."""
+    """One record of a run. `ts` is RFC 3339 text; `cursor` is the place behind it, in `tail`.
+
+    `carried`: the line continues the record before it, and has that record's level.
+    """
 
     ulid: str
     ts: str
@@ -30,6 +33,7 @@ class Record(NamedTuple):
     message: str
     attributes: Optional[Mapping[str, str]]
     cursor: Optional[str] = None
+    carried: bool = False
 
 
 class Page(NamedTuple):
@@ -93,6 +97,7 @@ def _record(value: Mapping[str, Any], cursor: Optional[str] = None) -> Record:
         value["message"],
         value.get("attributes"),
         cursor,
+        value.get("carried") is True,
     )
 
 

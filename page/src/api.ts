@@ -11,6 +11,8 @@ export interface LogRecord {
   pos: number;
   message: string;
   attributes: Record<string, string> | null;
+  /** It continues the record before it: its level, and mostly its time, are that record's. */
+  carried?: true;
 }
 
 export interface RunDetails {

@@ -12,7 +12,7 @@ export async function details(lines: RunLines, n: number): Promise<void> {
     if (value !== null) list.append(h("dt", {}, name), h("dd", {}, value));
   };
   add("time", entry.ts && time(entry.ts));
-  add("level", entry.level);
+  add("level", entry.level && `${entry.level}${entry.carried ? ", of the record before it" : ""}`);
   add("id", entry.ulid);
   add("connector", entry.connector);
   for (const [name, value] of Object.entries(entry.attributes ?? {})) add(name, value);

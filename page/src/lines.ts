@@ -21,6 +21,7 @@ export interface Entry {
   level: string | null;
   connector: string | null;
   attributes: Record<string, string> | null;
+  carried: boolean;
   /** Number of its first line, and of its lines. */
   first: number;
   count: number;
@@ -236,6 +237,7 @@ export class RunLines {
         ulid: record.ulid,
         ts: record.ts,
         level: record.level,
+        carried: record.carried === true,
         connector: record.connector_id,
         attributes: record.attributes,
         first,

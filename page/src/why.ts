@@ -7,7 +7,7 @@ import { h, plural } from "./dom";
 import type { Finder } from "./find";
 import { styled } from "./rows";
 
-export const SEVERE = "level>=ERROR";
+export const SEVERE = "level>=ERROR carried:false";
 const BAD = new Set(["failed", "partial"]);
 const SHOWN_CHARS = 500;
 
@@ -33,7 +33,7 @@ export class Why {
       const all = await this.finder.count(SEVERE, null, signal);
       const same = first.message === last.message;
       const rows = same ? [this.row("Error", first)] : [this.row("First error", first), this.row("Last error", last)];
-      const said = h("span", { class: "said" }, plural(all.matches, "error line"));
+      const said = h("span", { class: "said" }, plural(all.matches, "error"));
       const close = h("button", { type: "button", class: "close", title: "Close", "aria-label": "Close the errors", onclick: () => (this.element.hidden = true) }, "✕");
       this.element.replaceChildren(h("ol", {}, ...rows), said, close);
       this.element.hidden = false;

@@ -26,9 +26,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import AfterValidator, field_validator
 
-from logstore.segments.schema import CARRIED
 from pipelines.appenders.contract import AppenderFailed, Context, State
 from pipelines.definition.section import Section, Texts, key
+from pipelines.events import records_of
 
 _COLUMNS: Final = {"level": "level", "fqn": "fqn", "run": "run_id", "connector": "connector_id"}
 _NAME: Final = "tailrace_log_events_total"
@@ -95,7 +95,7 @@ class LevelMetrics:
     def append(self, events: pa.Table) -> None:
         if self._started.replay:
             return
-        events = events.filter(pc.is_null(events.column(CARRIED)))
+        events = records_of(events)
         names = [f"l{n}" for n in range(len(self._settings.labels))]
         columns = [_column(events, label) for label in self._settings.labels]
         table = pa.table([*columns, events.column("ulid")], names=[*names, "ulid"])

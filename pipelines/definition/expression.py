@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from logstore.errors import InvalidInput
-from logstore.search.conditions import Column, leaves
+from logstore.search.conditions import Column, asks_for_text, leaves
 from logstore.search.language import parse
 from logstore.search.where import Where
 from pipelines.events import EVENTS
@@ -30,6 +30,7 @@ class Expression(NamedTuple):
 
     term: str
     parameters: dict[str, Any]
+    asks_for_text: bool = False
 
     def of(self, events: pa.Table) -> pa.Table:
         """The events (columns of `EVENTS`) for which it is true, in the same order."""
@@ -60,7 +61,8 @@ def expression(text: str) -> Expression:
         if leaf.field == Column("pos"):  # type: ignore[union-attr]  # leaves have fields
             raise InvalidInput("asks for pos, which events of pipelines do not have")
     where = Where()
-    made = Expression(where.term(condition), where.parameters)
+    term = where.term(condition)
+    made = Expression(term, where.parameters, asks_for_text(condition))
     _check(made)
     return made
 

@@ -13,6 +13,7 @@ from logstore.errors import InvalidInput, TooLarge
 from logstore.patterns import wildcard_test
 from logstore.segments.schema import LEVELS
 from pipelines.definition.section import Section, Texts, key
+from pipelines.events import records_of
 
 
 class Selection(Section):
@@ -103,6 +104,18 @@ class Selection(Section):
 
             events = expression(self.where).of(events)
         return events
+
+    def records_of(self, events: pa.Table) -> pa.Table:
+        """The events that it takes: of one that others continue it alone, unless it asks for text.
+
+        This is what searches count, too.
+        """
+        taken, asks = self.of(events), bool(self.contains or self.matches)
+        if self.where and not asks:
+            from pipelines.definition.expression import expression
+
+            asks = expression(self.where).asks_for_text
+        return taken if asks else records_of(taken)
 
 
 def _by_loggers(events: pa.Table, loggers: dict[str, str]) -> pa.Table:

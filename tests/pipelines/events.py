@@ -23,6 +23,7 @@ def events(
     level: str | None = "INFO",
     attributes: Mapping[str, str] | None = None,
     batch: int = 0,
+    carried: Sequence[bool | None] | None = None,
 ) -> pa.Table:
     """Events with these messages, `step_ms` apart, of one batch that came at `received_ms`."""
     received = at_ms if received_ms is None else received_ms
@@ -40,7 +41,7 @@ def events(
             "attributes": pa.array(
                 [list((attributes or {}).items()) or None] * count, EVENTS.field("attributes").type
             ),
-            "carried": pa.nulls(count, pa.bool_()),
+            "carried": pa.array(carried or [None] * count, pa.bool_()),
         },
         schema=EVENTS,
     )

@@ -127,7 +127,7 @@ class Notify:
             events = self._tell_again(events)
         for rule in self._settings.rules:
             if rule.matches is not None:
-                for group, count, first in self._groups(rule.matches.of(events)):
+                for group, count, first in self._groups(rule.matches.records_of(events)):
                     self._notices.add((rule.name, *group), count, {**first, "kind": "line"})
         if self._about_runs:
             last = events.select(["fqn", "run_id", "ulid"]).group_by(["fqn", "run_id"])

@@ -51,6 +51,14 @@ def test_events_are_counted_once_also_behind_a_crash(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o644
 
 
+def test_one_traceback_is_one_error(tmp_path: Path) -> None:
+    path = tmp_path / "logs.prom"
+    metrics = counting(path, labels=["level"])
+    metrics.append(events(["a", " b", " c"], level="ERROR", carried=[None, True, True]))
+    metrics.sync()
+    assert counts(path) == {("ERROR",): 1}
+
+
 def test_labels_are_bounded_and_may_be_attributes_of_any_text(tmp_path: Path) -> None:
     path = tmp_path / "logs.prom"
     metrics = counting(path, labels=["attribute.k-1"], max_series=2)

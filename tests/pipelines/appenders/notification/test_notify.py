@@ -93,6 +93,17 @@ def test_a_line_is_told_at_once_and_what_follows_together(
     world.notify.stop()
 
 
+def test_one_traceback_is_one_error(receiver: Receiver, tmp_path: Path) -> None:
+    named = {"name": "named", "matches": {"where": '"KeyError"'}}
+    world = World(receiver, tmp_path, rules=[ERRORS, named])
+    world.start()
+    trace = events(["failed", "  at x", "KeyError: 1"], level="ERROR", carried=[None, True, True])
+    world.notify.append(trace)
+    told = [(one["rule"], one["message"], one["count"]) for one in world.told()]
+    assert told == [("errors", "failed", 1), ("named", "KeyError: 1", 1)]
+    world.notify.stop()
+
+
 def test_a_notice_that_is_refused_holds_up_no_other_and_is_told_again(
     receiver: Receiver, tmp_path: Path
 ) -> None:
