@@ -1,9 +1,10 @@
-"""Times and levels of lines that have none of their own.
+"""Times and levels of lines that have none of their own, and traces that go on.
 
 A traceback's lines carry the time and level of the line before them from the same
-writer and run. `Carry` remembers the last ones of each run from segment to segment, for
-at most `limit` runs (the least recently written are forgotten; their next line without
-a time then has its ULID's). Its state is lost with the process, and nothing else depends on it.
+writer and run. `Carry` remembers the last ones of each run from segment to segment, and whether it
+was within a traceback, for at most `limit` runs (the least recently written are forgotten; their
+next line without a time then has its ULID's). Its state is lost with the process, and nothing else
+depends on it.
 
 Within slices everything is a forward fill over arrays: first from line to line of a
 batch, then from batch to batch of a run.
@@ -30,7 +31,7 @@ class Carry:
 
     def __init__(self, limit: int = 100_000) -> None:
         self._limit = limit
-        self._last: OrderedDict[RunKey, tuple[int, int]] = OrderedDict()
+        self._last: OrderedDict[RunKey, tuple[int, int, int]] = OrderedDict()
 
     def copy(self) -> Carry:
         """The same state, on its own from now on."""
@@ -40,17 +41,18 @@ class Carry:
 
     def load(self, runs: Sequence[RunKey]) -> Last:
         """The state of these runs as arrays, which the caller may change."""
-        known = [self._last.get(run, (NO_TIME, NO_LEVEL)) for run in runs]
-        array = np.array(known, dtype=np.int64).reshape(len(known), 2)
-        return Last(array[:, 0].copy(), array[:, 1].copy())
+        known = [self._last.get(run, (NO_TIME, NO_LEVEL, 0)) for run in runs]
+        array = np.array(known, dtype=np.int64).reshape(len(known), 3)
+        return Last(array[:, 0].copy(), array[:, 1].copy(), array[:, 2].copy())
 
     def save(self, runs: Sequence[RunKey], last: Last) -> None:
         """Stores the state of these runs."""
-        states = zip(runs, last.times.tolist(), last.levels.tolist(), strict=True)
-        for run, time, level in states:
-            if time == NO_TIME and level == NO_LEVEL:
+        columns = (column.tolist() for column in (last.times, last.levels, last.traces))
+        for run, *state in zip(runs, *columns, strict=True):
+            time, level, trace = state
+            if time == NO_TIME and level == NO_LEVEL and trace == 0:
                 continue
-            self._last[run] = (time, level)
+            self._last[run] = (time, level, trace)
             self._last.move_to_end(run)
         while len(self._last) > self._limit:
             self._last.popitem(last=False)
@@ -58,10 +60,11 @@ class Carry:
 
 @dataclass(slots=True)
 class Last:
-    """The last time and level of each run, by its index."""
+    """The last time, level and trace (`continuations`) of each run, by its index."""
 
     times: Ints
     levels: Ints
+    traces: Ints
 
 
 def last_of_batches(values: Ints, none: int, counts: Ints) -> Ints:

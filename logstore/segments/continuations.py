@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
+from functools import cached_property
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -84,6 +85,9 @@ _TIME: Final = (
 _TIMED: Final = rf"^[ \t]+[\[(]?(?:{_TIME})"  # an indented record
 
 
+_OPEN: Final = 15  # of a state: the form of the trace that is open
+_BITS: Final = (16, 32, 64)
+_FOLLOWED: Final = 128  # the last line has a form whatever stands before it
 _OPENING: Final = (_Form.TRACEBACK, _Form.PANIC, _Form.PANICKED)
 
 
@@ -91,57 +95,133 @@ class Continuations:
     """Finds continuations slice by slice; knows where the batches that were cut go on."""
 
     def __init__(self) -> None:
-        self._cut: dict[int, _Walk] = {}
+        self._cut: dict[int, tuple[int, int]] = {}
 
-    def find(self, lines: Lines, words: FirstWords, found: Found, place: Place) -> Bools:
+    def find(self, lines: Lines, words: FirstWords, found: Found, place: Place) -> Continued:
         """Which lines continue the record before them; `found` is what `find_levels` found in them.
 
-        The record before a batch is not known here, so of its first line only the form counts.
+        A batch goes on where the batch before it in its run ended, wherever that was.
         """
-        forms = _find_forms(lines, words, found)
+        cut, self._cut = self._cut, {}
+        begins = _Begins(place, found, cut)
+        forms, follows_form = _find_forms(lines, words, found, place, begins)
         continued: Bools = forms == _Form.CONTINUATION
         special = np.flatnonzero(forms)
         # Within continuations nothing changes from line to line.
         inner = continued[special] & ~place.starts[special]
         inner[1:] &= continued[special[:-1]] & (special[1:] == special[:-1] + 1)
         inner[:1] = False
-        ends = {row: index for index, row in place.cut.items()}
-        inner &= ~np.isin(special, list(ends))
+        inner &= ~np.isin(special, place.lasts)
         follows = np.zeros(len(special), np.bool_)
         follows[1:] = special[1:] == special[:-1] + 1
         special, follows = special[~inner], follows[~inner]
-        cut, self._cut = self._cut, {}
+        last = np.isin(special, place.lasts)
         columns = (column[special].tolist() for column in (forms, found.levels, place.starts))
         walk = _Walk()
-        for row, follow, form, level, start in zip(
-            special.tolist(), follows.tolist(), *columns, strict=True
+        for row, follow, form, level, start, ends in zip(
+            special.tolist(), follows.tolist(), *columns, last.tolist(), strict=True
         ):
             if start:
-                walk = cut.get(place.resumed.get(row, -1)) or _Walk()
+                walk = _Walk.of(*begins.at(row))
             elif not follow:
                 walk = _Walk(int(found.levels[row - 1]))
             continued[row] = walk.take(form, level)
-            if row in ends:
-                self._cut[ends[row]] = walk
+            if ends:
+                begins.ended[row] = walk.state | (_FOLLOWED if follows_form[row] else 0), walk.level
         for index, row in place.cut.items():
-            self._cut.setdefault(index, _Walk(int(found.levels[row])))
-        return continued
+            self._cut[index] = begins.after(row)
+        traces = np.zeros(len(place.lasts), np.int64)
+        for row, (state, _) in begins.ended.items():
+            traces[np.searchsorted(place.lasts, row)] = state
+        return Continued(continued, traces)
+
+
+class Continued(NamedTuple):
+    """Which lines continue others, and for each batch the trace in which it ends, 0 for none."""
+
+    lines: Bools
+    traces: Ints
 
 
 class Place(NamedTuple):
     """Where the batches of a slice begin and end.
 
-    `starts` says which lines are the first of a batch in this slice. `resumed` gives the batch of
-    the first line of each batch that began in an earlier slice, `cut` the last line of each batch
-    that goes on in a later one.
+    `starts` says which lines are the first of a batch in this slice, `lasts` has the row of each
+    batch's last line. `resumed` gives the batch of the first line of each batch that began in an
+    earlier slice, `cut` the last line of each batch that goes on in a later one. `whole` are lines
+    that a client sent as records: they neither continue others nor belong to a trace.
+
+    `runs` has the run of each batch. What was before the first one of a run in this slice, and
+    before each that is `apart`, is in `levels` and `traces`, by batch.
     """
 
     starts: Bools
+    lasts: Ints
     resumed: Mapping[int, int]
     cut: Mapping[int, int]
+    whole: Bools | None
+    runs: Ints
+    apart: Bools
+    levels: Ints
+    traces: Ints
 
 
-def _find_forms(lines: Lines, words: FirstWords, found: Found) -> NDArray[np.int8]:
+class _Begins:
+    """The state, trace and level, with which each batch of a slice begins."""
+
+    def __init__(self, place: Place, found: Found, cut: Mapping[int, tuple[int, int]]) -> None:
+        self._place = place
+        self._levels = found.levels
+        self._cut = cut
+        self._firsts = np.flatnonzero(place.starts)
+        self.ended: dict[int, tuple[int, int]] = {}
+        """By the row of a batch's last line, if that is not a plain record."""
+
+    def at(self, row: int) -> tuple[int, int]:
+        """That of the batch whose first line this is."""
+        state = self._cut.get(self._place.resumed.get(row, -1))
+        if state is not None:
+            return state
+        number = int(np.searchsorted(self._firsts, row))
+        before = int(self._previous[number])
+        if before >= 0:
+            return self.after(int(self._place.lasts[before]))
+        level = max(int(self._place.levels[number]), NO_LEVEL)
+        return int(self._place.traces[number]), level
+
+    def after(self, row: int) -> tuple[int, int]:
+        """That behind the last line of a batch."""
+        return self.ended.get(row) or (0, int(self._levels[row]))
+
+    def followed(self, primary: Bools) -> Ints:
+        """First rows of batches before which a line with a form stands; `primary` have one."""
+        place = self._place
+        opened = (place.traces & _FOLLOWED) > 0
+        if opened.any() or primary[place.lasts].any():
+            before = self._previous
+            opened = np.where(before >= 0, primary[place.lasts[before]], opened)
+        for row, index in place.resumed.items():
+            known = index in self._cut and self._cut[index][0] & _FOLLOWED > 0
+            opened[np.searchsorted(self._firsts, row)] = known
+        rows: Ints = self._firsts[opened]
+        return rows
+
+    @cached_property
+    def _previous(self) -> Ints:
+        """For each batch the one before it in its run, -1 if that is not in this slice."""
+        runs = self._place.runs
+        order = np.argsort(runs, kind="stable")
+        before = np.full(len(runs), -1)
+        same = runs[order][1:] == runs[order][:-1]
+        before[order[1:][same]] = order[:-1][same]
+        before[self._place.apart] = -1
+        return before
+
+
+def _find_forms(
+    lines: Lines, words: FirstWords, found: Found, place: Place, begins: _Begins
+) -> tuple[NDArray[np.int8], Bools]:
+    """The form of each line, and which ones have one whatever stands before them."""
     forms = np.zeros(len(words.firsts), np.int8)
     indented = np.flatnonzero(_SPACES[words.firsts])
     named = (words.columns == 1) | _MARKS[words.firsts]
@@ -154,13 +234,21 @@ def _find_forms(lines: Lines, words: FirstWords, found: Found) -> NDArray[np.int
         window = lines.take_window(rows)
         some = np.flatnonzero(matches(window, _ANY_NAMED))
         _put_forms(window.take(some), rows[some], _NAMED, forms)
+    if place.whole is not None:
+        forms[place.whole] = _Form.RECORD
+    primary: Bools = forms != _Form.RECORD
     following = np.zeros(len(forms), np.bool_)
-    following[1:] = forms[:-1] != _Form.RECORD
+    following[1:] = primary[:-1]
+    following[place.starts] = False
+    following[begins.followed(primary)] = True
+    if place.whole is not None:
+        following &= ~place.whole
     rows = np.flatnonzero(following & (forms == _Form.RECORD) & ~found.leading)
     if len(rows):
         _put_forms(lines.take_window(rows), rows, _FOLLOWING, forms)
-        forms[rows[forms[rows - 1] == _Form.PANICKED]] = _Form.LOOSE
-    return forms
+        said = rows[~place.starts[rows] & (forms[rows - 1] == _Form.PANICKED)]
+        forms[said] = _Form.LOOSE
+    return forms, primary
 
 
 def _forms_of_indented(lines: Lines, rows: Ints, found: Found) -> NDArray[np.int8]:
@@ -182,8 +270,22 @@ class _Walk:
     """Goes from line to line: knows the record's level, and the trace in it."""
 
     def __init__(self, level: int = NO_LEVEL) -> None:
-        self._level = level
+        self.level = level
         self._enter()
+
+    @classmethod
+    def of(cls, state: int, level: int) -> _Walk:
+        """The one that had this state."""
+        walk = cls(level)
+        walk._open = state & _OPEN
+        walk._frames, walk._ended, walk._joined = (bool(state & bit) for bit in _BITS)
+        return walk
+
+    @property
+    def state(self) -> int:
+        """All but the level, as a number; 0 behind a plain record."""
+        flags = (self._frames, self._ended, self._joined)
+        return self._open + sum(bit for bit, flag in zip(_BITS, flags, strict=True) if flag)
 
     def take(self, form: int, level: int) -> bool:
         """Whether the next line continues the record; `level` is its own."""
@@ -196,19 +298,19 @@ class _Walk:
         elif form == _Form.JOINT and self._ended:
             self._joined = True
         elif not self._is_inside(form):
-            self._level = level
+            self.level = level
             self._enter(opened=form if form in _OPENING else _Form.RECORD)
             return False
         return True
 
     def _continues_with_traceback(self) -> bool:
-        return self._joined or (self._level >= _WARN and not self._ended)
+        return self._joined or (self.level >= _WARN and not self._ended)
 
     def _is_exception(self, form: int) -> bool:
         """Whether the line names the exception of this record, after its frames or before them."""
         if self._open == _Form.TRACEBACK and self._frames:
             return form in (_Form.NAMED, _Form.EXCEPTION)
-        return form == _Form.EXCEPTION and self._level >= _WARN and not self._ended
+        return form == _Form.EXCEPTION and self.level >= _WARN and not self._ended
 
     def _is_inside(self, form: int) -> bool:
         """Whether a blank line, or a loose one, stands within a trace."""

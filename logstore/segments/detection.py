@@ -36,6 +36,8 @@ Bools = NDArray[np.bool_]
 _UNSAID = NO_LEVEL - 1  # no level, and none is carried
 _AT_ONCE = 1 << 12  # records whose prefixes are searched together: they fit the CPU's cache
 _FIELDS = ((0, NO_TIME), (1, NO_LEVEL))
+_TRACE = 2  # behind them in what batches begin with
+_UNKNOWN = -1  # no trace
 
 
 class Detection:
@@ -48,7 +50,7 @@ class Detection:
         self._last = self._ends = carry.load(batches.runs)
         self._ahead = np.empty(0, dtype=np.int64)  # the runs that were looked through
         self._known = np.zeros(len(batches.rows), dtype=np.bool_)
-        self._begins = np.zeros((2, len(batches.rows)), dtype=np.int64)
+        self._begins = np.zeros((3, len(batches.rows)), dtype=np.int64)
         self._look_ahead(order)
 
     def of(self, piece: Slice) -> tuple[Ints, Ints, Bools]:
@@ -57,7 +59,9 @@ class Detection:
         The last is whether it continues the record before it. Where nothing is known of one before
         it, it is a record.
         """
-        found, continued = own(self._batches, piece, self._continuations)
+        before = self._before(piece)
+        found, continued, traces = own(self._batches, piece, self._continuations, before)
+        self._chain_traces(piece, traces)
         known = self._known[piece.batches]
         for field, none in _FIELDS:
             last = carrying.last_of_batches(found[field], none, piece.counts)
@@ -72,11 +76,28 @@ class Detection:
         times, levels = self._with_ulid_times(piece, found[0]), found[1]
         return times, np.maximum(levels, NO_LEVEL), continued & (levels != NO_LEVEL)
 
+    def _before(self, piece: Slice) -> Before:
+        runs, known = self._runs(piece), self._known[piece.batches]
+        _, levels, traces = self._begins[:, piece.batches]
+        return Before(
+            runs,
+            known,
+            np.where(known, levels, self._last.levels[runs]),
+            np.where(known, traces, self._last.traces[runs]),
+        )
+
+    def _chain_traces(self, piece: Slice, traces: Ints) -> Ints:
+        """The trace that each batch begins in; the runs' are those behind the slice from now on."""
+        if not traces.any() and not self._last.traces.any():
+            return traces
+        return carrying.chain(traces, _UNKNOWN, self._runs(piece), self._last.traces)
+
     def save(self) -> None:
         """Stores in the carry what the runs ended with."""
         ahead = self._ahead
         self._last.times[ahead] = self._ends.times[ahead]
         self._last.levels[ahead] = self._ends.levels[ahead]
+        self._last.traces[ahead] = self._ends.traces[ahead]
         self._carry.save(self._batches.runs, self._last)
 
     def _runs(self, piece: Slice) -> Ints:
@@ -104,8 +125,10 @@ class Detection:
             return
         before, continuations = self._carry.load(self._batches.runs), Continuations()
         for piece in slices(self._batches, chosen):
-            found, _ = own(self._batches, piece, continuations)
+            found, _, traces = own(self._batches, piece, continuations, self._before(piece))
             heads = piece.firsts == 0
+            begins = self._chain_traces(piece, traces)
+            self._begins[_TRACE, piece.batches[heads]] = begins[heads]
             for field, none in _FIELDS:
                 last = carrying.last_of_batches(found[field], none, piece.counts)
                 begins = carrying.chain(last, none, self._runs(piece), self._state(field))
@@ -119,14 +142,28 @@ class Detection:
 class Own(NamedTuple):
     """The times and levels that records themselves have, and which ones continue others.
 
-    The level of a record that begins something new and states none is `_UNSAID`.
+    The level of a record that begins something new and states none is `_UNSAID`. `traces` are those
+    in which batches end.
     """
 
     fields: list[Ints]
     continued: Bools
+    traces: Ints
 
 
-def own(batches: Batches, piece: Slice, continuations: Continuations) -> Own:
+class Before(NamedTuple):
+    """The run of each batch of a slice, and what was before it.
+
+    That is before the first batch of the run in the slice, and before each that is `apart`.
+    """
+
+    runs: Ints
+    apart: Bools
+    levels: Ints
+    traces: Ints
+
+
+def own(batches: Batches, piece: Slice, continuations: Continuations, before: Before) -> Own:
     """What the records themselves have: given, or found in their text."""
     count = len(piece.ends)
     times = np.empty(count, dtype=np.int64)
@@ -149,17 +186,19 @@ def own(batches: Batches, piece: Slice, continuations: Continuations) -> Own:
         times = np.where(times == NO_TIME, times_of_uptimes(uptimes, places, arrivals), times)
     lines, words = Lines(piece.text, piece.ends), join_words(parts)
     found = find_levels(lines, words)
-    levels = found.levels.astype(np.int64)
-    levels[levels == NO_LEVEL] = _UNSAID
-    continued = continuations.find(lines, words, found, _place(batches, piece))
-    levels[continued] = NO_LEVEL
+    stated, whole = found.levels.astype(np.int64), None
     if not piece.plain:
-        _put_given(batches, piece, found.levels, times, levels)
-        continued &= levels == NO_LEVEL
-    return Own([times, levels], continued)
+        whole = _put_given(batches, piece, times, stated)
+    place = _place(batches, piece, whole, before)
+    continued, traces = continuations.find(
+        lines, words, found._replace(levels=stated.astype(np.int8)), place
+    )
+    levels = np.where(stated == NO_LEVEL, _UNSAID, stated)
+    levels[continued] = NO_LEVEL
+    return Own([times, levels], continued, traces)
 
 
-def _place(batches: Batches, piece: Slice) -> Place:
+def _place(batches: Batches, piece: Slice, whole: Bools | None, before: Before) -> Place:
     stops = np.cumsum(piece.counts)
     first_lines = stops - piece.counts
     starts = np.zeros(len(piece.ends), dtype=np.bool_)
@@ -168,18 +207,20 @@ def _place(batches: Batches, piece: Slice) -> Place:
     cut = np.flatnonzero(piece.firsts + piece.counts < batches.rows["records"][piece.batches])
     return Place(
         starts,
+        stops - 1,
         dict(zip(first_lines[resumed].tolist(), piece.batches[resumed].tolist(), strict=True)),
         dict(zip(piece.batches[cut].tolist(), (stops[cut] - 1).tolist(), strict=True)),
+        whole,
+        *before,
     )
 
 
-def _put_given(
-    batches: Batches, piece: Slice, in_text: NDArray[np.int8], times: Ints, levels: Ints
-) -> None:
+def _put_given(batches: Batches, piece: Slice, times: Ints, levels: Ints) -> Bools:
     """Puts in what the records of a client give; they carry nothing from one another.
 
-    `in_text` are the levels that their texts state.
+    `levels` are those that the texts state. Gives which records are a client's.
     """
+    whole = np.zeros(len(times), np.bool_)
     minted = made_ms(batches.rows[piece.batches]) * 1000
     own_meta = has_record_meta(batches.rows[piece.batches]).tolist()
     stop = 0
@@ -192,9 +233,11 @@ def _put_given(
             continue
         part = slice(first, first + count)
         _given_times(meta, part, times[start:stop])
-        levels[start:stop] = _given_levels(meta, part, in_text[start:stop])
+        levels[start:stop] = _given_levels(meta, part, levels[start:stop])
+        whole[start:stop] = True
         missing = times[start:stop] == NO_TIME
         times[start:stop][missing] = minted[place]
+    return whole
 
 
 def _given_times(meta: RecordMeta, part: slice, times: Ints) -> None:
@@ -203,10 +246,9 @@ def _given_times(meta: RecordMeta, part: slice, times: Ints) -> None:
     times[good] = given[good]
 
 
-def _given_levels(meta: RecordMeta, part: slice, in_text: NDArray[np.int8]) -> Ints:
+def _given_levels(meta: RecordMeta, part: slice, in_text: Ints) -> Ints:
     given = np.array(
         [NO_LEVEL if name is None else level_of_value(name) for name in meta.levels[part]],
         dtype=np.int64,
     )
-    levels = np.where(given == NO_LEVEL, in_text, given)
-    return np.where(levels == NO_LEVEL, _UNSAID, levels)
+    return np.where(given == NO_LEVEL, in_text, given)

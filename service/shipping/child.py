@@ -54,10 +54,10 @@ def run(parent: socket.socket) -> None:
 def _encoded(
     head: Mapping[str, Any], parts: Sequence[bytearray]
 ) -> tuple[dict[str, Any], list[Part]]:
-    rows, file_of, times, levels = parts
+    rows, file_of, *state = parts
     runs = [RunKey(fqn, run) for fqn, run in head["runs"]]
     before = Carry(max(len(runs), 1))
-    before.save(runs, Last(np.frombuffer(times, np.int64), np.frombuffer(levels, np.int64)))
+    before.save(runs, Last(*(np.frombuffer(part, np.int64) for part in state)))
     with ExitStack() as opened:
         paths = [os.fsdecode(bytes.fromhex(path)) for path in head["paths"]]
         files = [OpenFile(path, _open(path, opened)) for path in paths]
@@ -73,7 +73,7 @@ def _encoded(
         cut = work.encoded(threads=True)
     segment, last = cut.segment, cut.carry.load(runs)
     about = {"text_bytes": segment.text_bytes, "footer": footers.encode(segment.footer)}
-    return about, [segment.body, last.times, last.levels]
+    return about, [segment.body, last.times, last.levels, last.traces]
 
 
 def _open(path: str, opened: ExitStack) -> File:

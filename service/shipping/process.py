@@ -9,9 +9,9 @@ one socket, its standard input, in messages of JSON and bytes (`send`, `receive`
 
     from the child   {"ready": true}                    once, when it can work
     to the child     {"node", "seq", "first", "end",
-                      "paths", "runs", "connectors"}    rows, file of each row, times, levels;
-                                                        paths are their bytes in hexadecimal
-    from the child   {"text_bytes", "footer": {…}}      the segment, times, levels
+                      "paths", "runs", "connectors"}    rows, file of each row, times, levels,
+                                                        traces; paths are their bytes in hexadecimal
+    from the child   {"text_bytes", "footer": {…}}      the segment, times, levels, traces
                      {"failed": reason}
 
 Times and levels are what the runs have before and behind the cut (`Carry`).
@@ -176,15 +176,16 @@ class Child:
         }
         with self._working:
             self._socket.settimeout(seconds)
-            send(self._socket, about, batches.rows, file_of, state.times, state.levels)
+            before = state.times, state.levels, state.traces
+            send(self._socket, about, batches.rows, file_of, *before)
             head, parts = receive(self._socket)
         if "failed" in head:
             raise EncoderFailed(str(head["failed"]))
-        body, times, levels = parts
+        body, *after = parts
         metadata = {key.encode(): value.encode() for key, value in head["footer"].items()}
         segment = EncodedSegment(bytes(body), footers.decode(metadata), head["text_bytes"])
         carry = work.before.copy()
-        carry.save(runs, Last(np.frombuffer(times, np.int64), np.frombuffer(levels, np.int64)))
+        carry.save(runs, Last(*(np.frombuffer(part, np.int64) for part in after)))
         return EncodedCut(segment, carry)
 
     def close(self) -> None:

@@ -87,18 +87,26 @@ def level_of(line: bytes) -> str | None:
 
 
 def continued(lines: list[bytes]) -> list[bool]:
-    """Which lines of a batch continue the record before them."""
+    """Which lines of a run continue the record before them."""
     text, ends = b"".join(lines), np.cumsum([len(line) for line in lines])
     words, whole = find_first_words(prefixes(text, ends)), Lines(text, ends)
-    place = Place(np.arange(len(lines)) == 0, {}, {})
+    none = np.zeros(1, np.int64)
+    starts, last = np.arange(len(lines)) == 0, np.array([len(lines) - 1])
+    place = Place(starts, last, {}, {}, None, none, none > 0, none + NO_LEVEL, none)
     found = Continuations().find(whole, words, find_levels(whole, words), place)
-    return [bool(one) for one in found]
+    return [bool(one) for one in found.lines]
+
+
+def as_plain(level: str | None) -> bytes:
+    """A line like a record of a client, to those after it."""
+    return b"x\n" if level is None else f"{level} x\n".encode()
 
 
 def rows_of(batches: MemoryBatches) -> list[Row]:
     """The rows of a segment of these batches, in order."""
     times: dict[RunKey, int] = {}
     levels: dict[RunKey, str | None] = {}
+    texts: dict[RunKey, list[bytes]] = {}
     seen: set[tuple[Any, ...]] = set()
     rows: list[Row] = []
     for index, batch in enumerate(batches.rows):
@@ -112,13 +120,20 @@ def rows_of(batches: MemoryBatches) -> list[Row]:
         ends = meta.ends if meta else [m.end() for m in re.finditer(b"\n", text)]
         first = int(batch["ulid_hi"]) << 64 | int(batch["ulid_lo"])
         lines = [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-        for number, (line, goes_on) in enumerate(zip(lines, continued(lines), strict=True)):
+        before = texts.setdefault(key, [])
+        if meta:
+            going_on = [False] * len(lines)
+        else:
+            going_on = continued([*before, *lines])[len(before) :]
+            before += lines
+        for number, (line, goes_on) in enumerate(zip(lines, going_on, strict=True)):
             own_time = time_of(line) or short_time_of(line, (first >> 80) * 1000)
             if meta:
                 given, given_level = meta.ts[number], meta.levels[number]
                 own_time = own_time if given is None else given
                 own_time = (first >> 80) * 1000 if own_time is None else own_time
                 levels[key] = given_level if given_level in LEVELS else level_of(line)
+                before.append(as_plain(levels[key]))
             elif not goes_on:
                 levels[key] = level_of(line)
             if own_time is not None:

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -74,7 +77,7 @@ def test_only_continuations_carry_a_level() -> None:
     texts = [(A, (k + 1) << 80, text) for k, text in enumerate((first, second, third))]
     table = table_of(make_batches("n", texts))
     assert table["level"].to_pylist() == [*["ERROR"] * 4, *[None] * 3]
-    assert table["carried"].to_pylist() == [None, *[True] * 2, *[None] * 4]
+    assert table["carried"].to_pylist() == [None, *[True] * 3, *[None] * 3]
     assert [str(t)[11:23] for t in table["ts"].to_pylist()] == [
         *["07:08:09.010"] * 5,
         *["07:08:10+00:"] * 2,
@@ -86,6 +89,41 @@ def test_records_of_a_client_carry_nothing_from_one_another() -> None:
     table = table_of(make_batches("n", [(A, 1 << 80, b"slow\n  at x()\n", None, meta)]))
     assert table["level"].to_pylist() == ["ERROR", None]
     assert table["carried"].null_count == 2
+
+
+TRACE = b"""2026-11-21 10:00:00 ERROR failed
+Traceback (most recent call last):
+  File "a.py", line 1, in <module>
+    run()
+subprocess.TimeoutExpired: sleep timed out
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "a.py", line 3, in <module>
+KeyError: 'total'
+done
+"""
+
+
+@pytest.mark.parametrize("limits", [Limits(), Limits(1, 1), Limits(rows=2)], ids=str)
+def test_a_traceback_goes_on_behind_any_border(limits: Limits) -> None:
+    """Of batches, of slices, and of segments; other runs are in between."""
+    lines = TRACE.splitlines(keepends=True)
+    expected = [None, *[True] * (len(lines) - 2), None]
+    for cut in range(1, len(lines)):
+        texts = [(A, 1 << 80, b"".join(lines[:cut])), (A, 3 << 80, b"".join(lines[cut:]))]
+        other = RunKey("b", "1"), 2 << 80, b"KeyError: 'b'\nplain: b\n"
+        whole = make_batches("n", [texts[0], other, texts[1]])
+        table = table_of(whole, limits)
+        ours = table.filter(pc.equal(table["fqn"], A.fqn))
+        assert ours["carried"].to_pylist() == expected, cut
+        assert ours["level"].to_pylist() == ["ERROR"] * (len(lines) - 1) + [None], cut
+        carry, apart = Carry(), list[Any]()
+        for one in texts:
+            for rows in record_batches(make_batches("n", [one]), carry, save=True, limits=limits):
+                apart += rows["carried"].to_pylist()
+        assert apart == expected, cut
 
 
 def test_a_line_that_nothing_came_before_is_a_record() -> None:
