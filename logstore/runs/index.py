@@ -145,13 +145,15 @@ def encode_tail(directory: Directory) -> bytes:
 def decode_tail(tail: bytes) -> Directory:
     """The directory at the end of `tail`. Raises `Damaged`, `UnsupportedVersion`."""
     try:
-        magic, form, size, check, _ = _FOOTER.unpack(tail[-_FOOTER.size :])
+        magic, form, size, check, spare = _FOOTER.unpack(tail[-_FOOTER.size :])
     except struct.error as error:
         raise Damaged("a chunk's index is cut off") from error
     if magic != _MAGIC:
         raise Damaged("not a chunk's index")
     if form > _FORMAT:
         raise UnsupportedVersion(f"a chunk's index of format {form}")
+    if spare:
+        raise Damaged("the footer of a chunk's index has other bytes than zeros at its end")
     end = len(tail) - _FOOTER.size
     body = tail[max(end - size, 0) : end]
     if len(body) != size or xxhash.xxh3_64_intdigest(body) != check:

@@ -1,12 +1,14 @@
 """Chunks in the store: their indexes, cached, ranges of their texts, and the writing of new ones.
 
 If a chunk is gone, or `logs.txt` is another one, the caller's manifest is old: `Moved`. The
-caller then reads the manifest again; line numbers stay as they are.
+caller then reads the manifest again; line numbers stay as they are. An index that fails its
+checksums counts as gone (`Chunks.damaged`), so the repair makes it again.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +24,7 @@ from logstore.swap import write_until_known
 from service.runtime.cache import Cache
 from service.runtime.threads import Offload
 
+T = TypeVar("T")
 Piece = tuple[Blocks, list[str]]
 _SPAN_BYTES = 60
 _TAIL_BYTES = 64 << 10
@@ -41,6 +44,8 @@ class Chunks:
         self._prefix = prefix
         self.changed: set[str] = set()
         """Chunks whose text was read and is not that of their index."""
+        self.damaged: set[str] = set()
+        """Chunks whose index was read and fails its checksums."""
         self._directories: Cache[Directory] = Cache(cache_bytes)
         self._pieces: Cache[Piece] = Cache(cache_bytes)
 
@@ -63,7 +68,7 @@ class Chunks:
             tail = await self._index(
                 key, chunk, chunk.index_bytes - chunk.tail_bytes, chunk.tail_bytes
             )
-            found = decode_tail(tail)
+            found = self._checked(chunk, lambda: decode_tail(tail))
             size = found.entries.nbytes + _SPAN_BYTES * len(found.ranges)
             self._directories.put(chunk.id, found, size)
         return found
@@ -74,9 +79,19 @@ class Chunks:
         if found is None:
             entry = (await self.directory(key, chunk)).entries[number]
             body = await self._index(key, chunk, int(entry["at"]), int(entry["size"]))
-            found = open_piece(entry, body)
+            found = self._checked(chunk, lambda: open_piece(entry, body))
             self._pieces.put((chunk.id, number), found, found[0].nbytes)
         return found
+
+    def _checked(self, chunk: Chunk, decode: Callable[[], T]) -> T:
+        """What is read of an index. Raises `Moved` if it is damaged."""
+        try:
+            return decode()
+        except UnsupportedVersion:
+            raise
+        except Damaged as error:
+            self.damaged.add(chunk.id)
+            raise Moved(f"the index of chunk {chunk.id} is damaged: {error}") from error
 
     async def _index(self, key: RunKey, chunk: Chunk, offset: int, size: int) -> bytes:
         try:

@@ -109,7 +109,9 @@ class Texts:
                     given += size
                     yield size, stretch
                 self.findings.count("chunks")
-            except (Damaged, InvalidInput) as error:
+            except (Damaged, InvalidInput, Moved) as error:
+                if isinstance(error, Moved) and chunk.id not in self.chunks.damaged:
+                    raise
                 run.comparable = False
                 kind: Kind = "chunk-damaged" if isinstance(error, _Text) else "index-damaged"
                 name = text.key if kind == "chunk-damaged" else self._index_key(run, chunk)

@@ -9,7 +9,8 @@ then calls the repair:
                               the chunk are one node's: the same text, under a new id;
                               else the same lines in order of ULID (`orphan_chunks`)
 
-A text of which a reader found that it does not match its index (`Chunks.changed`) counts as gone.
+A text of which a reader found that it does not match its index (`Chunks.changed`) counts as gone,
+and so does an index that fails its checksums (`Chunks.damaged`).
 
 `logs.txt` that is gone or was overwritten is a chunk like the others; if its index is gone too,
 it becomes an ordinary chunk, from which the run is sealed again. A rebuilt chunk is compared
@@ -151,6 +152,7 @@ class ChunkRepairer:
             text = await self._head(self._chunks.text_key(key, chunk))
             index = await self._head(self._chunks.index_key(key, chunk))
             indexed = index is not None and index.size == chunk.index_bytes
+            indexed &= chunk.id not in self._chunks.damaged
             whole = text is not None and _same(manifest, chunk, text)
             if not indexed or not whole or chunk.id in self._chunks.changed:
                 return chunk, text, indexed
@@ -166,13 +168,15 @@ class ChunkRepairer:
             else:
                 await self._index_or_all_again(manifest, chunk, text)
         except _Unfound as error:
-            state = "damaged" if chunk.id in self._chunks.changed else "gone"
+            damaged = chunk.id in self._chunks.changed | self._chunks.damaged
+            state = "damaged" if damaged else "gone"
             why = f"chunk {chunk.id} of {key.fqn}/{key.run} is {state}, and {error}"
             self._lost[key] = why, self._clock.monotonic() + _LOST_SECONDS
             raise ChunkLost(why) from error
         except LimitReached as error:
             raise StoreUnavailable(f"chunk {chunk.id} is made again later: {error}") from error
         self._chunks.changed.discard(chunk.id)
+        self._chunks.damaged.discard(chunk.id)
         self.repaired += 1
 
     async def _head(self, where: str) -> ObjectInfo | None:

@@ -199,6 +199,32 @@ async def test_the_indexes_of_chunks_were_cut(tmp_path: Path) -> None:
         await agree(world, expected)
 
 
+@pytest.mark.repairs(reason="bits of indexes are turned")
+@pytest.mark.parametrize("place", [0.0, 0.5, 0.99], ids=["piece", "directory", "footer"])
+async def test_a_bit_of_an_index_is_noticed_and_the_index_made_again(
+    tmp_path: Path, place: float
+) -> None:
+    async with written(tmp_path, batches=3) as (world, expected):
+        names = await chunk_keys(world, ".idx")
+        for name, body in (await bodies(world.store, names)).items():
+            await flip(world, name, int(len(body) * place))
+        await world.restart()
+        await agree(world, expected)
+        assert world.run_logs.chunk_repairer.repaired == len(names)
+
+
+@pytest.mark.repairs(reason="bits of indexes are turned")
+async def test_a_damaged_index_of_lines_that_are_nowhere_else_is_reported(tmp_path: Path) -> None:
+    async with written(tmp_path, batches=3) as (world, _):
+        names = await chunk_keys(world, ".idx")
+        await flip(world, names[1], -40)
+        await world.store.delete([keys.segment(world.journal.node, n) for n in range(1, 4)])
+        await world.restart()
+        with pytest.raises(ChunkLost, match="is damaged, and its index too"):
+            await world.paged(RUN, 4)
+        assert any("is damaged" in problem for problem in world.run_logs.problems())
+
+
 @pytest.mark.repairs(reason="chunks or their indexes are taken away")
 @pytest.mark.on_servers(where=("both",))
 @pytest.mark.parametrize("where", WHERE)
