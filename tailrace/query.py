@@ -151,7 +151,8 @@ def _histogram(arguments: argparse.Namespace, client: httpx.Client) -> int:
 def _count_by(arguments: argparse.Namespace, client: httpx.Client) -> int:
     given = parameters(arguments)
     asked = {name: given[name] for name in (*_COUNTED, "limit") if name in given}
-    response = client.post("/query/count", json=asked | {"by": arguments.count})
+    time = {"time": arguments.by} if arguments.by else {}
+    response = client.post("/query/count", json=asked | time | {"by": arguments.count})
     check(response)
     found = response.json()
     _print(response.text, counts(found), as_json=arguments.json)
@@ -172,8 +173,8 @@ def _check(arguments: argparse.Namespace) -> None:
         raise InvalidInput(
             f"--{alone[0]} and --{alone[1]} are both given", hint="Give one of the two."
         )
-    if arguments.by == "ts" and (arguments.follow or arguments.count is not None):
-        raise InvalidInput("--by ts is for searches and --histogram", hint="Leave --by out.")
+    if arguments.by == "ts" and arguments.follow:
+        raise InvalidInput("--follow goes by arrival", hint="Leave --by out.")
     if arguments.follow and arguments.end is not None:
         raise InvalidInput("--follow has no end", hint="Leave --to out, or --follow.")
 

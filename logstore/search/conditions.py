@@ -45,7 +45,8 @@ class Attribute:
 class Json:
     """A value within a message that is JSON; numbers in the path count in arrays, from 0.
 
-    What is said of an array holds for the array as text, or for one of its elements.
+    What is said of an array holds for the array as text, or for something in it: an element, or
+    one of an array within it. A path leads into the objects of an array as well.
     """
 
     path: tuple[str, ...]
@@ -212,6 +213,27 @@ def patterns(condition: Condition | None) -> list[str]:
     if condition is None:
         return []
     return [leaf.pattern for leaf in leaves(condition) if isinstance(leaf, Matches)]
+
+
+def bounds_of_ts(condition: Condition | None) -> tuple[int | None, int | None]:
+    """The lowest and the highest time of a record's own for which the condition may hold.
+
+    In microseconds since the epoch, inclusive; None is no bound.
+    """
+    if isinstance(condition, All):
+        bounds = [bounds_of_ts(part) for part in condition.parts]
+        lows = [low for low, _ in bounds if low is not None]
+        highs = [high for _, high in bounds if high is not None]
+        return max(lows, default=None), min(highs, default=None)
+    if not isinstance(condition, Compares) or condition.field != Column("ts"):
+        return None, None
+    value = int(condition.value)
+    match condition.operator:
+        case "=":
+            return value, value
+        case ">" | ">=":
+            return value, None
+    return None, value
 
 
 def required(condition: Condition | None, column: str) -> str | None:

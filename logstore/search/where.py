@@ -40,6 +40,8 @@ _ALWAYS: Final = {MESSAGE, Column("fqn"), Column("run_id"), Column("ulid")}
 _COLOURED: Final = "contains(r.message, chr(27))"
 _SEQUENCE: Final = SEQUENCE.replace("'", "''")
 _TEXTS_AT_ONCE: Final = 200
+ARRAYS: Final = 3
+"""So many arrays within each other are taken apart, at each name of a path in JSON."""
 _Leaf: TypeAlias = Contains | Matches | StartsWith | Is | OneOf | Compares
 _MOMENT: Final = "%Y-%m-%dT%H:%M:%S.%gZ"
 _LAST_US: Final = 253_402_300_799_999_999  # of the year 9999: what RFC 3339 can write
@@ -77,6 +79,10 @@ class Where:
                 return f"NOT {self._term(part, exact=True)}"
             case Exists(AnyAttribute()):
                 return "(coalesce(cardinality(r.attributes), 0) > 0)"
+            case Exists(Json(path) as field) if len(path) > 1:
+                inside = f"len(list_filter({self._inside(path)}, lambda e: e IS NOT NULL)) > 0"
+                found = f"CASE WHEN {self._in_arrays(path)} THEN {inside} ELSE false END"
+                return f"({self._value(field)} IS NOT NULL OR {found})"
             case Exists(field):
                 return f"({self._value(field)} IS NOT NULL)"
         known = self._known(condition)
@@ -93,9 +99,8 @@ class Where:
             case AnyAttribute():
                 return self._in_list(value, leaf)
             case Json(path):
-                array = f"json_extract(r.message, {self._bind(_pointer(path))})"
-                elements = f"json_extract_string({array}, '$[*]')"
-                one = f"CASE WHEN starts_with({value}, '[') THEN {self._in_list(elements, leaf)}"
+                arrays = f"starts_with({value}, '[') OR {self._in_arrays(path)}"
+                one = f"CASE WHEN {arrays} THEN {self._in_list(self._inside(path), leaf)}"
                 return f"({self._test(value, leaf)} OR {one} ELSE false END)"
             case Column("message") if not isinstance(leaf, Compares):
                 seen = f"{_COLOURED} AND {self._test(self._seen(), leaf)}"
@@ -105,6 +110,21 @@ class Where:
     def _seen(self) -> str:
         """The message without control sequences."""
         return f"regexp_replace(r.message, '{_SEQUENCE}', '', 'g')"
+
+    def _in_arrays(self, path: tuple[str, ...]) -> str:
+        """Whether the path leads into an array before its end."""
+        before = [path[:end] for end in range(1, len(path))]
+        types = [f"json_type(r.message, {self._bind(_pointer(part))}) = 'ARRAY'" for part in before]
+        valid = "contains(r.message, '[') AND json_valid(r.message)"
+        return f"CASE WHEN {valid} THEN {' OR '.join(types) or 'false'} ELSE false END"
+
+    def _inside(self, path: tuple[str, ...]) -> str:
+        """All that is at the path as texts: arrays on the way, and their elements."""
+        found = _with_elements(f"json_extract(r.message, {self._bind(_pointer(path[:1]))})")
+        for part in path[1:]:
+            inner = _with_elements(f"json_extract(e, {self._bind(_pointer((part,)))})")
+            found = f"flatten(list_transform({found}, lambda e: {inner}))"
+        return f"list_transform({found}, lambda e: json_extract_string(e, '$'))"
 
     def _in_list(self, values: str, leaf: _Leaf) -> str:
         """Whether it holds for one of a list of texts."""
@@ -210,6 +230,12 @@ def without_colours(term: str) -> str:
 
 def _pointer(path: tuple[str, ...]) -> str:
     return "".join([f"/{part.replace('~', '~0').replace('/', '~1')}" for part in path])
+
+
+def _with_elements(value: str) -> str:
+    """A list of a value and, of an array, of what is in it and in arrays within it."""
+    inside = [f"json_extract({value}, '${'[*]' * depth}')" for depth in range(1, ARRAYS + 1)]
+    return f"list_concat([{value}], {', '.join(inside)})"
 
 
 def _either(texts: tuple[str, ...]) -> str:

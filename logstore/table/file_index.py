@@ -84,8 +84,18 @@ class FileIndex:
             files = self._hours[number].files
             yield from files if whole else _meeting(files, low, high)
 
-    def select(self, low: int, high: int, fqn: str | None, run: str | None) -> FileIndex:
-        """The files that may hold lines with such ULIDs, inclusive, of the fqn and run."""
+    def select(
+        self,
+        low: int,
+        high: int,
+        fqn: str | None,
+        run: str | None,
+        times: tuple[int | None, int | None] = (None, None),
+    ) -> FileIndex:
+        """The files that may hold lines with such ULIDs, inclusive, of the fqn and run.
+
+        `times` bound the lines' own time, in microseconds since the epoch, inclusive.
+        """
         found: dict[int, Hour] = {}
         for number, whole in self._between(low, high):
             hour = self._hours[number]
@@ -95,6 +105,8 @@ class FileIndex:
                 hour = _hour(file for file in hour.files if _holds(file.fqns, fqn))
             if run is not None:
                 hour = _hour(file for file in hour.files if _holds(file.runs, run))
+            if times != (None, None):
+                hour = _hour(file for file in hour.files if _overlaps(file.times, *times))
             if hour.files:
                 found[number] = hour
         return FileIndex(found)
@@ -121,6 +133,12 @@ def _meeting(files: Iterable[TableFile], low: int, high: int) -> Iterator[TableF
 
 def _holds(bounds: tuple[str, str] | None, value: str) -> bool:
     return bounds is None or bounds[0] <= value <= bounds[1]
+
+
+def _overlaps(bounds: tuple[int, int] | None, low: int | None, high: int | None) -> bool:
+    if bounds is None:
+        return True
+    return (low is None or bounds[1] >= low) and (high is None or bounds[0] <= high)
 
 
 def _hour_of(value: int) -> int:

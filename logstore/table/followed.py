@@ -33,7 +33,7 @@ from logstore.table.file_index import FileIndex, hour_number
 from logstore.table.log import Listed
 from logstore.table.log_folder import Look
 from logstore.table.schema import ACTIONS, application
-from logstore.table.snapshot import EMPTY, Snapshot, TableFile
+from logstore.table.snapshot import EMPTY, Snapshot, TableFile, bounds_of_time
 from logstore.table.table import Table
 
 _SHAPE: Final = ("protocol", "metaData")
@@ -111,6 +111,7 @@ def _file(uri: str, add: Mapping[str, Any]) -> TableFile:
         fqns=bounds("fqn"),
         runs=bounds("run_id"),
         counted=(stats.get("nullCount") or {}).get(CARRIED) is not None,
+        times=bounds_of_time(lows.get("ts"), highs.get("ts")),
     )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from functools import cached_property
 from typing import Any
 
@@ -30,6 +30,7 @@ from logstore.table.vendor import read
 
 EMPTY = -1
 HOUR_MS = 3_600_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,8 @@ class TableFile:
     fqns: tuple[str, str] | None
     runs: tuple[str, str] | None
     counted: bool = False  # the table's log says how often `carried` is null
+    times: tuple[int, int] | None = None
+    """The lowest and the highest `ts`, in microseconds since the epoch."""
 
     @property
     def start_ms(self) -> int:
@@ -198,12 +201,29 @@ def _files(uri: str, actions: pa.Table) -> Iterator[TableFile]:
         return [None if None in pair else pair for pair in pairs]
 
     names = ("path", "size_bytes", "num_records", "partition.date", "partition.hour")
-    columns = [*map(column, (*names, f"null_count.{CARRIED}")), *map(bounds, KEY_COLUMNS)]
-    for path, size, rows, day, hour, nulls, *bound in zip(*columns, strict=True):
-        ulids, fqns, runs = bound
-        yield TableFile(
-            path, f"{uri}/{path}", size, rows or 0, day, hour, ulids, fqns, runs, nulls is not None
-        )
+    times = map(bounds_of_time, column("min.ts"), column("max.ts"))
+    counted = [nulls is not None for nulls in column(f"null_count.{CARRIED}")]
+    columns = [*map(column, names), *map(bounds, KEY_COLUMNS), counted, times]
+    for path, size, rows, day, hour, *rest in zip(*columns, strict=True):
+        yield TableFile(path, f"{uri}/{path}", size, rows or 0, day, hour, *rest)
+
+
+def bounds_of_time(
+    low: str | datetime | None, high: str | datetime | None
+) -> tuple[int, int] | None:
+    """Bounds of `ts` by the log's statistics, in microseconds since the epoch; None if unknown.
+
+    A writer may cut them to milliseconds, so the high one is that of the end of its millisecond.
+    """
+    try:
+        return None if low is None or high is None else (_us(low), _us(high) // 1000 * 1000 + 999)
+    except ValueError:
+        return None
+
+
+def _us(value: str | datetime) -> int:
+    moment = datetime.fromisoformat(value) if isinstance(value, str) else value
+    return (moment.replace(tzinfo=moment.tzinfo or UTC) - _EPOCH) // timedelta(microseconds=1)
 
 
 def _meets(bounds: tuple[str, str] | None, low: str | None, high: str | None) -> bool:

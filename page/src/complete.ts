@@ -1,7 +1,16 @@
 // Completion of a query: names of fields, and values behind `name:`, out of what records have.
 
 import { json } from "./api";
-import { h } from "./dom";
+import { count, h } from "./dom";
+
+interface Looked {
+  /** Records that were looked at, and whether no others match. */
+  records: number;
+  all_records: boolean;
+}
+
+/** How many records have it; where not all were looked at, of how many. */
+const howMany = (n: number, looked: Looked): string => (looked.all_records ? count(n) : `${count(n)} of the newest ${count(looked.records)}`);
 
 interface Proposal {
   text: string;
@@ -78,12 +87,12 @@ export function completing(input: HTMLInputElement, scope: () => Record<string, 
   const behind = (): Place | null => placeBehind(input.value.slice(0, input.selectionStart ?? input.value.length));
   const ask = async ({ field, typed }: Place, signal: AbortSignal): Promise<Proposal[]> => {
     if (field === undefined) {
-      const reply = await json<{ fields: { name: string; records: number; kind: string }[] }>("query/fields", scope(), signal);
-      const names = reply.fields.map((one) => ({ text: `${one.name}:`, note: `${one.kind} · ${one.records}` }));
+      const reply = await json<{ fields: { name: string; records: number; kind: string }[] } & Looked>("query/fields", scope(), signal);
+      const names = reply.fields.map((one) => ({ text: `${one.name}:`, note: `${one.kind} · ${howMany(one.records, reply)}` }));
       return [...OPERATORS.map((word) => ({ text: `${word} `, note: "" })), ...names];
     }
-    const reply = await json<{ values: { value: string; records: number }[] }>("query/values", { ...scope(), field, prefix: typed, limit: SHOWN }, signal);
-    return reply.values.map((one) => ({ text: one.value, note: `${one.records}` }));
+    const reply = await json<{ values: { value: string; records: number }[] } & Looked>("query/values", { ...scope(), field, prefix: typed, limit: SHOWN }, signal);
+    return reply.values.map((one) => ({ text: one.value, note: howMany(one.records, reply) }));
   };
   const propose = async (): Promise<void> => {
     forget();

@@ -4,6 +4,7 @@ import { Problem, address, events, records, type LogRecord, type Params } from "
 import { pieces } from "./ansi";
 import { chart } from "./chart";
 import { completing } from "./complete";
+import { Counts } from "./counts";
 import { save } from "./copy";
 import { h, plural, time, toast } from "./dom";
 import { histogram, patternOf } from "./find";
@@ -34,6 +35,7 @@ export class Search {
   private readonly by: HTMLSelectElement;
   private readonly hits = h("ol", { class: "hits" });
   private readonly bars = h("div", { class: "bars-box", hidden: true });
+  private readonly counts = new Counts((condition) => this.narrow(condition));
   private readonly said = h("p", { class: "note", role: "status" });
   private readonly more = h("button", { type: "button", hidden: true }, "Older records");
   private readonly live = h("button", { type: "button", "aria-pressed": "false" }, "Follow live");
@@ -48,6 +50,8 @@ export class Search {
     this.by.value = params.get("by") === "ts" ? "ts" : "arrival";
     this.showTimes();
     const proposals = completing(this.input, () => this.scope());
+    this.counts.by = params.get("count") ?? "";
+    this.counts.onchange = () => this.ask();
     const form = h("form", { class: "ask", role: "search" }, h("div", { class: "with-proposals" }, this.input, proposals), this.times, this.by, h("button", { type: "submit", class: "primary" }, "Search"), this.live, h("button", { type: "button", onclick: () => void this.download() }, "Download"));
     form.addEventListener("submit", (event) => {
       event.preventDefault();
@@ -60,7 +64,7 @@ export class Search {
     this.by.addEventListener("change", () => this.ask());
     this.more.addEventListener("click", () => void this.page());
     this.live.addEventListener("click", () => void this.follow());
-    this.element = h("div", { class: "list search" }, h("h1", {}, "Search"), form, this.narrowed(), this.bars, this.said, this.hits, this.more);
+    this.element = h("div", { class: "list search" }, h("h1", {}, "Search"), form, this.narrowed(), this.bars, this.said, this.counts.element, this.hits, this.more);
     document.addEventListener("keydown", this.keyed);
   }
 
@@ -108,7 +112,7 @@ export class Search {
   }
 
   private scope(): Record<string, string> {
-    const scope: Record<string, string> = { from: this.times.value };
+    const scope: Record<string, string> = { from: this.times.value, ...(this.by.value === "ts" ? { time: "ts" } : {}) };
     for (const name of ["fqn", "run", "to"]) {
       const value = this.params.get(name);
       if (value) scope[name] = value;
@@ -117,7 +121,14 @@ export class Search {
   }
 
   private query(): Params {
-    return { ...this.scope(), ...(this.by.value === "ts" ? { by: "ts" } : {}), q: this.input.value };
+    return { ...this.scope(), q: this.input.value };
+  }
+
+  /** Searches for what also meets a condition. */
+  private narrow(condition: string): void {
+    const q = this.input.value.trim();
+    this.input.value = q ? `${/\bOR\b|\|\|/.test(q) ? `(${q})` : q} ${condition}` : condition;
+    this.ask();
   }
 
   private ask(): void {
@@ -125,6 +136,8 @@ export class Search {
     this.params.set("from", this.times.value);
     if (this.by.value === "ts") this.params.set("by", "ts");
     else this.params.delete("by");
+    if (this.counts.by) this.params.set("count", this.counts.by);
+    else this.params.delete("count");
     push(link("search", [], Object.fromEntries(this.params)));
     void this.run();
   }
@@ -137,6 +150,7 @@ export class Search {
     this.next = null;
     this.said.textContent = "searching…";
     void this.count(this.asking.signal);
+    void this.counts.show(this.query(), this.asking.signal);
     await this.page();
   }
 
@@ -217,6 +231,7 @@ export class Search {
     this.live.setAttribute("aria-pressed", "true");
     this.more.hidden = true;
     this.bars.hidden = true;
+    this.counts.clear();
     this.hits.replaceChildren();
     const turns = new Turns(signal);
     let cursor: string | undefined;
@@ -224,7 +239,7 @@ export class Search {
     this.said.textContent = "Following what matches, in all runs. Newest first.";
     for (let failures = 0; !signal.aborted; failures++) {
       try {
-        const { from: _, to: __, by: ___, ...params } = this.query();
+        const { from: _, to: __, time: ___, ...params } = this.query();
         await turns.take(async (turn) => {
           for await (const group of events("query/stream", { ...params, ...(cursor ? { after: cursor } : { tail: 20 }) }, turn)) {
             failures = 0;

@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
-import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from service.http.gate import restricted
 from service.http.query import PARAMETERS, described, parameters_of
-from service.http.search_response import unless_gone
+from service.http.search_response import counted
 from service.query import fields, values
 from service.query.engine import QueryEngine
 from service.query.request import SEARCH_PARAMETERS, QueryRequest
@@ -120,7 +119,7 @@ def completion_routes(engine: Callable[[], QueryEngine]) -> APIRouter:
 
         within = restricted(request, asked.search)
         work = _sampled(current, within, lambda search: fields.fields(search, asked), listed)
-        return _response(await unless_gone(work, request.receive))
+        return await counted(work, request)
 
     async def frequent(request: Request) -> Response:
         current = engine()
@@ -135,7 +134,7 @@ def completion_routes(engine: Callable[[], QueryEngine]) -> APIRouter:
 
         within = restricted(request, asked.sample.search)
         work = _sampled(current, within, lambda search: values.values(search, asked), listed)
-        return _response(await unless_gone(work, request.receive))
+        return await counted(work, request)
 
     for path, answer, summary, description in (
         ("/query/fields", names, "List fields that records have", FIELDS),
@@ -170,10 +169,3 @@ def _looked(looked: Looked, stats: dict[str, Any]) -> dict[str, Any]:
         "all_records": looked.complete,
         "stats": stats | {"matches": looked.records, "next": None},
     }
-
-
-def _response(found: dict[str, Any] | None) -> Response:
-    if found is None:  # the client has gone
-        return Response(status_code=204)
-    status = 200 if found["stats"]["complete"] else 206
-    return Response(orjson.dumps(found), status, media_type="application/json")

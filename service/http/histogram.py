@@ -9,14 +9,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from logstore import ulid
 from service.http.gate import restricted
 from service.http.query import PARAMETERS, described, parameters_of
-from service.http.search_response import unless_gone
+from service.http.search_response import counted
 from service.http.segment_bodies import rfc3339
 from service.query.engine import QueryEngine
 from service.query.histogram import (
@@ -74,7 +73,7 @@ _RESULT: Final = {
 }
 OPENAPI: Final[dict[str, Any]] = {
     "description": (
-        "Each record is counted once, by the time of its ULID, or with `by=ts` by its own. "
+        "Each record is counted once, by the time of its ULID, or with `time=ts` by its own. "
         "Lines that continue a record (`carried`) do not count beside it, unless the search asks "
         "for text: a traceback is one error. "
         "Buckets begin at multiples of the step since the epoch (UTC), the empty ones are there, "
@@ -97,11 +96,7 @@ def histogram_routes(engine: Callable[[], QueryEngine]) -> APIRouter:
 
     async def counts(request: Request) -> Response:
         parameters = parameters_of(request)
-        found = await unless_gone(_counted(engine(), parameters, request), request.receive)
-        if found is None:
-            return Response(status_code=204)
-        status = 200 if found["stats"]["complete"] else 206
-        return Response(orjson.dumps(found), status, media_type="application/json")
+        return await counted(_counts(engine(), parameters, request), request)
 
     routes.add_api_route(
         "/query/histogram",
@@ -114,7 +109,7 @@ def histogram_routes(engine: Callable[[], QueryEngine]) -> APIRouter:
     return routes
 
 
-async def _counted(
+async def _counts(
     engine: QueryEngine, parameters: Mapping[str, str], request: Request
 ) -> dict[str, Any]:
     now_ms = engine.clock.now_ms()
@@ -127,7 +122,7 @@ async def _counted(
             "from": rfc3339(asked.start_ms),
             "to": rfc3339(asked.end_ms),
             "step_ms": asked.step_ms,
-            "by": "arrival" if asked.search.times is None else "ts",
+            "by": asked.search.time,
             "buckets": [_described(bucket) for bucket in buckets],
             "stats": running.stats(),
         }

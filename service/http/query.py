@@ -38,10 +38,11 @@ PARAMETERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
         f"Highest time of the ULID: {_TIME}. No bound from now on.",
         {"type": "string"},
     ),
-    "by": (
+    "time": (
         "What `from` and `to` bound: when lines arrived, or their own time (`ts`).",
         {"type": "string", "enum": ["arrival", "ts"], "default": "arrival"},
     ),
+    "by": ("The same as `time`.", {"type": "string", "enum": ["arrival", "ts"]}),
     "fqn": ("Only this pipeline.", {"type": "string"}),
     "run": ("Only runs of this id.", {"type": "string"}),
     "level": (

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -20,7 +19,7 @@ from service.http.query import (
     posted,
     posted_parameters,
 )
-from service.http.search_response import unless_gone
+from service.http.search_response import counted
 from service.query.count import (
     DEFAULT_ROWS,
     MAX_FIELDS,
@@ -61,6 +60,7 @@ _PROPERTIES: Final[dict[str, Any]] = {
     },
     "all_counts": {"type": "boolean", "description": "Whether none was left out."},
     "records": {"type": "integer", "description": "How many records match."},
+    "time": {"type": "string", "enum": ["arrival", "ts"], "description": "What time is in use."},
     "stats": {"type": "object", "description": "As at the end of `GET /query`."},
 }
 _SCHEMA: Final = {
@@ -96,11 +96,7 @@ def count_routes(engine: Callable[[], QueryEngine]) -> APIRouter:
     async def count(request: Request) -> Response:
         long = request.method == "POST"
         parameters = await posted_parameters(request) if long else parameters_of(request)
-        found = await unless_gone(_counted(engine(), parameters, request), request.receive)
-        if found is None:  # the client has gone
-            return Response(status_code=204)
-        status = 200 if found["stats"]["complete"] else 206
-        return Response(orjson.dumps(found), status, media_type="application/json")
+        return await counted(_counts(engine(), parameters, request), request)
 
     for method, summary, operation in (
         ("GET", "Count records by values of fields", OPENAPI),
@@ -117,7 +113,7 @@ def count_routes(engine: Callable[[], QueryEngine]) -> APIRouter:
     return routes
 
 
-async def _counted(
+async def _counts(
     engine: QueryEngine, parameters: dict[str, str], request: Request
 ) -> dict[str, Any]:
     asked = CountRequest.parse(
@@ -137,5 +133,6 @@ async def _counted(
         ],
         "all_counts": found.complete,
         "records": stats["matches"],
+        "time": asked.search.time,
         "stats": stats | {"next": None},
     }

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, TypeVar
 
+import orjson
 import pyarrow as pa
 from fastapi import Request
 from starlette.responses import Response
@@ -59,6 +60,15 @@ async def opened(
         if found is None and started:
             await started[0].close()
     return found
+
+
+async def counted(counting: Coroutine[Any, Any, dict[str, Any]], request: Request) -> Response:
+    """What a search came to, as one JSON object with `stats`; 206 if not all could be read."""
+    found = await unless_gone(counting, request.receive)
+    if found is None:  # the client has gone
+        return Response(status_code=204)
+    status = 200 if found["stats"]["complete"] else 206
+    return Response(orjson.dumps(found), status, media_type="application/json")
 
 
 class SearchResponse(Response):

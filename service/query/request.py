@@ -20,7 +20,7 @@ from service.query import cursor
 from service.query.cursor import RecordKey
 from service.query.tiles import Tile
 
-SEARCH_PARAMETERS: Final = ("q", "regex", "from", "to", "fqn", "run", "level")
+SEARCH_PARAMETERS: Final = ("q", "regex", "from", "to", "time", "fqn", "run", "level")
 """What says which records are meant, wherever records are searched."""
 CONTEXT_PARAMETERS: Final = ("context", "context_before", "context_after")
 """What says how much around the hits is given, see `context`."""
@@ -73,6 +73,11 @@ class QueryRequest:
         return ulid.time_ms(self.low) if self.times is None else self.times[0]
 
     @property
+    def time(self) -> str:
+        """Which time from and to bound."""
+        return "arrival" if self.times is None else "ts"
+
+    @property
     def bounds(self) -> Tile:
         """The times that it asks for."""
         return Tile(self.low, self.high)
@@ -92,7 +97,7 @@ class QueryRequest:
         low, high = _bounds(parameters, now_ms)
         condition = _condition(parameters, now_ms, _LONG_CHARS if long else _EXPRESSION_CHARS)
         times = None
-        if _given(parameters, "by", _by_ts):
+        if _by_ts(parameters):
             times = (ulid.time_ms(low), None if high == _HIGHEST else ulid.time_ms(high))
             low, high = 0, _HIGHEST
         fqn, run = _name(parameters, "fqn"), _name(parameters, "run")
@@ -191,11 +196,15 @@ def _name(parameters: Mapping[str, str], field: str) -> str | None:
     return name
 
 
-def _by_ts(text: str) -> bool:
+def _by_ts(parameters: Mapping[str, str]) -> bool:
     """Whether from and to bound the line's own time; else they bound its arrival."""
-    if text not in ("ts", "arrival"):
-        raise InvalidInput(f"by is {text[:80]!r}", field="by", hint="Write ts or arrival.")
-    return text == "ts"
+    given = {name: text for name in ("time", "by") if (text := parameters.get(name))}
+    for name, text in given.items():
+        if text not in ("ts", "arrival"):
+            raise InvalidInput(f"{name} is {text[:80]!r}", field=name, hint="Write ts or arrival.")
+    if len(set(given.values())) > 1:
+        raise InvalidInput("time and by differ", field="by", hint="Give one of the two.")
+    return "ts" in given.values()
 
 
 def _within(times: tuple[int, int | None] | None) -> Condition | None:

@@ -195,7 +195,7 @@ class RunningSearch:
             "set_aside": report.quarantined[:_SHOWN],
             "missing": report.missing[:_SHOWN],
             "unreadable": list(report.unreadable)[:_SHOWN],
-            "by": "arrival" if self.request.times is None else "ts",
+            "by": self.request.time,
             "from": ulid.encode(self.request.low),
             "to": ulid.encode(self.request.high),
         }

@@ -27,6 +27,7 @@ from typing import Final, TypeAlias
 from logstore import keys
 from logstore.errors import Damaged, NotFound, StoreUnavailable, Unavailable
 from logstore.objects.store import Listed, ObjectStore
+from logstore.search.conditions import bounds_of_ts
 from logstore.segments.carry import Carry
 from logstore.segments.columns import record_batches
 from logstore.segments.quarantine import left_out_markers
@@ -304,7 +305,8 @@ def _looked_up(
     quarantined = [key for key in aside if not key.endswith(keys.GIVEN_UP_SUFFIX)]
     missing: list[str] = []
     fresh = above_marks(listed, marks, missing)
-    files = version.files.select(request.low, request.high, request.fqn, request.run)
+    times = bounds_of_ts(request.condition)
+    files = version.files.select(request.low, request.high, request.fqn, request.run, times)
     skipped = version.files.count - files.count
     left_out = left_out_markers(aside)
     return _Seen(fresh, quarantined, left_out, missing, nodes, marks, whole, files, skipped, hot)

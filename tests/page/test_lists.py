@@ -85,9 +85,30 @@ def test_a_search_is_completed_and_leads_to_the_line(page: Page) -> None:
     expect(page.get_by_label("Query")).to_have_value("")
 
 
+def test_all_matches_are_counted_by_fields_and_a_value_narrows_the_search(
+    page: Page, post: Poster
+) -> None:
+    status = [b'{"status":%d,"who":"a \\"b\\""}' % (200 if n % 3 else 503) for n in range(30_000)]
+    post.text("p.count", "r", b"\n".join([*status, b"no json", b""]))
+    page.goto("/#/search?fqn=p.count&from=0")
+    field = page.get_by_label("Count by fields")
+    field.fill("json.status, json.who")
+    field.press("Enter")
+    counted = page.locator(".counts button")
+    expect(counted).to_have_text(['20,000200 · a "b"', '10,000503 · a "b"', "1none · none"])
+    expect(page.locator(".count-by .said")).to_have_text("3 values, of all records")
+    counted.nth(1).click()
+    expect(page.locator(".note")).to_have_text("10,000 records")
+    expect(counted).to_have_text(['10,000503 · a "b"'])
+    # Proposals are of a sample, and say so.
+    page.get_by_label("Query").fill("")
+    page.keyboard.type("json.status:")
+    expect(page.locator(".proposals li small").first).to_contain_text("of the newest 10,000")
+
+
 @pytest.mark.usefixtures("runs")
 def test_a_key_takes_only_what_completes_what_is_typed(page: Page) -> None:
-    page.goto("/#/search")
+    page.goto("/#/search?fqn=shop.orders")
     page.keyboard.type("level:")
     expect(page.locator(".proposals li", has_text="ERROR")).to_be_visible()
     assert page.locator(".proposals li").count() > 1

@@ -52,13 +52,15 @@ def holds(condition: Condition, row: Mapping[str, Any]) -> bool:
         case Not(part):
             return not holds(part, row)
     value = value_of(condition.field, row)
+    others = _elements(row["message"], condition.field)
+    if isinstance(condition, Exists) and others:
+        return True
     if isinstance(condition, Exists):
         return value is not None and value != []
     if isinstance(condition.field, AnyAttribute):
         return any(_is(condition, one) for one in value or () if one is not None)
     if value is None:
-        return False
-    others = _elements(row["message"], condition.field)
+        return any(_is(condition, one) for one in others)
     if condition.field == MESSAGE and not isinstance(condition, Compares):
         others = [_SEQUENCE.sub("", value)]
     return _is(condition, value) or any(_is(condition, one) for one in others)
@@ -114,16 +116,23 @@ def _compares(field: Field, value: Any, order: str, bound: Any) -> bool:
 
 
 def _elements(message: str, field: Field) -> list[str]:
-    """The elements of an array, as text."""
-    whole = _in_json(message, field.path) if isinstance(field, Json) else None
-    if whole is None or not whole.startswith("["):
+    """What arrays hold that are at a path in JSON or on the way, as text."""
+    if not isinstance(field, Json):
         return []
     try:
-        array = _at(json.loads(message), field.path) if isinstance(field, Json) else None
+        value = json.loads(message)
     except ValueError:
         return []
-    found = map(_as_text, array) if isinstance(array, list) else ()
-    return [text for text in found if text is not None]
+    found = [value]
+    for part in field.path:
+        found = [inner for one in found for inner in _opened(_at(one, (part,)))]
+    return [text for one in found if (text := _as_text(one)) is not None]
+
+
+def _opened(value: Any, arrays: int = 3) -> list[Any]:
+    """The value, and what is in it if it is an array, and in arrays within."""
+    inside = value if isinstance(value, list) and arrays else ()
+    return [value, *(one for element in inside for one in _opened(element, arrays - 1))]
 
 
 def _in_json(message: str, path: tuple[str, ...]) -> str | None:

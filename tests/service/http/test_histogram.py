@@ -182,3 +182,5 @@ async def test_lines_that_came_late_are_counted_and_found_by_their_own_time(
                      for text in batch.column("message").to_pylist()]  # fmt: skip
         assert sorted(found) == sorted(days[1:])
         assert (await client.get("/query/histogram?by=late")).json()["field"] == "by"
+        assert (await client.get("/query/histogram?time=late")).json()["field"] == "time"
+        assert (await client.get("/query/histogram?by=ts&time=arrival")).json()["field"] == "by"

@@ -310,6 +310,6 @@ async def test_the_parameters_are_documented(tmp_path: Path) -> None:
         names = {parameter["name"] for parameter in documented["parameters"]}
         assert names == {
             "q", "regex", "from", "to", "fqn", "run", "level", "limit", "order", "after",
-            "format", "stats_only", "context", "by", "context_before", "context_after",
+            "format", "stats_only", "context", "time", "by", "context_before", "context_after",
         }  # fmt: skip
         assert {"200", "206", "400", "422", "503"} <= set(documented["responses"])

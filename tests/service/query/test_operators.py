@@ -31,6 +31,7 @@ from logstore.search.language import parse
 from service.query.count import CountRequest, count_by
 from service.query.cursor import RecordKey
 from service.query.engine import QueryEngine
+from service.query.histogram import HistogramRequest, histogram
 from service.query.request import QueryRequest
 from service.query.spelling import field_of, name_of
 from tests.batches import Entry
@@ -44,20 +45,28 @@ from tests.service.query.world import HOUR_MS, NODE, NOW_MS, World, engine_of, s
 RUNS: Final = [RunKey(f"{team}.{name}", f"run-{n}") for team in ("shop", "ops")
                for name in ("orders", "users") for n in (1, 2)]  # fmt: skip
 STATUS: Final = ("200", "404", "503", "503.0", '"503"', "5.03e2")
-TAGS: Final = ('["a","b"]', '["b",503]', '"a"', "[]", '["a b",["a"]]', "null")
+TAGS: Final = ('["a","b"]', '["b",503]', '"a"', "[]", '["a b",["a",[["503"]]]]', "null")
+ITEMS: Final = (
+    "[]",
+    '{"name":"a","tags":["b"]}',
+    '[{"name":"a"},{"name":["b",["a b"]]},{"tags":null}]',
+    '[[{"name":503}],{"tags":[{"x":"a"}]}]',
+)
 IDS: Final = tuple(f"{n}{n + 1}{n * 7919:06}" for n in range(10, 60))
 QUERIES: Final = 60
 
 
 def some_line(rng: random.Random) -> str:
-    """A line with a time or a level of its own: others take those of the lines before."""
+    """A line with a time and a level of its own: others take those of the lines before."""
     at = f"2026-11-21 0{rng.randrange(10)}:{rng.randrange(10, 60)}:17,{rng.randrange(100, 999)}"
     level = rng.choice(("INFO", "WARN", "ERROR", "DEBUG", "FATAL"))
     lines: list[Callable[[], str]] = [
         lambda: f"{at} {level} [main] com.shop.Job: step {rng.choice(('deploy', 'test'))} failed",
-        lambda: f'{{"level":"{level.lower()}","status":{rng.choice(STATUS)},"tags":'
-                f'{rng.choice(TAGS)},"id":"{rng.choice(IDS)}"}}',
-        lambda: f"level={level.lower()} status={rng.choice(STATUS)} id={rng.choice(IDS)} a && b",
+        lambda: f'{{"ts":"{at.replace(",", ".")}","level":"{level.lower()}",'
+                f'"status":{rng.choice(STATUS)},"tags":{rng.choice(TAGS)},'
+                f'"items":{rng.choice(ITEMS)},"id":"{rng.choice(IDS)}"}}',
+        lambda: f"{at} level={level.lower()} status={rng.choice(STATUS)}"
+                f" id={rng.choice(IDS)} a && b",
         lambda: f'{at} 10.0.0.{rng.randrange(9)} - - "GET /a*b?x={rng.choice(IDS)} HTTP/1.1" 503',
         lambda: f"{at} Caused by: java.io.IOException: connection {rng.choice(IDS)} refused",
         lambda: f"{at} step \x1b[32mdeploy\x1b[0m failed \x1b[36mstatus\x1b[0m=503 re\x1b[1mfused",
@@ -98,6 +107,10 @@ LEAVES: Final[list[tuple[Any, ...]]] = [
     ("level", (":", ">=", "<", "!=", ":>"), ("warning", "ERROR", "critical", "notice", "Debug")),
     (("json.status", "logfmt.status"), (":", "=", "!=", ">=", "<"), ("503", "404.0", "1e2")),
     (("json.status", "logfmt.status"), (":", "!="), ('"503"', "5*", "/^50/", "*")),
+    (
+        ("json.items.name:", "json.items.tags:", "json.items.tags.x:", "json.items:"),
+        ("a", "b", "503", "*", "a*", "/^a/", '"a b"', "in(a, 503)"),
+    ),
     (("json.tags:",), ("a", "b", "503", "*", "a*", "/^a/", '"a b"')),
     (("*:",), ("503", "eu", "c-1", "warn", "run-1", "*", "/^u/", "sh*", '"not found"', *IDS[:5])),
     (("*", "json.id", "logfmt.id", "json.tags", "message", "connector"), ":", some_values),
@@ -191,6 +204,37 @@ async def check_counts(engine: QueryEngine, by: str, text: str, rows: list[dict[
     assert [one.records for one in found.counts] == sorted(counted.values(), reverse=True)
 
 
+def own_ms(row: dict[str, Any]) -> int:
+    return int(row["ts"].timestamp() * 1000)
+
+
+async def check_own_times(
+    engine: QueryEngine, rng: random.Random, text: str, matching: list[dict[str, Any]]
+) -> None:
+    """Each way of asking with `time=ts`, for a stretch of the times that lines have."""
+    day_ms = 24 * HOUR_MS
+    first = NOW_MS // day_ms * day_ms + rng.randrange(10 * HOUR_MS)
+    last = first + rng.randrange(5 * HOUR_MS)
+    asked = {"q": text, "from": str(first), "to": str(last), "time": "ts"}
+    within = [row for row in matching if first <= own_ms(row) <= last]
+    request = QueryRequest.parse(asked | {"order": "asc"}, now_ms=NOW_MS)
+    keys, _ = await search(engine, request)
+    assert keys == [RecordKey(row["ulid"], row["fqn"], row["run_id"]) for row in within], asked
+    if request.condition is None or not counts_lines(request.condition):
+        within = [row for row in within if not row["carried"]]
+    counting = CountRequest.parse(asked | {"by": "level"}, now_ms=NOW_MS)
+    async with await engine.open(counting.search) as running:
+        found = await running.totals(lambda search: count_by(search, counting))
+        assert (running.stats()["matches"], running.stats()["by"]) == (len(within), "ts")
+    levels = Counter((row["level"],) for row in within)
+    assert {one.values: one.records for one in found.counts} == levels, asked
+    charted = HistogramRequest.parse(asked | {"step": "1h"}, now_ms=NOW_MS)
+    async with await engine.open(charted.search) as running:
+        buckets = await running.totals(lambda search: histogram(search, charted))
+    hours = Counter(own_ms(row) // HOUR_MS * HOUR_MS for row in within)
+    assert {b.at_ms: b.count for b in buckets if b.count} == hours, asked
+
+
 def some_queries(rng: random.Random) -> Iterator[str]:
     for number in range(len(LEAVES)):
         yield from (some_leaf(rng, number) for _ in range(2))
@@ -224,7 +268,27 @@ async def test_each_search_finds_what_plain_python_finds(tmp_path: Path, seed: i
             if rng.random() < 0.2:
                 by = rng.choice(("level", "level,json.status", "fqn,attributes.code", "carried"))
                 await check_counts(engine, by, text, matching)
+                await check_own_times(engine, rng, text, matching)
         assert hits > QUERIES // 4
+
+
+async def test_files_whose_lines_have_other_times_are_skipped(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    for day in range(1, 5):
+        text = "".join(f"2025-03-0{day} 10:00:0{n} INFO late\n" for n in range(3)).encode()
+        at = ulid.lowest_at(NOW_MS - day * HOUR_MS)
+        put_in_table(world, [(RUNS[0], at, text, None, None)])
+    async with engine_of(world) as engine:
+        for asked, found in (
+            ({"from": "2025-03-02", "to": "2025-03-02 23:00", "time": "ts"}, (3, 1, 3)),
+            ({"from": "2025-03-02 10:00:01", "to": "2025-03-03 10:00:00", "by": "ts"}, (3, 2, 2)),
+            ({"from": "0", "q": "ts>=2025-03-04 late"}, (3, 1, 3)),
+            ({"from": "0", "q": "ts:2025-03-01 OR ts:2025-03-04"}, (6, 4, 0)),
+        ):
+            request = QueryRequest.parse(asked, now_ms=NOW_MS)
+            async with await engine.open(request) as running:
+                matches, stats = await running.count(), running.stats()
+            assert (matches, stats["files"], stats["files_skipped"]) == found, asked
 
 
 def test_a_list_may_have_thousands_of_values() -> None:
