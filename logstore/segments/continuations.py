@@ -115,24 +115,26 @@ class Continuations:
         follows = np.zeros(len(special), np.bool_)
         follows[1:] = special[1:] == special[:-1] + 1
         special, follows = special[~inner], follows[~inner]
-        last = np.isin(special, place.lasts)
+        batches = np.searchsorted(place.lasts, special)
+        last = place.lasts[batches] == special
         columns = (column[special].tolist() for column in (forms, found.levels, place.starts))
+        marks = (column.tolist() for column in (follows, batches, last))
         walk = _Walk()
-        for row, follow, form, level, start, ends in zip(
-            special.tolist(), follows.tolist(), *columns, last.tolist(), strict=True
+        for row, form, level, start, follow, batch, ends in zip(
+            special.tolist(), *columns, *marks, strict=True
         ):
             if start:
-                walk = _Walk.of(*begins.at(row))
+                walk = _Walk.of(*begins.at(row, batch))
             elif not follow:
                 walk = _Walk(int(found.levels[row - 1]))
             continued[row] = walk.take(form, level)
             if ends:
-                begins.ended[row] = walk.state | (_FOLLOWED if follows_form[row] else 0), walk.level
+                state = walk.state | (_FOLLOWED if follows_form[row] else 0)
+                begins.ended[batch] = state, walk.level
         for index, row in place.cut.items():
-            self._cut[index] = begins.after(row)
+            self._cut[index] = begins.after(int(np.searchsorted(place.lasts, row)))
         traces = np.zeros(len(place.lasts), np.int64)
-        for row, (state, _) in begins.ended.items():
-            traces[np.searchsorted(place.lasts, row)] = state
+        traces[list(begins.ended)] = [state for state, _ in begins.ended.values()]
         return Continued(continued, traces)
 
 
@@ -173,25 +175,23 @@ class _Begins:
         self._place = place
         self._levels = found.levels
         self._cut = cut
-        self._firsts = np.flatnonzero(place.starts)
         self.ended: dict[int, tuple[int, int]] = {}
-        """By the row of a batch's last line, if that is not a plain record."""
+        """By the batch's number in the slice, if its last line is not a plain record."""
 
-    def at(self, row: int) -> tuple[int, int]:
-        """That of the batch whose first line this is."""
+    def at(self, row: int, batch: int) -> tuple[int, int]:
+        """That of a batch, whose first line this is."""
         state = self._cut.get(self._place.resumed.get(row, -1))
         if state is not None:
             return state
-        number = int(np.searchsorted(self._firsts, row))
-        before = int(self._previous[number])
+        before = int(self._previous[batch])
         if before >= 0:
-            return self.after(int(self._place.lasts[before]))
-        level = max(int(self._place.levels[number]), NO_LEVEL)
-        return int(self._place.traces[number]), level
+            return self.after(before)
+        level = max(int(self._place.levels[batch]), NO_LEVEL)
+        return int(self._place.traces[batch]), level
 
-    def after(self, row: int) -> tuple[int, int]:
+    def after(self, batch: int) -> tuple[int, int]:
         """That behind the last line of a batch."""
-        return self.ended.get(row) or (0, int(self._levels[row]))
+        return self.ended.get(batch) or (0, int(self._levels[self._place.lasts[batch]]))
 
     def followed(self, primary: Bools) -> Ints:
         """First rows of batches before which a line with a form stands; `primary` have one."""
@@ -202,8 +202,8 @@ class _Begins:
             opened = np.where(before >= 0, primary[place.lasts[before]], opened)
         for row, index in place.resumed.items():
             known = index in self._cut and self._cut[index][0] & _FOLLOWED > 0
-            opened[np.searchsorted(self._firsts, row)] = known
-        rows: Ints = self._firsts[opened]
+            opened[np.searchsorted(place.lasts, row)] = known
+        rows: Ints = np.flatnonzero(place.starts)[opened]
         return rows
 
     @cached_property
