@@ -12,6 +12,7 @@ index stays valid.
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ from logstore.errors import Unavailable
 
 _STEP_BYTES = 64 << 10
 _KEPT_BYTES = 16 << 20
+_AT_ONCE_BYTES = 1 << 20
 _ENTRY_BYTES = 512  # of Python's own, for each
 
 Ints = NDArray[np.int64]
@@ -57,16 +59,32 @@ class LineIndexes:
 
     def of(self, batches: Batches, at: int) -> LineIndex:
         """The index of one row; reads all of its text the first time."""
-        row = batches.rows[at]
-        key = (batches.node, int(row["pos"]), int(row["digest"]))
+        key = _key(batches, at)
         index = self._kept.get(key)
         if index is None:
-            index = self._kept[key] = _indexed(batches, at)
-            self._bytes += _size(index)
-            while self._bytes > _KEPT_BYTES and len(self._kept) > 1:
-                self._bytes -= _size(self._kept.popitem(last=False)[1])
+            index = _indexed(batches, at)
+            self._keep(key, index)
         self._kept.move_to_end(key)
         return index
+
+    async def prepare(self, batches: Batches, at: int) -> None:
+        """Reads a row's text off the event loop, if it is so large that others would notice."""
+        key = _key(batches, at)
+        row = batches.rows[at]
+        if int(row["size"]) + int(row["meta"]) > _AT_ONCE_BYTES and key not in self._kept:
+            self._keep(key, await asyncio.to_thread(_indexed, batches, at))
+
+    def _keep(self, key: tuple[str, int, int], index: LineIndex) -> None:
+        before = self._kept.pop(key, None)
+        self._bytes += _size(index) - (0 if before is None else _size(before))
+        self._kept[key] = index
+        while self._bytes > _KEPT_BYTES and len(self._kept) > 1:
+            self._bytes -= _size(self._kept.popitem(last=False)[1])
+
+
+def _key(batches: Batches, at: int) -> tuple[str, int, int]:
+    row = batches.rows[at]
+    return batches.node, int(row["pos"]), int(row["digest"])
 
 
 def read_lines_of(

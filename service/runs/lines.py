@@ -50,6 +50,10 @@ async def read_lines(
         if start < snapshot.chunk_lines:
             part = await _chunk_lines(snapshot, start, end, budget, whole_blocks)
         else:
+            stretch, first, last, line = rows_of_lines(snapshot, start, end, budget)
+            at = int(stretch.indexes[first])
+            if last <= first and (start > line or not has_plain_records(stretch.batches, at)):
+                await snapshot.line_indexes.prepare(stretch.batches, at)
             part = _hot_lines(snapshot, start, end, budget, bool(pieces))
         if part.end == start:
             break

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar, cast
@@ -227,3 +229,32 @@ async def test_a_text_cut_short_is_said_and_not_given_for_whole() -> None:
     short = replace(batches, content=batches.content[:50])
     with pytest.raises(Unavailable, match="shorter than when it was written"):
         await read_lines(snapshot_of(short, 1), 0, 1, 10)
+
+
+@dataclass(frozen=True, slots=True)
+class FromThreads(MemoryBatches):
+    """Notes by which thread texts are read, and how much each reads."""
+
+    read_by: Counter[int] = field(default_factory=Counter)
+
+    def slice(self, index: int, low: int, high: int) -> bytes:
+        found = MemoryBatches.slice(self, index, low, high)
+        self.read_by[threading.get_ident()] += len(found)
+        return found
+
+
+@pytest.mark.parametrize("of_records", [False, True])
+async def test_the_first_read_in_a_large_batch_scans_it_off_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch, of_records: bool
+) -> None:
+    monkeypatch.setattr(large_batch, "_STEP_BYTES", 64 << 10)
+    text = (b"x" * 98 + b"\n\n") * 20_000
+    ends = list(range(100, len(text) + 1, 100))
+    none = [None] * len(ends)
+    meta = RecordMeta(ends, none, none, [{}] * len(ends)) if of_records else None
+    made = make_batches("node-1", [(KEY, 7 << 80, text, None, meta)])
+    batches = FromThreads(made.node, made.rows, made.runs, made.connectors, text, made.metas)
+    snapshot = snapshot_of(batches, len(ends) * 2)
+    assert (await read_lines(snapshot, 30_000, 30_002, 1000)).text == text[:100]
+    assert batches.read_by[threading.get_ident()] < 200_000
+    assert sum(batches.read_by.values()) >= len(text)
