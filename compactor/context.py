@@ -19,7 +19,7 @@ from logstore.clock import Clock, Entropy
 from logstore.objects.remote import RemoteStore
 from logstore.objects.settings import SegmentRetention
 from logstore.objects.store import ObjectStore
-from logstore.runs.deletions import StoredDeletions
+from logstore.runs.deletions import StoredDeletions, undo_flip
 from logstore.runs.retention import FOR_EVER, RunRetention
 from logstore.table.snapshot import Snapshot
 from logstore.table.table import Table
@@ -56,7 +56,7 @@ class Compactor:
     assigner: Assigner = field(default_factory=Alone)
     runs: RunRetention = FOR_EVER
     pipeline_bytes: int = SegmentRetention().max_bytes
-    deletions: StoredDeletions = field(default_factory=StoredDeletions)
+    deletions: StoredDeletions = field(default_factory=lambda: StoredDeletions(damaged=undo_flip))
 
     async def newest(self) -> Snapshot:
         """The table's newest version, its marks read. Raises `StoreUnavailable`."""

@@ -34,7 +34,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from coordination.pipelines.replay import Replay
 from logstore import keys
@@ -217,10 +217,24 @@ async def read_group(store: ObjectStore, name: str) -> Group | None:
     return None if found is None else found.value
 
 
-async def read_groups(store: ObjectStore) -> list[Group]:
-    """Returns all groups, by key. Raises `StoreUnavailable`, `Damaged`."""
-    found = [await _document(store, info.key).read() async for info in store.list(keys.GROUPS)]
-    return [stored.value for stored in found if stored is not None]
+class Groups(NamedTuple):
+    """All groups, by key; and why a group cannot be read, by its key."""
+
+    groups: list[Group]
+    unreadable: dict[str, str]
+
+
+async def read_groups(store: ObjectStore) -> Groups:
+    """Reads all groups. Raises `StoreUnavailable`."""
+    found = Groups([], {})
+    async for info in store.list(keys.GROUPS):
+        try:
+            stored = await _document(store, info.key).read()
+        except Damaged as error:
+            found.unreadable[info.key] = str(error)
+        else:
+            found.groups.extend([] if stored is None else [stored.value])
+    return found
 
 
 async def create_group(store: ObjectStore, group: Group) -> Group:

@@ -42,6 +42,8 @@ class StateKind:
     remedy: str
     """How it comes back where more than one bit changed: complete sentences."""
     place: Place = "store"
+    format: int = 1
+    """The newest format that this version reads; an object without a format has the first."""
 
     def matches(self, key: str) -> bool:
         """Whether an object of that key, or at that path, is of the kind."""
@@ -56,6 +58,7 @@ STATE_KINDS: Final = (
         " waits, and its lines stay in journal and segments.",
         "Put an intact version of the object back. Without one, remove it: the run's log is then"
         " rebuilt from segments and table when it is next read.",
+        format=2,
     ),
     StateKind(
         "watermark",
@@ -68,10 +71,11 @@ STATE_KINDS: Final = (
         "deletion of a pipeline",
         "coordination/deleted/{fqn}/.pipeline",
         "Nodes undo the change of a single bit for themselves. Of any other damage nobody knows the"
-        " T: nodes go on with the deletions that they know; searches, and the purge of the table,"
-        " fail.",
+        " T: searches leave out the pipeline's lines and say so, log pipelines make dead letters of"
+        " them, and the purge passes over it. Other pipelines notice nothing.",
         "Put an intact version of the object back, or delete the pipeline again, with all that it"
-        " holds by now.",
+        " holds by now. Or remove it with `tailrace verify --drop KEY`: lines that it deleted may"
+        " then be shown again.",
     ),
     StateKind(
         "deletion of a run",

@@ -175,11 +175,12 @@ def make_sources(settings: Settings, node: AnyNode) -> QuerySources:
         table=FollowedTable(open_table(settings)),
         pin=node.pin,
         encode=lambda batches: record_batches(batches, node.carry),
-        deletions=deletions_of(node),
+        deletions=deletions_of(node, hiding=True),
         catalog=catalog,
         others=None if node.members.peers is None else RecordsOfOthers(node.members.peers),
         answers=node.seams.answers,
-        known_deletions=lambda: node.run_logs.deletions.all(),
+        known_deletions=lambda: node.run_logs.deletions.hiding(),
+        unreadable_deletions=lambda: node.run_logs.deletions.unreadable(),
     )
 
 
@@ -225,12 +226,18 @@ def make_engine(
     return engine
 
 
-def deletions_of(node: AnyNode) -> Callable[[], Awaitable[Sequence[Deletion]]]:
-    """A function that gives the deletions that the node knows at each call."""
+def deletions_of(
+    node: AnyNode, *, hiding: bool = False
+) -> Callable[[], Awaitable[Sequence[Deletion]]]:
+    """A function that gives the deletions that the node knows at each call.
+
+    `hiding`: with everything of owners of whom a record cannot be read.
+    """
 
     async def deletions() -> Sequence[Deletion]:
         await node.members.current(node.run_logs.deletions)
-        return node.run_logs.deletions.all()
+        known = node.run_logs.deletions
+        return known.hiding() if hiding else known.all()
 
     return deletions
 
@@ -273,7 +280,12 @@ def make_app(
         compactor_file=compactor_file(settings, machine),
     )
     scrape, peers = scraper(sources), node.members.peers
-    contents = Contents(node.store, deletions_of(node), settings.queue.decoded_bytes)
+    contents = Contents(
+        node.store,
+        deletions_of(node),
+        settings.queue.decoded_bytes,
+        unreadable=lambda: node.run_logs.deletions.unreadable(),
+    )
     verification = Verification(verify_command(settings), verify_environment(settings))
     return build_app(
         node,

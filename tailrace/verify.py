@@ -43,6 +43,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="append",
         help="compare nothing; give up the lines of this quarantined segment. May be repeated",
     )
+    what.add_argument(
+        "--drop",
+        metavar="KEY",
+        action="append",
+        help="compare nothing; remove this state object, which cannot be read, and keep a copy of"
+        " it in the data folder. May be repeated",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -54,13 +61,17 @@ def run(arguments: argparse.Namespace) -> int:
     for warning in warnings:
         say(f"warning: {warning}", sys.stderr)
     # After a refusal, which need not wait for it.
-    from tailrace.verification.wiring import give_up_segments, verify
+    from tailrace.verification.wiring import drop_objects, give_up_segments, verify
 
     apply_umask(settings.umask)
     if arguments.give_up:
         asyncio.run(give_up_segments(settings, arguments.give_up))
         for key in arguments.give_up:
             say(f"given up: {key}")
+        return 0
+    if arguments.drop:
+        for key, copy in asyncio.run(drop_objects(settings, arguments.drop)).items():
+            print(f"removed: {key}; a copy is {copy}")
         return 0
     printer = Printer(sys.stdout, Line(sys.stderr), as_json=arguments.json)
     findings = Findings(printer.fault, printer.progress)

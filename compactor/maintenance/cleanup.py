@@ -30,7 +30,7 @@ from compactor.maintenance.deletion_records import remove_deletion_records
 from compactor.maintenance.retention import oldest_ms
 from compactor.report import Report
 from logstore import keys, ulid
-from logstore.errors import InvalidInput
+from logstore.errors import Damaged, InvalidInput
 from logstore.runs.watermark import raise_watermark, read_watermark
 from logstore.segments.quarantine import release
 
@@ -47,33 +47,41 @@ _UNFINISHED = re.compile(r"(#[0-9]+|\.tmp)$")
 async def clean_up(compactor: Compactor, report: Report) -> None:
     """Does the whole clean-up. Raises `StoreUnavailable`, `Damaged`."""
     with report.timed("cleanup", compactor.clock):
-        report.segments_removed += await remove_segments(compactor)
+        report.segments_removed += await remove_segments(compactor, report)
         report.orphans_removed += await remove_orphans(compactor)
         await remove_deletion_records(compactor, report)
         oldest = now_ms(compactor) - ORPHAN_HOURS * _HOUR_MS
         report.writes_swept += await compactor.store.sweep(oldest)
 
 
-async def remove_segments(compactor: Compactor) -> int:
-    """Removes segments that table, run logs and consumers have, and gives their number."""
+async def remove_segments(compactor: Compactor, report: Report) -> int:
+    """Removes segments that table, run logs and consumers have, and gives their number.
+
+    Of a node whose watermark cannot be read none is removed, which is an alarm.
+    """
     since = now_ms(compactor) - int(compactor.limits.grace_seconds * 1000)
     nodes = await nodes_of(compactor.store)
     settled = await asyncio.to_thread(compactor.table.marks_at, since, nodes)
     candidates = {}
     for node in nodes:
-        mark = min(settled[node], (await read_watermark(compactor.store, node)).seq)
+        try:
+            watermark = await read_watermark(compactor.store, node)
+        except Damaged as error:
+            report.alarm(f"no segment of {node} is removed: {error}")
+            continue
+        mark = min(settled[node], watermark.seq)
         found = await _consumed(compactor, node, mark)
         if found.segments:
             candidates[node] = found
     if not candidates:
         return 0
     await settle(compactor, candidates)
-    for node, segments in (await free(compactor, candidates)).items():
+    for node, segments in (await free(compactor, candidates, report)).items():
         if segments:
             await _raise_low(compactor, node, segments[-1].seq + 1)
     # Looked at again: a group that begins now is there before it looks at `low`.
     removable = [
-        segment for some in (await free(compactor, candidates)).values() for segment in some
+        segment for some in (await free(compactor, candidates, report)).values() for segment in some
     ]
     for start in range(0, len(removable), _DELETE_COUNT):
         await _remove(compactor, removable[start : start + _DELETE_COUNT])

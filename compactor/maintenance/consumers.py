@@ -18,7 +18,9 @@ from dataclasses import dataclass
 
 from compactor.context import Compactor
 from compactor.ingest.plan import StoredSegment
+from compactor.report import Report
 from coordination.groups import Group, State, change_group, drop_failed, evict, read_groups
+from logstore.state_kinds import advice
 
 _HOUR_MS = 3_600_000
 
@@ -45,7 +47,7 @@ async def settle(compactor: Compactor, candidates: Mapping[str, Candidates]) -> 
         return _settled(group, candidates, oldest, now)
 
     evicted = 0
-    for group in await read_groups(compactor.store):
+    for group in (await read_groups(compactor.store)).groups:
         if settled(group) == group:
             continue
         after = await change_group(
@@ -57,13 +59,17 @@ async def settle(compactor: Compactor, candidates: Mapping[str, Candidates]) -> 
 
 
 async def free(
-    compactor: Compactor, candidates: Mapping[str, Candidates]
+    compactor: Compactor, candidates: Mapping[str, Candidates], report: Report
 ) -> Mapping[str, Sequence[StoredSegment]]:
     """For each node, the segments that no group needs, as far as all below them are free.
 
-    Raises `StoreUnavailable`, `Damaged`.
+    A group that cannot be read may need all of them, which is an alarm. Raises `StoreUnavailable`.
     """
-    groups = await read_groups(compactor.store)
+    groups, unreadable = await read_groups(compactor.store)
+    for key, why in unreadable.items():
+        report.alarm(f"no segment is removed, because a group may need it: {why}. {advice(key)}")
+    if unreadable:
+        return {}
     return {node: _free(groups, node, of_node) for node, of_node in candidates.items()}
 
 

@@ -10,6 +10,9 @@ files were all examined, and is at least 60 s before the deletions were listed, 
 clock, which may tell whole seconds. A later file holds no such line: its commit was planned on a
 later snapshot, and lists the deletions after that.
 
+A record that cannot be read holds up no other one, and is an alarm. The time does not pass it, so
+that it is applied once it reads again.
+
 The cost is bounded: files are rewritten when a deletion has waited `compaction.purge_seconds`, or
 at once if the files have at most `compaction.purge_bytes` in all. Files of hours that expire
 within two hours are left to the retention, which costs nothing: there are the expiring runs.
@@ -35,6 +38,7 @@ from compactor.rewrite.files import replace, rewrite
 from compactor.rewrite.plan import hour_of
 from logstore.errors import Damaged, NotFound, PreconditionFailed, Unavailable
 from logstore.runs.deletions import StoredDeletion
+from logstore.state_kinds import advice
 from logstore.table.commit import Change
 from logstore.table.snapshot import Snapshot, TableFile
 from logstore.table.stats import NewFile
@@ -65,7 +69,11 @@ async def purge(compactor: Compactor, report: Report) -> None:
         if snapshot.delta is None:
             return
         listing = now_ms(compactor) - MARGIN_MS
-        found = pending(snapshot, await compactor.deletions.all(compactor.store), listing)
+        stored = await compactor.deletions.all(compactor.store)
+        for key, error in compactor.deletions.unreadable.items():
+            report.alarm(f"what it deletes stays in the table: {error}. {advice(key)}")
+        listing = min([listing, *[at - 1 for at in compactor.deletions.unreadable_ms.values()]])
+        found = pending(snapshot, stored, listing)
         if found.deletions:
             await _Purge(compactor, report, found).run()
 

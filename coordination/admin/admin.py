@@ -22,8 +22,10 @@ from coordination.named.stored import StoredLease, StoredLeases
 from coordination.partitions.partition import Partition, Status
 from coordination.partitions.store import PartitionStore, update
 from coordination.partitions.transitions import reopened, reset, ruled_out
+from logstore import keys
 from logstore.errors import (
     Conflict,
+    Damaged,
     InvalidCursor,
     InvalidInput,
     NotFound,
@@ -59,10 +61,15 @@ class LeaseFilter:
 
 
 class Entries(NamedTuple):
-    """One page of leases, and the `after` of the next page; None at the end."""
+    """One page of leases, and the `after` of the next page; None at the end.
+
+    `unreadable` are keys of objects that are damaged, or of a newer version, and why. Of a source
+    of partitions nothing is listed then.
+    """
 
     entries: list[LeaseEntry]
     after: str | None
+    unreadable: dict[str, str]
 
 
 class LeaseAdmin:
@@ -77,18 +84,19 @@ class LeaseAdmin:
     ) -> Entries:
         """Returns at most `limit` leases behind `after`; a short page need not be the last one.
 
-        Raises `InvalidCursor`, `StoreUnavailable`, `Damaged`.
+        Raises `InvalidCursor`, `StoreUnavailable`.
         """
         found: list[LeaseEntry] = []
+        unreadable: dict[str, str] = {}
         looked_at = 0
         last: LeaseEntry | None = None
-        async for entry in self._all(wanted, _decoded(after)):
+        async for entry in self._all(wanted, _decoded(after), unreadable):
             if len(found) == limit or looked_at == _LOOKED_AT:
-                return Entries(found, None if last is None else _encoded(last))
+                return Entries(found, None if last is None else _encoded(last), unreadable)
             looked_at, last = looked_at + 1, entry
             if wanted.fits(entry):
                 found.append(entry)
-        return Entries(found, None)
+        return Entries(found, None, unreadable)
 
     async def show(self, source: str, key: str) -> LeaseEntry:
         """Returns one lease. Raises `NotFound`, `StoreUnavailable`, `Damaged`."""
@@ -163,17 +171,24 @@ class LeaseAdmin:
     # --- all of them ---------------------------------------------------------------
 
     async def _all(
-        self, wanted: LeaseFilter, after: tuple[Kind, str, str] | None
+        self,
+        wanted: LeaseFilter,
+        after: tuple[Kind, str, str] | None,
+        unreadable: dict[str, str],
     ) -> AsyncIterator[LeaseEntry]:
         kind, source, key = after or (Kind.LOCK, "", "")
         if kind is Kind.LOCK:
             for name in self._chosen(await self._named.sources(), wanted, source):
-                async for stored in self._named.each(name, after=key if name == source else ""):
+                behind = key if name == source else ""
+                async for stored in self._named.each(name, unreadable, after=behind):
                     yield self._of_named(stored)
             source, key = "", ""
         for name in self._chosen(await self._partitions.sources(), wanted, source):
-            async for partition in self._each(name, wanted, key if name == source else None):
-                yield self._of_partition(partition)
+            try:
+                async for partition in self._each(name, wanted, key if name == source else None):
+                    yield self._of_partition(partition)
+            except Damaged as error:
+                unreadable[keys.partitions_of(name)] = str(error)
 
     def _chosen(self, sources: list[str], wanted: LeaseFilter, first: str) -> list[str]:
         return [

@@ -18,7 +18,7 @@ from coordination.storetime import StoreTime
 from logstore import keys
 from logstore import ulid as ulids
 from logstore.clock import Clock, Entropy
-from logstore.errors import PreconditionFailed
+from logstore.errors import Damaged, PreconditionFailed
 from logstore.objects.store import ObjectStore
 from logstore.swap import Document, Revision, swap
 
@@ -50,17 +50,22 @@ class StoredLeases:
         """The sources that have leases, sorted. Raises `StoreUnavailable`."""
         return [name async for name in self._store.folders(keys.LEASES)]
 
-    async def each(self, source: str, *, after: str = "") -> AsyncIterator[StoredLease]:
-        """The leases of a source by key, behind `after`. Raises `StoreUnavailable`, `Damaged`."""
+    async def each(
+        self, source: str, unreadable: dict[str, str], *, after: str = ""
+    ) -> AsyncIterator[StoredLease]:
+        """The leases of a source by key, behind `after`. Raises `StoreUnavailable`.
+
+        Of those that cannot be read, `unreadable` gets the keys of the objects, and why.
+        """
         prefix = keys.leases_of(source)
         waiting: list[str] = []
         async for info in self._store.list(prefix, after=prefix + after):
             waiting.append(info.key.removeprefix(prefix))
             if len(waiting) == _AT_ONCE:
-                for stored in await self._read(source, waiting):
+                for stored in await self._read(source, waiting, unreadable):
                     yield stored
                 waiting.clear()
-        for stored in await self._read(source, waiting):
+        for stored in await self._read(source, waiting, unreadable):
             yield stored
 
     async def get(self, source: str, key: str) -> StoredLease | None:
@@ -98,6 +103,15 @@ class StoredLeases:
             partial(encode_lease, partition=key),
         )
 
-    async def _read(self, source: str, names: list[str]) -> list[StoredLease]:
-        found = await asyncio.gather(*(self.get(source, name) for name in names))
+    async def _read(
+        self, source: str, names: list[str], unreadable: dict[str, str]
+    ) -> list[StoredLease]:
+        async def read(name: str) -> StoredLease | None:
+            try:
+                return await self.get(source, name)
+            except Damaged as error:
+                unreadable[keys.leases_of(source) + name] = str(error)
+                return None
+
+        found = await asyncio.gather(*(read(name) for name in names))
         return [stored for stored in found if stored is not None]

@@ -5,6 +5,7 @@ operator says is stored, and processes look at it every `pipelines.poll_seconds`
 
     state    `running`; `paused`; `evicted`: it does nothing until it is replayed, or skips what it
              missed; of a part also `disabled`: its events go to the dead-letter file, or wait
+             `damaged`: what is stored of the pipeline cannot be read
     lag      for how long the oldest segment that was not read is stored
 """
 
@@ -29,7 +30,7 @@ from coordination.pipelines.control import (
 from coordination.pipelines.replay import Replay
 from logstore import keys
 from logstore.clock import Clock
-from logstore.errors import InvalidInput, NotFound
+from logstore.errors import Damaged, InvalidInput, NotFound
 from logstore.names import decode as decode_name
 from logstore.objects.store import ObjectStore
 
@@ -146,8 +147,19 @@ class PipelinesAdmin:
         return PipelineEntry(name, state, reason, parts)
 
     async def all(self) -> list[PipelineEntry]:
-        """Every pipeline that is known. Raises as `show`."""
-        return [await self.show(name) for name in await self.names()]
+        """Every pipeline that is known; one that cannot be read is `damaged`, and why.
+
+        Raises `StoreUnavailable`.
+        """
+        found = []
+        for name in await self.names():
+            try:
+                found.append(await self.show(name))
+            except NotFound:
+                continue  # deleted meanwhile
+            except Damaged as error:
+                found.append(PipelineEntry(name, "damaged", str(error), ()))
+        return found
 
     async def pause(self, name: str, *, paused: bool) -> PipelineEntry:
         """Stops a pipeline wherever it runs, or lets it go on. Raises as `show`."""

@@ -15,6 +15,8 @@ versions, all these bits are ones, or T is the id of a line.
 There may be as many records as runs that expire in some weeks. The key of a run's record contains
 the whole record (`deletion_at`), so these are listed and not read. Other records are read again
 only if they changed.
+
+A record that cannot be read harms its owner alone: `owner_of` says whose lines it may delete.
 """
 
 from __future__ import annotations
@@ -27,12 +29,18 @@ from typing import Final
 from logstore import keys
 from logstore import ulid as ulids
 from logstore.batch import RunKey
-from logstore.checked import decode_checked, encode_checked
-from logstore.errors import Damaged, InvalidInput, NotFound
-from logstore.names import decode
+from logstore.checked import decode_checked, encode_checked, without_flip
+from logstore.errors import Damaged, InvalidInput, NotFound, UnsupportedVersion
+from logstore.names import decode, encode
 from logstore.objects.store import ObjectInfo, ObjectStore
+from logstore.runs.manifest import decode_manifest
 from logstore.state_kinds import advice
 
+FORMAT: Final = 1
+"""The newest format that this program reads; a record that says none has it."""
+ALL_LINES: Final = ulids.highest_at(ulids.MAX_TIME_MS)
+"""The T that no line is above."""
+_ULID: Final = 26
 _MOMENT_BITS: Final = 48
 _MARK: Final = (1 << ulids.RANDOM_BITS - _MOMENT_BITS) - 1
 
@@ -101,12 +109,49 @@ def encode_deletion(deletion: Deletion) -> bytes:
 
 
 def decode_deletion(body: bytes) -> Deletion:
-    """The deletion that `body` holds. Raises `Damaged`."""
+    """The deletion that `body` holds. Raises `Damaged`, `UnsupportedVersion`."""
     try:
         value = decode_checked(body)
+        if value.get("format", FORMAT) > FORMAT:
+            raise UnsupportedVersion(f"a deletion of format {value['format']}")
         return Deletion(value["fqn"], value["run"], ulids.decode(value["t"]), value["version"])
-    except (ValueError, TypeError, KeyError, InvalidInput) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, InvalidInput) as error:
         raise Damaged(f"not a deletion: {error}") from error
+
+
+def names_in(key: str) -> tuple[str | None, str | None]:
+    """The pipeline and the run in a record's key; None where the key has a hash, or no run."""
+    folder, _, name = key.removeprefix(keys.DELETED).partition("/")
+    run, mark, t = name.rpartition("~")
+    if not (mark and len(t) == _ULID):
+        run = name  # of an earlier version
+    return decode(folder), None if name == ".pipeline" else decode(run)
+
+
+async def owner_of(store: ObjectStore, key: str) -> tuple[str, str | None] | None:
+    """Whose lines a record may delete at most, without reading it: a run's, or a pipeline's.
+
+    None: the key has a hash, and no manifest tells of which name. Raises `StoreUnavailable`.
+    """
+    fqn, run = names_in(key)
+    if fqn is not None:
+        return fqn, run
+    folder = key.removeprefix(keys.DELETED).partition("/")[0]
+    async for info in store.list(f"{keys.RUNS}{folder}/"):
+        try:
+            named = decode_manifest((await store.get(info.key))[1]).key.fqn
+        except (Damaged, NotFound):
+            continue
+        return (named, run) if encode(named) == folder else None
+    return None
+
+
+def undo_flip(_key: str, body: bytes, error: Damaged) -> Deletion | None:
+    """The record before one of its bits changed; None if no single bit explains the damage."""
+    if isinstance(error, UnsupportedVersion):
+        return None
+    before = without_flip(body, decode_deletion)
+    return None if before is None else decode_deletion(before)
 
 
 _AT_ONCE: Final = 16
@@ -135,6 +180,8 @@ class StoredDeletions:
 
     damaged: Callable[[str, bytes, Damaged], Deletion | None] = _raise
     unreadable: dict[str, Damaged] = field(default_factory=dict)
+    unreadable_ms: dict[str, int] = field(default_factory=dict)
+    """When each of these was stored, by the store's clock."""
     _read: dict[str, tuple[str, Deletion]] = field(default_factory=dict)
 
     async def each(
@@ -157,7 +204,9 @@ class StoredDeletions:
         for gone in [key for key in known if key.startswith(prefix) and key not in listed]:
             self._forget(gone)
         for info in others:
-            if info.key in self._read:
+            if info.key in self.unreadable:
+                self.unreadable_ms[info.key] = info.modified_ms
+            elif info.key in self._read:
                 yield StoredDeletion(self._read[info.key][1], info.modified_ms, info.key)
 
     async def all(self, store: ObjectStore) -> list[StoredDeletion]:
@@ -185,7 +234,7 @@ class StoredDeletions:
             return None
         deletion = self._decoded(key, body)
         if deletion is not None:
-            self.unreadable.pop(key, None)
+            self._forget(key)
             self._read[key] = (found.etag, deletion)
         return deletion
 
@@ -193,7 +242,8 @@ class StoredDeletions:
         try:
             return decode_deletion(body)
         except Damaged as error:
-            named = Damaged(f"{key}: {error}", hint=advice(key))
+            newer = isinstance(error, UnsupportedVersion)
+            named = type(error)(f"{key}: {error}", hint=None if newer else advice(key))
             deletion = self.damaged(key, body, named)
             if deletion is None:
                 self._read.pop(key, None)
@@ -203,6 +253,7 @@ class StoredDeletions:
     def _forget(self, key: str) -> None:
         self._read.pop(key, None)
         self.unreadable.pop(key, None)
+        self.unreadable_ms.pop(key, None)
 
 
 async def deletions_above(store: ObjectStore, low: int) -> Sequence[Deletion]:

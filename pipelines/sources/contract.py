@@ -61,6 +61,9 @@ class Node:
 class Segments(Protocol):
     """A source of segments. All methods may raise `StoreUnavailable`: then they are tried again."""
 
+    unreadable: Mapping[tuple[str, str | None], str]
+    """Of whose lines nobody knows whether they are deleted, and why; as of the last `deletions`."""
+
     async def nodes(self, known: Mapping[str, Node]) -> dict[str, Node]:
         """Every node with the segments that are there; `known` is what an earlier call gave.
 

@@ -26,6 +26,7 @@ class MemorySegments:
     def __init__(self) -> None:
         self.deleted: dict[tuple[str, str | None], int] = {}
         """What `deletions` gives."""
+        self.unreadable: Mapping[tuple[str, str | None], str] = {}
         self._segments: dict[Origin, Segment | None] = {}
         self._next: dict[str, int] = {}
         self._low: dict[str, int] = {}

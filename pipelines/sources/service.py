@@ -67,6 +67,9 @@ class ServiceSegments:
         self._groups: dict[str, _Group] = {}
         self._whole = False
         self._deleted: Deleted = {}
+        self.unreadable: Mapping[
+            tuple[str, str | None], str
+        ] = {}  # the service gives no such lines
         self._tag = ""
 
     # --- what there is -------------------------------------------------------------------

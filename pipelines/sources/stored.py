@@ -13,7 +13,7 @@ from logstore import keys, ulid
 from logstore.errors import Damaged
 from logstore.names import decode
 from logstore.objects.store import ObjectStore
-from logstore.runs.deletions import StoredDeletions
+from logstore.runs.deletions import StoredDeletions, owner_of, undo_flip
 from logstore.runs.watermark import read_watermark
 from logstore.segments.quarantine import quarantined_segments
 from logstore.segments.reader import open_segment, read_footer
@@ -29,7 +29,8 @@ class StoredSegments:
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
-        self._deletions = StoredDeletions()
+        self._deletions = StoredDeletions(damaged=undo_flip)
+        self.unreadable: Mapping[tuple[str, str | None], str] = {}
 
     async def nodes(self, known: Mapping[str, Node]) -> dict[str, Node]:
         """As `Segments.nodes`: a listing for each node behind the last known number."""
@@ -67,6 +68,13 @@ class StoredSegments:
         for stored in await self._deletions.all(self._store):
             name = stored.deletion.fqn, stored.deletion.run
             highest[name] = max(stored.deletion.t, highest.get(name, 0))
+        unreadable = {}
+        for key, error in self._deletions.unreadable.items():
+            owner = await owner_of(self._store, key)
+            if owner is None:
+                raise error
+            unreadable[owner] = f"nobody knows whether it is deleted: {error}"
+        self.unreadable = unreadable
         return highest
 
     async def fetch(self, origin: Origin) -> Fetched:

@@ -32,7 +32,7 @@ from logstore.filesystem import FileSystem
 from logstore.objects.settings import StoreSettings
 from pipelines.appenders.contract import Appender, Context
 from pipelines.definition.config import AppenderConfig, PipelineConfig, state_of_letters
-from pipelines.deletions import Deleted, kept
+from pipelines.deletions import Deleted, kept, parted
 from pipelines.events import EventBuffer
 from pipelines.sources.segments import SegmentSource
 from pipelines.sources.table import TableSource
@@ -325,21 +325,30 @@ class Worker:
 
     async def _give_on(self, progress: Progress, events: pa.Table) -> None:
         """Gives the appender those that were not deleted."""
-        left = await self._not_deleted(events)
-        self.counts.deleted += events.num_rows - left.num_rows
-        progress.deleted += events.num_rows - left.num_rows
+        left, deleted = await self._not_deleted(events, dead=progress.dead)
+        self.counts.deleted += deleted
+        progress.deleted += deleted
         if left.num_rows:
             await self._append(progress, left)
 
-    async def _not_deleted(self, events: pa.Table) -> pa.Table:
-        """The events that no deletion covers now; the lease is valid."""
+    async def _not_deleted(self, events: pa.Table, *, dead: bool) -> tuple[pa.Table, int]:
+        """The events that may be given, and how many a deletion covers now; the lease is valid.
+
+        Those of which nobody knows that become dead letters, unless all events do.
+        """
         fresh = self.clock.monotonic() - _DELETIONS_SECONDS
         await self._patiently(lambda: self.source.refresh(fresh))
         self._deleted = self.source.deleted
         left = kept(events, self._deleted)
+        deleted = events.num_rows - left.num_rows
+        unreadable = {} if dead else self.source.segments.unreadable
+        for owner, reason in unreadable.items():
+            left, theirs = parted(left, owner)
+            if theirs.num_rows:
+                self._letters.refuse(theirs, reason)
         if left.num_rows and not self.lease.valid():
             raise LeaseLost(f"the lease of {self.name} is over")
-        return left
+        return left, deleted
 
     def _count(self, progress: Progress) -> None:
         """Adds what the buffer counted since the last call."""
@@ -394,18 +403,20 @@ class Worker:
                 progress.urgent = True
                 log.info("%s: dead letters: %d sent, %d refused", self.name, at.sent, at.refused)
             return True
-        left = await self._not_deleted(events)
+        left, deleted = await self._not_deleted(events, dead=False)
         for piece in pieces(left):
             await self._thread.run(progress.appender.append, piece)
         await self._thread.run(progress.appender.sync)  # all that it refuses is refused by now
         again = await self._keep_refused(progress)
-        self.counts.redelivered += left.num_rows - again
-        progress.redelivered += left.num_rows - again
+        lines = after.row - (at.row if after.file == at.file else 0)
+        sent = lines - deleted - again
+        self.counts.redelivered += sent
+        progress.redelivered += sent
         progress.redelivery = replace(
             after,
-            sent=at.sent + left.num_rows - again,
+            sent=at.sent + sent,
             refused=at.refused + again,
-            deleted=at.deleted + events.num_rows - left.num_rows,
+            deleted=at.deleted + deleted,
         )
         progress.changed = progress.urgent = True
         return True

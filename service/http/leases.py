@@ -73,10 +73,14 @@ class WholeLease(LeaseRow):
 
 
 class LeaseList(BaseModel):
-    """Some leases; `after` continues, null at the end. A page may be empty and not the last."""
+    """Some leases; `after` continues, null at the end. A page may be empty and not the last.
+
+    `unreadable` are keys of objects that are damaged, or of a newer version.
+    """
 
     leases: list[LeaseRow]
     after: str | None
+    unreadable: list[str] = []
 
 
 class Purged(BaseModel):
@@ -106,7 +110,7 @@ def lease_routes(admin: Open) -> APIRouter:
         wanted = LeaseFilter(source, status, owner, prefix, round(older_than_seconds * 1000))
         page = await (await admin()).page(wanted, after=after, limit=limit)
         rows = [entry.spelled(whole=False) for entry in page.entries]
-        return {"leases": rows, "after": page.after}
+        return {"leases": rows, "after": page.after, "unreadable": sorted(page.unreadable)}
 
     @router.get("/one", summary="One lease, with its progress", response_model=WholeLease)
     async def one(source: _Source, key: _Key) -> dict[str, Any]:

@@ -71,6 +71,9 @@ class RunList(BaseModel):
     """Nodes that did not answer: runs with lines only there are not listed. Else not there."""
     store: str = ""
     """`silent` if the object store did not answer: runs of which nodes hold lines. Else absent."""
+    damaged: list[str] = []
+    """Runs that are not listed, or whose `reported` is missing, because what is stored of them
+    cannot be read. Else not there."""
 
 
 class PipelineList(BaseModel):
@@ -100,7 +103,10 @@ _UNTOLD: Final[dict[int | str, dict[str, Any]]] = {
 
 
 _PARTIAL: Final[dict[int | str, dict[str, Any]]] = {
-    206: {"description": "The object store did not answer: what the nodes hold (`store`)."}
+    206: {
+        "description": "The object store did not answer: what the nodes hold (`store`). Or what is"
+        " stored of some runs cannot be read (`damaged`)."
+    }
 }
 
 
@@ -190,7 +196,9 @@ def listing_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRo
             reported=node.status,
         )
         is_partial(response, held=found.held)
-        if not found.runs and not after and not found.silent and not found.held:
+        if found.damaged:
+            response.status_code = 206
+        elif not found.runs and not after and not found.silent and not found.held:
             await must_know(node, pipeline)
         details = [_details(run) for run in sorted(found.runs, key=_newest, reverse=True)]
         return {
@@ -198,6 +206,7 @@ def listing_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRo
             "details": details,
             "after": found.after,
             **named(found.silent, held=found.held),
+            **({"damaged": list(found.damaged)} if found.damaged else {}),
         }
 
     @router.delete(

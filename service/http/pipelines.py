@@ -17,7 +17,7 @@ from coordination.pipelines.admin import PipelinesAdmin
 OpenPipelines: TypeAlias = Callable[[], Awaitable[PipelinesAdmin]]
 """Gives the administration of the pipelines in the service's stores. Raises `StoreUnavailable`."""
 
-State: TypeAlias = Literal["running", "paused", "evicted", "disabled"]
+State: TypeAlias = Literal["running", "paused", "evicted", "disabled", "damaged"]
 _Appender = Annotated[str, Query(description="The appender's name.")]
 
 

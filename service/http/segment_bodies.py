@@ -149,9 +149,10 @@ class SegmentPage(BaseModel):
 
 
 class GroupList(BaseModel):
-    """All groups."""
+    """All groups; `unreadable` are the keys of those that are damaged, or of a newer version."""
 
     groups: list[GroupRow]
+    unreadable: list[str] = []
 
 
 class DeletedLines(BaseModel):

@@ -258,7 +258,8 @@ def group_routes(queue: Callable[[], SegmentQueue]) -> APIRouter:
     async def groups() -> dict[str, Any]:
         current = queue()
         found = await current.report()
-        return {"groups": [group_row(g, current.catalog, current.now_ms()) for g in found]}
+        rows = [group_row(g, current.catalog, current.now_ms()) for g in found]
+        return {"groups": rows, "unreadable": sorted(current.unreadable)}
 
     @routes.get("/{group}", summary="A consumer group", response_model=GroupDetails)
     async def group(group: str) -> GroupDetails:

@@ -84,11 +84,12 @@ class Report:
 
     def counts(self) -> dict[str, int]:
         """How much was asked, could not be read, and needed not to be asked."""
-        missing = sum(key.startswith(keys.SEGMENTS) for key in self.missing)  # else nodes, or all
+        # Else nodes, or all; deletions, or files of the table.
+        failed = [*self.missing, *self.unreadable]
         return {
             "nodes": len(self.nodes),
             "segments": self.segments,
-            "segments_failed": missing + len(self.unreadable) - self.files_failed,
+            "segments_failed": sum(key.startswith(keys.SEGMENTS) for key in failed),
             "segments_skipped": self.segments_skipped,
             "files": self.files,
             "files_failed": self.files_failed,
@@ -110,6 +111,8 @@ class Sources:
     answers: StoreAnswers = field(default_factory=always_answering)
     known_deletions: Callable[[], Sequence[Deletion]] = tuple
     """The deletions that this node knows, without the store."""
+    unreadable_deletions: Callable[[], Mapping[str, Deletion]] = dict
+    """Of these, what stands for a record that cannot be read, by its key."""
 
 
 class Outdated(Unavailable):
@@ -227,6 +230,7 @@ def held_view(sources: Sources, request: QueryRequest, pin: Pin) -> View:
         since=0,
     )
     report = Report(nodes={pin.node}, missing=[STORE])
+    _say_unreadable(sources, request, report)
     deletions = [d for d in sources.known_deletions() if _concerns(d, request)]
     return View(pin, hot, (), FileIndex({}), deletions, report)
 
@@ -263,6 +267,7 @@ async def _open(
     report.missing = seen.missing
     segments = await _segments(sources, seen.fresh, request, report)
     deletions = [d for d in await sources.deletions() if _concerns(d, request)]
+    _say_unreadable(sources, request, report)
     report.segments, report.files, report.files_skipped = len(segments), files.count, seen.skipped
     return View(pin, seen.hot, segments, files, deletions, report, sources.answers)
 
@@ -341,6 +346,14 @@ async def _segment(sources: Sources, listed: Listed, report: Report) -> Segment 
     except Damaged as error:
         report.unreadable[listed.key] = str(error)
     return None
+
+
+def _say_unreadable(sources: Sources, request: QueryRequest, report: Report) -> None:
+    """Says which lines are left out because nobody knows whether they are deleted."""
+    for key, deletion in sources.unreadable_deletions().items():
+        if _concerns(deletion, request):
+            owner = " / ".join(one for one in deletion[:2] if one is not None)
+            report.unreadable[key] = f"the lines of {owner} are left out: {key} cannot be read"
 
 
 def _concerns(deletion: Deletion, request: QueryRequest) -> bool:

@@ -19,7 +19,7 @@ import asyncio
 import io
 import itertools
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,7 +29,7 @@ import xxhash
 
 from logstore import ulid as ulids
 from logstore.batch import RunKey
-from logstore.errors import NotFound, Unavailable
+from logstore.errors import NotFound, StoreUnavailable, Unavailable
 from logstore.objects.store import ObjectInfo, ObjectStore
 from logstore.segments.footer import CHECKED, Footer
 from logstore.segments.reader import (
@@ -40,6 +40,7 @@ from logstore.segments.reader import (
 )
 from logstore.segments.schema import SCHEMA
 from logstore.segments.undeleted import undeleted
+from logstore.state_kinds import advice
 from service.query.hot import SCHEMA as RECORDS
 from service.query.output import Output, pieces
 from service.query.view import Deletion
@@ -97,9 +98,17 @@ class Contents:
     rewritten segments that are being sent.
     """
 
-    def __init__(self, store: ObjectStore, deletions: Deletions, cache_bytes: int) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        deletions: Deletions,
+        cache_bytes: int,
+        *,
+        unreadable: Callable[[], Mapping[str, Deletion]] = dict,
+    ) -> None:
         self._store = store
         self._deletions = deletions
+        self._unreadable = unreadable
         self._decoding = asyncio.Semaphore(_DECODED_AT_ONCE)
         self._decoded: Cache[pa.Table] = Cache(cache_bytes)
         self._most_rewritten = cache_bytes
@@ -120,7 +129,15 @@ class Contents:
                 f"no segment {name.id}",
                 hint="It may have been deleted: all groups had it, or were evicted.",
             ) from error
-        return Opened(name, info, stored, tuple(_touching(await self._deletions(), stored.footer)))
+        deleted = tuple(_touching(await self._deletions(), stored.footer))
+        for key, all_of_it in self._unreadable().items():
+            if any(_touching([all_of_it], stored.footer)):
+                raise StoreUnavailable(
+                    f"{name.id} has lines of which nobody knows whether they are deleted: {key}"
+                    " cannot be read",
+                    hint=advice(key),
+                )
+        return Opened(name, info, stored, deleted)
 
     def stored(self, opened: Opened, offset: int, size: int) -> AsyncIterator[bytes]:
         """Bytes of a segment that no deletion touches.

@@ -77,6 +77,8 @@ class SegmentQueue:
         self._notifier = Notifier(clock, settings.poll_seconds)
         self._writers: dict[str, ConsumerGroupWriter] = {}
         self._asked: dict[str, float] = {}
+        self.unreadable: dict[str, str] = {}
+        """Why a group could not be read when all were read last, by its key."""
         self._new_groups = NewGroups(clock, settings.new_groups_per_hour)
         self._looked = -math.inf
         self._stopping = False
@@ -249,8 +251,9 @@ class SegmentQueue:
         return group
 
     async def groups(self) -> list[Group]:
-        """Returns all groups. Raises `StoreUnavailable`, `Damaged`."""
-        return await read_groups(self._store)
+        """Returns all groups that can be read. Raises `StoreUnavailable`."""
+        found, self.unreadable = await read_groups(self._store)
+        return found
 
     async def reset(self, name: str, start: Start) -> Group:
         """Restarts the group at the oldest segment that is kept, or now; its leases are lost.
@@ -336,6 +339,7 @@ class SegmentQueue:
     def problems(self) -> list[str]:
         """Problems that keep consumers from their segments, as sentences."""
         found = [] if self.last_error is None else [self.last_error]
+        found += [f"its consumers wait: {why}" for why in self.unreadable.values()]
         return found + [f"consumers wait: {why}" for why in self.catalog.waiting.values()]
 
     def stop(self) -> None:

@@ -2,8 +2,9 @@
 
 Loading means listing, see `logstore.runs.deletions`. If one bit of a record has changed, the node
 uses the record as it was; the damage is a problem of the node (`service/runtime/state_watch.py`).
-Of any other damaged record nobody knows the T. The node then goes on with the deletions that it
-knows, and `all` raises, so that no search shows lines that may be deleted.
+Of any other damaged record, and of one of a newer version, nobody knows the T. The node then goes
+on with the deletions that it knows, and `hiding` covers everything that the record may delete: no
+search shows such lines, and each that would says that they are missing.
 
 A deletion is of all ids of the next minutes as well if some node did not answer when it was made.
 That node may acknowledge lines with such ids, and show them, until it hears of the deletion:
@@ -20,15 +21,17 @@ import numpy as np
 from logstore import keys
 from logstore import ulid as ulids
 from logstore.batch import RunKey
-from logstore.checked import without_flip
-from logstore.errors import Damaged
+from logstore.errors import Damaged, UnsupportedVersion
 from logstore.objects.store import ObjectStore
 from logstore.runs.deletions import (
+    ALL_LINES,
     Deletion,
     StoredDeletions,
     decode_deletion,
     encode_deletion,
     moment_of,
+    owner_of,
+    undo_flip,
 )
 from logstore.swap import Document, swap
 from service.runs.pin import Pin
@@ -52,7 +55,8 @@ class Deletions:
         self._moments: dict[tuple[str, str | None], tuple[int, int]] = {}
         self._runs: dict[RunKey, int] = {}
         self._pipelines: dict[str, int] = {}
-        self._stored = StoredDeletions(damaged=_before_a_flip)
+        self._stored = StoredDeletions(damaged=undo_flip)
+        self._owners: dict[str, tuple[str, str | None] | None] = {}
         self.on_heard: Callable[[str, str | None, int], None] = lambda *_: None
         """Called with a deletion of another node when this one hears of it."""
 
@@ -121,11 +125,26 @@ class Deletions:
             self.on_heard(fqn, run, t)
 
     def all(self) -> list[tuple[str, str | None, int]]:
-        """Every deletion, as (fqn, run or None, T). Raises `Damaged` if one could not be read."""
-        for error in self._stored.unreadable.values():
-            raise error
+        """Every deletion that is known, as (fqn, run or None, T)."""
         runs: list[tuple[str, str | None, int]] = [(*key, t) for key, t in self._runs.items()]
         return runs + [(fqn, None, t) for fqn, t in self._pipelines.items()]
+
+    def unreadable(self) -> dict[str, tuple[str, str | None, int]]:
+        """What each record that cannot be read may delete, by its key: everything of its owner.
+
+        Raises its `Damaged` if nobody knows the owner.
+        """
+        found = {}
+        for key, error in self._stored.unreadable.items():
+            owner = self._owners.get(key)
+            if owner is None:
+                raise error
+            found[key] = (*owner, ALL_LINES)
+        return found
+
+    def hiding(self) -> list[tuple[str, str | None, int]]:
+        """Every deletion, and what may be deleted. Raises as `unreadable`."""
+        return [*self.all(), *self.unreadable().values()]
 
     async def load(self) -> None:
         """Reads what the store knows. Raises `StoreUnavailable`."""
@@ -145,6 +164,10 @@ class Deletions:
     async def _note_below(self, prefix: str) -> None:
         async for one in self._stored.each(self._store, prefix):
             self._note(one.deletion)
+        unread = self._stored.unreadable
+        self._owners = {key: owner for key, owner in self._owners.items() if key in unread}
+        for key in [key for key in unread if self._owners.get(key) is None]:
+            self._owners[key] = await owner_of(self._store, key)
 
     def _note(self, deletion: Deletion) -> None:
         self.note(deletion.fqn, deletion.run, deletion.t)
@@ -165,19 +188,15 @@ def _decode_or_none(body: bytes) -> Deletion | None:
     """None is a damaged record. The new one takes its place, as its T is above now."""
     try:
         return decode_deletion(body)
+    except UnsupportedVersion:
+        raise
     except Damaged as error:
-        return _before_a_flip("", body, error)
+        return undo_flip("", body, error)
 
 
 def _encode(deletion: Deletion | None) -> bytes:
     assert deletion is not None
     return encode_deletion(deletion)
-
-
-def _before_a_flip(_key: str, body: bytes, _error: Damaged) -> Deletion | None:
-    """The record before one of its bits changed; None if no single bit explains the damage."""
-    before = without_flip(body, decode_deletion)
-    return None if before is None else decode_deletion(before)
 
 
 class TakenBack:

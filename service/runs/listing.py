@@ -21,7 +21,7 @@ import numpy as np
 from logstore import keys
 from logstore import ulid as ulids
 from logstore.batch import RunKey, lowest_and_highest, newest_of_runs
-from logstore.errors import InvalidCursor, NodeNotReady, NotFound, StoreUnavailable
+from logstore.errors import Damaged, InvalidCursor, NodeNotReady, NotFound, StoreUnavailable
 from logstore.names import decode, encode
 from logstore.objects.store import ObjectStore
 from logstore.patterns import TextTest
@@ -302,7 +302,12 @@ class Listing:
         """The name of a pipeline that has a run which is not deleted."""
         component = folder.removeprefix(keys.RUNS).strip("/")
         async for info in self._store.list(f"{keys.RUNS}{component}/"):
-            manifest = await self._manifest(info.key)
+            try:
+                manifest = await self._manifest(info.key)
+            except Damaged:  # nobody knows whether that run is deleted
+                if (name := decode(component)) is not None:
+                    return name
+                continue
             if manifest is not None and self._shown(manifest):
                 return decode(component) or manifest.key.fqn
         return None

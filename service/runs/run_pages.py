@@ -26,7 +26,7 @@ from typing import Final, NamedTuple, Protocol
 import orjson
 
 from logstore.batch import RunKey
-from logstore.errors import InvalidCursor
+from logstore.errors import Damaged, InvalidCursor
 from logstore.names import decode
 from logstore.patterns import TextTest
 from logstore.runs.manifest import Manifest
@@ -155,13 +155,15 @@ class RunPage:
     """Some runs, and where the next ones begin; None at the end.
 
     `silent` are nodes that did not say, for the first page, which runs they have lines of. `held`:
-    the store did not answer, and these are runs of which nodes hold lines.
+    the store did not answer, and these are runs of which nodes hold lines. `damaged` are runs whose
+    record or status cannot be read; the former are not in the list.
     """
 
     runs: list[ListedRun]
     after: str | None
     silent: tuple[str, ...] = ()
     held: bool = False
+    damaged: tuple[str, ...] = ()
 
 
 class RunEntry(NamedTuple):
@@ -242,7 +244,7 @@ class RunPages:
         now_ms: int,
         reported: ReportedRuns,
     ) -> RunPage:
-        """At most `limit` runs. Raises `InvalidCursor`, `StoreUnavailable`, `Damaged`."""
+        """At most `limit` runs. Raises `InvalidCursor`, `StoreUnavailable`."""
         place = None if after is None else _decode(after)
         since = now_ms if place is None else place.since
         order = await self._order(fqn, since, place, reported)
@@ -250,10 +252,11 @@ class RunPages:
             await self._rank(order, limit + _READERS, since, reported)
         at = 0 if place is None else _behind(order, place)
         found: list[ListedRun] = []
+        damaged: dict[str, None] = {}
         read, most = 0, at + _NAMES
         while at < min(len(order.entries), most) and len(found) < limit and read < _READ:
             some = _next(order, at, min(len(order.entries), most), wanted)
-            look = partial(self._listed, fqn, order, wanted, since, now_ms, reported)
+            look = partial(self._listed, fqn, order, wanted, since, now_ms, reported, damaged)
             listing = [look(number) for number in some]
             read += len(some)
             if not some:
@@ -266,10 +269,10 @@ class RunPages:
                 if len(found) == limit:
                     break
         if at >= len(order.entries):
-            return RunPage(found, None, order.names.silent)
+            return RunPage(found, None, order.names.silent, damaged=tuple(damaged))
         last = order.entries[at - 1]
         behind = _encode(_Place(since, at > order.settled, last))
-        return RunPage(found, behind, order.names.silent)
+        return RunPage(found, behind, order.names.silent, damaged=tuple(damaged))
 
     async def _listed(
         self,
@@ -279,14 +282,23 @@ class RunPages:
         since: int,
         now_ms: int,
         reported: ReportedRuns,
+        damaged: dict[str, None],
         number: int,
     ) -> ListedRun | None:
-        run = await self._read(order.names, order.entries[number].key, reported)
+        component = order.entries[number].key
+        try:
+            run = await self._read(order.names, component, reported)
+        except Damaged:
+            damaged[decode(component) or component] = None
+            return None
         if run is None or not wanted.admits(run):
             return None
         if number >= order.settled and run.began_ms > since:
             return None  # it is younger than the first page
-        said = await reported.get(RunKey(fqn, run.run))
+        try:
+            said = await reported.get(RunKey(fqn, run.run))
+        except Damaged:
+            damaged[run.run] = said = None
         if run.reported_ms is not None and said is None:
             return None  # it was deleted meanwhile
         outcome = self._outcomes.decide(run, said, now_ms)
@@ -332,9 +344,13 @@ class RunPages:
         for start in range(0, len(young), _READERS):
             some = young[start : start + _READERS]
             read = await asyncio.gather(
-                *[self._read(order.names, entry.key, reported) for entry in some]
+                *[self._read(order.names, entry.key, reported) for entry in some],
+                return_exceptions=True,
             )
-            first = [run.began_ms if run else 0 for run in read]
+            for one in read:
+                if isinstance(one, BaseException) and not isinstance(one, Damaged):
+                    raise one
+            first = [run.began_ms if isinstance(run, RunSummary) else 0 for run in read]
             newest += zip(first, some, strict=True)
         order.entries[: len(young)] = [e for _, e in sorted(newest, reverse=True)]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -32,6 +32,7 @@ from logstore.objects.settings import StoreSettings
 from logstore.objects.store import ObjectStore
 from logstore.settings import load, read_file
 from service.runs.settings import RunSettings
+from tailrace.cli import complain
 from tailrace.remote.api import authorization, check, component, errors_as_ours, trusted
 
 
@@ -162,6 +163,7 @@ class InStore:
             older_than_ms=round(filters.get("older_than_seconds", 0) * 1000),
         )
         found = await self._admin.page(wanted, after=after, limit=_PAGE)
+        _complain_of(sorted(found.unreadable))
         return [entry.spelled(whole=False) for entry in found.entries], found.after
 
     async def show(self, source: str, key: str) -> Row:
@@ -186,6 +188,7 @@ class InStore:
 
         queue = self._queue()
         found = await queue.report()
+        _complain_of(sorted(queue.unreadable))
         rows = [group_row(group, queue.catalog, queue.now_ms()) for group in found]
         return [row.model_dump() for row in rows]
 
@@ -229,6 +232,11 @@ class InStore:
         )
 
 
+def _complain_of(unreadable: Iterable[str]) -> None:
+    for key in unreadable:
+        complain(f"{key} cannot be read, and is not listed", "`tailrace verify` says more.")
+
+
 class AtService:
     """By a service's routes."""
 
@@ -238,6 +246,7 @@ class AtService:
     async def page(self, filters: Row, after: str | None) -> tuple[list[Row], str | None]:
         beyond = {} if after is None else {"after": after}
         found = await self._ask("GET", "/leases", {**filters, **beyond, "limit": _PAGE})
+        _complain_of(found.get("unreadable", ()))
         return found["leases"], found["after"]
 
     async def show(self, source: str, key: str) -> Row:
@@ -251,7 +260,9 @@ class AtService:
         return int((await self._ask("POST", "/leases/purge", params))["purged"])
 
     async def groups(self) -> list[Row]:
-        rows: list[Row] = (await self._ask("GET", "/segments/groups", {}))["groups"]
+        found = await self._ask("GET", "/segments/groups", {})
+        _complain_of(found.get("unreadable", ()))
+        rows: list[Row] = found["groups"]
         return rows
 
     async def group(self, group: str) -> Row:

@@ -15,7 +15,13 @@ from logstore import keys
 from logstore import ulid as ulids
 from logstore.checked import without_flip
 from logstore.clock import Clock, Entropy
-from logstore.errors import Damaged, NotFound, PreconditionFailed, UnsupportedVersion
+from logstore.errors import (
+    Damaged,
+    InvalidInput,
+    NotFound,
+    PreconditionFailed,
+    UnsupportedVersion,
+)
 from logstore.names import decode
 from logstore.objects.store import ObjectStore
 from logstore.runs.deletions import deletion_at, encode_deletion
@@ -125,6 +131,23 @@ class StateCheck:
             return decode_state(key, (await self.store.get(key))[1])
         except (NotFound, Damaged):
             return None
+
+
+async def unreadable_state(store: ObjectStore, key: str) -> bytes:
+    """The bytes of a state object that cannot be read.
+
+    Raises `InvalidInput` for one that reads well, or is no state object, `StoreUnavailable`.
+    """
+    if kind_of(key) is None:
+        raise InvalidInput(f"{key} is no state object", hint="`tailrace verify` names them.")
+    try:
+        body = (await store.get(key))[1]
+        decode_state(key, body)
+    except NotFound as error:
+        raise InvalidInput(f"there is no object {key}") from error
+    except Damaged:
+        return bytes(body)
+    raise InvalidInput(f"{key} reads well, and stays", hint="Only what cannot be read is removed.")
 
 
 def _other(key: str) -> bool:

@@ -20,9 +20,8 @@ from logstore.batch import RunKey
 from logstore.clock import Clock
 from logstore.errors import Damaged, JournalFailed, NotFound, StoreUnavailable
 from logstore.filesystem import FileSystem
-from logstore.names import decode
 from logstore.objects.store import ObjectStore
-from logstore.runs.deletions import Deletion, StoredDeletions
+from logstore.runs.deletions import ALL_LINES, Deletion, StoredDeletions, names_in
 from logstore.runs.manifest import Manifest, decode_manifest
 from logstore.table.snapshot import Snapshot, TableFile
 from logstore.table.table import Table
@@ -305,11 +304,10 @@ class Verifier:
 
 
 def _of_all_lines(key: str, _body: bytes, error: Damaged) -> Deletion:
-    folder, _, name = key.removeprefix(keys.DELETED).partition("/")
-    fqn, run = decode(folder), decode(name.partition("~")[0])
-    if fqn is None or (run is None and name != ".pipeline"):
-        raise error  # the names are in a hash alone
-    return Deletion(fqn, run, ulids.highest_at(ulids.MAX_TIME_MS))
+    fqn, run = names_in(key)
+    if fqn is None:
+        raise error  # the name is in a hash alone
+    return Deletion(fqn, run, ALL_LINES)
 
 
 def _meets(bounds: tuple[str, str], low: str, high: str) -> bool:

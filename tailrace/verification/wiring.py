@@ -13,6 +13,7 @@ from compactor.report import rfc3339
 from logstore import keys
 from logstore.clock import SystemClock, system_entropy
 from logstore.disk import Disk
+from logstore.names import encode
 from logstore.objects.open import open_store
 from logstore.segments.quarantine import check_quarantined, give_up
 from logstore.table.options import open_table
@@ -26,7 +27,7 @@ from service.wiring import query_bucket
 from tailrace.verification.catalog import SegmentRepair, nothing
 from tailrace.verification.fault import Findings
 from tailrace.verification.repair import Repair
-from tailrace.verification.state import StateRepair
+from tailrace.verification.state import StateRepair, unreadable_state
 from tailrace.verification.verifier import Verifier
 
 _SPILL_BYTES: Final = 64 << 30
@@ -85,6 +86,29 @@ async def give_up_segments(settings: Settings, segments: Sequence[str]) -> None:
         for key in segments:
             at, version = rfc3339(clock.now_ms()), fresh_text(clock, entropy)
             await give_up(store, key, at=at, version=version)
+
+
+async def drop_objects(settings: Settings, names: Sequence[str]) -> dict[str, str]:
+    """Removes state objects that cannot be read, none unless all are; where a copy of each is.
+
+    Raises `InvalidInput` for one that reads well or is no state object, `StoreUnavailable`.
+    """
+    clock, entropy, disk = SystemClock(), system_entropy(), Disk(private=True)
+    folder, copies = os.path.join(os.path.abspath(settings.data), "dropped"), {}  # noqa: ASYNC240
+    async with open_store(settings, clock, entropy, Disk()) as store:
+        bodies = {key: await unreadable_state(store, key) for key in names}
+        disk.make_folders(folder)
+        for key, body in bodies.items():
+            copies[key] = os.path.join(folder, f"{fresh_text(clock, entropy)}.{encode(key)}")
+            file = disk.open(copies[key], "create")
+            try:
+                file.write([body])
+                file.sync()
+            finally:
+                file.close()
+        disk.sync_folder(folder)
+        await store.delete(list(names))
+    return copies
 
 
 def _database(settings: Settings, folders: list[str], spill: str) -> Database:

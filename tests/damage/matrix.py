@@ -29,6 +29,7 @@ COLUMNS: Final = ("removed", "emptied", "cut", "one bit flipped", "newer format"
 RUNS: Final = ("p/closed", "p/open", "p/gone", "q/fresh", "q/late", "q/held", "r/whole")
 _SAME, _ERROR, _NOTHING, _PARTIAL = "all", "error", "nothing", "partial"
 _LESS, _OTHER = "less", "other"
+_SIGNS: Final = ('"complete":false', '"missing":["', '"unreadable":["')
 _WORDS: Final = {
     _ERROR: "an error",
     _NOTHING: "told that it is not there",
@@ -173,7 +174,7 @@ def _answer(reply: httpx.Response, data: Any) -> Answer:
     if reply.status_code >= 400 or not reply.content:
         return Answer(reply.status_code, None)
     said = reply.status_code == 206 or "tailrace-silent" in reply.headers
-    said = said or '"complete":false' in reply.text or '"missing":["' in reply.text
+    said = said or any(sign in reply.text for sign in _SIGNS)
     return Answer(reply.status_code, data(reply), partial=said)
 
 

@@ -24,6 +24,8 @@ SHORT = (
     ("run manifest, closed", "one bit flipped"),
     ("consumer group", "cut"),
     ("flush watermark", "one bit flipped"),
+    ("deletion of a pipeline", "emptied"),
+    ("named lease", "newer format"),
     pytest.param(
         *("chunk, of an open run", "one bit flipped"),
         marks=pytest.mark.repairs(reason="a bit of a chunk is turned"),

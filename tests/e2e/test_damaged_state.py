@@ -15,6 +15,7 @@ import pytest
 
 from logstore import keys
 from logstore import ulid as ulids
+from logstore.checked import decode_checked, encode_checked
 from logstore.clock import SystemClock, system_entropy
 from logstore.errors import InvalidInput
 from tests.e2e.service_process import BASE, ServiceProcess
@@ -122,23 +123,76 @@ def test_a_raised_deletion_refuses_no_batch(service: ServiceProcess, tmp_path: P
     service.stop()
 
 
-def test_a_node_goes_on_with_an_empty_deletion_and_searches_say_so(
+def found(service: ServiceProcess, **asked: str) -> tuple[int, list[str], dict[str, object]]:
+    """The status, the lines, and the stats of a search."""
+    reply = httpx.get(f"{service.url}/query", params={"format": "ndjson", **asked}, timeout=60)
+    rows = [orjson.loads(line) for line in reply.text.splitlines()]
+    lines = sorted(str(row["message"]) for row in rows if "message" in row)
+    return reply.status_code, lines, next(row["stats"] for row in rows if "stats" in row)
+
+
+def test_a_deletion_that_cannot_be_read_harms_its_pipeline_alone(
     service: ServiceProcess, tmp_path: Path
 ) -> None:
+    """Emptied, garbage, newer: what may be deleted is not shown, and replies say so."""
+    damages = {"empty": b"", "garbage": b"\x00\xff", "newer": b""}
     service.start()
-    assert post(service, ["before"]).status_code == 200
-    assert httpx.delete(f"{service.url}{BASE}/{FQN}", timeout=60).status_code in (200, 202, 204)
-    service.stop()
-    (record,) = (tmp_path / "store" / keys.DELETED / FQN).glob(".pipeline")
-    record.write_bytes(b"")
+    for fqn in (*damages, "intact"):
+        url = f"{service.url}{BASE}/{fqn}"
+        headers = {"Content-Type": "text/plain", "Tailrace-Durability": "bulk"}
+        httpx.post(
+            f"{url}/r", content=f"{fqn} old\n", headers=headers, timeout=60
+        ).raise_for_status()
+        httpx.delete(url, timeout=60).raise_for_status()
+        httpx.post(
+            f"{url}/r", content=f"{fqn} new\n", headers=headers, timeout=60
+        ).raise_for_status()
+    assert service.stop() == 0
+    records = {fqn: f"{keys.DELETED}{fqn}/.pipeline" for fqn in damages}
+    newer = tmp_path / "store" / records["newer"]
+    damages["newer"] = encode_checked(decode_checked(newer.read_bytes()) | {"format": 2})
+    for fqn, body in damages.items():
+        (tmp_path / "store" / records[fqn]).write_bytes(body)
     service.start()
-    key = f"{keys.DELETED}{FQN}/.pipeline"
-    assert any(key in problem for problem in problems(service))
-    metrics = httpx.get(f"{service.url}/metrics", timeout=60).text
-    assert "\ntailrace_damaged_state_objects 1" in metrics
+    named = problems(service)
+    assert all(sum(key in problem for problem in named) == 1 for key in records.values())
+    assert any("upgrade this node" in problem for problem in named if records["newer"] in problem)
     assert post(service, ["after"]).status_code == 200
-    assert httpx.get(f"{service.url}{RUN}/download", timeout=60).text == "after\n"
-    found = httpx.get(f"{service.url}/query", params={"q": "*", "fqn": FQN}, timeout=60)
-    assert found.status_code == 500
-    assert key in found.text
+    assert found(service, fqn="intact")[:2] == (200, ["intact new"])
+    status, lines, stats = found(service, q="*")
+    assert (status, lines, stats["complete"]) == (206, ["after", "intact new"], False)
+    assert sorted(map(str, stats["unreadable"])) == sorted(records.values())  # type: ignore[call-overload]
+    for fqn, key in records.items():
+        status, lines, stats = found(service, fqn=fqn)
+        assert (status, lines, stats["unreadable"]) == (206, [], [key])
+    assert sorted(fault["place"] for fault in verify(service)) == sorted(records.values())
+    httpx.delete(f"{service.url}{BASE}/garbage", timeout=60).raise_for_status()
+    dropped = [records["empty"], records["newer"]]
+    command = [sys.executable, "-m", "tailrace", "verify"]
+    where = {**service.settings, "TAILRACE_DATA": str(service.data)}
+    told = subprocess.run(
+        [*command, *[word for key in dropped for word in ("--drop", key)]],
+        env=where,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert [line.split()[1].rstrip(";") for line in told.stdout.splitlines()] == dropped
+    assert (tmp_path / "node" / "dropped").is_dir()
+    refused = subprocess.run(
+        [*command, "--drop", f"{keys.DELETED}intact/.pipeline"],
+        env=where,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert refused.returncode != 0
+    assert "reads well" in refused.stderr
+    asyncio.run(until(lambda: not any(keys.DELETED in one for one in problems(service))))
+    service.stop()
+    service.start()
+    assert found(service, fqn="garbage")[:2] == (200, [])
+    status, lines, _ = found(service, q="*")
+    assert (status, {"empty new", "newer new", "intact new", "after"} - {*lines}) == (200, set())
+    assert "intact old" not in lines
     service.stop()

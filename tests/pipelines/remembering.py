@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from pipelines.appenders.contract import AppenderFailed, Context
@@ -39,6 +40,8 @@ class Remembering:
     settings: ClassVar[type[Section]] = Nothing
     lines: ClassVar[dict[str, list[str]]] = {}
     failing: ClassVar[set[str]] = set()
+    refused: ClassVar[set[str]] = set()
+    """Lines that it can never take."""
     hanging: ClassVar[threading.Event] = threading.Event()
 
     def __init__(self, settings: Nothing) -> None:
@@ -58,6 +61,14 @@ class Remembering:
         assert self._context is not None
         if self._context.appender.startswith("hangs"):
             self.hanging.wait()
+        poison = pc.is_in(
+            events.column("message"), value_set=pa.array([*self.refused], pa.string())
+        )
+        if pc.any(poison).as_py():
+            self._context.refuse(events.filter(poison), "it can never take this line")
+            events = events.filter(pc.invert(poison))
+        if events.num_rows == 0:
+            return
         messages = events.column("message").to_pylist()
         self._context.metrics.counter("remembered", "Events, each time.").add(len(messages))
         self._context.metrics.gauge("newest_length", "Of the newest.").set(len(messages[-1]))
@@ -81,6 +92,7 @@ def forget() -> None:
     """Before each test."""
     Remembering.lines = {}
     Remembering.failing = set()
+    Remembering.refused = set()
     Remembering.hanging = threading.Event()
 
 

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from coordination.pipelines.admin import PipelinesAdmin
+from logstore import keys
 from logstore.errors import InvalidInput
 from pipelines.appenders.registry import Registry
 from pipelines.definition.config import PipelineConfig, parse
@@ -178,8 +179,8 @@ async def test_a_line_that_is_no_dead_letter_stays_one(
         file.write("garbage\n")
     receiver.judge = lambda _: 200
     async with lake.running(made), lake.world() as world:
-        for _ in range(2):
-            await redelivered(admin_of(world))
+        for sent in (1, 0):
+            assert await redelivered(admin_of(world)) == (sent, 1)
             (letter,) = letters_below(tmp_path)
             assert (letter["message"], letter["ulid"]) == ("garbage", "")
     assert messages(receiver) == Counter(LINES)
@@ -201,6 +202,28 @@ async def test_dead_letters_of_a_disabled_appender_are_sent_again_when_it_is_ena
         receiver.judge = lambda _: 200
         await admin.enable("p", "a")
         assert await redelivered(admin) == (21, 0)
+    assert messages(receiver) == Counter(LINES)
+
+
+async def test_lines_of_which_nobody_knows_whether_they_are_deleted_are_dead_letters(
+    lake: Lake, receiver: Receiver, tmp_path: Path
+) -> None:
+    """The record of one pipeline is damaged: the others notice nothing, and its lines wait."""
+    record = keys.deleted_pipeline("torn.load")
+    await lake.store.put(record, b"")
+    await lake.put(*LINES[:10])
+    await lake.put(*LINES[10:], fqn="torn.load")
+    async with (
+        lake.running(pipeline(posting(receiver, "webhook"))) as process,
+        lake.world() as world,
+    ):
+        await until(lambda: messages(receiver) == Counter(LINES[:10]))
+        await until(lambda: any(one.counts.refused == 11 for one in process.workers))
+        admin = admin_of(world)
+        assert await redelivered(admin) == (0, 11)
+        await lake.store.delete([record])
+        await until(lambda: not process.source.segments.unreadable)
+        assert await redelivered(admin) == (11, 0)
     assert messages(receiver) == Counter(LINES)
 
 

@@ -24,6 +24,7 @@ from logstore.runs.deletions import Deletion, encode_deletion
 from pipelines.definition.folder import Folder
 from pipelines.metrics import METRICS, collect, health
 from pipelines.process import PipelinesProcess
+from pipelines.status import admin_of
 from tests.pipelines.lake import Lake
 from tests.pipelines.remembering import Remembering, forget, named, pipeline, until
 from tests.servers.ports import free_port
@@ -115,6 +116,14 @@ async def test_each_metric_moves(lake: Lake, tmp_path: Path) -> None:
         await until(lambda: "tailrace_pipelines_wrong_files" in moved)
         await until(lambda: not health(process).ready)
         await until(lambda: "tailrace_pipelines_clamped_events" in moved)
+        Remembering.refused = {"never"}
+        await lake.put("never", node="a")
+        await until(lambda: sample(process, "refused_events", "p") == 1)
+        await until(lambda: "tailrace_pipelines_refused_events" in moved)
+        Remembering.refused = set()
+        async with lake.world() as world:
+            await admin_of(world).redeliver("p", "x")
+        await until(lambda: "tailrace_pipelines_redelivered_events" in moved)
         watched = False
         await task
     assert {metric.name for metric in METRICS} == moved

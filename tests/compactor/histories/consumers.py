@@ -77,7 +77,7 @@ async def check_kept(
     store: ObjectStore, gone: Collection[tuple[str, int]], aside: Collection[tuple[str, int]]
 ) -> None:
     """Raises `AssertionError` if a segment that is gone is needed by a group."""
-    for group in await read_groups(store):
+    for group in (await read_groups(store)).groups:
         if group.state is State.ACTIVE:
             for node, seq in gone:
                 empty = {number for of_node, number in aside if of_node == node}

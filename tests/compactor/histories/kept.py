@@ -47,7 +47,7 @@ class Kept:
         """
         for node in every:
             self._check_mark(node, self.run(read_watermark(self.store, node)))
-        groups = self.run(read_groups(self.store))
+        groups = self.run(read_groups(self.store)).groups
         self._check_groups({group.name: group for group in groups})
         empty = {n: {seq for of_node, seq in aside if of_node == n} for n in every}
         for node, seq in sorted(set(left) - set(aside)):

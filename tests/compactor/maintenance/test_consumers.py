@@ -11,6 +11,7 @@ import orjson
 import pytest
 
 from compactor.maintenance.cleanup import remove_segments
+from compactor.report import Report
 from compactor.settings import Compaction
 from coordination.groups import (
     Cursor,
@@ -54,7 +55,7 @@ def queue_of(lake: Lake, store: ObjectStore | None = None) -> SegmentQueue:
 def removed(lake: Lake, hours: float) -> list[int]:
     """What is left so many hours after the beginning."""
     lake.clock.shift_ms = round(hours * HOUR)
-    lake.run(remove_segments(lake.compactor))
+    lake.run(remove_segments(lake.compactor, Report()))
     return left(lake)
 
 
@@ -106,7 +107,7 @@ def test_a_pipelines_group_is_evicted_by_what_it_keeps_and_never_by_age(any_lake
 
     def removed_within(most_bytes: int, hours: float) -> list[int]:
         lake.clock.shift_ms = round(hours * HOUR)
-        lake.run(remove_segments(replace(lake.compactor, pipeline_bytes=most_bytes)))
+        lake.run(remove_segments(replace(lake.compactor, pipeline_bytes=most_bytes), Report()))
         return left(lake)
 
     size = lake.run(kept())
@@ -136,7 +137,7 @@ def test_a_pipelines_file_says_how_much_is_kept_for_it(
 
     size = lake.run(bounded())
     setting, lake.clock.shift_ms = 1 if kept else 1 << 40, 1_000 * HOUR
-    lake.run(remove_segments(replace(lake.compactor, pipeline_bytes=setting)))
+    lake.run(remove_segments(replace(lake.compactor, pipeline_bytes=setting), Report()))
     assert left(lake) == kept
     found = lake.run(read_group(lake.store, made.name))
     assert found is not None
@@ -161,6 +162,22 @@ def test_a_dead_group_is_evicted_after_its_time_and_not_before(any_lake: Lake) -
     assert lake.run(take(queue_of(lake))) is None
 
 
+def test_a_group_that_cannot_be_read_keeps_segments_and_is_an_alarm(any_lake: Lake) -> None:
+    lake = consumed(any_lake, segments=2, mark=2, text=2)
+    lake.run(consume_all(queue_of(lake)))
+    key = keys.group("torn")
+    lake.put_bytes(key, b"{}")
+    lake.limits = Compaction(grace_seconds=0)
+    later(lake, 1)
+    report = Report()
+    assert lake.run(remove_segments(lake.compactor, report)) == 0
+    (alarm,) = report.alarms
+    assert key in alarm
+    assert [one.name for one in lake.run(queue_of(lake).groups())] == ["g"]
+    lake.run(lake.store.delete([key]))
+    assert lake.run(remove_segments(lake.compactor, Report())) == 2
+
+
 def test_a_dead_group_is_evicted_though_the_table_is_busy(any_lake: Lake) -> None:
     """Of a table with a commit within every grace nothing could go, so no group was in its way."""
     lake = consumed(any_lake, segments=2, mark=1, text=2)
@@ -170,7 +187,8 @@ def test_a_dead_group_is_evicted_though_the_table_is_busy(any_lake: Lake) -> Non
     commit_segments(table, table.snapshot(), [], marks, job="K", clock=SystemClock())
     lake.limits = Compaction(grace_seconds=0)
     lake.clock = Standing(at_ms=written_ms(lake, 2) - 1)
-    assert lake.run(remove_segments(replace(lake.compactor, evict_after_hours=0))) == 1
+    compactor = replace(lake.compactor, evict_after_hours=0)
+    assert lake.run(remove_segments(compactor, Report())) == 1
     assert left(lake) == [2]
     found = group(lake)
     assert (found.state, found.evictions) == (State.EVICTED, 1)
@@ -288,7 +306,7 @@ def test_a_group_that_joins_while_segments_are_deleted_misses_nothing(
         lake.clock.shift_ms = 2 * HOUR
 
         async def delete() -> None:
-            await remove_segments(lake.compactor)
+            await remove_segments(lake.compactor, Report())
 
         async def join() -> None:
             await joins(queue_of(lake, store))

@@ -104,6 +104,29 @@ def test_what_is_done_is_not_looked_at_again(plain: Lake) -> None:
     assert plain.snapshot().version == version
 
 
+def test_a_deletion_that_cannot_be_read_holds_up_no_other_and_is_done_once_it_reads(
+    plain: Lake,
+) -> None:
+    """As of a version that was upgraded since: the record is the one that was stored then."""
+    kept, other = of("kept", 0), of("r", 1, "torn")
+    add_files(plain, [of("gone", 0), kept], [other])
+    plain.delete("torn", None, EVER)
+    plain.delete("f", "gone", EVER)
+    key = keys.deleted_pipeline("torn")
+    path = Path(plain.settings.store_folder) / key
+    intact, was = path.read_bytes(), path.stat()
+    path.write_bytes(b"")
+    os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
+    later(plain)
+    (alarm,) = purged(plain).alarms
+    assert key in alarm
+    plain.holds([kept, other])
+    path.write_bytes(intact)
+    os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
+    assert purged(plain).alarms == []
+    plain.holds([kept])
+
+
 def test_a_deletion_of_this_very_minute_is_done_and_looked_at_once_more(plain: Lake) -> None:
     add_files(plain, [of("gone", 0), of("kept", 0)])
     plain.clock.shift_ms = -HOUR  # so that the minute does not end, however slow the machine is

@@ -109,6 +109,21 @@ def test_every_lease_is_listed_once_whatever_the_size_of_a_page() -> None:
     play(scenario)
 
 
+def test_a_lease_that_cannot_be_read_hides_no_other() -> None:
+    async def scenario(world: World) -> None:
+        node = world.leases("node-A")
+        for name in ("a", "b", "c"):
+            await node.acquire(text_lease(name))
+        await world.held("work")
+        (key,) = [i.key async for i in world.objects.list(keys.LEASES) if i.key.endswith("/b")]
+        await world.objects.put(key, b"")
+        page = await world.admin.page(LeaseFilter())
+        assert [entry.key for entry in page.entries] == ["a", "c", "work"]
+        assert list(page.unreadable) == [key]
+
+    play(scenario)
+
+
 def test_filters() -> None:
     async def scenario(world: World) -> None:
         await world.leases("host-1").acquire(text_lease("old"))

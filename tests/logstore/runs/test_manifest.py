@@ -11,10 +11,18 @@ import pytest
 
 from logstore import keys
 from logstore.batch import RunKey
+from logstore.checked import decode_checked, encode_checked
 from logstore.clock import SystemClock
 from logstore.errors import Damaged, UnsupportedVersion
+from logstore.names import encode
 from logstore.objects.store import ObjectStore
-from logstore.runs.deletions import Deletion, decode_deletion, deletion_at, encode_deletion
+from logstore.runs.deletions import (
+    Deletion,
+    decode_deletion,
+    deletion_at,
+    encode_deletion,
+    names_in,
+)
 from logstore.runs.manifest import (
     Chunk,
     Closing,
@@ -183,3 +191,23 @@ def test_deletions_round_trip() -> None:
     assert later.key > Deletion("f", "r", 1 << 99, "v").key
     with pytest.raises(Damaged):
         decode_deletion(b"{}")
+
+
+@pytest.mark.parametrize(
+    "run", ["r", "a/b", "~", "r~01ARZ3NDEKTSV4RRFFQ69G5FAV", "ü" * 60, "r" * 201, "x" * 400]
+)
+def test_a_key_says_whose_lines_a_deletion_takes_at_most(run: str) -> None:
+    """A name that is cut is never taken for another one: then it is the pipeline's."""
+    deletion = Deletion("a.b", run, 7 << 80)
+    fqn, named = names_in(deletion.key)
+    assert fqn == "a.b"
+    assert named in (run, None)
+    assert named == run or len(encode(run)) > 160
+    assert names_in(keys.deleted_pipeline("a.b")) == ("a.b", None)
+    assert names_in(keys.deleted_pipeline("a" * 300)) == (None, None)
+
+
+def test_a_deletion_of_a_newer_format_is_none_of_ours() -> None:
+    body = encode_checked(decode_checked(encode_deletion(Deletion("a", None, 7))) | {"format": 2})
+    with pytest.raises(UnsupportedVersion, match="format 2"):
+        decode_deletion(body)

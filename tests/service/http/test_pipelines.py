@@ -165,3 +165,12 @@ async def test_a_store_that_is_away_is_said() -> None:
         client = await stack.enter_async_context(made)
         answer = await client.get("/pipelines")
     assert (answer.status_code, answer.json()["type"]) == (503, "store-unavailable")
+
+
+async def test_a_pipeline_that_cannot_be_read_hides_no_other(
+    client: httpx.AsyncClient, store: LocalStore
+) -> None:
+    await store.put(keys.pipeline_control("p"), b"garbage")
+    rows = (await client.get("/pipelines")).json()["pipelines"]
+    assert [(row["pipeline"], row["state"]) for row in rows] == [("p", "damaged"), ("q", "running")]
+    assert keys.pipeline_control("p") in rows[0]["reason"]

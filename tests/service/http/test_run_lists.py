@@ -9,6 +9,8 @@ from typing import Any
 
 import httpx
 
+from logstore import keys
+from logstore.batch import RunKey
 from service.runs.settings import RunSettings
 from tests.service.test_main import PLAIN, service, settings_for
 
@@ -52,6 +54,26 @@ async def test_runs_are_listed_by_pages_with_what_is_known_of_each(tmp_path: Pat
         assert (rows["run-3"]["state"], rows["run-3"]["lines"]) == ("closed", 2)
         assert rows["run-6"]["bytes"] == 4
         assert rows["run-6"]["first"] >= rows["run-5"]["last"]
+
+
+async def test_a_run_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
+    """Of one the manifest is damaged, of another one the status."""
+    async with service(settings_for(tmp_path)) as (client, _):
+        for number in range(3):
+            await send(client, "p", f"run-{number}")
+            await client.post(f"{LOGS}/p/run-{number}/close")
+            status = {"runId": f"run-{number}", "pipelineState": "success"}
+            assert (await client.put(f"{BASE}/p/pipelineStatus", json=status)).is_success
+    store = tmp_path / "data" / "store"
+    (store / keys.run_manifest(RunKey("p", "run-0"))).write_bytes(b"")
+    (store / keys.run_report(keys.STATUS, RunKey("p", "run-1"))).write_bytes(b"garbage")
+    async with service(settings_for(tmp_path)) as (client, _):
+        reply = await client.get(f"{LOGS}/p")
+        assert reply.status_code == 206
+        rows = {row["runId"]: row["reported"] for row in reply.json()["details"]}
+        assert rows == {"run-1": None, "run-2": "success"}
+        assert sorted(reply.json()["damaged"]) == ["run-0", "run-1"]
+        assert (await listed(client, LOGS))["pipelines"] == ["p"]
 
 
 async def test_filters_leave_out_what_is_not_wanted(tmp_path: Path) -> None:
