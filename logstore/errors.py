@@ -50,6 +50,12 @@ class TailraceError(Exception):
             self.hint = hint
 
 
+def with_hint(error: Exception) -> str:
+    """What an error says, and what to do about it if it knows."""
+    hint = error.hint if isinstance(error, TailraceError) else None
+    return f"{error} ({hint})" if hint else str(error)
+
+
 class InvalidInput(TailraceError):
     """The input is wrong; `field` names the part of it, if there is one."""
 

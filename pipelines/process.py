@@ -29,6 +29,7 @@ from logstore.errors import (
     OutcomeUnknown,
     TailraceError,
     Unavailable,
+    with_hint,
 )
 from logstore.memory import memory_limit
 from logstore.prometheus import serve
@@ -191,7 +192,7 @@ class PipelinesProcess:
         try:
             folder = beside(await asyncio.to_thread(self._read_again), self._pipelines)
         except InvalidInput as error:
-            self._say("", f"nothing is changed: {_with_hint(error)}")
+            self._say("", f"nothing is changed: {with_hint(error)}")
             return
         self._said.pop("", None)
         self._tell_wrong(folder.wrong)
@@ -208,7 +209,7 @@ class PipelinesProcess:
 
     def _tell_wrong(self, wrong: Mapping[str, InvalidInput]) -> None:
         """Says what is wrong with files, each once."""
-        now = {path: _with_hint(error) for path, error in wrong.items()}
+        now = {path: with_hint(error) for path, error in wrong.items()}
         for path, what in sorted(now.items()):
             if self.wrong.get(path) != what:
                 log.error("a file is wrong, and what runs of it goes on as it is: %s", what)
@@ -285,12 +286,12 @@ class PipelinesProcess:
                 worker.asked = group.replay
                 self._start(worker, control)
         except InvalidInput as error:
-            self._say(pipeline.name, _with_hint(error))
+            self._say(pipeline.name, with_hint(error))
         except (Unavailable, OutcomeUnknown, LeaseLost, NotFound) as error:
             self._refused = True
             log.warning("%s waits: %s", pipeline.name, error)
         except TailraceError as error:  # what is stored of it is damaged, or of a newer version
-            self._say(pipeline.name, _with_hint(error))
+            self._say(pipeline.name, with_hint(error))
 
     def _start(self, worker: Worker, control: Control) -> None:
         """Lets a worker work. That it is disabled may be so for weeks: each new log says it."""
@@ -374,10 +375,6 @@ class PipelinesProcess:
                     await work.move_group(self._world, pipeline, queue)
             except TailraceError as error:
                 log.warning("%s keeps segments longer: %s", pipeline.name, error)
-
-
-def _with_hint(error: TailraceError) -> str:
-    return f"{error} ({error.hint})" if error.hint else str(error)
 
 
 async def run_pipelines(

@@ -34,6 +34,7 @@ from logstore.batch import RunKey, ulid_of
 from logstore.clock import Clock, SystemClock
 from logstore.disk import apply_umask, close_to_others
 from logstore.errors import InvalidInput, TailraceError
+from logstore.java import why_no_spark
 from logstore.log_lines import log_to
 from logstore.memory import give_back_freed_memory
 from logstore.objects.open import open_store
@@ -47,8 +48,8 @@ from service.http.server import address, bound_socket, serving
 from service.metrics.workers import WorkerPlace
 from service.node import Node
 from service.query_node import QueryNode
-from service.runtime.java import why_no_spark
 from service.runtime.lost_writes import log_but_lost_writes
+from service.runtime.problem import by_name
 from service.runtime.process import raise_limit
 from service.runtime.stop_deadline import MARGIN_SECONDS, StopDeadline
 from service.runtime.store_check import StoreCheck
@@ -177,7 +178,8 @@ async def run(
         app = make_app(
             settings, machine, node, lambda: engine, live, queue, leases, child, place, gate
         )
-        problems = [node.lasting_problems, queue.problems]
+        machine.problems.append(queue.problems)
+        problems = [node.lasting_problems]
         if gate is not None:
             problems.append(gate.problems)
             await stack.enter_async_context(_following(settings, gate, machine))
@@ -404,7 +406,7 @@ class ProblemLog:
     def __init__(self, problems: Callable[[], Iterable[str]], clock: Clock) -> None:
         self._problems = problems
         self._clock = clock
-        self._logged: frozenset[str] = frozenset()
+        self._logged: dict[str, str] = {}
 
     async def run(self) -> None:
         """Compares the problems once a second, until cancelled."""
@@ -414,9 +416,9 @@ class ProblemLog:
 
     def look(self) -> None:
         """Logs the problems that are new, and those that are over."""
-        now = frozenset(self._problems())
-        for problem in sorted(now - self._logged):
-            log.warning("%s", problem)
-        for problem in sorted(self._logged - now):
-            log.info("over: %s", problem)
+        now = by_name(self._problems())
+        for name in sorted(now.keys() - self._logged.keys()):
+            log.warning("%s", now[name])
+        for name in sorted(self._logged.keys() - now.keys()):
+            log.info("over: %s", self._logged[name])
         self._logged = now

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from service.runtime.problem import Problem
+
 if TYPE_CHECKING:
     from service.node import Node
 
@@ -14,6 +16,8 @@ def problems_of(node: Node, waiting: str | None) -> list[str]:
     if node.clock_skew.problem is not None:
         found.append(node.clock_skew.problem)
     if node.shipper.last_error is not None:
-        found.append(f"segments wait in the journal: {node.shipper.last_error}")
+        wait = "segments wait in the journal"
+        found.append(Problem(wait, f"{wait}: {node.shipper.last_error}"))
+    found += node.shipper.ongoing.problems()
     found += [*node.journal.problems(), *node.recovered.problems(), *node.run_logs.problems()]
     return [*found, *node.marks.problems(), *node.members.problems(), *node.seams.problems()]

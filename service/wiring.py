@@ -99,6 +99,8 @@ class Machine:
     store: StoreCounters = field(default_factory=StoreCounters)
     fsync: SyncCounters = field(default_factory=SyncCounters)
     state: StateWatch = field(default_factory=StateWatch)
+    problems: list[Callable[[], Sequence[str]]] = field(default_factory=list)
+    """Those of parts that are made behind the node."""
 
 
 def make_node(
@@ -118,7 +120,8 @@ def make_node(
     def problems() -> list[str]:
         of_store = [*check.problems(), *answers.problems()]
         of_compactor = compactor.problems() if compactor else []
-        return [*of_store, *of_compactor, *machine.state.problems()]
+        of_others = [problem for of_part in machine.problems for problem in of_part()]
+        return [*of_store, *of_compactor, *machine.state.problems(), *of_others]
 
     def syncer() -> Syncer:
         inner = QuickSyncer(syncer_for(asyncio.get_running_loop()), machine.clock)
@@ -221,6 +224,7 @@ def make_engine(
         settings=settings.query,
         bucket=query_bucket(settings, node.seams.answers),
     )
+    machine.problems.append(engine.ongoing.problems)
     node.records = run_records(engine)
     node.details = run_details(engine)
     return engine

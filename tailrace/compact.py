@@ -10,8 +10,8 @@ from typing import NoReturn
 
 from compactor.flags import configure, words
 from compactor.reporting.logs import configure as configure_log
+from logstore.java import why_no_spark
 from service.compaction import job_path
-from service.runtime.java import why_no_spark
 
 __all__ = ["configure", "run"]
 

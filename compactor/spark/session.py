@@ -25,6 +25,7 @@ from compactor.spark.engine import MergeInput, RewriteInput, Written
 from compactor.spark.jars import SUBMIT
 from compactor.spark.s3a import COMMITTER, FILE_SYSTEM, S3A
 from logstore.errors import Unavailable
+from logstore.java import why_no_java
 
 if TYPE_CHECKING:  # importing pyspark takes longer than finding out that nothing is to do
     from pyspark import SparkConf
@@ -33,10 +34,13 @@ if TYPE_CHECKING:  # importing pyspark takes longer than finding out that nothin
 log = logging.getLogger("tailrace.compactor")
 
 _NO_JAVA: Final = "Compaction needs Java 17 or newer, found by JAVA_HOME or PATH."
+_NO_JVM: Final = (
+    "Its own messages stand above this one. The usual reason is a heap that is too small, or larger"
+    " than the memory: `compaction.driver_memory` is {}."
+)
 _NO_JARS: Final = (
-    "Compaction on S3 needs Java 17 or newer, and jars that Spark fetches at its first start;"
-    " its own messages stand above this one. `python -m compactor.spark.jars FOLDER` fetches them"
-    " once, for `compaction.jars`."
+    " On S3, Spark also needs jars that it fetches at its first start;"
+    " `python -m compactor.spark.jars FOLDER` fetches them once, for `compaction.jars`."
 )
 _NO_START: Final = "Its own messages stand above this one."
 _SUBMITTED: Final = "local[*]"  # what spark-submit says where nothing was said
@@ -189,12 +193,20 @@ def _start(wishes: SparkWishes, s3a: S3A | None, secrets: Mapping[str, str]) -> 
         if s3a is not None:
             _tell_s3(spark, secrets)
     except PySparkRuntimeError as error:
-        hint = _NO_JAVA if s3a is None else _NO_JARS
-        raise Unavailable(f"Spark does not start: {error}", hint=hint) from error
+        raise _not_started(error, wishes.driver_memory, on_s3=s3a is not None) from error
     except (Py4JError, ConnectionError) as error:  # a JVM that fails: its master does not answer
         end_dead_jvm()
         raise Unavailable(f"Spark does not start: {reason(error)}", hint=_NO_START) from error
     return spark
+
+
+def _not_started(error: Exception, memory: str, *, on_s3: bool) -> Unavailable:
+    """Why there is no JVM: there is no Java for it, or it ended at once."""
+    no_java = why_no_java()
+    if no_java is not None:
+        return Unavailable(f"Spark does not start: {no_java}", hint=_NO_JAVA)
+    hint = _NO_JVM.format(memory) + (_NO_JARS if on_s3 else "")
+    return Unavailable(f"Spark does not start: {error}", hint=hint)
 
 
 def _conf(wishes: SparkWishes, s3a: S3A | None) -> SparkConf:

@@ -35,7 +35,8 @@ from coordination.storetime import StoreTime
 from logstore import keys
 from logstore import ulid as ulids
 from logstore.clock import Clock, Entropy
-from logstore.errors import InvalidInput, NotFound, StoreUnavailable
+from logstore.errors import Damaged, InvalidInput, NotFound, StoreUnavailable
+from logstore.names import decode
 from logstore.objects.store import ObjectStore
 
 SHARDS: Final = 64
@@ -185,12 +186,17 @@ class ObjectPartitions:
         return totals
 
     async def sources(self) -> list[str]:
-        folders = [name async for name in self._context.store.folders(keys.PARTITIONS)]
-        found = [await self._at(f"{keys.PARTITIONS}{folder}/") for folder in folders]
-        directories = [opened.directory for opened in found if opened is not None]
-        return sorted(
-            [directory.source.name for directory in directories if not await directory.is_empty()]
-        )
+        found = []
+        for folder in [name async for name in self._context.store.folders(keys.PARTITIONS)]:
+            try:
+                opened = await self._at(f"{keys.PARTITIONS}{folder}/")
+                if opened is not None and not await opened.directory.is_empty():
+                    found.append(opened.directory.source.name)
+            except Damaged:  # whoever asks for its partitions hears of it
+                if (name := decode(folder)) is None:
+                    raise
+                found.append(name)
+        return sorted(found)
 
     async def purge(self, source: str, ended_before_ms: int) -> int:
         opened = await self._opened(source)

@@ -30,6 +30,7 @@ from service.access.names import Names
 from service.access.quota import Quota
 from service.access.rules import Rules, TokenRule, read
 from service.access.tokens import LONGEST_TOKEN, PREFIX, Secret, id_of, matching
+from service.runtime.problem import Problem
 
 if TYPE_CHECKING:
     from service.access.issuers import Issuer
@@ -92,7 +93,10 @@ class Access:
         """What is wrong with the rules and the keys of issuers, as sentences."""
         found = [self._problem] if self._problem else []
         return found + [
-            f"the keys of the issuer {issuer.rule.issuer} cannot be fetched: {issuer.problem}"
+            Problem(
+                f"the keys of the issuer {issuer.rule.issuer} cannot be fetched",
+                f"the keys of the issuer {issuer.rule.issuer} cannot be fetched: {issuer.problem}",
+            )
             for issuer in self._issuers.values()
             if issuer.problem
         ]

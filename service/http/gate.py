@@ -38,6 +38,7 @@ from service.http.replies import CONNECTION
 from service.http.rights import INGEST, NODE, Need, Pipelines, need_of
 from service.http.targets import name
 from service.query.request import QueryRequest
+from service.runtime.problem import Problem
 
 WATCHED: Final = "tailrace.watched"
 """Key of a request's scope: what asks again about a reply that lasts, if there are rules."""
@@ -119,7 +120,8 @@ class Gate:
     def problems(self) -> list[str]:
         """What is wrong with the rules and the audit log, as sentences."""
         audit = self.audit.problem
-        more = [f"the audit log cannot be written: {audit}"] if audit else []
+        what = "the audit log cannot be written"
+        more = [Problem(what, f"{what}: {audit}")] if audit else []
         return [*self.access.problems(), *more]
 
     # --- appends -------------------------------------------------------------------

@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from logstore.filesystem import FileSystem
 from service.metrics.declared import Declared, Sources, counter, gauge
 from service.metrics.leases import LEASES
+from service.runtime.problem import Problem
 
 THEIRS: Final = (
     "tailrace_compactor_",
@@ -52,14 +53,13 @@ class CompactorFile:
         """What the last pass of the compactor leaves to a person, as sentences."""
         families = self.families()
         left_out, alarms = (_value(families, name) for name in ("segments_left_out", "alarms"))
-        found = []
+        found: list[str] = []
         if left_out:
-            found.append(
-                f"{left_out:g} damaged segments are left out of the table until somebody decides:"
-                " `tailrace verify` names them"
-            )
+            what = "damaged segments are left out of the table until somebody decides"
+            found.append(Problem(what, f"{left_out:g} {what}: `tailrace verify` names them"))
         if alarms > left_out:
-            found.append(f"the last compaction had {alarms:g} alarms: the compactor's log has them")
+            what = f"the last compaction had {alarms:g} alarms: the compactor's log has them"
+            found.append(Problem("the last compaction had alarms", what))
         return found
 
     def _read(self) -> dict[str, Metric]:

@@ -81,6 +81,11 @@ HTTP: tuple[Declared, ...] = (
     counter("stream_events", "Frames sent to live streams.", lambda s: s.http.stream_events),
     counter("stream_bytes", "Bytes sent to live streams.", lambda s: s.http.stream_bytes),
     gauge("queries_running", "Searches at work.", lambda s: s.query.running),
+    gauge(
+        "oldest_query_overdue_seconds",
+        "For how long the oldest step of a search goes on a minute after the search's time limit.",
+        lambda s: s.query.ongoing.overdue_seconds,
+    ),
     gauge("queries_waiting", "Searches in the queue.", lambda s: s.query.waiting),
     counter(
         "queries_refused", "Searches refused because the queue was full.", lambda s: s.query.refused

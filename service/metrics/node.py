@@ -220,6 +220,16 @@ NODE: tuple[Declared, ...] = (
         lambda s: s.writer.shipper.consecutive_failures,
     ),
     gauge(
+        "oldest_cut_seconds",
+        "For how long the oldest segment is being made or stored; 0 without one.",
+        lambda s: s.writer.shipper.ongoing.oldest_seconds,
+    ),
+    gauge(
+        "oldest_flush_seconds",
+        "For how long the oldest flush of a run into the store is under way; 0 without one.",
+        lambda s: s.node.run_logs.flusher.ongoing.oldest_seconds,
+    ),
+    gauge(
         "heartbeat_age_seconds",
         "Time since the loop last turned; 0 while it waits for work.",
         lambda s: {name: heart.age_seconds for name, heart in loops(s).items()},

@@ -33,7 +33,7 @@ from service.peers.journals import JournalAnswers
 from service.peers.membership import Membership
 from service.peers.messages import Message
 from service.peers.records import answer_records
-from service.peers.register import Register
+from service.peers.register import Register, unreadable_register
 from service.runs.held import HeldLines
 from service.runs.run_logs import RunLogs
 from service.runtime.store_deadline import for_request
@@ -198,7 +198,7 @@ async def _look(register: Register) -> None:
     try:
         await register.look()
     except TailraceError as error:
-        register.last_error = f"the register of nodes cannot be read: {error}"
+        register.last_error = unreadable_register(error)
 
 
 def _names(message: Message) -> tuple[str, str | None]:

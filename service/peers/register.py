@@ -39,13 +39,21 @@ from logstore import keys
 from logstore import ulid as ulids
 from logstore.checked import decode_checked, encode_checked
 from logstore.clock import Clock, Entropy
-from logstore.errors import Damaged, NodeNotReady, NotFound, TailraceError, UnsupportedVersion
+from logstore.errors import (
+    Damaged,
+    NodeNotReady,
+    NotFound,
+    TailraceError,
+    UnsupportedVersion,
+    with_hint,
+)
 from logstore.names import decode
 from logstore.objects.store import ObjectInfo, ObjectStore
 from service.peers import messages
 from service.peers.contact import Contacts
 from service.peers.transport import Address, Network, PeerRefused, PeerSilent
 from service.runtime.identity import TakenOver, taken_over
+from service.runtime.problem import Problem
 
 FORMAT = 1
 READER: Final = "query"
@@ -89,6 +97,12 @@ def encode_entry(entry: Entry) -> bytes:
     stored = asdict(entry)
     del stored["newer"]
     return encode_checked({"format": FORMAT, **stored})
+
+
+def unreadable_register(error: Exception) -> Problem:
+    """That nobody knows which nodes there are, and why."""
+    what = "the register of nodes cannot be read"
+    return Problem(what, f"{what}: {with_hint(error)}")
 
 
 def decode_entry(body: bytes) -> Entry:
@@ -294,7 +308,7 @@ class Register:
                         self.on_removed()
                 self.last_error = None
             except TailraceError as error:
-                self.last_error = f"the register of nodes cannot be read: {error}"
+                self.last_error = unreadable_register(error)
 
     async def tell_load(self, load: float) -> None:
         """Writes the load into the own entry if it has changed by a tenth. Raises `Unavailable`."""

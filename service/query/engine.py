@@ -50,6 +50,7 @@ from service.query.settings import QuerySettings
 from service.query.skip_indexes import NearestIndexes, SkipIndexes
 from service.query.tiles import TileSizes
 from service.query.view import Look, Sources, open_view
+from service.runtime.ongoing import Ongoing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,6 +61,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _DETAILS: Final = 2  # readers of records at once
+_OVERDUE_SECONDS: Final = 60.0
+"""So long after its time limit a search is interrupted for sure."""
 
 
 class QueryEngine:
@@ -83,6 +86,11 @@ class QueryEngine:
         self.tile_sizes = tile_sizes or TileSizes()
         self.clock = clock
         self.running = self.waiting = self.refused = self.stopped = 0
+        self.ongoing = Ongoing(
+            clock,
+            "a search does not end at its time limit",
+            most_seconds=settings.time_limit_seconds + _OVERDUE_SECONDS,
+        )
         self._sources = sources
         self._bucket = bucket
         self._quiet = Event()
@@ -297,7 +305,9 @@ class QueryEngine:
     def in_thread(self, call: Callable[[], T], *, details: bool = False) -> asyncio.Future[T]:
         """`call` in one of the searches' threads, from now on."""
         threads = self._detail_threads if details else self._threads
-        return asyncio.get_running_loop().run_in_executor(threads, call)
+        work = asyncio.get_running_loop().run_in_executor(threads, call)
+        self.ongoing.follow(work)
+        return work
 
 
 def _place(store: ObjectStore) -> Callable[[str], str]:

@@ -26,6 +26,7 @@ from logstore.errors import (
     OverQuota,
     TailraceError,
     Unavailable,
+    with_hint,
 )
 from logstore.names import check_name
 from logstore.objects.store import ObjectStore
@@ -37,6 +38,7 @@ from service.queue.quota import NewGroups, unused
 from service.queue.settings import QueueSettings
 from service.queue.transitions import Moment
 from service.queue.writer import Change, ConsumerGroupWriter, Shared
+from service.runtime.problem import Problem
 
 T = TypeVar("T")
 _NAME_BYTES = 100
@@ -175,7 +177,8 @@ class SegmentQueue:
             try:
                 await self._writer(name).change(give_back)
             except TailraceError as error:
-                self.last_error = f"a lease that nobody has runs out by itself: {error}"
+                what = "a lease that nobody has runs out by itself"
+                self.last_error = Problem(what, f"{what}: {with_hint(error)}")
             self._notifier.notify()
 
         task = asyncio.ensure_future(work())
@@ -339,8 +342,11 @@ class SegmentQueue:
     def problems(self) -> list[str]:
         """Problems that keep consumers from their segments, as sentences."""
         found = [] if self.last_error is None else [self.last_error]
-        found += [f"its consumers wait: {why}" for why in self.unreadable.values()]
-        return found + [f"consumers wait: {why}" for why in self.catalog.waiting.values()]
+        found += [
+            Problem(key, f"its consumers wait: {why}") for key, why in self.unreadable.items()
+        ]
+        waiting = self.catalog.waiting.items()
+        return found + [Problem(f"{node} waits", f"consumers wait: {why}") for node, why in waiting]
 
     def stop(self) -> None:
         """Ends all waiting requests without a segment."""
@@ -360,7 +366,8 @@ class SegmentQueue:
                 self.last_error = None
             except TailraceError as error:
                 self.counters.report_failures += 1
-                self.last_error = f"consumer groups cannot be looked at: {error}"
+                what = "consumer groups cannot be looked at"
+                self.last_error = Problem(what, f"{what}: {with_hint(error)}")
             await self._clock.sleep(self.settings.report_seconds)
 
     async def report(self) -> list[Group]:

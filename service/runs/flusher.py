@@ -36,6 +36,7 @@ from service.runs.locks import RunLocks
 from service.runs.pending import FlushProgress, Pending
 from service.runs.pin import Pin
 from service.runtime.heartbeat import Heartbeat
+from service.runtime.ongoing import Ongoing
 
 _LOOK_SECONDS = 0.5
 _UNKNOWN_BYTES_PER_ROW = 100
@@ -82,6 +83,7 @@ class Flusher:
         self._mark_due = 0.0
         self._barriers: dict[RunKey, int] = {}
         self.heartbeat = Heartbeat(clock)
+        self.ongoing = Ongoing(clock, "the flush of a run into the store does not end")
         self.flushes = 0
         self.failures = 0
         self.last_error: str | None = None
@@ -224,7 +226,8 @@ class Flusher:
             waiting.flushing, taken = True, waiting.bytes
             inherited = [s for s in self._backlog.inherited if key in s.waiting]
             try:
-                manifest = await self._flush_through(key, limit)
+                with self.ongoing.piece():
+                    manifest = await self._flush_through(key, limit)
             except BaseException as error:
                 self._failed(key, error)
                 raise

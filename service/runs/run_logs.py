@@ -37,6 +37,7 @@ from service.runs.repair.rebuild import RunRebuilder
 from service.runs.sweep import Sweeper
 from service.runs.takeover import Takeover
 from service.runs.unflushed import ActiveMarkers
+from service.runtime.problem import Problem
 
 _LET_GO_SECONDS = 2.0
 _TRIES = 8
@@ -179,16 +180,18 @@ class RunLogs:
 
     def problems(self) -> list[str]:
         """Present problems, as sentences."""
-        found = []
+        found = self.flusher.ongoing.problems()
         worst = self.flusher.pending.worst
         if worst >= self.alert_after_failures:
-            found.append(
+            what = (
                 f"{self.flusher.pending.failing} runs cannot be flushed, one for {worst} times: "
                 f"{self.flusher.last_error}"
             )
+            found.append(Problem("runs cannot be flushed", what))
         if self.backlog.unreadable:
             count = self.backlog.unreadable
-            found.append(f"{count} segments cannot be read; see `tailrace verify`")
+            what = f"{count} segments cannot be read; see `tailrace verify`"
+            found.append(Problem("segments cannot be read", what))
         found += self.chunk_repairer.problems()
         found += [
             f"segment {seq} of {node} is missing, and what is behind it waits"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from logstore.objects.remote import DateSample
+from service.runtime.problem import Problem
 
 MOST_MS = 60_000
 
@@ -49,4 +50,5 @@ class ClockSkew:
         if abs(ahead_ms) <= MOST_MS:
             return None
         way = "ahead of" if ahead_ms > 0 else "behind"
-        return f"the clock is {abs(ahead_ms) // 1000} s {way} the object store's: set it right"
+        what = f"the clock is {abs(ahead_ms) // 1000} s {way} the object store's: set it right"
+        return Problem("the clock is not the object store's", what)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from logstore.clock import Clock
-from logstore.errors import OutcomeUnknown, Unavailable
+from logstore.errors import OutcomeUnknown, Unavailable, with_hint
+from service.runtime.problem import Problem
 
 _RETRY_SECONDS = 1.0
 
@@ -18,7 +19,7 @@ async def insist(
         try:
             await step()
         except (Unavailable, OutcomeUnknown) as error:
-            told(f"{what}: {error}")
+            told(Problem(what, f"{what}: {with_hint(error)}"))
             await clock.sleep(_RETRY_SECONDS)
         else:
             told(None)

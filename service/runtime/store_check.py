@@ -11,11 +11,13 @@ from __future__ import annotations
 import asyncio
 
 from logstore.clock import Clock
-from logstore.errors import InvalidInput, StoreUnavailable
+from logstore.errors import InvalidInput, StoreUnavailable, with_hint
 from logstore.objects.remote import RemoteStore
 from logstore.objects.store import ObjectStore
+from service.runtime.problem import Problem
 
 _AGAIN_SECONDS = 10.0
+_UNCHECKED = "the object store is not checked"
 
 
 class StoreCheck:
@@ -51,7 +53,7 @@ class StoreCheck:
         """
         if self._store is None:
             return
-        self._unchecked = "the object store has not answered since the start"
+        self._unchecked = Problem(_UNCHECKED, "the object store has not answered since the start")
         self._first = asyncio.create_task(self._try(self._store), name="first store check")
         done, _ = await asyncio.wait({self._first}, timeout=self._first_seconds)
         if done:
@@ -81,10 +83,11 @@ class StoreCheck:
         try:
             await store.check()
         except StoreUnavailable as error:
-            self._unchecked = str(error)
+            self._unchecked = Problem(_UNCHECKED, with_hint(error))
             return
         self._unchecked = None
         try:
             await store.expire(self._texts, self._days)
         except StoreUnavailable as error:
-            self._rule = f"expired runs are removed by the service alone: {error}"
+            what = "expired runs are removed by the service alone"
+            self._rule = Problem(what, f"{what}: {with_hint(error)}")

@@ -16,6 +16,7 @@ from logstore.segments.carry import Carry
 from service.journal.failures import translated
 from service.journal.journal import Journal
 from service.journal.state import Cut
+from service.runtime.ongoing import Ongoing
 from service.runtime.threads import Offload
 from service.shipping.cut_work import CutWork, EncodedCut, SegmentEncoder
 
@@ -23,8 +24,11 @@ from service.shipping.cut_work import CutWork, EncodedCut, SegmentEncoder
 class CutEncoder:
     """Encodes the cuts of one journal, in order, by `encode`."""
 
-    def __init__(self, journal: Journal, offload: Offload, encode: SegmentEncoder) -> None:
+    def __init__(
+        self, journal: Journal, offload: Offload, encode: SegmentEncoder, ongoing: Ongoing
+    ) -> None:
         self._journal = journal
+        self._ongoing = ongoing
         self._offload = offload
         self._make = encode
         self._ahead: asyncio.Task[EncodedCut] | None = None
@@ -55,7 +59,11 @@ class CutEncoder:
         await self._make.close()
 
     async def _encode(self, cut: Cut, before: Carry) -> EncodedCut:
-        with translated("a segment could not be made"), self._journal.pin() as pin:
+        with (
+            translated("a segment could not be made"),
+            self._journal.pin() as pin,
+            self._ongoing.piece(),
+        ):
             await self._offload(lambda: self._journal.check(pin, cut.first, cut.end))
             batches = pin.batches(start=cut.first, end=cut.end)
             return await self._make(CutWork(batches, cut.seq, cut.first, cut.end, before))

@@ -35,6 +35,7 @@ from logstore.errors import (
     OutcomeUnknown,
     PreconditionFailed,
     StoreUnavailable,
+    with_hint,
 )
 from logstore.objects.store import ObjectStore
 from logstore.segments.carry import Carry
@@ -44,6 +45,7 @@ from service.journal.journal import Journal
 from service.journal.state import Cut
 from service.runtime.counters import SECONDS, Distribution
 from service.runtime.heartbeat import Heartbeat
+from service.runtime.ongoing import Ongoing
 from service.runtime.threads import Offload
 from service.shipping.confirmations import Confirmations
 from service.shipping.cut_work import EncodedCut, OffloadedEncoder, SegmentEncoder
@@ -152,7 +154,8 @@ class SegmentShipper:
         self._on_confirmed: list[Callable[[int, int, int], None]] = []
         self._on_stored: list[Callable[[str, EncodedSegment], None]] = []
         self.encode = encode or OffloadedEncoder(offload)
-        self._encoder = CutEncoder(journal, offload, self.encode)
+        self.ongoing = Ongoing(clock, "a segment is not made, or not stored")
+        self._encoder = CutEncoder(journal, offload, self.encode, self.ongoing)
         self._wake = asyncio.Event()
         self._cut_ready = asyncio.Event()
         self._wanted = confirmations.wanted  # of before a fork
@@ -302,8 +305,9 @@ class SegmentShipper:
                 for following in self._journal.state.cuts[1:2]:
                     self._encoder.begin(following, encoded.carry)
                 await self._lineage.look_if_due()
-                await self._put(self._journal.state.node, cut.seq, encoded.segment)
-                await self._lineage.check_put(cut.seq)
+                with self.ongoing.piece():
+                    await self._put(self._journal.state.node, cut.seq, encoded.segment)
+                    await self._lineage.check_put(cut.seq)
             except (StoreUnavailable, NodeNotReady, OutcomeUnknown) as error:
                 self._failed(error)
                 pause = _BACKOFF_SECONDS[min(tries, len(_BACKOFF_SECONDS) - 1)]
@@ -347,7 +351,7 @@ class SegmentShipper:
     def _failed(self, error: Exception) -> None:
         self.failures += 1
         self.consecutive_failures += 1
-        self.last_error = str(error)
+        self.last_error = with_hint(error)
 
     def _confirmed(self, cut: Cut) -> None:
         self.uploads += 1

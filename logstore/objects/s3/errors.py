@@ -83,6 +83,7 @@ _HINTS: Final = {
     "PermanentRedirect": "The bucket is in another region: set s3.region.",
     "301": "The bucket is in another region: set s3.region.",
     "AuthorizationHeaderMalformed": "The bucket is in another region: set s3.region.",
+    "NotImplemented": "Use AWS S3, MinIO, or another server that honours conditional writes.",
     "InvalidStorageClass": "This server has not that class: set s3.storage_class to STANDARD.",
     "KMSNotConfigured": "The server has no key store: leave s3.encryption empty, or set one up.",
     "InvalidObjectState": "The object was moved to an archive class: restore it there first.",

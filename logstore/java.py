@@ -40,8 +40,11 @@ def why_no_java() -> str | None:
     """A sentence that says which Java is missing here; None if there is one for Spark."""
     command = find_java()
     version = java_version(command) if command else None
+    home = os.environ.get("JAVA_HOME")
+    if home and not os.path.exists(command or ""):
+        return f"no Java {OLDEST} found: JAVA_HOME is {home}, and there is no bin/java in it"
     if version is None:
-        return f"no Java {OLDEST} found"
+        return f"no Java {OLDEST} found" + (f": {command} does not run" if command else "")
     if version < OLDEST:
         return f"no Java {OLDEST} found, only Java {version} ({command})"
     return None
