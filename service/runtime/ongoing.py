@@ -45,6 +45,11 @@ class Ongoing:
         work.add_done_callback(lambda _: self._begun.pop(number, None))
 
     @property
+    def under_way(self) -> int:
+        """How many pieces there are now."""
+        return len(self._begun)
+
+    @property
     def oldest_seconds(self) -> float:
         """For how long the oldest piece is under way; 0 without any."""
         return self._now() - min(self._begun.values()) if self._begun else 0.0

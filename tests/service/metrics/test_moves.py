@@ -72,6 +72,12 @@ MOVE_WITH_DAMAGE = {
 }
 # Of the watch around a program's store, so a real one: tests/e2e/test_damaged_state.py.
 MOVE_IN_STATE_WATCHES = {"tailrace_damaged_state_objects"}
+# For five minutes: tests/service/runs/test_flusher.py, tests/service/test_lasting_problems.py and
+# tests/service/shipping/test_encoding.py have what they are read from.
+MOVE_WHERE_WORK_HANGS = {
+    *("tailrace_oldest_cut_seconds", "tailrace_oldest_flush_seconds"),
+    "tailrace_oldest_query_overdue_seconds",
+}
 MOVE_WITH_LOST_LINES = {"tailrace_journal_lost_lines"}
 MOVE_WITH_TIME = {
     *("tailrace_runs_finalised", "tailrace_chunks_swept", "tailrace_runs_expired"),
@@ -88,6 +94,7 @@ MOVE_AT_WORK = (
     - MOVE_IN_OUTAGES
     - MOVE_WITH_DAMAGE
     - MOVE_WITH_LOST_LINES
+    - MOVE_WHERE_WORK_HANGS
     - MOVE_IN_STATE_WATCHES
     - MOVE_WITH_TIME
     - MOVE_ON_S3
@@ -101,7 +108,9 @@ MOVE_AT_WORK = (
 
 def test_every_metric_is_in_one_of_these_tests() -> None:
     here = MOVE_AT_WORK | MOVE_IN_OUTAGES | MOVE_WITH_DAMAGE | MOVE_WITH_TIME
-    here |= MOVE_WITH_LOST_LINES | {"tailrace_forks", "tailrace_cluster_size"}
+    here |= (
+        MOVE_WHERE_WORK_HANGS | MOVE_WITH_LOST_LINES | {"tailrace_forks", "tailrace_cluster_size"}
+    )
     elsewhere = MOVE_IN_SEARCHES | MOVE_OVER_HTTP | MOVE_ON_S3 | MOVE_BY_REPAIR
     elsewhere |= MOVE_BY_REPORTS | MOVE_IN_QUEUES | MOVE_WITH_LEASES
     elsewhere |= MOVE_WITH_COMPACTION | MOVE_BY_SHEDDING | MOVE_BY_ACCESS | MOVE_WITH_A_PROCESS

@@ -12,10 +12,13 @@ from logstore.batch import RunKey
 from logstore.errors import StoreUnavailable
 from logstore.objects.store import ObjectStore
 from service.runs.settings import Tuning
+from service.runtime.ongoing import LONG_SECONDS
 from tests.service.runs.world import World
 from tests.settings import SETTINGS, settings_with
 from tests.simulation.backing import on_disk
 from tests.simulation.faulty_store import FaultyStore, Schedule
+from tests.simulation.hanging_store import HangingStore
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("every_store")
 
@@ -121,3 +124,24 @@ async def test_early_by_bytes_and_not_by_characters() -> None:
     await world.confirm()
     await turn(world)
     assert store.written == ["wide"]
+
+
+async def test_a_flush_that_the_store_never_answers_is_a_problem_with_its_age() -> None:
+    """It fails no try and counts no error: only its age says that it hangs."""
+    world = World(settings=BUSY, tuning=Tuning(partial_seconds=1e9))
+    store = HangingStore(world.disk_store, lambda call: call.startswith("put runs/"))
+    await world.restart(store)
+    flusher = world.run_logs.flusher
+    world.append(RunKey("p", "r"), b"line\n")
+    await world.confirm()
+    store.gate.clear()
+    flushing = asyncio.ensure_future(flusher.flush(RunKey("p", "r")))
+    await until(lambda: bool(flusher.ongoing.under_way))
+    world.clock.pass_seconds(LONG_SECONDS)
+    assert world.run_logs.problems() == []
+    world.clock.pass_seconds(9)
+    (problem,) = world.run_logs.problems()
+    assert problem.startswith("the flush of a run into the store does not end: for 309 s")
+    store.gate.set()
+    assert await flushing is not None
+    assert world.run_logs.problems() == []

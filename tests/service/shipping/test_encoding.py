@@ -15,6 +15,7 @@ import pytest
 from logstore import keys
 from logstore.errors import NodeNotReady
 from logstore.segments.spellings import NO_LEVEL, level_of_word
+from service.runtime.ongoing import LONG_SECONDS
 from service.shipping.lineage import Forked
 from tests.service.journal.rig import NODE, RUN
 from tests.service.shipping.shipping import Ship, is_put, sail
@@ -109,6 +110,25 @@ def test_a_cut_that_cannot_be_encoded_ahead_is_encoded_in_its_turn(call: int) ->
         assert ship.shipper.failures == 1
         assert await ship.stored() == [(1, ((0, 1),)), (2, ((1, 2),)), (3, ((2, 3),))]
         assert await _levels(ship) == ["ERROR"] * 3
+
+    sail(scenario)
+
+
+def test_a_cut_that_nobody_encodes_is_a_problem_with_its_age() -> None:
+    async def scenario(clock: VirtualClock) -> None:
+        offload = Offloaded(most=_OF_A_CUT - 1)
+        ship = Ship(clock, offload=offload)
+        await _cut(ship, _ERROR)
+        ship.run()
+        await clock.sleep(LONG_SECONDS - 1)
+        assert ship.shipper.ongoing.problems() == []
+        await clock.sleep(9)
+        (problem,) = ship.shipper.ongoing.problems()
+        assert problem.startswith("a segment is not made, or not stored: for 308 s")
+        offload.go_on.set()
+        async with asyncio.timeout(60):
+            await ship.shipper.confirmed_through(ship.journal.next_pos)
+        assert ship.shipper.ongoing.problems() == []
 
     sail(scenario)
 
