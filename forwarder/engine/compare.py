@@ -106,19 +106,33 @@ class Comparer:
             return Is.UNDECIDED
         each = source.config.duplicates == "each"
         may_copy = not each and found.path != file.named
-        if (
-            opened is not Opened.READY
-            or file.content is None
-            or not holds(file.content, file.known)
-        ):
-            if holds(content, file.known):
-                return Is.SAME
-            if may_copy and found.path != file.path and (left := self._left(content, file)):
-                return Is.UNDECIDED if opened is Opened.LATER else left
-            return Is.UNFINISHED if content.compressed and not content.whole() else Is.OTHER
-        if each or not begins(content, file.content):
+        there = file.content if opened is Opened.READY else None
+        if there is not None and holds(there, file.known):
+            if each:
+                return Is.OTHER
+            relation = self._beside(source, content, file, there, may_copy=may_copy)
+            if holds(there, file.known):
+                return relation
+            # It was truncated while they were compared: what it held is here, or nowhere.
+        if holds(content, file.known):
+            return Is.SAME
+        if may_copy and found.path != file.path and (left := self._left(content, file)):
+            return Is.UNDECIDED if opened is Opened.LATER else left
+        return Is.UNFINISHED if content.compressed and not content.whole() else Is.OTHER
+
+    def _beside(
+        self,
+        source: SourceParts,
+        content: Content,
+        file: Tracked,
+        there: Content,
+        *,
+        may_copy: bool,
+    ) -> Is:
+        """What a content is to that of a file that is there."""
+        if not begins(content, there):
             return Is.OTHER
-        if not content.read(find_end(file.content), 1):
+        if not content.read(find_end(there), 1):
             return Is.SHADOW if may_copy else Is.OTHER
         full = len(file.fingerprint) >= source.config.fingerprint_size
         return Is.LONGER if full and holds(content, file.known) else Is.OTHER

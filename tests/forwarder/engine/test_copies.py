@@ -11,6 +11,11 @@ from pathlib import Path
 import pytest
 
 from forwarder.delivery.verdicts import Shipment
+from forwarder.engine.archives import Archives
+from forwarder.engine.compare import Comparer, Is
+from forwarder.engine.opening import Opener
+from forwarder.files.content import PlainContent
+from forwarder.files.finder import look
 from tests.forwarder.engine.steps import Names, run_steps
 from tests.forwarder.engine.test_stillness import Interrupted
 from tests.forwarder.engine.world import World
@@ -262,3 +267,34 @@ def test_a_copy_that_grows_while_its_folder_is_at_rest(tmp_path: Path) -> None:
     world.store.away = False
     world.over()
     assert world.store.lines() == expected
+
+
+class Interrupting(PlainContent):
+    """The content of a copy; its log is truncated when somebody asks for its end."""
+
+    def __init__(self, copy: Path, log: Path) -> None:
+        self.file = copy.open("rb")
+        super().__init__(self.file.fileno())
+        self._log = log
+
+    def end(self) -> int:
+        os.truncate(self._log, 0)
+        return super().end()
+
+
+def test_a_log_that_is_truncated_while_its_copy_is_compared_with_it(tmp_path: Path) -> None:
+    world = World(tmp_path, run="{stem}")
+    world.lines("a.log", 0, 50)
+    world.poll()
+    log, copy = world.path("a.log"), world.path("a.log.1")
+    shutil.copy(log, copy)
+    found, shared = look(str(copy)), world.shared
+    assert found is not None
+    source = shared.sources[world.config.name]
+    comparer = Comparer(shared.registry, Opener(shared), Archives(shared))
+    content = Interrupting(copy, log)
+    with content.file:
+        fingerprint = content.read(0, source.config.fingerprint_size)
+        original, relation = comparer.compare(source, found, content, fingerprint)
+    assert original is not None
+    assert (original.path, relation) == (str(log), Is.SAME)
