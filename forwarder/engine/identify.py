@@ -111,9 +111,10 @@ class Identifier:
                 source, found, handle.descriptor
             ):
                 return
-            if content is not None and now_there.place == found.place:
+            same = now_there.place == found.place and now_there.size >= found.size
+            if content is not None and same:
                 self._judge(source, now_there, content, at_end=at_end)
-            else:
+            else:  # one that is shorter now is another file, if its inode is used again
                 self._undecided = True  # the next scan knows more
         except Damaged as error:
             self._shared.tallies[name].damaged += 1

@@ -15,7 +15,7 @@ from forwarder.engine.archives import Archives
 from forwarder.engine.compare import Comparer, Is
 from forwarder.engine.opening import Opener
 from forwarder.files.content import PlainContent
-from forwarder.files.finder import look
+from forwarder.files.finder import Found, look
 from tests.forwarder.engine.steps import Names, run_steps
 from tests.forwarder.engine.test_stillness import Interrupted
 from tests.forwarder.engine.world import World
@@ -298,3 +298,30 @@ def test_a_log_that_is_truncated_while_its_copy_is_compared_with_it(tmp_path: Pa
         original, relation = comparer.compare(source, found, content, fingerprint)
     assert original is not None
     assert (original.path, relation) == (str(log), Is.SAME)
+
+
+class Replacing(World):
+    """A world where a rotated file is replaced by the beginning of a copy while a scan goes on."""
+
+    replaces = False
+
+    def listed(self, found: list[Found]) -> list[Found]:
+        if self.replaces:
+            self.replaces = False
+            whole = self.path("a.log").read_bytes()
+            self.path("a.log.1").write_bytes(whole[: len(whole) // 2])  # the same inode
+        return found
+
+
+def test_an_inode_that_a_growing_copy_uses_again_within_a_scan(tmp_path: Path) -> None:
+    """It is not taken for what was listed there, and so compared before its log."""
+    world = Replacing(tmp_path, run="{stem}")
+    world.lines("old.log", 0, 60)
+    world.path("old.log").rename(world.path("a.log.1"))
+    expected = world.lines("a.log", 0, 50)
+    world.replaces = True
+    world.poll()
+    world.path("a.log.1").write_bytes(world.path("a.log").read_bytes())
+    world.poll()
+    world.over()
+    assert world.store.lines() == expected
