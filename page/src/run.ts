@@ -164,16 +164,16 @@ export class RunView {
       } catch (error) {
         if (this.closing.signal.aborted) return;
         const [status, text] = error instanceof Problem ? [error.status, error.message] : [503, "The service does not answer. The page tries again."];
-        this.status.textContent = status === 404 ? "no such run" : "no answer";
+        this.status.textContent = status === 404 ? "no such run yet" : "no answer";
         this.element.classList.add("nothing");
         this.empty.hidden = false;
         this.empty.textContent = text;
-        if (status === 404) sayIn(this.empty, `There is no pipeline “${this.fqn}” here. It begins with its first line.`, "All pipelines", () => (location.hash = "#/"));
+        if (status === 404) sayIn(this.empty, `There is no pipeline “${this.fqn}” here yet. The page shows the run as soon as it begins. If it should be here, look whether the names in the address are right.`, "All pipelines", () => (location.hash = "#/"));
         if (status === 403) {
           this.status.textContent = "no access";
           sayIn(this.empty, text, "Use another token", () => void logInAnew());
         }
-        if (status < 500 && status !== 429) throw error;
+        if (status < 500 && status !== 429 && status !== 404) throw error;
         await new Promise((resolve) => setTimeout(resolve, 2000));
       }
     }

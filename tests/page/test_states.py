@@ -72,7 +72,7 @@ def test_hits_of_one_run_are_below_its_name(page: Page, runs: Poster) -> None:
 
 def test_a_place_that_is_not_there_offers_another(page: Page, runs: Poster) -> None:
     page.goto("/#/run/nobody/1")
-    expect(page.locator(".empty")).to_contain_text("There is no pipeline “nobody” here.")
+    expect(page.locator(".empty")).to_contain_text("There is no pipeline “nobody” here yet.")
     expect(page.get_by_role("button", name="Find", exact=True)).to_be_hidden()
     page.get_by_role("button", name="All pipelines").click()
     expect(page.locator("h1")).to_have_text("Pipelines")
