@@ -25,7 +25,7 @@ from forwarder.delivery.token import Token
 from forwarder.delivery.verdicts import Verdict
 from forwarder.engine.engine import STORAGE_RETRY_SECONDS, Engine
 from forwarder.engine.hints import is_remote
-from forwarder.engine.parts import Shared, SourceParts, Tally
+from forwarder.engine.parts import RunReports, Shared, SourceParts, Tally
 from forwarder.engine.registry import Registry
 from forwarder.entries.packer import Packer
 from forwarder.files.facts import facts_of
@@ -34,6 +34,7 @@ from forwarder.files.globs import Glob
 from forwarder.files.handles import Handles
 from forwarder.files.links import Confines
 from forwarder.files.ordering import Ordering
+from forwarder.followed_runs import FollowedRuns
 from forwarder.metrics import Sources, SyncCounts, behind, serve
 from forwarder.naming import Namer
 from logstore.clock import SystemClock
@@ -44,6 +45,7 @@ from tailrace_client.ids import BatchIds
 from tailrace_client.unfinished import UnfinishedSender, unfinished_path
 
 log = logging.getLogger(__name__)
+_WITHDRAW_SECONDS = 5.0
 
 Say = Callable[[str], None]
 
@@ -97,7 +99,8 @@ def _forward(config: Forwarder, checkpoints: Checkpoints, syncs: SyncCounts, lin
     def show(fqn: str, run: str, file: str, line: bytes) -> None:
         unfinished.show(unfinished_path(fqn, run), file, line)
 
-    shared = make_shared(config, checkpoints, log.warning, show)
+    runs = FollowedRuns(beside, SystemClock())
+    shared = make_shared(config, checkpoints, log.warning, show, runs)
 
     def on_verdict(file: str, verdict: Verdict) -> None:
         box[0].on_verdict(file, verdict)
@@ -140,6 +143,7 @@ def _forward(config: Forwarder, checkpoints: Checkpoints, syncs: SyncCounts, lin
         if stop_metrics is not None:
             stop_metrics()
         unfinished.stop()
+        runs.stop(_WITHDRAW_SECONDS)
         beside.close()
         delivery.stop(0)
     return 0
@@ -165,6 +169,7 @@ def make_shared(
     checkpoints: Checkpoints,
     say: Say,
     show: Callable[[str, str, str, bytes], None] = lambda *_: None,
+    reports: RunReports | None = None,
 ) -> Shared:
     """What all parts of the engine use, for these sources."""
     ids = BatchIds()
@@ -181,6 +186,7 @@ def make_shared(
         correct=ids.correct,
         say=say,
         show=show,
+        reports=reports,
         tallies={source.name: Tally() for source in config.sources},
     )
 

@@ -62,6 +62,9 @@ class Presence:
 
     `reported` is called when the start is reported, or need not be. Without `heartbeat` there is
     one report, if the run has no status, and the run is not lost when the client ends.
+
+    Clients with one name as `reporter` report a run together, and under its first start: several,
+    or one after another. One that `resumes` goes on with the reports of an earlier one, if any.
     """
 
     def __init__(
@@ -73,12 +76,16 @@ class Presence:
         *,
         heartbeat: bool = True,
         reported: Callable[[], None] = lambda: None,
+        reporter: str = "",
+        resumes: bool = False,
     ) -> None:
         self.started_ms = started_ms
         self._service = service
         self._fqn, self._run = fqn, run
         self._heartbeat = heartbeat
         self._reported = reported
+        self._reporter = reporter
+        self._resumes = resumes
         self._begun = False
         self._over = False
         self._lines = False
@@ -119,6 +126,47 @@ class Presence:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(2 * REPORT_SECONDS)
 
+    @property
+    def begun(self) -> bool:
+        """Whether the run has this start in its status, by this client or an earlier one."""
+        return self._begun and not self._over
+
+    @property
+    def interval(self) -> Optional[float]:
+        """Seconds until the next report; None if there is none."""
+        return None if self._over or self._stop.is_set() else self._interval
+
+    def withdraw(self) -> bool:
+        """Makes no more reports, and takes the promise back: the run is not lost by its silence.
+
+        One attempt; False if the service did not answer.
+        """
+        self.stop()
+        with self._turn:
+            try:
+                found = read_status(self._service, self._fqn, self._run) if self.begun else None
+                if found is not None and self._runs(found) and is_own(found, self.started_ms):
+                    status = {**found, "heartbeat": False}
+                    put_status(self._service, self._fqn, status, REPORT_SECONDS)
+            except InvalidRequest:
+                return True
+            except TailraceError:
+                return False
+            return True
+
+    def _runs(self, status: Mapping[str, Any]) -> bool:
+        """Whether a status of this reporter says that the run goes on."""
+        own = bool(self._reporter) and status.get("reporter") == self._reporter
+        return own and status.get("pipelineState") == "running"
+
+    def _knows_no_start(self, found: Optional[Mapping[str, Any]]) -> bool:
+        """Takes the start that this reporter said before; whether it is needed and not there."""
+        if found is not None and self._runs(found) and isinstance(found.get("startDate"), int):
+            self.started_ms = found["startDate"]
+        elif self._resumes and not self._begun:
+            self._over = True
+        return self._over
+
     def _keep(self) -> None:
         while not self._stop.is_set() and not self._over:
             pause = self._backoff.pause()
@@ -146,7 +194,7 @@ class Presence:
 
     def _report(self) -> None:
         found = read_status(self._service, self._fqn, self._run)
-        if self._stop.is_set():
+        if self._stop.is_set() or self._knows_no_start(found):
             return
         if found is not None and not self._heartbeat:
             self._over = True  # somebody has said more than that it runs
@@ -172,6 +220,8 @@ class Presence:
             "timestamp": self.started_ms,
             "heartbeat": self._heartbeat,
         }
+        if self._reporter:
+            status["reporter"] = self._reporter
         headers = put_status(self._service, self._fqn, status, REPORT_SECONDS)
         with suppress(ValueError):
             asked = float(headers.get(_HEARTBEAT, ""))

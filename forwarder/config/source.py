@@ -242,6 +242,12 @@ class Source(Section):
         0.0, "close the run of a file that had no new bytes for so long; 0: never"
     )
 
+    report_runs: bool = key(
+        True,
+        "report that a run has begun when its file appears, and that the file is followed: the run"
+        " is lost if the forwarder dies",
+    )
+
     template: Literal["", "pods", "airflow"] = key(
         "", "a shipped rule for `fqn` and `run`: of Kubernetes' pods, or Airflow's tasks"
     )

@@ -111,9 +111,18 @@ class Delivery:
         """Asks whether a run has a batch."""
         self._put(Question(file, fqn, run, batch))
 
-    def close_run(self, file: str, fqn: str, run: str, outcome: str | None = None) -> None:
+    def close_run(
+        self,
+        file: str,
+        fqn: str,
+        run: str,
+        outcome: str | None = None,
+        *,
+        started_ms: int | None = None,
+        ended_ms: int | None = None,
+    ) -> None:
         """Closes a run, behind what was submitted for the file."""
-        self._put(CloseRun(file, fqn, run, outcome))
+        self._put(CloseRun(file, fqn, run, outcome, started_ms, ended_ms))
 
     @property
     def waiting(self) -> int:

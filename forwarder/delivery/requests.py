@@ -124,7 +124,7 @@ def _ship(
 
 def _close(task: CloseRun, service: Service) -> Verdict:
     try:
-        close_run(service, task.fqn, task.run, task.outcome)
+        close_run(service, task.fqn, task.run, task.outcome, task.started_ms, task.ended_ms)
     except errors.NotFound as error:
         if error.type != "not-found":
             raise

@@ -60,6 +60,9 @@ class CloseRun:
     fqn: str
     run: str
     outcome: str | None = None
+    started_ms: int | None = None
+    ended_ms: int | None = None
+    """When the run began and ended, if its start was reported."""
 
 
 @dataclass(frozen=True, slots=True)

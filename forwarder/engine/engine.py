@@ -79,7 +79,10 @@ class Engine:
         now_ms, now = shared.clock.now_ms(), shared.clock.monotonic()
         for state in shared.checkpoints.files.values():
             if state.source in shared.sources:
-                self._registry.add(Tracked.of(state, now_ms, now))
+                file = Tracked.of(state, now_ms, now)
+                self._registry.add(file)
+                if not file.over:
+                    shared.follow(file, resumes=True)
 
     def post(self, call: Callable[[], None]) -> None:
         """Runs `call` in the engine's thread, soon. For any thread."""

@@ -384,6 +384,8 @@ class Identifier:
         self._registry.move(file, found)
         self._shared.change(file)
         self._shared.unsaved = True
+        if name in self._shared.quiet and named == found.path and not at_end:
+            self._shared.follow(file)  # it came while its folder was watched
 
     def _predecessor(self, file: Tracked, waiting: Mapping[str, Tracked]) -> Tracked | None:
         """The file whose lines come before this one's: which had its path, or is its rotation."""

@@ -157,5 +157,8 @@ class Lifecycle:
         together = list(self._shared.registry.of_run(file.fqn, file.run))
         if any(not each.over for each in together) or file.closed:
             return
-        if any(each.cursor.records for each in together):
-            self._sending.close_run(file)
+        reports = self._shared.reports
+        started = None if reports is None else reports.end(file.fqn, file.run)
+        if started is not None or any(each.cursor.records for each in together):
+            written = max(each.written_ns for each in together)
+            self._sending.close_run(file, started or 0, written)

@@ -50,6 +50,16 @@ class Checkpoints(Protocol):
     def close(self) -> None: ...
 
 
+class RunReports(Protocol):
+    """Says of runs that they began, and that their files are followed; see `followed_runs`."""
+
+    def begin(self, fqn: str, run: str, *, resumes: bool) -> None: ...
+
+    def heard(self, fqn: str, run: str) -> None: ...
+
+    def end(self, fqn: str, run: str) -> int | None: ...
+
+
 class Clock(Protocol):
     """Wall time in milliseconds, and seconds that never step backwards."""
 
@@ -135,6 +145,7 @@ class Shared:
     say: Callable[[str], None]
     show: Callable[[str, str, str, bytes], None] = lambda *_: None
     """Shows the last line of a file, by fqn, run and id, while it is not finished."""
+    reports: RunReports | None = None
     tallies: Mapping[str, Tally] = field(default_factory=dict)
     rescan: set[str] = field(default_factory=set)
     """Sources that are to be scanned again, soon."""
@@ -146,6 +157,15 @@ class Shared:
     """Sources of which all archives are known."""
     quiet: dict[str, Mapping[str, int]] = field(default_factory=dict)
     """By source, the folders of its last scan and when they were changed before it."""
+
+    def follow(self, file: Tracked, *, resumes: bool = False) -> None:
+        """The file's run is to be reported, as far as it is known."""
+        source = self.sources[file.source]
+        if self.reports is None or not source.config.report_runs:
+            return
+        named = bool(file.fingerprint) or source.name(file.named, "-") == (file.fqn, file.run)
+        if named:  # else the first bytes of the file decide which run it is
+            self.reports.begin(file.fqn, file.run, resumes=resumes)
 
     def change(self, file: Tracked) -> None:
         """The file's state is to be saved."""

@@ -33,8 +33,16 @@ class Delivery(Protocol):
         """Asks whether the run has a batch."""
         ...
 
-    def close_run(self, file: str, fqn: str, run: str) -> None:
-        """Closes a run."""
+    def close_run(
+        self,
+        file: str,
+        fqn: str,
+        run: str,
+        *,
+        started_ms: int | None = None,
+        ended_ms: int | None = None,
+    ) -> None:
+        """Closes a run, and says when it began and ended if it was reported."""
         ...
 
 
@@ -109,6 +117,8 @@ class Sending:
         tally = self._shared.tallies[file.source]
         tally.duplicate_batches += duplicate
         file.closed = False
+        if self._shared.reports is not None:
+            self._shared.reports.heard(file.fqn, file.run)
         self._advance(file, pending)
 
     def deleted(self, file: Tracked, verdict: Verdict) -> None:
@@ -189,11 +199,17 @@ class Sending:
         file.wake()
         self.changed(file)
 
-    def close_run(self, file: Tracked) -> None:
-        """Closes the file's run."""
+    def close_run(self, file: Tracked, started_ms: int, written_ns: int) -> None:
+        """Closes the file's run, which began then (0: not reported) and was written to last."""
         file.closed = True
         self.flying += 1
-        self._delivery.close_run(file.id, file.fqn, file.run)
+        ended_ms = max(written_ns // 1_000_000, started_ms)
+        if started_ms:
+            self._delivery.close_run(
+                file.id, file.fqn, file.run, started_ms=started_ms, ended_ms=ended_ms
+            )
+        else:
+            self._delivery.close_run(file.id, file.fqn, file.run)
 
     def ask_for(self, file: Tracked) -> None:
         """Asks for the next batch whose bytes are gone."""

@@ -126,8 +126,17 @@ class Post:
     def ask(self, file: str, fqn: str, run: str, batch: str) -> None:
         self.waiting.append(Question(file, fqn, run, batch))
 
-    def close_run(self, file: str, fqn: str, run: str, outcome: str | None = None) -> None:
-        self.waiting.append(CloseRun(file, fqn, run, outcome))
+    def close_run(
+        self,
+        file: str,
+        fqn: str,
+        run: str,
+        outcome: str | None = None,
+        *,
+        started_ms: int | None = None,
+        ended_ms: int | None = None,
+    ) -> None:
+        self.waiting.append(CloseRun(file, fqn, run, outcome, started_ms, ended_ms))
 
     def carry(self) -> bool:
         """Delivers everything; False if nothing waits."""
