@@ -24,6 +24,7 @@ from forwarder.stdin import LEAST_SPOOL_BYTES, POLICIES, Forwarding, Shape, opti
 from logstore.clock import SystemClock
 from logstore.errors import InvalidInput
 from logstore.progress import Line, Progress
+from tailrace_client import system
 from tailrace_client.command import DEFAULT_SPOOL
 from tailrace_client.delivery import Delivery
 from tailrace_client.environment import add_ca_file
@@ -156,7 +157,9 @@ def _forward_stdin(arguments: argparse.Namespace) -> int:
     line = Line(sys.stderr)
     say = partial(_say, line)
     service = _service(arguments, say)
-    delivery = _delivery(arguments, service, name, ids, say)
+    # Who closes the run has it alone, and so knows when it began and that it goes on.
+    started_ms = None if closing is None else system.now_ms()
+    delivery = _delivery(arguments, service, name, ids, say, started_ms)
     if arguments.run is None:
         say(f"the lines become run {arguments.fqn}/{name}")
     forwarding = Forwarding(
@@ -190,6 +193,7 @@ def _delivery(
     run: str,
     ids: BatchIds,
     say: Callable[[str], None],
+    started_ms: int | None,
 ) -> Delivery:
     if arguments.spool_bytes < LEAST_SPOOL_BYTES:
         raise InvalidInput(
@@ -205,6 +209,7 @@ def _delivery(
             options_for(arguments.on_full, arguments.spool_bytes),
             say=say,
             ids=ids,
+            started_ms=started_ms,
         )
     except InvalidRequest as error:
         raise InvalidInput(error.message, hint=error.hint) from None

@@ -345,3 +345,22 @@ def test_a_token_is_sent_and_not_shown(tmp_path: Path) -> None:
     assert "a-secret" not in said
     kept = [path.read_bytes() for path in (tmp_path / "spool").rglob("*") if path.is_file()]
     assert not any(b"a-secret" in content for content in kept)
+
+
+def test_a_silent_run_is_there_at_once_if_it_will_be_closed(
+    service: ServiceProcess, tmp_path: Path
+) -> None:
+    status = f"{service.url}{BASE.removesuffix('/logs')}/{FQN}/pipelineStatus"
+
+    def said(run: str) -> str | None:
+        answer = httpx.get(f"{status}/{run}", timeout=60)
+        return answer.json()["pipelineState"] if answer.status_code == 200 else None
+
+    target = service.url.removeprefix("http://")
+    open_ = start(target, run="silent-open", spool=tmp_path / "a")
+    closed = start(target, "--close", "success", run="silent-closed", spool=tmp_path / "b")
+    until(lambda: said("silent-closed") == "running")
+    end(closed)
+    assert state_of(service.url, "silent-closed") == ("closed", "success")
+    end(open_)
+    assert said("silent-open") is None, "others may write to it"
