@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from fastapi import APIRouter, Header, Query
 from starlette.responses import Response
@@ -33,17 +33,17 @@ from logstore.position import Cursor
 from service.http import sse
 from service.http.body import Receive, Scope, Send
 from service.http.connection import Connection
-from service.http.frames import Frame, group_of, part_of, source_of
 from service.http.gate import WATCHED, Lasting
-from service.http.line_ids import Group, line_ids, parse_start, record_ids
+from service.http.line_ids import Batch, Group, line_ids, parse_start, record_ids
 from service.http.node import NodeApi
 from service.http.page_bodies import Order
 from service.http.replies import CONNECTION
 from service.http.search_response import unless_gone
 from service.http.targets import BASE, name, run_key
 from service.http.text import shown
+from service.journal.format import decode_attributes, decode_meta, flags_of
 from service.runs.held_place import HeldPlace
-from service.runs.parts import as_records
+from service.runs.parts import RecordPart, as_records
 from service.runs.read import LogPiece
 from service.runs.records import ArrowRecords, RecordPiece
 from service.runs.source_pieces import After, Begun, OneSource
@@ -51,7 +51,7 @@ from service.runtime.counters import HttpCounters
 from service.runtime.shared_calls import SharedCalls
 from service.status.status import last_run
 from service.tail import Watcher
-from service.ticks import Tick
+from service.ticks import Published, Tick
 
 _MOST_TAIL = 100_000
 _CATCH_UP_BYTES = 256 << 10
@@ -61,6 +61,16 @@ _CLOSED = ("closed", "deleted")
 
 Form = Literal["json", "text", "ndjson"]
 T = TypeVar("T")
+
+
+class Frame(NamedTuple):
+    """What all readers at the place `before` are sent of a tick, and their place `after` it."""
+
+    before: Cursor
+    after: Cursor
+    event: bytes
+    chunk: bytes
+    """The event as HTTP/1.1 frames it."""
 
 
 class EventStream(Response):
@@ -361,7 +371,7 @@ class EventStream(Response):
         if frame is None:
             shared = self._node.tail.shared()
             after = before.advanced(tick.node, tick.last, tick.newest if shared else ())
-            sources = [source_of(tick, before)] if shared else []
+            sources = [_source_of(tick, before)] if shared else []
             made = self._frame_of_records(tick, after, sources) if self._form == "ndjson" else None
             event = made or self._frame(tick.text, after, sources=sources)
             chunk = b"%x\r\n%b\r\n" % (len(event), event)
@@ -383,7 +393,7 @@ class EventStream(Response):
         return self._event("logs", after.encode(), logs=shown(text))
 
     def _frame_of_records(self, tick: Tick, after: Cursor, sources: Sequence[OneSource]) -> bytes:
-        batch = as_records(self._key, [part_of(batch) for batch in tick.batches])
+        batch = as_records(self._key, [_part_of(batch) for batch in tick.batches])
         ids = _ids(record_ids, sources)
         return sse.records(batch, self._before(), after.encode(), ids=ids)
 
@@ -428,13 +438,42 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": frame, "more_body": True})
 
 
+def _source_of(tick: Tick, before: Cursor) -> OneSource:
+    """Where the tick's batches are, which follow the place `before`."""
+    batches = [(b.ulid, b.pos, b.records, b.lines, 0, 0) for b in tick.batches]
+    return OneSource(before, tick.node, tick.last.file, batches)
+
+
+def _group_of(source: OneSource) -> Group:
+    """The batches as a group in which ids name records."""
+    batches = tuple([Batch(*batch) for batch in source.batches])
+    return Group(source.node, source.file, batches, source.begun)
+
+
+def _part_of(batch: Published) -> RecordPart:
+    """The batch as a part of its run."""
+    shared = decode_attributes(batch.meta) if flags_of(batch.meta) else None
+    meta = decode_meta(batch.meta) if batch.meta and shared is None else None
+    return RecordPart(
+        batch.ulid,
+        0,
+        batch.pos,
+        batch.records,
+        batch.lines,
+        batch.text,
+        meta,
+        batch.connector,
+        shared,
+    )
+
+
 def _ids(
     made: Callable[[str, Group], list[bytes]], sources: Sequence[OneSource]
 ) -> list[bytes] | None:
     """Ids of what comes of these nodes next; None where lines have their final place."""
     if not sources:
         return None
-    return [one for each in sources for one in made(each.before.encode(), group_of(each))]
+    return [one for each in sources for one in made(each.before.encode(), _group_of(each))]
 
 
 _DESCRIPTION = (
