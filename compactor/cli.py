@@ -128,8 +128,14 @@ def run_until_told(work: Coroutine[Any, Any, None]) -> bool:
 async def _until_told(work: Coroutine[Any, Any, None]) -> None:
     loop, task = asyncio.get_running_loop(), asyncio.create_task(work)
 
+    def told() -> None:
+        # A JVM that loses its work says so at length; imported only where there is one.
+        if jvm := sys.modules.get("compactor.spark.jvm"):
+            jvm.hush()
+        task.cancel()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, task.cancel)
+        loop.add_signal_handler(number, told)
     if submitted():
         _at_the_end_of_input(loop, task.cancel)
     await task

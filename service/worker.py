@@ -14,6 +14,7 @@ import pickle
 import signal
 import socket
 import sys
+from contextlib import suppress
 
 import uvloop
 
@@ -26,12 +27,16 @@ from service.workers import LINES_LEFT, Assignment
 log = logging.getLogger(__name__)
 
 _STDIN = 0
+_PARENT_DIED = 1
 
 
 def main() -> int:
     """Serves until the parent says stop, or dies; the exit status."""
     size = int.from_bytes(sys.stdin.buffer.read(8), "big")
-    assignment: Assignment = pickle.loads(sys.stdin.buffer.read(size))  # noqa: S301 -- our parent's
+    said = sys.stdin.buffer.read(size)
+    if not size or len(said) < size:
+        return _PARENT_DIED
+    assignment: Assignment = pickle.loads(said)  # noqa: S301 -- our parent's
     prepare(assignment.settings)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -52,7 +57,8 @@ async def _work(assignment: Assignment) -> int:
         loop.remove_reader(_STDIN)
 
     def serves(_: str) -> None:
-        os.write(assignment.ready, b"1")
+        with suppress(BrokenPipeError):  # the parent has died, which stdin tells as well
+            os.write(assignment.ready, b"1")
         os.close(assignment.ready)
         if assignment.shared is None:
             stop.set()

@@ -123,6 +123,7 @@ def launch(conf: SparkConf, *, all_of_it: bool) -> None:
     reading, writing = os.pipe()
     relay = _Relay(os.fdopen(reading, "rb"), all_of_it=all_of_it)
     relay.start()
+    _relays.append(relay)
     try:
         gateway: Any = launch_gateway(conf, {"stdout": writing, "stderr": writing})  # type: ignore[no-untyped-call]
     except BaseException:
@@ -133,6 +134,12 @@ def launch(conf: SparkConf, *, all_of_it: bool) -> None:
     SparkContext._ensure_initialized(gateway=gateway)
     _lay_out(SparkContext._jvm)
     gateway.jvm.java.lang.System.err.println(_READY.decode())
+
+
+def hush() -> None:
+    """Leaves out what the JVM says from now on: it is being ended, in the middle of its work."""
+    for relay in _relays:
+        relay.hushed = True
 
 
 def _lay_out(jvm: Any) -> None:
@@ -147,6 +154,9 @@ def _lay_out(jvm: Any) -> None:
     core.config.Configurator.reconfigure(built)
 
 
+_relays: Final[list[_Relay]] = []
+
+
 class _Relay(threading.Thread):
     """Logs each line; JSON is passed on unchanged. Ends with the JVM."""
 
@@ -155,6 +165,7 @@ class _Relay(threading.Thread):
         self._lines = lines
         self._held: deque[bytes] | None = None if all_of_it else deque(maxlen=_KEPT_LINES)
         self._fields = all_of_it
+        self.hushed = False
 
     def run(self) -> None:
         with self._lines:
@@ -169,6 +180,8 @@ class _Relay(threading.Thread):
             self._tell(line)
 
     def _tell(self, line: bytes) -> None:
+        if self.hushed:
+            return
         said = _parsed(line)
         if said is None:
             log.warning("%s", line.decode(errors="replace").rstrip())

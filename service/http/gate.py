@@ -50,6 +50,8 @@ LOADS: Final = "tailrace.loads"
 """Key of a request's scope: how often the rules had been read when it was admitted."""
 _ALL: Final = ""
 _REFUSALS: Final = (401, 403)
+_ASKER_SECONDS: Final = 3600.0
+_MOST_ASKERS: Final = 100
 _TOKENS: Final = LinearRegex(
     r"trl_[a-z0-9]{4,32}_[0-9a-fA-F]{32,64}|eyJ[\w-]+(?:\.|%2[eE])eyJ[\w-]+(?:\.|%2[eE])[\w-]*"
 )
@@ -110,6 +112,7 @@ class Gate:
     ) -> None:
         self.access = access
         self.audit = audit
+        self._askers: dict[str, tuple[float, int]] = {}
         self.clock = clock
         self._fresh_id = fresh_id
 
@@ -255,6 +258,25 @@ class Gate:
             await send(message)
 
         return noted
+
+    def node_refused(self, scope: Scope, asker: str, error: Exception) -> None:
+        """Notes in the audit log that a node asks with another secret, once an hour for each.
+
+        `asker` is the URL that it names. It asks every second, so its other questions are counted.
+        """
+        name, now = asker or _peer(scope) or "", self.clock.monotonic()
+        since, left_out = self._askers.pop(name, (float("-inf"), 0))
+        if now - since >= _ASKER_SECONDS:
+            more = {"left_out": left_out} if left_out else {}
+            self.audit.refused(
+                status=401, reason=str(error), asker=asker, **more, **_described(scope)
+            )
+            since, left_out = now, 0
+        else:
+            left_out += 1
+        self._askers[name] = since, left_out
+        while len(self._askers) > _MOST_ASKERS:
+            del self._askers[next(iter(self._askers))]
 
     def refused(self, scope: Scope, error: TailraceError, fqn: str | None = None) -> None:
         """Counts a refusal and notes it in the audit log, with the pipeline of an append."""

@@ -28,6 +28,7 @@ Answer = Callable[[str, bytes], Awaitable[bytes]]
 """Answers a question. Raises `TailraceError`, `NotFound` for one that it does not know."""
 _MOST_BYTES: Final = 16 << 20
 _LONGEST_URL: Final = 300
+_UNKNOWN: Final = 401
 _TOKEN: Final = f"Bearer {PREFIX}".encode()
 _MEDIA_TYPE: Final = "application/octet-stream"
 
@@ -64,7 +65,7 @@ def internal_routes(
         if wanted and not any(known):
             if gate is None or not given.startswith(_TOKEN):
                 raise HttpError(
-                    401,
+                    _UNKNOWN,
                     "another secret than this node's",
                     hint="All nodes on a store have the same nodes.secret, or tokens for `node`.",
                     kind=AskOutcome.NOT_ADMITTED,
@@ -87,6 +88,8 @@ def internal_routes(
             host = "an unknown address" if request.client is None else request.client.host
             kind = error.kind if isinstance(error, HttpError) else AskOutcome.NOT_ADMITTED
             refusals.refused(asker, host, kind)
+            if gate is not None and isinstance(error, HttpError) and error.status == _UNKNOWN:
+                gate.node_refused(request.scope, asker, error)
             raise
         refusals.admitted(asker)
         body = bytearray()

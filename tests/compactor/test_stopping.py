@@ -71,8 +71,8 @@ def test_it_ends_clean_while_spark_is_busy(
         process.terminate()
     _, errors = process.communicate(timeout=300)
     assert (process.returncode, "INFO stopped" in errors) == (0, True), errors
-    for word in ("Traceback", "py4j", "broke off"):
-        assert word not in errors
+    for word in ("Traceback", "py4j", "broke off", "\tat ", "Exception"):
+        assert word not in errors, errors
     goes_on_elsewhere(lake, sent)
 
 

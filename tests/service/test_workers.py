@@ -6,6 +6,8 @@ import asyncio
 import pickle
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -106,3 +108,15 @@ async def test_a_stop_reaches_a_worker_that_is_just_being_started(tmp_path: Path
         await worker.stop(60)
         async with asyncio.timeout(60):
             assert await life == -signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"", b"\x00" * 7, (1 << 20).to_bytes(8, "big") + b"half"],
+    ids=["nothing", "a part", "half"],
+)
+def test_a_worker_whose_parent_dies_before_it_has_begun_ends_without_a_word(said: bytes) -> None:
+    """Killed while the worker starts, the parent says nothing, or half of what it had to."""
+    command = [sys.executable, "-m", "service.worker"]
+    done = subprocess.run(command, input=said, capture_output=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (1, b"", b"")

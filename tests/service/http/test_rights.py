@@ -21,10 +21,14 @@ from service.access.access import Access
 from service.access.audit import AuditLog
 from service.http.app import Application, HttpApi, build_app
 from service.http.gate import Gate
+from service.http.internal import internal_routes
 from service.http.rights import Pipelines, need_of
 from service.metrics.http import HTTP
+from service.peers.contact import Contacts
+from service.peers.http import ASKER, PATH
 from tests.service.access.rules_file import rule, token_of, written
 from tests.service.http.memory_node import MemoryNode
+from tests.simulation.clocks import ManualClock
 
 ROOT = Path(__file__).parents[3]
 SCOPES = ("ingest", "read", "consume", "admin", "metrics", "node")
@@ -37,7 +41,10 @@ AUDITED = {
     *[("POST", f"/segments/groups/{{group}}/{verb}") for verb in ("reset", "retry")],
     *[("POST", f"/leases/{verb}") for verb in ("fail", "purge", "reopen", "reset")],
     *[("POST", f"/pipelines/{{name}}/{verb}") for verb in ("disable", "enable", "pause")],
-    *[("POST", f"/pipelines/{{name}}/{verb}") for verb in ("replay", "resume", "skip")],
+    *[
+        ("POST", f"/pipelines/{{name}}/{verb}")
+        for verb in ("redeliver", "replay", "resume", "skip")
+    ],
     ("POST", "/verify"),
 }
 MOVE_BY_ACCESS = {"tailrace_access_refused"}
@@ -264,3 +271,37 @@ async def test_refusals_are_counted_by_their_reason(guarded: Guarded) -> None:
     for token in (None, token_of("unknown"), token_of("onlyingest"), token_of("onlyread")):
         await guarded.ask(page, token)
     assert shown() == {"no-token": 1, "invalid-token": 1, "scope": 1}
+
+
+async def test_a_node_with_another_secret_is_a_line_of_the_audit_log_once_an_hour(
+    tmp_path: Path,
+) -> None:
+    """It asks every second."""
+    clock = ManualClock()
+    rules = written(tmp_path / "rules.yaml", rule(token_of("mine"), {"read": ["*"]}))
+    access = Access(rules, clock)
+    audit = AuditLog(str(tmp_path / "audit.log"), Disk(), clock)
+    gate = Gate(access, audit, clock, lambda: "id")
+
+    async def answer(verb: str, body: bytes) -> bytes:
+        raise AssertionError("it was let in")
+
+    contacts = Contacts(cast("Any", None), clock)
+    routes = internal_routes(["right"], lambda: "i", answer, contacts, gate)
+    app = build_app(MemoryNode(), HttpApi(gate=gate, clock=clock, routers=(routes,)))
+    transport = httpx.ASGITransport(cast("Any", app))
+    async with httpx.AsyncClient(base_url="http://localhost", transport=transport) as client:
+        headers = {"authorization": "Bearer wrong", ASKER: "http://10.0.0.9:8790"}
+        for seconds in (*[1] * 20, 3600, 1):
+            reply = await client.post(f"{PATH}lines", headers=headers)
+            assert reply.status_code == 401
+            clock.pass_seconds(seconds)
+    await audit.close()
+    lines = [json.loads(line) for line in (tmp_path / "audit.log").read_text().splitlines()]
+    found = [(one["event"], one["asker"], one.get("left_out")) for one in lines]
+    assert found == [
+        ("refused", "http://10.0.0.9:8790", None),
+        ("refused", "http://10.0.0.9:8790", 20),
+    ]
+    assert "another secret" in lines[0]["reason"]
+    assert "wrong" not in (tmp_path / "audit.log").read_text()
