@@ -122,3 +122,11 @@ def _copy(name: str, to: Path) -> None:
 def _sources(package: Path) -> set[Path]:
     found = (path.relative_to(package) for path in package.rglob("*") if path.is_file())
     return {path for path in found if path.suffix != ".pyc"}
+
+
+def test_what_the_setup_asks_our_code_is_there_before_any_package_is() -> None:
+    """`.ci/setup` runs before anything is installed, so `-S` hides what this machine has."""
+    asked = re.findall(r"python -S -c '([^']+)'", (ROOT / ".ci/setup").read_text())
+    assert asked
+    for code in asked:
+        subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, check=True, timeout=120)
