@@ -170,9 +170,10 @@ async def forget(
     Raises `NotFound` for a node that is not in the register, `Conflict` for one that lives,
     `StoreUnavailable`, `OutcomeUnknown`, `Damaged`.
     """
-    there = await entries(store, keys.peers_of(node))
+    found = await entries(store)
+    there = {key: entry for key, entry in found.items() if _is_of(node, key, entry)}
     if not there:
-        others = sorted({entry.node for entry in (await entries(store)).values()})
+        others = sorted({entry.node for entry in found.values()})
         raise NotFound(
             f"the register has no node {node!r}",
             hint=f"It has {', '.join(others) or 'none'}. A node that was stopped in good order has"
@@ -206,6 +207,10 @@ async def forget(
     await swap(_document(store, node), change)
     await store.delete(list(there))  # and no entry of a process that has come meanwhile
     return made
+
+
+def _is_of(node: str, key: str, entry: Entry) -> bool:
+    return entry.node == node or key.startswith(keys.peers_of(node))
 
 
 async def returned(

@@ -132,9 +132,10 @@ def entry_at(key: str, body: bytes) -> Entry:
     """The entry at a key; one that cannot be read has no address, so its node is silent.
 
     It counts as one that may hold lines. Its process, if it lives, writes a damaged one again
-    within a minute. One of a newer format is `newer`.
+    within a minute. One of a newer format is `newer`. A key without `~` is a node's name.
     """
-    name, _, instance = key.removeprefix(keys.PEERS).rpartition("~")
+    name, parted, instance = key.removeprefix(keys.PEERS).rpartition("~")
+    name = name if parted else instance
     try:
         return decode_entry(body)
     except UnsupportedVersion:

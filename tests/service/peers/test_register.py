@@ -12,7 +12,7 @@ from logstore import keys
 from logstore.checked import encode_checked
 from logstore.errors import NodeNotReady
 from logstore.objects.local import LocalStore, inline
-from service.peers.forgotten import entries
+from service.peers.forgotten import entries, forget
 from service.peers.register import READER, Register
 from service.peers.transport import Address, Network, PeerSilent
 from tests.simulation.faulty_store import FaultyStore, Schedule
@@ -118,6 +118,31 @@ def test_an_entry_of_a_newer_version_makes_its_own_node_silent_and_no_other() ->
             "other",
             "newer",
         }
+
+    simulate(scenario, start_ms=START_MS)
+
+
+def test_an_object_that_no_version_writes_is_a_node_by_its_key_and_can_be_let_go() -> None:
+    async def nobody(_: str) -> str | None:
+        return None
+
+    async def scenario(clock: VirtualClock) -> None:
+        store = LocalStore("/store", PowerCutFileSystem(), clock, random.Random(1), run=inline)
+        own = Register(store, clock, random.Random(1), Network("o", Nobody()))
+        await own.publish("own")
+        for name in ("ghost", "other.tmp"):
+            await store.put(f"{keys.PEERS}{name}", b"")
+        await own.look()
+        assert {entry.node for entry in own.holders.values()} == {"ghost", "other.tmp"}
+        await forget(
+            *(store, "ghost"),
+            held_by=nobody,
+            prefix=keys.PREFIX,
+            now_ms=clock.now_ms(),
+            fresh_id=lambda: "01J00000000000000000000001",
+        )
+        await own.look()
+        assert {entry.node for entry in own.holders.values()} == {"other.tmp"}
 
     simulate(scenario, start_ms=START_MS)
 
