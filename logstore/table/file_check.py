@@ -19,6 +19,7 @@ from logstore import keys
 from logstore.errors import Damaged
 from logstore.objects.parquet import SparseFile, fetch_tail, opened
 from logstore.objects.store import ObjectStore
+from logstore.table.footers import footer_of
 from logstore.table.pages.checksums import DamagedPages, check_row_groups, row_group_range
 from logstore.table.schema import ADDED, COLUMNS, PARTITIONS
 from logstore.table.snapshot import TableFile
@@ -37,7 +38,7 @@ async def check_footer(store: ObjectStore, file: TableFile) -> SparseFile:
     key = f"{keys.TABLE}/{file.path}"
     tail = await fetch_tail(store, key, file.size)
     with _as_damage("the footer does not read"):
-        await asyncio.to_thread(_compare_footer, opened(tail, key).metadata, file)
+        await asyncio.to_thread(_compare_footer, footer_of(tail.first()[1]), file)
     return tail
 
 

@@ -24,8 +24,9 @@ import pyarrow.parquet as pq
 from logstore import keys, ulid
 from logstore.clock import Clock
 from logstore.errors import Damaged, NotFound, StoreUnavailable
-from logstore.objects.parquet import SparseFile, fetch_tail, opened
+from logstore.objects.parquet import SparseFile, fetch_tail
 from logstore.objects.store import ObjectStore
+from logstore.table.footers import footer_of
 from logstore.table.snapshot import HOUR_MS, TableFile
 from logstore.table.table import Table
 from pipelines.events import EVENTS, Origin, as_events
@@ -159,7 +160,7 @@ class TableSource:
         """The file's records with ULIDs between the two, inclusive; a row group is held at once."""
         key = f"{keys.TABLE}/{file.path}"
         tail = await fetch_tail(self._store, key, file.size)
-        footer = opened(tail, key).metadata
+        footer = footer_of(tail.first()[1])
         for number in range(footer.num_row_groups):
             start, end, ulids = _group(footer.row_group(number))
             if ulids is not None and not (ulids[0] <= highest and lowest <= ulids[1]):

@@ -7,7 +7,6 @@ comes to them. Footers are fetched like them.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
@@ -16,6 +15,7 @@ import pyarrow.parquet as pq
 
 from logstore.errors import Damaged, NotFound
 from logstore.objects.parquet import footer_bytes
+from logstore.table.footers import footer_of
 from service.query.mapped_lines import Pages
 from service.query.skip_indexes import LineMaps
 
@@ -53,7 +53,7 @@ class PageFetcher:
             raise Damaged(f"{uri} is not a Parquet file")
         if size > len(tail):
             tail = self._got(uri, f"bytes=-{size}")
-        return pq.read_metadata(io.BytesIO(tail))
+        return footer_of(tail)
 
     def close(self) -> None:
         """Ends what has not begun."""

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from logstore import ulid
 from logstore.errors import Damaged
 from logstore.objects.store import is_remote
+from logstore.table.footers import footer_at
 from service.query.request import QueryRequest
 from service.query.tiles import Tile
 
@@ -126,7 +127,7 @@ class Footers:
     def of(self, path: str) -> Footer:
         """The footer of the file.
 
-        Raises `OSError`, `pa.ArrowException`, and what fetching it raises. Blocks.
+        Raises `Damaged`, `OSError`, and what fetching it raises. Blocks.
         """
         identity = (0, 0)
         if not is_remote(path):
@@ -154,7 +155,7 @@ class Footers:
         return kept[1]
 
     def _read(self, path: str, identity: tuple[int, int]) -> Footer:
-        read = self._fetched if self._fetched is not None and is_remote(path) else pq.read_metadata
+        read = self._fetched if self._fetched is not None and is_remote(path) else footer_at
         metadata = read(path)
         footer, size = Footer(path, metadata), metadata.serialized_size
         with self._changing:

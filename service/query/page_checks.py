@@ -23,10 +23,9 @@ from pathlib import Path
 from threading import Lock
 from typing import Final, TypeAlias
 
-import pyarrow.parquet as pq
-
 from logstore.objects.store import is_remote
 from logstore.segments import seal
+from logstore.table.footers import footer_at
 from logstore.table.pages.checksums import check_row_group, check_row_groups
 from service.query.footers import Footers, as_damage
 
@@ -125,4 +124,4 @@ def check_pages_of(path: str) -> None:
     """Checks a Parquet file on this machine whole. Raises `Damaged`, `OSError`. Blocks."""
     with as_damage(), open(path, "rb", buffering=0) as file:
         number = file.fileno()
-        check_row_groups(pq.read_metadata(path), lambda at, size: os.pread(number, size, at))
+        check_row_groups(footer_at(path), lambda at, size: os.pread(number, size, at))

@@ -117,6 +117,51 @@ def _struct(data: bytes, at: int) -> tuple[dict[int, Any], int]:
     return fields, at + 1
 
 
+def struct_at(data: bytes, at: int) -> tuple[dict[int, Any], int]:
+    """All of a structure by the number of each field, lists and bytes too, and where it ends.
+
+    Raises `IndexError`, `TypeError`, `UnknownPages` for what is none.
+    """
+    fields: dict[int, Any] = {}
+    number = 0
+    while (head := data[at]) != _STOP:
+        at += 1
+        if head >> 4:
+            number += head >> 4
+        else:
+            raw, at = _varint(data, at)
+            number = _signed(raw)
+        kind = head & 15
+        if kind in (_TRUE, _FALSE):
+            fields[number] = kind == _TRUE
+        else:
+            fields[number], at = _value(data, at, kind)
+    return fields, at + 1
+
+
+def _value(data: bytes, at: int, kind: int) -> tuple[Any, int]:
+    if kind in _INTEGERS:
+        raw, at = _varint(data, at)
+        return _signed(raw), at
+    if kind == _STRUCT:
+        return struct_at(data, at)
+    if kind == _BINARY:
+        size, at = _varint(data, at)
+        return data[at : at + size], at + size
+    if kind not in (_LIST, _SET):
+        return None, _behind(data, at, kind)
+    head = data[at]
+    count, at = (head >> 4, at + 1) if head >> 4 != _LONG_LIST else _varint(data, at + 1)
+    values = []
+    for _ in range(count):
+        if head & 15 in (_TRUE, _FALSE):  # a byte each
+            value, at = data[at] == _TRUE, at + 1
+        else:
+            value, at = _value(data, at, head & 15)
+        values.append(value)
+    return values, at
+
+
 def _behind(data: bytes, at: int, kind: int) -> int:
     """Where a value ends that nobody needs here."""
     if kind in (_TRUE, _FALSE):
