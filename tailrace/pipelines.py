@@ -303,11 +303,11 @@ async def _redeliver(
         at = one.redelivery
         if at is None or at.id < asked:
             why = "is paused" if found.state == "paused" else f"has the owner {one.owner or '-'}"
-            print(f"{name}/{appender}/{one.part}: not begun; the part {why}")
+            say(f"{name}/{appender}/{one.part}: not begun; the part {why}")
             continue
         refused += at.refused
         said = f"{at.sent} sent, {at.refused} refused again, {at.deleted} of deleted runs"
-        print(f"{name}/{appender}/{one.part}: {said}{'' if at.done else ', and it goes on'}")
+        say(f"{name}/{appender}/{one.part}: {said}{'' if at.done else ', and it goes on'}")
     if len(done) < len(parts):
         complain(
             f"not everything was sent within {seconds:.0f} s",

@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.drop:
         for key, copy in asyncio.run(drop_objects(settings, arguments.drop)).items():
-            print(f"removed: {key}; a copy is {copy}")
+            say(f"removed: {key}; a copy is {copy}")
         return 0
     printer = Printer(sys.stdout, Line(sys.stderr), as_json=arguments.json)
     findings = Findings(printer.fault, printer.progress)

@@ -79,6 +79,15 @@ class Partly(LocalStore):
         return super().list(prefix, after=after)
 
 
+class Torn(Partly):
+    """A store whose list of segments that were given up is damaged, too."""
+
+    def list(self, prefix: str, *, after: str = "") -> AsyncIterator[ObjectInfo]:
+        if prefix.startswith(keys.QUARANTINE):
+            raise Damaged("a torn list")
+        return super().list(prefix, after=after)
+
+
 def test_maintenance_that_breaks_off_holds_back_no_other(due: Lake) -> None:
     """What is deleted is not known: nothing is ingested and purged, but hours expire."""
     due.limits = Compaction(grace_seconds=0, retention_days=3)
@@ -92,18 +101,28 @@ def test_maintenance_that_breaks_off_holds_back_no_other(due: Lake) -> None:
 
 
 def test_what_needs_a_person_is_raised_and_the_rest_is_told(due: Lake) -> None:
-    due.put_bytes(keys.watermark("a"), b"?")
     due.limits = Compaction(grace_seconds=0, retention_days=3)
     due.session = PlainEngine()
-    due.store.__class__ = Partly
+    due.store.__class__ = Torn
     report = Report()
-    with pytest.raises(Damaged, match="not a watermark"):
+    with pytest.raises(Damaged, match="a torn list"):
         due.run(once(due.compactor, report))
     assert report.alarms == [
         "ingesting broke off as well: no list of deletions",
         "the purge broke off as well: no list of deletions",
     ]
     assert report.hours_expired == 1
+
+
+def test_a_damaged_watermark_holds_back_the_segments_of_its_node_alone(due: Lake) -> None:
+    due.put_bytes(keys.watermark("a"), b"?")
+    due.limits = Compaction(grace_seconds=0, retention_days=3)
+    due.session = PlainEngine()
+    report = Report()
+    due.run(once(due.compactor, report))
+    assert (report.hours_expired, report.segments_removed) == (1, 0)
+    (alarm,) = report.alarms
+    assert alarm.startswith("no segment of a is removed: ")
 
 
 def test_after_it_was_mended_all_is_done(due: Lake) -> None:

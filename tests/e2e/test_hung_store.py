@@ -240,8 +240,9 @@ def test_live_searches_begin_without_the_store_and_go_on_with_it(
         for events in streams:
             rest = until(events, "ndjson", ["new 3"])
             assert rest.lines == ["new 3"], "each line once"
-            assert '{"nodes":[]}' in rest.said, "all answer again"
             assert "event: gap" not in rest.said
+            if '{"nodes":[]}' not in rest.said:  # it may come behind the line
+                assert any('{"nodes":[]}' in frame for frame in events), "all answer again"
 
 
 def test_the_command_line_prints_what_is_held_and_says_so(

@@ -96,7 +96,8 @@ def test_a_service_that_is_not_there_is_said() -> None:
 def test_compaction_without_java_says_what_to_install() -> None:
     done = _tailrace("compact", JAVA_HOME="/nowhere")
     assert done.returncode == 3
-    assert done.stderr.startswith("ERROR compaction needs Spark: no Java 17 found (Install a Java")
+    said = "ERROR compaction needs Spark: no Java 17 found: JAVA_HOME is /nowhere, and there is no"
+    assert done.stderr.startswith(f"{said} bin/java in it (Install a Java")
 
 
 def test_flags_not_given_are_left_to_the_environment() -> None:

@@ -45,7 +45,4 @@ def test_what_cannot_be_is_said_with_status_2() -> None:
     wrong = _run("--url", "ftp://x", "--fqn", "F", "--", "true")
     assert wrong.returncode == 2
     assert wrong.stderr.startswith("error: 'ftp://x' is no address\nhint: ")
-    no_spool = _run("--fqn", "F", "--spool", "/proc/x", "--", "true")
-    assert no_spool.returncode == 2
-    assert "error: the spool cannot be used" in no_spool.stderr
     assert _run("--", "true").returncode == 2

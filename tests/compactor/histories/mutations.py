@@ -36,7 +36,7 @@ MUTATIONS: Final = (
     Mutation(
         "segments are removed that are in no text",
         "compactor/maintenance/cleanup.py",
-        "min(settled[node], (await read_watermark(compactor.store, node)).seq)",
+        "min(settled[node], watermark.seq)",
         "settled[node]",
     ),
     Mutation(
