@@ -33,7 +33,13 @@ async def until_closed(nodes: list[Node], clock: Clock, key: RunKey) -> None:
 
 
 async def text_of(node: Node, key: RunKey) -> bytes:
-    return await downloaded(node, key) if await exists(node, key) else b""
+    """The text at rest: a download is of several moments, between which other nodes' lines move."""
+    last = None
+    while True:
+        text = await downloaded(node, key) if await exists(node, key) else b""
+        if text == last:
+            return text
+        last = text
 
 
 def test_a_close_is_of_the_lines_of_all_nodes() -> None:
