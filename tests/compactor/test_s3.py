@@ -356,6 +356,7 @@ def test_a_failure_of_spark_is_an_error_with_a_reason(lake: Lake, s3_session: Se
         merge(s3_session.get(), gone, lake.store.uri("table/_staging/out"))
 
 
+@pytest.mark.in_turn(2)
 def test_submitted_without_the_jars_it_says_how(lake: Lake) -> None:
     lake.put("a", [batch("f", "r", NOON, 1)])
     process = start(lake, submitted(), **quick_submit())

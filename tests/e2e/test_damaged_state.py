@@ -131,6 +131,7 @@ def found(service: ServiceProcess, **asked: str) -> tuple[int, list[str], dict[s
     return reply.status_code, lines, next(row["stats"] for row in rows if "stats" in row)
 
 
+@pytest.mark.in_turn(2)
 def test_a_deletion_that_cannot_be_read_harms_its_pipeline_alone(
     service: ServiceProcess, tmp_path: Path
 ) -> None:

@@ -148,6 +148,7 @@ async def test_each_line_comes_once_whatever_happens_meanwhile(
     await followed(service, seed, ("connections", "kill", "kill and compact", "connections"))
 
 
+@pytest.mark.in_turn(2)
 async def test_each_line_comes_once_over_a_bucket(tmp_path: Path, bucket: Bucket) -> None:
     settings = SETTINGS | bucket.environment
     service = ServiceProcess(tmp_path / "node", store=None, **settings)

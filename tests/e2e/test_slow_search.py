@@ -83,6 +83,7 @@ def test_it_ends_with_a_killed_service(service: ServiceProcess) -> None:
     wait_for(lambda: not works(child))
 
 
+@pytest.mark.in_turn(2)
 def test_a_run_is_read_as_records_while_a_search_has_every_slot(tmp_path: Path) -> None:
     service = ServiceProcess(
         tmp_path / "node",

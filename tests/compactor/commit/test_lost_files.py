@@ -81,6 +81,7 @@ def test_what_may_be_a_copy_of_its_lines_waits_and_nothing_else(either: Lake) ->
     either.holds([FIRST, SAME_HOUR, LATER, LATEST])
 
 
+@pytest.mark.in_turn(2)
 def test_its_lines_are_given_up(either: Lake) -> None:
     """As `docs/operations.md` says. What had waited is ingested."""
     path, _ = with_a_loss(either)

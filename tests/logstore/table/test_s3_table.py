@@ -151,6 +151,7 @@ def test_one_fault_of_a_request_keeps_nobody_from_reading(
     assert schedule.injected[kind] == 1
 
 
+@pytest.mark.in_turn(2)
 @minio
 def test_the_marks_of_a_hundred_nodes_are_a_list_and_each_commit_once(bucket: Bucket) -> None:
     """It was as many requests for every node, each time it was asked for one."""

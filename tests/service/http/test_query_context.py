@@ -95,6 +95,7 @@ async def test_text_has_a_line_between_groups(tmp_path: Path) -> None:
         assert len(groups) > 1
 
 
+@pytest.mark.in_turn(2)
 async def test_pages_of_hits_go_on_at_the_cursor(tmp_path: Path) -> None:
     world = await mixed(tmp_path, random.Random(1))
     async with engine_of(world) as engine, client_of(engine) as client:

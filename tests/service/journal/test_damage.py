@@ -127,6 +127,7 @@ def test_a_flip_of_every_byte_of_an_older_file_is_reported_and_invents_nothing()
         asyncio.run(opened(copy_with(fs, 0, bytes(flipped)), ask))
 
 
+@pytest.mark.in_turn(2)
 def test_a_flip_of_every_byte_of_the_newest_file_is_reported_and_stops_nothing() -> None:
     lines = [b"line %d\n" % number for number in range(8)]
     fs = written(lines, starts=2)

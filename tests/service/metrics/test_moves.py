@@ -139,6 +139,7 @@ def test_the_metrics_of_a_node_at_work(tmp_path: Path) -> None:
     assert MOVE_AT_WORK - watched.moved() == set()
 
 
+@pytest.mark.in_turn(2)
 def test_the_metrics_of_a_store_that_fails(tmp_path: Path) -> None:
     watched, clients = Watched(tmp_path), Clients()
 
