@@ -26,6 +26,9 @@ _TYPES: Final = (
 # Fields by their numbers: of the file, a row group, a column of it, its data, sizes of its levels.
 _ROW_GROUPS, _COLUMNS, _DATA, _ENCRYPTION, _TYPE, _SIZES = 4, 1, 3, 8, 1, 16
 _REPETITIONS, _DEFINITIONS = 2, 3
+_STATISTICS: Final = 12
+_BOUNDS: Final = (1, 2, 5, 6)
+_BOUND_BYTES: Final = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
 _UNREADABLE: Final = (LookupError, ValueError, TypeError, AttributeError, UnknownPages)
 _END_BYTES: Final = 8  # the length of the footer, and Parquet's magic
 _TAIL_BYTES: Final = 64 << 10
@@ -67,6 +70,10 @@ def _check_group(footer: Any, columns: list[Mapping[int, Any]]) -> None:
         sizes = data.get(_SIZES, {})
         if _ENCRYPTION in column or _TYPES[data[_TYPE]] != described.physical_type:
             raise Damaged(f"the column {described.path} of a row group is of another type")
+        bounds = [data.get(_STATISTICS, {}).get(field) for field in _BOUNDS]
+        size = _BOUND_BYTES.get(described.physical_type)
+        if size and any(bound is not None and len(bound) != size for bound in bounds):
+            raise Damaged(f"a bound of the column {described.path} of a row group does not read")
         for field, level in (
             (_REPETITIONS, described.max_repetition_level),
             (_DEFINITIONS, described.max_definition_level),
