@@ -33,13 +33,7 @@ async def until_closed(nodes: list[Node], clock: Clock, key: RunKey) -> None:
 
 
 async def text_of(node: Node, key: RunKey) -> bytes:
-    """The text at rest: a download is of several moments, between which other nodes' lines move."""
-    last = None
-    while True:
-        text = await downloaded(node, key) if await exists(node, key) else b""
-        if text == last:
-            return text
-        last = text
+    return await downloaded(node, key) if await exists(node, key) else b""
 
 
 def test_a_close_is_of_the_lines_of_all_nodes() -> None:
@@ -396,7 +390,7 @@ def test_what_is_deleted_stays_deleted_whoever_is_killed(seed: int) -> None:
 
     async def end(clock: VirtualClock) -> None:
         nodes = [await world.start(clock, name) for name in "abc"]
-        await clock.sleep(60.0)
+        await clock.sleep(180.0)  # lines that still move may be cut in a download
         for key in (RUN, OTHER):
             for node in nodes:
                 world.clients.check(key, await text_of(node, key), where="log", ordered=False)
