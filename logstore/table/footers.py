@@ -29,7 +29,7 @@ _REPETITIONS, _DEFINITIONS = 2, 3
 _STATISTICS: Final = 12
 _BOUNDS: Final = (1, 2, 5, 6)
 _BOUND_BYTES: Final = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
-_UNREADABLE: Final = (LookupError, ValueError, TypeError, AttributeError, UnknownPages)
+_UNREADABLE: Final = (LookupError, ValueError, TypeError, AttributeError, RecursionError)
 _END_BYTES: Final = 8  # the length of the footer, and Parquet's magic
 _TAIL_BYTES: Final = 64 << 10
 
@@ -57,7 +57,7 @@ def footer_of(tail: bytes) -> Any:
         told, _ = struct_at(tail[len(tail) - footer_bytes(tail) : -_END_BYTES], 0)
         for group in told.get(_ROW_GROUPS, ()):
             _check_group(footer, group[_COLUMNS])
-    except (OSError, pa.ArrowException, *_UNREADABLE) as error:
+    except (OSError, pa.ArrowException, UnknownPages, *_UNREADABLE) as error:
         raise Damaged(f"the footer does not read: {error}") from error
     return footer
 

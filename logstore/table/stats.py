@@ -12,11 +12,10 @@ from datetime import date, datetime
 from typing import Any, Final
 
 import orjson
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from logstore.errors import Damaged, StoreUnavailable
+from logstore.errors import StoreUnavailable
 from logstore.segments.record_keys import KEY_COLUMNS
+from logstore.table.footers import footer_at
 
 _BOUNDED: Final = (*KEY_COLUMNS, "ts")
 _LONGEST_BOUND: Final = 1_024  # characters
@@ -41,9 +40,7 @@ def read_footer(source: str) -> Any:
     Raises `Damaged` if it is no Parquet file, `StoreUnavailable` if it cannot be read.
     """
     try:
-        return pq.read_metadata(source)
-    except pa.ArrowInvalid as error:
-        raise Damaged(f"{source} is not a Parquet file: {error}") from error
+        return footer_at(source)
     except OSError as error:
         raise StoreUnavailable(f"{source} cannot be read: {error}") from error
 

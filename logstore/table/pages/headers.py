@@ -17,8 +17,9 @@ _RLE: Final = 3
 _DATA_PAGE, _DICTIONARY_PAGE = 0, 2
 _DATA_HEADERS: Final = (5, 8)  # of data pages of version 1 and 2
 # Thrift's types of fields.
-_STOP, _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = 0, 1, 2, 3, 7, 8, 9, 10, 12
-_INTEGERS: Final = (4, 5, 6)
+_STOP, _TRUE, _BINARY, _STRUCT = 0, 1, 8, 12
+_BOOLEANS, _INTEGERS, _LISTS = (1, 2), (4, 5, 6), (9, 10)
+_SKIPPED_BYTES: Final = {3: 1, 7: 8}  # a byte, a double
 _LONG_LIST: Final = 15
 
 
@@ -60,7 +61,7 @@ def stored_pages(column: bytes) -> Iterator[StoredPage]:
     begin = 0
     try:
         while begin < len(column):
-            header, at = _struct(column, begin)
+            header, at = struct_at(column, begin)
             size, stored, crc = header[2], header[3], header.get(4)
             inner = next((header[n] for n in _DATA_HEADERS if n in header), None)
             values = 0 if inner is None else inner[1]
@@ -68,7 +69,7 @@ def stored_pages(column: bytes) -> Iterator[StoredPage]:
                 raise Damaged("a page is longer than its column")
             yield StoredPage(at, stored, at - begin + size, values, crc, header)
             begin = at + stored
-    except (IndexError, KeyError, TypeError, UnknownPages) as error:
+    except (IndexError, KeyError, TypeError, RecursionError, UnknownPages) as error:
         raise Damaged("the header of a page does not read") from error
 
 
@@ -95,32 +96,10 @@ def pages_of(column: bytes) -> list[Page]:
     return found
 
 
-def _struct(data: bytes, at: int) -> tuple[dict[int, Any], int]:
-    """Integers and structures of a structure, by the number of their field, and where it ends."""
-    fields: dict[int, Any] = {}
-    number = 0
-    while (head := data[at]) != _STOP:
-        at += 1
-        if head >> 4:
-            number += head >> 4
-        else:
-            raw, at = _varint(data, at)
-            number = _signed(raw)
-        kind = head & 15
-        if kind in _INTEGERS:
-            raw, at = _varint(data, at)
-            fields[number] = _signed(raw)
-        elif kind == _STRUCT:
-            fields[number], at = _struct(data, at)
-        else:
-            at = _behind(data, at, kind)
-    return fields, at + 1
-
-
 def struct_at(data: bytes, at: int) -> tuple[dict[int, Any], int]:
-    """All of a structure by the number of each field, lists and bytes too, and where it ends.
+    """A structure: its values by the numbers of their fields, and where it ends.
 
-    Raises `IndexError`, `TypeError`, `UnknownPages` for what is none.
+    Raises `IndexError`, `RecursionError`, `UnknownPages` for what is none.
     """
     fields: dict[int, Any] = {}
     number = 0
@@ -132,7 +111,7 @@ def struct_at(data: bytes, at: int) -> tuple[dict[int, Any], int]:
             raw, at = _varint(data, at)
             number = _signed(raw)
         kind = head & 15
-        if kind in (_TRUE, _FALSE):
+        if kind in _BOOLEANS:
             fields[number] = kind == _TRUE
         else:
             fields[number], at = _value(data, at, kind)
@@ -140,6 +119,7 @@ def struct_at(data: bytes, at: int) -> tuple[dict[int, Any], int]:
 
 
 def _value(data: bytes, at: int, kind: int) -> tuple[Any, int]:
+    """A value of that type, and where it ends; None for a number that nobody needs here."""
     if kind in _INTEGERS:
         raw, at = _varint(data, at)
         return _signed(raw), at
@@ -148,42 +128,20 @@ def _value(data: bytes, at: int, kind: int) -> tuple[Any, int]:
     if kind == _BINARY:
         size, at = _varint(data, at)
         return data[at : at + size], at + size
-    if kind not in (_LIST, _SET):
-        return None, _behind(data, at, kind)
+    if kind in _SKIPPED_BYTES:
+        return None, at + _SKIPPED_BYTES[kind]
+    if kind not in _LISTS:
+        raise UnknownPages(f"a field of Thrift's type {kind}")
     head = data[at]
     count, at = (head >> 4, at + 1) if head >> 4 != _LONG_LIST else _varint(data, at + 1)
     values = []
     for _ in range(count):
-        if head & 15 in (_TRUE, _FALSE):  # a byte each
+        if head & 15 in _BOOLEANS:  # a byte each
             value, at = data[at] == _TRUE, at + 1
         else:
             value, at = _value(data, at, head & 15)
         values.append(value)
     return values, at
-
-
-def _behind(data: bytes, at: int, kind: int) -> int:
-    """Where a value ends that nobody needs here."""
-    if kind in (_TRUE, _FALSE):
-        return at
-    if kind == _BYTE:
-        return at + 1
-    if kind == _DOUBLE:
-        return at + 8
-    if kind in _INTEGERS:
-        return _varint(data, at)[1]
-    if kind == _BINARY:
-        size, at = _varint(data, at)
-        return at + size
-    if kind == _STRUCT:
-        return _struct(data, at)[1]
-    if kind in (_LIST, _SET):
-        head = data[at]
-        count, at = (head >> 4, at + 1) if head >> 4 != _LONG_LIST else _varint(data, at + 1)
-        for _ in range(count):
-            at = at + 1 if head & 15 in (_TRUE, _FALSE) else _behind(data, at, head & 15)
-        return at
-    raise UnknownPages(f"a field of Thrift's type {kind}")
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

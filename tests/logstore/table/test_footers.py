@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -64,9 +65,14 @@ def test_it_is_what_pyarrow_reads(path: Path) -> None:
 
 
 def test_no_bit_ends_the_process(path: Path) -> None:
-    bits = pq.read_metadata(path).serialized_size * 8
-    # Of the type and of the histograms of a column's levels, and what a run takes of all others.
-    chosen = [*range(0, 600, 4), *some(range(bits), 16, "bits of a footer")]
+    size = pq.read_metadata(path).serialized_size
+    footer = path.read_bytes()[-8 - size : -8]
+    # Thrift's head of a field of bytes, their number, and True: the bounds of `carried`.
+    lengths = [found.start() + 1 for found in re.finditer(rb"\x18\x01\x01", footer)]
+    assert lengths
+    # Of levels in the schema, and of the lengths of bounds; a run takes some of all others.
+    chosen = [*range(0, 600, 4), *[at * 8 + bit for at in lengths for bit in range(8)]]
+    chosen += some(range(size * 8), 16, "bits of a footer")
     done = subprocess.run(
         [sys.executable, "-c", _LOOKS, str(path)],
         input=json.dumps(chosen),
