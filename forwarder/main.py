@@ -64,7 +64,10 @@ def forward(config: Forwarder) -> int:
 
 
 def _open_checkpoints(folder: str, syncs: SyncCounts) -> Checkpoints:
-    """Opens them, and waits for a disk that refuses, as a forwarder that runs does."""
+    """Opens them, and waits for a disk that refuses, as a forwarder that runs does.
+
+    There is no deadline: nothing is lost meanwhile, and a signal ends the process.
+    """
     said = ""
     while True:
         try:

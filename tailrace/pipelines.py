@@ -316,7 +316,7 @@ async def _redeliver(
     elif refused:
         complain(
             f"{refused} dead letters were refused again, and are kept",
-            "The key `reason` of each says why; send them again when that is mended.",
+            "The key `reason` of each says why. Correct that, then send them again.",
         )
     return 1 if refused or len(done) < len(parts) else 0
 

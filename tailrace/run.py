@@ -18,11 +18,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the command: its exit status, or 2 if a flag or the spool cannot be used."""
+    """Runs the command: its exit status, or 2 if a flag is wrong or there is no terminal for it."""
     try:
         return command.run(arguments)
     except InvalidRequest as error:
         complain(error.message, error.hint)
     except OSError as error:
-        complain(f"the spool cannot be used: {error}")
+        complain(f"the command cannot be run: {error}")
     return 2

@@ -120,9 +120,9 @@ class HeldBatch:
         """It was acknowledged, or dropped and counted."""
         self.entries = []
 
-    def set_aside(self, batch: str, why: str) -> str:  # noqa: ARG002
+    def set_aside(self, _: str, _why: str) -> str:
         """The service does not take it, and it cannot be kept: an empty path says so."""
-        self.remove(batch)
+        self.entries = []
         return ""
 
 
@@ -191,11 +191,10 @@ class Buffer:
     def open(self) -> None:
         """Makes the queue on disk, which else the first record does; what keeps it is said."""
         with self.locked():
-            if self.queue is None:
-                try:
-                    self.queue = Queue.create(self._spool, self._target, self._ids)
-                except OSError as error:
-                    self._refused(error)
+            try:
+                self._on_disk()
+            except OSError as error:
+                self._refused(error)
 
     def put(self, record: bytes, *, may_wait: bool = True) -> bool:
         """Takes a record, a line of ndjson; False if it was dropped."""
@@ -378,9 +377,7 @@ class Buffer:
             held = self._held
             if free and held is not None and held.entries:
                 try:
-                    if self.queue is None:
-                        self.queue = Queue.create(self._spool, self._target, self._ids)
-                    self.queue.keep(held.id, held.entries, given=held.given)
+                    self._on_disk().keep(held.id, held.entries, given=held.given)
                 except OSError as error:
                     self._refused(error)
                 else:
@@ -399,10 +396,14 @@ class Buffer:
         dropped = sum([drop.records for drop in drops])
         self._notes[batch] = _Notes(before.notes + 1, before.dropped + dropped)
 
-    def _append(self, entries: List[Entry]) -> None:
+    def _on_disk(self) -> Queue:
+        """The queue in the spool, which is made if need be. Raises `OSError`."""
         if self.queue is None:
             self.queue = Queue.create(self._spool, self._target, self._ids)
-        queue = self.queue
+        return self.queue
+
+    def _append(self, entries: List[Entry]) -> None:
+        queue = self._on_disk()
         if queue.open_size >= self._options.batch_bytes:
             queue.seal()
         if not queue.open_size:

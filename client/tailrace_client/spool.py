@@ -145,20 +145,18 @@ class Queue:
         # Under a name that nobody takes over, until it is locked.
         draft = os.path.join(spool, f".{name}")
         os.mkdir(draft, mode=system.PRIVATE_FOLDER)
+        lock = None
         try:
             lock = system.lock_file(os.path.join(draft, _LOCK))
-        except OSError:
-            shutil.rmtree(draft, ignore_errors=True)
-            raise
-        if lock is None:
-            raise OSError(f"the new folder {draft} is locked by another process")
-        try:
+            if lock is None:
+                raise OSError(f"the new folder {draft} is locked by another process")
             content = _checked({"version": _VERSION, **target._asdict()})
             system.write_whole(os.path.join(draft, _TARGET), content)
             path = os.path.join(spool, name)
             system.rename(draft, path)
         except BaseException:
-            os.close(lock)
+            if lock is not None:
+                os.close(lock)
             shutil.rmtree(draft, ignore_errors=True)
             raise
         return cls(path, target, lock)

@@ -183,8 +183,8 @@ class Source(Section):
     )
     overwritten: Literal["last", "all"] = key(
         "last",
-        "what is sent of a line with carriage returns in it, such as a progress bar: the last state"
-        " that it shows, or all of it",
+        "how a line with carriage returns is sent, such as a progress bar: its last state, or all"
+        " of it",
     )
     multiline: Multiline | None = key(None, "entries of several lines")
     preserve_leading_whitespaces: bool = key(False, "keep white space before an entry")

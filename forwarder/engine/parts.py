@@ -31,7 +31,7 @@ class Packer(Protocol):
         ...
 
     def rest(self, data: bytes, start: Cursor) -> Rest:
-        """What is unfinished at the end of `data`, in which no entry is complete."""
+        """The unfinished end of `data`, which has no complete entry."""
         ...
 
 

@@ -156,7 +156,7 @@ class Deletable(Protocol):
 class Shelf(Appender, Protocol):
     """An appender whose output can be read again: what dead letters are written to.
 
-    Files here are files or objects. Those that are ended get no more lines.
+    Files here are files or objects. An ended file gets no more lines.
     """
 
     def end(self) -> None:

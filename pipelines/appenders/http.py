@@ -127,7 +127,7 @@ def deliver(events: pa.Table, post: Callable[[pa.Table], None], refuse: Refuse) 
 
 
 class Poster:
-    """ ""Posts bodies to one address. Calls block."""
+    """Posts bodies to one address. Calls block."""
 
     def __init__(self, settings: HttpSettings) -> None:
         self._settings = settings

@@ -36,7 +36,7 @@ from logstore.filesystem import File, FileSystem
 REFUSALS: Final = 10
 """Refusals that are written in a second."""
 _LONGEST: Final = 1000
-_TAIL_BYTES: Final = 64 << 10
+_TAIL_BYTES: Final = 4 << 10  # more than most lines have, and read before each group
 _WHOLE: Final = frozenset({"fqn", "run"})  # names have a bound of their own
 
 

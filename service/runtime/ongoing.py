@@ -31,8 +31,7 @@ class Ongoing:
     @contextmanager
     def piece(self) -> Iterator[None]:
         """Counts what is done in the block as a piece."""
-        number = next(self._numbers)
-        self._begun[number] = self._now()
+        number = self._begin()
         try:
             yield
         finally:
@@ -40,9 +39,13 @@ class Ongoing:
 
     def follow(self, work: asyncio.Future[Any]) -> None:
         """Counts work that a thread does as a piece, until the thread has ended it."""
+        number = self._begin()
+        work.add_done_callback(lambda _: self._begun.pop(number, None))
+
+    def _begin(self) -> int:
         number = next(self._numbers)
         self._begun[number] = self._now()
-        work.add_done_callback(lambda _: self._begun.pop(number, None))
+        return number
 
     @property
     def under_way(self) -> int:

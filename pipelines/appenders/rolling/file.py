@@ -30,8 +30,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from logstore.descriptors import NO_DESCRIPTOR, open_files
-from logstore.filesystem import File, FileSystem
+from logstore.descriptors import open_files
+from logstore.filesystem import File
 from pipelines.appenders.contract import AppenderFailed, Context, State
 from pipelines.appenders.rolling.access import Access
 from pipelines.appenders.rolling.catalog import Catalog, catalog_in
@@ -275,11 +275,11 @@ class RollingFile:
         known = self._open.get(path)
         if known is None:
             while len(self._open) >= self._most_open:
-                self._close_oldest()
+                self._close(next(iter(self._open)))
             whole = os.path.join(self._folder, path)
             context.fs.make_folders(os.path.dirname(whole))
             self._new_in.add(os.path.dirname(whole))
-            file = self._opened(context.fs, whole)
+            file = context.fs.open(whole, "append")
             access.file(whole)
             folder = os.path.dirname(path)
             while folder:
@@ -289,19 +289,6 @@ class RollingFile:
         known.used = context.clock.monotonic()
         self._open.move_to_end(path)
         return known
-
-    def _opened(self, fs: FileSystem, path: str) -> File:
-        """Opens a file. Others are closed for it while the process may open no more."""
-        while True:
-            try:
-                return fs.open(path, "append")
-            except OSError as error:
-                if error.errno not in NO_DESCRIPTOR or not self._open:
-                    raise
-                self._close_oldest()
-
-    def _close_oldest(self) -> None:
-        self._close(next(iter(self._open)))
 
     def _size(self, path: str) -> int:
         """How large the file of a path is; 0 without one."""

@@ -342,9 +342,9 @@ class RollingObject:
         except InvalidName as error:
             return str(error)
         size = len(f"{place}/{name}".encode())
-        return f"a key has at most {MAX_KEY_BYTES} bytes with the prefix of its store" * (
-            bool(place) and size > MAX_KEY_BYTES
-        )
+        if place and size > MAX_KEY_BYTES:
+            return f"a key has at most {MAX_KEY_BYTES} bytes with the prefix of its store"
+        return ""
 
     def _safely(self, call: Callable[[], object]) -> None:
         """Raises `AppenderFailed` for what the store refuses."""

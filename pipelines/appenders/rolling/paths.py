@@ -151,7 +151,9 @@ def refused_name(whole: str, spare: int) -> str:
     if max(longest, name) > _NAME_BYTES:
         return f"a file's name has at most {_NAME_BYTES} bytes, and this has {max(longest, name)}"
     size = len(os.fsencode(whole)) + spare
-    return f"a path has at most {_PATH_BYTES} bytes, and this has {size}" * (size > _PATH_BYTES)
+    if size > _PATH_BYTES:
+        return f"a path has at most {_PATH_BYTES} bytes, and this has {size}"
+    return ""
 
 
 def writable(
