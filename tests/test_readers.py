@@ -76,7 +76,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize(
     "engine",
     ["DuckDB", "Polars", "deltalake", pytest.param("Spark SQL", marks=pytest.mark.spark)],

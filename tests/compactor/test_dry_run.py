@@ -117,6 +117,7 @@ def _ran(module: str, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.in_turn(2)
 def test_the_command_prints_it_without_java(lake: Lake) -> None:
     lake.put("a", [batch("f", "r", NOON, 3)])
     before = content(lake)

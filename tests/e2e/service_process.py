@@ -42,6 +42,8 @@ class ServiceProcess:
         self.settings: dict[str, str] = {
             **os.environ,
             "TAILRACE_COMPACTION__ENABLED": "false",
+            # A busy machine may need longer than the default for the last flush.
+            "TAILRACE_SERVER__STOP_SECONDS": "120",
             **({"TAILRACE_STORE": str(store)} if store else {}),
             **settings,
         }
