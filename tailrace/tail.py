@@ -41,7 +41,7 @@ from tailrace.tailing.start import has_no_lines, where
 from tailrace.tailing.unfinished import end, show_unfinished
 
 _AGAIN = "the store has lines before some of these: the run is printed again from there"
-_LOOKED_AT = 100  # runs that changed last: the newest is first among them
+_LOOKED_AT = 100  # runs that began last
 DEFAULT_LINES = 100
 
 
@@ -173,7 +173,7 @@ async def _named(client: httpx.AsyncClient, arguments: argparse.Namespace) -> st
     if found is None:
         raise NotFound(
             f"{arguments.fqn} has no run before {own or 'the newest'}",
-            hint=f"It is looked for in the {_LOOKED_AT} runs that changed last.",
+            hint=f"It is looked for in the {_LOOKED_AT} runs that began last.",
         )
     return found
 

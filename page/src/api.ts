@@ -22,6 +22,8 @@ export interface RunDetails {
   outcome: string | null;
   /** What the client of the run reported last. */
   reported: string | null;
+  /** When its first line or status came: the list is in this order, the latest first. */
+  began: number;
   started: number | null;
   ended: number | null;
   took: number | null;

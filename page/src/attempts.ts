@@ -28,7 +28,7 @@ export function together(runs: RunDetails[]): RunDetails[][] {
   return rows;
 }
 
-/** The latest runs of a pipeline. Raises `Problem`. */
+/** The latest runs of a pipeline, the one that began last first. Raises `Problem`. */
 export async function latest(fqn: string, signal: AbortSignal): Promise<RunDetails[]> {
   return (await json<{ details: RunDetails[] }>(logsOf(fqn), { limit: 100 }, signal)).details;
 }
@@ -42,7 +42,6 @@ export function before(runs: RunDetails[], run: string): string | null {
     const one = attempts.filter((other) => other.attempt! < own.attempt!).sort((a, b) => b.attempt! - a.attempt!)[0];
     if (one) return one.runId;
   }
-  const began = own?.first ?? Infinity;
-  const others = runs.filter((one) => one.runId !== run).sort((a, b) => (b.first ?? 0) - (a.first ?? 0));
-  return (others.find((one) => (one.first ?? 0) <= began) ?? others[0])?.runId ?? null;
+  const at = runs.findIndex((one) => one.runId === run);
+  return (runs[at + 1] ?? runs.find((one) => one.runId !== run))?.runId ?? null;
 }

@@ -29,11 +29,11 @@ export interface Changes extends Compared {
 export async function lastGood(fqn: string, run: string, signal: AbortSignal): Promise<string | null> {
   type List = { details: RunDetails[]; after: string | null };
   const own = await json<List>(logsOf(fqn), { name: run, limit: 50 }, signal);
-  const began = own.details.find((one) => one.runId === run)?.first ?? Infinity;
+  const began = own.details.find((one) => one.runId === run)?.began;
   let after: string | undefined;
   for (let page = 0; page < PAGES; page++) {
-    const found = await json<List>(logsOf(fqn), { outcome: "succeeded", limit: 50, after }, signal);
-    const good = found.details.find((one) => one.runId !== run && (one.first ?? 0) <= began && one.lines !== 0);
+    const found = await json<List>(logsOf(fqn), { outcome: "succeeded", began_to: began, limit: 50, after }, signal);
+    const good = found.details.find((one) => one.runId !== run && one.lines !== 0);
     if (good) return good.runId;
     if (found.after === null) return null;
     after = found.after;

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Final, Literal
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel
 
 from logstore.clock import Clock
@@ -21,16 +22,55 @@ from service.http.settings import PageSettings
 from service.http.targets import BASE, one_of_each, refuse_unknown, run_key
 from service.http.targets import name as component_name
 from service.runs.outcomes import FILTERS
-from service.runs.run_pages import ListedRun, RunFilter
+from service.runs.run_pages import ListedRun, RunFilter, TimeSpan
 
 _MAX_RUNS = 10_000
 _READ_SECONDS: Final = 0.001
 _STATES: Final = ("open", "closing", "closed")
-_RUN_PARAMETERS: Final = ("limit", "after", "state", "outcome", "name", "from", "to")
+_SPANS: Final = ("began_from", "began_to", "last_from", "last_to")
+_RUN_PARAMETERS: Final = ("limit", "after", "state", "outcome", "name", "from", "to", *_SPANS)
 _PIPELINE_PARAMETERS: Final = ("limit", "after", "name")
 _AFTER: Final = "`after` of the page before."
 _NAME: Final = "`*` is any text, `?` one character; without either, what the name begins with."
 _TIME: Final = f"{TIME_FORMS}; inclusive."
+
+
+@dataclass(frozen=True, slots=True)
+class RunTimes:
+    """The times of a request for a list of runs."""
+
+    start: Annotated[
+        str | None, Query(alias="from", description=f"With lines at or after: {_TIME}")
+    ] = None
+    end: Annotated[
+        str | None, Query(alias="to", description=f"With lines at or before: {_TIME}")
+    ] = None
+    began_from: Annotated[str | None, Query(description=f"That began at or after: {_TIME}")] = None
+    began_to: Annotated[str | None, Query(description=f"That began at or before: {_TIME}")] = None
+    last_from: Annotated[
+        str | None, Query(description=f"Whose last line came at or after: {_TIME}")
+    ] = None
+    last_to: Annotated[
+        str | None, Query(description=f"Whose last line came at or before: {_TIME}")
+    ] = None
+
+    def within(self, wanted: RunFilter, now_ms: int) -> RunFilter:
+        """A filter with these times. Raises `InvalidInput`."""
+
+        def moment(text: str | None, field: str) -> int | None:
+            return parse_moment(text, now_ms=now_ms, field=field) if text else None
+
+        high_ms = moment(self.end, "to")
+        return replace(
+            wanted,
+            low_ms=moment(self.start, "from"),
+            # Ids may be ahead of the clock: "up to now" has no bound.
+            high_ms=high_ms if high_ms is not None and high_ms < now_ms else None,
+            began=TimeSpan(
+                moment(self.began_from, "began_from"), moment(self.began_to, "began_to")
+            ),
+            last=TimeSpan(moment(self.last_from, "last_from"), moment(self.last_to, "last_to")),
+        )
 
 
 class RunDetails(BaseModel):
@@ -43,6 +83,8 @@ class RunDetails(BaseModel):
     ended. `lost`: its client died; null again if it is heard of."""
     reported: str | None
     """The `pipelineState` of the run's status; null if its client has sent none."""
+    began: int
+    """When its first line or its first status came, the earlier one: by it runs are in order."""
     started: int | None
     """When the run began: `startDate` of its status; null if its client did not say."""
     ended: int | None
@@ -61,7 +103,7 @@ class RunDetails(BaseModel):
 
 
 class RunList(BaseModel):
-    """Ids as upstream lists them, newest first, and details in the same order."""
+    """Ids as upstream lists them, and details in the same order: the run that began last first."""
 
     runs: list[str]
     details: list[RunDetails]
@@ -149,7 +191,7 @@ def listing_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRo
 
     @router.get(
         "/{fqn}",
-        summary="Runs of a pipeline, those that changed last first",
+        summary="Runs of a pipeline, those that began last first",
         response_model=RunList,
         responses=_PARTIAL,
         response_model_exclude_unset=True,
@@ -158,6 +200,7 @@ def listing_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRo
         fqn: str,
         request: Request,
         response: Response,
+        times: Annotated[RunTimes, Depends()],
         limit: Annotated[int, Query(ge=1, description="Runs at most.")] = settings.run_list,
         after: Annotated[str | None, Query(description=_AFTER)] = None,
         state: Annotated[
@@ -167,29 +210,19 @@ def listing_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRo
             str | None, Query(description=f"{', '.join(FILTERS)}; several with commas.")
         ] = None,
         name: Annotated[str | None, Query(description=_NAME)] = None,
-        start: Annotated[
-            str | None, Query(alias="from", description=f"With lines at or after: {_TIME}")
-        ] = None,
-        end: Annotated[
-            str | None, Query(alias="to", description=f"With lines at or before: {_TIME}")
-        ] = None,
     ) -> dict[str, Any]:
         refuse_unknown(request, _RUN_PARAMETERS)
         pipeline, now_ms = component_name(fqn.encode(), "fqn"), clock.now_ms()
-        high_ms = parse_moment(end, now_ms=now_ms, field="to") if end else None
         wanted = RunFilter(
             states=one_of_each(state, "state", _STATES, f"States are {', '.join(_STATES)}."),
             outcomes=one_of_each(
                 outcome, "outcome", FILTERS, f"Outcomes are {', '.join(FILTERS)}."
             ),
-            low_ms=parse_moment(start, now_ms=now_ms, field="from") if start else None,
-            # Ids may be ahead of the clock: "up to now" has no bound.
-            high_ms=high_ms if high_ms is not None and high_ms < now_ms else None,
             name=name_test(name) if name else None,
         )
         found = await node.run_logs.listing.run_page(
             pipeline,
-            wanted,
+            times.within(wanted, now_ms),
             min(limit, _MAX_RUNS),
             after or None,
             now_ms=now_ms,
@@ -200,7 +233,7 @@ def listing_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRo
             response.status_code = 206
         elif not found.runs and not after and not found.silent and not found.held:
             await must_know(node, pipeline)
-        details = [_details(run) for run in sorted(found.runs, key=_newest, reverse=True)]
+        details = [_details(run) for run in found.runs]
         return {
             "runs": [run["runId"] for run in details],
             "details": details,
@@ -250,10 +283,6 @@ def listing_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRo
     return router
 
 
-def _newest(listed: ListedRun) -> tuple[int, str]:
-    return listed.run.began_ms, listed.run.run
-
-
 def _details(listed: ListedRun) -> dict[str, Any]:
     run, report, outcome = listed
     said = None if report is None else report.said
@@ -268,6 +297,7 @@ def _details(listed: ListedRun) -> dict[str, Any]:
         "state": run.state,
         "outcome": outcome,
         "reported": None if said is None else said.state,
+        "began": run.began_ms,
         "started": started,
         "ended": ended,
         "took": took,

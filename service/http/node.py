@@ -134,7 +134,7 @@ class RecordsReader(Protocol):
 class RunListing(Protocol):
     """Lists pipelines and runs."""
 
-    async def newest(self, fqn: str) -> Newest:
+    async def newest(self, fqn: str, reported: ReportedRuns) -> Newest:
         """The run of a pipeline that began last."""
         ...
 

@@ -255,8 +255,8 @@ async def page_from_start(node: NodeApi, key: RunKey, after: str | None, limit: 
 
 async def must_know(node: NodeApi, fqn: str) -> None:
     """Raises `NotFound` if no run of the pipeline ever sent a line or a status."""
-    newest = await node.run_logs.listing.newest(fqn)
-    if newest.run is None and not newest.silent and not await node.status.knows(fqn):
+    newest = await node.run_logs.listing.newest(fqn, node.status)
+    if newest.run is None and not newest.silent:
         raise NotFound(
             f"no pipeline {fqn!r}", hint="Its first batch or pipelineStatus makes a pipeline."
         )

@@ -10,7 +10,6 @@ what their clients reported, and without a place where another page begins.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
@@ -129,7 +128,7 @@ class Listing:
                 found.append(summary)
             if len(found) == limit:
                 break
-        return sorted(found, key=lambda s: (s.first_ms or 0, s.run), reverse=True)
+        return sorted(found, key=lambda s: (s.began_ms, encode(s.run)), reverse=True)
 
     async def newest_held(self, fqn: str) -> Newest:
         """The run that began last of those of which nodes hold lines, without the store."""
@@ -137,59 +136,42 @@ class Listing:
         found = await self._held_runs(hot, RunFilter(), _HELD_RUNS)
         return Newest(found[0] if found else None, hot.silent)
 
-    async def runs(self, fqn: str, limit: int) -> list[RunSummary]:
-        """The runs of a pipeline, newest first. Raises `StoreUnavailable`, `Damaged`."""
-        return await self._runs(fqn, limit, await self._hot(fqn))
-
-    async def newest(self, fqn: str) -> Newest:
-        """The run of a pipeline that began last. Raises `StoreUnavailable`, `Damaged`."""
-        hot = await self._hot(fqn)
-        found = await self._runs(fqn, 1, hot)
-        return Newest(found[0] if found else None, hot.silent)
-
-    async def _runs(self, fqn: str, limit: int, hot: _Hot) -> list[RunSummary]:
-        late = await self._late(fqn, hot.silent)
-        infos = [info async for info in self._store.list(keys.manifests_of(fqn))]
-        infos.sort(key=lambda info: info.modified_ms, reverse=True)
-        found = await self._not_imported(fqn, {info.key for info in infos})
-        most = limit + len(found)
-        for start in range(0, len(infos), _READERS):
-            if len(found) >= most:
-                break
-            some = [info.key for info in infos[start : start + _READERS]]
-            for manifest in await asyncio.gather(*[self._manifest(key) for key in some]):
-                if manifest is not None and self._shown(manifest):
-                    found[manifest.key.run] = _of_manifest(manifest, late=late(manifest))
-        for key in hot.keys:
-            if key.fqn == fqn:
-                summary = await self._snapshots.with_one(key, _of_snapshot)
-                if summary is not None:
-                    found[key.run] = summary
-        newest = sorted(found.values(), key=lambda s: (s.first_ms or 0, s.run), reverse=True)
-        return newest[:limit]
+    async def newest(self, fqn: str, reported: ReportedRuns) -> Newest:
+        """The first run of a pipeline's list. Raises `StoreUnavailable`, `Damaged`."""
+        page = await self._list.page(fqn, RunFilter(), 1, None, now_ms=0, reported=reported)
+        if page.damaged:
+            raise Damaged(f"of {fqn}, {', '.join(page.damaged)} cannot be read")
+        if not page.runs:
+            return Newest(None, page.silent)
+        return Newest(page.runs[0].run, page.silent, page.runs[0].report)
 
     async def _names(self, fqn: str, reported: ReportedRuns) -> RunNames:
         """All runs of a pipeline, none of them read."""
-        hot = self._hot_times(fqn)
+        begun, hot = self._hot_times(fqn)
         elsewhere = await self._elsewhere(fqn)
         late = await self._late(fqn, elsewhere.silent)
         for key, ulid in [*elsewhere.runs, *self._inherited(fqn)]:
+            begun.pop(key, None)
             hot[key] = max(hot.get(key, 0), ulid >> 80)
         prefix = keys.manifests_of(fqn)
-        found: dict[str, int] = {}
+        found: dict[str, RunEntry] = {}
         async for info in self._store.list(prefix):
-            found[info.key.removeprefix(prefix).removesuffix(".json")] = info.modified_ms
+            name = info.key.removeprefix(prefix).removesuffix(".json")
+            found[name] = RunEntry(info.modified_ms, name, info.etag)
         upstream = await self._not_imported(fqn, {f"{prefix}{name}.json" for name in found})
         others = {encode(run): summary for run, summary in upstream.items()}
-        found |= {name: summary.last_ms or 0 for name, summary in others.items()}
-        for key, moment in hot.items():
-            name = encode(key.run)
-            found[name] = max(found.get(name, 0), moment)
+        found |= {name: RunEntry(summary.last_ms or 0, name) for name, summary in others.items()}
         said = await reported.components(fqn)
-        found = {**said, **found}
-        entries = [RunEntry(moment, name) for name, moment in found.items()]
         names = {encode(key.run): key for key in hot}
-        return RunNames(fqn, entries, names, others, elsewhere.silent, said, late)
+        own = {encode(key.run): first for key, first in begun.items()}
+        own = {name: first for name, first in own.items() if name not in found and name not in said}
+        for name, key in names.items():
+            moment = max(hot[key], found[name].moment if name in found else 0)
+            found[name] = RunEntry(moment, name)
+        for name, info in said.items():
+            there = found.get(name, RunEntry(info.modified_ms, name, info.etag))
+            found[name] = there._replace(stamp=there.stamp and f"{there.stamp} reported")
+        return RunNames(fqn, [*found.values()], names, others, elsewhere.silent, said, late, own)
 
     async def _summary(self, names: RunNames, component: str) -> RunSummary | None:
         """A run as it is now; None if it is gone."""
@@ -205,18 +187,26 @@ class Listing:
         """Whether a node that does not answer holds lines of a run, as far as the store says."""
         return await self._held_in(fqn, silent) if silent else nothing_late
 
-    def _hot_times(self, fqn: str) -> dict[RunKey, int]:
-        """Runs with lines in the journal that are not flushed, and the time of the newest id."""
+    def _hot_times(self, fqn: str) -> tuple[dict[RunKey, int], dict[RunKey, int]]:
+        """Times of the oldest and newest ids of runs with unflushed lines in the journal.
+
+        The oldest are without runs that were ever deleted.
+        """
         with self._pin() as pin:
             batches = pin.batches(start=self._progress.flushed_pos)
             rows = batches.rows
-            times = np.zeros(len(batches.runs), np.int64)
-            np.maximum.at(times, rows["run"], (rows["ulid_hi"] >> np.uint64(16)).astype(np.int64))
-            return {
-                key: int(times[number])
+            oldest = np.full(len(batches.runs), np.iinfo(np.int64).max)
+            newest = np.zeros(len(batches.runs), np.int64)
+            times = (rows["ulid_hi"] >> np.uint64(16)).astype(np.int64)
+            np.minimum.at(oldest, rows["run"], times)
+            np.maximum.at(newest, rows["run"], times)
+            found = {
+                key: number
                 for number, key in enumerate(batches.runs)
-                if key.fqn == fqn and times[number]
+                if key.fqn == fqn and newest[number]
             }
+            begun = {key: int(oldest[n]) for key, n in found.items() if not self._deleted(key)}
+            return begun, {key: int(newest[n]) for key, n in found.items()}
 
     async def pipelines(self) -> list[str]:
         """Names of all pipelines that have runs, in order."""

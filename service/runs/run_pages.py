@@ -1,26 +1,26 @@
-"""Pages of a pipeline's runs, those first that changed last, filtered.
+"""Pages of a pipeline's runs, those first that began last, filtered.
 
-A store knows the time of a change by the second. So runs that changed in the minute before the
-first page come in the order of their first lines, newest first, as far as a page needs it.
+A run begins with its first line or its first status, whichever came earlier. Nothing that
+happens to a run later changes that, so a place in the list is a begin and a name: runs may change
+between two pages, and each is still given once. Runs that begin after the first page are on none.
 
-A first page lists the names of all runs; a run's manifest, or its hot lines, are read only for
-those that may be on the page, at most `_READ`. A page may therefore be short, even empty,
-and still have a cursor.
+No store knows when a run began without reading it, but it knows when the run changed last, and
+no run begins after its last change. So runs are read in the order of their last changes until
+all that are left must have begun before those on the page. When a run began is remembered
+for as long as its record does not change.
 
-What was listed is kept for the pages that follow, so a run that stays is on one of them once, and
-new ones are on none. If it is not kept any more, or another node is asked, names are listed again:
-a run that was written to since the first page is then given at the end, maybe a second time.
+What was listed and read is kept for the pages that follow. If it is not kept any more, or another
+node is asked, names are listed and runs are read again, and the pages are the same.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
-from bisect import bisect_right
+from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol
 
 import orjson
@@ -28,10 +28,12 @@ import orjson
 from logstore.batch import RunKey
 from logstore.errors import Damaged, InvalidCursor
 from logstore.names import decode
+from logstore.objects.store import ObjectInfo
 from logstore.patterns import TextTest
 from logstore.runs.manifest import Manifest
 from logstore.runs.report import Report
 from service.runs.outcomes import RunOutcomes, filter_words, state_without_lines
+from service.runtime.cache import Cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,44 +52,76 @@ class RunSummary:
     abandoned: bool = False
     """Whether the sweeper closed it, because nobody else did."""
     reported_ms: int | None = None
-    """Of a run without lines: when its client reported it first."""
+    """Of a run without lines: when it began, as its client says."""
+    created_ms: int | None = None
+    """When its first status came, if it has one."""
 
     @property
     def began_ms(self) -> int:
-        """The time by which runs are in order."""
-        return self.first_ms or self.reported_ms or 0
+        """The time by which runs are in order: of its first line or status, the earlier one."""
+        return min([time for time in (self.first_ms, self.created_ms) if time], default=0)
 
 
 _READERS = 16
-# Of a page: runs that are read, and names that are looked at.
+# Of a page: runs that are read, or more if that is not enough to know which one is next.
 _READ = 1000
-_NAMES = 20_000
 _KEPT_RUNS = 200_000
-# Between clocks of node and store; and how far ids may lie ahead.
-_SKEW_MS = 60_000
+_BEGIN_BYTES = 32 << 20
+_BYTES_OF_BEGIN = 300
+# How far ids may lie ahead of the clock, and the clocks of nodes and store apart.
 _AHEAD_MS = 15 * 60_000
-_PREFIX: Final = "l1."
+_NEVER: Final = -(1 << 62)
+_PREFIX: Final = "l2."
+
+
+class TimeSpan(NamedTuple):
+    """A time from one millisecond to another, both inclusive; None: without an end there."""
+
+    low_ms: int | None = None
+    high_ms: int | None = None
+
+    def has(self, time_ms: int | None) -> bool:
+        """Whether the time lies in it; no time lies in any span with an end."""
+        if time_ms is None:
+            return self == EVER
+        return (self.low_ms is None or time_ms >= self.low_ms) and (
+            self.high_ms is None or time_ms <= self.high_ms
+        )
+
+
+EVER: Final = TimeSpan()
 
 
 @dataclass(frozen=True, slots=True)
 class RunFilter:
     """Which runs are wanted; an empty set means all. Times are milliseconds, inclusive.
 
-    A run is within a time if any of its lines may be; `name` is asked about its id.
-    Outcomes are words of `outcomes.FILTERS`.
+    A run is between `low_ms` and `high_ms` if any of its lines may be; `began` and `last` are of
+    its begin and of its last line. `name` is asked about its id. Outcomes are words of
+    `outcomes.FILTERS`.
     """
 
     states: frozenset[str] = frozenset()
     outcomes: frozenset[str] = frozenset()
     low_ms: int | None = None
     high_ms: int | None = None
+    began: TimeSpan = EVER
+    last: TimeSpan = EVER
     name: TextTest | None = None
+
+    @property
+    def changed_from_ms(self) -> int:
+        """A run that did not change at or after this time is not wanted."""
+        lows = [self.low_ms, self.began.low_ms, self.last.low_ms]
+        return max([low for low in lows if low is not None], default=_NEVER) - _AHEAD_MS
 
     def admits(self, run: RunSummary) -> bool:
         """Whether the run is wanted, as far as its log says."""
         if self.states and run.state not in self.states:
             return False
         if self.name is not None and not self.name(run.run):
+            return False
+        if not (self.began.has(run.began_ms) and self.last.has(run.last_ms)):
             return False
         first, last = run.first_ms or run.reported_ms, run.last_ms or run.reported_ms
         if self.low_ms is not None and (last is None or last < self.low_ms):
@@ -106,16 +140,20 @@ class ListedRun(NamedTuple):
 class ReportedRuns(Protocol):
     """What clients reported of runs, also of those that have no line yet."""
 
-    async def get(self, key: RunKey) -> Report | None:
-        """The newest status of a run."""
+    async def components(self, fqn: str) -> Mapping[str, ObjectInfo]:
+        """The components of keys of a pipeline's runs with a status, and the statuses' objects."""
         ...
 
-    async def components(self, fqn: str) -> Mapping[str, int]:
-        """The components of keys of a pipeline's runs with a status, and when each changed."""
+    async def created(self, info: ObjectInfo) -> int | None:
+        """When the first status of a listed run came; None if it is deleted."""
         ...
 
     async def at(self, fqn: str, component: str) -> Report | None:
         """The newest status of the run with such a component."""
+        ...
+
+    async def listed(self, info: ObjectInfo) -> Report | None:
+        """The status that was just listed, or a newer one; None if it is deleted."""
         ...
 
     async def pipelines(self) -> Sequence[str]:
@@ -128,13 +166,14 @@ class ReportedRuns(Protocol):
 
 
 class Newest(NamedTuple):
-    """The run of a pipeline that began last, None without any.
+    """The run of a pipeline that began last and its status; None without any.
 
     `silent` are nodes that did not say which runs they have lines of.
     """
 
     run: RunSummary | None
     silent: tuple[str, ...] = ()
+    report: Report | None = None
 
 
 class NamePage(NamedTuple):
@@ -167,10 +206,14 @@ class RunPage:
 
 
 class RunEntry(NamedTuple):
-    """A run in a list: when it changed last, in milliseconds, and its component of keys."""
+    """A run in a list: when it changed last, in milliseconds, and its component of keys.
+
+    `stamp` differs if the run may have another begin, "" if nothing says so.
+    """
 
     moment: int
     key: str
+    stamp: str = ""
 
 
 def nothing_late(_manifest: Manifest) -> bool:
@@ -190,31 +233,101 @@ class RunNames:
     hot: Mapping[str, RunKey] = field(default_factory=dict)
     upstream: Mapping[str, RunSummary] = field(default_factory=dict)
     silent: tuple[str, ...] = ()
-    reported: Container[str] = frozenset()
-    """Components of runs with a status."""
+    reported: Mapping[str, ObjectInfo] = field(default_factory=dict)
+    """Components of runs with a status, and its object."""
     late: Callable[[Manifest], bool] = nothing_late
+    begun: Mapping[str, int] = field(default_factory=dict)
+    """When runs began of which nothing is known but the lines in this node's journal."""
+
+
+class _Begin(NamedTuple):
+    """A place in the list: when a run began, and its component of keys."""
+
+    ms: int
+    key: str
 
 
 class _Place(NamedTuple):
-    """Behind which entry a page begins; `since` is the time of the first page.
-
-    `again` says that it is among those that changed since, which are in order of their keys.
-    """
+    """Behind which run a page begins; None: before all. `since` is the time of the first page."""
 
     since: int
-    again: bool
-    entry: RunEntry
+    begin: _Begin | None
 
 
-class _Order(NamedTuple):
-    """Entries in the order of pages: the first `settled` by moment, the others by key.
+@dataclass(slots=True)
+class _Order:
+    """Runs by their last changes, the latest first, and by their begins those that were read.
 
-    Of what is kept since the first page, those that had just changed are by their first line.
+    The begins rise. `unread`: all entries before it were read.
     """
 
     entries: list[RunEntry]
-    settled: int
     names: RunNames
+    begins: list[_Begin] = field(default_factory=list)
+    known: set[str] = field(default_factory=set)
+    unread: int = 0
+
+    def add(self, key: str, began_ms: int | None) -> None:
+        """Takes note of when a run began; None: it is gone."""
+        if key not in self.known:
+            self.known.add(key)
+            if began_ms is not None:
+                insort(self.begins, _Begin(began_ms, key))
+
+    def to_read(self, wanted: RunFilter, start: int) -> list[int]:
+        """The next few from `start` on that may be wanted, and of which no begin is known.
+
+        They are numbers of entries.
+        """
+        while self.unread < len(self.entries) and self.entries[self.unread].key in self.known:
+            self.unread += 1
+        found: list[int] = []
+        low = wanted.changed_from_ms
+        for number in range(max(self.unread, start), len(self.entries)):
+            entry = self.entries[number]
+            if entry.moment < low or len(found) == _READERS:
+                break
+            if entry.key not in self.known and may_match(entry.key, wanted.name):
+                found.append(number)
+        return found
+
+    def behind(self, begin: _Begin | None, wanted: RunFilter, least_ms: int) -> list[_Begin]:
+        """The next few behind a place that began after a time, the latest first."""
+        at = len(self.begins) if begin is None else bisect_left(self.begins, begin)
+        found: list[_Begin] = []
+        while at > 0 and len(found) < _READERS:
+            at -= 1
+            one = self.begins[at]
+            if one.ms <= least_ms:
+                break
+            if may_match(one.key, wanted.name):
+                found.append(one)
+        return found
+
+
+@dataclass(slots=True)
+class _Asked:
+    """What one request for a page asks, and what it has read so far.
+
+    `first`: it is the first page, so its names were listed just now.
+    """
+
+    first: bool
+    wanted: RunFilter
+    now_ms: int
+    reported: ReportedRuns
+    fresh: dict[str, RunSummary | None] = field(default_factory=dict)
+    damaged: dict[str, None] = field(default_factory=dict)
+    reads: int = 0
+    start: int = 0
+    """Entries before it are not wanted, or their begins are known."""
+
+    async def status(self, names: RunNames, component: str) -> Report | None:
+        """The newest status of a run. Raises `StoreUnavailable`, `Damaged`."""
+        if not self.first:
+            return await self.reported.at(names.fqn, component)
+        info = names.reported.get(component)
+        return None if info is None else await self.reported.listed(info)
 
 
 class RunPages:
@@ -233,6 +346,7 @@ class RunPages:
         self._names = names
         self._summary = summary
         self._kept: OrderedDict[tuple[str, int], _Order] = OrderedDict()
+        self._begins: Cache[int] = Cache(_BEGIN_BYTES)
 
     async def page(
         self,
@@ -245,148 +359,119 @@ class RunPages:
         reported: ReportedRuns,
     ) -> RunPage:
         """At most `limit` runs. Raises `InvalidCursor`, `StoreUnavailable`."""
-        place = None if after is None else _decode(after)
-        since = now_ms if place is None else place.since
-        order = await self._order(fqn, since, place, reported)
-        if place is None:
-            await self._rank(order, limit + _READERS, since, reported)
-        at = 0 if place is None else _behind(order, place)
-        found: list[ListedRun] = []
-        damaged: dict[str, None] = {}
-        read, most = 0, at + _NAMES
-        while at < min(len(order.entries), most) and len(found) < limit and read < _READ:
-            some = _next(order, at, min(len(order.entries), most), wanted)
-            look = partial(self._listed, fqn, order, wanted, since, now_ms, reported, damaged)
-            listing = [look(number) for number in some]
-            read += len(some)
+        place = _Place(now_ms, None) if after is None else _decode(after)
+        order = await self._order(fqn, place.since, reported, again=after is not None)
+        asked = _Asked(after is None, wanted, now_ms, reported)
+        begin, found = place.begin, list[ListedRun]()
+        if begin is None and wanted.began.high_ms is not None:
+            begin = _Begin(wanted.began.high_ms + 1, "")
+        passed = 0
+        while len(found) < limit and (not passed or asked.reads < _READ):
+            some = await self._next(order, begin, asked)
             if not some:
-                at = min(len(order.entries), most)
-                break
-            for number, run in zip(some, await asyncio.gather(*listing), strict=True):
-                at = number + 1
+                return RunPage(found, None, order.names.silent, damaged=tuple(asked.damaged))
+            listing = [self._listed(order.names, one.key, asked) for one in some]
+            for one, run in zip(some, await asyncio.gather(*listing), strict=True):
+                begin, passed = one, passed + 1
                 if run is not None:
                     found.append(run)
                 if len(found) == limit:
                     break
-        if at >= len(order.entries):
-            return RunPage(found, None, order.names.silent, damaged=tuple(damaged))
-        last = order.entries[at - 1]
-        behind = _encode(_Place(since, at > order.settled, last))
-        return RunPage(found, behind, order.names.silent, damaged=tuple(damaged))
+        more = await self._next(order, begin, asked)
+        behind = _encode(_Place(place.since, begin)) if more else None
+        return RunPage(found, behind, order.names.silent, damaged=tuple(asked.damaged))
 
-    async def _listed(
-        self,
-        fqn: str,
-        order: _Order,
-        wanted: RunFilter,
-        since: int,
-        now_ms: int,
-        reported: ReportedRuns,
-        damaged: dict[str, None],
-        number: int,
-    ) -> ListedRun | None:
-        component = order.entries[number].key
-        try:
-            run = await self._read(order.names, component, reported)
-        except Damaged:
-            damaged[decode(component) or component] = None
+    async def _next(self, order: _Order, begin: _Begin | None, asked: _Asked) -> list[_Begin]:
+        """The next few runs behind a place, in order; none at the end."""
+        while True:
+            unread = order.to_read(asked.wanted, asked.start)
+            asked.start = unread[0] if unread else len(order.entries)
+            least_ms = order.entries[asked.start].moment + _AHEAD_MS if unread else _NEVER
+            found = order.behind(begin, asked.wanted, least_ms)
+            if found or not unread:
+                low = asked.wanted.began.low_ms
+                return [one for one in found if low is None or one.ms >= low]
+            entries = [order.entries[number] for number in unread]
+            begins = [self._begin(order.names, entry, asked) for entry in entries]
+            for entry, ms in zip(entries, await asyncio.gather(*begins), strict=True):
+                order.add(entry.key, ms)
+
+    async def _begin(self, names: RunNames, entry: RunEntry, asked: _Asked) -> int | None:
+        """When a run began; None if it is gone, or cannot be read."""
+        if entry.key in names.begun:
+            return names.begun[entry.key]
+        name = (names.fqn, entry.key, entry.stamp)
+        known = self._begins.get(name) if entry.stamp else None
+        if known is not None:
+            return known
+        run = await self._look(names, entry.key, asked)
+        asked.fresh[entry.key] = run
+        if run is None:
             return None
-        if run is None or not wanted.admits(run):
-            return None
-        if number >= order.settled and run.began_ms > since:
-            return None  # it is younger than the first page
+        if entry.stamp:
+            self._begins.put(name, run.began_ms, _BYTES_OF_BEGIN)
+        return run.began_ms
+
+    async def _look(self, names: RunNames, component: str, asked: _Asked) -> RunSummary | None:
+        """A run as it is now; None if it is gone, or cannot be read."""
+        asked.reads += 1
         try:
-            said = await reported.get(RunKey(fqn, run.run))
+            return await self._read(names, component, asked)
         except Damaged:
-            damaged[run.run] = said = None
+            asked.damaged[decode(component) or component] = None
+            return None
+
+    async def _listed(self, names: RunNames, component: str, asked: _Asked) -> ListedRun | None:
+        if component in asked.fresh:
+            run = asked.fresh.pop(component)
+        else:
+            run = await self._look(names, component, asked)
+        if run is None or not asked.wanted.admits(run):
+            return None
+        try:
+            said = await asked.status(names, component)
+        except Damaged:
+            asked.damaged[run.run] = said = None
         if run.reported_ms is not None and said is None:
             return None  # it was deleted meanwhile
-        outcome = self._outcomes.decide(run, said, now_ms)
-        if wanted.outcomes and not wanted.outcomes & filter_words(outcome, said):
+        outcome = self._outcomes.decide(run, said, asked.now_ms)
+        if asked.wanted.outcomes and not asked.wanted.outcomes & filter_words(outcome, said):
             return None
         return ListedRun(run, said, outcome)
 
-    async def _read(
-        self, names: RunNames, component: str, reported: ReportedRuns
-    ) -> RunSummary | None:
+    async def _read(self, names: RunNames, component: str, asked: _Asked) -> RunSummary | None:
         """A run as it is now, also one without lines that its client reported."""
         run = await self._summary(names, component)
-        if run is not None or component not in names.reported:
+        info = names.reported.get(component)
+        if info is None:
             return run
-        report = await reported.at(names.fqn, component)
+        if run is not None:
+            try:
+                return replace(run, created_ms=await asked.reported.created(info))
+            except Damaged:  # `_listed` names it
+                return run
+        report = await asked.status(names, component)
         if report is None:
             return None
-        state = state_without_lines(report)
-        began = report.said.started_ms or report.created_ms
-        return RunSummary(report.key.run, state, 0, 0, None, None, reported_ms=began)
+        state, created = state_without_lines(report), report.created_ms
+        began = report.said.started_ms or created
+        run_id = report.key.run
+        return RunSummary(run_id, state, 0, 0, None, None, reported_ms=began, created_ms=created)
 
-    async def _order(
-        self, fqn: str, since: int, place: _Place | None, reported: ReportedRuns
-    ) -> _Order:
+    async def _order(self, fqn: str, since: int, reported: ReportedRuns, *, again: bool) -> _Order:
         kept = self._kept.get((fqn, since))
-        if kept is not None and place is not None:
+        if kept is not None and again:
             self._kept.move_to_end((fqn, since))
             return kept
         names = await self._names(fqn, reported)
-        if place is None:
-            entries = sorted([RunEntry(min(e.moment, since), e.key) for e in names.entries])
-            order = _Order(entries[::-1], len(entries), names)
-            self._keep((fqn, since), order)
-            return order
-        settled = sorted([e for e in names.entries if e.moment <= since - _SKEW_MS], reverse=True)
-        others = sorted([e for e in names.entries if e.moment > since - _SKEW_MS], key=_by_key)
-        return _Order([*settled, *others], len(settled), names)
-
-    async def _rank(self, order: _Order, most: int, since: int, reported: ReportedRuns) -> None:
-        """Puts those that just changed, at most so many, into the order of their first lines."""
-        young = [e for e in order.entries[:most] if e.moment > since - _SKEW_MS]
-        newest: list[tuple[int, RunEntry]] = []
-        for start in range(0, len(young), _READERS):
-            some = young[start : start + _READERS]
-            read = await asyncio.gather(
-                *[self._read(order.names, entry.key, reported) for entry in some],
-                return_exceptions=True,
-            )
-            for one in read:
-                if isinstance(one, BaseException) and not isinstance(one, Damaged):
-                    raise one
-            first = [run.began_ms if isinstance(run, RunSummary) else 0 for run in read]
-            newest += zip(first, some, strict=True)
-        order.entries[: len(young)] = [e for _, e in sorted(newest, reverse=True)]
+        order = _Order(sorted(names.entries, reverse=True), names)
+        self._keep((fqn, since), order)
+        return order
 
     def _keep(self, name: tuple[str, int], order: _Order) -> None:
         self._kept[name] = order
         while sum([len(kept.entries) for kept in self._kept.values()]) > _KEPT_RUNS:
             self._kept.popitem(last=False)
-
-
-def _by_key(entry: RunEntry) -> str:
-    return entry.key
-
-
-def _behind(order: _Order, place: _Place) -> int:
-    """The number of the first entry behind the place."""
-    if place.entry in order.entries[: order.settled]:
-        return order.entries.index(place.entry) + 1
-    if place.again:
-        others = order.entries[order.settled :]
-        return order.settled + bisect_right(others, place.entry.key, key=_by_key)
-    return sum([entry >= place.entry for entry in order.entries[: order.settled]])
-
-
-def _next(order: _Order, at: int, end: int, wanted: RunFilter) -> list[int]:
-    """The next few entries that may be wanted, by their numbers."""
-    found: list[int] = []
-    low = None if wanted.low_ms is None else wanted.low_ms - _AHEAD_MS
-    while at < end and len(found) < _READERS:
-        entry = order.entries[at]
-        if low is not None and entry.moment < low and at < order.settled:
-            at = order.settled  # what follows changed earlier still
-            continue
-        if may_match(entry.key, wanted.name):
-            found.append(at)
-        at += 1
-    return found
 
 
 def may_match(component: str, name: TextTest | None) -> bool:
@@ -398,7 +483,7 @@ def may_match(component: str, name: TextTest | None) -> bool:
 
 
 def _encode(place: _Place) -> str:
-    value = [place.since, place.again, place.entry.moment, place.entry.key]
+    value = [place.since, *(place.begin or ())]
     return _PREFIX + base64.urlsafe_b64encode(orjson.dumps(value)).decode().rstrip("=")
 
 
@@ -408,9 +493,11 @@ def _decode(text: str) -> _Place:
             raise ValueError(text)
         body = text[len(_PREFIX) :]
         value = orjson.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
-        since, again, moment, key = value
-        return _Place(int(since), bool(again), RunEntry(int(moment), str(key)))
+        since, ms, key = value
+        return _Place(int(since), _Begin(int(ms), str(key)))
     except (ValueError, TypeError) as error:
         raise InvalidCursor(
-            f"not a place in a list of runs: {text[:80]!r}", field="after"
+            f"not a place in a list of runs: {text[:80]!r}",
+            field="after",
+            hint="Begin the list again, without `after`.",
         ) from error

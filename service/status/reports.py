@@ -185,13 +185,25 @@ class Reports:
             found += [report for report in await asyncio.gather(*reading) if report is not None]
         return found, len(some)
 
-    async def components(self, folder: str, fqn: str) -> dict[str, int]:
-        """The components of keys of a pipeline's runs with a report, and when each changed."""
+    async def components(self, folder: str, fqn: str) -> dict[str, ObjectInfo]:
+        """The components of keys of a pipeline's runs with a report, and the reports' objects."""
         prefix = keys.reports_of(folder, fqn)
-        return {
-            info.key.removeprefix(prefix): info.modified_ms
-            async for info in self._store.list(prefix)
-        }
+        return {info.key.removeprefix(prefix): info async for info in self._store.list(prefix)}
+
+    async def created(self, info: ObjectInfo) -> int | None:
+        """When the first report at the place of a listed one came; None if it is deleted.
+
+        Raises `StoreUnavailable`, `Damaged`.
+        """
+        head = await self._head(info)
+        return None if head is None else head.created_ms
+
+    async def listed(self, info: ObjectInfo) -> Report | None:
+        """The report at the place of a listed one. It is read only if it is not held.
+
+        Raises `StoreUnavailable`, `Damaged`.
+        """
+        return await self._body(info)
 
     async def at(self, folder: str, fqn: str, component: str) -> Report | None:
         """The report of the run with such a component. Raises `StoreUnavailable`, `Damaged`."""
@@ -209,13 +221,6 @@ class Reports:
             for head in await self._heads_of([info]):
                 return head.key.fqn
         return None
-
-    async def any(self, folder: str, fqn: str) -> bool:
-        """Whether any run of the pipeline has a report. Raises `StoreUnavailable`."""
-        async for info in self._store.list(keys.reports_of(folder, fqn)):
-            if await self._heads_of([info]):
-                return True
-        return False
 
     async def remove(self, fqn: str, run: str | None) -> None:
         """All reports of a run, or of a pipeline. Raises `StoreUnavailable`."""

@@ -4,10 +4,7 @@ A pipelineStatus with a terminal state ends the live streams of its run after a 
 one that says `running` again lets them continue. Reports whose run does not exist any more
 are removed with the expiry of runs.
 
-A pipeline's last run (`last_run`) is the one that began last. A run begins with its first
-pipelineStatus, or with its first line if it has sent no status. Of the runs with a status the last
-is, as upstream, the one with the newest `timestamp`; a run without any that began after it
-precedes it.
+A pipeline's last run (`last_run`) is the first of the list of its runs: the one that began last.
 """
 
 from __future__ import annotations
@@ -28,9 +25,10 @@ from logstore.errors import (
     StoreUnavailable,
     TailraceError,
 )
+from logstore.objects.store import ObjectInfo
 from logstore.runs.report import Report
 from service.runs.outcomes import RunOutcomes
-from service.runs.run_pages import Newest, RunSummary
+from service.runs.run_pages import Newest, ReportedRuns
 from service.runs.settings import RunSettings
 from service.status.endings import Endings, is_terminal
 from service.status.reports import Expiry, Head, Reports
@@ -121,13 +119,21 @@ class RunStatus:
         """The newest status of a run. Raises `StoreUnavailable`, `Damaged`."""
         return await self._reports.get(keys.STATUS, key)
 
-    async def components(self, fqn: str) -> dict[str, int]:
-        """The components of keys of a pipeline's runs with a status, and when each changed."""
+    async def components(self, fqn: str) -> dict[str, ObjectInfo]:
+        """The components of keys of a pipeline's runs with a status, and the statuses' objects."""
         return await self._reports.components(keys.STATUS, fqn)
+
+    async def created(self, info: ObjectInfo) -> int | None:
+        """When the first status of a listed run came; None if it is deleted."""
+        return await self._reports.created(info)
 
     async def at(self, fqn: str, component: str) -> Report | None:
         """The newest status of the run with such a component."""
         return await self._reports.at(keys.STATUS, fqn, component)
+
+    async def listed(self, info: ObjectInfo) -> Report | None:
+        """The status that was just listed, or a newer one; None if it is deleted."""
+        return await self._reports.listed(info)
 
     async def pipelines(self) -> list[str]:
         """The components of keys of pipelines with a status."""
@@ -172,10 +178,6 @@ class RunStatus:
         found = found[:limit]
         reports, read = await self._reports.bodies(found, self._settings.report_reply_bytes)
         return Statuses(reports, _named(found[read - 1]) if read < len(found) else None)
-
-    async def knows(self, fqn: str) -> bool:
-        """Whether any run of the pipeline has a status. Raises `StoreUnavailable`, `Damaged`."""
-        return await self._reports.any(keys.STATUS, fqn)
 
     async def over(self, key: RunKey) -> bool:
         """Whether the run's streams are to end now; if they are to end soon, that is set."""
@@ -283,8 +285,8 @@ def _place(name: str) -> tuple[int, int]:
 class Runs(Protocol):
     """The lists of runs with lines."""
 
-    async def newest(self, fqn: str) -> Newest:
-        """The run of a pipeline whose first line is newest."""
+    async def newest(self, fqn: str, reported: ReportedRuns) -> Newest:
+        """The run of a pipeline that began last."""
         ...
 
     async def newest_held(self, fqn: str) -> Newest:
@@ -318,20 +320,12 @@ class NoRuns(NotFound):
 async def last_run(status: RunStatus, text: Runs, fqn: str) -> LastRun:
     """The pipeline's last run. Raises `NoRuns` if it has none, `StoreUnavailable`."""
     try:
-        reported = (await status.of_pipeline(fqn, limit=1)).reports
-        written, silent = await text.newest(fqn)
+        newest, silent, report = await text.newest(fqn, status)
     except StoreUnavailable:
         held = await text.newest_held(fqn)
         if held.run is None:
             raise
         return LastRun(RunKey(fqn, held.run.run), None, held.silent, held=True)
-    if reported and not (written and _began_after(written, reported[0])):
-        return LastRun(reported[0].key, reported[0], silent)
-    if written is None:
+    if newest is None:
         raise NoRuns(fqn, silent)
-    key = RunKey(fqn, written.run)
-    return LastRun(key, await status.get(key), silent)
-
-
-def _began_after(run: RunSummary, report: Report) -> bool:
-    return run.run != report.key.run and (run.first_ms or 0) > report.created_ms
+    return LastRun(RunKey(fqn, newest.run), report, silent)

@@ -19,22 +19,15 @@ def base_of(run: dict[str, Any]) -> str | None:
 def before(runs: Sequence[dict[str, Any]], run: str) -> str | None:
     """The id of the attempt before `run`, else of the run that began before it; None without.
 
-    `runs` are details as `GET …/logs/{fqn}` lists them.
+    `runs` are details as `GET …/logs/{fqn}` lists them: the run that began last first.
     """
-    own = next((one for one in runs if one["runId"] == run), None)
-    if own is None:
+    at = next((n for n, one in enumerate(runs) if one["runId"] == run), None)
+    if at is None:
         return None
+    own = runs[at]
     base = base_of(own)
     if base is not None:
         earlier = [r for r in runs if base_of(r) == base and r["attempt"] < own["attempt"]]
         if earlier:
             return str(max(earlier, key=lambda one: int(one["attempt"]))["runId"])
-    began = own.get("first")
-    others = [
-        one
-        for one in runs
-        if one is not own
-        and one.get("first") is not None
-        and (began is None or one["first"] <= began)
-    ]
-    return str(max(others, key=lambda one: int(one["first"]))["runId"]) if others else None
+    return str(runs[at + 1]["runId"]) if at + 1 < len(runs) else None

@@ -123,13 +123,10 @@ async def test_the_attempt_before_and_the_run_before(tmp_path: Path) -> None:
 
 
 def test_an_attempt_is_before_runs_that_began_later() -> None:
-    def one(run: str, attempt: int | None, first: int | None) -> dict[str, object]:
-        return {"runId": run, "attempt": attempt, "first": first}
+    def one(run: str, attempt: int | None) -> dict[str, object]:
+        return {"runId": run, "attempt": attempt}
 
-    runs = [
-        one("b/attempt-1", 1, 30), one("a/attempt-2", 2, 40), one("a/attempt-1", 1, 10),
-        one("empty", None, None),
-    ]  # fmt: skip
+    runs = [one("a/attempt-2", 2), one("b/attempt-1", 1), one("a/attempt-1", 1)]
     assert before(runs, "a/attempt-2") == "a/attempt-1"
     assert before(runs, "b/attempt-1") == "a/attempt-1"
     assert before(runs, "a/attempt-1") is None

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from logstore.batch import RunKey
 from logstore.clock import SystemClock, system_entropy
 from logstore.errors import BatchConflict, InvalidCursor, NodeNotReady, NotFound
+from logstore.names import encode
 from logstore.objects.local import LocalStore, inline
 from logstore.patterns import TextTest
 from logstore.position import Cursor, Position
@@ -270,8 +271,18 @@ class MemoryRunLogs:
         keys = [key for key in reversed(self.held) if key.fqn == fqn]
         return [self._summary(key) for key in keys[:limit]]
 
-    async def newest(self, fqn: str) -> Newest:
-        return Newest(next(iter(await self.runs(fqn, 1)), None))
+    async def newest(self, fqn: str, reported: ReportedRuns) -> Newest:
+        found = {encode(run.run): run for run in await self.runs(fqn, len(self.held))}
+        reports = {
+            name: await reported.listed(info)
+            for name, info in (await reported.components(fqn)).items()
+        }
+        for name, report in reports.items():
+            if report is not None:
+                run = found.get(name, RunSummary(report.key.run, "open", 0, 0, None, None))
+                found[name] = replace(run, created_ms=report.created_ms)
+        newest = max(found.values(), key=lambda run: run.began_ms, default=None)
+        return Newest(newest, (), reports.get(encode(newest.run)) if newest else None)
 
     async def newest_held(self, fqn: str) -> Newest:
         return Newest(None)
@@ -296,7 +307,7 @@ class MemoryRunLogs:
         runs = [run for run in await self.runs(fqn, limit) if wanted.admits(run)]
         found = []
         for run in runs:
-            report = await reported.get(RunKey(fqn, run.run))
+            report = await reported.at(fqn, encode(run.run))
             found.append(ListedRun(run, report, self.outcomes.decide(run, report, now_ms)))
         return RunPage(found, None)
 

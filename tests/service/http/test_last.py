@@ -58,26 +58,18 @@ async def test_the_page_has_a_thousand_lines_unless_asked(direct: Serve) -> None
     assert "after" not in rest
 
 
-async def test_the_last_run_is_that_of_the_newest_status(direct: Serve) -> None:
+async def test_the_last_run_is_the_one_that_began_last(direct: Serve) -> None:
+    """What its client reports later, and with which `timestamp`, does not move it."""
     served = await direct()
-    for run in ("old", "new"):
+    served.node.run_logs.first_ms |= {"old": 1000, "new": 2000}
+    for run in ("new", "old"):
         await put(served.node, run.encode() + b"\n", run)
+        assert (await served.get("/p/last")).json()["ingestion_task"] == "new"
     await report(served.node, "new", 2000)
-    await report(served.node, "old", 1000)
-    assert (await served.get("/p/last")).json()["ingestion_task"] == "new"
     await report(served.node, "old", 3000)
-    assert (await served.get("/p/last")).json()["ingestion_task"] == "old"
-
-
-async def test_a_run_without_a_status_that_began_later_is_the_last(direct: Serve) -> None:
-    """Upstream shows the run before it, or fails when there is none with a status."""
-    served = await direct()
-    await put(served.node, b"told\n", "told")
-    await report(served.node, "told")
-    await put(served.node, b"mute\n", "mute")
-    assert (await served.get("/p/last")).json()["ingestion_task"] == "told"
-    served.node.run_logs.first_ms["mute"] = served.node.status._clock.now_ms() + 1
-    assert (await served.get("/p/last")).json()["ingestion_task"] == "mute"
+    assert (await served.get("/p/last")).json()["ingestion_task"] == "new"
+    await report(served.node, "queued", 1)
+    assert (await served.get("/p/last")).headers["tailrace-run"] == "queued"
 
 
 async def test_a_run_that_only_has_a_status_is_empty(direct: Serve) -> None:

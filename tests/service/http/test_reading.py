@@ -224,6 +224,7 @@ async def test_lists_of_runs_and_pipelines(direct: Serve) -> None:
         "state": "open",
         "outcome": None,
         "reported": None,
+        "began": 1,
         "started": None,
         "ended": None,
         "took": 1,

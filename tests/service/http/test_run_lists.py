@@ -56,6 +56,49 @@ async def test_runs_are_listed_by_pages_with_what_is_known_of_each(tmp_path: Pat
         assert rows["run-6"]["first"] >= rows["run-5"]["last"]
 
 
+async def test_pages_go_by_begin_and_agree_with_the_last_run(tmp_path: Path) -> None:
+    """All that can happen to runs happens between two pages."""
+    names = [f"run-{number:02d}" for number in range(12)]
+    async with service(settings_for(tmp_path)) as (client, _):
+        for name in names:
+            await client.put(f"{BASE}/p/pipelineStatus", json={"runId": "first"})
+            await send(client, "p", name)
+            if name == "run-04":
+                began = (await listed(client, f"{LOGS}/p", limit="1"))["details"][0]["began"]
+        await client.put(f"{BASE}/p/pipelineStatus", json={"runId": "queued"})
+        for name in names[:8]:  # the oldest change last
+            await client.post(f"{LOGS}/p/{name}/close")
+        seen: list[dict[str, Any]] = []
+        after: dict[str, str] = {}
+        changed = iter(names)
+        while True:
+            page = await listed(client, f"{LOGS}/p", limit="4", **after)
+            seen += page["details"]
+            if page["after"] is None:
+                break
+            after = {"after": page["after"]}
+            name = next(changed)
+            await send(client, "p", name)
+            await client.post(f"{LOGS}/p/{name}/close")
+            await client.put(f"{BASE}/p/pipelineStatus", json={"runId": next(changed)})
+            await send(client, "p", "queued")
+            await send(client, "p", f"late-{name}")
+            last = await client.get(f"{LOGS}/p/last")
+            assert last.headers["tailrace-run"] == f"late-{name}"
+            assert (await listed(client, f"{LOGS}/p"))["runs"][0] == f"late-{name}"
+        assert [run["runId"] for run in seen] == ["queued", *reversed(names), "first"]
+        times = [run["began"] for run in seen]
+        assert times == sorted(times, reverse=True)
+        for parameters, expected in (
+            ({"began_to": str(began)}, names[4::-1]),
+            ({"began_from": str(began)}, names[:3:-1]),
+            ({"last_to": str(began)}, ["run-03", "run-01"]),
+            ({"last_from": str(began + 1), "began_to": str(began)}, ["run-04", "run-02", "run-00"]),
+        ):
+            page = await listed(client, f"{LOGS}/p", **parameters, limit="99", name="run")
+            assert page["runs"] == expected
+
+
 async def test_a_run_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
     """Of one the manifest is damaged, of another one the status."""
     async with service(settings_for(tmp_path)) as (client, _):

@@ -131,7 +131,7 @@ async def test_delete(fault: Fault) -> None:
         with pytest.raises(NotFound):
             await world.run_logs.reader.page(RUN, after=None, limit=5)
         await flush(world)
-        assert await world.run_logs.listing.runs(RUN.fqn, 5) == []
+        assert await world.listed(RUN.fqn, 5) == []
         new = world.mint_above(world.run_logs.deletions.horizon(RUN))
         world.append(RUN, b"new\n", ulid=new)
         await check(world, b"new\n")

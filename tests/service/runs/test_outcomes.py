@@ -84,7 +84,7 @@ async def test_only_a_run_that_the_sweeper_closed_is_abandoned() -> None:
         await world.run_logs.flusher.drain()
 
     async def abandoned() -> tuple[str, bool]:
-        (run,) = await world.run_logs.listing.runs(RUN.fqn, 5)
+        (run,) = await world.listed(RUN.fqn, 5)
         return run.state, run.abandoned
 
     await append_and_flush()

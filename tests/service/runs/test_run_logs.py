@@ -52,7 +52,7 @@ async def test_text_is_the_same_hot_confirmed_flushed_and_closed() -> None:
     await agree(world, RUN, lines(0, 65))
     assert (await world.run_logs.reader.size(RUN)).state == "closed"
     await agree(world, OTHER, b"other\n" * 20)
-    assert [run.run for run in await world.run_logs.listing.runs(RUN.fqn, 10)] == ["run-2", "run-1"]
+    assert [run.run for run in await world.listed(RUN.fqn, 10)] == ["run-2", "run-1"]
     assert await world.run_logs.listing.pipelines() == [RUN.fqn]
 
 
@@ -84,7 +84,7 @@ async def test_deleted_is_gone_and_recreated_starts_empty() -> None:
     await world.run_logs.delete_run(RUN)
     with pytest.raises(NotFound):
         await world.run_logs.reader.page(RUN, after=None, limit=10)
-    assert await world.run_logs.listing.runs(RUN.fqn, 10) == []
+    assert await world.listed(RUN.fqn, 10) == []
     world.append(RUN, b"new\n", ulid=world.mint_above(world.run_logs.deletions.horizon(RUN)))
     await agree(world, RUN, b"new\n")
     await world.confirm()
@@ -235,7 +235,7 @@ async def test_a_pipeline_is_deleted_with_all_its_runs() -> None:
     await world.run_logs.drain()
     world.append(OTHER, b"hot\n")
     assert await world.run_logs.delete_pipeline(RUN.fqn) == ["run-1", "run-2"]
-    assert await world.run_logs.listing.runs(RUN.fqn, 5) == []
+    assert await world.listed(RUN.fqn, 5) == []
     assert await world.run_logs.listing.pipelines() == []
     assert not await world.run_logs.listing.exists(OTHER)
     assert [info.key async for info in world.store.list(keys.PREFIX)] == []
@@ -249,7 +249,7 @@ async def test_expired_runs_go() -> None:
     last = await world.run_logs.last_ulid(RUN)
     world.clock.pass_seconds(31 * 86_400)
     await world.run_logs.sweeper.sweep()
-    assert await world.run_logs.listing.runs(RUN.fqn, 5) == []
+    assert await world.listed(RUN.fqn, 5) == []
     assert (await world.run_logs.reader.size(RUN)).state == "deleted"
     # Searches and the compactor learn it from the deletion that the store holds.
     deletions = Deletions(world.store, ClockSkew(None))

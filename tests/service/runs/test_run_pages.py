@@ -9,6 +9,7 @@ import pytest
 
 from logstore.batch import RunKey
 from logstore.errors import InvalidCursor
+from logstore.objects.store import ObjectInfo
 from logstore.patterns import name_test
 from logstore.runs.report import Report, make_report
 from service.runs.outcomes import RunOutcomes
@@ -19,39 +20,24 @@ from service.runs.run_pages import (
     RunNames,
     RunPages,
     RunSummary,
+    TimeSpan,
 )
-from tests.service.runs.world import World
+from tests.service.runs.world import NothingSaid, World
 
 FQN = "service.pipeline"
-
-
-class NothingSaid:
-    """No client reported anything."""
-
-    async def get(self, key: RunKey) -> Report | None:
-        return None
-
-    async def components(self, fqn: str) -> dict[str, int]:
-        return {}
-
-    async def at(self, fqn: str, component: str) -> Report | None:
-        raise NotImplementedError
-
-    async def pipelines(self) -> list[str]:
-        return []
-
-    async def pipeline(self, component: str) -> str | None:
-        raise NotImplementedError
 
 
 OUTCOMES = RunOutcomes(300, 86_400)
 
 
+MINUTE = 60_000
+
+
 class Runs:
-    """Runs in memory, as a store lists them: `moments` are of their last change."""
+    """Runs in memory, as a store lists them: one begins each minute; `moments` are of changes."""
 
     def __init__(self, count: int) -> None:
-        self.moments = {f"run-{n:06d}": 1000 + n for n in range(count)}
+        self.moments = {f"run-{n:06d}": n * MINUTE for n in range(1, count + 1)}
         self.states: dict[str, str] = {}
         self.listed = 0
         self.read = 0
@@ -59,13 +45,14 @@ class Runs:
 
     async def _names(self, fqn: str, _: ReportedRuns) -> RunNames:
         self.listed += 1
-        return RunNames(fqn, [RunEntry(moment, name) for name, moment in self.moments.items()])
+        entries = [RunEntry(moment, name, str(moment)) for name, moment in self.moments.items()]
+        return RunNames(fqn, entries)
 
     async def _summary(self, _: RunNames, name: str) -> RunSummary | None:
         self.read += 1
         if name not in self.moments:
             return None
-        first = 1000 + int(name.partition("-")[2])
+        first = int(name.partition("-")[2]) * MINUTE
         state = self.states.get(name, "closed")
         return RunSummary(name, state, 1, 1, first, self.moments[name])
 
@@ -88,7 +75,7 @@ class Runs:
 
 
 @pytest.mark.parametrize("limit", [1, 7, 16, 100, 1000])
-async def test_each_run_once_those_that_changed_last_first(limit: int) -> None:
+async def test_each_run_once_those_that_began_last_first(limit: int) -> None:
     runs = Runs(100)
     pages = [page async for page in runs.paged(limit)]
     assert [*chain(*pages)] == sorted(runs.moments, reverse=True)
@@ -96,44 +83,43 @@ async def test_each_run_once_those_that_changed_last_first(limit: int) -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 3, 7, 40])
-async def test_of_those_that_just_changed_the_newest_come_first(limit: int) -> None:
-    runs = Runs(40)
-    # All of them within a second, for all that a store knows; the oldest was written to last.
-    runs.moments = dict.fromkeys(runs.moments, 2_000) | {"run-000000": 3_000}
-    pages = [page async for page in runs.paged(limit, now_ms=4_000)]
-    assert pages[0] == sorted(runs.moments, reverse=True)[:limit]
-    assert sorted(chain(*pages)) == sorted(runs.moments)
-    few = Runs(5)
-    few.moments = dict.fromkeys(few.moments, 2_000) | {"run-000000": 3_000}
-    pages = [page async for page in few.paged(limit, now_ms=4_000)]
-    assert [*chain(*pages)] == sorted(few.moments, reverse=True)
+async def test_the_newest_are_on_the_first_pages_whatever_changed_last(limit: int) -> None:
+    """Of 80 runs that a sweep had just closed the newest were on none of the first two pages."""
+    runs = Runs(80)
+    runs.moments |= dict.fromkeys(list(runs.moments)[:60], 200 * MINUTE)
+    pages = [page async for page in runs.paged(limit)]
+    assert [*chain(*pages)] == sorted(runs.moments, reverse=True)
+    assert all(len(page) == limit for page in pages[:-1])
 
 
 @pytest.mark.parametrize("forget", [False, True])
 async def test_runs_that_stay_are_listed_while_others_come_and_go(forget: bool) -> None:
     runs, seen = Runs(60), list[str]()
-    stay = set(runs.moments) - {"run-000010"}
-    async for page in runs.paged(9, now_ms=200_000):
+    stay = sorted(set(runs.moments) - {"run-000010"}, reverse=True)
+    changes = iter([f"run-{n:06d}" for n in (3, 59, 30, 1, 12, 60)])
+    async for page in runs.paged(9, now_ms=61 * MINUTE):
         if not seen:
-            runs.moments["run-900000"] = 900_000  # younger than the first page
+            runs.moments["run-000900"] = 900 * MINUTE  # begins after the first page
             del runs.moments["run-000010"]
-            runs.moments["run-000003"] = 400_000  # is written to
+        runs.moments[next(changes, "run-000002")] = (1000 + len(seen)) * MINUTE
         seen += page
         if forget:
             runs.forget()
-    assert set(seen) == stay
-    assert len(seen) == len(stay)
+    assert seen == stay
 
 
-async def test_a_page_of_a_hundred_thousand_runs_reads_few() -> None:
-    runs = Runs(100_000)
+async def test_a_page_of_many_thousand_runs_reads_few() -> None:
+    runs = Runs(20_000)
     pages = runs.paged(10)
     for _ in range(3):
         before = runs.read
         assert len(await anext(pages)) == 10
-        assert runs.read - before <= 16
+        assert runs.read - before <= 10 + 3 * 16  # 15 of them may have begun after the last one
     assert runs.listed == 1
-    runs.states["run-000000"] = "open"
+    before = runs.read
+    assert len(await anext(runs.paged(10))) == 10
+    assert runs.read - before <= 32, "when they began is known"
+    runs.states["run-000001"] = "open"
     page = await runs.list.page(
         FQN,
         RunFilter(states=frozenset({"open"})),
@@ -142,16 +128,34 @@ async def test_a_page_of_a_hundred_thousand_runs_reads_few() -> None:
         now_ms=500_000,
         reported=NothingSaid(),
     )
-    assert (page.runs, runs.read <= 1100) == ([], True)
+    assert (page.runs, runs.read <= 1200) == ([], True)
     assert page.after is not None
-    named = RunFilter(name=name_test("run-09999?"))
+    named = RunFilter(name=name_test("run-01999?"))
     before = runs.read
     assert sum([len(page) async for page in runs.paged(100, named)]) == 10
     assert runs.read - before == 10
-    late = RunFilter(low_ms=100_990)
-    before = runs.read
-    found = [page async for page in runs.paged(100, late, now_ms=10_000_000)]
-    assert [*chain(*found)] == [f"run-{n:06d}" for n in range(99_999, 99_989, -1)]
+    for wanted in (
+        RunFilter(low_ms=19_991 * MINUTE),
+        RunFilter(last=TimeSpan(low_ms=19_991 * MINUTE)),
+        RunFilter(began=TimeSpan(low_ms=19_991 * MINUTE)),
+    ):
+        before = runs.read
+        found = [page async for page in runs.paged(100, wanted)]
+        assert [*chain(*found)] == [f"run-{n:06d}" for n in range(20_000, 19_990, -1)]
+        assert runs.read - before <= 48
+
+
+async def test_filters_by_begin_and_by_last_line_find_runs_that_changed_since() -> None:
+    runs = Runs(500)
+    runs.moments["run-000200"] = 501 * MINUTE
+    span = TimeSpan(199 * MINUTE, 201 * MINUTE)
+    found = [page async for page in runs.paged(2, RunFilter(began=span))]
+    assert [*chain(*found)] == ["run-000201", "run-000200", "run-000199"]
+    found = [page async for page in runs.paged(9, RunFilter(last=TimeSpan(501 * MINUTE)))]
+    assert [*chain(*found)] == ["run-000200"]
+    span = TimeSpan(None, 2 * MINUTE)
+    found = [page async for page in runs.paged(1000, RunFilter(last=span))]
+    assert [*chain(*found)] == ["run-000002", "run-000001"]
 
 
 async def test_filters_by_state_time_name_and_outcome() -> None:
@@ -167,11 +171,18 @@ async def test_filters_by_state_time_name_and_outcome() -> None:
     await world.run_logs.close_run(RunKey(FQN, "night-1"))
     world.append(RunKey(FQN, "hot"), b"b\n")
 
+    said = {"night-2": ObjectInfo("night-2", 1, "1", world.clock.ms)}
+
     class Said(NothingSaid):
-        async def get(self, key: RunKey) -> Report | None:
-            if key.run != "night-2":
-                return None
-            return make_report(key, 1 << 100, 1, 1, {"pipelineState": "failed"})
+        async def components(self, fqn: str) -> dict[str, ObjectInfo]:
+            return said
+
+        async def created(self, info: ObjectInfo) -> int | None:
+            return world.clock.ms
+
+        async def listed(self, info: ObjectInfo) -> Report | None:
+            key, now = RunKey(FQN, info.key), world.clock.ms
+            return make_report(key, 1 << 100, now, now, {"pipelineState": "failed"})
 
     async def found(wanted: RunFilter) -> set[str]:
         page = await world.run_logs.listing.run_page(
@@ -186,12 +197,15 @@ async def test_filters_by_state_time_name_and_outcome() -> None:
     assert await found(RunFilter(outcomes=frozenset({"failed"}))) == {"night-2"}
     assert await found(RunFilter(outcomes=frozenset({"none"}))) == {"night-1", "day-1", "hot"}
     assert await found(RunFilter(high_ms=times["day-1"] - 1)) == {"night-1", "night-2"}
+    assert await found(RunFilter(began=TimeSpan(high_ms=times["night-1"]))) == {"night-1"}
+    assert await found(RunFilter(last=TimeSpan(high_ms=times["day-1"]))) == times.keys()
     await world.run_logs.delete_run(RunKey(FQN, "night-2"))
+    said.clear()
     assert await found(RunFilter(name=name_test("night"))) == {"night-1"}
 
 
 async def test_what_is_no_place_in_a_list_is_refused() -> None:
     runs = Runs(3)
-    for text in ("1", "l1.", "l1.bm8", "u1.x"):
+    for text in ("1", "l2.", "l2.bm8", "l1.WzEsZmFsc2UsMSwiciJd", "u1.x"):
         with pytest.raises(InvalidCursor, match="not a place"):
             await runs.list.page(FQN, RunFilter(), 1, text, now_ms=1, reported=NothingSaid())

@@ -158,7 +158,7 @@ async def test_a_run_that_goes_while_another_is_closed_again() -> None:
     world.clock.pass_seconds(61)
     await asyncio.gather(world.run_logs.closer.close_idle(), world.run_logs.delete_run(runs[1]))
     assert (await world.run_logs.reader.size(runs[0])).state == "closed"
-    assert await world.run_logs.listing.runs("p", 5) == await world.run_logs.listing.runs("p", 1)
+    assert await world.listed("p", 5) == await world.listed("p", 1)
 
 
 class Skewed(World):

@@ -178,7 +178,7 @@ async def test_what_another_node_deleted_stays_away_though_nobody_told_the_heir(
     await heir.run_logs.flusher.drain()
     with pytest.raises(NotFound):
         await heir.run_logs.reader.page(RUN, after=None, limit=5)
-    assert await heir.run_logs.listing.runs(RUN.fqn, 5) == []
+    assert await heir.listed(RUN.fqn, 5) == []
 
 
 async def test_a_lost_node_costs_a_busy_one_no_watermark() -> None:

@@ -12,13 +12,15 @@ from logstore import keys
 from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.objects.remote import DateSample
-from logstore.objects.store import ObjectStore
+from logstore.objects.store import ObjectInfo, ObjectStore
 from logstore.position import Position
+from logstore.runs.report import Report
 from logstore.segments.carry import Carry
 from logstore.segments.writer import encode_segment
 from service.runs.elsewhere import NoOtherNodes, OtherNodes
 from service.runs.repair.rebuild import Records
 from service.runs.run_logs import RunLogs
+from service.runs.run_pages import RunFilter, RunSummary
 from service.runs.settings import Tuning
 from service.runs.wiring import Surroundings, open_run_logs
 from service.runtime.threads import in_place
@@ -38,6 +40,28 @@ _WIDER = 20
 def patient(settings: Settings) -> Settings:
     """Closes are waited for in real time: so long that no busy machine is too slow for it."""
     return settings_with(settings, runs={"close_wait_seconds": 600.0})
+
+
+class NothingSaid:
+    """No client reported anything."""
+
+    async def components(self, fqn: str) -> dict[str, ObjectInfo]:
+        return {}
+
+    async def created(self, info: ObjectInfo) -> int | None:
+        raise NotImplementedError
+
+    async def at(self, fqn: str, component: str) -> Report | None:
+        return None
+
+    async def listed(self, info: ObjectInfo) -> Report | None:
+        raise NotImplementedError
+
+    async def pipelines(self) -> list[str]:
+        return []
+
+    async def pipeline(self, component: str) -> str | None:
+        raise NotImplementedError
 
 
 class FakePin:
@@ -175,6 +199,14 @@ class World:
         self.journal.entries.append((key, ulid, text))
         self.last[key] = max(self.last.get(key, 0), ulid + text.count(b"\n") - 1)
         return ulid
+
+    async def listed(self, fqn: str, limit: int) -> list[RunSummary]:
+        """The first runs of a pipeline's list."""
+        page = await self.run_logs.listing.run_page(
+            fqn, RunFilter(), limit, None, now_ms=self.clock.ms, reported=NothingSaid()
+        )
+        assert not page.damaged
+        return [listed.run for listed in page.runs]
 
     async def confirm(self, *, upload: bool = True) -> None:
         """All lines so far are in a confirmed segment."""

@@ -293,7 +293,7 @@ async def test_lists_show_what_nobody_touched_without_taking_it_in() -> None:
     world = await started(partial=b"a\nb\n")
     other = RunKey(DOTTED.fqn, "7f1c0e5e-0d1f-4b7c-8f3a-2a2f3a3b4c5d")
     await world.disk_store.put(f"{FOLDERS[DOTTED]}/{other.run}/logs.txt", b"z\n")
-    found = {run.run: run for run in await world.run_logs.listing.runs(DOTTED.fqn, 10)}
+    found = {run.run: run for run in await world.listed(DOTTED.fqn, 10)}
     assert {name: (run.state, run.lines, run.bytes) for name, run in found.items()} == {
         DOTTED.run: ("open", None, 4),
         other.run: ("closed", None, 2),
@@ -303,17 +303,17 @@ async def test_lists_show_what_nobody_touched_without_taking_it_in() -> None:
         await world.run_logs.listing.pipelines() == []
     )  # a folder does not tell its pipeline's name
     await world.whole(DOTTED)
-    found = {run.run: run for run in await world.run_logs.listing.runs(DOTTED.fqn, 10)}
+    found = {run.run: run for run in await world.listed(DOTTED.fqn, 10)}
     assert found[DOTTED.run].lines == 2
     assert await world.run_logs.listing.pipelines() == [DOTTED.fqn]
-    assert len(await world.run_logs.listing.runs(DOTTED.fqn, 1)) == 1
+    assert len(await world.listed(DOTTED.fqn, 1)) == 1
 
 
 async def test_lists_of_a_plain_name_have_each_run_once() -> None:
     world = await started(PLAIN, partial=b"a\n", logs=b"a\n")
-    assert [run.run for run in await world.run_logs.listing.runs(PLAIN.fqn, 10)] == [PLAIN.run]
+    assert [run.run for run in await world.listed(PLAIN.fqn, 10)] == [PLAIN.run]
     await world.run_logs.close_run(PLAIN)
-    assert [run.run for run in await world.run_logs.listing.runs(PLAIN.fqn, 10)] == [PLAIN.run]
+    assert [run.run for run in await world.listed(PLAIN.fqn, 10)] == [PLAIN.run]
 
 
 # --- names that share a folder -----------------------------------------------------------

@@ -115,7 +115,7 @@ async def test_a_deletion_killed_anywhere_is_finished_or_did_not_happen(
         await world.restart()
         if done or world.journal.tombstones:
             await world.run_logs.deleter.finish_all()
-            assert await world.run_logs.listing.runs(key.fqn, 5) == []
+            assert await world.listed(key.fqn, 5) == []
             with pytest.raises(NotFound):
                 await world.whole(key)
         else:

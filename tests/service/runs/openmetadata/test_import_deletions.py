@@ -73,7 +73,7 @@ async def gone(world: World, key: RunKey) -> None:
     for _ in range(2):
         with pytest.raises(NotFound):
             await world.run_logs.reader.page(key, after=None, limit=5)
-        assert await world.run_logs.listing.runs(key.fqn, 5) == []
+        assert await world.listed(key.fqn, 5) == []
         # The manifest that says so goes some day; the deletion outlives it.
         await world.disk_store.delete([keys.run_manifest(key)])
         await world.restart()

@@ -152,10 +152,10 @@ async def test_two_nodes_at_once(bucket: Bucket, store: ObjectStore) -> None:
 async def test_a_deleted_run_does_not_come_back(bucket: Bucket, store: ObjectStore) -> None:
     upstream(bucket, RUN, logs=b"a\n", partial=b"b\n")
     world = await node(store)
-    assert [run.run for run in await world.run_logs.listing.runs(RUN.fqn, 5)] == [RUN.run]
+    assert [run.run for run in await world.listed(RUN.fqn, 5)] == [RUN.run]
     await world.run_logs.delete_run(RUN)
     await world.restart()
     with pytest.raises(NotFound):
         await world.whole(RUN)
-    assert await world.run_logs.listing.runs(RUN.fqn, 5) == []
+    assert await world.listed(RUN.fqn, 5) == []
     assert [info.key async for info in store.list("pipeline-logs/")] == []

@@ -94,7 +94,7 @@ async def test_only_segments_or_table_are_left(tmp_path: Path, where: str) -> No
     async with reading(lake) as reader:
         await agree(reader, text_of(*batches))
         assert reader.run_logs.rebuilder.rebuilt == 1
-        assert [run.run for run in await reader.run_logs.listing.runs(RUN.fqn, 5)] == [RUN.run]
+        assert [run.run for run in await reader.listed(RUN.fqn, 5)] == [RUN.run]
         assert await reader.run_logs.close_run(RUN) == "closed"
         await agree(reader, text_of(*batches), "closed")
         logs = await lake.store.get(keys.logs("pipeline-logs", RUN))
