@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 
 import orjson
 
-from compactor.context import Compactor
+from compactor.context import Compactor, now_ms
 from compactor.ingest.buckets import BatchBudget, buckets_of
 from compactor.ingest.plan import StoredSegment, choose, nodes_of, segments_of
 from compactor.ingest.prune import HOUR_MS, TimeRange, hour_of
@@ -24,14 +24,17 @@ from compactor.ingest.verify import find_left_out
 from compactor.maintenance.retention import expiring
 from compactor.report import Batch, Lag, duration_text, rfc3339
 from compactor.rewrite.hours import plan_hours
-from logstore import ulid
+from logstore import keys, ulid
+from logstore.batch import RunKey
 from logstore.errors import Damaged, NotFound, StoreUnavailable, UnsupportedVersion
 from logstore.objects.store import ObjectStore
 from logstore.progress import size
+from logstore.runs.manifest import manifest_at
 from logstore.segments.reader import SegmentFile, fetch_statistics
 from logstore.table.snapshot import Snapshot
 
 _AT_ONCE: Final = 16
+_RUNS_NAMED: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,17 @@ class DryRunExpiry:
 
 
 @dataclass(frozen=True, slots=True)
+class DryRunRuns:
+    """The runs that the service would remove at its next sweep, unless lines wait in a journal.
+
+    `oldest` has the first of them, those with the oldest last line, as (pipeline, run, its time).
+    """
+
+    count: int
+    oldest: tuple[tuple[str, str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DryRun:
     """The preview. `version` is that of the table, -1 if there is none yet.
 
@@ -132,6 +146,7 @@ class DryRun:
     batches: tuple[Batch, ...]
     rewrites: tuple[DryRunHour, ...]
     expiry: DryRunExpiry
+    runs: DryRunRuns
     deletions: int
     alarms: tuple[str, ...]
 
@@ -170,6 +185,11 @@ class DryRun:
             f"{gone.hours} hours would expire: {gone.files} files, {gone.rows} rows,"
             f" {size(gone.bytes)}{f', up to {gone.until}' if gone.hours else ''}."
         )
+        yield f"{self.runs.count} runs would expire{':' if self.runs.count else '.'}"
+        for fqn, run, last in self.runs.oldest:
+            yield f"  {fqn}/{run}: its last line is of {last}"
+        if self.runs.count > len(self.runs.oldest):
+            yield f"  and {self.runs.count - len(self.runs.oldest)} more"
         for alarm in self.alarms:
             yield f"ALARM {alarm}"
 
@@ -206,6 +226,7 @@ async def dry_run(compactor: Compactor) -> DryRun:
         batches=tuple(batches),
         rewrites=tuple(DryRunHour(one.hour, len(one.files), one.size) for one in hours),
         expiry=await asyncio.to_thread(_expiry, compactor, snapshot),
+        runs=await _runs(compactor),
         deletions=await _fresh_deletions(compactor, snapshot),
         alarms=tuple(alarms),
     )
@@ -293,3 +314,20 @@ def _expiry(compactor: Compactor, snapshot: Snapshot) -> DryRunExpiry:
         rows=sum(file.rows for file in gone.files),
         bytes=sum(file.size for file in gone.files),
     )
+
+
+async def _runs(compactor: Compactor) -> DryRunRuns:
+    """By the same rule as the service's sweep. What does not read is for `verify`."""
+    retention, now, found = compactor.runs, now_ms(compactor), list[tuple[int, RunKey]]()
+    if retention.shortest_days:
+        async for info in compactor.store.list(keys.RUNS):
+            try:
+                manifest = manifest_at(info.key, (await compactor.store.get(info.key))[1])
+            except (NotFound, Damaged):
+                continue
+            if manifest.state == "deleted":
+                continue
+            if retention.expires(manifest.key.fqn, manifest.last_ms, now):
+                found.append((manifest.last_ms, manifest.key))
+    named = [(*key, rfc3339(last)) for last, key in sorted(found)[:_RUNS_NAMED]]
+    return DryRunRuns(len(found), tuple(named))

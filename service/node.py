@@ -26,6 +26,7 @@ from logstore.segments.carry import Carry
 from service.ingest.active_runs import ActiveRuns
 from service.ingest.appender import Appender
 from service.ingest.batch import IncomingBatch, Receipt, Submitted
+from service.journal.erasure import JournalEraser
 from service.journal.file import back_from
 from service.journal.journal import Journal
 from service.journal.recovery import Recovered, recover
@@ -153,6 +154,8 @@ class Node(NodeBase):
         self.shipper.on_confirmed(self.run_logs.confirmed)
         self.shipper.on_stored(lambda key, segment: self.stored(key, segment))
         self.run_logs.events.on_inherited(self.tail.missed_all)
+        self._eraser = JournalEraser(self.journal, seams.clock, settings.journal.erase_seconds)
+        self.run_logs.deletions.on_raised = self._eraser.note
         for (fqn, run), t in state.deleted.all().items():
             self.run_logs.deletions.note(fqn, run, t, own=True)
         minter = ulids.Minter(seams.clock, seams.entropy, last=state.last_ulid)
@@ -174,6 +177,7 @@ class Node(NodeBase):
         self._started.set()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.shipper.cut_forever())
+            group.create_task(self._eraser.run())
             # Batches are taken already.
             await self._insist(self._start_text, "waiting for the object store")
             group.create_task(self._repair_registration())

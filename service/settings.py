@@ -24,6 +24,7 @@ from logstore.objects.settings import (
     SegmentRetention,
     StoreSettings,
 )
+from logstore.runs.retention import time_text
 from logstore.settings import PREFIX, load, read_file
 from service.access.settings import AccessSettings
 from service.http.settings import PageSettings, ServerSettings
@@ -99,7 +100,7 @@ def _short_expiry(settings: Settings) -> list[str]:
     every = {"expiration_days": runs.expiration_days}
     every |= {f"expiration_days_of[{p!r}]": days for p, days in runs.expiration_days_of.items()}
     return [
-        f"runs.{name} is {days}: a run that is open longer than that loses its text"
+        f"runs.{name} is {time_text(days)}: a run that is open longer than that loses its text"
         for name, days in every.items()
         if 0 < days < _FEW_DAYS
     ]

@@ -7,6 +7,7 @@ from the machine, is worked out here.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
@@ -165,7 +166,7 @@ def make_network(settings: Settings, url: str) -> Network | None:
 def make_store_check(settings: Settings, machine: Machine, store: ObjectStore) -> StoreCheck:
     """The check of whether the store can keep what is entrusted to it."""
     runs = settings.runs
-    days = runs.longest_days
+    days = math.ceil(runs.longest_days)  # a bucket counts whole days; the service is earlier
     return StoreCheck(store, machine.clock, texts=runs.prefix, expiration_days=days)
 
 

@@ -80,7 +80,7 @@ def oldest_ms(compactor: Compactor) -> int:
     """Hours that ended by then are too old; 0 if none ever is."""
     days = compactor.limits.retention_days
     days = compactor.runs.longest_days if days is None else days
-    return now_ms(compactor) - days * _DAY_MS if days else 0
+    return now_ms(compactor) - round(days * _DAY_MS) if days else 0
 
 
 def _beyond(files: Sequence[TableFile], most: int | None) -> int:

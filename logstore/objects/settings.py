@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from logstore.objects.s3.settings import S3Settings
+from logstore.runs.retention import Days
 from logstore.settings import PREFIX, Bytes, BytesOrZero
 
 _MIB = 1 << 20
@@ -164,11 +165,10 @@ class CompactionSettings(RunningSettings):
         le=86_400,
         description="Consumed segments are kept this long; longer than any query takes",
     )
-    retention_days: int | None = Field(
+    retention_days: Days | None = Field(
         default=None,
-        ge=0,
-        description="Hours of the table are removed this many days after their end; 0 keeps"
-        " them; null: as long as any run is kept by `runs.expiration_days` and"
+        description="Hours of the table are removed so many days after their end, or hours, as"
+        " `12h`; 0 keeps them; null: as long as any run is kept by `runs.expiration_days` and"
         " `runs.expiration_days_of`",
     )
     retention_bytes: Bytes | None = Field(

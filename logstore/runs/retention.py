@@ -1,19 +1,41 @@
-"""The retention of runs: one number of days, and other numbers for some pipelines.
+"""The retention of runs: one time, and other times for some pipelines.
 
 The service removes a run when its last line is older than that and records its deletion, by
 which its lines leave the table as well. The table's own retention works in whole hours and
-does not depend on pipelines, so by default it is the longest of these numbers.
+does not depend on pipelines, so by default it is the longest of these times.
+
+A line is as old as its ULID says. A line that arrives late makes its run no younger than the line
+itself is, so runs and hours of the table count alike.
+
+All times are in days. A setting may say hours, as `36h`.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from logstore.patterns import wildcard_test
 
-Days = Annotated[int, Field(ge=0)]
+_TIME: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([dh])\s*")
+_DAY_MS: Final = 86_400_000
+
+
+def _days(value: object) -> object:
+    """`12h` and `30d` are times; all else is left to pydantic to refuse."""
+    found = _TIME.fullmatch(value) if isinstance(value, str) else None
+    return float(found[1]) / (24 if found[2] == "h" else 1) if found else value
+
+
+Days = Annotated[float, BeforeValidator(_days), Field(ge=0)]
+"""A time in days; in settings also in hours, as `12h`."""
+
+
+def time_text(days: float) -> str:
+    """The time as a setting says it: `30`, or `12h` where it is no whole number of days."""
+    return f"{days:g}" if days == int(days) else f"{days * 24:g}h"
 
 
 class RunRetention(BaseModel):
@@ -23,7 +45,8 @@ class RunRetention(BaseModel):
 
     expiration_days: Days = Field(
         default=30,
-        description="Runs are removed when their last line is this old; 0 keeps them for ever",
+        description="Runs are removed when their last line is so many days old, or hours, as `12h`;"
+        " 0 keeps them for ever",
     )
     expiration_days_of: dict[str, Days] = Field(
         default={},
@@ -31,22 +54,27 @@ class RunRetention(BaseModel):
         '`{"audit.*": 365, "scratch.*": 1}`; of several that match the first counts',
     )
 
-    def days_of(self, fqn: str) -> int:
+    def days_of(self, fqn: str) -> float:
         """Days for which the pipeline's runs are kept; 0 for ever."""
         matching = (d for p, d in self.expiration_days_of.items() if wildcard_test(p)(fqn))
         return next(matching, self.expiration_days)
 
+    def expires(self, fqn: str, last_ms: int, now_ms: int) -> bool:
+        """Whether a run of the pipeline is removed now; `last_ms` is the time of its last line."""
+        days = self.days_of(fqn)
+        return days > 0 and now_ms - last_ms > days * _DAY_MS
+
     @property
-    def longest_days(self) -> int:
+    def longest_days(self) -> float:
         """Days after which no run of any pipeline is kept; 0 if some are kept for ever."""
         return max(self._all()) if all(self._all()) else 0
 
     @property
-    def shortest_days(self) -> int:
+    def shortest_days(self) -> float:
         """Days for which the runs of every pipeline are kept; 0 for ever."""
         return min((days for days in self._all() if days), default=0)
 
-    def remembered_days(self, table_days: int | None, away_days: float) -> float:
+    def remembered_days(self, table_days: float | None, away_days: float) -> float:
         """The age up to which a line's deletion is remembered for certain; 0 for ever.
 
         `table_days` is the table's own retention, None for that of the runs; a node may be away for
@@ -56,7 +84,7 @@ class RunRetention(BaseModel):
         table = runs if table_days is None else table_days
         return max(runs, table) + away_days if runs and table else 0
 
-    def _all(self) -> list[int]:
+    def _all(self) -> list[float]:
         return [self.expiration_days, *self.expiration_days_of.values()]
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
 
@@ -151,6 +151,12 @@ class JournalFile:
         `NodeNotReady` if no descriptor is free to open it.
         """
         return self._handles.read(self.path, size, offset)
+
+    def has_any(self, owners: Collection[tuple[str, str | None]]) -> bool:
+        """Whether it has batches of one of these runs, or of a pipeline's runs."""
+        return any(
+            (key.fqn, key.run) in owners or (key.fqn, None) in owners for key in self.index.runs
+        )
 
     def spill_index(self) -> None:
         """Moves the rows out of memory; for files that no longer grow.

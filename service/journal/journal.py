@@ -7,7 +7,7 @@ everything that is synced; `release` gives away files whose lines are in the sto
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TypeAlias
 
 from logstore.batch import RunKey
@@ -84,6 +84,9 @@ class Journal:
         )  # fmt: skip
         self._release_pos = 0
         self._confirmed_on_disk = 0
+        self._ends_file = False
+        self._last_unkept = ""
+        """Files up to this ULID may hold deleted lines: none of them becomes a spare."""
         self.space = DiskSpace(fs, folder, self._spares, min_free_bytes=settings.min_free_bytes)
         pos = max(recovered.next_pos, state.last_cut().end)
         self._writer = GroupWriter(
@@ -325,6 +328,7 @@ class Journal:
             self._writer.trim()
         file, out = self._maker.make(self.state, self._writer.written_pos, self.files)
         self.postponed = None
+        self._ends_file = False
         self._older_bytes = sum(older.size for older in self.files)
         self.files.append(file)
         self._roll_at = self._file_bytes
@@ -334,9 +338,26 @@ class Journal:
             self.files[-2].spill_index()
         self._let_go()
 
+    async def end_file_of(self, deleted: Collection[tuple[str, str | None]]) -> None:
+        """Sees to it that the lines of these runs, or pipelines, leave the disk with their files.
+
+        Begins a new file if the newest one has such lines, or unused space. Raises `JournalFull`
+        or `NodeNotReady` if it cannot, and `JournalFailed`.
+        """
+        self._last_unkept = self.files[-1].ulid
+        self._spares.drop_used()
+        newest = self.files[-1]
+        if newest.space == newest.size and not newest.has_any(deleted):
+            return
+        self._check_open()
+        self._ends_file = True
+        await self._submit(Change.none())  # a file ends after a sync
+        if self._ends_file:
+            raise JournalFull(self.postponed or "no new journal file could be begun")
+
     def _grown(self) -> None:
         size = self.files[-1].size
-        if size >= self._roll_at and not self._closing:
+        if (size >= self._roll_at or self._ends_file) and not self._closing:
             self._roll_if_possible()
         elif size >= self._file_bytes // 4 and self._spares.lacking:
             # Not at the start of a file: a node with little to do writes no zeros.
@@ -389,7 +410,12 @@ class Journal:
         while len(self.files) > 1 and self.files[0].end_pos <= pos:
             file = self.files.pop(0)
             self._older_bytes -= file.size
-            self.succession.let_go(file, self._spares.give)
+            self.succession.let_go(file, self._give)
+
+    def _give(self, path: str, size: int) -> None:
+        """Makes a file that nobody reads any more a spare, unless it may hold deleted lines."""
+        ulid = path.rsplit("/", 1)[-1].removesuffix(wal.SUFFIX)
+        self._spares.give(path, size if ulid > self._last_unkept else 0)
 
     async def close(self) -> None:
         """Syncs everything, then accepts nothing more. Raises `JournalFailed` if it cannot."""

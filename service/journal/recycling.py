@@ -13,6 +13,7 @@ Invariants:
 
 - The content of a spare has no meaning.
 - A spare is at least as long as a full journal file, and at most twice as long.
+- After a deletion no file from before it becomes a spare, and those that did are removed.
 - A file that is being filled has another name until nobody writes to it any more.
 - Spares never cause the refusal of a batch or a file: they are dropped when the disk is scarce.
 
@@ -59,6 +60,7 @@ _PIECE = 1 << 20
 # A full file of 64 MiB in about four seconds: a fraction of what any disk writes.
 _PAUSE_SECONDS = 0.05
 _ZEROS = bytes(_PIECE)
+_ZEROS_PREFIX = "zeros-"
 
 
 class Spares:
@@ -118,6 +120,14 @@ class Spares:
         while (path := self.take()) is not None:
             discard(self._fs, path)
 
+    def drop_used(self) -> None:
+        """Removes the spares that were journal files: they may hold deleted lines."""
+        with self._lock:
+            used = [path for path in self._paths if not _is_zeros(path)]
+            self._paths = [path for path in self._paths if _is_zeros(path)]
+        for path in used:
+            discard(self._fs, path)
+
     async def close(self) -> None:
         """Stops all changes of the folder."""
         self._closed = True
@@ -133,8 +143,8 @@ class Spares:
 
     async def _fill(self, ulid: str, offload: Offload) -> None:
         """Writes a spare of zeros in small steps; gives up if the disk is scarce or fails."""
-        path = f"{self._folder}/zeros-{ulid}{wal.SPARE_SUFFIX}"
-        making = f"{self._folder}/zeros-{ulid}{wal.NEW_SPARE_SUFFIX}"
+        path = f"{self._folder}/{_ZEROS_PREFIX}{ulid}{wal.SPARE_SUFFIX}"
+        making = f"{self._folder}/{_ZEROS_PREFIX}{ulid}{wal.NEW_SPARE_SUFFIX}"
         # A file ends with the group that fills it, so a little more is used than its size.
         size = self._file_bytes + min(self._file_bytes // 8, _PIECE)
         try:
@@ -177,6 +187,10 @@ class Spares:
         except OSError:
             return False
         return True
+
+
+def _is_zeros(path: str) -> bool:
+    return path.rsplit("/", 1)[-1].startswith(_ZEROS_PREFIX)
 
 
 _FILE_CHAIN = 1000

@@ -29,6 +29,12 @@ class JournalSettings(Section):
     fast_sync_seconds: float = Field(
         default=1, gt=0, description="A batch sent as `fast` is synced after at most this time"
     )
+    erase_seconds: float = Field(
+        default=60,
+        ge=0,
+        description="After a deletion the journal begins a new file within this time, so that the"
+        " file with the deleted lines goes; deletions in between share one",
+    )
 
     @model_validator(mode="after")
     def _holds_two_files(self) -> JournalSettings:

@@ -59,6 +59,8 @@ class Deletions:
         self._owners: dict[str, tuple[str, str | None] | None] = {}
         self.on_heard: Callable[[str, str | None, int], None] = lambda *_: None
         """Called with a deletion of another node when this one hears of it."""
+        self.on_raised: Callable[[str, str | None], None] = lambda *_: None
+        """Called with a run, or a pipeline, of which more lines are deleted than before."""
 
     def horizon(self, key: RunKey) -> int:
         """ULIDs of the run at or below it do not exist; 0 if nothing was deleted."""
@@ -121,8 +123,10 @@ class Deletions:
             key = RunKey(fqn, run)
             known = self.horizon(key)
             self._runs[key] = max(self._runs.get(key, 0), t)
-        if t > known and not own:
-            self.on_heard(fqn, run, t)
+        if t > known:
+            self.on_raised(fqn, run)
+            if not own:
+                self.on_heard(fqn, run, t)
 
     def all(self) -> list[tuple[str, str | None, int]]:
         """Every deletion that is known, as (fqn, run or None, T)."""

@@ -9,8 +9,8 @@
 - It removes chunks that no manifest names when they are older than `orphan_seconds`: they were
   merged, sealed, or written by a flush that was killed before its swap. It also removes logs
   that a killed deletion left.
-- It deletes runs whose last line is older than their pipeline's retention; their manifest says
-  deleted, and is removed after the same time again.
+- It deletes runs whose last line is older than their pipeline's retention, whenever it arrived;
+  their manifest says deleted, and is removed after the same time again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ from service.runs.settings import RunSettings
 from service.runtime.clock_skew import ClockSkew
 from service.runtime.heartbeat import Heartbeat
 
-_DAY_MS = 86_400_000
 _FAILURES = 3
 
 
@@ -153,10 +152,9 @@ class Sweeper:
         manifest = manifest_at(info.key, (await self._store.get(info.key))[1])
         if self._has_hot(manifest):
             return
-        days = self._settings.days_of(manifest.key.fqn)
-        if days and self._idle_ms(manifest) > days * _DAY_MS:
+        if self._settings.expires(manifest.key.fqn, manifest.last_ms, self._now_ms()):
             async with self._locks.of(manifest.key):
-                await self._expire(info, manifest, days)
+                await self._expire(info, manifest)
         elif self._abandoned(manifest):
             await self._finalise(manifest.key)
         elif manifest.state == "closed" and manifest.sealed:
@@ -234,12 +232,12 @@ class Sweeper:
         elif manifest.state == "closed" and manifest.sealed and where in there:
             await self._store.delete([where])
 
-    async def _expire(self, info: ObjectInfo, manifest: Manifest, days: int) -> None:
+    async def _expire(self, info: ObjectInfo, manifest: Manifest) -> None:
         """Deletes an expired run, unless somebody appended since; its lock is held."""
         key = manifest.key
         if manifest.state == "deleted":
             await self._record(manifest)
-            if self._now_ms() - info.modified_ms > days * _DAY_MS:
+            if self._settings.expires(key.fqn, info.modified_ms, self._now_ms()):
                 await self._forget(info, manifest)
             return
         top = manifest.last | ulids.LINE_MASK

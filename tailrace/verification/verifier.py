@@ -54,7 +54,7 @@ class Verifier:
     findings: Findings
     clock: Clock
     prefix: str
-    expiration_days: int
+    expiration_days: float
     repair: SegmentRepair = nothing
     repair_state: StateRepair | None = None
     _state: StateCheck = field(init=False)
@@ -74,7 +74,7 @@ class Verifier:
             Chunks(self.store, self.prefix),
             self.findings,
             self.clock.now_ms(),
-            self.expiration_days * _DAY_MS,
+            round(self.expiration_days * _DAY_MS),
         )
 
     async def verify(self, fs: FileSystem, data: str, *, repair: bool) -> None:
@@ -288,7 +288,7 @@ class Verifier:
         """The lowest ULID of which the run's text is surely kept."""
         if not self.expiration_days:
             return ulids.encode(0)
-        kept = self.clock.now_ms() - self.expiration_days * _DAY_MS
+        kept = self.clock.now_ms() - round(self.expiration_days * _DAY_MS)
         return ulids.encode(ulids.lowest_at(kept))
 
     async def _is_run(self, key: RunKey) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -14,6 +15,9 @@ from compactor.dry_run import DryRun, dry_run
 from compactor.report import Report
 from compactor.settings import Compaction
 from logstore import keys
+from logstore.batch import RunKey
+from logstore.runs.manifest import Manifest, encode_manifest
+from logstore.runs.retention import RunRetention
 from tests.compactor.lake import HOUR, NOON, Lake, batch
 from tests.compactor.plain_engine import PlainEngine
 
@@ -85,6 +89,21 @@ def test_it_says_what_would_be_rewritten_and_what_would_expire(plain: Lake) -> N
     assert foreseen(plain).expiry.rows == 120
     plain.delete("f", "r0", 1 << 127)
     assert foreseen(plain).deletions == 1
+
+
+def test_it_says_which_runs_the_service_would_remove(plain: Lake) -> None:
+    kept, old, late = RunKey("f", "kept"), RunKey("f", "old"), RunKey("f", "late")
+    now = plain.clock.now_ms()
+    for key, last_ms in ((kept, now - HOUR), (old, now - 3 * HOUR), (late, now - 4 * HOUR)):
+        # Whenever they arrived.
+        manifest = Manifest(key, last_ms=last_ms, flushed_ms=now)
+        plain.put_bytes(keys.run_manifest(key), encode_manifest(manifest))
+    assert foreseen(plain).runs.count == 0
+    looking = replace(plain.compactor, runs=RunRetention(expiration_days=2 / 24))
+    preview = plain.run(dry_run(looking))
+    assert [run for _, run, _ in preview.runs.oldest] == ["late", "old"]
+    assert preview.runs.count == 2
+    assert "2 runs would expire:\n  f/late: its last line is of 20" in preview.text()
 
 
 def test_it_warns_of_what_would_wait_or_be_set_aside(plain: Lake) -> None:

@@ -219,6 +219,14 @@ class PowerCutFileSystem:
         with self.call("copy", target.path):
             self.grow(target.inode, data)
 
+    def contents(self, path: str) -> Iterator[tuple[str, bytes]]:
+        """Paths and bytes of all files below a folder, as programs see them now."""
+        for name, is_folder in sorted(self.scan(path)):
+            if is_folder:
+                yield from self.contents(f"{path}/{name}")
+            elif isinstance(node := self._node(f"{path}/{name}"), Inode):
+                yield f"{path}/{name}", bytes(node.current)
+
     def free_bytes(self, path: str) -> int:
         return max(0, self.capacity_bytes - self._used(self._root))
 

@@ -40,7 +40,7 @@ def a_file_is_about_to_expire(world: World) -> None:
     """Nobody takes a deleted line out of it; the deletion is made twice, and not done so long."""
     if not world.retention_days:
         return
-    one = _one(world, 2, world.clock.ms - world.retention_days * DAY_MS + HOUR_MS // 2)
+    one = _one(world, 2, world.clock.ms - round(world.retention_days * DAY_MS) + HOUR_MS // 2)
     world.put("a", [one])
     world.drive()
     for _ in range(2):

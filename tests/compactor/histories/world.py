@@ -86,7 +86,7 @@ class World:
         )
 
     @property
-    def retention_days(self) -> int:
+    def retention_days(self) -> float:
         """After so many days the table forgets; 0 is never."""
         days = self.limits.retention_days
         return self.runs.longest_days if days is None else days
@@ -284,11 +284,11 @@ class World:
     def kept_aside(self) -> set[tuple[str, int]]:
         """Segments that cannot be read and may still be repaired: retention would take no line."""
         days = self.retention_days
-        oldest = self.clock.ms - (days + 1) * DAY_MS if days else 0
+        oldest = self.clock.ms - round((days + 1) * DAY_MS) if days else 0
         return {name for name, stored_ms in self.model.unreadable.items() if stored_ms > oldest}
 
     def _oldest_ms(self) -> int:
-        return max(self.clock.ms - (self.retention_days or AGES) * DAY_MS, 0)
+        return max(self.clock.ms - round((self.retention_days or AGES) * DAY_MS), 0)
 
     def _check_expired(self, expired_ms: int) -> None:
         if self.limits.retention_bytes is None:

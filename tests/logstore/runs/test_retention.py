@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from logstore.runs.retention import FOR_EVER, RunRetention
+from logstore.runs.retention import FOR_EVER, RunRetention, time_text
 
 
 def test_the_first_pattern_that_matches_counts() -> None:
@@ -25,10 +25,28 @@ def test_the_first_pattern_that_matches_counts() -> None:
     ],
 )
 def test_for_ever_is_the_longest(
-    days: int, others: dict[str, int], longest: int, shortest: int
+    days: int, others: dict[str, float], longest: int, shortest: int
 ) -> None:
     kept = RunRetention(expiration_days=days, expiration_days_of=others)
     assert (kept.longest_days, kept.shortest_days) == (longest, shortest)
+
+
+def test_times_may_be_in_hours() -> None:
+    kept = RunRetention.model_validate(
+        {"expiration_days": "12h", "expiration_days_of": {"a": "36 h", "b": "7d", "c": 2}}
+    )
+    assert [kept.days_of(name) for name in ("x", "a", "b", "c")] == [0.5, 1.5, 7, 2]
+    assert [time_text(days) for days in (0.5, 1.5, 7.0, 30)] == ["12h", "36h", "7", "30"]
+    for wrong in ("h", "-1h", "12 minutes"):
+        with pytest.raises(ValidationError):
+            RunRetention.model_validate({"expiration_days": wrong})
+
+
+@pytest.mark.parametrize(("hours", "gone"), [(11, False), (12, False), (13, True)])
+def test_a_run_expires_by_the_time_of_its_last_line(hours: int, gone: bool) -> None:
+    kept = RunRetention(expiration_days=0.5)
+    assert kept.expires("f", 1, 1 + hours * 3_600_000) == gone
+    assert not FOR_EVER.expires("f", 1, 1 << 48)
 
 
 def test_no_time_is_negative() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from logstore import keys
+from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.errors import NotFound, StoreUnavailable
 from service.runs.deletions import Deletions
@@ -255,6 +256,24 @@ async def test_expired_runs_go() -> None:
     deletions = Deletions(world.store, ClockSkew(None))
     await deletions.load()
     assert deletions.horizon(RUN) > last
+
+
+async def test_a_run_is_as_old_as_its_last_line_also_if_that_arrived_late() -> None:
+    world = World(settings=settings_with(SETTINGS, runs={"expiration_days": 2.5 / 24}))
+    await world.run_logs.start()
+    made_ms = world.clock.ms
+    late = RunKey(RUN.fqn, "late")
+    world.clock.pass_seconds(2 * 3_600)
+    world.append(late, lines(0, 3), ulid=ulids.lowest_at(made_ms))  # a client's id, kept back
+    world.append(RUN, lines(0, 3))
+    for key in (late, RUN):
+        await world.run_logs.close_run(key)
+    await world.run_logs.sweeper.sweep()
+    assert [(await world.run_logs.reader.size(key)).state for key in (late, RUN)] == ["closed"] * 2
+    world.clock.pass_seconds(3_600)
+    await world.run_logs.sweeper.sweep()
+    states = [(await world.run_logs.reader.size(key)).state for key in (late, RUN)]
+    assert states == ["deleted", "closed"]
 
 
 async def test_a_pipeline_may_have_a_retention_of_its_own() -> None:
