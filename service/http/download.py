@@ -234,9 +234,9 @@ def answer(node: NodeApi, key: RunKey, size: LogSize, headers: Mapping[str, str]
     if span is not None and tags.plain is not None:
         total = str(size.total_bytes) if whole and not size.silent else "*"
         common["etag"] = tags.plain
-        return _part(node, key, span, total, common)
+        return _part(node, key, size, span, total, common)
     common["content-disposition"] = f'attachment; filename="{_file_name(key, "txt")}"'
-    text = node.run_logs.reader.download(key)
+    text = node.run_logs.reader.download(key, measured=size)
     if accepts_gzip(headers.get("accept-encoding")):
         if "etag" in common and tags.gzip:
             common["etag"] = tags.gzip
@@ -272,10 +272,10 @@ def _span(headers: Mapping[str, str], size: LogSize, tags: _Validators) -> Span 
 
 
 def _part(
-    node: NodeApi, key: RunKey, span: Span, total: str, common: dict[str, str]
+    node: NodeApi, key: RunKey, size: LogSize, span: Span, total: str, common: dict[str, str]
 ) -> StreamingResponse:
     return StreamingResponse(
-        node.run_logs.reader.download(key, offset=span.first, size=span.size),
+        node.run_logs.reader.download(key, offset=span.first, size=span.size, measured=size),
         status_code=206,
         headers={
             **common,

@@ -77,9 +77,14 @@ class RunReader(Protocol):
         ...
 
     def download(
-        self, key: RunKey, *, offset: int = 0, size: int | None = None
+        self,
+        key: RunKey,
+        *,
+        offset: int = 0,
+        size: int | None = None,
+        measured: LogSize | None = None,
     ) -> AsyncIterator[bytes]:
-        """The text from byte `offset`, at most `size` bytes of it."""
+        """The text from byte `offset`, at most `size` bytes of it, as it was `measured`."""
         ...
 
     async def size(self, key: RunKey) -> LogSize:

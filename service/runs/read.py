@@ -3,21 +3,19 @@
 Every call takes a snapshot; between calls only caches of immutable objects are kept. A page
 therefore costs the manifest, a piece of an index, and one ranged get.
 
-A download is the whole log of a run as a stream of bytes, in constant memory. Its end is fixed
-with the first piece. Chunks are streamed from the store. The lines behind them are read in
-steps, each on a snapshot of its own, so that a slow reader does not hold the journal's files.
-Bytes keep their offset while lines move.
+A download is the whole log of a run as a stream of bytes, in constant memory. Its lines and their
+order are those of one snapshot (`pinned_log`). Chunks are streamed from the store. The lines behind
+them are read in steps, each on a snapshot of its own, so that a slow reader does not hold the
+journal's files.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import xxhash
 
 from logstore import ulid as ulids
@@ -37,7 +35,8 @@ from service.runs.pages import (
     read_page,
     silent_of,
 )
-from service.runs.snapshot import Place, Snapshot, Snapshots, Stretch, fetching
+from service.runs.pinned_log import PinnedLog, place_of_byte
+from service.runs.snapshot import Place, Snapshot, Snapshots, fetching
 from service.runs.source_pieces import (
     After,
     Begun,
@@ -53,18 +52,9 @@ _STEP_BYTES = 1 << 20
 _TRIES = 8
 
 
-@dataclass(slots=True)
-class _Progress:
-    """The progress of a download; the first snapshot fixes `end` and `generation`."""
-
-    offset: int
-    end: int | None
-    generation: int | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """The next step: bytes, or the rest of a chunk, or nothing."""
+    """The next step of a download: bytes, or the rest of a chunk."""
 
     piece: bytes
     manifest: Manifest
@@ -73,70 +63,53 @@ class _Step:
 
 
 async def download(
-    snapshots: Snapshots, key: RunKey, offset: int, size: int | None
+    snapshots: Snapshots, key: RunKey, offset: int, size: int | None, known: PinnedLog | None = None
 ) -> AsyncIterator[bytes]:
-    """Bytes from `offset` on. Raises `NotFound`, `StoreUnavailable`, `Damaged`."""
-    at = _Progress(offset, None if size is None else offset + size)
+    """Bytes from `offset` on, of a `known` log or of the log as it is at the first piece.
+
+    Raises `NotFound`, `Unavailable`, `Damaged`.
+    """
+    log = known if known is not None else await snapshots.with_one(key, _pinned)
+    if not log.exists:
+        raise NotFound(f"no run {key.run!r} of {key.fqn!r}")
+    at, end = offset, log.size if size is None else min(offset + size, log.size)
     tries = 0
-    while tries < _TRIES:
-        before = at.offset
-        step = await snapshots.with_one(key, partial(_next, at))
-        if step.piece:
-            at.offset += len(step.piece)
+    while at < end and tries < _TRIES:
+        before = at
+        step = await snapshots.with_one(key, partial(_next, log, at, end))
+        if step.place is None:
+            at += len(step.piece)
             yield step.piece
-        elif step.place is None:
-            return
         else:
-            async for part in _chunk(step, step.place, at):
-                at.offset += len(part)
+            async for part in _chunk(step, step.place, at, end):
+                at += len(part)
                 yield part
-        tries = 0 if at.offset > before else tries + 1
+        tries = 0 if at > before else tries + 1
         if tries > 1:
             await snapshots.repair(key)
-    raise StoreUnavailable(f"the log of {key.fqn}/{key.run} is not where its manifest says")
+    if at < end:
+        raise StoreUnavailable(f"the log of {key.fqn}/{key.run} is not where its manifest says")
 
 
-async def _next(at: _Progress, snapshot: Snapshot) -> _Step:
-    manifest, key = snapshot.manifest, snapshot.manifest.key
-    if at.generation is None:
-        if not snapshot.exists:
-            raise NotFound(f"no run {key.run!r} of {key.fqn!r}")
-        at.generation = manifest.generation
-        at.end = snapshot.size if at.end is None else min(at.end, snapshot.size)
-    if manifest.generation != at.generation:
-        raise NotFound(f"the run {key.run!r} of {key.fqn!r} was deleted meanwhile")
-    piece, place = b"", None
-    end = min(at.end or 0, snapshot.size)
-    if at.offset < min(end, snapshot.chunk_bytes):
-        place = place_of_byte(snapshot, at.offset)
-    elif at.offset < end:
-        piece = _hot(snapshot, at.offset, min(end - at.offset, _STEP_BYTES))
-    return _Step(piece, manifest, snapshot.chunks, place)
+async def _pinned(snapshot: Snapshot) -> PinnedLog:
+    return PinnedLog(snapshot)
 
 
-async def _chunk(step: _Step, place: Place, at: _Progress) -> AsyncIterator[bytes]:
+async def _next(log: PinnedLog, at: int, end: int, now: Snapshot) -> _Step:
+    left = log.at(now)
+    if at >= log.chunk_bytes:
+        piece = await left.text(at, min(end - at, _STEP_BYTES))
+        return _Step(piece, now.manifest, now.chunks, None)
+    stored = left.stored
+    return _Step(b"", stored.manifest, stored.chunks, place_of_byte(stored, at))
+
+
+async def _chunk(step: _Step, place: Place, at: int, end: int) -> AsyncIterator[bytes]:
     """Streams the rest of one chunk; ends early if it moves meanwhile."""
-    low = at.offset - place.byte
-    high = min((at.end or 0) - place.byte, place.chunk.bytes)
+    low, high = at - place.byte, min(end - place.byte, place.chunk.bytes)
     with suppress(Moved):
         async for part in step.chunks.stream(step.manifest, place.chunk, low, high - low):
             yield part
-
-
-def place_of_byte(snapshot: Snapshot, byte: int) -> Place:
-    """The chunk that holds the byte."""
-    return snapshot.places[bisect_right(snapshot.places, byte, key=lambda p: p.byte) - 1]
-
-
-def _hot(snapshot: Snapshot, offset: int, size: int) -> bytes:
-    """Up to `size` bytes behind the chunks: whole batches, or a part of one."""
-    stretch: Stretch = next(s for s in snapshot.stretches if offset < s.end_byte)
-    first = int(np.searchsorted(stretch.byte_ends, offset, "right"))
-    last = int(np.searchsorted(stretch.byte_ends, offset + size, "right"))
-    low = offset - int(stretch.byte_ends[first]) + int(stretch.rows["size"][first])
-    if low or last <= first:
-        return stretch.batches.slice(int(stretch.indexes[first]), low, low + size)
-    return snapshot.stretch_text(stretch, first, last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +136,8 @@ class LogSize:
     state: str
     silent: tuple[str, ...] = ()
     held: bool = False
+    log: PinnedLog | None = None
+    """What was measured, for a download of just that."""
 
 
 class RunLogReader:
@@ -270,13 +245,19 @@ class RunLogReader:
                 start = found.end
 
     def download(
-        self, key: RunKey, *, offset: int = 0, size: int | None = None
+        self,
+        key: RunKey,
+        *,
+        offset: int = 0,
+        size: int | None = None,
+        measured: LogSize | None = None,
     ) -> AsyncIterator[bytes]:
-        """Streams the log as it is at the first piece, from byte `offset`, in constant memory.
+        """Streams the log as it was `measured`, or is at the first piece, from byte `offset`.
 
-        Raises `NotFound`, `StoreUnavailable` with the first piece or later.
+        Raises `NotFound`, `Unavailable` with the first piece or later.
         """
-        return download(self._snapshots, key, offset, size)
+        log = None if measured is None else measured.log
+        return download(self._snapshots, key, offset, size, log)
 
     async def size(self, key: RunKey) -> LogSize:
         """Lengths and state; zero and `none` for a run that never was."""
@@ -292,6 +273,7 @@ class RunLogReader:
                 snapshot.state,
                 silent_of(snapshot),
                 snapshot.held,
+                PinnedLog(snapshot) if snapshot.exists and not snapshot.held else None,
             )
 
         return await self._snapshots.read(key, measure)
@@ -311,7 +293,12 @@ async def held_lines(
 
 
 def _etag(snapshot: Snapshot) -> str:
-    """The ETag of the log in the chunks, by its size: within a generation it only grows."""
+    """The ETag of the log in the chunks: within a generation it grows, and a close may sort it.
+
+    A close sorts lines of several nodes alone, and then more of them have their final place.
+    """
     manifest = snapshot.manifest
-    name = "\0".join([*manifest.key, ulids.encode(manifest.generation), str(manifest.bytes)])
-    return xxhash.xxh3_128_hexdigest(name.encode())
+    several = len({who for chunk in manifest.chunks for who in chunk.writers}) > 1
+    order = [str(manifest.fixed_lines)] if several else []
+    name = [*manifest.key, ulids.encode(manifest.generation), str(manifest.bytes), *order]
+    return xxhash.xxh3_128_hexdigest("\0".join(name).encode())

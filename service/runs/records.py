@@ -19,7 +19,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from logstore.batch import RunKey
-from logstore.errors import NotFound
 from logstore.position import Cursor
 from service.runs import ulid_order
 from service.runs.cursors import cursor_at, line_of_record, settled, unseen
@@ -35,6 +34,7 @@ from service.runs.pages import (
 )
 from service.runs.part_lines import read_parts
 from service.runs.parts import SCHEMA, RecordPart, as_records
+from service.runs.pinned_log import LogNow, PinnedLog
 from service.runs.snapshot import Snapshot, Snapshots, fetching
 from service.runs.source_pieces import (
     After,
@@ -48,7 +48,6 @@ from service.runs.source_pieces import (
 )
 
 DETAILS = ("ulid", "ts", "pos", "level", "connector_id", "attributes", "carried")
-_STEP_LINES = 1 << 17
 _HIGHEST = (1 << 128) - 1
 
 
@@ -199,7 +198,7 @@ class RecordReader:
         """All records of the run as it is at the first piece, in pieces of about `max_bytes`.
 
         `held`: those that nodes hold, without the store. Raises `NotFound` (with the first piece,
-        or if the run is deleted meanwhile), `StoreUnavailable`.
+        or if the run is deleted meanwhile), `Unavailable`.
         """
         at = _Whole(key, by_ulid, max_bytes)
         if held:
@@ -330,38 +329,54 @@ class _UlidPage:
 
 @dataclass(slots=True)
 class _Whole:
-    """The progress of a whole run's reading; the first snapshot fixes its end and generation."""
+    """The progress of a whole run's reading; the first snapshot fixes its records and their order.
+
+    `ranges` come next in the order of ULIDs, and after them what begins with `ulid`.
+    """
 
     key: RunKey
     by_ulid: bool
     max_bytes: int
-    at: int = 0
-    end: int | None = None
-    generation: int = 0
+    log: PinnedLog | None = None
+    line: int = 0
+    ulid: int = 0
+    ranges: Sequence[ulid_order.LineRange] = ()
     done: bool = False
 
-    async def step(self, snapshot: Snapshot) -> list[RecordPart]:
+    async def step(self, now: Snapshot) -> list[RecordPart]:
         """The next records."""
-        if self.end is None:
-            must_exist(snapshot)
-            self.generation = snapshot.manifest.generation
-            self.end = ulid_order.highest(snapshot) if self.by_ulid else snapshot.lines
-        if snapshot.manifest.generation != self.generation:
-            raise NotFound(f"the run {self.key.run!r} of {self.key.fqn!r} was deleted meanwhile")
-        parts = await (self._next_ulids if self.by_ulid else self._next_lines)(snapshot, self.end)
-        self.done = self.done or not parts
-        return parts
+        if self.log is None:
+            must_exist(now)
+            self.log = PinnedLog(now)
+        return await (self._next_ulids if self.by_ulid else self._next_lines)(self.log.at(now))
 
-    async def _next_lines(self, snapshot: Snapshot, end: int) -> list[RecordPart]:
-        found = await read_parts(snapshot, self.at, end, self.max_bytes)
-        self.at, self.done = found.end, found.end >= end
+    async def _next_lines(self, log: LogNow) -> list[RecordPart]:
+        end = log.log.lines
+        found = await log.parts(self.line, end, self.max_bytes)
+        self.line, self.done = found.end, found.end >= end
         return found.parts
 
-    async def _next_ulids(self, snapshot: Snapshot, end: int) -> list[RecordPart]:
-        ranges = await ulid_order.from_ulid(snapshot, self.at, _STEP_LINES, self.max_bytes)
-        parts = await ulid_order.read_ranges(snapshot, ranges, self.max_bytes)
-        kept = [part for part in parts if part.low <= end]
+    async def _next_ulids(self, log: LogNow) -> list[RecordPart]:
+        order, ranges = log.order(), self.ranges
+        if not ranges:
+            all_lines = ulid_order.NO_LIMIT
+            ranges = await ulid_order.from_ulid(order, self.ulid, all_lines, self.max_bytes)
+        parts = await ulid_order.read_ranges(order, ranges, self.max_bytes, log.parts)
+        self.ranges = _without_first(ranges, sum([part.lines for part in parts]))
         if parts:
-            self.at = parts[-1].high + 1
-            self.done = parts[-1].high >= end
-        return kept
+            self.ulid = parts[-1].high + 1
+        self.done = not parts
+        return parts
+
+
+def _without_first(
+    ranges: Sequence[ulid_order.LineRange], lines: int
+) -> list[ulid_order.LineRange]:
+    """The ranges without so many of their first lines."""
+    left: list[ulid_order.LineRange] = []
+    for start, end in ranges:
+        skipped = min(lines, end - start)
+        lines -= skipped
+        if skipped < end - start:
+            left.append((start + skipped, end))
+    return left

@@ -12,19 +12,21 @@ A place in this order is the ULID of a record, and a client gets it as `u1.{ULID
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from logstore import ulid as ulids
-from logstore.batch import lowest_and_highest, of_batch
+from logstore.batch import of_batch
 from logstore.errors import InvalidCursor, InvalidInput
 from logstore.runs.blocks import Blocks
 from logstore.runs.manifest import Chunk, Manifest
 from service.runs.chunks import Chunks
 from service.runs.cursors import line_behind
-from service.runs.part_lines import read_parts
+from service.runs.part_lines import PartLines, ReadText, read_parts
 from service.runs.parts import RecordPart
 from service.runs.snapshot import Place, Snapshot
 
@@ -47,7 +49,9 @@ _ROW = np.dtype(
 )
 _Rows = NDArray[np.void]
 LineRange = tuple[int, int]
-_NO_LIMIT = 1 << 62
+ReadParts = Callable[[int, int, int, ReadText], Awaitable[PartLines]]
+"""The records of lines from a number to before another, of so many bytes; how to read texts."""
+NO_LIMIT = 1 << 62
 
 
 class Edge(NamedTuple):
@@ -79,13 +83,6 @@ def decode_place(text: str, field: str) -> int:
     )
 
 
-def highest(snapshot: Snapshot) -> int:
-    """A ULID that is at least as high as that of any record of the run."""
-    found = [chunk.last for chunk in snapshot.manifest.chunks]
-    found += [lowest_and_highest(stretch.rows)[1] for stretch in snapshot.stretches]
-    return max(found, default=0) | ulids.LINE_MASK
-
-
 async def from_ulid(snapshot: Snapshot, ulid: int, lines: int, size: int) -> list[LineRange]:
     """The records from `ulid` on, in order: of about so many lines and bytes. Raises `Moved`."""
     rows = await _sweep(snapshot, ulid, lines, size, forward=True)
@@ -94,24 +91,28 @@ async def from_ulid(snapshot: Snapshot, ulid: int, lines: int, size: int) -> lis
 
 async def before_ulid(snapshot: Snapshot, ulid: int, lines: int) -> list[LineRange]:
     """The last records before `ulid`, in order: of about so many lines. Raises `Moved`."""
-    rows = await _sweep(snapshot, ulid, lines, _NO_LIMIT, forward=False)
+    rows = await _sweep(snapshot, ulid, lines, NO_LIMIT, forward=False)
     return _ranges(_last_lines(rows, lines)[::-1])
 
 
 async def read_ranges(
-    snapshot: Snapshot, ranges: list[LineRange], max_bytes: int
+    snapshot: Snapshot,
+    ranges: Sequence[LineRange],
+    max_bytes: int,
+    read: ReadParts | None = None,
 ) -> list[RecordPart]:
     """The records of these lines in this order, as many as fit into `max_bytes`, one at least.
 
-    Raises `Moved`, `Unavailable`.
+    They are read by `read`, or of the snapshot. Raises `Moved`, `Unavailable`.
     """
+    read = read or partial(read_parts, snapshot)
     windows = _Windows(snapshot.chunks)
     parts: list[RecordPart] = []
     size = 0
     for start, end in ranges:
         at = start
         while at < end and (size < max_bytes or not parts):
-            found = await read_parts(snapshot, at, end, max_bytes - size, text=windows.text)
+            found = await read(at, end, max_bytes - size, windows.text)
             parts += found.parts
             size += sum([len(part.text) for part in found.parts])
             at = found.end

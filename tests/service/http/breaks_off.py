@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from logstore.batch import RunKey
+from service.runs.read import LogSize
 from tests.service.http.memory_node import MemoryRunLogs
 
 
@@ -16,8 +17,13 @@ class BreaksOff(MemoryRunLogs):
         self._error = error
 
     async def download(
-        self, key: RunKey, *, offset: int = 0, size: int | None = None
+        self,
+        key: RunKey,
+        *,
+        offset: int = 0,
+        size: int | None = None,
+        measured: LogSize | None = None,
     ) -> AsyncIterator[bytes]:
-        async for piece in super().download(key, offset=offset, size=size):
+        async for piece in super().download(key, offset=offset, size=size, measured=measured):
             yield piece
             raise self._error

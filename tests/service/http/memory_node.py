@@ -248,7 +248,12 @@ class MemoryRunLogs:
         return found
 
     async def download(
-        self, key: RunKey, *, offset: int = 0, size: int | None = None
+        self,
+        key: RunKey,
+        *,
+        offset: int = 0,
+        size: int | None = None,
+        measured: LogSize | None = None,
     ) -> AsyncIterator[bytes]:
         text = self.whole(key)[offset : None if size is None else offset + size]
         for start in range(0, len(text), 1000):

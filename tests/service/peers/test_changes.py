@@ -391,7 +391,7 @@ def test_what_is_deleted_stays_deleted_whoever_is_killed(seed: int) -> None:
 
     async def end(clock: VirtualClock) -> None:
         nodes = [await world.start(clock, name) for name in "abc"]
-        await clock.sleep(180.0)  # lines that still move may be cut in a download
+        await clock.sleep(60.0)
         for key in (RUN, OTHER):
             for node in nodes:
                 world.clients.check(key, await text_of(node, key), where="log", ordered=False)

@@ -167,6 +167,22 @@ async def prepared() -> tuple[World, World, bytes]:
     return a, b, b"".join(text for _, text in sorted(sent))
 
 
+async def test_a_close_that_sorts_gives_the_same_bytes_another_etag() -> None:
+    worlds = await two_nodes()
+    a, b = worlds
+    ids = [a.mint(), a.mint()]
+    for world, ulid in zip(worlds, ids[::-1], strict=True):
+        world.append(RUN, b"%d\n" % ulid, ulid)
+        await flushed(world)
+    reader = a.run_logs.reader
+    before = await reader.size(RUN)
+    assert await b.run_logs.closer.close_here(RUN, a.journal.node) == "closed"
+    assert await a.run_logs.close_run(RUN) == "closed"
+    after = await reader.size(RUN)
+    assert (after.total_bytes, after.stored_bytes) == (before.stored_bytes, before.stored_bytes)
+    assert after.etag != before.etag, "a range of one must not be joined to one of the other"
+
+
 @pytest.mark.parametrize("fault", AT_EACH_STEP)
 async def test_killed_between_two_steps_of_a_close(fault: Fault) -> None:
     for step in some(range(1, 400), 5 if on_disk() else 23, f"sort {fault}"):
