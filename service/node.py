@@ -6,12 +6,14 @@
 
 Start order: lock the folder, know who we are, recover the journal, register, then take batches.
 Stop order: take no more, sync, cut and ship what is left, bring it into the runs, let go. A node
-that finds that its folder is a copy (`Forked`) starts again as a new incarnation; batches wait.
+that finds that its folder is a copy, or that the store lacks its segments (`Forked`), starts again
+as a new incarnation; batches wait.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -35,6 +37,7 @@ from service.journal.view import JournalPin
 from service.journal.writer import Appended
 from service.node_base import NodeBase
 from service.node_problems import problems_of
+from service.peers.forgotten import active_runs
 from service.peers.shedding import open_shedding
 from service.runs.delete import Wanted, always
 from service.runs.settings import Tuning
@@ -42,9 +45,12 @@ from service.runs.wiring import Surroundings, open_run_logs
 from service.runtime.identity import DataFolder, Identity, TakenOver, register, register_again
 from service.runtime.seams import Seams
 from service.settings import Settings
-from service.shipping.lineage import Lineage, forked_in
+from service.shipping.lineage import LOOK_SECONDS, Forked, Lineage, forked_in
+from service.shipping.missing import MOST_RUNS, MissingSegments
 from service.shipping.shipper import SegmentShipper
 from service.tail import Tail
+
+log = logging.getLogger(__name__)
 
 _START_SECONDS = 10.0  # a batch waits so long for a node that is starting again
 _RELEASE_SECONDS = 5.0
@@ -95,7 +101,10 @@ class Node(NodeBase):
         self.identity = self._folder.identify(settings.node_id, self._default_name, recovered.state)
         state = recovered.state or JournalState(self.identity.node)
         if state.node != self.identity.node:
-            state.reincarnate(self.identity.node, self.identity.base)
+            files = [file.first_pos for file in recovered.files]
+            state.reincarnate(self.identity.node, self.identity.base, files)
+            if self.identity.missing:
+                state.delete_again()
         self._syncer = seams.syncer()
         try:
             self.journal = Journal(
@@ -180,7 +189,7 @@ class Node(NodeBase):
             group.create_task(self._eraser.run())
             # Batches are taken already.
             await self._insist(self._start_text, "waiting for the object store")
-            group.create_task(self._repair_registration())
+            group.create_task(self._keep_registration())
             group.create_task(self.shipper.ship_forever())
             group.create_task(self.run_logs.run())
             group.create_task(self.status.run())
@@ -188,9 +197,17 @@ class Node(NodeBase):
             group.create_task(self.members.stay(self.tail))
             group.create_task(self.shedding.run())
 
-    async def _repair_registration(self) -> None:
-        with suppress(TailraceError):  # the next start does it
-            await register_again(self.store, self.identity, self.seams.clock)
+    async def _keep_registration(self) -> None:
+        """Repairs it once; while segments are missing, looks whether somebody gave them up."""
+        while True:
+            with suppress(TailraceError):  # later, or by the next start
+                missing = await register_again(self.store, self.identity, self.seams.clock)
+                if missing != self.identity.missing:
+                    self.identity = replace(self.identity, missing=missing)
+                    self._folder.save(self.identity)
+            if not self.identity.missing:
+                return
+            await self.seams.clock.sleep(LOOK_SECONDS)
 
     async def _release_forever(self) -> None:
         while True:
@@ -225,29 +242,38 @@ class Node(NodeBase):
         forked = forked_in(error)
         if forked is not None:
             if not self._stopping:  # else the next start finds it out again
-                self._begin(self._fork(forked.files), "fork")
+                self._begin(self._fork(forked), "fork")
         elif not self.failed.done() and error is not None:
             self.failed.set_result(error)
 
-    async def _fork(self, others: Sequence[str]) -> None:
-        """Continues as a new incarnation, since this one is taken.
-
-        `others` are journal files of the node that has it.
-        """
+    async def _fork(self, why: Forked) -> None:
+        """Continues as a new incarnation, since this one is taken, or its segments are missing."""
         self.forks += 1
         self._started.clear()
         before, node, confirmed = self.journal, self.identity, self.journal.state.confirmed
         self.tail.stop()
         await self._let_go()
-        shared = [file.ulid for file in before.files if file.ulid in others]
+        shared = [file.ulid for file in before.files if file.ulid in why.files]
+        base, seq, missing = confirmed.end, confirmed.seq, why.missing
+        if missing is not None:
+            kept = max(node.base, min([file.first_pos for file in before.files], default=base))
+            missing = missing.holding(kept)
+            base, seq = missing.kept, missing.first - 1
 
         async def fork() -> None:
-            self._folder.forked(
-                node, name=node.name, base=confirmed.end, seq=confirmed.seq, shared=shared
+            found = [] if missing is None else [await self._with_runs(missing)]
+            made = self._folder.forked(
+                node, name=node.name, base=base, seq=seq, shared=shared, missing=found
             )
+            for segments in found:
+                log.error("%s. %s", segments.sentence(), segments.advice(made.node))
 
         await self._insist(fork, "the node cannot go on as a fork yet")
         await self._insist(partial(self._open, before), "the node cannot go on as a fork yet")
+
+    async def _with_runs(self, missing: MissingSegments) -> MissingSegments:
+        runs = await active_runs(self.store, self._settings.runs.prefix, missing.node)
+        return replace(missing, runs=tuple(runs[:MOST_RUNS]))
 
     # --- the HTTP API --------------------------------------------------------------
 

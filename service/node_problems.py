@@ -18,6 +18,12 @@ def problems_of(node: Node, waiting: str | None) -> list[str]:
     if node.shipper.last_error is not None:
         wait = "segments wait in the journal"
         found.append(Problem(wait, f"{wait}: {node.shipper.last_error}"))
+    identity = node.identity
+    found += [
+        f"{missing.sentence()}. {missing.advice(identity.node)}"
+        for missing in identity.missing
+        if missing.lost != 0
+    ]
     found += node.shipper.ongoing.problems()
     found += [*node.journal.problems(), *node.recovered.problems(), *node.run_logs.problems()]
     return [*found, *node.marks.problems(), *node.members.problems(), *node.seams.problems()]

@@ -41,7 +41,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--give-up",
         metavar="KEY",
         action="append",
-        help="compare nothing; give up the lines of this quarantined segment. May be repeated",
+        help="compare nothing; give up the lines of this quarantined segment, or the missing"
+        " segments that this node registration names. May be repeated",
     )
     what.add_argument(
         "--drop",

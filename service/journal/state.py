@@ -141,15 +141,27 @@ class JournalState:
             del self.tombstones[fqn, run]
         self.last_ulid = max(self.last_ulid, self.deleted.add(fqn, run, t))
 
-    def reincarnate(self, node: str, base: int) -> None:
+    def reincarnate(self, node: str, base: int, files: Sequence[int] = ()) -> None:
         """Becomes the state of another node, which has shipped nothing yet.
 
         Unconfirmed cuts keep their ranges under new numbers: after an outage, one segment of all
-        their lines might not fit into memory.
+        their lines might not fit into memory. A `base` among confirmed lines has them shipped
+        again, cut at the first positions of journal `files`.
         """
-        kept = [cut for cut in self.cuts if cut.first >= base]
+        again = [base, *[pos for pos in files if base < pos < self.confirmed.end]]
+        kept = [*zip(again, [*again[1:], self.confirmed.end], strict=True)]
+        kept = [(first, end) for first, end in kept if first < end]
+        kept += [(cut.first, cut.end) for cut in self.cuts if cut.first >= base]
         self.node, self.base, self.confirmed = node, base, Cut(0, base, base)
-        self.cuts = [Cut(seq, cut.first, cut.end) for seq, cut in enumerate(kept, start=1)]
+        self.cuts = [Cut(seq, first, end) for seq, (first, end) in enumerate(kept, start=1)]
+
+    def delete_again(self) -> None:
+        """Has the deletions that were done be done once more, in a store that has forgotten them.
+
+        Lines that came after one have ids above its T.
+        """
+        for (fqn, run), t in self.deleted.all().items():
+            self.tombstones[fqn, run] = max(self.tombstones.get((fqn, run), 0), t)
 
     def encoded(self, *, pos: int, secret: bytes) -> dict[str, Any]:
         """The JSON of a `state` entry; `pos` is the next line's number, `secret` the file's."""

@@ -197,7 +197,7 @@ async def forget(
         max(entry.renewed_ms for entry in there.values()),
         seq,
         pos,
-        tuple(await _runs(store, prefix, node)),
+        tuple(await active_runs(store, prefix, node)),
         version=fresh_id(),
     )
 
@@ -254,7 +254,7 @@ async def _stored(store: ObjectStore, node: str) -> tuple[int, int]:
     return seq, pos
 
 
-async def _runs(store: ObjectStore, prefix: str, node: str) -> list[RunKey]:
+async def active_runs(store: ObjectStore, prefix: str, node: str) -> list[RunKey]:
     """Runs with an active marker of the node."""
     found = []
     async for info in store.list(keys.all_active(prefix)):

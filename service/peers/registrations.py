@@ -17,6 +17,7 @@ from logstore.objects.store import ObjectStore
 from logstore.state_kinds import advice
 from service.runs.elsewhere import Fork
 from service.runtime.identity import taken_over
+from service.shipping.missing import decode_missing
 
 _MOST: Final = 10_000
 
@@ -58,6 +59,7 @@ def decode_registration(body: bytes) -> Fork:
             int(value["base"]),
             taken_over(value.get("files", ())),
             tuple([str(file) for file in value.get("shared", ())]),
+            decode_missing(value.get("missing", ())),
         )
     except (ValueError, TypeError, KeyError) as error:
         raise Damaged(f"not the registration of a node: {error}") from error

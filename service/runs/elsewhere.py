@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 from logstore.batch import RunKey
 from logstore.position import Position
 from service.runs.selection import Source
+from service.shipping.missing import MissingSegments
 
 
 class Unfetched(Exception):
@@ -29,7 +30,8 @@ class Fork:
     """A node that continues a copy of another's folder: from `base` on its lines are its own.
 
     `files` are the journal files that held such lines when it forked: (file, first pos, end pos).
-    `shared` are those of them that the original has as well.
+    `shared` are those of them that the original has as well. `missing` are segments of its
+    parents that the store lacked then.
     """
 
     node: str
@@ -37,6 +39,7 @@ class Fork:
     base: int
     files: tuple[tuple[str, int, int], ...]
     shared: tuple[str, ...] = ()
+    missing: tuple[MissingSegments, ...] = ()
 
 
 async def _no_forks(_: Collection[str]) -> Sequence[Fork]:

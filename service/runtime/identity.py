@@ -28,6 +28,7 @@ from logstore.checked import (
 )
 from logstore.clock import Clock, Entropy
 from logstore.errors import (
+    Conflict,
     Damaged,
     FolderLocked,
     NotFound,
@@ -38,9 +39,12 @@ from logstore.names import check_name
 from logstore.objects.store import ObjectStore
 from service.journal.failures import translated
 from service.journal.state import Cut, JournalState
+from service.shipping.missing import MissingSegments, decode_missing
 
 _FILE = "node.json"
 _LOCK = "lock"
+UNFINISHED = "restore.unfinished"
+"""A restore into the folder goes on, or was broken off."""
 
 
 TakenOver: TypeAlias = tuple[tuple[str, int, int], ...]
@@ -61,6 +65,9 @@ class Identity:
 
     `files` are the journal files that held lines from `base` on when it began, and `shared` those
     of which it is known that the parent has them as well.
+
+    `missing` are segments of its parents that the store lacked when it began. Earlier versions do
+    not start on a folder that names some.
     """
 
     name: str
@@ -71,6 +78,7 @@ class Identity:
     base: int = 0
     files: TakenOver = ()
     shared: tuple[str, ...] = ()
+    missing: tuple[MissingSegments, ...] = ()
 
     @property
     def node(self) -> str:
@@ -98,8 +106,18 @@ class DataFolder:
         self._lock: Lock = lock
 
     def identity(self, name: str) -> Identity:
-        """The identity that the folder holds, whatever its name, or a new one."""
+        """The identity that the folder holds, whatever its name, or a new one.
+
+        Raises `Conflict` for a folder whose restore did not end.
+        """
         check_name(name, "node.id")
+        with _translated(self.path):
+            unfinished = self._fs.stat(f"{self.path}/{UNFINISHED}") is not None
+        if unfinished:
+            raise Conflict(
+                f"a restore into {self.path} did not end: folder and store are not whole",
+                hint="Run `tailrace restore` again, with --replace.",
+            )
         known = self._load()
         if known is None:
             made = Identity(name, self._incarnation())
@@ -120,11 +138,19 @@ class DataFolder:
         return self.forked(known, name=name, base=confirmed.end, seq=confirmed.seq)
 
     def forked(
-        self, parent: Identity, *, name: str, base: int, seq: int, shared: Sequence[str] = ()
+        self,
+        parent: Identity,
+        *,
+        name: str,
+        base: int,
+        seq: int,
+        shared: Sequence[str] = (),
+        missing: Sequence[MissingSegments] = (),
     ) -> Identity:
         """Saves and gives a new incarnation that continues from `parent`'s position `base`.
 
-        `shared` are journal files that the parent has as well.
+        `shared` are journal files that the parent has as well; `missing` its segments that the
+        store lacks.
         """
         fork = Identity(
             name,
@@ -133,6 +159,7 @@ class DataFolder:
             parent_seq=seq,
             base=base,
             shared=(*shared, *parent.shared),
+            missing=(*missing, *parent.missing),
         )
         self.save(fork)
         return fork
@@ -148,7 +175,7 @@ class DataFolder:
             self._fs.unlink(temporary)
         file = self._fs.open(temporary, "create")
         try:
-            file.write([with_blank_check(orjson.dumps(asdict(identity)))])
+            file.write([with_blank_check(orjson.dumps(_encoded(identity)))])
             file.sync()
         finally:
             file.close()
@@ -181,13 +208,30 @@ def read_identity(fs: FileSystem, folder: str) -> Identity | None:
     try:
         value: dict[str, Any] = orjson.loads(without_blank_check(body))
         known = Identity(**{**value, "parents": tuple(value["parents"])})
-        return replace(known, files=taken_over(known.files), shared=tuple(known.shared))
+        return replace(
+            known,
+            files=taken_over(known.files),
+            shared=tuple(known.shared),
+            missing=decode_missing(value.get("missing", ())),
+        )
     except (ValueError, TypeError, KeyError) as error:
         raise Damaged(
             f"{path} does not hold a node's identity: {error}",
             hint="Restore the file from a copy. Deleting it makes this a new node "
             "that takes over what the journal holds.",
         ) from error
+
+
+def _encoded(identity: Identity) -> dict[str, Any]:
+    value = asdict(identity)
+    del value["missing"]
+    return {**value, **_encoded_missing(identity)}
+
+
+def _encoded_missing(identity: Identity) -> dict[str, Any]:
+    """Nothing if there are none: earlier versions refuse an identity with the member."""
+    missing = [segments.encoded() for segments in identity.missing]
+    return {"missing": missing} if missing else {}
 
 
 def _translated(path: str) -> AbstractContextManager[None]:
@@ -203,19 +247,26 @@ async def register(store: ObjectStore, identity: Identity, clock: Clock) -> Iden
     return replace(identity, registered=True)
 
 
-async def register_again(store: ObjectStore, identity: Identity, clock: Clock) -> None:
-    """Writes the entry again if it is damaged or gone. Raises as `ObjectStore.put`."""
+async def register_again(
+    store: ObjectStore, identity: Identity, clock: Clock
+) -> tuple[MissingSegments, ...]:
+    """Writes the entry again if it is damaged or gone, and gives the missing segments in it.
+
+    Raises as `ObjectStore.put`.
+    """
     key, etag = keys.node_registration(identity.node), None
     try:
         info, body = await store.get(key)
         etag = info.etag
-        if decode_checked(body).get("node") == identity.node:
-            return
-    except (NotFound, ValueError):
+        found = decode_checked(body)
+        if found.get("node") == identity.node:
+            return decode_missing(found.get("missing", ()))
+    except (NotFound, ValueError, TypeError, KeyError):
         pass
     with suppress(PreconditionFailed):
         written = _registration(identity, clock)
         await store.put(key, written, if_absent=etag is None, if_match=etag)
+    return identity.missing
 
 
 def _registration(identity: Identity, clock: Clock) -> bytes:
@@ -230,5 +281,6 @@ def _registration(identity: Identity, clock: Clock) -> bytes:
             "files": identity.files,
             "shared": identity.shared,
             "registered_ms": clock.now_ms(),
+            **_encoded_missing(identity),
         }
     )

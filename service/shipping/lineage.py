@@ -19,6 +19,9 @@ The evidence for a number:
 
 A number is consumed if the table's mark, the watermark or its `low` reaches it.
 
+The store may also be the older one of the two: it then lacks segments that were confirmed
+(`missing`).
+
 All of this is checked when the node starts, before its first cut if the store answers,
 and every ten minutes, whether anything is shipped or not. `low` is read after each put.
 Cuts may be made before that, and while the store is unavailable: a cut is a number in the
@@ -35,6 +38,7 @@ from logstore.clock import Clock
 from logstore.errors import Conflict
 from logstore.objects.store import ObjectStore
 from service.journal.journal import Journal
+from service.shipping.missing import MissingSegments, find_missing
 from service.shipping.watermarks import Watermarks
 
 LOOK_SECONDS = 600.0
@@ -43,12 +47,16 @@ LOOK_SECONDS = 600.0
 class Forked(Conflict):
     """The store holds segments of this incarnation that this folder did not write.
 
+    Or it lacks some that this folder did write: those are `missing`.
     `files` are the journal files of the process that wrote them, as far as it could be asked.
     """
 
-    def __init__(self, message: str, *, files: Sequence[str] = ()) -> None:
+    def __init__(
+        self, message: str, *, files: Sequence[str] = (), missing: MissingSegments | None = None
+    ) -> None:
         super().__init__(message)
         self.files = files
+        self.missing = missing
 
 
 class Lineage:
@@ -95,9 +103,9 @@ class Lineage:
     async def _look(self) -> None:
         began = self._clock.monotonic()
         state = self._journal.state
-        node, known = state.node, state.last_cut().seq
-        text = await self._marks.watermark(node)
-        consumed = max(await self._marks.table(node), text.seq, text.low - 1)
+        node, known, confirmed = state.node, state.last_cut().seq, state.confirmed
+        text, table = await self._marks.both(node)
+        consumed = max(table, text.seq, text.low - 1)
         newest = known
         async for found in self._store.list(
             keys.segments_of(node), after=keys.segment(node, known)
@@ -109,6 +117,9 @@ class Lineage:
             raise Forked(f"segments of {node} up to {consumed} were consumed, we cut {last}")
         if newest > last:
             raise Forked(f"the store holds segment {newest} of {node}, we cut up to {last}")
+        missing = await find_missing(self._store, node, confirmed, lambda: self._marks.both(node))
+        if missing is not None:
+            raise Forked(missing.sentence(), missing=missing)
         self.taken = consumed
         self._looked = began
 

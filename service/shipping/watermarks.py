@@ -56,6 +56,10 @@ class Watermarks:
         """The node's last segment that the table has. Raises `StoreUnavailable`."""
         return await self._offload(lambda: self._table_mark(node))
 
+    async def both(self, node: str) -> tuple[Watermark, int]:
+        """The node's watermark and the table's mark. Raises as `watermark`."""
+        return await self.watermark(node), await self.table(node)
+
     async def watermark(self, node: str) -> Watermark:
         """The node's watermark. Raises `StoreUnavailable`, `OutcomeUnknown`."""
         return (await self.watermark_and_health(node))[0]

@@ -17,6 +17,7 @@ Kind = Literal[
     "segment-damaged",  # fails seal, schema, checksum, or is another's
     "segment-newer",  # of a format that this program does not know
     "segment-missing",  # a number between others is not there
+    "segment-lost",  # a node stored it, and the store, restored or replaced, lacks it
     "segment-aside",  # quarantined: its lines are not read
     "segment-overlap",  # holds positions of the segment before it
     "marker-alone",  # a segment is quarantined that is not there

@@ -22,6 +22,7 @@ from service.journal import format as wal
 from service.journal.file import JournalFile
 from service.journal.index import select
 from service.journal.reading import Found, JournalReading, header_of, missing_newest
+from service.journal.state import JournalState
 from service.journal.view import JournalBatches
 from tailrace.verification.fault import Findings, Kind
 from tailrace.verification.records import records
@@ -70,6 +71,16 @@ class JournalCheck:
             )
         state = reading.replay.state
         return None if state is None else state.confirmed.end
+
+    @property
+    def state(self) -> JournalState | None:
+        """What the files say of segments, once they were read."""
+        return self._reading.replay.state
+
+    @property
+    def first_pos(self) -> int:
+        """The first position that they hold, once they were read."""
+        return self._reading.replay.low_pos
 
     def files(self, below: int) -> Iterator[tuple[str, Iterator[Copies]]]:
         """Each file's name, and its records below a position, run by run."""

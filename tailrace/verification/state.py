@@ -8,7 +8,7 @@ quarantined segment, without its reason. Each write is conditional on the damage
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from logstore import keys
@@ -28,6 +28,8 @@ from logstore.runs.deletions import deletion_at, encode_deletion
 from logstore.segments.quarantine import encode_marker
 from logstore.state_kinds import advice, kind_of
 from service.peers.forgotten import Forgotten
+from service.runs.elsewhere import Fork
+from service.shipping.missing import MissingSegments
 from service.shipping.watermarks import Watermarks
 from tailrace.verification.fault import Findings, Kind
 from tailrace.verification.state_decoders import decode_state
@@ -87,6 +89,8 @@ class StateCheck:
     store: ObjectStore
     findings: Findings
     repair: StateRepair | None = None
+    lost: list[tuple[str, MissingSegments]] = field(default_factory=list)
+    """Segments that nodes found missing, with the nodes that say so."""
 
     async def check(self) -> None:
         """Reads every state object but the manifests of runs. Raises `StoreUnavailable`."""
@@ -103,6 +107,8 @@ class StateCheck:
                     self.findings.count("state objects")
                     if isinstance(found, Forgotten) and found.returned_ms is None:
                         self.findings.note(found.sentence())
+                    if isinstance(found, Fork):
+                        self.lost += [(found.node, missing) for missing in found.missing]
         for folder in [folder for folder, count in shards.items() if count <= 0]:
             self.findings.note(
                 f"{folder} has no shard: its maker was killed before its first partition, or it is"

@@ -23,12 +23,15 @@ from logstore.filesystem import FileSystem
 from logstore.objects.store import ObjectStore
 from logstore.runs.deletions import ALL_LINES, Deletion, StoredDeletions, names_in
 from logstore.runs.manifest import Manifest, decode_manifest
+from logstore.runs.watermark import Watermark, read_watermark
 from logstore.table.snapshot import Snapshot, TableFile
 from logstore.table.table import Table
 from service.journal.recovery import recover
+from service.journal.state import Cut, JournalState
 from service.query.database import Database
 from service.runs.chunks import Chunks
 from service.runtime.identity import read_identity
+from service.shipping.missing import MissingSegments, find_missing
 from tailrace.verification.catalog import SegmentCatalog, SegmentRepair, nothing, settled
 from tailrace.verification.compare import Comparison, Stored, hold_deletions
 from tailrace.verification.fault import Findings
@@ -87,6 +90,7 @@ class Verifier:
         await self._look_at_log()
         await self._catalog.read_marks()
         await self._catalog.refresh()
+        await self._look_for_known_losses()
         await self.journal(fs, data, repair=repair)
         await self._all_texts()
         if self._readable:
@@ -129,7 +133,8 @@ class Verifier:
                 for found in recover(fs, folder).found:
                     where = found.copy or "its place was noted"
                     self.findings.note(f"{found.file} at {found.offset}: set aside, {where}")
-            if below:
+            if below and check.state is not None:
+                await self._look_for_lost(check.state, check.first_pos)
                 await self._journal_lines(check, below)
         except OSError as error:
             raise JournalFailed(f"reading the journal failed: {error}") from error
@@ -142,6 +147,39 @@ class Verifier:
             read_identity(fs, data)
         except Damaged as error:
             self.findings.add("state-damaged", f"{data}/node.json", f"{error}. {error.hint}")
+
+    async def _look_for_lost(self, state: JournalState, kept: int) -> None:
+        """Reports segments that the journal says the store has, and the store lacks."""
+        missing = await self._missing(state.node, state.confirmed)
+        if missing is not None:
+            missing = missing.holding(kept)
+            advice = (
+                "Put the newer state of the store back, or start the service: it stores again what"
+                " the journal has, and goes on under a new incarnation (docs/backup.md)"
+            )
+            self._report_lost(missing, advice)
+
+    async def _look_for_known_losses(self) -> None:
+        """Reports segments that nodes found missing, unless they are back."""
+        for node, known in self._state.lost:
+            cut = Cut(known.last, known.pos or 0, known.end)
+            if known.lost != 0 and await self._missing(known.node, cut) is not None:
+                self._report_lost(known, known.advice(node))
+
+    async def _missing(self, node: str, confirmed: Cut) -> MissingSegments | None:
+        async def marks() -> tuple[Watermark, int]:
+            mark = await read_watermark(self.store, node)
+            return mark, await asyncio.to_thread(self.table.mark, node) if self._readable else 0
+
+        try:
+            return await find_missing(self.store, node, confirmed, marks)
+        except Damaged:
+            return None  # the watermark, which was reported
+
+    def _report_lost(self, missing: MissingSegments, advice: str) -> None:
+        place = keys.segment(missing.node, missing.first)
+        detail = f"{missing.sentence()}. {advice}"
+        self.findings.add("segment-lost", place, detail, lines=missing.lost or 0)
 
     async def _journal_lines(self, check: JournalCheck, below: int) -> None:
         group = Comparison(self.database, self.findings, "journal")

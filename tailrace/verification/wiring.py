@@ -22,6 +22,7 @@ from service.query.database import Database
 from service.query.locked import LockedDatabase
 from service.runtime.threads import in_thread
 from service.settings import Settings
+from service.shipping.missing import give_up_missing
 from service.shipping.watermarks import Watermarks
 from service.wiring import query_bucket
 from tailrace.verification.catalog import SegmentRepair, nothing
@@ -77,13 +78,18 @@ async def verify(settings: Settings, findings: Findings, spill: str, *, repair: 
 async def give_up_segments(settings: Settings, segments: Sequence[str]) -> None:
     """Gives up the lines of the quarantined segments at these keys, none unless all are.
 
+    The key of a node's registration stands for the missing segments that it names.
     Raises `InvalidInput` if one is not quarantined, `StoreUnavailable`, `OutcomeUnknown`.
     """
     clock, entropy = SystemClock(), system_entropy()
     async with open_store(settings, clock, entropy, Disk()) as store:
-        for key in segments:
+        nodes = [key for key in segments if key.startswith(keys.NODES)]
+        quarantined = [key for key in segments if key not in nodes]
+        for key in quarantined:
             await check_quarantined(store, key)
-        for key in segments:
+        for key in nodes:
+            await give_up_missing(store, key)
+        for key in quarantined:
             at, version = rfc3339(clock.now_ms()), fresh_text(clock, entropy)
             await give_up(store, key, at=at, version=version)
 

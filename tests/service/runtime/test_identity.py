@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from logstore.batch import RunKey
 from logstore.errors import Damaged, FolderLocked, InvalidName
 from logstore.names import MAX_NAME_BYTES
 from service.runtime.identity import DataFolder, Identity
+from service.shipping.missing import MissingSegments
 from tests.service.journal.rig import Rig
 from tests.simulation.powercut import PowerCut, PowerCutFileSystem
 
@@ -57,6 +59,27 @@ def test_a_fork_is_another_node_that_knows_its_parents() -> None:
     assert len({parent.incarnation, fork.incarnation, second.incarnation}) == 3
     first.release()
     assert folder(fs).identity("renamed") == second
+
+
+def test_what_the_store_lacks_is_remembered_by_all_that_follow() -> None:
+    fs = PowerCutFileSystem()
+    first = folder(fs)
+    parent = first.identity("node")
+    lost = MissingSegments(parent.node, 3, 5, None, 90, 40, (RunKey("p", "r"),))
+    more = MissingSegments("node-2", 1, 1, 90, 95, 95)
+    fork = first.forked(parent, name="node", base=40, seq=2, missing=[lost])
+    second = first.forked(fork, name="node", base=95, seq=0, missing=[more])
+    assert second.missing == (more, lost)
+    first.release()
+    assert folder(fs).identity("node") == second
+
+
+def test_a_folder_without_losses_stays_readable_for_earlier_versions() -> None:
+    fs = PowerCutFileSystem()
+    first = folder(fs)
+    first.forked(first.identity("node"), name="node", base=40, seq=2)
+    file = fs.open(f"{FOLDER}/node.json", "read")
+    assert b'"missing"' not in file.pread(file.size(), 0)
 
 
 @pytest.mark.parametrize("name", ["", "x" * (MAX_NAME_BYTES + 1), "\ud800"])
