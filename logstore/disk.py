@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 # POSIX promises 16; Linux takes 1,024.
 _IOV_MAX = min(os.sysconf("SC_IOV_MAX"), 1024)
 _COPY_BYTES = 1 << 20
+_ANY_NUMBER = 1 << 60  # of inodes, where the file system makes them as it needs them
 _NO_COPY_RANGE = frozenset(
     {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM}
 )
@@ -222,6 +223,10 @@ class Disk:
     def free_bytes(self, path: str) -> int:
         disk = os.statvfs(path)
         return disk.f_bavail * disk.f_frsize
+
+    def free_inodes(self, path: str) -> int:
+        disk = os.statvfs(path)
+        return disk.f_favail if disk.f_files else _ANY_NUMBER
 
 
 def _stat(found: os.stat_result) -> Stat:

@@ -146,3 +146,7 @@ class FileSystem(Protocol):
     def free_bytes(self, path: str) -> int:
         """Bytes that this user may still write on the disk that holds `path`."""
         ...
+
+    def free_inodes(self, path: str) -> int:
+        """Files that this user may still make on the disk that holds `path`."""
+        ...

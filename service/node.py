@@ -42,6 +42,7 @@ from service.peers.shedding import open_shedding
 from service.runs.delete import Wanted, always
 from service.runs.settings import Tuning
 from service.runs.wiring import Surroundings, open_run_logs
+from service.runtime.disk_reserve import Purpose
 from service.runtime.identity import DataFolder, Identity, TakenOver, register, register_again
 from service.runtime.seams import Seams
 from service.settings import Settings
@@ -88,8 +89,12 @@ class Node(NodeBase):
         goes on behind this as long as the store is away.
         """
         seams = self.seams
+        await self._make_room("start")
         self._folder = DataFolder(seams.fs, self._data, seams.clock, seams.entropy)
         await self._open()
+
+    async def _make_room(self, purpose: Purpose = "deletion") -> None:
+        await self.seams.offload(partial(self.seams.reserve.give_up_if_full, purpose))
 
     async def _open(self, before: Journal | None = None) -> None:
         seams, settings = self.seams, self._settings
@@ -155,6 +160,7 @@ class Node(NodeBase):
                 details=lambda: self.details,
                 silent=lambda: seams.answers.silent,
                 close_report=lambda key: self.status.close(key),
+                make_room=self._make_room,
                 others=partial(
                     self.members.others, self.identity.node, settings.runs.close_wait_seconds
                 ),
@@ -211,6 +217,8 @@ class Node(NodeBase):
 
     async def _release_forever(self) -> None:
         while True:
+            if not self.run_logs.deleter.unfinished:
+                await self.seams.offload(self.seams.reserve.restore)
             await self.seams.clock.sleep(_RELEASE_SECONDS)
             self._release()
 

@@ -24,6 +24,7 @@ from logstore.clock import Clock, Entropy, SystemClock, system_entropy
 from logstore.descriptors import ReservedDisk, open_files
 from logstore.disk import Disk
 from logstore.filesystem import FileSystem
+from logstore.objects.keypath import RESERVE
 from logstore.objects.remote import newest_date_of, requests_of
 from logstore.objects.store import ObjectStore
 from logstore.segments.columns import record_batches
@@ -64,6 +65,7 @@ from service.query_node import QueryNode
 from service.queue.contents import Contents
 from service.queue.queue import SegmentQueue
 from service.runtime.counters import HttpCounters, StoreCounters, SyncCounters
+from service.runtime.disk_reserve import DiskReserve
 from service.runtime.metered import MeteredStore, MeteredSyncer
 from service.runtime.process import for_connections
 from service.runtime.seams import Seams
@@ -140,12 +142,22 @@ def make_node(
             newest_date=newest_date_of(store),
             problems=problems,
             answers=answers,
+            reserve=make_reserve(settings, machine),
             network=make_network(settings, url),
         ),
         settings,
         default_name=socket.gethostname(),
         table_mark=table.mark,
     )
+
+
+def make_reserve(settings: Settings, machine: Machine) -> DiskReserve:
+    """Room on the disk of the data folder, and on that of a folder store elsewhere."""
+    data = os.path.abspath(settings.data)
+    folders = [os.path.join(data, "reserve")]
+    if settings.bucket is None and not settings.store_folder.startswith(f"{data}{os.sep}"):
+        folders.append(os.path.join(settings.store_folder, RESERVE))
+    return DiskReserve(machine.journal_fs, folders, settings.journal.reserve_bytes)
 
 
 def make_network(settings: Settings, url: str) -> Network | None:

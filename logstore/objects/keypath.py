@@ -5,6 +5,7 @@
     {root}/.locks/{00..3f}     flock files; a key's is chosen by its hash. All are made at the
                                start, so that deleting works on a full disk; none is ever removed
     {root}/.tmp/{ULID}         objects that are being written
+    {root}/.reserve/           room for a full disk, which the service takes
 
 `Walk` lists keys in S3's order, lazily. S3 orders by the bytes of the whole key: `a-b`, `a.b`,
 `a/b`, `a0`. A folder therefore sorts as its name with the `/`. The order of `str` is the order of
@@ -25,8 +26,8 @@ from logstore.errors import InvalidName
 from logstore.filesystem import FileSystem
 from logstore.objects.oserrors import means_absent
 
-META, LOCKS, TEMPORARIES = ".meta", ".locks", ".tmp"
-OWN = frozenset({META, LOCKS, TEMPORARIES})
+META, LOCKS, TEMPORARIES, RESERVE = ".meta", ".locks", ".tmp", ".reserve"
+OWN = frozenset({META, LOCKS, TEMPORARIES, RESERVE})
 LOCKS_COUNT = 64
 MAX_KEY_BYTES = 1024
 MAX_COMPONENT_BYTES = 245  # of the 255 of a file name; the sidecar's adds five

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
-from logstore.settings import Bytes, Section
+from logstore.settings import Bytes, BytesOrZero, Section
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -25,6 +25,11 @@ class JournalSettings(Section):
     min_free_bytes: Bytes = Field(
         default=64 * MIB,
         description="With less free disk space no batch is accepted; cuts and closes still are",
+    )
+    reserve_bytes: BytesOrZero = Field(
+        default=4 * MIB,
+        description="Room that is taken twice on the disk of the data folder, and on that of a"
+        " folder store, for a start and for deletions when the disk is full; 0: none",
     )
     fast_sync_seconds: float = Field(
         default=1, gt=0, description="A batch sent as `fast` is synced after at most this time"

@@ -79,6 +79,7 @@ class Deleter:
         progress: FlushProgress,
         forget: Callable[[RunKey], None],
         others: OtherNodes,
+        make_room: Callable[[], Awaitable[None]],
         deleted_ahead_ms: int,
     ) -> None:
         self._store = store
@@ -98,6 +99,7 @@ class Deleter:
         self._progress = progress
         self._forget = forget
         self._others = others
+        self._make_room = make_room
         self._deleted_ahead_ms = deleted_ahead_ms
         self.news = DeletionNews(others, clock, gone, tombstone_done)
         self._unfinished: list[tuple[str, str | None, int]] = []
@@ -110,6 +112,7 @@ class Deleter:
 
         Raises `StoreUnavailable`, `OutcomeUnknown`, `Conflict`, and as the journal.
         """
+        await self._make_room()
         async with self._locks.of(key):
             manifest = (await self._manifests.get(key)).manifest
             elsewhere = await self._highest_elsewhere(key.fqn, key.run)
@@ -127,6 +130,7 @@ class Deleter:
 
     async def delete_pipeline(self, fqn: str, wanted: Wanted = always) -> list[str]:
         """Deletes all runs of a pipeline, giving their ids. Raises as `delete_run`."""
+        await self._make_room()
         manifests = await self._manifests_of(fqn)
         foreign = await self._not_imported(fqn)
         hot = self._hot_runs(fqn)
@@ -170,6 +174,7 @@ class Deleter:
 
     async def hear(self, fqn: str, run: str | None, t: int, age_ms: int | None) -> None:
         """Takes note of a deletion at another node, so long ago. Raises as the journal."""
+        await self._make_room()
         moment_ms = None if age_ms is None else self._clock.now_ms() - age_ms
         await self._record_tombstone(fqn, run, t)
         self._deletions.note(fqn, run, t, moment_ms=moment_ms)
@@ -217,6 +222,7 @@ class Deleter:
     async def finish_all(self) -> None:
         """Does the steps after the journal for started deletions. Raises `TailraceError`."""
         while self._unfinished and not self._stopping:
+            await self._make_room()
             fqn, run, t = self._unfinished[0]
             await self._record(fqn, run, t)
             found = await self._manifests_of(fqn) if run is None else [Manifest(RunKey(fqn, run))]

@@ -55,6 +55,10 @@ async def no_reports(_key: RunKey) -> None:
     """For run logs without reports: a close of a run without lines leaves no trace."""
 
 
+async def _room_enough() -> None:
+    """For disks that somebody else looks after."""
+
+
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What run logs ask of the rest of their node.
@@ -63,7 +67,8 @@ class Surroundings:
     the highest ULID of a run here; `watermark` reads a node's and replaces a damaged one; `records`
     searches all stored lines, None as long as that is impossible; `ended` is called when a run
     ends; `others` gives the other nodes; `silent`: whether the store is known not to answer;
-    `close_report` notes that a run without lines was closed.
+    `close_report` notes that a run without lines was closed; `make_room` returns when a deletion
+    has some room on a disk that is full.
     """
 
     journal: RunJournal
@@ -78,6 +83,7 @@ class Surroundings:
     others: Callable[[Deletions], OtherNodes] = lambda _: NoOtherNodes()
     silent: Callable[[], bool] = lambda: False
     close_report: Callable[[RunKey], Awaitable[None]] = no_reports
+    make_room: Callable[[], Awaitable[None]] = _room_enough
 
 
 def open_run_logs(
@@ -243,6 +249,7 @@ def open_run_logs(
         progress=progress,
         forget=events.deleted,
         others=others,
+        make_room=around.make_room,
         deleted_ahead_ms=settings.ingest.deleted_ahead_ms,
     )
     sweeper = Sweeper(

@@ -11,6 +11,7 @@ from logstore.objects.remote import DateSample
 from logstore.objects.store import ObjectStore
 from logstore.syncer import Syncer
 from service.peers.transport import Network
+from service.runtime.disk_reserve import DiskReserve, no_reserve
 from service.runtime.store_deadline import StoreAnswers, always_answering
 from service.runtime.threads import Offload, in_thread
 from service.shipping.cut_work import SegmentEncoder
@@ -34,5 +35,7 @@ class Seams:
     """Further problems, as sentences."""
     answers: StoreAnswers = field(default_factory=always_answering)
     """Whether the store answers."""
+    reserve: DiskReserve = field(default_factory=no_reserve)
+    """Room on the disks for a start and for deletions."""
     network: Network | None = None
     """The way to other nodes on the store; None: there are none."""

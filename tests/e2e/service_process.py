@@ -50,8 +50,8 @@ class ServiceProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._log = data.with_name(data.name + ".log")
 
-    def start(self) -> None:
-        """Starts it and waits until it is ready."""
+    def start(self, health: str = "ready") -> None:
+        """Starts it and waits until it is ready, or `live`."""
         few = ["sh", "-c", f'ulimit -n {self.open_files}; exec "$@"', "sh"]
         self.data.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
@@ -72,7 +72,7 @@ class ServiceProcess:
                 stdout=log,
                 stderr=log,
             )
-        self._wait_ready()
+        self._wait_for(health)
 
     def kill(self) -> None:
         """kill -9."""
@@ -106,7 +106,7 @@ class ServiceProcess:
         assert repairs == [], f"nobody took anything away, yet: {repairs}"
         return status
 
-    def _wait_ready(self) -> None:
+    def _wait_for(self, health: str) -> None:
         assert self._process is not None
         deadline = time.monotonic() + _READY_SECONDS
         # One for all looks: making a client costs 30 ms of the cores that the service starts on.
@@ -115,7 +115,7 @@ class ServiceProcess:
                 if self._process.poll() is not None:
                     raise RuntimeError(f"the service ended:\n{self.output()[-4000:]}")
                 with suppress(httpx.TransportError):
-                    if client.get("/health/ready").status_code == 200:
+                    if client.get(f"/health/{health}").status_code == 200:
                         return
                 time.sleep(0.02)
         raise RuntimeError(f"the service was not ready in time:\n{self.output()[-4000:]}")

@@ -13,16 +13,18 @@ _PIECE = 512
 
 
 class SmallDisk:
-    """A file system in memory at `folder`, with so many bytes."""
+    """A file system in memory at `folder`, with so many bytes and `inodes`."""
 
-    def __init__(self, folder: Path, size: int) -> None:
+    def __init__(self, folder: Path, size: int, inodes: int = 1 << 20) -> None:
         self.folder = folder
         self.size = size
+        self.inodes = inodes
 
     def mount(self) -> None:
         """Raises `OSError` with what `mount` says."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        _run("mount", "-t", "tmpfs", "-o", f"size={self.size}", "none", str(self.folder))
+        limits = f"size={self.size},nr_inodes={self.inodes}"
+        _run("mount", "-t", "tmpfs", "-o", limits, "none", str(self.folder))
 
     def unmount(self) -> None:
         _run("umount", "--lazy", str(self.folder))
@@ -37,6 +39,16 @@ class SmallDisk:
                 pass
             file.truncate(max(file.tell() - leave, 0))
 
+    def fill_inodes(self) -> None:
+        """Takes all its inodes, and no bytes."""
+        number = 0
+        try:
+            while True:
+                (self.folder / f"filler-{number}").touch()
+                number += 1
+        except OSError:
+            pass
+
     def empty(self) -> None:
         """Gives the room back that `fill` took."""
         self._filler.unlink()
@@ -50,9 +62,11 @@ class SmallDisk:
 
 
 @contextmanager
-def small_disk(folder: Path, size: int = 256 << 10) -> Iterator[SmallDisk]:
+def small_disk(
+    folder: Path, size: int = 256 << 10, *, inodes: int = 1 << 20
+) -> Iterator[SmallDisk]:
     """A disk that is mounted until the end."""
-    disk = SmallDisk(folder, size)
+    disk = SmallDisk(folder, size, inodes)
     disk.mount()
     try:
         yield disk

@@ -230,6 +230,9 @@ class PowerCutFileSystem:
     def free_bytes(self, path: str) -> int:
         return max(0, self.capacity_bytes - self._used(self._root))
 
+    def free_inodes(self, path: str) -> int:
+        return 1 << 40
+
     # -- what files use
 
     def call(self, name: str, path: str, *, before: bool = False) -> _Call:

@@ -109,6 +109,9 @@ class ShadowedDisk:
     def free_bytes(self, path: str) -> int:
         return self.real.free_bytes(path)
 
+    def free_inodes(self, path: str) -> int:
+        return self.real.free_inodes(path)
+
     # -- what others did
 
     def _note(self) -> None:
