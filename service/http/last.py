@@ -4,7 +4,8 @@ A flat object of strings: the text under a key by the pipeline's type, `total`, 
 when there is more, `streaming` while the run is being written. OpenMetadata's page appends texts to
 each other as they are, so a text that another one follows ends with a newline. The run's id is in
 the header `Tailrace-Run`, and nodes that did not answer in `Tailrace-Silent`, since the page takes
-unknown keys for tasks.
+unknown keys for tasks. Runs that cannot be read, and may be later ones, are in `Tailrace-Damaged`.
+The status is 206 then.
 
 The page looks for the log of a run under a key by the pipeline's type. The type is that of the
 request, else that of the run's status (`metadata.pipelineType`, or the type of its
@@ -14,10 +15,9 @@ source's configuration), else that of a metadata pipeline.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Final
-from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
@@ -27,7 +27,7 @@ from logstore.errors import NotFound
 from logstore.runs.report import Report
 from service.http.download import answer, not_said, without_body
 from service.http.node import NodeApi
-from service.http.page_bodies import Plain, page_response, silence
+from service.http.page_bodies import DAMAGED, Plain, header_names, page_response, silence
 from service.http.pages import more_lines, page_from_start, total_of
 from service.http.settings import PageSettings
 from service.http.targets import BASE, name
@@ -114,21 +114,23 @@ def last_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRoute
         ] = None,
     ) -> Response:
         try:
-            key, report, silent, held = await newest(fqn)
+            key, report, silent, held, damaged = await newest(fqn)
         except NoRuns as error:
             if not error.silent:
                 raise
             return _nothing(task_key(type, None), silence(error.silent))
-        task, headers = task_key(type, report), {"tailrace-run": _header(key.run)}
+        task, headers = task_key(type, report), _named(key.run, damaged)
         try:
             page = await page_from_start(node, key, after, min(limit, settings.max_lines))
         except NotFound:  # a status came, and no line yet
-            return _nothing(task, headers | silence(silent, held=held))
+            nothing = _nothing(task, headers | silence(silent, held=held))
+            return as_partial(nothing, damaged)
         headers |= silence([*silent, *page.silent], held=held or page.held)
         more = partial(more_lines, node, key)
-        return page_response(
+        response = page_response(
             more, page, task, _rest, encoder=Plain(), headers=headers, joinable=True
         )
+        return as_partial(response, damaged)
 
     @router.get(
         "/{fqn}/last/download",
@@ -141,7 +143,7 @@ def last_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRoute
     @router.head("/{fqn}/last/download", include_in_schema=False)
     async def download(fqn: str, request: Request) -> Response:
         try:
-            key, _, silent, held = await newest(fqn)
+            key, _, silent, held, damaged = await newest(fqn)
         except NoRuns as error:
             if not error.silent:
                 raise
@@ -149,11 +151,12 @@ def last_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRoute
         size = await node.run_logs.reader.size(key)
         response = answer(node, key, size, request.headers)
         response.headers.update(silence([*silent, *size.silent], held=held or size.held))
-        response.headers["tailrace-run"] = _header(key.run)
+        response.headers.update(_named(key.run, damaged))
         if response.status_code in (200, 206):
             response.headers["content-type"] = "application/octet-stream"
             file = f"ingestion_logs_{_short(key.fqn)}_{clock.now_ms()}.txt"
             response.headers["content-disposition"] = f'attachment; filename="{file}"'
+        response = as_partial(response, damaged)
         return without_body(response) if request.method == "HEAD" else response
 
     return router
@@ -172,8 +175,17 @@ def _nothing(task: str, headers: Mapping[str, str]) -> Response:
     return JSONResponse({task: "", "total": "0"}, headers=headers)
 
 
-def _header(run: str) -> str:
-    return quote(run, safe=" !#$&'()*+,/:;=?@[]")
+def _named(run: str, damaged: Sequence[str]) -> dict[str, str]:
+    """Headers that name the run, and runs that cannot be read and may be later ones."""
+    named = {"tailrace-run": header_names([run])}
+    return named | ({DAMAGED: header_names(damaged)} if damaged else {})
+
+
+def as_partial(response: Response, damaged: Sequence[str]) -> Response:
+    """The response with status 206, if it may be of another run than the last."""
+    if damaged and response.status_code == 200:
+        response.status_code = 206
+    return response
 
 
 def _short(fqn: str) -> str:

@@ -36,7 +36,7 @@ from service.http.connection import Connection
 from service.http.gate import WATCHED, Lasting
 from service.http.line_ids import Batch, Group, line_ids, parse_start, record_ids
 from service.http.node import NodeApi
-from service.http.page_bodies import Order
+from service.http.page_bodies import DAMAGED, Order, header_names
 from service.http.replies import CONNECTION
 from service.http.search_response import unless_gone
 from service.http.targets import BASE, name, run_key
@@ -88,8 +88,12 @@ class EventStream(Response):
         max_readers: int,
         counters: HttpCounters,
         reads: SharedCalls,
+        damaged: Sequence[str] = (),
     ) -> None:
+        """`damaged` are runs that cannot be read, and may be later ones than the last."""
         super().__init__()
+        more = [(DAMAGED.encode(), header_names(damaged).encode())] if damaged else []
+        self._start = [*sse.HEADERS, *more]
         self._reads = reads
         self._node = node
         self._key = key
@@ -108,7 +112,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         tail = self._node.tail
-        await send({"type": "http.response.start", "status": 200, "headers": sse.HEADERS})
+        await send({"type": "http.response.start", "status": 200, "headers": self._start})
         if scope["method"] == "HEAD":
             await send({"type": "http.response.body", "body": b""})
             return
@@ -537,10 +541,10 @@ def live_routes(node: NodeApi, max_readers: int, counters: HttpCounters) -> APIR
                 field="events",
                 hint="Leave it out: there every line or record is an event without a name already.",
             )
+        damaged: Sequence[str] = ()
         if runId == "last":
-            key = (
-                await last_run(node.status, node.run_logs.listing, name(fqn.encode(), "fqn"))
-            ).key
+            last = await last_run(node.status, node.run_logs.listing, name(fqn.encode(), "fqn"))
+            key, damaged = last.key, last.damaged
         else:
             key = run_key(fqn, runId)
         return EventStream(
@@ -554,6 +558,7 @@ def live_routes(node: NodeApi, max_readers: int, counters: HttpCounters) -> APIR
             max_readers=max_readers,
             counters=counters,
             reads=reads,
+            damaged=damaged,
         )
 
     return router

@@ -22,6 +22,7 @@ import asyncio
 import base64
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, Protocol
+from urllib.parse import quote
 
 import orjson
 from fastapi.responses import Response, StreamingResponse
@@ -65,6 +66,7 @@ ORDER_HELP: Final = (
 
 
 SILENT: Final = "tailrace-silent"
+DAMAGED: Final = "tailrace-damaged"
 STORE: Final = "tailrace-store"
 
 
@@ -72,6 +74,11 @@ def silence(nodes: Iterable[str], *, held: bool = False) -> dict[str, str]:
     """Headers that name nodes that did not answer, and the store if it is of lines `held`."""
     names = ", ".join(sorted(set(nodes)))
     return ({SILENT: names} if names else {}) | ({STORE: "silent"} if held else {})
+
+
+def header_names(names: Iterable[str]) -> str:
+    """Names as the value of a header, in which some characters are not allowed."""
+    return ", ".join([quote(name, safe=" !#$&'()*+,/:;=?@[]") for name in names])
 
 
 class Encoder(Protocol):

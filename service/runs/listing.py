@@ -137,13 +137,17 @@ class Listing:
         return Newest(found[0] if found else None, hot.silent)
 
     async def newest(self, fqn: str, reported: ReportedRuns) -> Newest:
-        """The first run of a pipeline's list. Raises `StoreUnavailable`, `Damaged`."""
+        """The first run of a pipeline's list. Raises `StoreUnavailable`.
+
+        `Damaged` if no run can be read, and there are some.
+        """
         page = await self._list.page(fqn, RunFilter(), 1, None, now_ms=0, reported=reported)
-        if page.damaged:
+        if page.damaged and not page.runs:
             raise Damaged(f"of {fqn}, {', '.join(page.damaged)} cannot be read")
         if not page.runs:
             return Newest(None, page.silent)
-        return Newest(page.runs[0].run, page.silent, page.runs[0].report)
+        run, report, _ = page.runs[0]
+        return Newest(run, page.silent, report, tuple([n for n in page.damaged if n != run.run]))
 
     async def _names(self, fqn: str, reported: ReportedRuns) -> RunNames:
         """All runs of a pipeline, none of them read."""

@@ -168,12 +168,14 @@ class ReportedRuns(Protocol):
 class Newest(NamedTuple):
     """The run of a pipeline that began last and its status; None without any.
 
-    `silent` are nodes that did not say which runs they have lines of.
+    `silent` are nodes that did not say which runs they have lines of. `damaged` are runs that
+    cannot be read, and that may have begun later.
     """
 
     run: RunSummary | None
     silent: tuple[str, ...] = ()
     report: Report | None = None
+    damaged: tuple[str, ...] = ()
 
 
 class NamePage(NamedTuple):

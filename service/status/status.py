@@ -298,13 +298,15 @@ class LastRun(NamedTuple):
     """A pipeline's last run, and its status if it has one.
 
     `silent` are nodes that did not say whether they have lines of a later one. `held`: the store
-    did not answer, and it is the last one of which nodes hold lines.
+    did not answer, and it is the last one of which nodes hold lines. `damaged` are runs that cannot
+    be read, and that may be later ones.
     """
 
     key: RunKey
     report: Report | None
     silent: tuple[str, ...] = ()
     held: bool = False
+    damaged: tuple[str, ...] = ()
 
 
 class NoRuns(NotFound):
@@ -320,7 +322,7 @@ class NoRuns(NotFound):
 async def last_run(status: RunStatus, text: Runs, fqn: str) -> LastRun:
     """The pipeline's last run. Raises `NoRuns` if it has none, `StoreUnavailable`."""
     try:
-        newest, silent, report = await text.newest(fqn, status)
+        newest, silent, report, damaged = await text.newest(fqn, status)
     except StoreUnavailable:
         held = await text.newest_held(fqn)
         if held.run is None:
@@ -328,4 +330,4 @@ async def last_run(status: RunStatus, text: Runs, fqn: str) -> LastRun:
         return LastRun(RunKey(fqn, held.run.run), None, held.silent, held=True)
     if newest is None:
         raise NoRuns(fqn, silent)
-    return LastRun(RunKey(fqn, newest.run), report, silent)
+    return LastRun(RunKey(fqn, newest.run), report, silent, damaged=damaged)

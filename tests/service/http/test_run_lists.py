@@ -119,6 +119,28 @@ async def test_a_run_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
         assert (await listed(client, LOGS))["pipelines"] == ["p"]
 
 
+async def test_a_run_that_cannot_be_read_is_named_where_it_may_be_the_last(tmp_path: Path) -> None:
+    async with service(settings_for(tmp_path)) as (client, _):
+        for number in range(2):
+            await send(client, "p", f"run-{number}")
+            await client.post(f"{LOGS}/p/run-{number}/close")
+    store = tmp_path / "data" / "store"
+    manifests = [store / keys.run_manifest(RunKey("p", f"run-{number}")) for number in range(2)]
+    manifests[1].write_bytes(b"")
+    async with service(settings_for(tmp_path)) as (client, _):
+        replies = [await client.get(f"{LOGS}/p/{path}") for path in ("last", "last/download")]
+        assert replies[0].json()["ingestion_task"] == "a"
+        assert [reply.status_code for reply in replies] == [206, 206]
+        replies.append(await client.get(f"{LOGS}/p/stream/last"))
+        assert "event: complete" in replies[-1].text
+        for reply in replies:
+            assert reply.headers["tailrace-damaged"] == "run-1"
+        manifests[0].write_bytes(b"")
+        for path in ("last", "last/download", "stream/last"):
+            reply = await client.get(f"{LOGS}/p/{path}")
+            assert (reply.status_code, reply.json()["type"]) == (500, "damaged")
+
+
 async def test_filters_leave_out_what_is_not_wanted(tmp_path: Path) -> None:
     async with service(settings_for(tmp_path)) as (client, _):
         for name in ("night-1", "night-2", "day"):
