@@ -11,13 +11,15 @@ text, and `[[:digit:]]` and `\pL` work. OpenTelemetry uses the same syntax.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
 from typing import Any, Final
 
 import re2
 
 _MOST_INSTRUCTIONS: Final = 10_000
 """Of a compiled pattern. A text costs at most so many steps for each of its bytes."""
+
+MOST_STARS: Final = 100
+"""Each `*` may begin anywhere, so a text costs their number for each of its characters."""
 
 TextTest = Callable[[str], bool]
 """Whether a text is wanted."""
@@ -108,13 +110,17 @@ class LinearRegex:
             yield first, behind
 
 
-@lru_cache(maxsize=256)
 def wildcard_test(pattern: str) -> TextTest:
     """Whether a whole name matches: `*` is any text, `?` one character, `[ab]`, `[a-z]`, `[!a]`.
 
     The rules are those of the standard library's `fnmatchcase`, and `[^a]` is `[!a]`. A bracket
-    that does not end stands for itself.
+    that does not end stands for itself. Raises `ValueError` for more `*` than a name can need.
+
+    No pattern is kept here, since a compiled one takes up to some megabytes: whoever has a pattern
+    for longer keeps its test.
     """
+    if pattern.count("*") > MOST_STARS:
+        raise ValueError(f"has more than {MOST_STARS} *")
     regex = LinearRegex(f"(?s:{translate_wildcards(pattern)})")
     return lambda name: regex.fullmatch(name) is not None
 

@@ -194,6 +194,14 @@ STATE_KINDS: Final = (
         " may then be in the appender's objects twice.",
         "appender's store",
     ),
+    StateKind(
+        "mark of a saved checkpoint",
+        ".tailrace/{part}.saved.json",
+        "The appender does not start, and its pipeline says why.",
+        "Remove it: the next checkpoint writes it again. Until then the appender would not notice"
+        " that an older checkpoint was put back.",
+        "appender's store",
+    ),
 )
 
 

@@ -363,7 +363,7 @@ async def _answering(
     def fresh_id() -> str:
         return ulids.fresh_text(node.seams.clock, node.seams.entropy)
 
-    (router,) = internal(settings, node, bytes, gate)
+    (router,) = internal(settings, node, None, gate)
     async with answering_nodes(router, asked, settings.nodes, fresh_id):
         yield
 

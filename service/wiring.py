@@ -46,7 +46,7 @@ from service.http.verify import Verification, verify_command, verify_environment
 from service.metrics.compaction import CompactorFile
 from service.metrics.declared import Sources
 from service.metrics.scrape import scraper
-from service.metrics.workers import WorkerPlace, by_itself, of_all
+from service.metrics.workers import WorkerPlace, of_all
 from service.node import Node
 from service.peers.answers import Answers
 from service.peers.http import HttpTransport
@@ -311,11 +311,7 @@ def make_app(
             counters=machine.http,
             clock=machine.clock,
             entropy=machine.entropy,
-            scrape=(
-                by_itself(scrape)
-                if place is None or peers is None
-                else of_all(scrape, place, peers)
-            ),
+            scrape=(scrape if place is None or peers is None else of_all(scrape, place, peers)),
             query=engine,
             live=lambda: live,
             queue=lambda: queue,
@@ -332,7 +328,10 @@ def make_app(
 
 
 def internal(
-    settings: Settings, node: AnyNode, scrape: Callable[[], bytes], gate: Gate | None
+    settings: Settings,
+    node: AnyNode,
+    scrape: Callable[[], Awaitable[bytes]] | None,
+    gate: Gate | None,
 ) -> tuple[APIRouter, ...]:
     """The routes between nodes; none for one that asks no others."""
     if not settings.nodes.ask:

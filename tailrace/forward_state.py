@@ -63,7 +63,15 @@ def _reset(folder: str, files: Sequence[str], arguments: argparse.Namespace) -> 
             count = len(log.files)
             _say(f"{count} files are forgotten; what was known of them is kept in {log.reset()}")
         else:
-            chosen = [state for state in log.files.values() if _is_one_of(state, files)]
+            try:
+                tests = [wildcard_test(one) for one in files]
+            except ValueError as error:
+                raise InvalidInput(f"a pattern {error}", hint="Name files by their ids.") from None
+            chosen = [
+                state
+                for state in log.files.values()
+                if state.id in files or any(test(state.path) for test in tests)
+            ]
             if not chosen:
                 raise NotFound(
                     f"no file is known as {' or '.join(files)}",
@@ -73,10 +81,6 @@ def _reset(folder: str, files: Sequence[str], arguments: argparse.Namespace) -> 
                 log.forget(state.id)
                 say(_printable(state.path))
     return 0
-
-
-def _is_one_of(state: FileState, files: Sequence[str]) -> bool:
-    return any(one == state.id or wildcard_test(one)(state.path) for one in files)
 
 
 def _table(states: Sequence[FileState]) -> str:

@@ -45,6 +45,28 @@ def _exported() -> set[str]:
     return {name + end for name, kind in EXPORTED.items() for end in endings[kind]}
 
 
+def test_each_program_that_a_rule_looks_at_has_a_scrape_target() -> None:
+    """And the rule of programs that are down knows its job."""
+    text = (FOLDER / "alerts.yml").read_text()
+    comment = "\n".join(re.findall(r"^#   (.*)", text.partition("groups:")[0], re.MULTILINE))
+    (found,) = re.findall(r"^scrape_configs:.*\n(?: .*\n)+", comment, re.MULTILINE)
+    jobs = {one["job_name"] for one in yaml.safe_load(found)["scrape_configs"]}
+    used = set(METRIC.findall(" ".join(rule["expr"] for rule in ALERTS)))
+    programs = {
+        "tailrace": [metric.name for metric in METRICS],
+        "tailrace-pipelines": [metric.name for metric in PIPELINES],
+        "tailrace-forwarder": [metric.name for metric in FORWARDERS],
+    }
+    needed = {
+        job
+        for job, names in programs.items()
+        if any(name.startswith(tuple(names)) for name in used)
+    }
+    assert needed == jobs == set(programs)
+    (down,) = [rule["expr"] for rule in ALERTS if rule["alert"] == "TailraceDown"]
+    assert set(re.findall(r"[a-z-]+", down.partition("~")[2])) == jobs
+
+
 @pytest.mark.promtool
 def test_the_rules_are_sound() -> None:
     done = promtool("check", "rules", "alerts.yml", folder=FOLDER)

@@ -21,6 +21,7 @@ from logstore.disk import Disk
 from logstore.objects.open import open_store
 from logstore.objects.settings import StoreSettings
 from logstore.table.options import open_table
+from logstore.table.table import Table
 from tests.compactor.lake import NOON, Lake, batch
 from tests.servers.minio import Bucket
 from tests.tailrace.verification.world import ingest
@@ -76,11 +77,19 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+ENGINES = ["DuckDB", "Polars", "deltalake", pytest.param("Spark SQL", marks=pytest.mark.spark)]
+
+
 @pytest.mark.in_turn(3)
-@pytest.mark.parametrize(
-    "engine",
-    ["DuckDB", "Polars", "deltalake", pytest.param("Spark SQL", marks=pytest.mark.spark)],
-)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_table_without_files(tmp_path: Path, engine: str) -> None:
+    Table(str(tmp_path / "data" / "store" / "table")).create()
+    (code,) = EXAMPLES[engine]
+    assert ran(code, tmp_path, {}) == []
+
+
+@pytest.mark.in_turn(3)
+@pytest.mark.parametrize("engine", ENGINES)
 def test_a_table_in_a_folder(folder: Path, engine: str) -> None:
     (code,) = EXAMPLES[engine]
     assert ran(code, folder, {}) == ROWS

@@ -5,7 +5,7 @@ operator says is stored, and processes look at it every `pipelines.poll_seconds`
 
     state    `running`; `paused`; `evicted`: it does nothing until it is replayed, or skips what it
              missed; of a part also `disabled`: its events go to the dead-letter file, or wait
-             `damaged`: what is stored of the pipeline cannot be read
+             `damaged`: what is stored of the pipeline, or of a part its checkpoint, cannot be read
     lag      for how long the oldest segment that was not read is stored
 """
 
@@ -136,13 +136,13 @@ class PipelinesAdmin:
         group = await self._known(name)
         control = await read_control(self._store, name)
         partitions = await self._parts(name)
-        checkpoints = [decode(one.progress) for one in partitions]
-        unread = await self._unread(checkpoints)
+        found = [_checkpoint(one) for one in partitions]
+        unread = await self._unread([checkpoint for checkpoint, _ in found])
         now_ms = self._clock.now_ms()
         state, reason = _state(group, control)
         parts = [
-            _part(name, (state, reason), control, one, checkpoint, unread, now_ms)
-            for one, checkpoint in zip(partitions, checkpoints, strict=True)
+            _part(name, _worst(state, reason, damage), control, one, checkpoint, unread, now_ms)
+            for one, (checkpoint, damage) in zip(partitions, found, strict=True)
         ]
         return PipelineEntry(name, state, reason, parts)
 
@@ -268,6 +268,25 @@ def _state(group: Group, control: Control) -> tuple[str, str | None]:
     if group.state is State.EVICTED:
         return "evicted", None if group.evicted is None else group.evicted.reason
     return ("paused" if control.paused else "running"), None
+
+
+def damaged_part(pipeline: str, reason: str) -> PartEntry:
+    """What stands for all parts of a pipeline whose parts are not known."""
+    counts = dict.fromkeys(COUNTS, 0)
+    return PartEntry(pipeline, "", "", "damaged", reason, None, None, 0, 0, 0.0, None, None, counts)
+
+
+def _checkpoint(partition: Partition) -> tuple[Checkpoint, str | None]:
+    """A partition's checkpoint, or one that has read nothing and why it cannot be read."""
+    try:
+        return decode(partition.progress), None
+    except Damaged as error:
+        return Checkpoint(), f"the checkpoint of {partition.key} cannot be read: {error}"
+
+
+def _worst(state: str, reason: str | None, damage: str | None) -> tuple[str, str | None]:
+    """The state of a part: the pipeline's, unless its own checkpoint is damaged."""
+    return (state, reason) if damage is None else ("damaged", damage)
 
 
 def _part(

@@ -13,11 +13,13 @@ All times are in days. A setting may say hours, as `36h`.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Annotated, Final
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
-from logstore.patterns import wildcard_test
+from logstore.patterns import TextTest, wildcard_test
 
 _TIME: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([dh])\s*")
 _DAY_MS: Final = 86_400_000
@@ -54,10 +56,24 @@ class RunRetention(BaseModel):
         '`{"audit.*": 365, "scratch.*": 1}`; of several that match the first counts',
     )
 
+    @field_validator("expiration_days_of")
+    @classmethod
+    def _patterns(cls, value: dict[str, float]) -> dict[str, float]:
+        for name in value:
+            try:
+                wildcard_test(name)
+            except ValueError as error:
+                raise ValueError(f"{name[:80]!r} {error}") from None
+        return value
+
     def days_of(self, fqn: str) -> float:
         """Days for which the pipeline's runs are kept; 0 for ever."""
-        matching = (d for p, d in self.expiration_days_of.items() if wildcard_test(p)(fqn))
+        matching = (days for test, days in self._tests if test(fqn))
         return next(matching, self.expiration_days)
+
+    @cached_property
+    def _tests(self) -> Sequence[tuple[TextTest, float]]:
+        return [(wildcard_test(name), days) for name, days in self.expiration_days_of.items()]
 
     def expires(self, fqn: str, last_ms: int, now_ms: int) -> bool:
         """Whether a run of the pipeline is removed now; `last_ms` is the time of its last line."""

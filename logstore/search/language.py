@@ -47,6 +47,7 @@ from lark import (
 from lark.exceptions import VisitError
 
 from logstore import ulid
+from logstore.cache import Cache
 from logstore.errors import InvalidInput, TooLarge
 from logstore.search.conditions import (
     CARRIED,
@@ -88,7 +89,9 @@ MOST_LEAVES: Final = 200
 MOST_DEPTH: Final = 50
 MOST_VALUES: Final = 10_000
 MOST_TEXTS: Final = 1_000  # in a list for the message
-_REMEMBERED_CHARS: Final = 10_000
+_TREES_BYTES: Final = 8 << 20
+_CHARACTER_BYTES: Final = 256
+"""What a tree takes for each character of its text at most, measured."""
 _COLUMNS: Final = "|".join(sorted(COLUMNS, key=len, reverse=True))
 _KEYED: Final = r'(?:attributes|json|logfmt)\.(?:"(?:[^"\\]|\\.)*"|[^\s:=<>!()"])+'
 _OPENS: Final = "|".join(
@@ -161,7 +164,7 @@ def parse(text: str, *, now_ms: int) -> Condition | None:
     if not text.strip():
         return None
     try:
-        tree = _tree(text) if len(text) <= _REMEMBERED_CHARS else _parser().parse(text)
+        tree = _tree(text)
         condition = _Conditions(text, now_ms).transform(tree)
     except UnexpectedInput as error:
         raise _unexpected(text, error) from error
@@ -176,10 +179,16 @@ def parse(text: str, *, now_ms: int) -> Condition | None:
     return cast("Condition", condition)
 
 
-@lru_cache(maxsize=64)
+_trees: Final = Cache[Tree[Token]](_TREES_BYTES)
+
+
 def _tree(text: str) -> Tree[Token]:
     """Kept, since the same text comes again: for the next page, and for its histogram."""
-    return _parser().parse(text)
+    tree = _trees.get(text)
+    if tree is None:
+        tree = _parser().parse(text)
+        _trees.put(text, tree, _CHARACTER_BYTES * len(text))
+    return tree
 
 
 @lru_cache(maxsize=1)

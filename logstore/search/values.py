@@ -9,7 +9,8 @@ import math
 import re
 from typing import Final
 
-from logstore.patterns import LinearRegex
+from logstore.errors import InvalidInput
+from logstore.patterns import MOST_STARS, LinearRegex
 from logstore.search.conditions import (
     AnyOf,
     Column,
@@ -64,9 +65,13 @@ def digits_of(number: float) -> str:
 def wildcard(text: str, field: Field, *, within: bool = False) -> Condition:
     """The condition of a text in which `*` stands for anything, also for nothing.
 
-    The field is the whole of it, or has it `within`.
+    The field is the whole of it, or has it `within`. Raises `InvalidInput` for too many `*`.
     """
     parts = text.split("*")
+    if len(parts) > MOST_STARS + 1:
+        raise InvalidInput(
+            f"{text[:80]!r} has more than {MOST_STARS} *", field="q", hint="Write fewer of them."
+        )
     if not any(parts):
         return Exists(field)
     if field == LEVEL:

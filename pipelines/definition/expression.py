@@ -6,7 +6,7 @@ is true. DuckDB works in the thread that asks, within `_MEMORY` for all expressi
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, Final, NamedTuple
 
 import duckdb
@@ -47,7 +47,6 @@ class Expression(NamedTuple):
         return events.take(pa.array(np.sort(found.column(_ROW).to_numpy())))
 
 
-@lru_cache(maxsize=1024)
 def expression(text: str) -> Expression:
     """What the text asks for. Raises `InvalidInput`, `TooLarge` that say where it is wrong."""
     condition = parse(text, now_ms=_A_MOMENT)

@@ -5,15 +5,22 @@ All that is given must hold. Names are globs as in a shell: `*` is any text, `?`
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import field_validator
 
 from logstore.errors import InvalidInput, TooLarge
-from logstore.patterns import wildcard_test
+from logstore.patterns import TextTest, wildcard_test
 from logstore.segments.schema import LEVELS
 from pipelines.definition.section import Section, Texts, key
 from pipelines.events import records_of
+
+if TYPE_CHECKING:
+    from pipelines.definition.expression import Expression
 
 
 class Selection(Section):
@@ -77,21 +84,43 @@ class Selection(Section):
             raise ValueError(f"is not a regular expression: {error}") from None
         return value
 
+    @field_validator("fqn", "exclude_fqn", "run", "logger")
+    @classmethod
+    def _globs(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for glob in value:
+            try:
+                wildcard_test(glob)
+            except ValueError as error:
+                raise ValueError(f"{glob[:80]!r} {error}") from None
+        return value
+
+    @cached_property
+    def _tests(self) -> Mapping[str, Sequence[TextTest]]:
+        given = {"fqn": self.fqn, "exclude_fqn": self.exclude_fqn, "run": self.run}
+        given["logger"] = self.logger
+        return {name: [wildcard_test(glob) for glob in globs] for name, globs in given.items()}
+
+    @cached_property
+    def _expression(self) -> Expression:
+        from pipelines.definition.expression import expression
+
+        return expression(self.where)
+
     def of(self, events: pa.Table) -> pa.Table:
         """The events that it takes, in the same order."""
         if self.level:
             wanted = pa.array(LEVELS[LEVELS.index(self.level) :])
             events = events.filter(pc.is_in(events.column("level"), wanted))
         if self.fqn:
-            events = _filtered(events, "fqn", self.fqn)
+            events = _filtered(events, "fqn", self._tests["fqn"])
         if self.exclude_fqn:
-            events = _filtered(events, "fqn", self.exclude_fqn, wanted=False)
+            events = _filtered(events, "fqn", self._tests["exclude_fqn"], wanted=False)
         if self.run:
-            events = _filtered(events, "run_id", self.run)
+            events = _filtered(events, "run_id", self._tests["run"])
         if self.logger:
             loggers = pc.map_lookup(events.column("attributes").combine_chunks(), "logger", "last")
             named = events.append_column("logger", loggers)
-            events = _filtered(named, "logger", self.logger).drop_columns(["logger"])
+            events = _filtered(named, "logger", self._tests["logger"]).drop_columns(["logger"])
         if self.loggers:
             events = _by_loggers(events, self.loggers)
         if self.contains:
@@ -100,9 +129,7 @@ class Selection(Section):
             found = pc.match_substring_regex(events.column("message"), self.matches)
             events = events.filter(found)
         if self.where:
-            from pipelines.definition.expression import expression
-
-            events = expression(self.where).of(events)
+            events = self._expression.of(events)
         return events
 
     def records_of(self, events: pa.Table) -> pa.Table:
@@ -112,9 +139,7 @@ class Selection(Section):
         """
         taken, asks = self.of(events), bool(self.contains or self.matches)
         if self.where and not asks:
-            from pipelines.definition.expression import expression
-
-            asks = expression(self.where).asks_for_text
+            asks = self._expression.asks_for_text
         return taken if asks else records_of(taken)
 
 
@@ -123,8 +148,9 @@ def _by_loggers(events: pa.Table, loggers: dict[str, str]) -> pa.Table:
     named = pc.map_lookup(events.column("attributes").combine_chunks(), "logger", "last")
     by_level: dict[str, list[str]] = {}
     names = pc.fill_null(named, "")
+    longest = max(map(len, loggers))
     for name in pc.unique(names).to_pylist():
-        above = name
+        above = name if len(name) <= longest else name[: longest + 1].rpartition(".")[0]
         while above and above not in loggers:
             above = above.rpartition(".")[0]
         by_level.setdefault(loggers[above or "root"], []).append(name)
@@ -140,10 +166,9 @@ def _by_loggers(events: pa.Table, loggers: dict[str, str]) -> pa.Table:
 
 
 def _filtered(
-    events: pa.Table, column: str, globs: tuple[str, ...], *, wanted: bool = True
+    events: pa.Table, column: str, tests: Sequence[TextTest], *, wanted: bool = True
 ) -> pa.Table:
-    """The events whose name matches one of the globs, or with `wanted` False none of them."""
-    tests = [wildcard_test(glob) for glob in globs]
+    """The events whose name passes one of the tests, or with `wanted` False none of them."""
     names = pc.unique(events.column(column)).to_pylist()
     kept = [name for name in names if any(test(name or "") for test in tests) == wanted]
     if len(kept) == len(names):

@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, tzinfo
-from functools import cache
+from functools import cached_property
 from typing import Final, Literal, NamedTuple, TypeAlias
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -48,6 +48,10 @@ _STRFTIME: Final = {
     "hh": "%I", "mm": "%M", "ss": "%S", "a": "%p", "E": "%a", "EEE": "%a", "EEEE": "%A",
     "XXX": "%:z", "Z": "%z", "z": "%Z",
 }  # fmt: skip
+_MOST_WORDS: Final = 50
+_MOST_PADDING: Final = 1000
+"""Characters to which all words of a pattern together may be filled up; logback has no bound."""
+_MOST_KEPT: Final = 1_000_000
 
 
 class Pattern(Section):
@@ -62,18 +66,23 @@ class Pattern(Section):
         compiled(value)
         return value
 
+    @cached_property
+    def _columns(self) -> Sequence[Column]:
+        return compiled(self.pattern)
+
     def lines(self, events: pa.Table) -> pa.Array:
         """As `Raw.lines`."""
-        pieces = [column(events) for column in compiled(self.pattern)]
+        pieces = [column(events) for column in self._columns]
         return pc.binary_join_element_wise(*pieces, _text(""))
 
 
-@cache
 def compiled(pattern: str) -> Sequence[Column]:
     """The columns that make a line. Raises `ValueError` that names the word."""
     found: list[Column] = []
     ends = False
-    for part in _WORD.finditer(pattern):
+    parts = list(_WORD.finditer(pattern))
+    _check_widths(parts)
+    for part in parts:
         if part["bad"]:
             raise ValueError(
                 f"has {part['bad']!r} at character {part.start() + 1}, and no word there"
@@ -87,6 +96,21 @@ def compiled(pattern: str) -> Sequence[Column]:
             found.append(_padded(part, _word(part["word"], part["option"])))
         ends = text.endswith("\n")
     return found if ends else [*found, _literal("\n")]
+
+
+def _check_widths(parts: Sequence[re.Match[str]]) -> None:
+    """Raises `ValueError` if a short event may become a line of any length."""
+    if sum(part["word"] is not None for part in parts) > _MOST_WORDS:
+        raise ValueError(f"has more than {_MOST_WORDS} words")
+    if sum(_width(part["least"]) for part in parts) > _MOST_PADDING:
+        raise ValueError(f"has widths of more than {_MOST_PADDING} characters in sum")
+    if any(_width(part["most"]) > _MOST_KEPT for part in parts):
+        raise ValueError(f"keeps more than {_MOST_KEPT} characters of a word")
+
+
+def _width(digits: str | None) -> int:
+    """A number of characters; what has 10 digits or more is as good as that with the first 10."""
+    return int(digits[:10]) if digits else 0
 
 
 def _text(value: str) -> pa.Scalar:
@@ -171,9 +195,9 @@ def _shortened(column: Column, option: str | None) -> Column:
     most = int(option)
 
     def shorter(events: pa.Table) -> pa.Array:
-        return pa.array(
-            [_abbreviated(name, most) for name in column(events).to_pylist()], pa.large_string()
-        )
+        names = column(events).to_pylist()
+        known = {name: _abbreviated(name, most) for name in set(names)}
+        return pa.array([known[name] for name in names], pa.large_string())
 
     return shorter
 
@@ -183,10 +207,12 @@ def _abbreviated(name: str, most: int) -> str:
     parts = name.split(".")
     if most == 0:
         return parts[-1]
-    for index in range(len(parts) - 1):
-        if len(".".join(parts)) <= most:
+    size = len(name)
+    for index, part in enumerate(parts[:-1]):
+        if size <= most:
             break
-        parts[index] = parts[index][:1]
+        parts[index] = part[:1]
+        size -= max(len(part) - 1, 0)
     return ".".join(parts)
 
 

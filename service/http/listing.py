@@ -12,7 +12,8 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel
 
 from logstore.clock import Clock
-from logstore.patterns import name_test
+from logstore.errors import InvalidInput
+from logstore.patterns import TextTest, name_test
 from logstore.search.moments import TIME_FORMS, parse_moment
 from service.http.gate import visible
 from service.http.node import NodeApi
@@ -152,6 +153,16 @@ _PARTIAL: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 
+def _name_test(name: str | None) -> TextTest | None:
+    """Which names a request wants; None for all. Raises `InvalidInput`."""
+    if not name:
+        return None
+    try:
+        return name_test(name)
+    except ValueError as error:
+        raise InvalidInput(f"name {error}", field="name", hint="Write a simpler one.") from None
+
+
 def is_partial(response: Response, *, held: bool) -> None:
     """Says in status and headers that the store did not answer, if a list is of lines `held`."""
     if held:
@@ -178,7 +189,7 @@ def listing_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRo
         name: Annotated[str | None, Query(description=_NAME)] = None,
     ) -> dict[str, Any]:
         refuse_unknown(request, _PIPELINE_PARAMETERS)
-        wanted, seen = name_test(name) if name else None, visible(request)
+        wanted, seen = _name_test(name), visible(request)
         found = await node.run_logs.listing.pipeline_page(
             wanted if seen is None else seen.within(wanted),
             min(limit, _MAX_RUNS),
@@ -218,7 +229,7 @@ def listing_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRo
             outcomes=one_of_each(
                 outcome, "outcome", FILTERS, f"Outcomes are {', '.join(FILTERS)}."
             ),
-            name=name_test(name) if name else None,
+            name=_name_test(name),
         )
         found = await node.run_logs.listing.run_page(
             pipeline,

@@ -31,16 +31,7 @@ class WorkerPlace(NamedTuple):
     urls: tuple[str, ...]
 
 
-def by_itself(scrape: Callable[[], bytes]) -> Scrape:
-    """The metrics of a process that is the whole service."""
-
-    async def own() -> bytes:
-        return scrape()
-
-    return own
-
-
-def of_all(scrape: Callable[[], bytes], place: WorkerPlace, peers: Peers) -> Scrape:
+def of_all(scrape: Scrape, place: WorkerPlace, peers: Peers) -> Scrape:
     """The metrics of all workers; `scrape` gives this one's, the others are asked."""
 
     async def every() -> bytes:
@@ -48,7 +39,7 @@ def of_all(scrape: Callable[[], bytes], place: WorkerPlace, peers: Peers) -> Scr
 
         async def of(number: int, url: str) -> bytes | None:
             if number == place.number:
-                return scrape()
+                return await scrape()
             if url not in entries:
                 return None
             try:
@@ -58,7 +49,7 @@ def of_all(scrape: Callable[[], bytes], place: WorkerPlace, peers: Peers) -> Scr
             return answer.parts[0]
 
         texts = await asyncio.gather(*[of(n, url) for n, url in enumerate(place.urls)])
-        return merged(dict(enumerate(texts)))
+        return await asyncio.to_thread(merged, dict(enumerate(texts)))
 
     return every
 

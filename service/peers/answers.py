@@ -74,7 +74,7 @@ class Answers:
         self,
         node: Answering,
         clock: Clock,
-        scrape: Callable[[], bytes] = bytes,
+        scrape: Callable[[], Awaitable[bytes]] | None = None,
     ) -> None:
         self._node = node
         self._scrape = scrape
@@ -116,7 +116,7 @@ class Answers:
             return messages.encode({"files": pin.files})
 
     async def _metrics(self, _: Message) -> bytes:
-        return messages.encode({}, [self._scrape()])
+        return messages.encode({}, [b"" if self._scrape is None else await self._scrape()])
 
     async def _hot(self, message: Message) -> bytes:
         key = _key(message)

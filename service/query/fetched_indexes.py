@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Final
 
+from logstore.cache import Cache
 from logstore.clock import Clock
 from logstore.errors import Damaged, NotFound, TailraceError
 from logstore.search.needs import Needs, Wanted, wanted
@@ -14,7 +15,6 @@ from logstore.table.pages.line_map import LineMap
 from logstore.table.skip_index import SHARE, SkipIndex, parse
 from logstore.table.snapshot import TableFile
 from service.query.skip_indexes import ENTRY_BYTES, LineMaps, ReadIndexes
-from service.runtime.cache import Cache
 
 if TYPE_CHECKING:
     from service.query.bucket import Get

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
+from logstore.cache import Cache
 from logstore.clock import Clock
 from logstore.errors import Damaged
 from logstore.search.needs import Needs, Wanted, pages_for, wanted
@@ -19,7 +20,6 @@ from logstore.table.pages.line_map import LineMap
 from logstore.table.skip_index import PAGE_BYTES, Head, SkipIndex, head_bytes, parse_head
 from logstore.table.snapshot import TableFile
 from service.query.skip_indexes import ENTRY_BYTES, LineMaps, ReadIndexes
-from service.runtime.cache import Cache
 
 _AT_ONCE: Final = 64  # files that are open
 _PAGE_ENTRY_BYTES: Final = 128  # what a page takes beside its bytes

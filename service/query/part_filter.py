@@ -62,7 +62,7 @@ def parts_with(file: FileIO, at: int, size: int, needed: Sequence[Sequence[bytes
     for texts in needed:
         of_one = 0
         for text in texts:
-            of_one |= _parts_with(file, at, _slots(text, bits))
+            of_one |= _parts_with(file, at, _slots(text[:_LONGEST_TEXT], bits))
         found &= of_one
         if not found:
             break
@@ -83,6 +83,6 @@ def _parts_with(file: FileIO, at: int, slots: Sequence[int]) -> int:
 
 @lru_cache(maxsize=256)
 def _slots(text: bytes, bits: int) -> Sequence[int]:
-    """The slots of the text's pieces, of the first ones of a long text."""
-    slots: list[int] = np.flatnonzero(taken_slots(text[:_LONGEST_TEXT], _GRAM, bits)).tolist()
+    """The slots of the text's pieces; of a long text only the beginning is asked for."""
+    slots: list[int] = np.flatnonzero(taken_slots(text, _GRAM, bits)).tolist()
     return slots

@@ -101,7 +101,7 @@ class QueryRequest:
             times = (ulid.time_ms(low), None if high == _HIGHEST else ulid.time_ms(high))
             low, high = 0, _HIGHEST
         fqn, run = _name(parameters, "fqn"), _name(parameters, "run")
-        parts = [_within(times), _named(fqn, "fqn"), _named(run, "run_id"), condition]
+        parts = [_within(times), _named(fqn, "fqn", "fqn"), _named(run, "run_id", "run"), condition]
         return QueryRequest(
             low=low,
             high=high,
@@ -221,9 +221,14 @@ def _exact(name: str | None) -> str | None:
     return None if name is None or "*" in name else name
 
 
-def _named(name: str | None, column: str) -> Condition | None:
-    """What a name with `*` asks for, as in `q`."""
-    return None if name is None or "*" not in name else wildcard(name, Column(column))
+def _named(name: str | None, column: str, field: str) -> Condition | None:
+    """What a name with `*` asks for, as in `q`. Raises `InvalidInput` with the parameter."""
+    if name is None or "*" not in name:
+        return None
+    try:
+        return wildcard(name, Column(column))
+    except InvalidInput as error:
+        raise InvalidInput(str(error), field=field, hint=error.hint) from None
 
 
 def _all(parts: list[Condition]) -> Condition | None:

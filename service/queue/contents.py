@@ -29,6 +29,7 @@ import xxhash
 
 from logstore import ulid as ulids
 from logstore.batch import RunKey
+from logstore.cache import Cache
 from logstore.errors import NotFound, StoreUnavailable, Unavailable
 from logstore.objects.store import ObjectInfo, ObjectStore
 from logstore.segments.footer import CHECKED, Footer
@@ -45,7 +46,6 @@ from service.query.hot import SCHEMA as RECORDS
 from service.query.output import Output, pieces
 from service.query.view import Deletion
 from service.queue.catalog import Name
-from service.runtime.cache import Cache
 
 _ROWS: Final = 4096  # decoded at once: buffers below the size of decision 015
 _DECODED_AT_ONCE: Final = 2  # segments

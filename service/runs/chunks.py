@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from logstore import keys
 from logstore.batch import Batches, Indexes, Rows, RunKey, lowest_and_highest, of_batch
+from logstore.cache import Cache
 from logstore.errors import Damaged, NotFound, PreconditionFailed, UnsupportedVersion
 from logstore.objects.store import Body, ObjectInfo, ObjectStore
 from logstore.runs.blocks import BLOCK, Blocks, blocks_of, positions
 from logstore.runs.index import Directory, build_index, decode_tail, encode_tail, open_piece
 from logstore.runs.manifest import Chunk, Manifest
 from logstore.swap import write_until_known
-from service.runtime.cache import Cache
 from service.runtime.threads import Offload
 
 T = TypeVar("T")

@@ -26,6 +26,7 @@ from typing import Final, NamedTuple, Protocol
 import orjson
 
 from logstore.batch import RunKey
+from logstore.cache import Cache
 from logstore.errors import Damaged, InvalidCursor
 from logstore.names import decode
 from logstore.objects.store import ObjectInfo
@@ -33,7 +34,6 @@ from logstore.patterns import TextTest
 from logstore.runs.manifest import Manifest
 from logstore.runs.report import Report
 from service.runs.outcomes import RunOutcomes, filter_words, state_without_lines
-from service.runtime.cache import Cache
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,11 @@ class Distribution:
         self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
         self.sum += other.sum
 
+    def __copy__(self) -> Distribution:
+        made = Distribution(self._bounds)
+        made.add(self)
+        return made
+
     def buckets(self) -> list[tuple[str, float]]:
         """Upper bounds with cumulative counts, as Prometheus wants them."""
         total = 0

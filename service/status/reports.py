@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from logstore import keys
 from logstore import ulid as ulids
 from logstore.batch import RunKey
+from logstore.cache import Cache
 from logstore.clock import Clock, Entropy
 from logstore.errors import (
     Damaged,
@@ -31,7 +32,6 @@ from logstore.runs.report import Report, Said, decode_report, encode_report, mak
 from logstore.runs.retention import RunRetention
 from logstore.state_kinds import advice
 from logstore.swap import Document, swap, write_until_known
-from service.runtime.cache import Cache
 from service.runtime.clock_skew import ClockSkew
 
 _READERS = 16

@@ -275,6 +275,7 @@ STATES: Final = {
     "identity": "node identity",
     "sidecar": "sidecar of a local store",
     "undo note": "undo note of a rolling object",
+    "mark of a saved checkpoint": "mark of a rolling object's saved checkpoint",
 }
 """Rows of the kinds of state objects."""
 KEYS: Final = {

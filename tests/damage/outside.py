@@ -194,8 +194,10 @@ def _undone_objects(folder: Path, harm: Damage) -> Seen:
     try:
         notes = UndoObjects(objects, "logs/.tailrace/p/")
         notes.start(0)
-        number = notes.prepare()
+        notes.note({key: 0})
         objects.call(lambda store: store.put(key, b"before\n"))
+        number = notes.prepare()
+        notes.saved()
         notes.note({key: 7})
         objects.call(lambda store: store.put(key, b"before\nbehind the checkpoint\n"))
         harm(folder)
@@ -273,6 +275,15 @@ OUTSIDE: Final = (
             "store/logs/.tailrace/p/*",
             flip_json,
             excused={"removed": ALONE},
+        ),
+        "appender",
+        _undo_objects,
+    ),
+    OutsideKind(
+        ObjectKind(
+            "mark of a rolling object's saved checkpoint",
+            "store/logs/.tailrace/p.saved.json",
+            flip_json,
         ),
         "appender",
         _undo_objects,

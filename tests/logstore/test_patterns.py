@@ -90,7 +90,9 @@ def test_no_pattern_stops_a_process() -> None:
     long = "a" * 4000
     assert not name_test("*?" * 13 + "X")(long)
     assert not name_test("*a*a*b")(long)
-    assert not wildcard_test("*a" * 500 + "b")(long)
+    assert not wildcard_test("*a" * 100 + "b")(long)
+    with pytest.raises(ValueError, match="more than 100"):
+        wildcard_test("*a" * 101)
     assert LinearRegex(r"^(?P<words>(\w+\s?)*)$").search("word " * 800 + "!") is None
     assert LinearRegex(r"(a|a)*$").fullmatch(long + "!") is None
     assert not Glob("/" + "*a" * 500 + "b").matches("/" + long)
@@ -133,3 +135,27 @@ def calls_of_re() -> Iterator[str]:
 @pytest.mark.in_turn(2)
 def test_no_pattern_of_a_user_reaches_a_matcher_that_goes_back() -> None:
     assert sorted(set(calls_of_re())) == []
+
+
+def caches_by_text() -> Iterator[str]:
+    """Functions that remember what they made of a text."""
+    for path in [path for folder in PROGRAMS for path in (ROOT / folder).rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and any(
+                re.search(r"\b(lru_)?cache\b", ast.unparse(one)) for one in node.decorator_list
+            ):
+                kinds = {ast.unparse(one.annotation) for one in node.args.args if one.annotation}
+                if any(re.search(r"\b(str|bytes|Any)\b", kind) for kind in kinds):
+                    yield f"{path.relative_to(ROOT)}: {node.name}"
+
+
+def test_only_short_texts_are_keys_of_a_cache_that_counts_its_entries() -> None:
+    assert sorted(caches_by_text()) == [
+        "forwarder/entries/operators/container.py: second_of",  # 20 to 25 characters
+        "forwarder/entries/operators/times.py: _offset",  # an offset from UTC
+        "forwarder/entries/operators/times.py: begin",  # digits of a minute
+        "forwarder/files/globs.py: _part",  # of the file of settings, which is read once
+        "logstore/search/foreign.py: _regex",  # constants of the module
+        "logstore/state_kinds.py: _pattern",  # constants of the module
+        "service/query/part_filter.py: _slots",  # 32 bytes
+    ]

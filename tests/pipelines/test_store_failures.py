@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +12,12 @@ from coordination.coordinator.lease import Lease
 from coordination.groups import pipeline_group, read_group
 from logstore import keys
 from logstore.errors import OutcomeUnknown, StoreUnavailable
+from pipelines.appenders.registry import Registry
+from pipelines.definition.config import parse
 from pipelines.sources.segments import SegmentSource
 from pipelines.status import rows
 from tests.pipelines.lake import Lake
-from tests.pipelines.remembering import Remembering, forget, has, named, pipeline, until
+from tests.pipelines.remembering import FAST, Remembering, forget, has, named, pipeline, until
 
 __all__ = ["forget"]  # a fixture for each test here
 
@@ -102,6 +105,72 @@ async def test_what_is_stored_of_a_pipeline_is_damaged_and_the_others_go_on(
     group = await read_group(lake.store, pipeline_group("y"))
     assert group is not None
     assert group.cursor("n").seq > 0, "whose group has moved"
+    async with lake.world() as world:
+        broken_row, whole_row = await rows(world, ["x", "y"])
+    assert (broken_row["pipeline"], broken_row["state"]) == ("x", "damaged")
+    assert broken_row["reason"]
+    assert (whole_row["pipeline"], whole_row["state"], whole_row["events"]) == ("y", "running", 3)
+
+
+async def test_a_flipped_digit_of_a_checkpoint_stops_its_appender_alone(lake: Lake) -> None:
+    made = pipeline("a", "b")
+    await lake.put("1", "2")
+    async with lake.running(made):
+        await until(has("a", "1", "2"))
+        await until(has("b", "1", "2"))
+    async with lake.world() as world:
+        parts = (await world.partitions.page("pipelines|p", after=None)).partitions
+        (one,) = [part for part in parts if part.key.startswith("a/")]
+        assert one.progress is not None
+        flipped = one.progress.replace('"n":[2,2,', '"n":[2,3,')  # one bit: a segment is read
+        assert flipped != one.progress
+        await world.partitions.change(one, replace(one, progress=flipped))
+    await lake.put("3")
+    async with lake.running(made) as process:
+        await until(has("b", "1", "2", "3"))
+        await until(lambda: any(one.failure for one in process.workers))
+    assert Remembering.lines["a"] == ["1", "2"]
+    async with lake.world() as world:
+        found = {row["appender"]: row for row in await rows(world, ["p"])}
+    assert (found["a"]["state"], found["b"]["state"]) == ("damaged", "running")
+    assert "the checkpoint of a/0-1 cannot be read" in found["a"]["reason"]
+    assert (found["b"]["events"], found["b"]["error"]) == (3, None)
+
+
+async def test_older_checkpoints_that_were_put_back_double_no_line(
+    lake: Lake, tmp_path: Path
+) -> None:
+    """A store is restored from a copy, and the files of its pipelines are not."""
+    appenders = [
+        {"type": "rolling_file", "name": "files", "dir": str(tmp_path / "out"), "path": "all.log"},
+        {"type": "rolling_object", "name": "objects", "store": str(tmp_path / "bucket")},
+    ]
+    made = parse({"name": "p", "appenders": appenders, **FAST}, Registry())
+    state = tmp_path / "store" / "coordination"
+
+    def lines() -> list[str]:
+        files = [*(tmp_path / "out").glob("*.log"), *(tmp_path / "bucket" / "logs").rglob("*.txt")]
+        return sorted(line for file in files for line in file.read_text().split())
+
+    await lake.put("1")
+    async with lake.running(made):
+        await until(lambda: lines() == ["1", "1"])
+    shutil.copytree(state, tmp_path / "copy")
+    await lake.put("2")
+    async with lake.running(made):
+        await until(lambda: lines() == ["1", "1", "2", "2"])
+    shutil.move(state, tmp_path / "newer")
+    shutil.copytree(tmp_path / "copy", state)
+    await lake.put("3")
+    async with lake.running(made) as process:
+        await until(lambda: [bool(one.failure) for one in process.workers] == [True, True])
+        failures = [str(one.failure) for one in process.workers]
+    assert all("an older copy of the store was put back" in failure for failure in failures)
+    assert lines() == ["1", "1", "2", "2"]
+    shutil.rmtree(state)
+    shutil.move(tmp_path / "newer", state)
+    async with lake.running(made):
+        await until(lambda: lines() == ["1", "1", "2", "2", "3", "3"])
 
 
 @pytest.mark.parametrize("what", ["watermark", "deletion"])

@@ -42,6 +42,7 @@ _NONE: Final = "none"
 _TIMES: Final = {"date": (86_400_000_000, "%Y-%m-%d"), "hour": (3_600_000_000, "%H")}
 
 
+_MOST_CODES: Final = 1 << 62
 _NAME_BYTES: Final = 255
 _PATH_BYTES: Final = 4095
 
@@ -124,24 +125,26 @@ class PathTemplate:
 
         `generation` gives the ULID up to which a run, or a pipeline (None), was deleted, or 0.
         """
-        codes = np.zeros(events.num_rows, dtype=np.int64)
-        values: list[list[str]] = []
+        codes, size = np.zeros(events.num_rows, dtype=np.int64), 1
+        columns: list[tuple[Indexes, list[str]]] = []
         for field in self.fields:
             found, texts = _column(field)(events, part)
             names = [_named(text) for text in texts]
             if generation is not None and field == self._generations:
                 found, names = _of_generations(events, found, names, field, generation)
+            columns.append((found, names))
+            size *= max(len(names), 1)
+            if size > _MOST_CODES:  # as many as there are rows are enough
+                codes, known = _encoded_numbers(codes)
+                size = len(known) * max(len(names), 1)
             codes = codes * max(len(names), 1) + found
-            values.append(names)
-        for code in np.unique(codes).tolist():
-            yield self._path(code, values), np.flatnonzero(codes == code)
-
-    def _path(self, code: int, values: list[list[str]]) -> str:
-        chosen: list[str] = []
-        for names in reversed(values):
-            code, index = divmod(code, max(len(names), 1))
-            chosen.append(names[index])
-        return _FIELD.sub(lambda _: chosen.pop(), self.template)
+        first, *literals = _FIELD.split(self.template)[::2]
+        order = np.argsort(codes, kind="stable")
+        for rows in np.split(order, np.flatnonzero(np.diff(codes[order])) + 1):
+            if len(rows):
+                filled = zip(columns, literals, strict=True)
+                rest = [names[found[rows[0]]] + literal for (found, names), literal in filled]
+                yield first + "".join(rest), rows
 
 
 def refused_name(whole: str, spare: int) -> str:
@@ -192,9 +195,10 @@ def _of_generations(
         found.append(f"~{encode_ulid(t)}" if t else "")
     if not any(found):
         return codes, names
-    kept = sorted(set(found))
-    which = np.array([kept.index(one) for one in found], dtype=np.int64)[place]
-    return codes * len(kept) + which, [name + one for name in names for one in kept]
+    which, kept = _changed((place, found), str)
+    pairs_codes, numbers = _encoded_numbers(codes * len(kept) + which)
+    split = [divmod(number, len(kept)) for number in numbers]
+    return pairs_codes, [names[name] + kept[mark] for name, mark in split]
 
 
 def pairs_of(events: pa.Table) -> tuple[Indexes, list[tuple[str, str]]]:
@@ -270,7 +274,8 @@ def _changed(
     codes, texts = column
     changed = [change(text) for text in texts]
     kept = sorted(set(changed))
-    return np.array([kept.index(text) for text in changed], dtype=np.int64)[codes], kept
+    places = {text: place for place, text in enumerate(kept)}
+    return np.array([places[text] for text in changed], dtype=np.int64)[codes], kept
 
 
 def _times(events: pa.Table, microseconds: int, form: str) -> tuple[Indexes, list[str]]:

@@ -2,6 +2,9 @@
 
     DIR/.tailrace/{name}/
       lock             held (flock) by whoever writes these files
+      saved            the newest checkpoint that is known to be saved: a line as below, ["saved",
+                       number]. A start with an older one, of a copy of the store that was put
+                       back, is refused: these files already have what it would write again
       {number}.undo    what was done since checkpoint `number` was prepared, a line each:
                        CRC-32 in hex, a space, a JSON list: ["cut", path, size] the file had that
                        size; ["made", path] there was no file; ["moved", path, new path]
@@ -31,6 +34,24 @@ from pipelines.appenders.rolling.lines import has_damage, line_of, read_lines
 
 _FOLDER: Final = ".tailrace"
 _SUFFIX: Final = ".undo"
+_SAVED: Final = "saved"
+
+
+def older_checkpoint(number: int | None, newest: int) -> str:
+    """What is wrong if an appender starts with an older checkpoint than was saved for it."""
+    begins = f"begins at checkpoint {number}" if number else "has no checkpoint"
+    return (
+        f"it {begins}, and checkpoint {newest} was saved for what it has written: an older copy of"
+        " the store was put back"
+    )
+
+
+def hint_to_begin(mark: str) -> str:
+    """What to do then."""
+    return (
+        "Put the newer checkpoints back. Or move away what was written since, and remove"
+        f" {mark}: what is left there comes twice."
+    )
 
 
 class UndoLog:
@@ -48,7 +69,8 @@ class UndoLog:
     def start(self, number: int | None) -> None:
         """Takes the files back to the checkpoint that saved `number`; None: there was none.
 
-        Raises `AppenderFailed` if another process writes these files.
+        Raises `AppenderFailed` if another process writes these files, or if a later checkpoint was
+        saved for them.
         """
         fs = self._fs
         known_here = fs.stat(os.path.join(self._logs, "lock")) is not None
@@ -59,6 +81,10 @@ class UndoLog:
                 f"another process writes the files that {self._logs} belongs to",
                 hint="If it hangs: it lets go when it notices that its lease is over.",
             )
+        newest = self._newest_saved()
+        if newest > (number or 0):
+            self.stop()
+            raise AppenderFailed(older_checkpoint(number, newest), hint=hint_to_begin(self._logs))
         known = self._numbers()
         gone = known_here and number is not None and max(known, default=-1) < number
         if gone or any(has_damage(fs, self._path(one)) for one in known):
@@ -110,6 +136,7 @@ class UndoLog:
 
     def saved(self) -> None:
         """The number of the last `prepare` is saved: nobody goes back behind it."""
+        self._remember_saved()
         self._remove_before(self.number)
 
     def stop(self) -> None:
@@ -120,6 +147,26 @@ class UndoLog:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
+
+    def _remember_saved(self) -> None:
+        # Each line is as long as the last. It is not synced: at worst an older number is found.
+        line = line_of([_SAVED, f"{self.number:012d}"])
+        path = os.path.join(self._logs, _SAVED)
+        if self._fs.stat(path) is None:
+            file = self._fs.open(path, "create")
+            file.write([line])
+        else:
+            file = self._fs.open(path, "update")
+            file.write_at([line], 0)
+        file.close()
+
+    def _newest_saved(self) -> int:
+        """The newest checkpoint that is known to be saved, or 0."""
+        path = os.path.join(self._logs, _SAVED)
+        if self._fs.stat(path) is None:
+            return 0
+        numbers = [int(one[1]) for one in read_lines(self._fs, path)[0] if one[0] == _SAVED]
+        return max(numbers, default=0)
 
     # --- logs --------------------------------------------------------------------------
 

@@ -3,6 +3,9 @@
     {prefix}{number}-{ULID}.json    what is about to be done since checkpoint `number`: an object
                                     {"objects": {key: size}}, where size 0 is one that is not there
 
+    {prefix without its /}.saved.json   the newest checkpoint that is known to be saved:
+                                    {"saved": number}. A start with an older one is refused
+
 It is in the store before what it speaks of is done. Whoever starts undoes all from the saved
 number on, the newest first: an object that was not there is deleted, one that grew is put together
 from its beginning. Undoing may break off and begin again.
@@ -17,7 +20,9 @@ from logstore.clock import SystemClock, system_entropy
 from logstore.errors import NotFound
 from logstore.objects.store import Part
 from logstore.ulid import fresh_text
+from pipelines.appenders.contract import AppenderFailed
 from pipelines.appenders.rolling.objects import Objects
+from pipelines.appenders.rolling.undo import hint_to_begin, older_checkpoint
 
 
 class UndoObjects:
@@ -26,11 +31,19 @@ class UndoObjects:
     def __init__(self, objects: Objects, prefix: str) -> None:
         self._objects = objects
         self._prefix = prefix
+        self._mark = f"{prefix.removesuffix('/')}.saved.json"
+        self._grew = False  # since it was saved last
         self._noted: set[str] = set()
         self._number = 0
 
     def start(self, number: int) -> None:
-        """Takes the objects back to the checkpoint that saved `number`; 0: there was none."""
+        """Takes the objects back to the checkpoint that saved `number`; 0: there was none.
+
+        Raises `AppenderFailed` if a later one was saved for them.
+        """
+        newest = self._newest_saved()
+        if newest > number:
+            raise AppenderFailed(older_checkpoint(number, newest), hint=hint_to_begin(self._mark))
         notes = self._notes()
         for name, one in reversed(notes):
             if one >= number:
@@ -52,12 +65,25 @@ class UndoObjects:
     def prepare(self) -> int:
         """The number that is to be saved. All objects are written already."""
         self._number += 1
+        self._grew = self._grew or bool(self._noted)
         self._noted = set()
         return self._number
 
     def saved(self) -> None:
         """The number of the last `prepare` is saved: nobody goes back behind it."""
+        if self._grew:
+            mark = encode_checked({"saved": self._number})
+            self._objects.call(lambda store: store.put(self._mark, mark))
+            self._grew = False
         self._remove([name for name, one in self._notes() if one < self._number])
+
+    def _newest_saved(self) -> int:
+        """The newest checkpoint that is known to be saved, or 0."""
+        try:
+            body = self._objects.call(lambda store: store.get(self._mark))[1]
+        except NotFound:
+            return 0
+        return int(decode_checked(body)["saved"])
 
     def _notes(self) -> list[tuple[str, int]]:
         """The notes with their numbers, oldest first."""

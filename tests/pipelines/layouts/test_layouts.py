@@ -78,6 +78,7 @@ def test_logfmt_quotes_what_needs_it() -> None:
         ("%.2p %.-2p", "FO IN\n"),
         ("%logger %logger{20} %c{0}", "com.acme.jobs.Loader com.acme.jobs.Loader Loader\n"),
         ("%lo{15}", "c.a.jobs.Loader\n"),
+        ("%lo{18}|%lo{17}|%lo{1}", "c.acme.jobs.Loader|c.a.jobs.Loader|c.a.j.Loader\n"),
         ("%thread %X{k} %X{none:-no} %mdc{none}", "main v w no \n"),
         ("%X", "logger=com.acme.jobs.Loader, thread=main, k=v w\n"),
         ("%fqn/%run %ulid", f"sales.load/r1 {ONE.column('ulid')[0].as_py()}\n"),
@@ -101,6 +102,10 @@ def test_a_record_without_attributes_has_the_pipelines_name_for_a_logger() -> No
         ("%d{HH, Mars/Olympus}", "'Mars/Olympus', which is not known"),
         ("50%", "'%' at character 3"),
         ("%logger{x}", "a number of characters"),
+        ("%-999999999msg", "widths of more than 1000 characters"),
+        ("%600msg %500fqn", "widths of more than 1000 characters in sum"),
+        (f"%.{'9' * 5000}msg", "more than 1000000 characters of a word"),
+        ("%msg" * 51, "more than 50 words"),
     ],
 )
 def test_a_pattern_that_cannot_be_names_what_is_wrong(pattern: str, says: str) -> None:

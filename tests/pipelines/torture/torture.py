@@ -116,6 +116,12 @@ class PipelinesProcess:
                 stdout=log,
             )
 
+    @property
+    def pid(self) -> int:
+        """The process that runs."""
+        assert self._process is not None
+        return self._process.pid
+
     def kill(self) -> None:
         """kill -9."""
         assert self._process is not None

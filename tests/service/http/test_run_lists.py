@@ -273,6 +273,11 @@ async def test_typing_errors_are_refused_with_their_field(tmp_path: Path) -> Non
             (f"{LOGS}/p", {"after": "7"}, "after"),
             (LOGS, {"state": "open"}, "state"),
             (LOGS, {"after": "x"}, "after"),
+            (LOGS, {"name": "*a" * 101}, "name"),
+            (LOGS, {"name": "?" * 2000}, "name"),
+            (f"{LOGS}/p", {"name": "*a" * 2000}, "name"),
+            ("/query", {"q": "*a" * 101}, "q"),
+            ("/query", {"fqn": "*a" * 101}, "fqn"),
         ):
             reply = await client.get(path, params=parameters)
             assert (reply.status_code, reply.json()["field"]) == (400, field), parameters

@@ -56,6 +56,36 @@ def test_events_go_to_the_files_of_their_pipelines(tmp_path: Any) -> None:
     assert {p.stat().st_mode & 0o777 for p in tmp_path.rglob("*.log")} == {0o600}
 
 
+def test_an_older_checkpoint_than_was_saved_is_refused(tmp_path: Path) -> None:
+    files, fs, path = appender(str(tmp_path)), Disk(), tmp_path / "a.log"
+    files.start(context(fs), None)
+    states: list[State | None] = [None]
+    for text in ("1", "2"):
+        files.append(events([text], fqn="a"))
+        states.append(files.sync())
+        files.saved()
+    files.stop()
+    for older in states[:-1]:
+        with pytest.raises(AppenderFailed, match="checkpoint 3 was saved for what it has written"):
+            appender(str(tmp_path)).start(context(fs), older)
+        assert path.read_text() == "1\n2\n"
+    # What is not saved may be tried as often as you like.
+    for _ in range(3):
+        again = appender(str(tmp_path))
+        again.start(context(fs), states[-1])
+        again.append(events(["3"], fqn="a"))
+        again.sync()
+        again.stop()
+    mark = tmp_path / ".tailrace" / context(fs).name / "saved"
+    body = mark.read_bytes()
+    for bit in range(8 * len(body)):  # a damaged mark says nothing, and stops nobody
+        mark.write_bytes((int.from_bytes(body, "big") ^ 1 << bit).to_bytes(len(body), "big"))
+        again = appender(str(tmp_path))
+        again.start(context(fs), states[-1])
+        again.stop()
+    assert path.read_text() == "1\n2\n"
+
+
 @pytest.mark.parametrize("how", ["removed", "replaced"])
 def test_a_file_that_somebody_takes_away_is_begun_again(tmp_path: Path, how: str) -> None:
     """What came since the last checkpoint is in the new one, instead of nowhere."""

@@ -1,0 +1,32 @@
+"""The paths of events: each event under its own, however many values the fields have."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from pipelines.appenders.rolling.paths import PathTemplate
+from tests.pipelines.events import events
+
+COUNT = 3000
+
+
+def test_many_fields_of_many_values_are_told_apart() -> None:
+    names = "abcdefg"
+    given = pa.concat_tables(
+        [
+            events(["x"], run=f"r{n % 7}", attributes={name: f"{name}{n}" for name in names})
+            for n in range(COUNT)
+        ]
+    )
+    template = PathTemplate("{run}/" + ".".join(f"{{attribute.{name}}}" for name in names))
+    found = {path: rows.tolist() for path, rows in template.groups(given, 0)}
+    assert found == {
+        f"r{n % 7}/" + ".".join(f"{name}{n}" for name in names): [n] for n in range(COUNT)
+    }
+
+
+def test_a_path_has_its_events_in_order() -> None:
+    given = pa.concat_tables([events(["x"], run=f"r{n % 3}") for n in range(9)])
+    found = [(path, rows.tolist()) for path, rows in PathTemplate("{run}.log").groups(given, 0)]
+    assert found == [("r0.log", [0, 3, 6]), ("r1.log", [1, 4, 7]), ("r2.log", [2, 5, 8])]
+    assert list(PathTemplate("{run}.log").groups(given.slice(0, 0), 0)) == []
