@@ -147,7 +147,9 @@ class Comparer:
         start = file.fingerprint[:end]
         if not end or not content.whole() or content.read(0, len(start)) != start:
             return None
-        if file.begins_with(end, read_window(content, end)):
+        last = read_window(content, end)
+        if file.begins_with(end, last):
             return Is.LEFT if file.settled else Is.SHADOW
         acknowledged = Known(file.fingerprint, file.window)
-        return Is.SHADOW if file.resend and holds(content, acknowledged) else None
+        unproven = bool(file.resend) and file.may_have_copy(end, last)
+        return Is.SHADOW if unproven and holds(content, acknowledged) else None

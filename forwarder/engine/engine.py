@@ -249,7 +249,9 @@ class Engine:
             before.wake()  # it is read to its end once more, now that its successor has begun
             self._woken.append(before)
         wait = self._shared.sources[file.source].config.rotate_wait
-        unreadable = before.retry_at > 0 and now - file.waits_since > wait
+        # A file that waits itself is not tried, whatever came of it before.
+        failing = before.retry_at > now and before.predecessor is None
+        unreadable = failing and now - file.waits_since > wait
         if unreadable or (before.caught_up and before.ended_at >= file.waits_since):
             file.predecessor = None
             return True

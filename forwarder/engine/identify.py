@@ -135,6 +135,9 @@ class Identifier:
         if is_ is not Is.UNFINISHED:
             self._unfinished.pop(found.place, None)
         if original is not None and is_ in (Is.SAME, Is.LONGER):
+            if is_ is Is.LONGER and original.unbegun:  # what it had may be in each generation
+                end = find_end(content)
+                original.window = window_of(read_window(content, end), end)
             if is_ is Is.LONGER:  # and what was taken for it is a copy, which a scan met first
                 original.named = found.path
                 if original.content is not None:
@@ -395,7 +398,8 @@ class Identifier:
         # Of two that wait, one waits for the other: the one that was changed later.
         mine = _age(file)
         before = [each for each in candidates if each.id not in waiting or _age(each) < mine]
-        return max(before, key=_age, default=None)
+        # They come behind those that were read, of which one may be known by the log's path still.
+        return max(before, key=lambda each: (each.id in waiting, _age(each)), default=None)
 
     def _rotations(self, file: Tracked) -> list[Tracked]:
         """The other files of the same log, by their names, whose lines are in the same run.

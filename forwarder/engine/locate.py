@@ -30,7 +30,7 @@ class Locator:
         self._opener = opener
 
     def lose(self, file: Tracked) -> None:
-        """The file's content is not where it was."""
+        """The file's content is not where it was. It is searched for `rotate_wait` from now on."""
         if file.handle is not None:
             self._shared.handles.close(file.handle)
         self._registry.leave_place(file)
@@ -38,8 +38,7 @@ class Locator:
         file.matched = False
         file.lost_sight = True
         file.wake()
-        if file.rotated_at is None:
-            file.rotated_at = self._shared.clock.monotonic()
+        file.rotated_at = self._shared.clock.monotonic()
 
     def find(self, file: Tracked) -> bool:
         """Searches the content; True if the file has a place again."""
@@ -76,6 +75,7 @@ class Locator:
             return True  # it cannot be seen: the next attempt to read it says so
         if found is None or found.place != file.place:
             file.lost_sight = True
+            file.rotated_at = self._shared.clock.monotonic()
             return False
         file.saw(found, self._shared.clock.monotonic())
         return True
@@ -87,7 +87,9 @@ class Locator:
             self._shared.handles.close(file.handle)
         if file.place not in (NOWHERE, found.place):
             self._shared.rescan.add(file.source)  # what it left may have another content by now
-        if file.path != found.path and file.rotated_at is None:
+        if found.path == file.named:
+            file.rotated_at = None
+        elif file.path != found.path and file.rotated_at is None:
             file.rotated_at = now
         self._registry.move(file, found)
         file.saw(found, now)

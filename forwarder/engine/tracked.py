@@ -250,6 +250,13 @@ class Tracked:
         start = end - len(last) - (until - len(recent))
         return start >= 0 and end <= until and recent[start : start + len(last)] == last
 
+    def may_have_copy(self, end: int, last: bytes) -> bool:
+        """Whether a copy that no scan has seen may end there, of which `recent` knows nothing."""
+        until, recent = self.recent
+        if not until:
+            return not self.copies
+        return end - len(last) < until - len(recent)
+
     def remember_copy(self, end: int, last: bytes, *, instead_of: int = 0) -> None:
         """A copy of it ends there; one that grew ended at `instead_of` before."""
         known = [each for each in self.copies if each[0] not in (end, instead_of)]

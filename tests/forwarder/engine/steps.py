@@ -3,7 +3,8 @@
 Each step of a rotation is one call of the file system, as logrotate makes them: files are shifted,
 the log is renamed or copied (also piece by piece) and truncated, copies are compressed, now or at
 the next rotation, and originals of archives are removed. Before and after each step the writer
-appends, and the forwarder may look, look several times, be killed, or do nothing.
+appends, and the forwarder may look, look several times, be killed, or do nothing. A forwarder that
+is killed starts again at once, or stays away for some steps.
 
 `check` knows what must be stored: each line once and in order, but for lines that were written
 between copy and truncation and that nobody read. Their bytes are what the forwarder may count as
@@ -25,6 +26,8 @@ from tests.forwarder.engine.world import World
 
 _PIECE_SHARES = (0.3, 0.7)
 Names = Literal["matched", "archives", "unmatched"]
+Ends = Literal["never", "killed", "stopped"]
+"""Whether the forwarder is killed between steps, and whether it then stays away."""
 
 
 @dataclass
@@ -77,6 +80,9 @@ class SteppedLog:
         self._uncompressed: list[Path] = []
         self.lost = 0
         self.killed = False
+        self.away = False
+        self.returns = 1.0
+        """How likely a forwarder that is away starts again at a step."""
 
     @property
     def now(self) -> Generation:
@@ -159,6 +165,8 @@ class SteppedLog:
 
     def look(self) -> None:
         """The forwarder looks, and reads what it finds."""
+        if self.away:
+            self.start()
         self.world.store.away = False
         self.world.settle(1.5)
         self.now.seen = len(self.now.lines)
@@ -170,7 +178,15 @@ class SteppedLog:
                 self.world.store.take(shipment.run, shipment.batch, shipment.body)
         self.killed = True
         self.lost += self.world.tally.lost_bytes
-        self.world.restart()
+        self.world.kill()
+        self.away = True
+        if self.returns == 1.0:
+            self.start()
+
+    def start(self) -> None:
+        """A new process, whose first scan is to come."""
+        self.away = False
+        self.world.start()
 
     def check(self) -> None:
         """Raises `AssertionError` if a line is missing, doubled or in the wrong place."""
@@ -186,7 +202,9 @@ class SteppedLog:
         assert sorted(set(numbered)) == sorted(numbered), "no line twice"
         found = set(numbered)
         assert [line for line in written if line not in found | doomed] == [], "none is missing"
-        assert numbered == [line for line in written if line in found], "in their order"
+        for run in self.world.store.runs():
+            there = [line for line in self.world.store.lines(run) if line in found]
+            assert there == sorted(there), "in their order"
         headers = [line for line in stored if line.startswith("header")]
         began = sum(bool(each.lines) for each in self.generations)
         assert len(headers) == self._header.count("\n") * began
@@ -212,11 +230,12 @@ def _number(path: Path) -> int:
 
 
 def run_steps(
-    folder: Path, seed: int, *, names: Names, kills: bool, rotations: int = 8
+    folder: Path, seed: int, *, names: Names, ends: Ends, rotations: int = 8
 ) -> SteppedLog:
     """A random history; `names`: which patterns match rotated names."""
     inside = names != "unmatched"
-    dice = Random(f"{seed} {names} {kills}")
+    dice = Random(f"{seed} {names} {ends == 'killed'}")
+    stops = Random(f"{seed} {names} stops") if ends == "stopped" else None
     world = World(
         folder,
         include=[str(folder / "logs" / ("app.log*" if names == "matched" else "app.log"))],
@@ -234,18 +253,24 @@ def run_steps(
         longest=dice.choice([10, 60, 400]),
     )
     log = SteppedLog(world, kind, dice)
+    if stops is not None:
+        log.returns = stops.choice([0.03, 0.1, 0.5])
+        if kind.header < 1000:  # else a batch may be a part of what each generation begins with
+            world.batch_bytes = stops.choice([100, 1000, 1 << 20])
+            world.restart()
     log.trace.append(f"{kind} {world.config.fingerprint_size} {world.config.max_concurrent_files}")
+    log.trace.append(f"{log.returns} {world.batch_bytes}")
     for _ in range(rotations):
         for _ in range(dice.choice([1, 3, 20])):
             log.append()
-            _meanwhile(log, kills=kills)
+            _meanwhile(log, kills=ends != "never")
         if not inside:
             log.append()
             log.look()
         for step in log.rotate():
             log.trace.append(step)
             log.append()
-            _meanwhile(log, kills=kills)
+            _meanwhile(log, kills=ends != "never")
         if not inside:
             log.look()
     log.look()
@@ -257,6 +282,11 @@ def run_steps(
 
 
 def _meanwhile(log: SteppedLog, *, kills: bool) -> None:
+    if log.away:
+        if log.dice.random() >= log.returns:
+            return
+        log.trace.append("start")
+        log.start()
     action = log.dice.choices(
         ["nothing", "look", "round", "away", "kill"], [5, 4, 2, 1, 1 if kills else 0]
     )[0]

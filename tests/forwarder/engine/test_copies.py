@@ -16,7 +16,7 @@ from forwarder.engine.compare import Comparer, Is
 from forwarder.engine.opening import Opener
 from forwarder.files.content import PlainContent
 from forwarder.files.finder import Found, look
-from tests.forwarder.engine.steps import Names, run_steps
+from tests.forwarder.engine.steps import Ends, Names, run_steps
 from tests.forwarder.engine.test_stillness import Interrupted
 from tests.forwarder.engine.world import World
 from tests.seeds import some
@@ -25,29 +25,32 @@ from tests.seeds import some
 _SEEDS = [0, 3, 5, 6, 7, 8, 10, 13]
 
 
-@pytest.mark.parametrize("kills", [False, True], ids=["running", "killed"])
+@pytest.mark.parametrize("ends", ["never", "killed", "stopped"])
 @pytest.mark.parametrize("names", ["matched", "archives", "unmatched"])
 @pytest.mark.parametrize("seed", some(_SEEDS, 4, "steps of rotations"))
 def test_a_writer_that_appends_at_every_step(
-    tmp_path: Path, seed: int, names: Names, kills: bool
+    tmp_path: Path, seed: int, names: Names, ends: Ends
 ) -> None:
-    run_steps(tmp_path, seed, names=names, kills=kills)
+    run_steps(tmp_path, seed, names=names, ends=ends)
 
 
 @pytest.mark.parametrize(
-    ("seed", "names", "kills"),
+    ("seed", "names", "ends"),
     [
-        pytest.param(129, "matched", False, id="half an archive beside its original"),
-        pytest.param(215, "archives", True, id="a header longer than a fingerprint"),
-        pytest.param(217, "unmatched", True, id="a batch with more than the copy has"),
-        pytest.param(251, "matched", False, id="half an archive for long"),
-        pytest.param(264, "matched", True, id="truncated before the first read"),
-        pytest.param(314, "archives", True, id="rotated before a restart"),
-        pytest.param(388, "matched", False, id="a scan meets the copy before its log"),
+        pytest.param(129, "matched", "never", id="half an archive beside its original"),
+        pytest.param(215, "archives", "killed", id="a header longer than a fingerprint"),
+        pytest.param(217, "unmatched", "killed", id="a batch with more than the copy has"),
+        pytest.param(251, "matched", "never", id="half an archive for long"),
+        pytest.param(264, "matched", "killed", id="truncated before the first read"),
+        pytest.param(314, "archives", "killed", id="rotated before a restart"),
+        pytest.param(388, "matched", "never", id="a scan meets the copy before its log"),
+        pytest.param(83, "archives", "stopped", id="a batch that is lost and the same header"),
+        pytest.param(95, "archives", "stopped", id="truncated while its first lines wait"),
+        pytest.param(196, "matched", "stopped", id="generations of a stop behind a lost one"),
     ],
 )
-def test_a_history_that_went_wrong(tmp_path: Path, seed: int, names: Names, kills: bool) -> None:
-    run_steps(tmp_path, seed, names=names, kills=kills)
+def test_a_history_that_went_wrong(tmp_path: Path, seed: int, names: Names, ends: Ends) -> None:
+    run_steps(tmp_path, seed, names=names, ends=ends)
 
 
 @pytest.mark.parametrize("restarted", [None, "before the truncation", "behind it"])
@@ -267,6 +270,20 @@ def test_a_copy_that_grows_while_its_folder_is_at_rest(tmp_path: Path) -> None:
     world.store.away = False
     world.over()
     assert world.store.lines() == expected
+
+
+def test_a_log_is_not_rotated_because_a_scan_met_its_copy_first(tmp_path: Path) -> None:
+    world = World(tmp_path, run="{stem}")
+    world.kill()
+    expected = world.lines("a.log", 0, 50)
+    copy = world.path("a.log.1")
+    shutil.copy(world.path("a.log"), copy)
+    expected += world.lines("a.log", 50, 60)
+    os.utime(copy, (1000, 1000))
+    world.start()
+    world.over()
+    assert world.store.lines() == expected
+    assert world.store.closed == []
 
 
 class Interrupting(PlainContent):

@@ -181,6 +181,7 @@ class World:
         self.said: list[str] = []
         self.shown: list[tuple[str, str]] = []
         self.packs = config.pop("packs", False)
+        self.batch_bytes: int = config.pop("batch_bytes", 1 << 20)
         include = config.pop("include", [str(self.logs / "*.log*")])
         config = {"start_at": "beginning", "fqn": FQN, "hints": False, **config}
         self.config = Source(include=include, **config)
@@ -219,6 +220,7 @@ class World:
         self.engine = Engine(
             self.shared,
             self.post,
+            batch_bytes=self.batch_bytes,
             memory_bytes=self.memory_bytes,
             hinted=[config.name] if hinted else [],
         )
