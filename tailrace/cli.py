@@ -53,6 +53,8 @@ VERBS = {
     "token": Verb("tailrace.token", "Make a token, and its lines for the rules of access."),
     "leases": Verb("tailrace.leases", "Show which process works on what, and change it."),
     "verify": Verb("tailrace.verify", "Compare everything that is stored, line by line."),
+    "backup": Verb("tailrace.backup", "Copy store and data folder into a folder of backups."),
+    "restore": Verb("tailrace.restore", "Copy a backup back into an empty store and data folder."),
     "completion": Verb("tailrace.console.completion", "Print what completes its words in a shell."),
 }
 

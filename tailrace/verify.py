@@ -19,6 +19,7 @@ import orjson
 
 from logstore.disk import apply_umask
 from logstore.progress import Line
+from tailrace.console.source import add_source, load_source
 from tailrace.console.terminal import say, say_json
 from tailrace.verification.fault import Fault, Findings
 
@@ -27,9 +28,7 @@ _SHOWN_EVERY: Final = 50
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Where to look, and what to do about it."""
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument("--data", metavar="DIR", help="data folder (default: ./data)")
-    where.add_argument("--config", metavar="FILE", help="settings file (default: ./tailrace.yaml)")
+    add_source(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
@@ -55,12 +54,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Compares, and says what is wrong. Raises `StoreUnavailable`, `Damaged`, `InvalidInput`."""
-    from service.settings import load_settings
-
-    flags: dict[str, Any] = {} if arguments.data is None else {"data": arguments.data}
-    settings, warnings = load_settings(flags, config=arguments.config)
-    for warning in warnings:
-        say(f"warning: {warning}", sys.stderr)
+    settings = load_source(arguments)
     # After a refusal, which need not wait for it.
     from tailrace.verification.wiring import drop_objects, give_up_segments, verify
 
