@@ -50,6 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     flags = parser.parse_args(arguments)
     if flags.wait and flags.every is not None:
         parser.error("--wait is for a single pass; with --every there is always another one")
+    if flags.erase and flags.every is not None:
+        parser.error("--erase is for a single pass")
     configure_log(flags.log_format or "text", sys.stderr)
     try:
         return _run(flags)
@@ -95,7 +97,7 @@ def _run(flags: argparse.Namespace) -> int:
     async def work() -> None:
         async with open_compactor(settings, session, _killer(flags.kill_at)) as compactor:
             if flags.every is None:
-                await _single(compactor, passes, wait=flags.wait)
+                await _single(compactor, passes, wait=flags.wait, erase=flags.erase)
             else:
                 await repeat(compactor, flags.every, passes.next)
 
@@ -107,10 +109,10 @@ def _run(flags: argparse.Namespace) -> int:
     return 1 if passes.alarmed else 0
 
 
-async def _single(compactor: Compactor, passes: Passes, *, wait: bool) -> None:
+async def _single(compactor: Compactor, passes: Passes, *, wait: bool, erase: bool) -> None:
     while True:
         async with passes.next() as report:
-            await once(compactor, report)
+            await once(compactor, report, erase=erase)
         if not (wait and report.held):
             return
         await compactor.clock.sleep(_LOOK_AGAIN_SECONDS)

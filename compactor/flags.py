@@ -30,6 +30,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="wait for other compactors that have the work, then do what they leave",
     )
+    parser.add_argument(
+        "--erase",
+        action="store_true",
+        help="remove deleted lines now: rewrite files whatever their size, remove files of older"
+        " versions of the table and segments that the table has; searches of these versions fail",
+    )
     lines = parser.add_mutually_exclusive_group()
     lines.add_argument(
         "--json",

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from compactor.context import Compactor
 from compactor.ingest.ingest import ingest_all
@@ -40,16 +40,24 @@ log = logging.getLogger("tailrace.compactor")
 
 
 async def once(
-    compactor: Compactor, report: Report | None = None, backlog: SegmentBacklog | None = None
+    compactor: Compactor,
+    report: Report | None = None,
+    backlog: SegmentBacklog | None = None,
+    *,
+    erase: bool = False,
 ) -> Report:
     """Ingests what there is, cleans up, and reports.
 
     Segments that come after its begin are left to the next pass. If there is a next pass, `backlog`
     has seen the earlier state: a few segments then wait for more, and hours wait for segments.
+    With `erase`, nothing that a deletion concerns waits for a time, nor do older versions.
 
     Raises `Unavailable`, `OutcomeUnknown`, `Damaged` at the end, when everything else is done.
     """
     report = report or Report()
+    if erase:
+        limits = compactor.limits.model_copy(update={"purge_seconds": 0.0, "grace_seconds": 0.0})
+        compactor = replace(compactor, limits=limits)
     for alarm in await compactor.placement.quarantine_torn(compactor.clock.now_ms()):
         report.alarm(alarm)
     turns = _Turns()
@@ -72,7 +80,7 @@ async def once(
     with turns.turn("indexing"):
         await index_files(compactor, report, *([backlog.due] if backlog else []))
     with turns.turn("clean-up"):
-        await clean_up(compactor, report)
+        await clean_up(compactor, report, erase=erase)
     turns.end(report)
     return report
 

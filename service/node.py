@@ -25,6 +25,7 @@ from logstore.batch import RunKey
 from logstore.errors import JournalFailed, NodeNotReady, OutcomeUnknown, TailraceError, Unavailable
 from logstore.position import Position
 from logstore.segments.carry import Carry
+from service.erasure import LocalPlaces
 from service.ingest.active_runs import ActiveRuns
 from service.ingest.appender import Appender
 from service.ingest.batch import IncomingBatch, Receipt, Submitted
@@ -378,6 +379,18 @@ class Node(NodeBase):
     def pin(self) -> JournalPin:
         """Pins the hot part as it is now."""
         return self.journal.pin()
+
+    @property
+    def places(self) -> LocalPlaces:
+        """Where on this node's disk deleted lines may be."""
+        return LocalPlaces(
+            self.pin,
+            self.seams.fs,
+            f"{self._data}/journal",
+            self._eraser.is_due,
+            self.run_logs.deletions.highest,
+            self.copied,
+        )
 
     def _synced(self, batches: Sequence[Appended]) -> None:
         self.shipper.added()

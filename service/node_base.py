@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from logstore.segments.writer import EncodedSegment
 from service.peers.membership import Membership
@@ -54,6 +54,8 @@ class NodeBase:
         self.status = open_status(self, seams, settings)
         self.records: Records | None = None
         self.details: Details | None = None
+        self.copied: Callable[[], Iterable[str]] = lambda: ()
+        """Gives the paths of table files of which this process has copies."""
         self.stored: Callable[[str, EncodedSegment], None] = lambda *_: None
         """Is told of each segment of this node that is in the store, and its key."""
         self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()

@@ -17,6 +17,7 @@ from typing import NoReturn
 from logstore.batch import RunKey
 from logstore.errors import Conflict, NodeNotReady, TailraceError
 from logstore.segments.carry import Carry
+from service.erasure import LocalPlaces
 from service.ingest.batch import IncomingBatch, Receipt, Submitted
 from service.journal.nothing import ELSEWHERE, ONLY_READS, NoJournal
 from service.journal.view import JournalPin
@@ -139,6 +140,13 @@ class QueryNode(NodeBase):
     def carry(self) -> Carry:
         """Nothing is carried on here."""
         return Carry()
+
+    @property
+    def places(self) -> LocalPlaces:
+        """Where on this machine deleted lines may be: it has no journal."""
+        highest = self.run_logs.deletions.highest
+        journal = f"{self._data}/journal"
+        return LocalPlaces(self.pin, self.seams.fs, journal, lambda *_: False, highest, self.copied)
 
     def pin(self) -> JournalPin:
         """The hot part: nothing."""

@@ -35,6 +35,7 @@ from logstore.table.options import open_table
 from service.access.access import Access
 from service.access.audit import AuditLog
 from service.compaction import CompactionChild
+from service.erasure import Erasure
 from service.http.app import Application, HttpApi, build_app
 from service.http.browsers import BrowserGuard
 from service.http.gate import Gate
@@ -240,6 +241,7 @@ def make_engine(
     machine.problems.append(engine.ongoing.problems)
     node.records = run_records(engine)
     node.details = run_details(engine)
+    node.copied = engine.copied
     return engine
 
 
@@ -303,6 +305,14 @@ def make_app(
         settings.queue.decoded_bytes,
         unreadable=lambda: node.run_logs.deletions.unreadable(),
     )
+    erasure = Erasure(
+        node.store,
+        open_table(settings).snapshot,
+        lambda: node.places,
+        lambda: node.members.peers,
+        lambda: (node.identity.node, *node.identity.parents),
+        texts=settings.runs.prefix,
+    )
     verification = Verification(verify_command(settings), verify_environment(settings))
     return build_app(
         node,
@@ -319,6 +329,7 @@ def make_app(
             leases=leases,
             pipelines=leases.pipelines,
             verification=lambda: verification,
+            erasure=lambda: erasure,
             reported_version=settings.openmetadata.version,
             guard=browser_guard(settings),
             routers=() if settings.nodes.listen else internal(settings, node, scrape, gate),

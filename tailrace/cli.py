@@ -52,6 +52,7 @@ VERBS = {
     ),
     "token": Verb("tailrace.token", "Make a token, and its lines for the rules of access."),
     "leases": Verb("tailrace.leases", "Show which process works on what, and change it."),
+    "deletions": Verb("tailrace.deletions", "Show where lines of deleted runs may still be."),
     "verify": Verb("tailrace.verify", "Compare everything that is stored, line by line."),
     "backup": Verb("tailrace.backup", "Copy store and data folder into a folder of backups."),
     "restore": Verb("tailrace.restore", "Copy a backup back into an empty store and data folder."),

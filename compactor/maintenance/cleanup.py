@@ -44,11 +44,17 @@ _LOG = f"{keys.TABLE}/_delta_log/"
 _UNFINISHED = re.compile(r"(#[0-9]+|\.tmp)$")
 
 
-async def clean_up(compactor: Compactor, report: Report) -> None:
-    """Does the whole clean-up. Raises `StoreUnavailable`, `Damaged`."""
+async def clean_up(compactor: Compactor, report: Report, *, erase: bool = False) -> None:
+    """Does the whole clean-up; with `erase` without patience. Raises `StoreUnavailable`, `Damaged`.
+
+    Then files go at once that a commit has taken out of the table. Those of no version stay as
+    long as ever, because their job may still run.
+    """
     with report.timed("cleanup", compactor.clock):
         report.segments_removed += await remove_segments(compactor, report)
         report.orphans_removed += await remove_orphans(compactor)
+        if erase:
+            report.orphans_removed += await remove_replaced(compactor)
         await remove_deletion_records(compactor, report)
         oldest = now_ms(compactor) - ORPHAN_HOURS * _HOUR_MS
         report.writes_swept += await compactor.store.sweep(oldest)
@@ -106,6 +112,14 @@ async def _consumed(compactor: Compactor, node: str, mark: int) -> Candidates:
 async def _raise_low(compactor: Compactor, node: str, low: int) -> None:
     await raise_watermark(compactor.store, node, fresh_id=compactor.fresh_id, low=low)
     compactor.reached("low raised")
+
+
+async def remove_replaced(compactor: Compactor) -> int:
+    """Removes files that were in a version and are not in the newest, and gives their number."""
+    paths = await asyncio.to_thread(compactor.table.replaced)
+    gone = [f"{keys.TABLE}/{path}" for path in paths]
+    await compactor.store.delete([*map(keys.skip_index, paths), *gone])
+    return len(gone)
 
 
 async def remove_orphans(compactor: Compactor, hours: int = ORPHAN_HOURS) -> int:

@@ -109,6 +109,19 @@ class Table:
             lambda: delta.vacuum(hours, dry_run=True, enforce_retention_duration=False, full=True),
         )
 
+    def replaced(self) -> list[str]:
+        """Paths of files that a commit took out of the table. Raises `StoreUnavailable`.
+
+        Files that no commit names are not among them: their jobs may still run.
+        """
+        delta = self.snapshot().delta
+        if delta is None:
+            return []
+        return read(
+            self.uri,
+            lambda: delta.vacuum(0, dry_run=True, enforce_retention_duration=False, full=False),
+        )
+
     def _newest(self) -> Snapshot:
         try:
             return self._opened()

@@ -21,12 +21,14 @@ from starlette.types import ASGIApp
 
 from logstore import ulid as ulids
 from logstore.clock import Clock, Entropy, SystemClock, system_entropy
+from service.erasure import Erasure
 from service.http import errors, openapi, roles
 from service.http.append import AppendRoutes
 from service.http.body import CountedBody, Receive, Scope, Send
 from service.http.browsers import BrowserGuard
 from service.http.cdap import cdap_routes
 from service.http.completion import completion_routes
+from service.http.deletions import deletion_routes
 from service.http.docs import docs_routes
 from service.http.download import download_routes
 from service.http.durations import APPEND, CLOSE, TimedRequest
@@ -92,6 +94,7 @@ class HttpApi:
     leases: Open | None = None
     pipelines: OpenPipelines | None = None
     verification: Verifier | None = None
+    erasure: Callable[[], Erasure] | None = None
     reported_version: str = REPORTED_VERSION
     guard: BrowserGuard = field(default_factory=BrowserGuard)
     gate: Gate | None = None
@@ -254,6 +257,7 @@ def all_routers(node: NodeApi, api: HttpApi) -> list[APIRouter]:
         *([lease_routes(api.leases)] if api.leases is not None else []),
         *([pipeline_routes(api.pipelines)] if api.pipelines is not None else []),
         *([verify_routes(api.verification)] if api.verification is not None else []),
+        *([deletion_routes(api.erasure)] if api.erasure is not None else []),
         *api.routers,
     ]
 
@@ -270,6 +274,7 @@ def documented() -> FastAPI:
         leases=nothing,
         pipelines=nothing,
         verification=nothing,
+        erasure=nothing,
     )
     return _framework(nobody, api, str)
 

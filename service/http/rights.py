@@ -68,6 +68,7 @@ _TABLE: Final[dict[str, dict[str, Need | None]]] = {
     "/segments/groups": {"GET": _GROUPS},
     "/segments/groups/{group}": {"GET": _GROUPS},
     "/segments/{id}": {"GET": _CONTENTS},
+    "/deletions": {"GET": _LOOK},
     "/leases": {"GET": _LOOK},
     "/leases/one": {"GET": _LOOK},
 }

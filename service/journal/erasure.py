@@ -37,10 +37,11 @@ class JournalEraser:
         self._noted.add((fqn, run))
         self._wake.set()
 
-    @property
-    def is_due(self) -> bool:
-        """Whether the newest file, or a spare, may hold lines of a noted deletion."""
-        return bool(self._noted)
+    def is_due(self, fqn: str, run: str | None) -> bool:
+        """Whether old bytes of the journal may hold lines of a run, or of a pipeline's runs."""
+        return self._journal.succession.is_read or any(
+            name == fqn and (run is None or other in (None, run)) for name, other in self._noted
+        )
 
     async def run(self) -> None:
         """Ends the newest file some time after deletions, until cancelled."""

@@ -382,6 +382,11 @@ class Succession:
         self._leaving = [other for other in [*self._leaving, file] if other.pins]
         file.release(give)
 
+    @property
+    def is_read(self) -> bool:
+        """Whether somebody reads a file that was let go, so that it is still there."""
+        return any(file.pins for file in self._leaving)
+
     def hand_over(self, earlier: Sequence[JournalFile], later: Sequence[JournalFile]) -> None:
         """Ends this journal: its folder, with its files `earlier`, was opened again."""
         held = {file.path: file for file in [*self._leaving, *earlier]}

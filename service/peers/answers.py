@@ -9,6 +9,7 @@
 | `records` | records for a search, see `records` |
 | `journal` | new records for live searches, see `journals` |
 | `unfinished` | nothing: it shows the state of a line that came to the asker |
+| `places` | `{"left"}`: for each of some deletions, where on its disk lines may be |
 | `runs`, `highest`, `deleted`, `close`, `ended` | what `others` says |
 """
 
@@ -24,8 +25,10 @@ from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.clock import Clock
 from logstore.errors import NotFound, TailraceError
+from logstore.runs.deletions import Deletion
 from logstore.segments.carry import Carry
 from logstore.segments.columns import record_batches
+from service.erasure import Held
 from service.journal.view import JournalPin
 from service.peers import messages
 from service.peers.hot import encode_sources, encode_texts, fitting
@@ -58,6 +61,8 @@ class Answering(Protocol):
     @property
     def status(self) -> RunStatus: ...
     def pin(self) -> JournalPin: ...
+    @property
+    def places(self) -> Held: ...
 
     async def all_synced(self) -> None:
         """Returns when the node takes requests, and what it took so far is synced."""
@@ -95,6 +100,7 @@ class Answers:
             "close": self._close,
             "ended": self._ended,
             "unfinished": self._unfinished,
+            "places": self._places,
         }
         self._looking: asyncio.Task[None] | None = None
 
@@ -170,6 +176,15 @@ class Answers:
         for key in [k for k in tail.watched if k.fqn == fqn and run in (None, k.run)]:
             tail.ended(key)
         return messages.encode({})
+
+    async def _places(self, message: Message) -> bytes:
+        await self._node.all_synced()
+        asked = [
+            Deletion(str(fqn), None if run is None else str(run), int(ulids.parse(t)))
+            for fqn, run, t in message.head["deletions"]
+        ]
+        # Of a deletion that it has not heard of its journal has the lines as well.
+        return messages.encode({"left": self._node.places.of(asked)})
 
     async def _close(self, message: Message) -> bytes:
         asker = str(message.head.get("asker", ""))

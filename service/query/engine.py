@@ -200,6 +200,10 @@ class QueryEngine:
         report = view.report
         return bool(report.segments or report.files) or not report.read_all
 
+    def copied(self) -> list[str]:
+        """Paths of the table files of which this machine has a copy."""
+        return [*self.copies.paths(), *self.files.paths()]
+
     def close(self) -> None:
         """Lets the threads and databases go; searches that still run fail."""
         if self._warming is not None:

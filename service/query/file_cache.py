@@ -170,6 +170,11 @@ class FileCache:
             self._woken.set()
         self._searched = self._clock.monotonic()
 
+    def paths(self) -> list[str]:
+        """The files that are here. May be called from any thread."""
+        with self._changing:
+            return list(self._kept)
+
     def forget(self, path: str) -> None:
         """Removes the file with this path. May be called from any thread."""
         with self._changing:

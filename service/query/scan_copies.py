@@ -154,6 +154,11 @@ class ScanCopies:
         if read >= file.size and self._most_bytes > 0:
             self._loop.call_soon_threadsafe(self._want, file)
 
+    def paths(self) -> list[str]:
+        """The files that have a copy. May be called from any thread."""
+        with self._changing:
+            return list(self._copies)
+
     def forget(self, path: str) -> None:
         """Removes the copy of the file with this path. May be called from any thread."""
         with self._changing:

@@ -105,6 +105,7 @@ def everything(tmp_path: Path, *tokens: Any) -> tuple[Application, Gate]:
         leases=nothing,
         pipelines=nothing,
         verification=nothing,
+        erasure=nothing,
         gate=gate,
     )
     node = MemoryNode()

@@ -1,0 +1,311 @@
+"""How far the erasure of deleted lines is: for each deletion, the places that may still have some.
+
+    deleted     readers of Tailrace do not show the lines; other places may have their bytes
+    purged      no file of the table's newest version has them either
+    erased      no place has them, as far as Tailrace reaches: `left` is empty
+
+Nothing is recorded. Every answer is made of what is there at the moment, so it is true when it is
+given, and a place that cannot be looked at counts as one that has the lines.
+
+- **Journals**: each process in the register says what it has. A node that does not answer, or that
+  is stopped, may have lines on its disk.
+- **Segments**: the footer names the runs. A segment whose lines all lie above T is of later lines.
+- **The run's objects**: those that its manifest does not name.
+- **The table**: files that its newest version does not name, with their skip indexes and what jobs
+  left. The name says when the job began; one that began some minutes after the deletion left its
+  lines out.
+- **Copies of table files** on a node's disk go with their files.
+
+A deletion of a pipeline is looked at as one of each of its runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, Protocol
+
+from logstore import keys
+from logstore import ulid as ulids
+from logstore.batch import RunKey, lowest_and_highest
+from logstore.errors import Damaged, InvalidInput, NotFound
+from logstore.filesystem import FileSystem
+from logstore.names import decode
+from logstore.objects.store import ObjectStore
+from logstore.runs.deletions import Deletion, StoredDeletion, StoredDeletions, undo_flip
+from logstore.runs.manifest import Manifest, manifest_at
+from logstore.segments.reader import read_footer
+from logstore.table.snapshot import Snapshot
+from service.peers import messages
+from service.peers.peers import Peers
+from service.peers.registrations import decode_registration
+from service.runs.pin import Pin
+
+State = Literal["deleted", "purged", "erased"]
+_JOB_MS: Final = 600_000
+"""So long after a deletion every job that begins knows it, whatever the clocks say."""
+_AT_ONCE: Final = 16
+_MOST_FOOTERS: Final = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class DeletionState:
+    """A deletion, and the places that may have lines of it: `left` is in words, for people."""
+
+    stored: StoredDeletion
+    state: State
+    left: tuple[str, ...]
+
+
+class Held(Protocol):
+    """What one process has on its own disk."""
+
+    def of(self, deletions: Sequence[Deletion]) -> list[list[str]]:
+        """For each deletion the places that may have its lines."""
+        ...
+
+
+class LocalPlaces:
+    """The places of this process: its journal, and its copies of table files."""
+
+    def __init__(
+        self,
+        pin: Callable[[], Pin],
+        fs: FileSystem,
+        journal: str,
+        is_due: Callable[[str, str | None], bool],
+        horizon: Callable[[str, str | None], int],
+        copied: Callable[[], Iterable[str]],
+    ) -> None:
+        """`is_due`: whether the journal is to be rid of a run's old bytes; `horizon`: the highest
+        deleted ULID that is known here; `copied` gives paths of table files.
+        """
+        self._horizon = horizon
+        self._pin = pin
+        self._fs = fs
+        self._journal = journal
+        self._is_due = is_due
+        self._copied = copied
+
+    def of(self, deletions: Sequence[Deletion]) -> list[list[str]]:
+        """For each deletion the places that may have its lines."""
+        # Tails and damage that a start moved away: nobody knows of which runs.
+        aside = any(True for _ in self._fs.scan(f"{self._journal}/aside"))
+        oldest = min((job_ms(path) for path in self._copied()), default=None)
+        found = []
+        with self._pin() as pin:
+            runs = pin.batches().runs
+            for one in deletions:
+                left = ["copies of damage in journal/aside"] if aside else []
+                of_it = [key for key in runs if key.fqn == one.fqn and one.run in (None, key.run)]
+                unheard = self._horizon(one.fqn, one.run) < one.t
+                due = unheard or self._is_due(one.fqn, one.run)
+                if due or any(_has_deleted(pin, key, one.t) for key in of_it):
+                    left.append("the journal")
+                if oldest is not None and oldest <= ulids.time_ms(one.t) + _JOB_MS:
+                    left.append("copies of table files")
+                found.append(left)
+        return found
+
+
+def _has_deleted(pin: Pin, key: RunKey, t: int) -> bool:
+    rows = pin.batches(run=key).rows
+    return len(rows) > 0 and lowest_and_highest(rows)[0] <= t
+
+
+def job_ms(path: str) -> int:
+    """When the job began that wrote a file of the table; 0 if its name does not say."""
+    for part in path.split("/"):
+        try:
+            return ulids.time_ms(ulids.decode(part[:26]))
+        except InvalidInput:
+            continue
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """What a segment's footer says; None of what does not read: it may hold anything."""
+
+    key: str
+    runs: frozenset[RunKey] | None
+    low: str
+
+    def may_hold(self, one: Deletion) -> bool:
+        if self.runs is None:
+            return True
+        if not self.low or self.low > ulids.encode(one.t):
+            return False
+        return any(key.fqn == one.fqn and one.run in (None, key.run) for key in self.runs)
+
+
+class Erasure:
+    """Looks how far deletions are, as this process sees the store and the other nodes.
+
+    `snapshot` gives the table's newest version; it blocks. `own` are the names of this node's
+    incarnations, and `texts` is the prefix of run texts.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        snapshot: Callable[[], Snapshot],
+        held: Callable[[], Held],
+        peers: Callable[[], Peers | None],
+        own: Callable[[], Sequence[str]],
+        *,
+        texts: str,
+    ) -> None:
+        self._store = store
+        self._snapshot = snapshot
+        self._held = held
+        self._peers = peers
+        self._own = own
+        self._texts = texts
+        self._footers: dict[str, _Segment] = {}
+
+    async def deletions(self) -> list[StoredDeletion]:
+        """All deletions, the newest first. Raises `StoreUnavailable`, `Damaged`."""
+        found = await StoredDeletions(damaged=undo_flip).all(self._store)
+        return sorted(found, key=lambda one: (-one.modified_ms, one.key))
+
+    async def states(self, stored: Sequence[StoredDeletion]) -> list[DeletionState]:
+        """How far these are. Raises `StoreUnavailable`."""
+        if not stored:
+            return []
+        deletions = [one.deletion for one in stored]
+        on_nodes = await self._on_nodes(deletions)
+        segments = await self._segments()
+        snapshot = await asyncio.to_thread(lambda: self._snapshot().loaded())
+        oldest = await self._oldest_leftover({file.path for file in snapshot.files})
+        found = []
+        for one, left in zip(stored, on_nodes, strict=True):
+            purged = snapshot.delta is None or snapshot.purged_ms >= one.modified_ms
+            if not purged:
+                left.append("the table")
+            if oldest is not None and oldest <= one.modified_ms + _JOB_MS:
+                left.append("older versions of the table")
+            left += [one_.key for one_ in segments if one_.may_hold(one.deletion)]
+            if await self._has_text(one.deletion):
+                left.append("objects of the run" if one.deletion.run else "objects of its runs")
+            state: State = "erased" if not left else "purged" if purged else "deleted"
+            found.append(DeletionState(one, state, tuple(left)))
+        return found
+
+    async def _on_nodes(self, deletions: Sequence[Deletion]) -> list[list[str]]:
+        places = self._held().of(deletions)
+        own = [[f"{place} of this node" for place in some] for some in places]
+        peers, known = self._peers(), set(self._own())
+        unknown: list[str] = []
+        if peers is not None:
+            asked = [[one.fqn, one.run, ulids.encode(one.t)] for one in deletions]
+            body = messages.encode({"deletions": asked})
+            gathered = await peers.everyone(body, "places", readers=True)
+            unknown = [f"the node {node}, which does not answer" for node in gathered.silent]
+            for entry in peers.entries(readers=True):
+                known |= {entry.node, *entry.parents}
+                answer = gathered.answers.get(entry.instance)
+                if answer is not None:
+                    for left, others in zip(own, answer.head["left"], strict=True):
+                        left += [f"{place} of {entry.node}" for place in others]
+        away = await self._away(known)
+        unknown += [f"the node {node}, which is stopped or cannot be asked" for node in away]
+        return [left + unknown for left in own]
+
+    async def _away(self, known: set[str]) -> list[str]:
+        """Nodes that were ever there and are not now: their disks may hold lines."""
+        let_go = {
+            info.key.removeprefix(keys.FORGOTTEN) async for info in self._store.list(keys.FORGOTTEN)
+        }
+        away = dict[str, str]()
+        async for info in self._store.list(keys.NODES):
+            name = info.key.removeprefix(keys.NODES)
+            node = decode(name) or name
+            if node in known:  # what it forked from is on its disk
+                known |= await self._parents(info.key)
+            elif name not in let_go:
+                away[name] = node
+        return sorted(node for node in away.values() if node not in known)
+
+    async def _parents(self, key: str) -> set[str]:
+        try:
+            return set(decode_registration((await self._store.get(key))[1]).parents)
+        except (NotFound, Damaged):
+            return set()
+
+    async def _segments(self) -> list[_Segment]:
+        infos = [info async for info in self._store.list(keys.SEGMENTS)]
+        infos = [info for info in infos if keys.parse_segment(info.key) is not None]
+        turns = asyncio.Semaphore(_AT_ONCE)
+
+        async def look(key: str, size: int) -> _Segment | None:
+            known = self._footers.get(key)
+            if known is not None:
+                return known
+            async with turns:
+                try:
+                    footer = await read_footer(self._store, key, size=size)
+                except NotFound:
+                    return None
+                except Damaged:
+                    return _Segment(key, None, "")
+            made = _Segment(key, frozenset(run.key for run in footer.runs), footer.low)
+            self._footers[key] = made
+            return made
+
+        if len(self._footers) > _MOST_FOOTERS:
+            self._footers.clear()
+        found = await asyncio.gather(*(look(info.key, info.size) for info in infos))
+        return [one for one in found if one is not None]
+
+    async def _oldest_leftover(self, newest: set[str]) -> int | None:
+        """When the oldest job began whose files are there and in no newest version; None: none."""
+        oldest: int | None = None
+        async for info in self._store.list(f"{keys.TABLE}/"):
+            path = info.key.removeprefix(f"{keys.TABLE}/")
+            if path.startswith("_delta_log/"):
+                continue
+            if info.key.startswith(keys.SKIP_INDEXES):
+                path = keys.indexed_file(info.key).removeprefix(f"{keys.TABLE}/")
+            if path not in newest:
+                began = job_ms(path)
+                oldest = began if oldest is None else min(oldest, began)
+        return oldest
+
+    async def _has_text(self, one: Deletion) -> bool:
+        """Whether there are objects of the run, or runs, that no manifest names."""
+        if one.run is not None:
+            return await self._has_text_of(RunKey(one.fqn, one.run), one.t)
+        runs = {info.key async for info in self._store.list(keys.manifests_of(one.fqn))}
+        named = [key for name in runs if (key := keys.parse_run_manifest(name)) is not None]
+        if len(named) < len(runs):
+            return True  # names that are cut: nobody knows whose they are
+        looked = [await self._has_text_of(key, one.t) for key in named]
+        folders = {f async for f in self._store.folders(keys.pipeline_texts(self._texts, one.fqn))}
+        return any(looked) or any(decode(f) not in {key.run for key in named} for f in folders)
+
+    async def _has_text_of(self, key: RunKey, t: int) -> bool:
+        prefix = keys.run_texts(self._texts, key)
+        there = [info.key async for info in self._store.list(prefix)]
+        manifest = await self._manifest(key)
+        if manifest is None:
+            return bool(there)
+        if manifest.chunks and manifest.generation < t:
+            return True
+        chunks = keys.chunks_of(self._texts, key)
+        named = {chunk.id for chunk in manifest.chunks}
+        for name in there:
+            if name.startswith(chunks):
+                if name.removeprefix(chunks).partition(".")[0] not in named:
+                    return True
+            elif manifest.state == "deleted":
+                return True
+        return False
+
+    async def _manifest(self, key: RunKey) -> Manifest | None:
+        name = keys.run_manifest(key)
+        try:
+            return manifest_at(name, (await self._store.get(name))[1])
+        except NotFound:
+            return None
