@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import orjson
+
 from tailrace_client.unfinished import finished, last_state
 
 _PART_FIELDS = 4
@@ -57,7 +59,7 @@ def rest_of_lines(data: bytes) -> Rest:
 
 
 def rest_of_parts(data: bytes) -> Rest:
-    """The rest of lines of CRI: the parts (`P`) of a line whose last one (`F`) is not there."""
+    """The rest of a container's lines: the parts of a line whose last one is not there."""
     *lines, broken = data.split(b"\n")
     held, parts = len(data) - len(broken), list[_Part]()
     for line in reversed(lines):
@@ -76,7 +78,7 @@ def _seen(line: bytes) -> bytes:
 
 
 def overwritten_parts(data: bytes, least: int) -> int:
-    """How many of the first bytes are parts of CRI of which nothing is seen any more.
+    """How many of the first bytes are parts of a line of which nothing is seen any more.
 
     0 if they are fewer than `least`.
     """
@@ -100,8 +102,24 @@ class _Part(NamedTuple):
 
 
 def _part_of(line: bytes) -> _Part | None:
-    """A part of a line of CRI; None for any other line."""
+    """A part of a container's line; None for any other line, and for the last part of one."""
+    if line.startswith(b"{"):
+        return _docker_part(line)
     fields = line.split(b" ", _PART_FIELDS - 1)
     if len(fields) < _PART_FIELDS or fields[1] not in _STREAMS or fields[2][:1] != _PART:
         return None
     return _Part(fields[1], fields[3])
+
+
+def _docker_part(line: bytes) -> _Part | None:
+    """A line of Docker's JSON whose text has no newline at its end."""
+    try:
+        value = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(value, dict):
+        return None
+    text, stream = value.get("log"), value.get("stream")
+    if not isinstance(text, str) or not isinstance(stream, str) or text.endswith("\n"):
+        return None
+    return _Part(stream.encode(), text.encode())

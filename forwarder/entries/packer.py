@@ -45,7 +45,6 @@ RECORD_OFFSET = "log.file.record_offset"
 _BLANKS = columns.BLANKS.decode()
 _SLACK = 64 << 10
 _OVERWRITTEN = 64 << 10  # bytes of parts of lines that are passed over at once
-_CRI = ("", "crio", "containerd")
 _HEAD = 4 << 10  # bytes in which text of UTF-16 has a space or a newline, and so a NUL
 
 
@@ -71,8 +70,7 @@ class Packer:
         self._makers, joins = _makers(source)
         # What joins lines must see their indentation, so it is trimmed behind that.
         self._trim = (lambda text: text) if nop or joins else _trim(source)
-        first = source.operators[0] if source.operators else None
-        self._parts = isinstance(first, Container) and first.format in _CRI
+        self._parts = is_container(source.operators)
         self._numbered = source.include_file_record_number or source.include_file_record_offset
         self._simple = (
             self._codec.utf8
@@ -122,8 +120,6 @@ class Packer:
             return NO_REST
         if self._parts:
             return rest_of_parts(data)
-        if is_container(self._source.operators):
-            return NO_REST
         if self._codec.utf8:
             return rest_of_lines(data)
         decoded = self._codec.decode(data, start.offset, final=False)

@@ -86,8 +86,10 @@ def test_generations_end_with_their_rotation_and_what_others_report_is_theirs(
         tmp_path, url, path_pattern=r".*/(?P<run>job|gen)\.log(?P<n>.*)", run="{run}{n}",
         rotate_wait="100ms",
     )  # fmt: skip
-    forwarder.start()
     (forwarder.logs / "job.log").write_text("of a job that reports itself\n")
+    forwarder.start()
+    # Behind the first scan: the forwarder did not see what was there before that begin.
+    forwarder.until(lambda: _listed(url, "job").get("lines") == 1)
     log = forwarder.logs / "gen.log"
     log.write_text("first\n")
     forwarder.until(lambda: _listed(url, "gen").get("lines") == 1)

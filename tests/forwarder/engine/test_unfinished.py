@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -112,24 +113,54 @@ def test_an_unfinished_line_of_another_encoding(tmp_path: Path) -> None:
     assert (_messages(world), world.shown[-1][1]) == (["héld"], "2% é")
 
 
+def _cri(text: str, stream: str, *, goes_on: bool) -> str:
+    return f"2026-11-30T10:00:00.123456789Z {stream} {'P' if goes_on else 'F'} {text}\n"
+
+
+def _docker(text: str, stream: str, *, goes_on: bool) -> str:
+    log = text if goes_on else f"{text}\n"
+    return json.dumps({"log": log, "stream": stream, "time": "2026-11-30T10:00:00.1Z"}) + "\n"
+
+
+@pytest.mark.parametrize("runtime", [_cri, _docker])
 @pytest.mark.parametrize("parts", [3, 3000])
-def test_the_parts_of_a_containers_bar_are_one_record(tmp_path: Path, parts: int) -> None:
-    """As containerd writes them: 16 KiB of a line, without its end, are a part."""
+def test_the_parts_of_a_containers_bar_are_one_record(
+    tmp_path: Path, parts: int, runtime: Callable[..., str]
+) -> None:
+    """As containerd and Docker write them: 16 KiB of a line, without its end, are a part."""
     world = World(tmp_path, packs=True, operators=[{"type": "container"}])
-    head = "2026-11-30T10:00:00.123456789Z"
 
-    def write(tag: str, text: str, stream: str = "stdout") -> None:
-        world.write("a.log", f"{head} {stream} {tag} {text}\n")
+    def write(text: str, stream: str = "stdout", *, goes_on: bool = False) -> None:
+        world.write("a.log", runtime(text, stream, goes_on=goes_on))
 
-    write("F", "one")
+    write("one")
     for number in range(parts):
-        write("P", "".join(f"\r{number * 10 + step}%" for step in range(200)) + "\r100")
+        bar = "".join(f"\r{number * 10 + step}%" for step in range(200)) + "\r100"
+        write(bar, goes_on=True)
         if number % 1000 == 1:
             world.settle(60)
             world.restart()
     assert world.shown[-1][1] == "100"
-    write("P", "%\r10", "stderr")
-    write("F", "%\r101%")
-    write("F", "%", "stderr")
+    write("%\r10", "stderr", goes_on=True)
+    write("%\r101%")
+    write("%", "stderr")
     world.settle(2)
     assert _messages(world) == ["one", "101%", "10%"]
+
+
+@pytest.mark.parametrize("runtime", [_cri, _docker])
+@pytest.mark.parametrize("named", [True, False], ids=["its format", "any format"])
+def test_a_containers_prompt_is_shown_and_sent_with_its_answer(
+    tmp_path: Path, runtime: Callable[..., str], named: bool
+) -> None:
+    format_ = {_cri: "containerd", _docker: "docker"}[runtime] if named else ""
+    operator = {"type": "container", "format": format_} if named else {"type": "container"}
+    world = World(tmp_path, packs=True, operators=[operator])
+    world.write("a.log", runtime("begins", "stdout", goes_on=False))
+    world.write("a.log", runtime("Go on? ", "stdout", goes_on=True))
+    world.settle(5)
+    assert (_messages(world), world.shown[-1][1]) == (["begins"], "Go on? ")
+    world.write("a.log", runtime("yes", "stdout", goes_on=False))
+    world.settle(2)
+    assert _messages(world) == ["begins", "Go on? yes"]
+    assert world.shown[-1][1] == ""
