@@ -58,7 +58,7 @@ STATE_KINDS: Final = (
         " waits, and its lines stay in journal and segments.",
         "Put an intact version of the object back. Without one, remove it: the run's log is then"
         " rebuilt from segments and table when it is next read.",
-        format=2,
+        format=3,
     ),
     StateKind(
         "watermark",

@@ -34,6 +34,8 @@ from logstore.objects.sidecar import Known, KnownFile, Sidecars
 from logstore.objects.store import Body, Listed, Listing, ObjectInfo, Part, check_metadata
 
 STALE_TEMPORARY_MS = 24 * 3600 * 1000
+_SMALL_BYTES = 16 << 10
+"""So much is hashed as fast as a sidecar is read: without metadata, it has none."""
 
 T = TypeVar("T")
 
@@ -239,8 +241,12 @@ class LocalFiles:
         try:
             with self._locked(key):
                 replaced = self._check(key, condition)
-                self._sidecars.write(key, written.file, replaced)
+                needed = _needs_sidecar(written.file)
+                if needed:
+                    self._sidecars.write(key, written.file, replaced)
                 self._place(key, written.path)
+                if not needed and replaced is not None and _needs_sidecar(replaced):
+                    self._sidecars.remove(key)  # else it is only of no use
         except OutcomeUnknown:
             raise
         except Exception:
@@ -381,7 +387,8 @@ class LocalFiles:
         found = self._sidecars.read(key, stat)
         if found is None:
             found = KnownFile(stat, Known(_hash(file), {}))
-            self._remember(key, found)
+            if _needs_sidecar(found):
+                self._remember(key, found)
         return found
 
     def _remember(self, key: str, found: KnownFile) -> None:
@@ -399,6 +406,10 @@ class LocalFiles:
                     self._sidecars.write(key, found)
             finally:
                 lock.release()
+
+
+def _needs_sidecar(described: KnownFile) -> bool:
+    return bool(described.known.metadata) or described.stat.size > _SMALL_BYTES
 
 
 def _check_match(info: ObjectInfo, if_match: str | None) -> None:

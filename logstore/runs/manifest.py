@@ -2,7 +2,8 @@
 
 `runs/{fqn}/{run}.json`, a JSON object:
 
-    format      1, or 2 with `by_ulid`; a reader that meets a higher one stops
+    format      1; 2 with `by_ulid`; 3 if a chunk has its bytes here; a reader that meets a
+                higher one stops
     version     a fresh ULID in every write, so that no two versions have equal bytes
     fqn, run    in clear, since a long name's key holds a hash
     state       open | closing | closed | deleted
@@ -30,9 +31,10 @@ Keys that this version does not know survive a rewrite.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from logstore import ulid as ulids
 from logstore.batch import RunKey
@@ -43,6 +45,12 @@ from logstore.state_kinds import advice
 FORMAT = 1
 _FORMAT_BY_ULID = 2
 """Of a manifest with `by_ulid`: an older version would take positions for the order of lines."""
+_FORMAT_INLINE = 3
+"""Of a manifest that holds the bytes of a chunk: an older version would look for objects."""
+INLINE_BYTES = 4096
+"""Of text, and of an index: so many bytes at most stand in the manifest itself."""
+Octets: TypeAlias = bytes
+"""A chunk has a field of the name `bytes`."""
 State = Literal["open", "closing", "closed", "deleted"]
 Kind = Literal["chunk", "logs"]
 
@@ -56,7 +64,10 @@ _KNOWN = frozenset(_NAMES.split(" "))
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A stretch of the run's text. `first` and `last` are batch ULIDs, 0 if it has none."""
+    """A stretch of the run's text. `first` and `last` are batch ULIDs, 0 if it has none.
+
+    `text` and `index` are those of a small chunk, and have no object; None: they have one.
+    """
 
     id: str
     kind: Kind
@@ -70,6 +81,8 @@ class Chunk:
     tail_bytes: int
     writers: Mapping[str, tuple[int, int]]
     etag: str = ""
+    text: Octets | None = None
+    index: Octets | None = None
 
 
 class Copy(NamedTuple):
@@ -132,6 +145,11 @@ class Manifest:
     def bytes(self) -> int:
         """Bytes of text in the chunks."""
         return sum([chunk.bytes for chunk in self.chunks])
+
+    @property
+    def inline_bytes(self) -> int:
+        """Bytes of text that stand in the manifest."""
+        return sum([len(chunk.text) for chunk in self.chunks if chunk.text is not None])
 
     @property
     def lines(self) -> int:
@@ -225,7 +243,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
     """The bytes of a manifest."""
     value: dict[str, Any] = {
         **manifest.others,
-        "format": _FORMAT_BY_ULID if manifest.by_ulid else FORMAT,
+        "format": _format(manifest),
         **({"fixed": manifest.fixed} if manifest.fixed else {}),
         **({"by_ulid": True} if manifest.by_ulid else {}),
         **({"abandoned": True} if manifest.abandoned else {}),
@@ -250,11 +268,17 @@ def encode_manifest(manifest: Manifest) -> bytes:
     return encode_checked(value)
 
 
+def _format(manifest: Manifest) -> int:
+    if any(chunk.index is not None for chunk in manifest.chunks):
+        return _FORMAT_INLINE
+    return _FORMAT_BY_ULID if manifest.by_ulid else FORMAT
+
+
 def decode_manifest(body: bytes) -> Manifest:
     """The manifest that `body` holds. Raises `UnsupportedVersion`, `Damaged`."""
     try:
         value = decode_checked(body)
-        if value["format"] > _FORMAT_BY_ULID:
+        if value["format"] > _FORMAT_INLINE:
             raise UnsupportedVersion(f"a run manifest of format {value['format']}")
         return _decode(value)
     except (ValueError, TypeError, KeyError, InvalidInput) as error:
@@ -327,6 +351,8 @@ def _encode_chunk(chunk: Chunk) -> dict[str, Any]:
         "tail_bytes": chunk.tail_bytes,
         "writers": {node: list(span) for node, span in chunk.writers.items()},
         "etag": chunk.etag,
+        **({} if chunk.text is None else {"text": chunk.text.decode()}),
+        **({} if chunk.index is None else {"index": base64.b64encode(chunk.index).decode()}),
     }
 
 
@@ -344,4 +370,6 @@ def _decode_chunk(value: Mapping[str, Any]) -> Chunk:
         tail_bytes=value["tail_bytes"],
         writers={node: (low, high) for node, (low, high) in value["writers"].items()},
         etag=value.get("etag", ""),
+        text=value["text"].encode() if "text" in value else None,
+        index=base64.b64decode(value["index"], validate=True) if "index" in value else None,
     )

@@ -8,6 +8,7 @@ apply twice.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Final
@@ -16,10 +17,12 @@ from logstore import keys
 from logstore import ulid as ulids
 from logstore.batch import RunKey
 from logstore.clock import Clock, Entropy
+from logstore.errors import OutcomeUnknown, PreconditionFailed
 from logstore.objects.store import ObjectStore
 from logstore.runs.manifest import Manifest, decode_manifest, encode_manifest
 from logstore.swap import Backoff, Document, RetryBudget, Revision, swap
 
+_REMEMBERED: Final = 1024
 _AMBIGUOUS: Final = 10  # `decide` may have written chunks: they are not given up for a lost answer
 
 
@@ -32,13 +35,18 @@ class Versioned:
 
 
 class Manifests:
-    """The manifests of all runs."""
+    """The manifests of all runs.
+
+    Versions that were written here last are remembered: a change begins with them and saves a read.
+    If one is not the newest any more, the store refuses the write, and the change is made again.
+    """
 
     def __init__(self, store: ObjectStore, clock: Clock, entropy: Entropy) -> None:
         self._store = store
         self._clock = clock
         self._entropy = entropy
         self.conflicts = 0
+        self._written: OrderedDict[RunKey, Revision[Manifest]] = OrderedDict()
 
     def _document(self, key: RunKey) -> Document[Manifest]:
         return Document(self._store, keys.run_manifest(key), decode_manifest, encode_manifest)
@@ -50,6 +58,11 @@ class Manifests:
         """
         return _versioned(key, await self._document(key).read())
 
+    async def recent(self, key: RunKey) -> Versioned:
+        """The version that was written here last; without one, as `get`."""
+        written = self._written.get(key)
+        return await self.get(key) if written is None else _versioned(key, written)
+
     async def swap(self, seen: Versioned, manifest: Manifest) -> Versioned:
         """Replaces `seen` by `manifest`.
 
@@ -57,8 +70,9 @@ class Manifests:
         `StoreUnavailable`, `OutcomeUnknown`.
         """
         key = manifest.key
+        self._written.pop(key, None)
         written = await self._document(key).write(self._fresh(manifest), seen.etag)
-        return _versioned(key, written)
+        return self._remembered(key, written)
 
     async def update(self, key: RunKey, change: Callable[[Manifest], Manifest | None]) -> Versioned:
         """Applies `change` to the newest version until it is written; None leaves it unchanged.
@@ -72,11 +86,16 @@ class Manifests:
         return await self.update_by(key, decide)
 
     async def update_by(
-        self, key: RunKey, decide: Callable[[Manifest | None], Awaitable[Manifest | None]]
+        self,
+        key: RunKey,
+        decide: Callable[[Manifest | None], Awaitable[Manifest | None]],
+        *,
+        seen: Versioned | None = None,
     ) -> Versioned:
         """As `update`, with an async `decide`, which may for instance write chunks.
 
-        `decide` gets None where there is no manifest.
+        `decide` gets None where there is no manifest. If that was `seen` just now, the first try
+        does not look again.
         """
         budget = RetryBudget(Backoff(self._clock, self._entropy), ambiguous=_AMBIGUOUS)
 
@@ -84,10 +103,28 @@ class Manifests:
             wanted = await decide(newest)
             return None if wanted is None else self._fresh(wanted)
 
+        known = self._written.pop(key, None)
+        if known is None and seen is not None and seen.etag is None:
+            try:
+                if (first := await change(None)) is not None:
+                    return self._remembered(key, await self._document(key).write(first, None))
+            except PreconditionFailed:  # somebody was faster
+                pass
+            except OutcomeUnknown as error:
+                budget.spend(error)
         try:
-            return _versioned(key, await swap(self._document(key), change, budget=budget))
+            found = await swap(self._document(key), change, known=known, budget=budget)
         finally:
             self.conflicts += budget.refused
+        return self._remembered(key, found)
+
+    def _remembered(self, key: RunKey, found: Revision[Manifest] | None) -> Versioned:
+        if found is not None and found.written:
+            self._written[key] = found
+            self._written.move_to_end(key)
+            if len(self._written) > _REMEMBERED:
+                self._written.popitem(last=False)
+        return _versioned(key, found)
 
     def fresh_id(self) -> str:
         """A fresh ULID, for versions and chunks."""

@@ -8,6 +8,7 @@ checksums counts as gone (`Chunks.damaged`), so the repair makes it again.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -17,10 +18,10 @@ from logstore import keys
 from logstore.batch import Batches, Indexes, Rows, RunKey, lowest_and_highest, of_batch
 from logstore.cache import Cache
 from logstore.errors import Damaged, NotFound, PreconditionFailed, UnsupportedVersion
-from logstore.objects.store import Body, ObjectInfo, ObjectStore
+from logstore.objects.store import Body, ObjectInfo, ObjectStore, Part
 from logstore.runs.blocks import BLOCK, Blocks, blocks_of, positions
 from logstore.runs.index import Directory, build_index, decode_tail, encode_tail, open_piece
-from logstore.runs.manifest import Chunk, Manifest
+from logstore.runs.manifest import INLINE_BYTES, Chunk, Manifest
 from logstore.swap import write_until_known
 from service.runtime.threads import Offload
 
@@ -59,6 +60,18 @@ class Chunks:
         """The key of the chunk's index."""
         return keys.chunk_index(self._prefix, key, chunk.id)
 
+    def text_part(self, key: RunKey, chunk: Chunk, *, if_match: str | None = None) -> Part | bytes:
+        """The chunk's text, for what the store composes of it."""
+        if chunk.text is not None:
+            return chunk.text
+        return Part(self.text_key(key, chunk), 0, chunk.bytes, if_match)
+
+    def index_part(self, key: RunKey, chunk: Chunk, offset: int, size: int) -> Part | bytes:
+        """A range of the chunk's index, for what the store composes of it."""
+        if chunk.index is not None:
+            return chunk.index[offset : offset + size]
+        return Part(self.index_key(key, chunk), offset, size)
+
     # --- indexes -------------------------------------------------------------------
 
     async def directory(self, key: RunKey, chunk: Chunk) -> Directory:
@@ -94,6 +107,8 @@ class Chunks:
             raise Moved(f"the index of chunk {chunk.id} is damaged: {error}") from error
 
     async def _index(self, key: RunKey, chunk: Chunk, offset: int, size: int) -> bytes:
+        if chunk.index is not None:
+            return chunk.index[offset : offset + size]
         try:
             where = self.index_key(key, chunk)
             return (await self._store.get(where, offset=offset, size=size))[1]
@@ -138,6 +153,8 @@ class Chunks:
 
     async def text(self, manifest: Manifest, chunk: Chunk, offset: int, size: int) -> bytes:
         """A range of the chunk's text, in one get. Raises `Moved`."""
+        if chunk.text is not None:
+            return chunk.text[offset : offset + size]
         where = self.text_key(manifest.key, chunk)
         try:
             return await self._range(where, offset, size, chunk.etag or None)
@@ -158,6 +175,9 @@ class Chunks:
         self, manifest: Manifest, chunk: Chunk, offset: int, size: int
     ) -> AsyncIterator[bytes]:
         """A range of the chunk's text, in constant memory. Raises `Moved`."""
+        if chunk.text is not None:
+            yield chunk.text[offset : offset + size]
+            return
         where = self.text_key(manifest.key, chunk)
         etag: str | None = chunk.etag or None
         try:
@@ -242,8 +262,19 @@ class ChunkWriter:
         self._chunks = chunks
         self._offload = offload
 
-    async def write(self, key: RunKey, chunk_id: str, batches: Batches, rows: Indexes) -> Chunk:
-        """Stores the rows as a new chunk. Raises `StoreUnavailable`, `OutcomeUnknown`."""
+    async def write(
+        self, key: RunKey, chunk_id: str, batches: Batches, rows: Indexes, *, room: int = 0
+    ) -> Chunk:
+        """Stores the rows as a new chunk.
+
+        Nothing is stored of one whose text has at most `room` bytes and a small index: whoever
+        writes the manifest stores it. Raises `StoreUnavailable`, `OutcomeUnknown`.
+        """
+        size = int(batches.rows["size"][rows].sum())
+        if size <= room:
+            small = _inline(*_build(chunk_id, batches, rows))
+            if small is not None:
+                return small
         chunk, text, index = await self._offload(lambda: _build(chunk_id, batches, rows))
         await self._put(self._chunks.text_key(key, chunk), text)
         await self._put(self._chunks.index_key(key, chunk), index)
@@ -282,6 +313,15 @@ class ChunkWriter:
 def _build(chunk_id: str, batches: Batches, rows: Indexes) -> tuple[Chunk, bytes, bytes]:
     text = batches.text(rows)
     return _with_index(chunk_id, blocks_of(batches, rows, text), [batches.node], text)
+
+
+def _inline(chunk: Chunk, text: bytes, index: bytes) -> Chunk | None:
+    """The chunk with its bytes in it; None if its index is too large, or its text is no UTF-8."""
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return None
+    return replace(chunk, text=text, index=index) if len(index) <= INLINE_BYTES else None
 
 
 def _moved_together(blocks: Blocks) -> Blocks:

@@ -70,6 +70,7 @@ class Closer:
         repair: Callable[[RunKey], Awaitable[bool]],
         on_ended: Callable[[RunKey], None],
         others: OtherNodes,
+        has_partial: Callable[[RunKey], bool],
         close_report: Callable[[RunKey], Awaitable[None]],
     ) -> None:
         """`close_report` notes the close of a run that has no lines, and so no manifest."""
@@ -88,7 +89,9 @@ class Closer:
         self._on_ended = on_ended
         self._close_report = close_report
         self._news = CloseNews(others, clock, is_over, self._told)
-        self._sealer = Sealer(store, manifests, chunks, merger, sorter, prefix=prefix)
+        self._sealer = Sealer(
+            store, manifests, chunks, merger, sorter, prefix=prefix, has_partial=has_partial
+        )
         self._wanted: dict[RunKey, int] = {}
         self._tasks: dict[RunKey, asyncio.Task[str]] = {}
         self._answering = RunLocks()
@@ -154,6 +157,10 @@ class Closer:
         """Continues a close that an earlier process recorded."""
         self.resume(key, pos)
         self._news.tell(key, pos)
+
+    def is_closing(self, key: RunKey) -> bool:
+        """Whether a close of the run is recorded here and not finished."""
+        return key in self._wanted
 
     def is_asking(self, key: RunKey) -> bool:
         """Whether this node closes the run and does not know yet that all others have done so."""
@@ -284,8 +291,8 @@ class Closer:
         `TailraceError`; may be called again.
         """
         await self._flushed_through(pos)
-        await self._flusher.flush(key, end=pos)
-        manifest = (await self._manifests.get(key)).manifest
+        flushed = await self._flusher.flush(key, end=pos)
+        manifest = flushed or (await self._manifests.get(key)).manifest
         ended = [*self._parents, WRITER, *await self._gone_writers(manifest)]
         asking = partial(self._asking, key, await self._lost_askers(manifest))
         async with self._locks.of(key):

@@ -58,6 +58,7 @@ class RunFlush:
         owner: str,
         alone: bool,
         chunk_bytes: int,
+        inline_bytes: int,
         repair: Callable[[RunKey], Awaitable[bool]],
     ) -> None:
         """`alone`: there is no other node, so that lines have their final place at once."""
@@ -71,6 +72,7 @@ class RunFlush:
         self._owner = owner
         self._alone = alone
         self._chunk_bytes = chunk_bytes
+        self._inline_bytes = inline_bytes
         self._repair = repair
         self.chunks_written = 0
         self.bytes_written = 0
@@ -82,13 +84,13 @@ class RunFlush:
         Raises `Unavailable`, `OutcomeUnknown`, `Damaged`.
         """
         segments = self._backlog.now()
-        seen = await self._manifests.get(key)
+        seen = await self._manifests.recent(key)  # an older one has dealt with less
         sources = await self._backlog.sources(key, pin, segments, seen.manifest, low, end)
         for source in sources:
-            seen = await self._flush_source(key, source)
+            seen = await self._flush_source(key, source, seen)
         return seen.manifest
 
-    async def _flush_source(self, key: RunKey, source: Source) -> Versioned:
+    async def _flush_source(self, key: RunKey, source: Source, seen: Versioned) -> Versioned:
         made: _Made | None = None
         while True:
             more = False
@@ -111,15 +113,15 @@ class RunFlush:
                     made = None
                 elif made is None or not np.array_equal(made.rows, kept):
                     chunk_id = self._manifests.fresh_id()
-                    made = _Made(
-                        kept, await self._writer.write(key, chunk_id, source.batches, kept)
-                    )
+                    room = self._inline_bytes - manifest.inline_bytes
+                    write = self._writer.write(key, chunk_id, source.batches, kept, room=room)
+                    made = _Made(kept, await write)
                 self.left_out += len(part) - len(kept)
                 copies = left_out([source], [part], [kept], horizon)
                 manifest = replace(manifest, copies=(*manifest.copies, *copies)[-MOST_COPIES:])
                 return self._with(manifest, source, part, made)
 
-            seen = await self._manifests.update_by(key, decide)
+            seen = await self._manifests.update_by(key, decide, seen=seen)
             if made is not None:
                 self.chunks_written += 1
                 self.bytes_written += made.chunk.bytes

@@ -66,9 +66,7 @@ class ChunkMerger:
     async def _merge_once(self, manifest: Manifest, group: tuple[Chunk, ...]) -> Manifest:
         ids = [chunk.id for chunk in group]
         merged = await self.joined(manifest.key, group, self._manifests.fresh_id())
-        parts = [
-            Part(self._chunks.text_key(manifest.key, chunk), 0, chunk.bytes) for chunk in group
-        ]
+        parts = [self._chunks.text_part(manifest.key, chunk) for chunk in group]
         info = await self._store.compose(self._chunks.text_key(manifest.key, merged), parts)
         if info.size != merged.bytes:
             raise Moved(f"a chunk of {manifest.key} is cut")
@@ -94,12 +92,17 @@ class ChunkMerger:
     async def joined(
         self, key: RunKey, group: Sequence[Chunk], chunk_id: str, *, etag: str = ""
     ) -> Chunk:
-        """The entry of the chunk that joins `group`; stores its index."""
+        """The entry of the chunk that joins `group`; stores its index, unless it is small."""
+        if etag and len(group) == 1 and group[0].text is not None:  # its index is the same
+            return replace(group[0], id=chunk_id, kind="logs", etag=etag, text=None)
         directories = [await self._chunks.directory(key, chunk) for chunk in group]
         whole = joined(directories)
         parts, directory = await self._packed(key, group, directories, whole)
         tail = encode_tail(directory)
         chunk = _entry(group, chunk_id, directory, len(tail), etag)
+        if etag and all(one.text is not None for one in group):
+            inner = [part for part in parts if isinstance(part, bytes)]
+            return replace(chunk, index=b"".join([*inner, tail]))
         await self._store.compose(self._chunks.index_key(key, chunk), [*parts, tail])
         return chunk
 
@@ -126,9 +129,8 @@ class ChunkMerger:
             if high - low == 1:
                 chunk, place = owners[low]
                 own = directories[group.index(chunk)].entries[place]
-                parts.append(
-                    Part(self._chunks.index_key(key, chunk), int(own["at"]), int(own["size"]))
-                )
+                at_own, size = int(own["at"]), int(own["size"])
+                parts.append(self._chunks.index_part(key, chunk, at_own, size))
                 entry = whole.entries[low].copy()
                 entry["at"] = at
                 ranges += [(number, *rest) for rest in by_piece.get(low, [])]

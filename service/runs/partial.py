@@ -11,7 +11,7 @@ from collections import OrderedDict
 from logstore import keys
 from logstore.batch import RunKey
 from logstore.clock import Clock
-from logstore.objects.store import ObjectStore, Part
+from logstore.objects.store import ObjectStore
 from logstore.runs.manifest import FORMAT, Manifest
 from logstore.runs.manifests import Manifests
 from service.runs.chunks import Chunks
@@ -57,6 +57,10 @@ class PartialPublisher:
             manifest.bytes < _SMALL_BYTES or manifest.bytes >= size * _GROWTH
         )
 
+    def has_published(self, key: RunKey) -> bool:
+        """Whether this process has written it, as far as it remembers."""
+        return key in self._published
+
     async def publish(self, key: RunKey, *, due: bool = False) -> None:
         """Writes it if the run is open and, with `due`, if it is worth publishing.
 
@@ -75,9 +79,7 @@ class PartialPublisher:
     async def _write(self, manifest: Manifest) -> None:
         """Writes it from the newest manifest."""
         key = manifest.key
-        parts = [
-            Part(self._chunks.text_key(key, chunk), 0, chunk.bytes) for chunk in manifest.chunks
-        ]
+        parts = [self._chunks.text_part(key, chunk) for chunk in manifest.chunks]
         await self._store.compose(
             keys.partial(self._prefix, key),
             parts,

@@ -210,5 +210,5 @@ class RunLogs:
             manifest = await self.merger.merge(manifest)
         except NotFound:  # a chunk is gone or cut; the next flush merges
             await self.chunk_repairer.repair(manifest.key)
-        if self.partials.due(manifest):
+        if not self.closer.is_closing(manifest.key) and self.partials.due(manifest):
             await self.partials.publish(manifest.key, due=True)

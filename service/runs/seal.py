@@ -9,11 +9,15 @@ answer that was lost is resolved by looking. Within a generation, `logs.txt` alw
 log that the manifest names, because it was composed from a longer beginning of the same run. A
 reader between composing and swapping therefore reads the right bytes. The chunks stay; the sweeper
 removes them after a day.
+
+A small run of one node, whose text stands in its manifest, needs no intent and no chunk: `logs.txt`
+is put if absent, then the manifest is swapped. What a kill leaves in between is composed anew.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -54,7 +58,10 @@ class Sealer:
         sorter: ChunkSorter,
         *,
         prefix: str,
+        has_partial: Callable[[RunKey], bool],
     ) -> None:
+        """`has_partial`: whether this process has published the `partial.txt` of a run."""
+        self._has_partial = has_partial
         self._store = store
         self._manifests = manifests
         self._chunks = chunks
@@ -77,6 +84,9 @@ class Sealer:
         lines.
         Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`; a second call continues.
         """
+        small = await self._seal_at_once(key, closes, asking, abandoned=abandoned)
+        if small is not None:
+            return small
         while True:
             put = self._manifests.fresh_id()
             intend = partial(_intended, closes=closes, asking=asking, put=put, abandoned=abandoned)
@@ -88,6 +98,57 @@ class Sealer:
             await self._read_back(manifest)
             await self._store.delete([keys.partial(self._prefix, key)])
         return manifest
+
+    async def _seal_at_once(
+        self, key: RunKey, closes: Closes, asking: Asking, *, abandoned: bool
+    ) -> Manifest | None:
+        """Seals a run whose text stands in its manifest; None if that is for the usual way.
+
+        There is no intent: of several writers one makes `logs.txt`, and its manifest names it only
+        if it is still the version that the text is from.
+        """
+        seen, put = await self._manifests.recent(key), self._manifests.fresh_id()
+        chunks = seen.manifest.chunks
+        texts = [chunk.text for chunk in chunks if chunk.text is not None]
+        writers = {writer for chunk in chunks for writer in chunk.writers}
+        wanted = _intended(seen.manifest, closes, asking, put, abandoned=abandoned)
+        if wanted is None or wanted.closing is None or wanted.closing.put != put:
+            return None
+        ready = len(texts) == len(chunks) == len(wanted.closing.chunks) and len(writers) == 1
+        if not ready or seen.manifest.closing is not None:
+            return None
+        where = keys.logs(self._prefix, key)
+        metadata = _metadata(wanted, chunks, wanted.closing)
+        try:
+            made = await self._store.put(where, b"".join(texts), if_absent=True, metadata=metadata)
+            logs = await self._merger.joined(
+                key, chunks, self._manifests.fresh_id(), etag=made.etag
+            )
+        except (PreconditionFailed, OutcomeUnknown):
+            return None
+        sealed = _sealed(wanted, wanted.closing, logs)
+        assert sealed is not None
+        try:
+            manifest = (await self._manifests.swap(seen, sealed)).manifest
+        except PreconditionFailed:
+            await self._take_back(key, made)
+            return None
+        except OutcomeUnknown:
+            return None
+        if self._has_partial(key) or manifest.epoch > 1:
+            await self._read_back(manifest)
+            await self._store.delete([keys.partial(self._prefix, key)])
+        return manifest
+
+    async def _take_back(self, key: RunKey, made: ObjectInfo) -> None:
+        """Removes the text that was put after another node had deleted the run."""
+        newest = (await self._manifests.get(key)).manifest
+        if newest.state != "deleted" or newest.closing is not None:
+            return
+        with suppress(PreconditionFailed):
+            await self._store.put(made.key, b"", if_match=made.etag)
+        if (await self._manifests.get(key)).manifest.state == "deleted":
+            await self._store.delete([made.key])
 
     async def _intend(
         self, key: RunKey, intended: Callable[[Manifest], Manifest | None]
@@ -158,10 +219,10 @@ class Sealer:
             except (PreconditionFailed, OutcomeUnknown) as error:
                 budget.spend(error)
 
-    def _part(self, manifest: Manifest, chunk: Chunk, there: ObjectInfo | None) -> Part:
-        where = self._chunks.text_key(manifest.key, chunk)
+    def _part(self, manifest: Manifest, chunk: Chunk, there: ObjectInfo | None) -> Part | bytes:
         if chunk.kind == "chunk":
-            return Part(where, 0, chunk.bytes)
+            return self._chunks.text_part(manifest.key, chunk)
+        where = self._chunks.text_key(manifest.key, chunk)
         if there is None or not goes_on(chunk, there):
             raise Moved(f"{where} is gone, or is another text than the manifest names")
         return Part(where, 0, chunk.bytes, if_match=there.etag)

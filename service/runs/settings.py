@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
+from logstore.runs.manifest import INLINE_BYTES
 from logstore.runs.retention import RunRetention
 from logstore.settings import Bytes, Section
 
@@ -108,6 +109,8 @@ class Tuning:
 
     chunk_bytes: int = 8 << 20
     """A flush of more text makes several chunks."""
+    inline_bytes: int = INLINE_BYTES
+    """A run's manifest holds so much of its text, in chunks that have no objects."""
     watermark_seconds: float = 10.0
     """How often it is stored up to where all of the node's lines are in chunks."""
     merge_above: int = 48

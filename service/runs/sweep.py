@@ -217,8 +217,9 @@ class Sweeper:
             await self._store.delete(old)
             self.orphans += len(old)
         there = {info.key: info.size for info in found}
-        wanted = {f"{chunks}{chunk.id}.idx": chunk.index_bytes for chunk in newest.chunks}
-        wanted |= {f"{chunks}{c.id}.txt": c.bytes for c in newest.chunks if c.kind == "chunk"}
+        indexed = [chunk for chunk in newest.chunks if chunk.index is None]
+        wanted = {f"{chunks}{chunk.id}.idx": chunk.index_bytes for chunk in indexed}
+        wanted |= {f"{chunks}{c.id}.txt": c.bytes for c in indexed if c.kind == "chunk"}
         logs = keys.logs(self._prefix, key)
         lost = newest.logs is not None and logs not in there
         if lost or any(there.get(name) != size for name, size in wanted.items()):

@@ -87,8 +87,13 @@ class Trimmer:
         key = manifest.key
         whole, writers = await self._blocks(key, chunk)
         kept = whole[above(whole, t)]
-        where = await self._part(manifest, chunk)
-        parts = [replace(where, offset=low, size=high - low) for low, high in _stretches(kept)]
+        stretches = list(_stretches(kept))
+        parts: list[Part | bytes]
+        if chunk.text is not None:
+            parts = [chunk.text[low:high] for low, high in stretches]
+        else:
+            where = await self._part(manifest, chunk)
+            parts = [replace(where, offset=low, size=high - low) for low, high in stretches]
         blocks = kept.copy()
         blocks["offset"] = np.cumsum(kept["size"]) - kept["size"]
         blocks["line"] = np.cumsum(kept["lines"], dtype=np.uint64) - kept["lines"]

@@ -160,6 +160,7 @@ def open_run_logs(
         owner=node,
         alone=not others,
         chunk_bytes=tuning.chunk_bytes,
+        inline_bytes=tuning.inline_bytes,
         repair=chunk_repairer.repair,
     )
     partials = PartialPublisher(
@@ -223,6 +224,7 @@ def open_run_logs(
         repair=chunk_repairer.repair,
         on_ended=events.ended,
         others=others,
+        has_partial=partials.has_published,
         close_report=around.close_report,
     )
 

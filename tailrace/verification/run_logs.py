@@ -98,8 +98,8 @@ class Texts:
             at += chunk.bytes
             if skip == chunk.bytes:
                 continue
-            text = await self._there(run, chunk)
-            if text is None:
+            text = None if chunk.text is not None else await self._there(run, chunk)
+            if text is None and chunk.text is None:
                 run.comparable = False
                 yield chunk.bytes - skip, None
                 continue
@@ -114,11 +114,14 @@ class Texts:
                     raise
                 run.comparable = False
                 kind: Kind = "chunk-damaged" if isinstance(error, _Text) else "index-damaged"
-                name = text.key if kind == "chunk-damaged" else self._index_key(run, chunk)
+                in_text = kind == "chunk-damaged" and text is not None
+                name = text.key if in_text and text else self._index_key(run, chunk)
                 self.findings.add(kind, name, str(error), lines=chunk.lines)
                 yield chunk.bytes - skip - given, None
 
     def _index_key(self, run: RunText, chunk: Chunk) -> str:
+        if chunk.index is not None:
+            return keys.run_manifest(run.manifest.key)
         return self.chunks.index_key(run.manifest.key, chunk)
 
     async def _there(self, run: RunText, chunk: Chunk) -> ObjectInfo | None:
@@ -127,9 +130,10 @@ class Texts:
             self.chunks.text_key(run.manifest.key, chunk),
             self._index_key(run, chunk),
         )
-        text, index = await self._head(text_key), await self._head(index_key)
+        text, inline = await self._head(text_key), chunk.index is not None
+        index = None if inline else await self._head(index_key)
         wrong = _wrong(run.manifest, chunk, text)
-        whole = index is not None and index.size == chunk.index_bytes
+        whole = inline or (index is not None and index.size == chunk.index_bytes)
         if not wrong and whole:
             return text
         where = keys.run_manifest(run.manifest.key)
@@ -141,9 +145,9 @@ class Texts:
             self.findings.add("chunk-missing", text_key, "its manifest names it", lines=chunk.lines)
         elif wrong:
             self.findings.add("chunk-changed", text_key, wrong, lines=chunk.lines)
-        if index is None:
+        if index is None and not inline:
             self.findings.add("index-missing", index_key, "its manifest names it")
-        elif not whole:
+        elif index is not None and not whole:
             detail = f"{index.size} bytes where the manifest says {chunk.index_bytes}"
             self.findings.add("index-damaged", index_key, detail)
         # Its lines can be named as long as it has as many bytes as it must have.
@@ -165,12 +169,13 @@ class Texts:
         return self.now_ms - made > self.kept_ms
 
     async def _chunk(
-        self, run: RunText, chunk: Chunk, info: ObjectInfo, skip: int
+        self, run: RunText, chunk: Chunk, info: ObjectInfo | None, skip: int
     ) -> AsyncIterator[tuple[int, Stretch]]:
+        """`info` is of the text; None: it stands in the manifest."""
         key = run.manifest.key
         directory = await self.chunks.directory(key, chunk)
         _check(directory, chunk)
-        batch = _Batch(info.key, self.findings)
+        batch = _Batch(keys.run_manifest(key) if info is None else info.key, self.findings)
         for number in range(len(directory.entries)):
             entry = directory.entries[number]
             blocks, writers = await self.chunks.piece(key, chunk, number)
@@ -179,7 +184,11 @@ class Texts:
                 continue
             names = np.array(writers, dtype=object)
             for part in spans(blocks[blocks["offset"] >= skip]):
-                text = await self._text(info, int(part["offset"][0]), int(part["size"].sum()))
+                offset, size = int(part["offset"][0]), int(part["size"].sum())
+                if info is None:
+                    text = await self.chunks.text(run.manifest, chunk, offset, size)
+                else:
+                    text = await self._text(info, offset, size)
                 starts = batch.take(part, text)
                 yield len(text), Stretch(key, _recorded(part, text, starts, names))
                 self.findings.count("text lines", int(part["lines"].sum()))

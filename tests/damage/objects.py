@@ -261,7 +261,9 @@ KINDS: Final = (
     ),
     ObjectKind("pointer to the checkpoint", "store/table/_delta_log/_last_checkpoint", flip_json),
     ObjectKind("skip index", "store/table/_index/**/*.skip3", flip_middle, _newer_skip_index),
-    ObjectKind("sidecar of a local store", "store/.meta/runs/p/*.json", flip_json),
+    ObjectKind(
+        "sidecar of a local store", "store/.meta/pipeline-logs/p/closed/logs.txt.json", flip_json
+    ),
 )
 STATES: Final = {
     **{name: name for name in ("register entry", "forgotten node", "shedding slots")},

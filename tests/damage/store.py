@@ -62,7 +62,7 @@ def settings_for(data: Path, **server: Any) -> Settings:
 
 
 def _lines(run: str, number: int) -> bytes:
-    return "".join(f"{run} {number} line {n}\n" for n in range(100)).encode()
+    return "".join(f"{run} {number} line {n}\n" for n in range(400)).encode()
 
 
 async def _post(client: httpx.AsyncClient, run: str, text: bytes, headers: Any) -> None:

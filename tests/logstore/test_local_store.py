@@ -121,7 +121,7 @@ async def test_a_file_changed_behind_our_back_has_another_etag(
 async def test_nothing_depends_on_what_is_remembered(
     local: ObjectStore, root: Path, sidecar: bytes | None
 ) -> None:
-    put = await local.put("a/k", b"one")
+    put = await local.put("a/k", b"one" * 10_000)
     path = root / ".meta" / "a" / "k.json"
     if sidecar is None:
         path.unlink()
@@ -130,6 +130,18 @@ async def test_nothing_depends_on_what_is_remembered(
     assert (await local.head("a/k")).etag == put.etag
     assert path.read_bytes().startswith(b'{"etag":"')
     await local.put("a/k", b"two", if_match=put.etag)
+
+
+async def test_of_a_small_object_without_metadata_nothing_is_remembered(
+    local: ObjectStore, root: Path
+) -> None:
+    put = await local.put("a/k", b"one")
+    path = root / ".meta" / "a" / "k.json"
+    assert ((await local.head("a/k")).etag, path.exists()) == (put.etag, False)
+    large = await local.put("a/k", b"two", metadata={"a": "b"}, if_match=put.etag)
+    assert (path.exists(), (await local.head("a/k")).metadata) == (True, {"a": "b"})
+    await local.put("a/k", b"one", if_match=large.etag)
+    assert ((await local.head("a/k")).metadata, path.exists()) == ({}, False)
 
 
 async def test_what_is_remembered_never_stands_in_anothers_way(local: ObjectStore) -> None:

@@ -79,6 +79,8 @@ async def _text_of(store: ObjectStore, manifest: Manifest) -> bytes:
         if chunk.kind == "logs":
             info, body = await store.get(keys.logs(keys.PREFIX, manifest.key))
             assert info.etag == chunk.etag
+        elif chunk.text is not None:
+            body = chunk.text
         else:
             body = (await store.get(keys.chunk_text(keys.PREFIX, manifest.key, chunk.id)))[1]
             assert len(body) == chunk.bytes

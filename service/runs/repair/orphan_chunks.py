@@ -69,6 +69,8 @@ class OrphanChunks:
         """`first` and the following chunks that lack their indexes too."""
         found = [first]
         for chunk in manifest.chunks[manifest.chunks.index(first) + 1 :]:
+            if chunk.index is not None:
+                break
             try:
                 info = await self._store.head(self._chunks.index_key(manifest.key, chunk))
             except NotFound:

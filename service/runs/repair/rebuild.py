@@ -30,6 +30,7 @@ from logstore.batch import BATCH, Indexes, RecordMeta, Rows, RunKey, digest
 from logstore.clock import Clock
 from logstore.errors import (
     LimitReached,
+    NotFound,
     StoreUnavailable,
     Unavailable,
 )
@@ -37,7 +38,7 @@ from logstore.objects.store import ObjectStore
 from logstore.runs.manifest import Chunk, Manifest
 from logstore.runs.manifests import Manifests
 from logstore.runs.watermark import read_watermark
-from service.runs.chunks import ChunkWriter, stored_directory
+from service.runs.chunks import PUT, ChunkWriter, stored_directory
 from service.runs.deletions import Deletions
 from service.runs.locks import OncePerRun
 from service.runs.merge import ChunkMerger
@@ -66,7 +67,10 @@ class OrphanEvidence:
         self._foreign = foreign
 
     async def found(self, key: RunKey) -> bool:
-        """Whether chunks are left that a manifest has named. Raises `StoreUnavailable`."""
+        """Whether chunks are left that a manifest has named, or a `logs.txt` that a close wrote.
+
+        Raises `StoreUnavailable`.
+        """
         low: dict[str, int] = {}
         async for info in self._store.list(keys.chunks_of(self._prefix, key)):
             if not info.key.endswith(".idx"):
@@ -79,7 +83,12 @@ class OrphanEvidence:
         for writer, first in low.items():
             if first < await self._dealt_with(writer):
                 return True
-        return False
+        if low:
+            return False
+        try:
+            return PUT in (await self._store.head(keys.logs(self._prefix, key))).metadata
+        except NotFound:
+            return False
 
     async def _dealt_with(self, node: str) -> int:
         if node == self._node:

@@ -39,8 +39,8 @@ async def delete(world: World) -> None:
     await world.run_logs.delete_run(RUN)
 
 
-async def prepared(*, chunks: int, closed: bool, late: bool) -> World:
-    world = World(tuning=TUNING)
+async def prepared(*, chunks: int, closed: bool, late: bool, kind: type[World] = World) -> World:
+    world = kind(tuning=TUNING)
     await world.run_logs.start()
     for number in range(chunks):
         world.append(RUN, lines(number * 2, 2))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from types import TracebackType
 from typing import Self
@@ -14,6 +14,7 @@ from logstore.batch import RunKey
 from logstore.objects.remote import DateSample
 from logstore.objects.store import ObjectInfo, ObjectStore
 from logstore.position import Position
+from logstore.runs.manifest import INLINE_BYTES
 from logstore.runs.report import Report
 from logstore.segments.carry import Carry
 from logstore.segments.writer import encode_segment
@@ -125,6 +126,8 @@ class World:
     records: Records | None = None
     newest_date: Callable[[], DateSample | None] | None = None
     others: OtherNodes = NoOtherNodes()
+    inline_bytes = 0
+    """All texts of tests are small: in objects nonetheless, unless a test asks for others."""
 
     def __init__(
         self,
@@ -147,7 +150,7 @@ class World:
         self.disk_store = store
         self.store = store
         self.settings = settings
-        self.tuning = tuning or Tuning()
+        self.tuning = replace(tuning or Tuning(), inline_bytes=self.inline_bytes)
         self.ended: list[RunKey] = []
         self.last: dict[RunKey, int] = {}
         self.run_logs = self._make()
@@ -278,3 +281,9 @@ class World:
 
 def ulid_text(value: int) -> str:
     return ulids.encode(value)
+
+
+class SmallWorld(World):
+    """Small texts stand in the manifests of their runs, as without a test."""
+
+    inline_bytes = INLINE_BYTES
