@@ -22,6 +22,13 @@ def read_token(path: str, *, field: str | None = None) -> str:
     return token
 
 
+def hint_of_trust(error: Exception, setting: str) -> str | None:
+    """What to do if the error says that a certificate is not trusted; None for other errors."""
+    if "CERTIFICATE_VERIFY_FAILED" not in str(error):
+        return None
+    return f"Name its authority's certificate with {setting}, or with SSL_CERT_FILE."
+
+
 def trust(ca_file: str, *, field: str) -> ssl.SSLContext:
     """A context that trusts the certificates in a PEM file. Raises `InvalidInput` with `field`."""
     try:

@@ -30,6 +30,7 @@ from urllib.parse import SplitResult, urlsplit
 import pyarrow as pa
 from pydantic import AfterValidator, Field, field_validator
 
+from logstore.credentials import hint_of_trust
 from pipelines.appenders.contract import AppenderFailed, Refuse
 from pipelines.definition.section import Seconds, Section, key
 
@@ -155,7 +156,8 @@ class Poster:
             answer = Answer(response.status, response.read(_ANSWER_BYTES))
         except (OSError, http.client.HTTPException) as error:
             raise AppenderFailed(
-                f"{self.host} did not answer: {type(error).__name__}: {error}"
+                f"{self.host} did not answer: {type(error).__name__}: {error}",
+                hint=hint_of_trust(error, "the appender's ca_file"),
             ) from error
         finally:
             whole.cancel()

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from logstore.credentials import read_token, trust
+from logstore.credentials import hint_of_trust, read_token, trust
 from logstore.errors import (
     Damaged,
     GroupEvicted,
@@ -91,7 +91,8 @@ class ServiceClient:
         except httpx.HTTPError as error:
             raise StoreUnavailable(
                 f"{self._url} does not answer: {type(error).__name__}: {error}",
-                hint="pipelines.source_url is where the service is.",
+                hint=hint_of_trust(error, "pipelines.source_ca_file")
+                or "pipelines.source_url is where the service is.",
             ) from error
         if answer.status_code in (200, 204, 304):
             return answer

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import httpx
 
-from logstore.credentials import read_token, trust
+from logstore.credentials import hint_of_trust, read_token, trust
 from logstore.errors import InvalidInput, NotFound, TailraceError, Unavailable
 from tailrace_client.environment import add_ca_file
 
@@ -94,9 +94,7 @@ def errors_as_ours(url: str) -> Iterator[None]:
         raise InvalidInput(f"{url} is not the address of a service: {error}") from error
     except httpx.TransportError as error:
         reason = str(error) or type(error).__name__
-        hint = "Is the service running? See `tailrace serve`."
-        if "CERTIFICATE_VERIFY_FAILED" in reason:
-            hint = "Name its authority's certificate with --ca-file, or with SSL_CERT_FILE."
+        hint = hint_of_trust(error, "--ca-file") or "Is the service running? See `tailrace serve`."
         raise Unavailable(f"no answer from {url}: {reason}", hint=hint) from error
 
 

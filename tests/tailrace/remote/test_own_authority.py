@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import subprocess
@@ -11,6 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from logstore.errors import StoreUnavailable
+from pipelines.appenders.contract import AppenderFailed
+from pipelines.appenders.http import HttpSettings, Poster
+from pipelines.sources.client import ServiceClient
+from tailrace.cli import VERBS
 from tailrace_client import Handler, Run
 from tests.client.programs import FQN, messages
 from tests.e2e.service_process import ServiceProcess
@@ -88,3 +94,32 @@ def test_without_it_the_refusal_says_what_to_do(address: str, tmp_path: Path) ->
     missing = command(["query", "--ca-file", "/nowhere", "x"], address, tmp_path)
     assert missing.returncode == 1
     assert "/nowhere cannot be read" in missing.stderr
+
+
+async def test_pipelines_are_told_their_own_settings(address: str, ours: Authority) -> None:
+    async with ServiceClient(address) as source:
+        with pytest.raises(StoreUnavailable) as refused:
+            await source.ask("GET", "/health/ready", {})
+    assert "pipelines.source_ca_file" in str(refused.value.hint)
+    async with ServiceClient(address, ca_file=str(ours.file)) as source:
+        assert (await source.ask("GET", "/health/ready", {})).status_code == 200
+    with pytest.raises(AppenderFailed) as failed:
+        Poster(HttpSettings(url=address, allow_private=True)).post(b"", {})
+    assert "the appender's ca_file" in str(failed.value.hint)
+
+
+def of_each_act(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """The parser of a command and those of its acts."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for one in action.choices.values():
+                yield from of_each_act(one)
+
+
+def test_no_command_with_an_address_is_without_it() -> None:
+    parsers = [one for name, verb in VERBS.items() for one in of_each_act(verb.parser(name))]
+    flags = {one.prog: set(one._option_string_actions) for one in parsers}
+    asking = {name for name, found in flags.items() if "--url" in found} | {"tailrace forward"}
+    assert {"tailrace query", "tailrace tail", "tailrace run", "tailrace leases"} <= asking
+    assert [name for name in sorted(asking) if "--ca-file" not in flags[name]] == []
