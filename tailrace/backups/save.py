@@ -32,6 +32,7 @@ from logstore.objects.local import in_thread
 from logstore.objects.store import ObjectInfo, ObjectStore
 from logstore.runs.manifest import Manifest, decode_manifest
 from logstore.table.table import LOG, Table
+from service.runs.chunks import Chunks
 from tailrace.backups.repository import PIECE_BYTES, Backup, BackupEntry, BackupFolder
 
 LEFT_OUT: Final = (keys.PEERS, keys.LEASES, keys.SHEDDING, ".probe/")
@@ -117,7 +118,7 @@ class StoreCopy:
             manifest = await in_thread(lambda: self._manifest(key))
             if manifest is None:
                 return
-            wanted = _named(self.prefix, manifest)
+            wanted = _named(Chunks(self.store, self.prefix), manifest)
             lacking = [one for one, etag in wanted.items() if not self._holds(one, etag)]
             if not lacking:
                 return
@@ -226,14 +227,10 @@ async def _one(body: bytes) -> AsyncIterator[bytes]:
     yield body
 
 
-def _named(prefix: str, manifest: Manifest) -> Mapping[str, str]:
+def _named(chunks: Chunks, manifest: Manifest) -> Mapping[str, str]:
     """What a manifest names, with the ETag that it says, empty for any."""
     found: dict[str, str] = {}
     for chunk in manifest.chunks:
-        key = manifest.key
-        found[keys.chunk_index(prefix, key, chunk.id)] = ""
-        if chunk.kind == "logs":
-            found[keys.logs(prefix, key)] = chunk.etag
-        else:
-            found[keys.chunk_text(prefix, key, chunk.id)] = ""
+        found[chunks.index_key(manifest.key, chunk)] = ""
+        found[chunks.text_key(manifest.key, chunk)] = chunk.etag
     return found

@@ -9,11 +9,12 @@ import httpx
 import pytest
 
 from logstore.clock import SystemClock, system_entropy
-from logstore.disk import Disk
+from logstore.disk import Disk, DiskFile
+from logstore.filesystem import Mode
 from service.journal.recovery import recover
 from tailrace.backups.journals import copy_journals
 from tailrace.backups.repository import BackupEntry, BackupFolder
-from tests.service.test_main import service, settings_for
+from tests.service.test_main import STOPS_AT_ONCE, service, settings_for
 from tests.tailrace.verification.world import BASE, PLAIN
 
 LINES = 400
@@ -66,3 +67,38 @@ async def test_each_copy_is_what_a_crash_would_have_left(tmp_path: Path) -> None
                     await asyncio.sleep(0.01)
         writing.cancel()
         await asyncio.gather(writing, return_exceptions=True)
+
+
+class Releasing(Disk):
+    """A disk whose node releases the oldest file of its journal as the newest is copied first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened: list[str] = []
+
+    def open(self, path: str, mode: Mode) -> DiskFile:
+        folder = Path(path).parent
+        files = sorted(folder.glob("*.wal"))
+        self.opened.append(Path(path).name)
+        if files and path == str(files[-1]) and not list(folder.glob("*.spare")):
+            spare = files[0].with_suffix(".spare")
+            files[0].rename(spare)
+            spare.write_bytes(b"of another life")
+        return super().open(path, mode)
+
+
+async def test_a_file_that_is_released_meanwhile_is_not_in_the_copy(tmp_path: Path) -> None:
+    """The newest file is copied again, since it says then that those lines are in the store."""
+    settings = settings_for(tmp_path, **STOPS_AT_ONCE)
+    for _ in range(3):
+        async with service(settings, statuses=(0, 3)) as (client, _):
+            await client.post(f"{BASE}/p/r", content="a line\n", headers=PLAIN)
+    oldest, *_, newest = sorted(path.name for path in (tmp_path / "data/journal").glob("*.wal"))
+    disk = Releasing()
+    folder = BackupFolder(Disk(), str(tmp_path / "b"), SystemClock(), system_entropy())
+    _, entries = await copy_journals(disk, settings.data, folder)
+    names = [entry.key for entry in entries]
+    assert f"journal/{oldest}" not in names
+    assert f"journal/{newest}" in names
+    assert disk.opened.count(oldest) == 1
+    assert disk.opened.count(newest) == 2
