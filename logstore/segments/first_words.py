@@ -118,7 +118,7 @@ def _take_next(look: Prefixes, rows: Ints, starts: Ints, found: FirstWords) -> t
     columns += starts
     found.levels[rows] = kinds
     found.capitals[rows] = (small[:, 0] | small[:, 1]) == 0
-    found.marks[rows] = look.flat[places + sizes]
+    found.marks[rows] = look.flat[np.minimum(places + sizes, look.flat.size - 1)]
     found.columns[rows] = columns
     ends = columns + sizes
     timed = np.flatnonzero((kinds == _TIME) & (small[:, 0] & _FIRST == 0) & (ends < _FURTHEST))
@@ -133,7 +133,15 @@ def _look_up(words: Bytes) -> NDArray[np.int8]:
 
 
 def _windows(flat: Bytes, places: Ints, width: int) -> Bytes:
-    """`width` bytes from each place; the last ones of `flat` if it ends before."""
+    """`width` bytes from each place; zeros follow the end of `flat`.
+
+    The places rise by a row each, and a row has more than `width` bytes.
+    """
     last = flat.size - width
     every = np.ndarray((max(last + 1, 0),), dtype=f"V{width}", buffer=flat.data, strides=(1,))
-    return every[np.minimum(places, last)].view(np.uint8).reshape(len(places), width)
+    found: Bytes = every[np.minimum(places, last)].view(np.uint8).reshape(len(places), width)
+    if len(places) and places[-1] > last:
+        rest = flat[places[-1] :]
+        found[-1] = 0
+        found[-1, : len(rest)] = rest
+    return found

@@ -52,7 +52,10 @@ class SegmentRun:
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """The description of a segment. `low` and `high` are ULID texts, empty without rows."""
+    """The description of a segment. `low` and `high` are ULID texts, empty without rows.
+
+    `coloured`: messages may have control sequences of terminals. Older segments do not say.
+    """
 
     node: str
     seq: int
@@ -63,6 +66,7 @@ class Footer:
     checksums: tuple[str, ...]
     runs: tuple[SegmentRun, ...]
     version: int = VERSION
+    coloured: bool = True
 
     def run(self, key: RunKey) -> SegmentRun | None:
         """The run's share, None if the run has no rows."""
@@ -80,6 +84,7 @@ def encode(footer: Footer) -> dict[str, str]:
         "low": footer.low,
         "high": footer.high,
         "checksums": footer.checksums,
+        "coloured": footer.coloured,
     }
     runs = [[*r.key, r.rows, r.first, r.last, list(r.groups)] for r in footer.runs]
     body = orjson.dumps(runs)
@@ -158,6 +163,7 @@ def _footer(about: Any, runs: Sequence[Any]) -> Footer:
         checksums=tuple(map(str, about["checksums"])),
         runs=tuple(_run(*run) for run in runs),
         version=int(about["version"]),
+        coloured=bool(about.get("coloured", True)),
     )
 
 

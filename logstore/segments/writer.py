@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from logstore.batch import Batches, Rows, RunKey
+from logstore.colours import is_coloured
 from logstore.segments import footer as footers
 from logstore.segments import seal
 from logstore.segments.carry import Carry
@@ -120,6 +121,7 @@ class _Tally:
         self._low = self._high = ""
         self._checksums: list[str] = []
         self._runs: dict[RunKey, SegmentRun] = {}
+        self._coloured = False
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Counts a row group."""
@@ -129,7 +131,9 @@ class _Tally:
         self._add_runs(batch)
         self._checksums.append(footers.rows_checksum(batch))
         self._rows += batch.num_rows
-        self.text_bytes += _text_bytes(batch.column("message")) + batch.num_rows
+        text = _text(batch.column("message"))
+        self.text_bytes += len(text) + batch.num_rows
+        self._coloured = self._coloured or is_coloured(text)
 
     def _add_runs(self, batch: pa.RecordBatch) -> None:
         fqn, run = batch.column("fqn"), batch.column("run_id")
@@ -166,9 +170,22 @@ class _Tally:
         runs = tuple(sorted(self._runs.values(), key=lambda run: run.key))
         pairs = tuple((first, end) for first, end in ranges)
         checksums = tuple(self._checksums)
-        return Footer(node, seq, pairs, self._rows, self._low, self._high, checksums, runs)
+        return Footer(
+            node=node,
+            seq=seq,
+            ranges=pairs,
+            rows=self._rows,
+            low=self._low,
+            high=self._high,
+            checksums=checksums,
+            runs=runs,
+            coloured=self._coloured,
+        )
 
 
-def _text_bytes(messages: pa.StringArray) -> int:
-    offsets = np.frombuffer(messages.buffers()[1], dtype=np.int32)
-    return int(offsets[messages.offset + len(messages)] - offsets[messages.offset])
+def _text(messages: pa.StringArray) -> bytes:
+    """The texts of all messages, one after another."""
+    _, bounds, texts = messages.buffers()
+    offsets = np.frombuffer(bounds, dtype=np.int32)
+    first, end = int(offsets[messages.offset]), int(offsets[messages.offset + len(messages)])
+    return b"" if texts is None else memoryview(texts)[first:end].tobytes()

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -239,7 +240,7 @@ class Search:
     def _checked_reads(self, tile: Tile) -> TableReads:
         """What is read of the table, once all that the tile reads was checked. Raises `Damaged`."""
         self._table.check(tile)
-        for segment in self._view.segment_files(tile):
+        for segment in chain(*self._view.segment_files(tile).values()):
             self._checks.check_segment(segment)
         reads = self._table.prefiltered(tile)
         self._table.check_parts(reads, tile)
@@ -282,9 +283,7 @@ class Search:
         sources = dict(reads.files)
         if reads.found:
             sources["found"] = []
-        for marked, source in ((True, "segments"), (False, "unmarked segments")):
-            if segments := view.segment_files(tile, marked=marked):
-                sources[source] = segments
+        sources |= view.segment_files(tile)
         if view.hot.size(tile):
             sources["hot"] = []
         return sources
@@ -328,7 +327,7 @@ class Search:
         """Finds segments and files of the tile that cannot be read and goes on without them."""
         found = False
         self._table.forget()
-        for segment in self._view.segment_files(tile):
+        for segment in chain(*self._view.segment_files(tile).values()):
             found |= self._is_left_out(segment, partial(self._checks.check_segment, segment))
         for file in self._view.table_files(tile):
             found |= self._is_left_out(file.uri, partial(self._check_file, file))

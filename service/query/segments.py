@@ -15,6 +15,7 @@ from logstore.segments.footer import Footer
 from logstore.segments.reader import read_footer
 from logstore.segments.schema import CARRIED, SCHEMAS
 from logstore.segments.writer import EncodedSegment
+from service.query.sql import PLAIN_SEGMENTS
 from service.query.tiles import Tile
 
 _REMEMBERED: Final = 4_096
@@ -38,6 +39,15 @@ class Segment:
     end_pos: int
     marked: bool
     """Whether it has the column `carried`."""
+    coloured: bool
+    """Whether a message may have control sequences of terminals."""
+
+    @property
+    def source(self) -> str:
+        """The source of a statement that reads it."""
+        if not self.marked:
+            return "unmarked segments"
+        return "segments" if self.coloured else PLAIN_SEGMENTS
 
     def meets(self, tile: Tile) -> bool:
         """False only if it has no record in the tile."""
@@ -147,4 +157,15 @@ def _segment(store: ObjectStore, key: str, size: int, footer: Footer) -> Segment
     first_pos = min([first for first, _ in footer.ranges], default=0)
     end_pos = max([end for _, end in footer.ranges], default=0)
     marked = CARRIED in SCHEMAS[footer.version].names
-    return Segment(key, store.uri(key), size, low, high, runs, first_pos, end_pos, marked)
+    return Segment(
+        key=key,
+        uri=store.uri(key),
+        size=size,
+        low=low,
+        high=high,
+        runs=runs,
+        first_pos=first_pos,
+        end_pos=end_pos,
+        marked=marked,
+        coloured=footer.coloured,
+    )

@@ -70,11 +70,13 @@ def table_source(*, bare: bool, marked: bool) -> str:
     return " ".join(names) or "table"
 
 
+PLAIN_SEGMENTS: Final = "plain segments"
+"""Segments without coloured lines: nobody looks for control sequences in them."""
 # Oldest copy first: what the table says of a record does not change any more.
 _RANKS: Final = {
     "found": 0,
     **dict.fromkeys(("table", "bare", "unmarked", "bare unmarked", "copies"), 0),
-    **dict.fromkeys(("segments", "unmarked segments"), 1),
+    **dict.fromkeys(("segments", PLAIN_SEGMENTS, "unmarked segments"), 1),
     "hot": 2,
 }
 _SOURCES: Final = {
@@ -123,11 +125,13 @@ class Scans:
 
     def scans(self, where: str) -> Iterator[tuple[int, str]]:
         """What stands behind FROM for each, as `r`, with the source's number."""
-        in_table = where if self.coloured else without_colours(where)
+        plain = without_colours(where)
+        in_table = where if self.coloured else plain
         for name, (rank, source) in _SOURCES.items():
             if name in self.names:
                 bounds = "" if rank == 0 and self.inside else _BOUNDS
-                yield rank, f"{source} r{where if rank else in_table}{bounds}"
+                term = in_table if rank == 0 else plain if name == PLAIN_SEGMENTS else where
+                yield rank, f"{source} r{term}{bounds}"
         for n, source in enumerate(self.ranges):
             rows = f" AND r.file_row_number BETWEEN $first{n} AND $last{n}"
             bounds = "" if self.inside else _BOUNDS

@@ -158,11 +158,14 @@ class View:
         files = self._files.within(tile.low, tile.high)
         return [file for file in files if file.uri not in self._left_out]
 
-    def segment_files(self, tile: Tile, *, marked: bool | None = None) -> list[str]:
-        """Segments that may hold records of the tile; `marked`: that have the column `carried`."""
+    def segment_files(self, tile: Tile) -> dict[str, list[str]]:
+        """Segments that may hold records of the tile, by the source of statements that they are."""
         self._check_store()
-        met = [s for s in self._segments.values() if s.meets(tile)]
-        return [s.uri for s in met if marked is None or s.marked is marked]
+        found: dict[str, list[str]] = {}
+        for segment in self._segments.values():
+            if segment.meets(tile):
+                found.setdefault(segment.source, []).append(segment.uri)
+        return found
 
     def size_beside_table(self, tile: Tile) -> int:
         """Bytes that the tile may have to read of segments and journal."""

@@ -42,6 +42,13 @@ def test_a_line_among_others_states_what_it_states_alone() -> None:
     assert levels(*(line for line, _ in CASES)) == [expected for _, expected in CASES]
 
 
+def test_the_last_line_states_what_it_states_before_others() -> None:
+    for words in range(5):
+        for dots in range(80):
+            line = "10:00:00 UTC " * words + "." * dots + "ERROR x"
+            assert levels(line) == levels(line, "INFO or not, a line of some length")[:1], line
+
+
 def test_rules_for_text_look_at_the_beginning_of_a_line() -> None:
     assert levels("x" * 300 + " INFO") == [None]
     assert levels("\x1b[32m" * 60 + "INFO") == ["INFO"]

@@ -4,6 +4,7 @@ import random
 from pathlib import Path
 
 import duckdb
+import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -76,6 +77,20 @@ def test_the_footer_says_what_is_in_it() -> None:
     assert (run.rows, run.first, run.last) == (50, 100, 149)
     assert about.run(RunKey("svc.c", "1")) is None
     assert segment.text_bytes == 50 * len("2024-05-06 07:08:00 INFO line 10\n") - 10 + 4
+
+
+@pytest.mark.parametrize(("line", "coloured"), [("plain", False), ("\x1b[1mbold\x1b[0m", True)])
+def test_the_footer_says_whether_a_line_has_colours(line: str, coloured: bool) -> None:
+    batches = make_batches("n", [(A, 1 << 80, f"before\n{line}\n".encode())])
+    assert verify_segment(encoded(batches, Limits(rows=1)).body).coloured is coloured
+
+
+def test_a_footer_that_does_not_say_so_may_have_colours() -> None:
+    written = footer.encode(verify_segment(encoded(some()).body))
+    about = orjson.loads(written[footer.KEY.decode()])
+    del about["coloured"]
+    older = written | {footer.KEY.decode(): orjson.dumps(about).decode()}
+    assert footer.decode({name.encode(): text.encode() for name, text in older.items()}).coloured
 
 
 def test_a_segment_without_rows() -> None:
