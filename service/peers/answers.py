@@ -133,7 +133,7 @@ class Answers:
     async def _text(self, message: Message) -> bytes:
         head = message.head
         async with self._held.of(_key(message)) as found:
-            for source, indexes, _ in found:
+            for source, indexes, *_ in found:
                 if source.node != head["node"]:
                     continue
                 pos = source.batches.rows["pos"][indexes]

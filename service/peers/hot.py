@@ -6,7 +6,7 @@ before the manifest is read: lines that it flushes meanwhile are in both, and th
 
 | `hot` asks | `{"fqn", "run"}`, and `"held": true` for what is in the journal, without the store |
 | --- | --- |
-| it answers | `{"deleted", "sources": [{"node", "end", "connectors", "files", "texts"}, …]}`: the ULID up to which it knows the run as deleted, and for each source two parts: the rows (`logstore.batch.BATCH`), and the texts and metadata of its first `texts` rows |
+| it answers | `{"deleted", "sources": [{"node", "end", "connectors", "files", "texts"}, …]}`: the ULID up to which it knows the run as deleted, and for each source two parts: the rows (`logstore.batch.BATCH`), and the texts and metadata of its first `texts` rows. With `held` a source has `flushed`, too: its lines below this position are in chunks. Earlier versions do not say it |
 | `text` asks | `{"fqn", "run", "node", "first", "end"}`: rows of a source by position |
 | it answers | `{"positions": […]}` and one part: their texts and metadata, one row after another |
 """  # noqa: E501
@@ -37,6 +37,7 @@ from service.peers.register import Entry
 from service.peers.transport import PeerRefused, PeerSilent
 from service.runs.chunks import Moved
 from service.runs.elsewhere import Elsewhere, Fork, Unfetched
+from service.runs.held import Held
 from service.runs.selection import Source
 
 _AT_ONCE_BYTES = 1 << 20
@@ -131,6 +132,7 @@ async def ask_for_lines(
     gathered = await peers.ask(messages.encode(asked), "hot")
     sources: list[Source] = []
     files: dict[str, Files] = {}
+    flushed: dict[str, int] = {}
     silent = dict(gathered.silent)
     entries = peers.entries()
     for entry in entries:
@@ -145,10 +147,11 @@ async def ask_for_lines(
             continue
         if deleted:
             note_deletion(*key, deleted)
-        for source, its_files in found:
+        for source, its_files, its_flushed in found:
             if source.node != own:
                 sources.append(source)
                 files[source.node] = its_files
+                flushed[source.node] = its_flushed
     mine = peers.register.own
     every = entries if mine is None else [*entries, mine]
     forks = [Fork(e.node, e.parents, e.base, e.files, e.shared) for e in every if e.files]
@@ -156,7 +159,8 @@ async def ask_for_lines(
     def position(node: str, pos: int) -> Position | None:
         return file_of(files[node], pos) if node in files else None
 
-    return Elsewhere(sources, tuple(sorted(silent)), forks, position, alone=False)
+    silent_nodes = tuple(sorted(silent))
+    return Elsewhere(sources, silent_nodes, forks, position, alone=False, flushed=flushed)
 
 
 def file_of(files: Files, pos: int) -> Position:
@@ -165,12 +169,12 @@ def file_of(files: Files, pos: int) -> Position:
     return Position(files[at][0] if at >= 0 else "", pos)
 
 
-def encode_sources(found: Sequence[tuple[Source, Indexes, Files]], *, horizon: str) -> bytes:
+def encode_sources(found: Sequence[Held], *, horizon: str) -> bytes:
     """The answer to `hot`: rows of sources, and small texts."""
     heads: list[dict[str, Any]] = []
     parts: list[bytes] = []
     left = _AT_ONCE_BYTES
-    for source, indexes, files in found:
+    for source, indexes, files, flushed in found:
         rows = source.batches.rows[indexes].copy()
         rows["run"] = 0
         metas = _metas(source, indexes, rows)
@@ -187,6 +191,7 @@ def encode_sources(found: Sequence[tuple[Source, Indexes, Files]], *, horizon: s
                 "connectors": list(source.batches.connectors),
                 "files": [list(file) for file in files],
                 "texts": count,
+                **({"flushed": flushed} if flushed else {}),
             }
         )
         parts += [rows.tobytes(), texts]
@@ -227,9 +232,9 @@ def _joined(source: Source, indexes: Indexes, metas: Sequence[bytes]) -> bytes:
 
 def decode_sources(
     key: RunKey, answer: Message, entry: Entry, peers: Peers
-) -> list[tuple[Source, Files]]:
+) -> list[tuple[Source, Files, int]]:
     """The sources in an answer to `hot`. Raises `PeerRefused`."""
-    found: list[tuple[Source, Files]] = []
+    found: list[tuple[Source, Files, int]] = []
     try:
         for number, head in enumerate(answer.head["sources"]):
             rows = np.frombuffer(answer.parts[2 * number], BATCH)
@@ -238,7 +243,8 @@ def decode_sources(
             texts = answer.parts[2 * number + 1]
             batches.texts = _texts(rows, rows["pos"][: head["texts"]].tolist(), texts)
             files = [(str(file), int(first)) for file, first in head["files"]]
-            found.append((Source(batches, int(head["end"])), files))
+            source = Source(batches, int(head["end"]))
+            found.append((source, files, int(head.get("flushed", 0))))
     except (ValueError, TypeError, KeyError, IndexError) as error:
         raise PeerRefused(f"not an answer with lines: {error}") from error
     return found

@@ -55,8 +55,7 @@ async def settled(
     held = where if isinstance(where, HeldPlace) else None
     before = where.before if isinstance(where, HeldPlace) else where
     if snapshot.held:
-        # Line numbers are of chunks: whoever has one has seen nothing that is in no chunk.
-        known = snapshot.flushed if isinstance(before, int) and before else before
+        known = _without_number(snapshot, before)
         return known if held is None else _as_cursor(known).joined(held.seen)
     if held is None:
         return before
@@ -64,6 +63,17 @@ async def settled(
     behind = base.joined(held.seen)
     skipped = await _unseen_lines(snapshot, base) - await _unseen_lines(snapshot, behind)
     return behind if skipped == held.lines else before
+
+
+def _without_number(snapshot: Snapshot, where: Cursor | int | None) -> Cursor | int | None:
+    """The place without a line number, which nobody knows while the store is silent.
+
+    Line numbers are of chunks: whoever has one is given nothing again that is in them.
+    """
+    assert snapshot.flushed is not None
+    if isinstance(where, Cursor) and where.line:
+        return replace(where, line=0).joined(snapshot.flushed)
+    return snapshot.flushed if isinstance(where, int) and where else where
 
 
 def _as_cursor(where: Cursor | int | None) -> Cursor:

@@ -7,7 +7,7 @@ and is repeated once it is there.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -61,6 +61,8 @@ class Elsewhere:
     left: Callable[[Collection[str]], Awaitable[Sequence[Fork]]] = field(default=_no_forks)
     alone: bool = True
     """Whether there is no other node, and none comes without a restart of this one."""
+    flushed: Mapping[str, int] = field(default_factory=dict)
+    """Of lines held without the store: each node's lines below this position are in chunks."""
 
 
 NOWHERE = Elsewhere()

@@ -21,11 +21,16 @@ _GATHER_SECONDS = 0.004
 
 
 class Held(NamedTuple):
-    """A source, its rows of the run, and the journal files they stand in with first positions."""
+    """A source, its rows of the run, and the journal files they stand in with first positions.
+
+    `flushed`: its lines of the run below this position are in chunks, or left out for good; 0 if
+    nobody says.
+    """
 
     source: Source
     indexes: Indexes
     files: Sequence[tuple[str, int]]
+    flushed: int = 0
 
 
 class News(NamedTuple):
@@ -141,7 +146,8 @@ class HeldLines:
             with self._pin() as pin:
                 source = Source(pin.batches(run=key), pin.end_pos)
                 indexes = in_range(source, key, 0)
-                held = Held(source, indexes, self._files(pin, source, indexes))
+                flushed = self._progress.first_unflushed(key)
+                held = Held(source, indexes, self._files(pin, source, indexes), flushed)
                 yield [held] if len(indexes) else []
             return
         await self._progress.until_started()

@@ -240,8 +240,8 @@ class Snapshots:
             chosen = [in_range(source, key, 0) for source in sources]
             kept = await news(sources, chosen, manifest, self._chunks, horizon)
             tail = [(s.batches, i) for s, i in zip(sources, kept, strict=True)]
-            first = self._progress.first_unflushed(key)
-            flushed = Cursor({pin.node: Position("", first - 1)} if first else {})
+            firsts = {**elsewhere.flushed, pin.node: self._progress.first_unflushed(key)}
+            flushed = Cursor({n: Position("", first - 1) for n, first in firsts.items() if first})
             yield Snapshot(
                 manifest, self._chunks, pin, tail, self._line_indexes, elsewhere, flushed=flushed
             )

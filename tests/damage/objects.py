@@ -78,7 +78,7 @@ def flip_json(body: bytes) -> bytes:
     return Random(len(body)).choice(parses)
 
 
-def _flip_text(body: bytes) -> bytes:
+def flip_text(body: bytes) -> bytes:
     """A letter in the middle of a text."""
     return _flip_at(body, body.index(b"line", len(body) // 2))
 
@@ -187,9 +187,9 @@ KINDS: Final = (
     ObjectKind("run manifest, open", "store/runs/p/open.json", flip_json, _newer_json()),
     ObjectKind("run manifest, deleted", "store/runs/p/gone.json", flip_json, _newer_json()),
     ObjectKind("active run", "store/pipeline-logs/.active/*/*/*", _no_version),
-    ObjectKind("logs.txt", "store/pipeline-logs/p/closed/logs.txt", _flip_text),
-    ObjectKind("partial.txt", "store/pipeline-logs/p/open/partial.txt", _flip_text),
-    ObjectKind("chunk, of an open run", "store/pipeline-logs/p/open/chunks/*.txt", _flip_text),
+    ObjectKind("logs.txt", "store/pipeline-logs/p/closed/logs.txt", flip_text),
+    ObjectKind("partial.txt", "store/pipeline-logs/p/open/partial.txt", flip_text),
+    ObjectKind("chunk, of an open run", "store/pipeline-logs/p/open/chunks/*.txt", flip_text),
     ObjectKind(
         "chunk index, of an open run", "store/pipeline-logs/p/open/chunks/*.idx", flip_middle
     ),

@@ -3,21 +3,27 @@
 a client's spool          the next program with it, which delivers it to a service
 a forwarder's checkpoints its next start
 an undo log, an undo note the next start of an appender of rolling files or objects
+its catalog               the same
+dead letters              a redelivery
+what OpenMetadata wrote   a page
 a copy for scans          a search
+a kept file of S3         the same
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import shutil
-from collections.abc import Callable, Coroutine
-from contextlib import redirect_stderr
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+import orjson
 import pyarrow as pa
 
 from forwarder.checkpoints.log import Checkpoints
@@ -28,25 +34,32 @@ from logstore.disk import Disk
 from logstore.objects.settings import StoreSettings
 from logstore.segments.carry import Carry
 from logstore.segments.columns import record_batches
+from pipelines.appenders.rolling.catalog import Catalog, catalog_in
 from pipelines.appenders.rolling.objects import Objects
 from pipelines.appenders.rolling.undo import UndoLog
 from pipelines.appenders.rolling.undo_objects import UndoObjects
+from pipelines.status import admin_of
 from service.query.request import QueryRequest
 from tailrace_client import system
 from tailrace_client.__main__ import main as send_spool
 from tailrace_client.ids import BatchIds
 from tailrace_client.spool import Closing, Entry, Queue, Target
 from tests.batches import make_batches
-from tests.damage.matrix import Cell, damaged_file
-from tests.damage.objects import ObjectKind, flip_json, flip_middle
+from tests.damage.matrix import COLUMNS, Cell, damaged_file
+from tests.damage.objects import ObjectKind, flip_json, flip_middle, flip_text
 from tests.damage.store import SERVICE, settings_for
 from tests.forwarder.checkpoints.states import state
+from tests.pipelines.appenders.receiver import Receiver
+from tests.pipelines.lake import Lake
+from tests.pipelines.test_dead_letters import pipeline, posting, redelivered
+from tests.servers.minio import running_minio
 from tests.service.query.world import NODE, NOW_MS, World, engine_of, search
 from tests.service.test_main import service
 from tests.tailrace.verification.world import BASE
 from tests.waiting import until
 
 ALONE: Final = "nothing else names it"
+PLAIN: Final = "a plain text without a checksum"
 CRASH: Final = "as a crash leaves it"
 LINES: Final = tuple(f"line {number}" for number in range(9))
 _ALL: Final = QueryRequest()
@@ -182,6 +195,90 @@ async def _undo(folder: Path, harm: Damage) -> Seen:
     return seen
 
 
+async def _catalog(folder: Path, harm: Damage) -> Seen:
+    """A writer of rolling files starts again, and looks which files are its own."""
+    seen, own = Seen(), folder / ".tailrace" / "p"
+    own.mkdir(parents=True)
+    catalog = Catalog(Disk(), catalog_in(str(own)))
+    catalog.start()
+    catalog.add(["a.log", "b.log", "c.log"])
+    catalog.sync()
+    catalog.stop()
+    harm(folder)
+    again = Catalog(Disk(), catalog_in(str(own)))
+    with _warnings(seen.said):
+        again.start()
+    seen.data = list(again)
+    again.stop()
+    return seen
+
+
+@contextmanager
+def _warnings(said: list[str]) -> Iterator[None]:
+    """What is logged as a warning, also where a process that makes cells logs nothing else."""
+
+    class Heard(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    heard, log, disabled = Heard(logging.WARNING), logging.getLogger("tailrace"), logging.root
+    before = disabled.manager.disable
+    logging.disable(logging.NOTSET)
+    log.addHandler(heard)
+    try:
+        yield
+    finally:
+        log.removeHandler(heard)
+        logging.disable(before)
+
+
+async def _letters(folder: Path, harm: Damage) -> Seen:
+    """A target that refused records takes them now, and somebody has them sent again."""
+    seen = Seen()
+    with Receiver().running() as receiver:
+        receiver.judge = lambda _: 400
+        lake = Lake(folder)
+        appender = posting(receiver, "webhook")
+        made = pipeline(appender, error_threshold=0, dead_letter_dir=str(folder / "dead"))
+        await lake.put(*LINES)
+        async with lake.running(made) as process:
+            await until(lambda: sum(o.counts.refused for o in process.workers) == len(LINES))
+        harm(folder)
+        taken: list[bytes] = []
+
+        def judge(body: bytes) -> int:
+            taken.append(body)
+            return 200
+
+        receiver.judge = judge
+        async with lake.running(made), lake.world() as world:
+            try:
+                async with asyncio.timeout(15):
+                    sent, refused = await redelivered(admin_of(world))
+            except TimeoutError:
+                seen.stopped = "the redelivery"
+                return seen
+        seen.said += [f"{refused} of {sent} are no dead letters"] if refused else []
+        seen.data = [orjson.loads(line)["message"] for b in taken for line in b.splitlines()]
+    return seen
+
+
+async def _openmetadata(folder: Path, harm: Damage) -> Seen:
+    """OpenMetadata's server wrote a run into the bucket; somebody reads it here."""
+    seen, text = Seen(), "".join(f"{line}\n" for line in LINES)
+    run = folder / "data/store/pipeline-logs/shop_orders/6f1c0e5e-0d1f-4b7c-8f3a-2a2f3a3b4c5d"
+    run.mkdir(parents=True)
+    (run / "logs.txt").write_text(text)
+    harm(folder)
+    async with service(settings_for(folder / "data")) as (client, _):
+        page = await client.get(f"{BASE}/shop.orders/{run.name}")
+        if page.status_code >= 400:
+            seen.said.append(page.text)
+            return seen
+        seen.data = [page.json()["state"], *page.json()["logs"].splitlines()]
+    return seen
+
+
 async def _undo_objects(folder: Path, harm: Damage) -> Seen:
     """The same of objects."""
     return await asyncio.to_thread(_undone_objects, folder, harm)
@@ -210,18 +307,31 @@ def _undone_objects(folder: Path, harm: Damage) -> Seen:
     return seen
 
 
+async def _cached(folder: Path, harm: Damage) -> Seen:
+    """The table is on S3, and a node keeps its files on its disk."""
+    with running_minio() as server:
+        bucket = server.bucket()
+        async with bucket.open() as store:
+            return await _searched(World(folder, bucket, store), harm)
+
+
 async def _copies(folder: Path, harm: Damage) -> Seen:
+    return await _searched(World(folder), harm)
+
+
+async def _searched(world: World, harm: Damage) -> Seen:
+    """What searches find of one file, which is kept or copied first."""
     dice, seen = random.Random(4), Seen()
-    world = World(folder)
     text = "".join(f"{dice.getrandbits(64):016x} word\n" for _ in range(200)).encode()
     batch = RunKey("shop.orders", "r"), ulids.lowest_at(NOW_MS), text
     world.know(batch)
     lines = record_batches(make_batches(NODE, [batch]), Carry())
     world.write_table(pa.Table.from_batches(lines), {})
-    async with engine_of(world) as engine:
+    settings: dict[str, Any] = {} if world.bucket is None else {"scan_copies_bytes": 0}
+    async with engine_of(world, **settings) as engine:
         await search(engine, _ALL)
-        await until(lambda: engine.copies.made == 1)
-        harm(folder)
+        await until(lambda: 1 in (engine.copies.made, engine.files.fetched))
+        harm(world.root)
         for _ in range(2):
             found, stats = await search(engine, _ALL)
             seen.data += [str(key) for key in found]
@@ -287,6 +397,41 @@ OUTSIDE: Final = (
         ),
         "appender",
         _undo_objects,
+    ),
+    OutsideKind(
+        ObjectKind(
+            "catalog of rolling files",
+            ".tailrace/p/catalog",
+            flip_middle,
+            excused={"removed": ALONE, **dict.fromkeys(("emptied", "cut"), CRASH)},
+        ),
+        "appender",
+        _catalog,
+    ),
+    OutsideKind(
+        ObjectKind(
+            "dead letters of an appender",
+            "dead/*.json",
+            flip_text,
+            excused={**dict.fromkeys(COLUMNS[:2], ALONE), COLUMNS[3]: PLAIN},
+        ),
+        "redelivery",
+        _letters,
+    ),
+    OutsideKind(
+        ObjectKind(
+            "logs.txt that OpenMetadata wrote",
+            "data/store/pipeline-logs/*/*/logs.txt",
+            flip_middle,
+            excused=dict.fromkeys(COLUMNS[2:4], PLAIN),
+        ),
+        "page",
+        _openmetadata,
+    ),
+    OutsideKind(
+        ObjectKind("kept file of a table on S3", "cache/*.parquet", flip_middle),
+        "search",
+        _cached,
     ),
     OutsideKind(
         ObjectKind("copy of a table file for scans", "scratch/**/*.parquet", flip_middle),

@@ -5,18 +5,20 @@
 Other programs may have files in the same folder whose names look alike. So nothing is removed for
 its name: only what is in the catalog. A path is there before its file is begun, where other writers
 see it (`neighbours`), and synced before a checkpoint has its file. A torn line at the end is of a
-file that no checkpoint has.
+file that no checkpoint has. A damaged line is a warning: its file stays, and nothing removes it.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Iterator
 from typing import Final
 
 from logstore.filesystem import File, FileSystem
-from pipelines.appenders.rolling.lines import line_of, read_lines
+from pipelines.appenders.rolling.lines import has_damage, line_of, read_lines
 
+log = logging.getLogger("tailrace.pipelines")
 _UNFINISHED: Final = ".unfinished"
 
 
@@ -52,6 +54,12 @@ class Catalog:
         if self._fs.stat(self._path) is not None:
             paths, whole = paths_in(self._fs, self._path)
             self._known = dict.fromkeys(paths)
+            if has_damage(self._fs, self._path):
+                log.warning(
+                    "%s is damaged and lost the name of a file. That file keeps its lines, and is"
+                    " not rolled, counted or removed any more. Remove it by hand when it is old.",
+                    self._path,
+                )
             if not whole:
                 self._rewrite()
         self._open()
