@@ -155,6 +155,7 @@ def _flip_journal(body: bytes) -> bytes:
 IGNORED: Final = (
     *("lock", "store/.locks/*", "store/.tmp/*", "store/table/_delta_log/.mending"),
     *("store/table/*/*/.*.crc", "store/table/_staging/**"),
+    *("reserve/*/*", "store/.reserve/*/*"),
 )
 """Files of no content, and those that no program reads again."""
 SIBLINGS: Final = (
