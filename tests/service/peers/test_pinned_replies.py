@@ -117,7 +117,7 @@ def play(event: Event, check: Callable[[Scene, Form, int, bytes], Awaitable[bool
 
     async def go(clock: VirtualClock) -> None:
         nodes = [await world.start(clock, name) for name in "ab"]
-        await clock.sleep(1.0)
+        await clock.sleep(6.0)  # until each has found the other
         scene = Scene(world, board, clock, nodes, OTHER)
         for name, form in FORMS.items():
             boundary, more = 0, True
@@ -171,7 +171,7 @@ def test_lines_of_a_node_that_falls_silent_between_two_pieces_break_the_reply_of
 
     async def go(clock: VirtualClock) -> None:
         nodes = [await world.start(clock, name) for name in "ab"]
-        await clock.sleep(1.0)
+        await clock.sleep(6.0)  # until each has found the other
         scene = Scene(world, board, clock, nodes, RUN)
         for _ in range(2):
             await scene.write(stored=False)
