@@ -145,7 +145,7 @@ def test_each_route_that_is_read_is_long_or_known_to_be_short() -> None:
     small = {
         "/health/live", "/health/ready", "/leases", "/leases/one", "/metrics",
         "/segments/groups/{group}", "/segments/next", "/api/v1/system/version",
-        "/pipelines", "/pipelines/{name}",
+        "/pipelines", "/pipelines/{name}", "/deletions",
     }  # fmt: skip
     kinds = [long, streams, searches, reports, small]
     assert set().union(*kinds) == read
