@@ -16,6 +16,8 @@ for all records at once; the text of a record is looked at only where a key or `
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -25,6 +27,7 @@ from logstore.segments.times import MONTH_DAYS, NO_TIME, days_of, in_range
 
 _SECOND: Final = 1_000_000
 _DAY: Final = 86_400 * _SECOND
+_HALF_YEAR: Final = 182 * _DAY
 _CLOCK_BYTES: Final = 8  # HH:MM:SS
 _BEFORE: Final = 16  # bytes before a clock that may have its date
 _AFTER: Final = 7  # bytes behind it that may have a fraction or a zone
@@ -90,10 +93,19 @@ def times_of_uptimes(uptimes: Ints, batches: Ints, arrivals: Ints) -> Ints:
 
 
 def _may_have_epoch(rows: Bytes) -> Bools:
-    """Which rows begin with a 1, with JSON, with a key, or with the sign of BGL's logs."""
+    """Which rows have ten digits in a row, and begin as lines with a time since the epoch do.
+
+    That is with a 1, with JSON, with a key, or with the sign of BGL's logs.
+    """
     first = rows[:, 1]
     begins: Bools = (first == ord("1")) | (first == ord("{")) | (first == ord("-"))
     begins |= (rows[:, 1:24] == ord("=")).any(axis=1)
+    some = np.flatnonzero(begins)
+    one = rows[some] - np.uint8(48) <= 9
+    two = one[:, :-1] & one[:, 1:]
+    four = two[:, :-2] & two[:, 2:]
+    eight = four[:, :-4] & four[:, 4:]
+    begins[some] = (eight[:, :-2] & two[:, 8:]).any(axis=1)
     return begins
 
 
@@ -110,9 +122,9 @@ def _clock_times(rows: Bytes, lengths: Ints, arrivals: Ints) -> Ints:
     outside = np.arange(_BEFORE) < (_BEFORE - column + 1)[:, np.newaxis]
     before = np.where(outside, 10, texts[:, :_BEFORE])
     value = _dates(before, column, arrived, _time_of_day(texts[:, _BEFORE:]))
-    value -= np.where(value == NO_TIME, 0, _zones(before, texts[:, _BEFORE:]))
-    value = np.where(in_range(value), value, NO_TIME)
-    times[row] = value
+    web = np.flatnonzero((before[:, -1] == ord(":")) & (value != NO_TIME))
+    value[web] -= _zones(texts[web, _BEFORE:])
+    times[row] = np.where(in_range(value), value, NO_TIME)
     return times
 
 
@@ -139,62 +151,70 @@ def _clocks(padded: Bytes, lengths: Ints) -> Ints:
 
 def _time_of_day(texts: Bytes) -> Ints:
     """Microseconds since midnight of `HH:MM:SS`, with a fraction of up to six digits."""
-    digits = (texts - np.uint8(48)).astype(np.int64)
-    clock = digits[:, [0, 3, 6]] * 10 + digits[:, [1, 4, 7]]
-    value: Ints = clock @ np.array([3600, 60, 1]) * _SECOND
-    going = (texts[:, _CLOCK_BYTES] == ord(".")) | (texts[:, _CLOCK_BYTES] == ord(","))
+    value = np.zeros(len(texts), dtype=np.int64)
+    for places, seconds in (((0, 1), 3600), ((3, 4), 60), ((6, 7), 1)):
+        value += _number(texts, places) * (seconds * _SECOND)
+    rows = np.flatnonzero(
+        (texts[:, _CLOCK_BYTES] == ord(".")) | (texts[:, _CLOCK_BYTES] == ord(","))
+    )
     unit = _SECOND
     for place in range(_CLOCK_BYTES + 1, _CLOCK_BYTES + _AFTER):
-        going = going & (digits[:, place] >= 0) & (digits[:, place] <= 9)
+        rows = rows[texts[rows, place] - np.uint8(48) <= 9]
         unit //= 10
-        value += np.where(going, digits[:, place] * unit, 0)
+        value[rows] += _number(texts[rows], (place,)) * unit
+    return value
+
+
+def _number(texts: Bytes, places: Sequence[int]) -> Ints:
+    """The number of the digits at these places; a byte that is no digit counts as 0."""
+    value = np.zeros(len(texts), dtype=np.int64)
+    for place in places:
+        digit = texts[:, place] - np.uint8(48)
+        value = value * 10 + np.where(digit <= 9, digit, np.uint8(0))
     return value
 
 
 def _dates(before: Bytes, column: Ints, arrived: Ints, of_day: Ints) -> Ints:
     """The clock's time on the date before it; alone at the beginning, on the nearest day."""
-    digit = (before - np.uint8(48)).astype(np.int64)
     is_digit = (before - np.uint8(48)) <= 9
     ends = before[:, -1] == ord(" ")
-
-    def number(*places: int) -> Ints:
-        value = np.zeros(len(before), dtype=np.int64)
-        for place in places:
-            value = value * 10 + np.where(is_digit[:, place], digit[:, place], 0)
-        return value
-
     value = np.full(len(before), NO_TIME, dtype=np.int64)
 
-    def put(where: Bools, month: Ints, day: Ints) -> None:
+    def put(where: Bools, month_of: Callable[[Bytes], Ints], day: Sequence[int]) -> None:
         chosen = np.flatnonzero(where & (value == NO_TIME))
         if len(chosen):
-            date = month[chosen], day[chosen]
+            texts = before[chosen]
+            date = month_of(texts), _number(texts, day)
             value[chosen] = _nearest_year(*date, arrived[chosen], of_day[chosen])
 
     named = ends & (before[:, -4] == ord(" ")) & is_digit[:, -2]
     named &= is_digit[:, -3] | (before[:, -3] == ord(" "))
-    put(named, _months(before[:, -7:-4]), number(-3, -2))
+    put(named, lambda texts: _months(texts[:, -7:-4]), (-3, -2))
     for places, sign in (((-6, -5, -3, -2), -4), ((-5, -4, -3, -2), None)):
         dated = ends & is_digit[:, list(places)].all(axis=1)
         dated &= ~is_digit[:, min(places) - 1] & (before[:, min(places) - 1] != ord("-"))
         if sign is not None:
             dated &= before[:, sign] == ord("-")
-        put(dated, number(*places[:2]), number(*places[2:]))
-    web = (before[:, -1] == ord(":")) & (before[:, -6] == ord("/")) & (before[:, -10] == ord("/"))
-    web &= is_digit[:, [-12, -11, -5, -4, -3, -2]].all(axis=1)
-    if web.any():
-        month, year = _months(before[:, -9:-6]), number(-5, -4, -3, -2)
-        value = np.where(web, _on(year, month, number(-12, -11), of_day), value)
+        put(dated, partial(_number, places=places[:2]), places[2:])
+    slash = ord("/")
+    web = np.flatnonzero(
+        (before[:, -1] == ord(":")) & (before[:, -6] == slash) & (before[:, -10] == slash)
+    )
+    web = web[is_digit[web][:, [-12, -11, -5, -4, -3, -2]].all(axis=1)]
+    if len(web):
+        texts = before[web]
+        month, year = _months(texts[:, -9:-6]), _number(texts, (-5, -4, -3, -2))
+        value[web] = _on(year, month, _number(texts, (-12, -11)), of_day[web])
     opened = (column == 2) & ((before[:, -1] == ord("[")) | (before[:, -1] == ord("(")))
     alone = (value == NO_TIME) & ((column == 1) | opened)
     return np.where(alone, _nearest_day(arrived, of_day), value) if alone.any() else value
 
 
-def _zones(before: Bytes, texts: Bytes) -> Ints:
-    """Microseconds by which ` +hhmm` behind a web server's time is ahead of UTC."""
+def _zones(texts: Bytes) -> Ints:
+    """Microseconds by which ` +hhmm` after a web server's time is ahead of UTC."""
     digits = (texts[:, -5:-1] - np.uint8(48)).astype(np.int64)
     sign = texts[:, _CLOCK_BYTES + 1]
-    zoned = (before[:, -1] == ord(":")) & ((sign == ord("+")) | (sign == ord("-")))
+    zoned = (sign == ord("+")) | (sign == ord("-"))
     zoned &= (digits >= 0).all(axis=1) & (digits <= 9).all(axis=1)
     minutes = (digits[:, 0] * 10 + digits[:, 1]) * 60 + digits[:, 2] * 10 + digits[:, 3]
     return np.where(zoned, np.where(sign == ord("-"), -minutes, minutes) * 60 * _SECOND, 0)
@@ -219,7 +239,14 @@ def _on(year: Ints, month: Ints, day: Ints, of_day: Ints) -> Ints:
 
 def _nearest_year(month: Ints, day: Ints, arrived: Ints, of_day: Ints) -> Ints:
     year = arrived.astype("datetime64[us]").astype("datetime64[Y]").astype(np.int64) + 1970
-    return _nearest([_on(year + more, month, day, of_day) for more in (0, -1, 1)], arrived)
+    times = _on(year, month, day, of_day)
+    # Other years are further away than half of one.
+    far = np.flatnonzero((times == NO_TIME) | (np.abs(times - arrived) > _HALF_YEAR))
+    if len(far):
+        year, date, of_day = year[far], (month[far], day[far]), of_day[far]
+        others = [_on(year + more, *date, of_day) for more in (-1, 1)]
+        times[far] = _nearest([times[far], *others], arrived[far])
+    return times
 
 
 def _nearest_day(arrived: Ints, of_day: Ints) -> Ints:
