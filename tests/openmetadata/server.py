@@ -27,6 +27,7 @@ import orjson
 from logstore import keys
 from logstore.batch import RunKey
 from logstore.objects.store import ObjectStore
+from logstore.runs.manifest import INLINE_BYTES
 from service.http.app import Application, HttpApi, build_app
 from service.metrics.declared import Sources
 from service.metrics.scrape import METRICS
@@ -46,6 +47,8 @@ FQN = "service.pipeline"
 RUN = "11111111-2222-3333-4444-555555555555"
 OTHER = "66666666-7777-8888-9999-000000000000"
 KEY = RunKey(FQN, RUN)
+LONG_LINE = "." * INLINE_BYTES + "\n"
+"""A line that is too long for the manifest of its run: it comes into a chunk."""
 NODE = settings_with(
     SETTINGS, journal={"file_bytes": 1 << 20, "max_bytes": 64 << 20, "min_free_bytes": 0}
 )

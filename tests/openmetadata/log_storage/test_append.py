@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.openmetadata.server import FQN, KEY, NODE, OTHER, RUN, Server, numbered, play
+from tests.openmetadata.server import FQN, KEY, LONG_LINE, NODE, OTHER, RUN, Server, numbered, play
 from tests.settings import settings_with
 
 
@@ -15,11 +15,11 @@ def test_no_multipart_upload_is_started_by_an_append() -> None:
     async def scenario(server: Server) -> None:
         await server.passes(seconds=1)
         before = list(server.store.calls)
-        await server.append("burst-1\nburst-2\n")
+        await server.append(f"burst-1\n{LONG_LINE}")
         assert server.store.calls == before
         await server.passes(minutes=3)
         assert server.calls("put", "chunks/")
-        assert await server.text() == "burst-1\nburst-2\n"
+        assert await server.text() == f"burst-1\n{LONG_LINE}"
 
     play(scenario)
 
@@ -32,7 +32,7 @@ def test_an_append_leaves_no_lock_behind_and_waits_for_none() -> None:
 
     async def scenario(server: Server) -> None:
         server.delays["chunks/"] = 30.0
-        await server.append("line 1\n")
+        await server.append(LONG_LINE)
         await server.passes(seconds=140)
         waiting = server.node.run_logs.flusher.pending.get(KEY)
         assert waiting is not None
@@ -44,7 +44,7 @@ def test_an_append_leaves_no_lock_behind_and_waits_for_none() -> None:
         await server.passes(minutes=5)
         assert server.node.run_logs.flusher.pending.get(KEY) is None
         assert await server.close() == "closed"
-        assert await server.text() == "line 1\nline 2\n"
+        assert await server.text() == f"{LONG_LINE}line 2\n"
 
     play(scenario)
 

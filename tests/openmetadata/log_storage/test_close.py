@@ -7,7 +7,7 @@ from botocore.exceptions import ClientError
 from logstore.errors import NotFound
 from logstore.objects.s3.errors import failure_of
 from tests.openmetadata.log_storage.test_flush import THEIRS, written_by_openmetadata
-from tests.openmetadata.server import NODE, Server, play
+from tests.openmetadata.server import LONG_LINE, NODE, Server, play
 from tests.settings import settings_with
 
 # A day is a minute here: what matters is which is longer.
@@ -23,12 +23,12 @@ def test_a_close_flushes_makes_the_final_text_and_forgets() -> None:
     """
 
     async def scenario(server: Server) -> None:
-        await server.append("first-line\n")
+        await server.append(LONG_LINE)
         await server.passes(minutes=3)
-        assert await server.stored("partial.txt") == "first-line\n"
+        assert await server.stored("partial.txt") == LONG_LINE
         await server.append("final-line-1\nfinal-line-2\n")
         assert await server.close() == "closed"
-        whole = "first-line\nfinal-line-1\nfinal-line-2\n"
+        whole = f"{LONG_LINE}final-line-1\nfinal-line-2\n"
         assert await server.stored("logs.txt") == whole
         assert await server.stored("partial.txt") is None
         assert server.calls("compose", "logs.txt")
@@ -103,17 +103,17 @@ def test_a_close_whose_flush_fails_loses_nothing() -> None:
     """
 
     async def scenario(server: Server) -> None:
-        await server.append("to-flush\n")
+        await server.append(LONG_LINE)
         server.outage.words.add("chunks")
         assert await server.close() == "closing"
         assert await server.stored("logs.txt") is None
-        assert (await server.page())["logs"] == "to-flush"
+        assert (await server.page())["logs"] == LONG_LINE[:-1]
         await server.kill()
         await server.passes(seconds=30)
-        assert (await server.page())["logs"] == "to-flush"
+        assert (await server.page())["logs"] == LONG_LINE[:-1]
         server.outage.words.clear()
         await server.passes(minutes=2)
-        assert await server.stored("logs.txt") == "to-flush\n"
+        assert await server.stored("logs.txt") == LONG_LINE
         assert (await server.page())["state"] == "closed"
 
     play(scenario)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.openmetadata.server import FQN, NODE, OTHER, RUN, Server, numbered, play
+from tests.openmetadata.server import FQN, LONG_LINE, NODE, OTHER, RUN, Server, numbered, play
 from tests.settings import settings_with
 
 THEIRS = f"pipeline-logs/{FQN.replace('.', '_')}/{RUN}"
@@ -121,7 +121,7 @@ def test_a_run_that_fails_does_not_stop_the_others() -> None:
 
     async def scenario(server: Server) -> None:
         server.outage.words.add(f"{RUN}/chunks")
-        await server.append("from-A\n", RUN)
+        await server.append(LONG_LINE, RUN)
         await server.append("from-B\n", OTHER)
         await server.passes(minutes=4)
         assert await server.stored("partial.txt", RUN) is None
@@ -129,7 +129,7 @@ def test_a_run_that_fails_does_not_stop_the_others() -> None:
         assert server.metric("tailrace_runs_failing") == 1
         server.outage.words.clear()
         await server.passes(minutes=3)
-        assert await server.stored("partial.txt", RUN) == "from-A\n"
+        assert await server.stored("partial.txt", RUN) == LONG_LINE
         assert server.metric("tailrace_runs_failing") == 0
 
     play(scenario)
@@ -172,7 +172,7 @@ def test_a_flush_that_failed_is_counted() -> None:
 
     async def scenario(server: Server) -> None:
         server.outage.words.add("chunks")
-        await server.append("z\n")
+        await server.append(LONG_LINE)
         await server.passes(minutes=3)
         assert server.metric("tailrace_run_flush_failures") >= 1
         assert server.metric("om_streamable_logs_consecutive_flush_failures") >= 1
