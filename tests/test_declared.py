@@ -76,7 +76,7 @@ def test_what_only_another_package_brings_is_found() -> None:
     assert missing(RUNNING, known - {"starlette"}) == {"starlette"}
 
 
-@pytest.mark.in_turn(3, "the image")
+@pytest.mark.in_turn(4, "the image")
 def test_the_image_has_every_package(tmp_path: Path) -> None:
     """No engine for containers runs in tests: what the build copies is installed beside it."""
     allowed = set((ROOT / ".dockerignore").read_text().split())

@@ -80,7 +80,7 @@ def folder(tmp_path: Path) -> Path:
 ENGINES = ["DuckDB", "Polars", "deltalake", pytest.param("Spark SQL", marks=pytest.mark.spark)]
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_table_without_files(tmp_path: Path, engine: str) -> None:
     Table(str(tmp_path / "data" / "store" / "table")).create()
@@ -88,7 +88,7 @@ def test_a_table_without_files(tmp_path: Path, engine: str) -> None:
     assert ran(code, tmp_path, {}) == []
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_table_in_a_folder(folder: Path, engine: str) -> None:
     (code,) = EXAMPLES[engine]

@@ -100,7 +100,7 @@ def test_a_program_is_killed_again_and_again_behind_a_bad_network(
     assert state_of(service.url, "r") == ("closed", "success")
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_the_service_is_killed_while_a_program_logs(tmp_path: Path) -> None:
     service = ServiceProcess(tmp_path / "node")
     service.start()

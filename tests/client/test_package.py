@@ -41,7 +41,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_the_readmes_first_minute(installed: Path, service: ServiceProcess, tmp_path: Path) -> None:
     logs, runs = re.findall(r"```python\n(.*?)```", (CLIENT / "README.md").read_text(), re.DOTALL)
     for number, code in enumerate((logs, runs)):

@@ -98,7 +98,7 @@ def test_a_killed_client_is_lost_a_silent_one_is_not_and_lines_undo_it(
     assert _listed(url, "alive")["outcome"] == "succeeded"
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_a_start_that_the_service_missed_is_reported_later_before_the_lines(
     tmp_path: Path,
 ) -> None:

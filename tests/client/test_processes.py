@@ -64,7 +64,7 @@ SAID = {
 }
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_a_run_is_whole_and_closed_however_its_program_ends(
     service: ServiceProcess, tmp_path: Path
 ) -> None:

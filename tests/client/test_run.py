@@ -123,7 +123,7 @@ def test_pages_and_tail_give_each_record_once(service: ServiceProcess) -> None:
         assert rest == expected[at + 1 :]
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_the_live_view_goes_on_over_lost_connections_and_a_killed_service(tmp_path: Path) -> None:
     service = ServiceProcess(tmp_path / "node")
     service.start()

@@ -154,7 +154,7 @@ def test_separate_streams_keep_the_order_of_writes_that_wait_for_one_another(
     assert messages(service.url, "turns")[:-1] == expected
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_every_worker_shows_what_came_to_one(tmp_path: Path) -> None:
     service = ServiceProcess(tmp_path / "node", TAILRACE_SERVER__WORKERS="2")
     service.start()

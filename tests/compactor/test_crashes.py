@@ -52,7 +52,7 @@ def kill_at(lake: Lake, step: str) -> None:
     assert process.returncode == -signal.SIGKILL
 
 
-@pytest.mark.in_turn(3, "killed before placing")
+@pytest.mark.in_turn(4, "killed before placing")
 def test_killed_before_what_spark_wrote_is_placed_the_lines_are_there_once(warm: Lake) -> None:
     """Later a pass leaves the same whoever merged: `histories/test_kills.py` has every step."""
     first = [batch("f", f"r{i}", NOON + i * HOUR, 30) for i in range(3)]
@@ -71,7 +71,7 @@ def test_killed_before_what_spark_wrote_is_placed_the_lines_are_there_once(warm:
 
 
 @pytest.mark.slow
-@pytest.mark.in_turn(3, "submitted")
+@pytest.mark.in_turn(4, "submitted")
 @pytest.mark.parametrize("seed", seeds(1))
 def test_two_submitted_at_once_one_of_them_killed(warm: Lake, seed: int) -> None:
     """Who lives on takes over the nodes of the other when its leases have run out."""

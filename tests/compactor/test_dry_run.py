@@ -136,7 +136,7 @@ def _ran(module: str, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_the_command_prints_it_without_java(lake: Lake) -> None:
     lake.put("a", [batch("f", "r", NOON, 3)])
     before = content(lake)

@@ -53,7 +53,7 @@ def test_it_says_who_has_the_work(lake: Lake) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.in_turn(3, "waits for the work")
+@pytest.mark.in_turn(4, "waits for the work")
 def test_it_waits_for_the_work_when_told_to(lake: Lake) -> None:
     sent = batch("f", "r", NOON, 3)
     lake.put("a", [sent])
@@ -71,7 +71,7 @@ def test_it_waits_for_the_work_when_told_to(lake: Lake) -> None:
     lake.holds([sent])
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_where_nothing_waits_it_says_so(lake: Lake) -> None:
     async def scenario() -> None:
         process = await compact(lake)

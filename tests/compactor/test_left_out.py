@@ -68,7 +68,7 @@ def summary_of(out: str) -> dict[str, Any]:
 
 
 @pytest.mark.spark
-@pytest.mark.in_turn(3, "given up")
+@pytest.mark.in_turn(4, "given up")
 def test_a_damaged_segment_is_an_alarm_of_every_pass_until_its_lines_are_given_up(
     lake: Lake,
 ) -> None:
@@ -122,7 +122,7 @@ async def give_up_and_put(lake: Lake, key: str, body: bytes) -> None:
     await lake.store.put(key, body)
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_a_bit_in_any_column_of_a_segment_is_noticed(lake: Lake) -> None:
     lake.session = PlainEngine()
     damaged = [lake.put("a", [batch("f", "r", NOON + number, 20)]) for number in range(len(SCHEMA))]

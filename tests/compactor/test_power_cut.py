@@ -65,7 +65,7 @@ def after_power_cut(data: Path, taken: Sequence[Batch], mark: int, last: int) ->
     lake.holds(taken)
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_at_every_call_of_a_few_passes(tmp_path: Path) -> None:
     """Ingest into two hours, an hour that is written anew, a purge that finds nothing."""
     lake = OnShadow(tmp_path / "data")
@@ -126,7 +126,7 @@ def test_what_another_driver_committed_and_did_not_settle_is_settled_with_the_ne
         after_power_cut(copy, lake.taken, 2, 2)
 
 
-@pytest.mark.in_turn(3, "half a checkpoint")
+@pytest.mark.in_turn(4, "half a checkpoint")
 def test_a_checkpoint_of_which_half_is_there(tmp_path: Path) -> None:
     """Twenty commits make one; the next is on the disk, what the checkpoint says is not."""
     lake = OnShadow(tmp_path / "data")

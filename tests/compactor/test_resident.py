@@ -24,7 +24,7 @@ SPARK = {
     "spark.dynamicAllocation.shuffleTracking.timeout": "1s",
 }
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.in_turn(3, "residents")]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.in_turn(4, "residents")]
 
 
 @pytest.fixture

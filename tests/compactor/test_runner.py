@@ -238,7 +238,7 @@ def test_small_segments_wait_for_one_another_up_to_an_age(scenario: Simulation) 
     assert 10 <= left.seconds < 20
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_steady_inflow_is_few_commits_and_none_waits_for_longer_than_its_age(
     scenario: Simulation,
 ) -> None:

@@ -114,7 +114,7 @@ def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
     return dict(orjson.loads(out.splitlines()[-1]))
 
 
-@pytest.mark.in_turn(3, "merged twice")
+@pytest.mark.in_turn(4, "merged twice")
 def test_merged_twice_and_kept_as_the_settings_say(lake: Lake) -> None:
     old = [batch("f", "r", NOON + i * HOUR, 20) for i in range(3)]
     lake.put("node with space", old)
@@ -134,7 +134,7 @@ def test_merged_twice_and_kept_as_the_settings_say(lake: Lake) -> None:
     assert uploads(lake) == []
 
 
-@pytest.mark.in_turn(3, "event log")
+@pytest.mark.in_turn(4, "event log")
 def test_sparks_event_log_in_a_bucket_is_whole(lake: Lake) -> None:
     """It is uploaded when it ends, by what Spark had open from its start."""
     assert lake.bucket is not None
@@ -161,7 +161,7 @@ def test_sparks_event_log_in_a_bucket_is_whole(lake: Lake) -> None:
     assert b"SparkListenerTaskEnd" in body
 
 
-@pytest.mark.in_turn(3, "killed in a bucket")
+@pytest.mark.in_turn(4, "killed in a bucket")
 def test_killed_between_steps_the_lines_are_there_once(lake: Lake) -> None:
     sent = [batch("f", f"r{i}", NOON + i * HOUR, 30) for i in range(2)]
     lake.put("a", sent)
@@ -177,7 +177,7 @@ def test_killed_between_steps_the_lines_are_there_once(lake: Lake) -> None:
     lake.holds(sent)
 
 
-@pytest.mark.in_turn(3, "packed in a bucket")
+@pytest.mark.in_turn(4, "packed in a bucket")
 def test_packed_rewritten_purged_expired_and_vacuumed(lake: Lake) -> None:
     """Hours that are several to a task; then all of the maintenance, and nothing is left over."""
     lake.limits = Compaction(settle_seconds=0, purge_seconds=0, file_bytes=1_000)
@@ -206,7 +206,7 @@ def test_packed_rewritten_purged_expired_and_vacuumed(lake: Lake) -> None:
     assert uploads(lake) == []
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_two_drivers_lease_hours(lake: Lake, tmp_path: Path) -> None:
     """Hours that another driver has are left to it, and done when it gives them back."""
     lake.limits = Compaction(settle_seconds=0, file_bytes=1_000)
@@ -238,7 +238,7 @@ def test_two_drivers_lease_hours(lake: Lake, tmp_path: Path) -> None:
     lake.holds(lake.taken)
 
 
-@pytest.mark.in_turn(3, "two drivers in a bucket")
+@pytest.mark.in_turn(4, "two drivers in a bucket")
 def test_two_drivers_at_once_one_of_them_submitted(lake: Lake) -> None:
     sent = [batch("f", f"r{i % 3}", NOON + i * 1_000, 40) for i in range(8)]
     for i, one in enumerate(sent):
@@ -286,7 +286,7 @@ def lose_rows(lake: Lake, left: int) -> None:
     client.close()
 
 
-@pytest.mark.in_turn(3, "lost rows in a bucket")
+@pytest.mark.in_turn(4, "lost rows in a bucket")
 @pytest.mark.parametrize("left", [0, 19])
 def test_rows_that_are_lost_before_the_commit_refuse_it(lake: Lake, left: int) -> None:
     """Of an ingest, of an hour that is rewritten, and of a purge."""
@@ -357,7 +357,7 @@ def test_a_failure_of_spark_is_an_error_with_a_reason(lake: Lake, s3_session: Se
         merge(s3_session.get(), gone, lake.store.uri("table/_staging/out"))
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_submitted_without_the_jars_it_says_how(lake: Lake) -> None:
     lake.put("a", [batch("f", "r", NOON, 1)])
     process = start(lake, submitted(), **quick_submit())
@@ -380,7 +380,7 @@ def test_a_wrong_key_is_a_store_that_refuses_and_is_not_told(lake: Lake) -> None
     assert "another-secret" not in process.stdout + process.stderr
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_what_a_killed_job_left_is_gone_a_day_later(lake: Lake) -> None:
     lake.put("a", [batch("f", "r", NOON, 3)])
     lake.compact()

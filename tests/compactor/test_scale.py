@@ -18,7 +18,7 @@ pytestmark = pytest.mark.spark
 HOURS = 40
 
 
-@pytest.mark.in_turn(3, "many hours")
+@pytest.mark.in_turn(4, "many hours")
 def test_many_hours_with_few_rows_are_files_of_a_few_tasks(warm: Lake, session: Session) -> None:
     dice = random.Random(1)
     every = list(range(HOURS))

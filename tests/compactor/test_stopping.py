@@ -57,7 +57,7 @@ def goes_on_elsewhere(lake: Lake, sent: list[Batch]) -> None:
     lake.holds(sent)
 
 
-@pytest.mark.in_turn(3, "stopped while busy")
+@pytest.mark.in_turn(4, "stopped while busy")
 @pytest.mark.parametrize("all_of_it", [False, True], ids=["the driver is told", "all are told"])
 @pytest.mark.parametrize("doing", [starting, merging])
 def test_it_ends_clean_while_spark_is_busy(
@@ -76,7 +76,7 @@ def test_it_ends_clean_while_spark_is_busy(
     goes_on_elsewhere(lake, sent)
 
 
-@pytest.mark.in_turn(3, "submitted and stopped")
+@pytest.mark.in_turn(4, "submitted and stopped")
 def test_submitted_it_ends_with_its_jvm(lake: Lake, sent: list[Batch]) -> None:
     """The signal goes to spark-submit, which is the JVM, and the driver is a child of that."""
     process = start(lake, SUBMIT, **quick_submit())

@@ -80,7 +80,7 @@ def test_bombs_are_refused_in_bounded_memory(service: ServiceProcess) -> None:
     assert service.stop() == 0
 
 
-@pytest.mark.in_turn(3, "large texts")
+@pytest.mark.in_turn(4, "large texts")
 def test_large_texts_are_stored_in_every_form_in_bounded_memory(service: ServiceProcess) -> None:
     line = 'a "quoted" line of text, with \\ and ü 😀\n'
     text = line * (24 * MIB // len(line.encode()))
@@ -185,7 +185,7 @@ def test_a_stop_ends_what_is_being_decoded(service: ServiceProcess) -> None:
     assert page.status_code == 404
 
 
-@pytest.mark.in_turn(3, "cache of reports")
+@pytest.mark.in_turn(4, "cache of reports")
 def test_reports_cost_what_their_cache_may(service: ServiceProcess) -> None:
     """As many as it likes: bodies in memory are bounded in sum, replies and each report singly."""
     root = f"{service.url}{BASE.removesuffix('/logs')}"

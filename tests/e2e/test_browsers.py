@@ -131,7 +131,7 @@ def test_a_request_without_host_comes_from_no_browser(service: ServiceProcess) -
         assert connection.makefile("rb").readline().split()[1] == b"200"
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_the_operator_adds_names_and_origins(tmp_path: Path) -> None:
     added = {
         "TAILRACE_SERVER__ALLOWED_HOSTS": "logs.example.com, .inside.example",

@@ -137,7 +137,7 @@ async def _pages(client: httpx.AsyncClient, key: RunKey) -> Records:
         after = last["stats"]["after"]
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 async def test_every_door_gives_what_each_line_would_have_carried(served: ServiceProcess) -> None:
     service, ids = served, BatchIds()
     async with httpx.AsyncClient(base_url=service.url, timeout=60) as client:

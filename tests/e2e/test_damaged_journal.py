@@ -49,7 +49,7 @@ def service(tmp_path: Path) -> Iterator[ServiceProcess]:
         process.kill()
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 @pytest.mark.parametrize(("number", "place"), [(30, "length"), (49, "text")])
 def test_one_bit_costs_one_line_and_everybody_says_so(
     service: ServiceProcess, number: int, place: str

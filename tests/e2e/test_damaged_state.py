@@ -74,7 +74,7 @@ def verify(service: ServiceProcess, *arguments: str) -> list[dict[str, str]]:
     return lines[:-1]
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_a_raised_watermark_costs_no_line(service: ServiceProcess, tmp_path: Path) -> None:
     """Believed, it says that lines are in their run's log which are in a segment alone."""
     lines = [f"line {number:04d}" for number in range(918)]
@@ -98,7 +98,7 @@ def test_a_raised_watermark_costs_no_line(service: ServiceProcess, tmp_path: Pat
     service.stop()
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_a_raised_deletion_refuses_no_batch(service: ServiceProcess, tmp_path: Path) -> None:
     """Believed, it says that lines of the next years are deleted."""
     service.start()
@@ -131,7 +131,7 @@ def found(service: ServiceProcess, **asked: str) -> tuple[int, list[str], dict[s
     return reply.status_code, lines, next(row["stats"] for row in rows if "stats" in row)
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_a_deletion_that_cannot_be_read_harms_its_pipeline_alone(
     service: ServiceProcess, tmp_path: Path
 ) -> None:

@@ -108,7 +108,7 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_lines_of_the_run_and_of_others_are_found_and_have_the_time_at_which_they_came(
     a: ServiceProcess, run: str
 ) -> None:
@@ -191,7 +191,7 @@ class Command:
         return said
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 @pytest.mark.parametrize("behind_ms", [0, 90_000])
 def test_a_command_keeps_all_lines_from_after_the_deletion_and_none_from_before(
     a: ServiceProcess, run: str, tmp_path: Path, behind_ms: int
@@ -257,7 +257,7 @@ def test_an_append_begins_a_deleted_run_again_unless_its_batch_is_of_an_earlier_
     assert log_of(a, run) == ["after 0", "after 1", "after 2"]
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_a_forwarder_sends_what_it_read_after_the_deletion_also_after_a_kill(
     a: ServiceProcess, run: str, tmp_path: Path
 ) -> None:

@@ -142,7 +142,7 @@ def test_logrotate_under_a_writer_and_while_it_is_stopped(
     assert found == [line for line in written if line in set(found)]
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_killed_again_and_again_behind_a_bad_network(
     service: ServiceProcess, tmp_path: Path
 ) -> None:
@@ -173,7 +173,7 @@ def test_killed_again_and_again_behind_a_bad_network(
     assert sum(schedule.injected.values()) > 0
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_the_service_is_killed_meanwhile(tmp_path: Path) -> None:
     service = ServiceProcess(tmp_path / "node")
     service.start()
@@ -193,7 +193,7 @@ def test_the_service_is_killed_meanwhile(tmp_path: Path) -> None:
     service.stop()
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_a_stop_waits_for_what_is_on_its_way(service: ServiceProcess, tmp_path: Path) -> None:
     forwarder = ForwarderProcess(tmp_path, service.url, run="stopped", unfinished_wait="1s")
     log = forwarder.logs / "a.log"
@@ -221,7 +221,7 @@ def test_a_second_forwarder_on_the_storage_refuses(service: ServiceProcess, tmp_
     assert first.stop() == 0
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_a_bar_in_a_file_moves_on_a_terminal_and_is_stored_once(
     service: ServiceProcess, tmp_path: Path
 ) -> None:

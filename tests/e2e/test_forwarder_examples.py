@@ -150,7 +150,7 @@ def _cri(text: str, *, second: int, stream: str = "stdout", tag: str = "F") -> s
     return f"2026-11-30T03:00:{second:02}.123456789Z {stream} {tag} {text}\n"
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_the_logs_of_containers(service: ServiceProcess, tmp_path: Path) -> None:
     """As containerd writes and the kubelet rotates them."""
     url, fqn = service.url, "shop.web-7d4b9c6f5-x2x8l.app"

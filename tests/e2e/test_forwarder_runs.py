@@ -75,7 +75,7 @@ def test_a_run_is_there_with_its_file_and_lost_without_its_forwarder(
     assert forwarder.stop() == 0
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_generations_end_with_their_rotation_and_what_others_report_is_theirs(
     brief: ServiceProcess, tmp_path: Path
 ) -> None:

@@ -40,7 +40,7 @@ def files_in(folder: Path) -> list[Path]:
 
 
 @pytest.mark.small_disks
-@pytest.mark.in_turn(2, "full disks")
+@pytest.mark.in_turn(3, "full disks")
 @pytest.mark.parametrize("what", FILLS)
 def test_a_full_disk_is_emptied_through_the_service(what: str, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 24 << 20, inodes=800) as disk:

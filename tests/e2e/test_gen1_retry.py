@@ -40,7 +40,7 @@ def _post(client: httpx.Client, **body: object) -> dict[str, object]:
     return answer
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_a_reply_lost_to_kill_9_leaves_one_copy(service: ServiceProcess) -> None:
     with httpx.Client(base_url=service.url, timeout=120) as client:
         _post(client)
@@ -58,7 +58,7 @@ def test_a_reply_lost_to_kill_9_leaves_one_copy(service: ServiceProcess) -> None
             assert text == "the same line\n" * (number + 1)
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_kill_9_amid_a_reply_leaves_one_copy(service: ServiceProcess, tmp_path: Path) -> None:
     armed = tmp_path / "armed"
     service.kill()

@@ -15,7 +15,7 @@ RUN = f"{BASE}/p/r"
 PATIENCE_SECONDS = 60.0
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_a_start_takes_lines_and_has_them_in_the_folder_once_that_answers(tmp_path: Path) -> None:
     store = tmp_path / "store"
     service = ServiceProcess(

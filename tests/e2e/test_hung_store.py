@@ -97,7 +97,7 @@ def records(reply: httpx.Response) -> tuple[list[str], dict[str, Any]]:
     return [record["message"] for record in found[:-1]], found[-1]["stats"]
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_reads_have_what_the_journal_holds_and_say_so(
     service: ServiceProcess, frozen: Freezer
 ) -> None:
@@ -153,7 +153,7 @@ def test_reads_have_what_the_journal_holds_and_say_so(
         assert client.get(f"{run}/download").text.splitlines() == HELD
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_searches_have_what_the_journal_holds_and_say_so(
     service: ServiceProcess, frozen: Freezer
 ) -> None:
@@ -339,7 +339,7 @@ def test_a_live_stream_begins_again_if_the_store_has_lines_before(
             assert rest.lines == STORED + HELD
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_an_emptied_view_is_filled_also_by_another_connection(
     service: ServiceProcess, frozen: Freezer
 ) -> None:

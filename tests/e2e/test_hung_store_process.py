@@ -126,7 +126,7 @@ async def test_a_write_that_a_read_leads_to_ends_over_a_frozen_store(
             await store.delete(["runs/there", "runs/new"])
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_start_over_a_black_hole_takes_lines(
     bucket: Bucket, tmp_path: Path, workers: int
@@ -146,7 +146,7 @@ def test_a_start_over_a_black_hole_takes_lines(
     assert service.stop() == 0
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_a_stop_ends_a_search_and_a_compactor_that_wait_for_a_frozen_store(
     bucket: Bucket, freezer: Freezer, tmp_path: Path
 ) -> None:

@@ -25,7 +25,7 @@ def url(tmp_path: Path) -> Iterator[str]:
     service.kill()
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_every_verb_takes_names_of_every_length(url: str) -> None:
     with httpx.Client(base_url=url, timeout=60) as client:
 

@@ -60,7 +60,7 @@ def test_a_store_may_be_opened_to_others_and_the_journal_not(tmp_path: Path) -> 
     assert {o for name, o in found.items() if name.endswith(".parquet")} == {0o044}
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_the_journal_of_an_older_version_is_closed_at_the_start(tmp_path: Path) -> None:
     service = ServiceProcess(tmp_path / "node")
     lived(service, b"1\n")

@@ -68,7 +68,7 @@ async def _holds(client: httpx.AsyncClient, key: RunKey, text: bytes) -> None:
     assert await query_text(client, key) == text
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 async def test_everything_is_there_once_after_kills_in_the_middle_of_ingest(serve: Serve) -> None:
     service = serve(**FAST)
     text = whole_lines(made_log(1, 4000))
@@ -88,7 +88,7 @@ async def test_everything_is_there_once_after_kills_in_the_middle_of_ingest(serv
         await _holds(client, KEY, text)
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 async def test_a_known_batch_is_known_after_a_kill_a_close_and_a_start(serve: Serve) -> None:
     service = serve()
     headers = {"Tailrace-Batch": BatchIds().next(), "Content-Type": "text/plain"}
@@ -111,7 +111,7 @@ async def test_a_known_batch_is_known_after_a_kill_a_close_and_a_start(serve: Se
         await _holds(client, KEY, b"a\n")
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 async def test_a_reader_goes_on_where_it_was_over_a_stop_a_kill_and_a_close(serve: Serve) -> None:
     service = serve(**FAST)
     text = b""
@@ -131,7 +131,7 @@ async def test_a_reader_goes_on_where_it_was_over_a_stop_a_kill_and_a_close(serv
         assert follower.connections >= 4
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 async def test_what_was_sent_as_bulk_survives_the_loss_of_the_node(serve: Serve) -> None:
     service = serve(TAILRACE_FLUSH__SEGMENT_SECONDS="600")
     headers = {"Tailrace-Durability": "bulk", "Content-Type": "text/plain"}
@@ -144,7 +144,7 @@ async def test_what_was_sent_as_bulk_survives_the_loss_of_the_node(serve: Serve)
         assert await query_text(client, KEY) == b"safe\n"
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 async def test_a_stop_brings_all_into_the_store_while_clients_go_on(serve: Serve) -> None:
     service = serve(TAILRACE_FLUSH__SEGMENT_SECONDS="600", TAILRACE_SERVER__STOP_SECONDS="60")
     keys = [RunKey("p", f"r{number}") for number in range(4)]

@@ -140,7 +140,7 @@ def compared(follower: Follower, lines: list[str]) -> None:
     assert len(keys) > 10
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 @pytest.mark.parametrize("seed", seeds(1))
 async def test_each_line_comes_once_whatever_happens_meanwhile(
     service: ServiceProcess, seed: int
@@ -148,7 +148,7 @@ async def test_each_line_comes_once_whatever_happens_meanwhile(
     await followed(service, seed, ("connections", "kill", "kill and compact", "connections"))
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 async def test_each_line_comes_once_over_a_bucket(tmp_path: Path, bucket: Bucket) -> None:
     settings = SETTINGS | bucket.environment
     service = ServiceProcess(tmp_path / "node", store=None, **settings)

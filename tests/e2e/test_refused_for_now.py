@@ -33,7 +33,7 @@ def raise_limit(service: ServiceProcess) -> None:
     service.start()
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_a_file_that_was_refused_is_read_once_the_limit_is_raised(
     small: ServiceProcess, tmp_path: Path
 ) -> None:
@@ -62,7 +62,7 @@ def test_a_file_that_was_refused_is_read_once_the_limit_is_raised(
     assert forwarder.stop() == 0
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_what_a_program_could_not_deliver_is_sent_by_the_next_once_the_limit_is_raised(
     small: ServiceProcess, tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ KEY = RunKey("p", "r")
 TEXT = {"Content-Type": "text/plain"}
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_a_service_that_repaired_a_log_is_not_ended_in_silence(tmp_path: Path) -> None:
     service = ServiceProcess(tmp_path / "data")
     service.start()

@@ -120,7 +120,7 @@ _CASES = [
 
 
 @pytest.mark.parametrize(
-    ("label", "mode"), _CASES if _COUNT else some(_CASES, 2, "made-up requests")
+    ("label", "mode"), _CASES if _COUNT else some(_CASES, 3, "made-up requests")
 )
 def test_no_request_finds_a_defect(
     label: str, mode: GenerationMode, service: ServiceProcess

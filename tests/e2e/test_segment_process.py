@@ -65,7 +65,7 @@ def stored(folder: Path) -> list[str]:
     return found
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_one_that_is_killed_costs_no_line(service: ServiceProcess, tmp_path: Path) -> None:
     sent: list[str] = []
     os.kill(one_that_encodes(service, sent), signal.SIGKILL)
@@ -77,7 +77,7 @@ def test_one_that_is_killed_costs_no_line(service: ServiceProcess, tmp_path: Pat
     assert sorted(stored(tmp_path / "s")) == sorted(sent)
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 @pytest.mark.parametrize("end", [ServiceProcess.kill, ServiceProcess.stop])
 def test_it_ends_with_the_service(
     service: ServiceProcess, tmp_path: Path, end: Callable[[ServiceProcess], object]

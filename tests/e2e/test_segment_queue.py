@@ -98,7 +98,7 @@ def curl(*arguments: str) -> tuple[str, str]:
     return status, body
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 async def test_curl_follows_the_queue_while_consumers_and_service_are_killed(
     service: ServiceProcess, other: ServiceProcess, script: Path, tmp_path: Path
 ) -> None:

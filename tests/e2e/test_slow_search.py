@@ -51,7 +51,7 @@ def one_that_searches(service: ServiceProcess) -> int:
     return children_of(service.pid, MODULE)[0]
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_it_ends_at_its_limit_and_others_are_served(service: ServiceProcess) -> None:
     with ThreadPoolExecutor(4) as clients:
         slow = [clients.submit(searched, service) for _ in range(4)]  # all places there are
@@ -72,7 +72,7 @@ def test_it_ends_at_its_limit_and_others_are_served(service: ServiceProcess) -> 
     assert "Traceback" not in service.output()
 
 
-@pytest.mark.in_turn(3, "a killed search")
+@pytest.mark.in_turn(4, "a killed search")
 def test_it_ends_with_a_killed_service(service: ServiceProcess) -> None:
     with ThreadPoolExecutor(1) as clients:
         slow = clients.submit(searched, service)
@@ -83,7 +83,7 @@ def test_it_ends_with_a_killed_service(service: ServiceProcess) -> None:
     wait_for(lambda: not works(child))
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_a_run_is_read_as_records_while_a_search_has_every_slot(tmp_path: Path) -> None:
     service = ServiceProcess(
         tmp_path / "node",

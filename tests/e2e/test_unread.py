@@ -124,7 +124,7 @@ def others_are_answered(service: ServiceProcess) -> None:
             assert client.post(f"{BASE}/p/other", json="x\n").status_code == 200
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("more", ["", "&tail=100000"])
 def test_pages(service: ServiceProcess, more: str) -> None:
     path = f"{RUN}?limit={LINES}{more}"
@@ -136,7 +136,7 @@ def test_pages(service: ServiceProcess, more: str) -> None:
         assert (page["after"], page["totalLines"]) == (None, LINES)
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_records(service: ServiceProcess) -> None:
     path = f"{RUN}/download?format=ndjson"
     with costs_at_most(service, path, 150 * MIB), unread(service, path, 25) as replies:
@@ -159,7 +159,7 @@ def segment_of(service: ServiceProcess) -> dict[str, Any]:
     raise AssertionError("no segment was cut")
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("form", ["ndjson", "text"])
 def test_segments(service: ServiceProcess, form: str) -> None:
     path = f"/segments/{segment_of(service)['id']}?format={form}"
@@ -173,7 +173,7 @@ def test_segments(service: ServiceProcess, form: str) -> None:
         assert body == TEXT
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_searches(service: ServiceProcess) -> None:
     """More than there are slots, none of them read, and none of them is lost."""
     path = "/query?from=0&fqn=p&run=r"

@@ -65,7 +65,7 @@ def test_curl_with_requests_in_a_row_on_one_connection(
     assert stored(service, "row") == b"".join(BODIES)
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_javas_own_client(service: ServiceProcess, files: list[str], tmp_path: Path) -> None:
     java = find_java()
     assert java is not None

@@ -103,7 +103,7 @@ def service(tmp_path: Path) -> Iterator[ServiceProcess]:
         running.kill()
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_each_run_has_its_worker_and_every_worker_reads_all(service: ServiceProcess) -> None:
     expected = {run: [f"{run} {n}" for n in range(20)] for run in RUNS}
     for n in range(20):
@@ -122,7 +122,7 @@ def test_each_run_has_its_worker_and_every_worker_reads_all(service: ServiceProc
     assert service.stop() == 0
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_killed_workers_come_back_and_nothing_is_lost_or_doubled(service: ServiceProcess) -> None:
     def producer(run: str) -> list[str]:
         for n in range(60):
@@ -144,7 +144,7 @@ def test_killed_workers_come_back_and_nothing_is_lost_or_doubled(service: Servic
     assert service.stop() == 0
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_workers_that_are_too_many_bring_their_lines_away(service: ServiceProcess) -> None:
     for run in RUNS:
         post(service, run, f"{run}\n")

@@ -9,7 +9,7 @@ import pytest
 from tests.forwarder.torture import Torture
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 @pytest.mark.logrotate
 def test_killed_under_rotation(tmp_path: Path) -> None:
     done = Torture(tmp_path, 15, with_logrotate=True).run(4)

@@ -102,7 +102,7 @@ def forwarder(service: ServiceProcess, tmp_path: Path) -> Iterator[ForwarderProc
         process.kill()
 
 
-@pytest.mark.in_turn(3, "patterns of the forwarder")
+@pytest.mark.in_turn(4, "patterns of the forwarder")
 def test_no_pattern_and_no_line_stops_the_other_files(
     service: ServiceProcess, forwarder: ForwarderProcess
 ) -> None:

@@ -148,7 +148,7 @@ def test_some_of_them_are_taken_and_some_refused() -> None:
     assert 0 < found.count(True) < len(found)
 
 
-@pytest.mark.in_turn(3, "files of pipelines")
+@pytest.mark.in_turn(4, "files of pipelines")
 def test_no_pipeline_stops_the_others(tmp_path: Path) -> None:
     service = ServiceProcess(tmp_path / "node", TAILRACE_FLUSH__SEGMENT_SECONDS="0.2")
     service.start()

@@ -32,7 +32,7 @@ class Nth:
         return self.seen == self._number + 1
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("kind", HIDDEN, ids=lambda kind: kind.value)
 async def test_a_fault_in_any_request_of_the_check(bucket: Bucket, kind: Kind) -> None:
     schedule = Schedule(1, delay_seconds=0.001)

@@ -155,7 +155,7 @@ def is_part(request: Request) -> bool:
     return "partNumber" in request.query
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 @pytest.mark.parametrize("kind", HIDDEN)
 async def test_each_fault_of_each_request_is_hidden(site: Site, kind: Kind) -> None:
     """Twice for every request that it may meet, while all that a store does is done."""

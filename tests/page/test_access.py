@@ -115,7 +115,7 @@ def test_a_token_without_the_scope_says_so_and_is_replaced(page: Page, post: Pos
     expect(page.locator("a.main")).to_have_count(3)
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_a_live_stream_whose_token_ends_goes_on_exactly_after_a_login(
     page: Page, service: ServiceProcess, post: Poster, rules: Path
 ) -> None:
@@ -146,7 +146,7 @@ def test_a_live_stream_whose_token_ends_goes_on_exactly_after_a_login(
     assert copied(page) == "".join([f"line {n}\n" for n in range(420)])
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_a_token_that_ends_is_asked_for_again_where_one_is(
     page: Page, post: Poster, rules: Path
 ) -> None:
@@ -162,7 +162,7 @@ def test_a_token_that_ends_is_asked_for_again_where_one_is(
     expect(page.locator("a.main")).to_have_count(2)
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 @pytest.mark.usefixtures("post")
 def test_whom_a_proxy_names_is_not_asked(browser: Browser, service: ServiceProcess) -> None:
     context = browser.new_context(

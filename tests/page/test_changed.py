@@ -22,7 +22,7 @@ def _usual(day: int) -> str:
     return "".join([USUAL.format(day=day, n=n) for n in range(1, 60)])
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_lines_that_the_last_success_had_not_are_named_marked_and_reached_by_keys(
     page: Page, post: Poster
 ) -> None:
@@ -68,7 +68,7 @@ def open_run_ended(page: Page, fqn: str, run: str) -> None:
     expect(page.locator(".state")).to_have_text("finished")
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_attempts_are_one_row_and_are_read_side_by_side(page: Page, post: Poster) -> None:
     for attempt, state in ((1, "failed"), (2, "failed"), (3, "running")):
         post.lines("p.tries", f"7/attempt-{attempt}", 0, attempt * 100)
@@ -106,7 +106,7 @@ def test_attempts_are_one_row_and_are_read_side_by_side(page: Page, post: Poster
     page.wait_for_url("**/#/compare/p.tries/7%2Fattempt-2/7%2Fattempt-3")
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_what_matches_in_a_run_is_downloaded(page: Page, post: Poster, tmp_path: Path) -> None:
     lines = [f"needle {n}" if n % 7 == 0 else f"straw {n}" for n in range(3000)]
     post.text("p.part", "r", "\n".join(lines).encode())

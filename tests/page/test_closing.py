@@ -45,7 +45,7 @@ def service(nodes: Nodes) -> ServiceProcess:
     return nodes[1]
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_each_line_of_both_nodes_is_once_on_screen(page: Page, nodes: Nodes) -> None:
     """Also those that come between the page's lines and its stream, before lines that it has."""
     a, b = nodes
@@ -68,7 +68,7 @@ def test_each_line_of_both_nodes_is_once_on_screen(page: Page, nodes: Nodes) -> 
         assert sorted(shown(page)) == sorted([f"line {n}" for n in range(20)])
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_a_run_is_closing_and_the_silent_node_is_named(page: Page, nodes: Nodes) -> None:
     a, b = nodes
     with Poster(a.url) as at_a, Poster(b.url) as at_b:

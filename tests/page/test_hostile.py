@@ -94,7 +94,7 @@ def test_traces_and_groups_are_folded_and_open(page: Page, post: Poster) -> None
     expect(tx).to_have_count(len(text) - 3)
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_groups_are_folded_as_they_are_read_and_stay_as_they_were_turned(
     page: Page, post: Poster
 ) -> None:

@@ -214,7 +214,7 @@ def test_a_run_without_lines_waits_for_the_first(page: Page, post: Poster) -> No
     open_run(page, "p.waits", "new")
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_pipelines_that_are_quiet_are_asked_about_seldom(page: Page) -> None:
     names = [f"quiet.{number:02}" for number in range(40)]
     asked: list[str] = []

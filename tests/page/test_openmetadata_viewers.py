@@ -74,7 +74,7 @@ def test_the_paginated_reader_follows_a_running_run_to_its_end(viewer: Page, pos
     assert viewer.evaluate("paged.poll()") + "\n" == numbered(0, 7000)
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize(("query", "texts"), [("", 0), ("?events=unnamed", 2), ("?format=text", 2)])
 def test_a_plain_event_source_is_given_events_without_a_name(
     viewer: Page, post: Poster, query: str, texts: int

@@ -30,7 +30,7 @@ def post(service: ServiceProcess) -> Iterator[Poster]:
         yield poster
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_each_line_is_there_once_after_kills_of_the_service(
     page: Page, service: ServiceProcess, post: Poster
 ) -> None:
@@ -53,7 +53,7 @@ def test_each_line_is_there_once_after_kills_of_the_service(
     assert copied(page) == whole
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_a_reader_that_was_away_for_longer_than_the_buffer_gets_all_once(
     page: Page, post: Poster
 ) -> None:
@@ -80,7 +80,7 @@ def test_a_reader_that_was_away_for_longer_than_the_buffer_gets_all_once(
     assert copied(page) == "".join([f"line {n}\n" for n in range(200_100)])
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_an_address_stays_valid_through_close_kill_and_restart(
     page: Page, service: ServiceProcess, post: Poster
 ) -> None:

@@ -196,7 +196,7 @@ def test_keys_lead_to_the_first_and_the_last_error(page: Page, post: Poster) -> 
     expect(page.locator(".bars svg rect.bar").first).to_be_visible()
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_a_click_in_the_chart_leads_to_the_first_line_since_then(page: Page, post: Poster) -> None:
     post.lines("p.chart", "r", 0, 100)
     open_run(page, "p.chart", "r")

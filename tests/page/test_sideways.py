@@ -62,7 +62,7 @@ def test_a_match_is_on_screen_in_any_column(page: Page, post: Poster) -> None:
     assert page.evaluate("document.querySelector('.log').scrollLeft") == 0
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_a_match_is_on_screen_in_a_long_record_and_where_lines_wrap(
     page: Page, post: Poster
 ) -> None:

@@ -78,7 +78,7 @@ def test_a_place_that_is_not_there_offers_another(page: Page, runs: Poster) -> N
     expect(page.locator("h1")).to_have_text("Pipelines")
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_a_run_that_was_asked_for_too_early_is_there_when_the_service_is(
     page: Page, tmp_path: Path
 ) -> None:

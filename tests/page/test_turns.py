@@ -37,7 +37,7 @@ def _await_streams(service: ServiceProcess, most: int) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_eight_windows_are_live_and_a_ninth_page_loads(
     context: BrowserContext, post: Poster
 ) -> None:
@@ -59,7 +59,7 @@ def test_eight_windows_are_live_and_a_ninth_page_loads(
         expect(tab.locator(".row .tx")).to_have_text(["line 0", "line 1", "line 2"])
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_a_hidden_tab_holds_no_connection_and_goes_on_when_it_is_shown(
     page: Page, service: ServiceProcess, post: Poster
 ) -> None:

@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 from tests.e2e.service_process import BASE, ServiceProcess
 from tests.pipelines.torture.torture import PipelinesProcess
 
-pytestmark = [pytest.mark.spark, pytest.mark.in_turn(3, "pipelines beside compaction")]
+pytestmark = [pytest.mark.spark, pytest.mark.in_turn(4, "pipelines beside compaction")]
 
 _PATIENCE_SECONDS = 120.0
 _STUCK = '''

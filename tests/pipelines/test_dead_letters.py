@@ -82,7 +82,7 @@ async def redelivered(admin: PipelinesAdmin) -> tuple[int, int]:
             return at.sent, at.refused
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize(
     ("kind", "wrapped", "folder", "status"),
     [("webhook", "", "", 400), ("webhook", "async", "dead", 404), ("otlp", "retry", "dead", 422)],
@@ -236,7 +236,7 @@ def said(process: PipelinesProcess, *words: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.in_turn(3, "killed dead letters")
+@pytest.mark.in_turn(4, "killed dead letters")
 async def test_a_kill_while_records_are_refused_or_sent_again_loses_none(
     tmp_path: Path, receiver: Receiver
 ) -> None:

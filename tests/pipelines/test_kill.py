@@ -52,7 +52,7 @@ def lines(out: Path, *, replayed: bool) -> Counter[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.in_turn(3, "a killed replay")
+@pytest.mark.in_turn(4, "a killed replay")
 async def test_a_replay_that_is_killed_twice_gives_each_record_once(tmp_path: Path) -> None:
     """From the table and segments, asked for on the command line, into files that are rolled."""
     lake, out, definitions = Lake(tmp_path), tmp_path / "out", tmp_path / "pipelines"

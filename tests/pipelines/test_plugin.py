@@ -83,7 +83,7 @@ def test_what_is_not_installed_is_refused_by_name(folder: Path) -> None:
     assert "has its package installed, or is given its folder by --lib" in done.stderr
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_a_plugin_that_cannot_be_loaded_is_named(folder: Path, installed: dict[str, str]) -> None:
     path = folder / "pipelines" / "p.yaml"
     path.write_text("name: p\nappenders: [{type: broken, name: x}]\n")

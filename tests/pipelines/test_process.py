@@ -52,7 +52,7 @@ async def test_a_failing_appender_holds_up_nobody_and_gets_everything_once(lake:
         await until(has("broken", "1", "2", "3", "4", "5"))
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 async def test_appenders_that_hang_hold_up_nobody_and_no_stop(
     lake: Lake, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -27,7 +27,7 @@ def lake(tmp_path: Path) -> Lake:
     return Lake(tmp_path)
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 async def test_a_part_goes_to_a_second_process_and_back_and_each_line_is_written_once(
     lake: Lake, tmp_path: Path
 ) -> None:

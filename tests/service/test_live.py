@@ -83,7 +83,7 @@ def _settings_of(bucket: Bucket) -> dict[str, Any]:
     return {"store": settings.store, "s3": settings.s3}
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 @pytest.mark.parametrize("seed", range(2))
 async def test_readers_see_every_line_once_over_flushes_and_restarts(
     tmp_path: Path, seed: int, place: dict[str, Any]

@@ -81,7 +81,7 @@ def test_the_scenario_of_a_node(every_server: Faults, seed: int) -> None:
     assert len(every_server.injected) >= 8
 
 
-@pytest.mark.in_turn(3, "a node killed on S3")
+@pytest.mark.in_turn(4, "a node killed on S3")
 @pytest.mark.usefixtures("every_server")
 @pytest.mark.parametrize("seed", seeds(1))
 def test_a_node_is_killed_at_any_call_of_its_store(seed: int) -> None:
@@ -100,7 +100,7 @@ def test_a_node_is_killed_at_any_call_of_its_store(seed: int) -> None:
     assert not failures, "\n".join(failures)
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 @pytest.mark.parametrize("kind", [Kind.SLOW_DOWN, Kind.DROPPED, Kind.RESET])
 def test_a_server_that_is_away_for_a_while(every_server: Faults, kind: Kind) -> None:
     """Longer than any patience of a call: the node waits, and goes on by itself."""

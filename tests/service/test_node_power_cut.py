@@ -73,7 +73,7 @@ def settle(moment: Moment, seed: int, *, again: int | None = None) -> Moment | N
     return kept[0] if kept else None
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 @pytest.mark.parametrize("seed", seeds(3))
 def test_the_power_goes_at_any_call(seed: int) -> None:
     fs, _ = told(seed, [])

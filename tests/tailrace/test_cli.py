@@ -74,7 +74,7 @@ def test_an_error_is_two_lines_and_a_status() -> None:
     )
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("below", ["", "/data"])
 def test_a_data_folder_that_is_a_file_is_said(tmp_path: Path, below: str) -> None:
     (tmp_path / "file").write_text("mine")

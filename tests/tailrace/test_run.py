@@ -26,7 +26,7 @@ def _run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_a_commands_output_becomes_a_run(service: ServiceProcess, tmp_path: Path) -> None:
     where = ["--url", service.url, "--spool", str(tmp_path / "spool")]
     script = "echo out; echo err >&2; exit 3"

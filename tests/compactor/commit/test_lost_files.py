@@ -67,7 +67,7 @@ def marks(lake: Lake) -> tuple[int, int]:
     return snapshot.mark("a"), snapshot.mark("b")
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_what_may_be_a_copy_of_its_lines_waits_and_nothing_else(either: Lake) -> None:
     path, body = with_a_loss(either)
     for _ in range(2):
@@ -81,7 +81,7 @@ def test_what_may_be_a_copy_of_its_lines_waits_and_nothing_else(either: Lake) ->
     either.holds([FIRST, SAME_HOUR, LATER, LATEST])
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_its_lines_are_given_up(either: Lake) -> None:
     """As `docs/operations.md` says. What had waited is ingested."""
     path, _ = with_a_loss(either)

@@ -51,7 +51,7 @@ ENOUGH = 400
 RARE = {"deletion removed": 8, "group settled": 4, "rebased": 4, "expired": 3}
 """How often drivers are killed where they seldom come, beside other steps."""
 KILLED = Counter[str]()
-HISTORIES = seeds(6)
+HISTORIES = seeds(3)
 
 
 @pytest.mark.parametrize("seed", some(HISTORIES, 3, "histories of compactors"))

@@ -221,7 +221,7 @@ def run_elsewhere(work: Callable[[], object]) -> None:
     thread.join()
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_random_histories_end_as_the_model_says(warm: Lake) -> None:
     dice = random.Random(20261121)
     sent: list[Batch] = []

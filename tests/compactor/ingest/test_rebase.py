@@ -186,7 +186,7 @@ def test_what_was_held_and_is_rewritten_meanwhile_is_no_reason_to_merge_again(
     plain.holds([*held, *mine])
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 @pytest.mark.parametrize("seed", seeds(5))
 def test_random_races_end_as_the_model_says(plain: Lake, seed: int) -> None:
     """Two drivers, copies across nodes, deletions, purges: each record once, or gone."""

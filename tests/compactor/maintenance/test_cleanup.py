@@ -133,7 +133,7 @@ def test_low_is_raised_before_the_first_goes(lake: Lake) -> None:
     assert lake.run(read_watermark(lake.store, "n")).seq == 3
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_many_go_in_a_request(any_lake: Lake) -> None:
     """A few requests for two hundred of them: on S3 a delete of each took as many round trips."""
     lake = consumed(any_lake, segments=200, mark=200, text=200)

@@ -282,7 +282,7 @@ def reset(queue: SegmentQueue) -> Awaitable[Any]:
     return queue.reset("g", Start.OLDEST)
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 @pytest.mark.parametrize("joins", [begin, reset])
 @pytest.mark.parametrize("deleter_first", [True, False])
 def test_a_group_that_joins_while_segments_are_deleted_misses_nothing(

@@ -42,7 +42,7 @@ def said(lake: Lake, *flags: str) -> list[bytes]:
     return [line for line in done.stderr.splitlines() if not line.startswith(JAVA)]
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 @pytest.mark.spark
 def test_with_that_file_it_says_json_from_its_beginning(lake: Lake) -> None:
     lines = [orjson.loads(line) for line in said(lake, "--driver-java-options", OPTION)]

@@ -69,7 +69,7 @@ def compacted(lake: Lake, **settings: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.spark
-@pytest.mark.in_turn(3, "words of a pass")
+@pytest.mark.in_turn(4, "words of a pass")
 def test_a_pass_says_what_it_did_and_no_word_of_the_jvm(lake: Lake) -> None:
     lake.put("a", [batch("f", "r", NOON, 3)])
     done = compacted(lake)

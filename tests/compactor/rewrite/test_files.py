@@ -27,7 +27,7 @@ def keys_of(file: TableFile) -> list[tuple[str, str, str]]:
     return [(row["fqn"], row["run_id"], row["ulid"]) for row in rows]
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 @pytest.mark.spark
 def test_a_run_with_nearly_all_lines_is_cut_by_time(warm: Lake) -> None:
     big = [batch("f", "big", NOON + i * 60_000, 400) for i in range(10)]

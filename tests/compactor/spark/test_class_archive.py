@@ -90,7 +90,7 @@ def _of_another_class_path(archive: Path | None) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.in_turn(3, "archive")
+@pytest.mark.in_turn(4, "archive")
 def test_an_archive_that_java_cannot_use_is_left_alone_in_silence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,7 +48,7 @@ CONF = {
 }
 
 # Two minutes of a core: what depends on processes of executors changes seldom.
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.in_turn(3, "a cluster")]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.in_turn(4, "a cluster")]
 
 
 @pytest.fixture(scope="module")

@@ -164,7 +164,7 @@ def test_spark_refuses_pages_that_do_not_match_their_crc(
             lake.session.rewrite(work, str(tmp_path / f"out{number}"))
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_a_damaged_hour_is_not_rewritten_and_everything_says_so(warm: Lake) -> None:
     sent = [batch("f", f"r{n}", NOON + n, 30) for n in range(4)]
     other = batch("f", "r", NOON + HOUR, 10)

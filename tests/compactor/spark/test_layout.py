@@ -95,7 +95,7 @@ def test_each_group_has_a_map_of_its_lines(warm: Lake) -> None:
         assert given(Path(file.uri), found) == expected(Path(file.uri), group)
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_a_group_of_long_lines_ends_by_its_bytes(warm: Lake) -> None:
     dice = random.Random(1)
     warm.put("a", [_long_line(dice, number) for number in range(100)])

@@ -86,7 +86,7 @@ def kill_jvm(lake: Lake) -> None:
     os.kill(found, signal.SIGKILL)
 
 
-@pytest.mark.in_turn(3, "a lost JVM")
+@pytest.mark.in_turn(4, "a lost JVM")
 def test_another_is_started(lake: Lake, resident: subprocess.Popen[str], log: Path) -> None:
     sent = new(lake, 0)
     takes_in(resident, 40_000)
@@ -102,7 +102,7 @@ def test_another_is_started(lake: Lake, resident: subprocess.Popen[str], log: Pa
     assert "Traceback" not in said
 
 
-@pytest.mark.in_turn(3, "dies before spark")
+@pytest.mark.in_turn(4, "dies before spark")
 def test_one_that_dies_before_spark_is_there() -> None:
     root = str(Path(JOB).parents[1])
     said = subprocess.check_output([sys.executable, "-c", STARTS_TWICE], cwd=root, text=True)

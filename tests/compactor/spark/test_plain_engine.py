@@ -23,7 +23,7 @@ _COLUMNS = ["fqn", "run_id", "ulid", "ts", "level", "message"]
 pytestmark = pytest.mark.spark
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 @pytest.mark.parametrize("seed", seeds(2))
 def test_both_engines_give_the_same_lines_in_the_same_order(
     lake: Lake, session: Session, seed: int, tmp_path: Path

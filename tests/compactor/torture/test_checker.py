@@ -136,7 +136,7 @@ DAMAGES = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 @DAMAGES
 def test_lines_that_are_not_as_they_were_sent(
     told: Told, change: Callable[[list[Row]], Sequence[Row]], said: str
@@ -145,7 +145,7 @@ def test_lines_that_are_not_as_they_were_sent(
     assert said in (told.wrong() or "")
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 @DAMAGES
 def test_lines_that_were_not_as_they_were_sent_for_one_version(
     told: Told, change: Callable[[list[Row]], Sequence[Row]], said: str

@@ -31,7 +31,7 @@ LIMITS = Compaction(
 )
 
 
-@pytest.mark.in_turn(3, "a torture")
+@pytest.mark.in_turn(4, "a torture")
 @pytest.mark.parametrize("seed", seeds(1))
 def test_killed_for_real_each_line_is_there_once(
     lake: Lake, session: Session, tmp_path: Path, seed: int

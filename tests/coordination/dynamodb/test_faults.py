@@ -31,7 +31,7 @@ from tests.faults.schedule import Schedule, evenly
 from tests.servers.dynamodb import DynamoDb
 from tests.simulation.clocks import ManualClock
 
-pytestmark = [pytest.mark.dynamodb, pytest.mark.in_turn(3, "faults of DynamoDB")]
+pytestmark = [pytest.mark.dynamodb, pytest.mark.in_turn(4, "faults of DynamoDB")]
 
 PATIENT = Tries(count=12, pause_seconds=0.001)
 FEW = Tries(count=3, pause_seconds=0.001)

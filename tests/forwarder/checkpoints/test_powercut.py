@@ -154,7 +154,7 @@ def test_a_power_cut_at_every_call_of_a_start_behind_a_power_cut(seed: int) -> N
         assert call > 3
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 @pytest.mark.parametrize("number", FAULTS)
 @pytest.mark.parametrize("once", [True, False], ids=["once", "lasting"])
 def test_a_disk_that_refuses_at_every_call(number: int, once: bool) -> None:

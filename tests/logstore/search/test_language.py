@@ -422,7 +422,7 @@ TREES = st.recursive(
 )
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 @settings(deadline=None, max_examples=200)
 @given(TREES, st.integers(0, 1 << 30))
 def test_sql_means_what_plain_python_says(condition: Condition, seed: int) -> None:

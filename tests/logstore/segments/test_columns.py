@@ -38,7 +38,7 @@ def table_of(batches: MemoryBatches, limits: Limits | None = None) -> pa.Table:
     return pa.Table.from_batches(found, SCHEMA)
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 @settings(deadline=None, max_examples=50)
 @given(many_batches(), LIMITS)
 def test_rows_are_those_of_the_plain_model(batches: MemoryBatches, limits: Limits) -> None:
@@ -47,7 +47,7 @@ def test_rows_are_those_of_the_plain_model(batches: MemoryBatches, limits: Limit
     assert rows_from(table) == rows_of(batches)
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 @settings(deadline=None)
 @given(many_batches(repeat=False), st.integers(0, 12))
 def test_the_carry_takes_times_and_levels_over_a_cut(batches: MemoryBatches, cut: int) -> None:

@@ -41,7 +41,7 @@ def some() -> MemoryBatches:
     return make_batches("node-1", entries, 100)
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 @settings(deadline=None, max_examples=40)
 @given(many_batches())
 def test_what_was_written_is_read(batches: MemoryBatches) -> None:

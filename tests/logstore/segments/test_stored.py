@@ -75,7 +75,7 @@ def test_batches_come_back_whatever_the_row_groups(batches: MemoryBatches) -> No
         assert len(of_run(ours, key)) == len(ours.rows)
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 @settings(deadline=None, max_examples=40)
 @given(many_batches(repeat=False))
 def test_records_come_back_with_what_they_carry(batches: MemoryBatches) -> None:

@@ -151,7 +151,7 @@ def test_one_fault_of_a_request_keeps_nobody_from_reading(
     assert schedule.injected[kind] == 1
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 @minio
 def test_the_marks_of_a_hundred_nodes_are_a_list_and_each_commit_once(bucket: Bucket) -> None:
     """It was as many requests for every node, each time it was asked for one."""
@@ -166,7 +166,7 @@ def test_the_marks_of_a_hundred_nodes_are_a_list_and_each_commit_once(bucket: Bu
         assert schedule.requests - before <= 1 + 4 + commits
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 @minio
 @pytest.mark.parametrize("kind", OF_READING)
 @pytest.mark.parametrize("asked", ["?list-type=2", "00000021.json", ".checkpoint.parquet"])

@@ -101,7 +101,7 @@ def test_this_machine_is_not_reached_by_any_name_of_it(receiver: Receiver, host:
     assert receiver.requests == []
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 @pytest.mark.parametrize(
     "head", [b"HTTP/1.1 200 OK\r\nContent-Length: 60000\r\n\r\n", b"HTTP/1.1 "]
 )

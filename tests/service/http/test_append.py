@@ -27,7 +27,7 @@ def packed(text: str) -> str:
     return base64.b64encode(gzipped(text.encode())).decode()
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize(
     ("body", "headers", "text"),
     [

@@ -156,7 +156,7 @@ BOMBS: dict[str, tuple[Callable[[], bytes], str, bytes | None]] = {
 }
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_bomb_is_refused_before_it_is_made_objects_of(bomb: str) -> None:
     make, kind, encoding = BOMBS[bomb]

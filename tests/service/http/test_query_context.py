@@ -59,7 +59,7 @@ def grouped(found: list[dict[str, Any]]) -> Groups:
     return groups
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("seed", seeds(3))
 async def test_hits_come_with_what_is_around_them(tmp_path: Path, seed: int) -> None:
     dice = random.Random(seed)
@@ -96,7 +96,7 @@ async def test_text_has_a_line_between_groups(tmp_path: Path) -> None:
         assert len(groups) > 1
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 async def test_pages_of_hits_go_on_at_the_cursor(tmp_path: Path) -> None:
     world = await mixed(tmp_path, random.Random(1))
     async with engine_of(world) as engine, client_of(engine) as client:

@@ -198,7 +198,7 @@ async def test_a_cursor_nobody_gave_out_starts_over(serve: Serve, cursor: str) -
         assert await drained(stream) == ["a"]
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("form", ["json", "text"])
 async def test_each_line_once_over_random_reconnects(serve: Serve, seed: int, form: str) -> None:

@@ -37,7 +37,7 @@ async def all_of(lines: ReportLines) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 async def test_a_running_service_tells_what_its_store_has(tmp_path: Path) -> None:
     settings = settings_for(tmp_path, flush={"segment_seconds": 0.1})
     async with service(settings) as (client, _):
@@ -138,7 +138,7 @@ async def test_it_is_told_where_the_store_is(tmp_path: Path) -> None:
     assert "TAILRACE_STORE" not in os.environ
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 async def test_what_stands_in_the_working_directory_is_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -318,7 +318,7 @@ async def _between(gated: GatedAppender, dice: Random) -> None:
         gated.rig.clock.ms += dice.choice((-60_000, 5, 60_000))
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("seed", seeds(30))
 async def test_every_batch_once_whatever_comes_between(seed: int) -> None:
     dice = Random(f"gen1 {seed}")
@@ -338,7 +338,7 @@ async def test_every_batch_once_whatever_comes_between(seed: int) -> None:
     await gated.journal.close()
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 @pytest.mark.parametrize("seed", seeds(3))
 def test_a_power_cut_at_every_call(seed: int) -> None:
     call = 0

@@ -106,7 +106,7 @@ def test_a_newest_file_cut_at_every_byte_keeps_all_whole_entries() -> None:
         asyncio.run(opened(copy_with(fs, 0, data[:size]), ask))
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_a_flip_of_every_byte_of_an_older_file_is_reported_and_invents_nothing() -> None:
     lines = [b"line %d\n" % number for number in range(8)]
     fs = written(lines, starts=2)
@@ -128,7 +128,7 @@ def test_a_flip_of_every_byte_of_an_older_file_is_reported_and_invents_nothing()
         asyncio.run(opened(copy_with(fs, 0, bytes(flipped)), ask))
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_a_flip_of_every_byte_of_the_newest_file_is_reported_and_stops_nothing() -> None:
     lines = [b"line %d\n" % number for number in range(8)]
     fs = written(lines, starts=2)

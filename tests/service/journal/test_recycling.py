@@ -185,7 +185,7 @@ class Recycling:
         journal.release(cut.end)
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("fill", [False, True])
 @pytest.mark.parametrize("seed", seeds(6))
 async def test_a_power_cut_at_every_call_while_files_come_back(seed: int, fill: bool) -> None:

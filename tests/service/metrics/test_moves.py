@@ -118,7 +118,7 @@ def test_every_metric_is_in_one_of_these_tests() -> None:
     assert {metric.name for metric in METRICS} == here | elsewhere
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_the_metrics_of_a_node_at_work(tmp_path: Path) -> None:
     watched, clients = Watched(tmp_path), Clients()
 
@@ -140,7 +140,7 @@ def test_the_metrics_of_a_node_at_work(tmp_path: Path) -> None:
     assert MOVE_AT_WORK - watched.moved() == set()
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_the_metrics_of_a_store_that_fails(tmp_path: Path) -> None:
     watched, clients = Watched(tmp_path), Clients()
 

@@ -255,7 +255,7 @@ def test_a_deletion_names_who_is_silent_and_reaches_it_when_it_returns() -> None
     world.play(go)
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("whole_pipeline", [False, True])
 def test_a_deletion_that_is_repeated_elsewhere_takes_nothing_that_came_after_it(
     whole_pipeline: bool,

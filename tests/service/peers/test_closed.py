@@ -101,7 +101,7 @@ def check_it_has_ended(service: ServiceProcess, key: RunKey, lines: int = 2 * LI
     assert {one.lines for one in said if one.lines is not None} == {lines}
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_a_run_is_closing_at_every_node_while_one_is_killed(three: Three) -> None:
     a, b, reader = three.a, three.b, three.reader
     key = RunKey("svc.killed", "run")
@@ -123,7 +123,7 @@ def test_a_run_is_closing_at_every_node_while_one_is_killed(three: Three) -> Non
 
 
 # The lease of the frozen node outlasts the reads: nobody takes over its lines between two of them.
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 @pytest.mark.parametrize("three", ["600"], indirect=True)
 def test_a_run_is_closing_at_every_node_while_one_is_frozen(three: Three) -> None:
     a, b, reader = three.a, three.b, three.reader
@@ -141,7 +141,7 @@ def test_a_run_is_closing_at_every_node_while_one_is_frozen(three: Three) -> Non
         check_it_has_ended(service, key)
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 @pytest.mark.parametrize("three", ["600"], indirect=True)
 def test_a_closed_run_is_open_while_a_silent_node_holds_lines_from_after_the_close(
     three: Three, tmp_path: Path

@@ -70,7 +70,7 @@ def says(service: ServiceProcess, *words: str) -> bool:
     return any(all(word in problem for word in words) for problem in problems(service))
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_another_secret_is_reported_at_both_nodes_though_nobody_reads(apart: Nodes) -> None:
     for one, other in (apart, apart[::-1]):
         name = f"the node {other.data.name}-"
@@ -94,7 +94,7 @@ def test_another_secret_is_reported_at_both_nodes_though_nobody_reads(apart: Nod
             assert one.output().count(said) == 1, "it has lasted all the time"
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_a_secret_is_replaced_while_nodes_hear_each_other(tmp_path: Path) -> None:
     """Each node is started again with both secrets, then each with the new one alone."""
     folder, run = tmp_path, f"{BASE}/svc.rotated/run"
@@ -118,7 +118,7 @@ def test_a_secret_is_replaced_while_nodes_hear_each_other(tmp_path: Path) -> Non
             assert "another nodes.secret" not in one.output()
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_a_frozen_node_is_reported_though_nobody_reads_and_until_it_answers(
     tmp_path: Path,
 ) -> None:

@@ -40,7 +40,7 @@ def two(tmp_path: Path) -> Iterator[Nodes]:
         yield a, b
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_what_was_flushed_or_sent_as_bulk_is_behind_every_door(two: Nodes, tmp_path: Path) -> None:
     a, b = two
     post(b, PATH, "flushed\n")

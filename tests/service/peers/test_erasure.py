@@ -25,7 +25,7 @@ SETTINGS = {
 }
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_a_frozen_node_keeps_a_deletion_from_being_called_erased(tmp_path: Path) -> None:
     store = tmp_path / "store"
     a, b = [

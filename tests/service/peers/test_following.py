@@ -62,7 +62,7 @@ class Following:
         return self.cursor
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_a_live_search_goes_from_node_to_node(
     two: Nodes,  # noqa: F811
     fqn: str,  # noqa: F811
@@ -89,7 +89,7 @@ def test_a_live_search_goes_from_node_to_node(
     following.close()
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_a_node_that_is_killed_is_named_and_its_lines_come_when_it_returns(
     two: Nodes,  # noqa: F811
     fqn: str,  # noqa: F811

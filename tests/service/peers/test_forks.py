@@ -40,7 +40,7 @@ def begin_copy(original: ServiceProcess, copy: ServiceProcess) -> None:
     assert "tailrace_forks_total 1" in metrics
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_readers_go_between_a_node_and_its_copy_and_get_each_line_once(copied: Nodes) -> None:
     original, copy = copied
     post(original, PATH, "before one\nbefore two\n")
@@ -80,7 +80,7 @@ def test_readers_go_between_a_node_and_its_copy_and_get_each_line_once(copied: N
     assert [original.stop(), copy.stop()] == [0, 0]
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 @pytest.mark.parametrize("gone", ["the copy", "the copy, drained, and the original"])
 def test_what_was_read_of_the_original_is_not_given_again_though_one_is_gone(
     copied: Nodes, tmp_path: Path, gone: str

@@ -22,7 +22,7 @@ from tests.service.peers.processes import running
 FQN = "shop.orders"
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 @pytest.mark.parametrize("whole", [False, True], ids=["a run", "a pipeline"])
 def test_lines_from_after_a_deletion_stay_when_a_node_that_stood_still_goes_on(
     tmp_path: Path, whole: bool

@@ -140,7 +140,7 @@ def test_readers_at_any_node_hear_of_a_takeover() -> None:
     world.play(go)
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("deleted", [True, False])
 def test_a_close_from_before_a_deletion_leaves_the_run_that_began_again_open(
     deleted: bool,

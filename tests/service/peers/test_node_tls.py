@@ -53,7 +53,7 @@ def client(folder: Path, trusted: Authority, shown: str | None) -> httpx.Client:
     return httpx.Client(verify=context, timeout=60)
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_nodes_read_each_other_and_let_in_whom_their_authority_signed(
     two: Nodes, tmp_path: Path, authority: Authority
 ) -> None:

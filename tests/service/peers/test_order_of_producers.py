@@ -147,7 +147,7 @@ def doors(two: Nodes, store: Path, run: str) -> dict[str, list[str]]:
     return {door: text.splitlines() for door, text in found.items()}
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 @pytest.mark.parametrize("durability", ["durable", "bulk"])
 def test_one_producer_over_two_nodes_is_in_its_order_once_the_run_is_closed(
     two: Nodes, store: Path, durability: str
@@ -172,7 +172,7 @@ def test_one_producer_over_two_nodes_is_in_its_order_once_the_run_is_closed(
         assert sorted(reader.lines) == producer.lines, "each line once, with places from before"
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_producers_with_clocks_apart_are_each_in_their_order(two: Nodes, store: Path) -> None:
     """One is ahead and stays at a node: its ids lie above those that come after it there."""
     run = "run-apart"

@@ -81,7 +81,7 @@ def lines(service: ServiceProcess, path: str, **params: str) -> str:
     return str(reply.raise_for_status().json()["logs"])
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_each_reads_what_the_other_has_just_taken(two: Nodes, path: str) -> None:
     a, b = two
     post(a, path, "one\n")
@@ -163,7 +163,7 @@ def test_a_live_reader_gets_each_line_once_whoever_takes_it(
     assert found == wanted
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("form", ["text", "ndjson"])
 def test_a_live_reader_that_changes_nodes_at_each_line_gets_each_once(
     two: Nodes, fqn: str, path: str, form: str
@@ -244,7 +244,7 @@ def found(service: ServiceProcess, **params: str) -> tuple[int, list[str], dict[
     return reply.status_code, [record["message"] for record in records], stats["stats"]
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_a_search_has_what_any_node_has_just_taken(two: Nodes, fqn: str, path: str) -> None:
     a, b = two
     post(a, path, "one\n")
@@ -266,7 +266,7 @@ def test_a_search_has_what_any_node_has_just_taken(two: Nodes, fqn: str, path: s
     assert "records of the node b-" in stats["missing"][0]
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_a_close_and_a_deletion_reach_both(two: Nodes, path: str) -> None:
     a, b = two
     post(a, path, "one\n")
@@ -302,7 +302,7 @@ def test_a_question_without_the_secret_is_refused(two: Nodes, secret: str) -> No
         assert SECRET not in reply.text
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_a_token_with_the_scope_node_is_as_good_as_the_secret(tmp_path: Path) -> None:
     """So a secret is replaced: nodes with the new one ask those that have the old one still."""
     tokens = {scope: token_of(scope) for scope in ("node", "admin", "ingest")}
@@ -342,7 +342,7 @@ def test_a_node_without_a_secret_has_no_such_routes(tmp_path: Path) -> None:
         alone.stop()
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_a_stop_that_has_stored_everything_leaves_the_register(
     two: Nodes, cluster_store: Path, path: str
 ) -> None:

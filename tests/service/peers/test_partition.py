@@ -95,7 +95,7 @@ async def shown(node: ServiceProcess, key: RunKey) -> dict[str, Any]:
     return dict(reply.raise_for_status().json())
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 async def test_no_side_of_a_partition_says_that_a_run_is_closed(tmp_path: Path) -> None:
     key = RunKey("svc.parted", "run")
     async with pair(tmp_path) as nodes:
@@ -119,7 +119,7 @@ async def test_no_side_of_a_partition_says_that_a_run_is_closed(tmp_path: Path) 
             assert [one.door for one in said if one.ended is False] == []
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 async def test_what_a_deletion_takes_back_behind_a_cut_was_announced_and_is_counted(
     tmp_path: Path,
 ) -> None:

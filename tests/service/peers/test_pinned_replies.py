@@ -133,7 +133,7 @@ def play(event: Event, check: Callable[[Scene, Form, int, bytes], Awaitable[bool
     world.play(go)
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("event", [flush_one, close_and_reopen, append])
 def test_lines_that_move_between_two_pieces_are_in_the_reply_once(event: Event) -> None:
     async def check(scene: Scene, form: Form, boundary: int, whole: bytes) -> bool:

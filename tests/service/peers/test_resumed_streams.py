@@ -78,7 +78,7 @@ class Writer:
         await clock.sleep(dice.choice([0.0, 0.1, 1.0]))
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("seed", seeds(4))
 def test_readers_leave_anywhere_and_get_each_line_once_over_a_close(seed: int) -> None:
     world, _ = cluster(seed)

@@ -144,7 +144,7 @@ def test_operators_see_it_and_need_not_let_it_go(
     assert "three minutes" in capsys.readouterr().err
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_nobody_misses_it_when_it_is_killed(writer: ServiceProcess, reader: ServiceProcess) -> None:
     path = f"{BASE}/svc.killed/run"
     post(writer, path, "one\n")

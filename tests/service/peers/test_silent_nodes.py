@@ -62,7 +62,7 @@ def leases(
     return tell
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_a_node_is_stopped_and_later_killed_for_good_let_go_and_returns(
     two: Nodes, leases: Any
 ) -> None:

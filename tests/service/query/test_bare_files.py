@@ -51,7 +51,7 @@ async def test_an_index_says_whether_a_line_has_attributes(
     assert [index.bare for index in await indexes(world)] == [bare]
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("seed", seeds(3))
 async def test_searches_find_what_they_find_without_an_index(tmp_path: Path, seed: int) -> None:
     dice = random.Random(seed)

@@ -117,7 +117,7 @@ async def test_an_unreadable_segment_is_left_out_and_named(world: World, harm: s
             assert running.stats()["unreadable"] == [bad]
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_a_search_survives_single_faults_of_any_request(world: World, seed: int) -> None:
     """One listing of delta-rs whose body broke off made it a 503."""

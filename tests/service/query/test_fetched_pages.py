@@ -321,7 +321,7 @@ async def test_once_the_text_is_in_many_lines_no_more_is_fetched(
     assert len(noted) < groups // 2
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 async def test_it_survives_single_faults_of_any_request(world: World) -> None:
     put(world, group_rows=50)
     (file,) = await world.index()

@@ -61,7 +61,7 @@ def request(text: str = "", now_ms: int = NOW_MS) -> HistogramRequest:
     return HistogramRequest.parse(pairs, now_ms=now_ms)
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 @pytest.mark.parametrize("largest", [1, 1 << 30])
 @pytest.mark.parametrize("seed", range(6))
 async def test_the_counts_are_those_of_the_model(tmp_path: Path, seed: int, largest: int) -> None:

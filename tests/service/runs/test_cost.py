@@ -37,7 +37,7 @@ async def test_a_flush_of_more_than_one_chunk_leaves_no_small_one(lines: int) ->
     assert len(sizes) == (1 if lines <= 14 else -(-(lines - 14) // 8) + 1)
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 async def test_a_growing_text_is_published_at_most_twice_over() -> None:
     settings = settings_with(
         SETTINGS,

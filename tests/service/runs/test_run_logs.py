@@ -95,7 +95,7 @@ async def test_deleted_is_gone_and_recreated_starts_empty() -> None:
     await agree(world, RUN, b"new\n")
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 async def test_folding_keeps_the_text() -> None:
     world = World()
     await world.run_logs.start()
@@ -175,7 +175,7 @@ async def test_a_page_costs_the_manifest_and_one_ranged_get() -> None:
     assert len(world.store.calls) == 6
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 async def test_a_store_that_is_away_costs_no_lines_and_no_memory() -> None:
     world = World()
     faulty = FaultyStore(world.disk_store, Schedule.none())

@@ -46,7 +46,7 @@ SCENARIOS: dict[str, Simulation] = {
 }
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 @pytest.mark.parametrize("act", KILLED)
 async def test_killed(act: str) -> None:
     await KILLED[act]()
@@ -65,12 +65,12 @@ def test_a_close_keeps_what_only_a_segment_holds() -> None:
     interleavings.test_a_close_keeps_what_only_a_segment_holds()
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_appends_closes_and_sweepers_race() -> None:
     races.test_appends_closes_and_sweepers_race(0)
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_a_sweeper_dies_between_two_of_its_steps() -> None:
     assert races.died_at(7, seed=7)
     assert races.died_at(20, seed=20)

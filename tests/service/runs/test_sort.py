@@ -92,7 +92,7 @@ class Reader:
         return b"".join(sorted(self.text.splitlines(keepends=True)))
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 @pytest.mark.parametrize("seed", seeds(12))
 async def test_a_close_sorts_by_ulid_and_readers_get_each_line_once(seed: int) -> None:
     """Producers with clocks apart, at random nodes; chunks that overlap, and chunks that do not."""

@@ -20,7 +20,7 @@ SCENARIOS = [
 ]
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 @pytest.mark.usefixtures("every_server")
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_copies(scenario: Callable[[int], None]) -> None:

@@ -87,7 +87,7 @@ async def first_life(settings: Settings) -> None:
         await post(client, "p/open", "an open run\n")
 
 
-@pytest.mark.in_turn(2, "missing segments")
+@pytest.mark.in_turn(3, "missing segments")
 async def test_lines_that_the_journal_has_released_are_named_until_they_are_given_up(
     tmp_path: Path,
 ) -> None:

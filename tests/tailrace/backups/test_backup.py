@@ -157,7 +157,7 @@ def places(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Place, Place
     return Place(tmp_path / "first" / "data", first), Place(tmp_path / "second" / "data", second)
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_a_backup_of_a_busy_service_has_each_line_once(
     places: tuple[Place, Place], tmp_path: Path
 ) -> None:

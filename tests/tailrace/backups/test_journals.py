@@ -38,7 +38,7 @@ def lay_out(folder: BackupFolder, entries: list[BackupEntry], target: Path) -> N
         path.write_bytes(b"".join(folder.open(entry)))
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 async def test_each_copy_is_what_a_crash_would_have_left(tmp_path: Path) -> None:
     settings = settings_for(
         tmp_path,

@@ -105,7 +105,7 @@ def in_terminal(
     return b"".join(pieces).decode().replace("\r\n", "\n")
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_a_terminal_gets_colours_and_a_pipe_the_text() -> None:
     colours = "\x1b[31mbad\x1b[0m\nwell\n\x1b[32mgreen\x1b[0m\n"
     with answering(answer) as url:
@@ -178,7 +178,7 @@ def answer_hostile(asked: Asked) -> Given:
     return Given(200, {}, b"".join(orjson.dumps(line) + b"\n" for line in (record, stats)))
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize(
     "words",
     [

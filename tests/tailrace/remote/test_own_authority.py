@@ -65,7 +65,7 @@ def command(
     )
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_each_command_takes_it(
     service: ServiceProcess, address: str, ours: Authority, tmp_path: Path
 ) -> None:
@@ -85,7 +85,7 @@ def test_each_command_takes_it(
     assert by_variable.returncode == 0, by_variable.stderr
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_without_it_the_refusal_says_what_to_do(address: str, tmp_path: Path) -> None:
     for name, words in COMMANDS.items():
         refused = command(words, address, tmp_path)

@@ -127,7 +127,7 @@ class DyingStore(LocalStore):
         await super().delete(keys)
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("calls", range(4))
 def test_killed_at_any_call_it_is_done_again(world: World, calls: int) -> None:
     """It opens the table, writes a file, commits and opens again, and then removes the marker."""

@@ -87,7 +87,7 @@ def test_files_of_an_older_layout_are_no_fault_and_are_told(
     assert verdict == "no fault"
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 @pytest.mark.minio
 def test_on_s3(bucket: Bucket, tmp_path: Path) -> None:
     place = bucket.settings

@@ -286,7 +286,7 @@ def test_each_tenant_has_a_quota_of_which_the_oldest_files_go(tmp_path: Path) ->
     files.files.stop()
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_very_many_files_that_are_rolled_at_once_fit_into_a_checkpoint(tmp_path: Path) -> None:
     """And are compressed behind a crash as behind none."""
     files = Files(tmp_path, path="{run}.log", roll_every="1h", compress="gzip", keep_files=1)

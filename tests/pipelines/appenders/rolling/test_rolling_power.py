@@ -118,7 +118,7 @@ def contents(fs: FileSystem, settings: dict[str, Any]) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("story", STORIES)
 def test_a_power_cut_at_every_call_loses_and_doubles_nothing(story: str) -> None:
     settings, again = STORIES[story], story == "made again"
