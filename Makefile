@@ -13,6 +13,7 @@ COUNT ?=
 SECONDS ?=
 BENCH ?=
 PROCESSES ?= 4
+NPM := page/node_modules/.package-lock.json
 ARGS ?=
 
 # Tests start hundreds of processes, each of which would compile all modules again.
@@ -33,6 +34,10 @@ run: setup ## Serve on 127.0.0.1:8790 with a store under ./data, compacting on a
 demo: setup ## Post 13 logs, kill -9, restart, close, compact twice, compare every byte
 	@$(PY) -m tests.e2e.demo $(ARGS)
 
+$(NPM): page/package.json page/package-lock.json
+	@cd page && npm ci --silent
+	@touch $@
+
 ##@ Develop
 dev: ## Make .venv with the tools for tests and checks
 	@.ci/setup dev
@@ -40,11 +45,11 @@ dev: ## Make .venv with the tools for tests and checks
 test: dev ## All tests that this machine can run, PROCESSES=4; CI=true: leaving one out is a failure
 	@$(PY) -m pytest --numprocesses $(PROCESSES) --dist worksteal $(ARGS)
 
-check: dev ## Lint, types, layers, the page's files, Dockerfile, compose file, uvicorn's newest release
+check: dev $(NPM) ## Lint, types, layers, the page's files, Dockerfile, compose file, uvicorn's newest release
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy
 	@.venv/bin/lint-imports --no-logo
-	@cd page && npm ci --silent && npm run --silent check
+	@cd page && npm run --silent check
 	@.venv/bin/hadolint Dockerfile
 	@.venv/bin/yamllint --strict docker-compose.yml .github
 	@.venv/bin/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
@@ -84,8 +89,8 @@ docs: dev ## Write the reference pages that are made from code
 openapi: dev ## Write openapi.yaml from the app
 	@$(PY) -m service.http.openapi > openapi.yaml.new && mv openapi.yaml.new openapi.yaml
 
-page: ## Write service/page from page/ (needs Node.js with npm)
-	@cd page && npm ci --silent && npm run --silent build
+page: $(NPM) ## Write service/page from page/ (needs Node.js with npm)
+	@cd page && npm run --silent build
 
 picture: dev ## Write docs/page.png, the picture in the README, from real logs: LOGS=FOLDER (needs Chromium)
 	@$(PY) -m tests.page.picture $(LOGS) $(ARGS)

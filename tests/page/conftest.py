@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,6 +72,8 @@ def axe() -> str:
     """axe's script, of the version that the page's lock names."""
     sources = Path(__file__).parents[2] / "page"
     script = sources / "node_modules" / "axe-core" / "axe.min.js"
-    if not script.exists():
-        subprocess.run(["npm", "ci", "--silent"], cwd=sources, check=True, timeout=300)
-    return script.read_text()
+    with (sources / "package-lock.json").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the processes of pytest-xdist install it once
+        if not script.exists():
+            subprocess.run(["npm", "ci", "--silent"], cwd=sources, check=True, timeout=300)
+        return script.read_text()
