@@ -66,8 +66,8 @@ MUTATIONS: Final = (
     Mutation(
         "orphans are never removed",
         "compactor/maintenance/cleanup.py",
-        'gone = [f"{keys.TABLE}/{path}" for path in paths]',
-        "gone = list[str]()",
+        'gone = [f"{keys.TABLE}/{path}" for path in paths]\n    oldest',
+        "gone = list[str]()\n    oldest",
     ),
     Mutation(
         "a group is evicted before its time",

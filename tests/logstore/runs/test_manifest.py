@@ -71,7 +71,7 @@ def test_round_trip_keeps_what_it_does_not_know() -> None:
 
 def test_a_newer_format_is_not_guessed_at() -> None:
     with pytest.raises(UnsupportedVersion):
-        decode_manifest(edited(encode_manifest(FULL), format=3))
+        decode_manifest(edited(encode_manifest(FULL), format=4))
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"[]", b'{"format":1}', b"\xff"])

@@ -286,5 +286,6 @@ async def test_a_pipeline_may_have_a_retention_of_its_own() -> None:
         await world.run_logs.close_run(key)
     world.clock.pass_seconds(8 * 86_400)
     await world.run_logs.sweeper.sweep()
+    assert world.run_logs.sweeper.last_error is None
     states = [(await world.run_logs.reader.size(key)).state for key in (RUN, of_others)]
     assert states == ["deleted", "closed"]
