@@ -228,9 +228,11 @@ async def _one(body: bytes) -> AsyncIterator[bytes]:
 
 
 def _named(chunks: Chunks, manifest: Manifest) -> Mapping[str, str]:
-    """What a manifest names, with the ETag that it says, empty for any."""
+    """The objects that a manifest names, with the ETag that it says, empty for any."""
     found: dict[str, str] = {}
     for chunk in manifest.chunks:
-        found[chunks.index_key(manifest.key, chunk)] = ""
-        found[chunks.text_key(manifest.key, chunk)] = chunk.etag
+        if chunk.index is None:
+            found[chunks.index_key(manifest.key, chunk)] = ""
+        if chunk.text is None:
+            found[chunks.text_key(manifest.key, chunk)] = chunk.etag
     return found

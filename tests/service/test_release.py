@@ -32,7 +32,7 @@ def kept_by(node: Node) -> list[JournalFile]:
 
 
 def _is_run_log(call: str) -> bool:
-    return call.startswith("put pipeline-logs/")
+    return call.startswith(("put pipeline-logs/", "put runs/"))
 
 
 def test_run_logs_that_lag_are_made_from_segments_and_the_end_of_the_journal() -> None:
