@@ -63,14 +63,13 @@ class Backlog:
         mark = await read_watermark(self._store, node)
         found: list[StoredSegment] = []
         after = keys.segment(node, mark.seq)
-        pos = mark.pos
-        self.gaps.pop(node, None)
+        pos, gap = mark.pos, None
         async for info in self._store.list(keys.segments_of(node), after=after):
             parsed = keys.parse_segment(info.key)
             if parsed is None:
                 continue
             if node != self._node and parsed[1] != mark.seq + len(found) + 1:
-                self.gaps[node] = mark.seq + len(found) + 1
+                gap = mark.seq + len(found) + 1
                 break
             segment = StoredSegment(node, parsed[1], pos, pos)
             await self._describe(segment)
@@ -78,6 +77,11 @@ class Backlog:
             found.append(segment)
             if len(found) == most:
                 break
+        # Not before: what is known of a gap stays known while somebody looks again.
+        if gap is None:
+            self.gaps.pop(node, None)
+        else:
+            self.gaps[node] = gap
         return found
 
     def lacks(self, node: str) -> bool:
