@@ -95,7 +95,11 @@ class Node(NodeBase):
         await self._open()
 
     async def _make_room(self, purpose: Purpose = "deletion") -> None:
-        await self.seams.offload(partial(self.seams.reserve.give_up_if_full, purpose))
+        """Gives up a reserve on full disks. A folder that hangs holds up nothing for long."""
+        seams = self.seams
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seams.answers.seconds):
+                await seams.offload(partial(seams.reserve.give_up_if_full, purpose))
 
     async def _open(self, before: Journal | None = None) -> None:
         seams, settings = self.seams, self._settings
