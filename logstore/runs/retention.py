@@ -13,9 +13,9 @@ All times are in days. A setting may say hours, as `36h`.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
@@ -65,6 +65,12 @@ class RunRetention(BaseModel):
             except ValueError as error:
                 raise ValueError(f"{name[:80]!r} {error}") from None
         return value
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy with other values. It does not have the tests of the patterns of before."""
+        copied = super().model_copy(update=update, deep=deep)
+        copied.__dict__.pop("_tests", None)
+        return copied
 
     def days_of(self, fqn: str) -> float:
         """Days for which the pipeline's runs are kept; 0 for ever."""

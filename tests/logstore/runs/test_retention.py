@@ -31,6 +31,13 @@ def test_for_ever_is_the_longest(
     assert (kept.longest_days, kept.shortest_days) == (longest, shortest)
 
 
+def test_a_copy_goes_by_its_own_patterns() -> None:
+    before = RunRetention(expiration_days_of={"a.*": 1})
+    assert before.days_of("a.b") == 1
+    after = before.model_copy(update={"expiration_days_of": {"a.*": 7}})
+    assert (after.days_of("a.b"), before.days_of("a.b")) == (7, 1)
+
+
 def test_times_may_be_in_hours() -> None:
     kept = RunRetention.model_validate(
         {"expiration_days": "12h", "expiration_days_of": {"a": "36 h", "b": "7d", "c": 2}}
