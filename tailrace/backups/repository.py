@@ -191,7 +191,9 @@ class BackupFolder:
         end = {"entries": len(backup.entries), "absent": backup.absent, "sha256": check}
         path = f"{self._lists}/{backup.id}{_SUFFIX}"
         with translated(path):
-            for folder in sorted(self._made):
+            # Of all that it names: a backup that was killed may have left contents without a sync.
+            folders = {f"{self._objects}/{entry.sha256[:2]}" for entry in backup.entries}
+            for folder in (*sorted(folders), self._objects):
                 self._fs.sync_folder(folder)
             self._put(path, gzip.compress(text + orjson.dumps(end) + b"\n", mtime=0))
             self._fs.sync_folder(self._lists)

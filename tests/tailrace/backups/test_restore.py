@@ -24,6 +24,7 @@ from service.runtime.identity import UNFINISHED, DataFolder
 from tailrace.backups.repository import Backup, BackupEntry, BackupFolder
 from tailrace.backups.restore import Restore
 from tailrace.cli import main
+from tests.simulation.powercut import PowerCutFileSystem
 
 LARGE = bytes(range(256)) * (5 << 12)
 KEY = RunKey("p", "r")
@@ -227,3 +228,20 @@ async def test_a_manifest_names_the_etag_that_the_new_store_gives(tmp_path: Path
     restored = decode_manifest((await store.get(keys.run_manifest(KEY)))[1])
     assert restored.chunks[0].etag == info.etag
     assert restored.version != "v"
+
+
+def test_contents_that_a_killed_backup_left_outlive_a_power_cut_with_the_next_one() -> None:
+    fs, clock, entropy = PowerCutFileSystem(), SystemClock(), system_entropy()
+
+    async def one() -> AsyncIterator[bytes]:
+        yield LARGE
+
+    with BackupFolder(fs, "/backups", clock, entropy).held():
+        sha256, size = asyncio.run(BackupFolder(fs, "/backups", clock, entropy).keep(one()))
+    later = BackupFolder(fs, "/backups", clock, entropy)
+    assert later.has(sha256, size)
+    entry = BackupEntry("store", "k", size, sha256)
+    later.write(Backup(later.fresh_id(), 1, "1", "/s", "p", entries=(entry,)))
+    for seed in range(8):
+        left = BackupFolder(fs.after_power_cut(seed), "/backups", clock, entropy)
+        asyncio.run(left.check(left.chosen(None, ["store"]).entries))
