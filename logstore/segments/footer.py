@@ -120,10 +120,10 @@ def rows_checksum(rows: pa.RecordBatch | pa.Table) -> str:
     parts = rows.to_batches() if isinstance(rows, pa.Table) else [rows]
     state = xxhash.xxh3_64()
     for part in parts:
-        state.update(_text_buffers(part.column("ulid"))[1])
+        state.update(text_buffers(part.column("ulid"))[1])
     for part in parts:
         state.update(part.column("pos").to_numpy().astype("<i8").data)
-    messages = [_text_buffers(part.column("message")) for part in parts]
+    messages = [text_buffers(part.column("message")) for part in parts]
     for lengths, _ in messages:
         state.update(lengths.data)
     for _, texts in messages:
@@ -131,8 +131,8 @@ def rows_checksum(rows: pa.RecordBatch | pa.Table) -> str:
     return state.hexdigest()
 
 
-def _text_buffers(array: pa.Array) -> tuple[NDArray[np.int32], memoryview]:
-    """Lengths as `<i4` and the bytes of a string array."""
+def text_buffers(array: pa.Array) -> tuple[NDArray[np.int32], memoryview]:
+    """Lengths as `<i4`, and all bytes, of a string array."""
     _, offsets, data = array.buffers()
     if offsets is None or len(array) == 0:
         return np.empty(0, dtype="<i4"), memoryview(b"")

@@ -131,9 +131,9 @@ class _Tally:
         self._add_runs(batch)
         self._checksums.append(footers.rows_checksum(batch))
         self._rows += batch.num_rows
-        text = _text(batch.column("message"))
+        _, text = footers.text_buffers(batch.column("message"))
         self.text_bytes += len(text) + batch.num_rows
-        self._coloured = self._coloured or is_coloured(text)
+        self._coloured = self._coloured or is_coloured(text.tobytes())
 
     def _add_runs(self, batch: pa.RecordBatch) -> None:
         fqn, run = batch.column("fqn"), batch.column("run_id")
@@ -181,11 +181,3 @@ class _Tally:
             runs=runs,
             coloured=self._coloured,
         )
-
-
-def _text(messages: pa.StringArray) -> bytes:
-    """The texts of all messages, one after another."""
-    _, bounds, texts = messages.buffers()
-    offsets = np.frombuffer(bounds, dtype=np.int32)
-    first, end = int(offsets[messages.offset]), int(offsets[messages.offset + len(messages)])
-    return b"" if texts is None else memoryview(texts)[first:end].tobytes()
