@@ -53,7 +53,7 @@ class Restore:
 
     @property
     def entries(self) -> list[BackupEntry]:
-        """What is restored of the backup."""
+        """The entries of the backup that this restore brings back."""
         stored = [] if self.store is None else self.backup.of("store")
         return [*stored, *(self.backup.of("data") if self.with_data else [])]
 

@@ -215,7 +215,7 @@ async def _catalog(folder: Path, harm: Damage) -> Seen:
 
 @contextmanager
 def _warnings(said: list[str]) -> Iterator[None]:
-    """What is logged as a warning, also where a process that makes cells logs nothing else."""
+    """Collects warnings, also in a process that makes cells and logs nothing else."""
 
     class Heard(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
