@@ -45,11 +45,15 @@ def kept(engine: QueryEngine) -> Sequence[Path]:
 
 
 async def all_kept(engine: QueryEngine, world: World, *, indexed: bool = True) -> None:
-    """Searches, and waits until all files of the table are here."""
+    """Searches, and waits until all files of the table are here.
+
+    The cache says so, since the folder shows a file before it was checked.
+    """
     await search(engine, replace(ALL, limit=1))
-    expected = len(files_of(world)) * (2 if indexed else 1)
-    await until(lambda: len(kept(engine)) == expected)
-    await until(lambda: all(engine.files.has_index(file) == indexed for file in files_of(world)))
+    files = files_of(world)
+    await until(lambda: set(engine.files.paths()) == {file.path for file in files})
+    await until(lambda: all(engine.files.has_index(file) == indexed for file in files))
+    assert len(kept(engine)) == len(files) * (2 if indexed else 1)
 
 
 def empty_bucket(world: World) -> None:
