@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from service.http.body import Message, Scope, Send
+from starlette.types import Message, Scope, Send
+
 from service.http.targets import BASE
 from service.runtime.counters import Distribution, RequestSeconds
 

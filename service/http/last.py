@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Query, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import JSONResponse
 
 from logstore.clock import Clock
 from logstore.errors import NotFound

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import orjson
 from fastapi import APIRouter, Request
-from fastapi.responses import Response
 from pydantic import BaseModel
+from starlette.responses import Response
 
 from logstore.batch import RunKey
 from service.http import sse
