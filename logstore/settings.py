@@ -36,6 +36,7 @@ from logstore.bounded_yaml import BoundedLoader
 from logstore.errors import InvalidInput
 from logstore.log_storage import SECTIONS
 
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 PREFIX = "TAILRACE_"
 FILE = "tailrace.yaml"
 S = TypeVar("S", bound=BaseSettings)

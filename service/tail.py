@@ -34,14 +34,13 @@ from pydantic import Field
 
 from logstore.batch import RunKey
 from logstore.position import Cursor, Position
-from logstore.settings import Bytes, Section
+from logstore.settings import MIB, Bytes, Section
 from service.ticks import Published, Tick
 
 ALL_RUNS = RunKey("", "")
 """What those watch who look at all runs: they are woken, and nothing is published to them."""
 EndReason = Literal["runFinished", "idleTimeout", "maxDuration", "maxBytes"]
 Woken = Literal["news", "heartbeat", "gone"]
-MIB = 1 << 20
 T = TypeVar("T")
 _COALESCE_SECONDS_PER_READER = 0.0001
 _MAX_COALESCE_SECONDS = 0.1

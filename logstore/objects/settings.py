@@ -15,9 +15,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from logstore.objects.s3.settings import S3Settings
 from logstore.runs.retention import Days
-from logstore.settings import PREFIX, Bytes, BytesOrZero
-
-_MIB = 1 << 20
+from logstore.settings import MIB, PREFIX, Bytes, BytesOrZero
 
 
 class RunningSettings(BaseModel):
@@ -37,7 +35,7 @@ class RunningSettings(BaseModel):
         " secrets here: Spark shows them",
     )
     lag_bytes: Bytes = Field(
-        default=256 * _MIB,
+        default=256 * MIB,
         description="With --every: a pass starts early when this many bytes of segments wait",
     )
     lag_segments: int = Field(
@@ -60,7 +58,6 @@ class RunningSettings(BaseModel):
     )
 
 
-MIB = 1 << 20
 # delta-rs takes a path for an address, and would read and write somewhere else.
 _NOT_IN_A_FOLDER: Final = re.compile(r"[?#%\\\x00-\x1f\x7f]")
 _S3: Final = re.compile(r"s3a?://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/+(.*?))?/*", re.DOTALL)

@@ -9,11 +9,10 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from logstore.settings import Bytes, Listed, Section, items
+from logstore.settings import KIB, MIB, Bytes, Listed, Section, items
 from service.ingest.settings import IngestSettings
 from service.tail import SseSettings
 
-KIB, MIB = 1 << 10, 1 << 20
 _HOST = re.compile(r"\*|(\*?\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 

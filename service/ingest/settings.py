@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from logstore.settings import Bytes, Section
-
-KIB, MIB = 1 << 10, 1 << 20
+from logstore.settings import KIB, MIB, Bytes, Section
 
 _APART_MS = 60_000  # of two nodes' clocks
 

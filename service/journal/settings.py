@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
-from logstore.settings import Bytes, BytesOrZero, Section
-
-MIB, GIB = 1 << 20, 1 << 30
+from logstore.settings import GIB, MIB, Bytes, BytesOrZero, Section
 
 
 class JournalSettings(Section):

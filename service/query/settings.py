@@ -5,9 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from logstore.memory import memory_limit
-from logstore.settings import Bytes, BytesOrZero, Section
-
-MIB, GIB = 1 << 20, 1 << 30
+from logstore.settings import GIB, MIB, Bytes, BytesOrZero, Section
 
 
 class QuerySettings(Section):

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from logstore.objects.settings import QueueRetention
-from logstore.settings import Bytes
-
-MIB = 1 << 20
+from logstore.settings import MIB, Bytes
 
 
 class QueueSettings(QueueRetention):

@@ -11,9 +11,7 @@ from pydantic import Field
 
 from logstore.runs.manifest import INLINE_BYTES
 from logstore.runs.retention import RunRetention
-from logstore.settings import Bytes, Section
-
-MIB = 1 << 20
+from logstore.settings import MIB, Bytes, Section
 
 
 class RunSettings(RunRetention):

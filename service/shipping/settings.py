@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from logstore.settings import Bytes, Section
-
-MIB = 1 << 20
+from logstore.settings import MIB, Bytes, Section
 
 
 class FlushSettings(Section):

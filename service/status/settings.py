@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from logstore.settings import Bytes, Section
-
-MIB = 1 << 20
+from logstore.settings import MIB, Bytes, Section
 
 # The version of OpenMetadata whose API this is, unless a setting says otherwise.
 REPORTED_VERSION = "2.0.7"

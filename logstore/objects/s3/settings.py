@@ -10,9 +10,8 @@ from typing import Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
-from logstore.settings import Bytes
+from logstore.settings import MIB, Bytes
 
-MIB: Final = 1 << 20
 # Their objects are copied out for hours before they can be read.
 _ARCHIVED: Final = frozenset({"GLACIER", "DEEP_ARCHIVE"})
 

@@ -49,9 +49,9 @@ class RunWatch:
 
     def heard(self, last: Iterable[tuple[str, str, str]], now: float) -> None:
         """Runs had events: pipeline, run, and the ULID of the last one."""
-        for fqn, run, ulid in last:
+        for fqn, run, newest in last:
             self._runs.pop(RunKey(fqn, run), None)
-            self._runs[RunKey(fqn, run)] = _Watched(ulid, now)
+            self._runs[RunKey(fqn, run)] = _Watched(newest, now)
         while len(self._runs) > _MOST_RUNS:
             self._runs.popitem(last=False)
 
@@ -95,8 +95,8 @@ class RunWatch:
 
     def restore(self, state: Iterable[Any]) -> None:
         """As it was."""
-        for fqn, run, ulid, heard, silent in state:
-            watched = _Watched(str(ulid), float(heard), silent=bool(silent))
+        for fqn, run, newest, heard, silent in state:
+            watched = _Watched(str(newest), float(heard), silent=bool(silent))
             self._runs[RunKey(str(fqn), str(run))] = watched
 
 
