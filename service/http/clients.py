@@ -17,7 +17,8 @@ from service.runtime.counters import HttpCounters
 
 _MOST_TURNED_AWAY = 32
 _AHEAD_BYTES = 32 << 20
-"""What requests that wait behind others may take of the memory, over all connections."""
+"""What large heads, and requests that wait behind others, may take of the memory, over all
+connections."""
 
 
 class Clients:
@@ -56,12 +57,17 @@ class Clients:
         if not self._of[peer]:
             del self._of[peer]
 
+    @property
+    def ahead(self) -> int:
+        """Bytes of the large heads and of the requests that wait."""
+        return self._ahead
+
     def may_wait(self, size: int) -> bool:
-        """Whether a request of `size` bytes may wait behind others of its connection."""
+        """Whether `size` more bytes of a large head, or of a request that waits, have room."""
         return self._ahead + size <= _AHEAD_BYTES
 
     def wait(self, size: int) -> None:
-        """Counts a request that waits; a negative size is one that waits no more."""
+        """Counts bytes of a head or a request; a negative size is what has gone."""
         self._ahead += size
 
     def turn_away(self) -> bool:

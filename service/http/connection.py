@@ -6,7 +6,9 @@ It closes gaps of uvicorn, for both ways in (the fast path and ASGI):
   request to the other protocol, so the request is parsed a second time
   without the offer, and its body is read.
 - Trailers are no headers: they are dropped. Headers that must be unique are.
-- A head has bounded bytes, a URL too, and the number of waiting requests is bounded.
+- A head has bounded bytes, a URL too, and the number of waiting requests is bounded. Heads of more
+  than a few KiB, and all requests that wait, share one bound over all connections. An answered
+  request leaves nothing in memory.
 - A request that the app cannot answer is answered here as `application/problem+json`, in
   its turn, and nothing is read afterwards.
 - A client that stands still is disconnected: in a head, in a body, between requests, or in reading
@@ -70,7 +72,14 @@ _LINGER_SECONDS = 2.0
 _MOST_WAITING = 32
 _WAITING_BYTES = 6 << 10
 """What a request takes of the memory while it waits, without its head."""
+_SMALL_HEAD = 8 << 10
+"""A head of so many bytes is not counted unless it waits."""
+_HEADER_BYTES = 144
+"""What a header takes of the memory beside its text."""
+_MANY_HEADERS = 32
 _MOST_HEADERS = 256
+_UNSENT_BYTES = 16 << 10
+"""With so much unsent, the next part of a reply, and the next reply, wait for the client."""
 _ONCE = frozenset([b"authorization", b"content-encoding", b"content-type", b"host"])
 _OURS = b"tailrace-"
 _UPGRADE_TOKENS = frozenset([b"upgrade", b"http2-settings"])
@@ -91,21 +100,28 @@ class Connection(HttpToolsProtocol):
         self._messages = 0
         self._offer: tuple[bytes, str] | None = None
         self._peer: str | None = None
-        # Bytes of the piece that is being parsed, and of pieces since the head began.
+        # Bytes of the piece that is being parsed, without the heads and bodies that are known to
+        # have ended, of the one in which the head began, and of those since then.
         self._piece = 0
+        self._first = 0
         self._later = 0
         self._seen: tuple[int, int, bool] | None = None
         self._still = 0.0
         self._unsent = 0
         self._stalled = 0.0
-        # Sizes of the requests that wait, the newest first, as `pipeline` has them.
+        # What is counted by `clients`: for the head that is being read, for the request that is
+        # being answered, and for those that wait, the newest first, as `pipeline` has them.
+        self._head_bytes = 0
+        self._answered_bytes = 0
         self._waiting: deque[int] = deque()
+        self._answered: RequestResponseCycle | None = None
 
     # --- what the transport tells --------------------------------------------------
 
     def connection_made(self, transport: Any) -> None:
         """Accepts the client, or refuses it if there are too many connections."""
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=_UNSENT_BYTES)
         self.flow = Flow(transport, self.pipeline)
         peer = peer_of(self.client)
         full = self.clients.enter(peer)
@@ -123,8 +139,9 @@ class Connection(HttpToolsProtocol):
             self._peer = None
         elif self.reading == SHUT:
             self.clients.turned_away()
-        self.clients.wait(-sum(self._waiting))
+        self.clients.wait(-sum(self._waiting) - self._head_bytes - self._answered_bytes)
         self._waiting.clear()
+        self._head_bytes = self._answered_bytes = 0
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -144,6 +161,14 @@ class Connection(HttpToolsProtocol):
             break
         if self._later > self.limits.max_header_bytes and self.reading in (HEAD, BODY):
             self.refuse(_head_too_large(self.limits.max_header_bytes))
+        elif self.reading == HEAD:
+            if not self._later:
+                self._first = self._piece
+            size = self._first + self._later
+            try:
+                self._count_head(size + _HEADER_BYTES * len(self.headers))
+            except Unavailable as error:
+                self.refuse(error)
 
     # --- what the parser tells -----------------------------------------------------
 
@@ -153,6 +178,7 @@ class Connection(HttpToolsProtocol):
         self._later = 0
         self.url = b""
         self.headers = []
+        self._count_head(0)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.reading == HEAD:  # else it is a trailer
@@ -160,7 +186,8 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         limits = self.limits
-        if self._later or self._piece > limits.max_url_bytes:
+        many = len(self.headers) > _MANY_HEADERS
+        if self._later or many or self._piece > limits.max_url_bytes:
             self._check_size()
         if self.parser.should_upgrade():
             self._put_off()
@@ -170,6 +197,7 @@ class Connection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._later = 0
+        self._piece -= len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -193,7 +221,10 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         if waits:
             self._waiting.appendleft(waits)
-            self.clients.wait(waits)
+            self.clients.wait(waits - self._head_bytes)
+        else:
+            self._answered_bytes += self._head_bytes
+        self._head_bytes = 0
 
     def _size_if_it_waits(self) -> int:
         """What the request takes of the memory behind others, 0 if it begins at once.
@@ -203,14 +234,35 @@ class Connection(HttpToolsProtocol):
         cycle = self._current
         if cycle is None or cycle.response_complete:
             return 0
-        size = _WAITING_BYTES + len(self.url)
-        size += sum([len(name) + len(value) for name, value in self.headers])
-        if len(self.pipeline) >= _MOST_WAITING or not self.clients.may_wait(size):
+        size = _WAITING_BYTES + self._head_size(_HEADER_BYTES)
+        room = self.clients.may_wait(size - self._head_bytes)
+        if len(self.pipeline) >= _MOST_WAITING or not room:
             raise Unavailable(
                 "too many requests wait behind others on one connection",
                 hint="Read replies before sending more requests.",
             )
         return size
+
+    def _head_size(self, each: int) -> int:
+        """Bytes of the whole head, and `each` more for each header."""
+        size = len(self.url) + each * len(self.headers)
+        return size + sum([len(name) + len(value) for name, value in self.headers])
+
+    def _count_head(self, size: int) -> None:
+        """Counts the head that is being read, unless it is small.
+
+        Raises `Unavailable` if all that are counted take too much.
+        """
+        size = size if size > _SMALL_HEAD else 0
+        if size == self._head_bytes:
+            return
+        if size > self._head_bytes and not self.clients.may_wait(size - self._head_bytes):
+            raise Unavailable(
+                "too many requests with large heads are under way",
+                hint=f"Send heads of less than {_SMALL_HEAD >> 10} KiB, or send it again later.",
+            )
+        self.clients.wait(size - self._head_bytes)
+        self._head_bytes = size
 
     # --- what is refused -----------------------------------------------------------
 
@@ -218,11 +270,13 @@ class Connection(HttpToolsProtocol):
         limits = self.limits
         if len(self.url) > limits.max_url_bytes:
             raise HttpError(414, f"the URL has more than {limits.max_url_bytes} bytes")
-        size = len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers])
+        size = self._head_size(4)
         if size > limits.max_header_bytes:
             raise _head_too_large(limits.max_header_bytes)
         if len(self.headers) > _MOST_HEADERS:
             raise HttpError(431, f"the request has more than {_MOST_HEADERS} headers")
+        self._piece -= size
+        self._count_head(self._head_size(_HEADER_BYTES))
 
     def _check_once(self) -> None:
         names = {name for name, _ in self.headers}
@@ -306,6 +360,7 @@ class Connection(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         cycle.scope[CONNECTION] = self  # type: ignore[typeddict-unknown-key]
         cycle.transport = HeadWithBody(cycle)  # type: ignore[assignment]
+        self._answered = cycle
         if cycle.scope["http_version"] == VERSION:
             app = ended_by_closing(cycle, app)
         super()._start_asgi_task(cycle, app)
@@ -313,6 +368,7 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Starts the next request, or sends the refusal that waits."""
         self.server_state.total_requests += 1
+        self._forget_answered()
         if self.transport.is_closing():
             return
         if self.pipeline:
@@ -320,9 +376,22 @@ class Connection(HttpToolsProtocol):
             if isinstance(cycle, Refusal):
                 self._send(cycle)
             else:
-                self.clients.wait(-self._waiting.pop())
+                self._answered_bytes = self._waiting.pop()
                 self._start_asgi_task(cycle, app)
         self.flow.resume_reading()
+
+    def _forget_answered(self) -> None:
+        """Frees what the request that was answered holds: its client may stay for long."""
+        if self._answered_bytes:
+            self.clients.wait(-self._answered_bytes)
+            self._answered_bytes = 0
+        if (cycle := self._answered) is not None:
+            cycle.scope, cycle.body = {}, bytearray()  # type: ignore[typeddict-item]
+            self._answered = None
+        if not self.pipeline and self.reading != HEAD:
+            self.headers = []
+            self.scope = None  # type: ignore[assignment]
+            self._count_head(0)
 
     # --- time ----------------------------------------------------------------------
 

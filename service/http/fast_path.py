@@ -141,6 +141,11 @@ class FastPathProtocol(Connection):
             reply.done.add_done_callback(lambda _: gate.access.end(who))
         return reply
 
+    def _forget_answered(self) -> None:
+        super()._forget_answered()
+        if self._pending is None:
+            self._fields, self._body = {}, b""
+
     # --- which path ----------------------------------------------------------------
 
     def _fits(self) -> bool:

@@ -278,6 +278,66 @@ def test_requests_sent_ahead_on_many_connections_share_one_bound() -> None:
     played(scenario, max_connections_per_peer=1000)
 
 
+_WIDE = "".join(f"X-{number}: {'x' * 230}\r\n" for number in range(240))
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        f"GET {RUNS}/p/r HTTP/1.1\r\nHost: localhost\r\n{_WIDE}".encode(),
+        f"GET {RUNS}/p/r HTTP/1.1\r\nHost: localhost\r\nX: {'x' * 60_000}".encode(),
+        f"GET {RUNS}/p/stream/r HTTP/1.1\r\nHost: localhost\r\n{_WIDE}\r\n".encode(),
+    ],
+    ids=["half of many headers", "half of one header", "of a reply that lasts"],
+)
+def test_large_heads_of_many_connections_share_one_bound(sent: bytes) -> None:
+    async def scenario(side: Side) -> None:
+        clients = [Client(side, peer=f"10.0.{number // 250}.1") for number in range(700)]
+        for client in clients:
+            await client.send(sent[:9000], sent[9000:])
+        kept = [client for client in clients if client.connection.reading != SHUT]
+        assert 300 < len(kept) < len(clients)
+        assert len(kept) * len(sent) <= side.clients.ahead <= 32 << 20
+        (refused,) = clients[-1].wire.replies()
+        assert refused.status == 503
+        assert await side.say(PAGE) != []  # a small head needs no room
+        for client in clients:
+            client.leave()
+        await side.clock.sleep(1)
+        assert side.clients.ahead == 0
+
+    played(scenario, max_connections_per_peer=1000)
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_a_client_that_stays_holds_no_head_of_what_was_answered(quick: bool) -> None:
+    async def scenario(side: Side) -> None:
+        long = "X-Long: " + "x" * 60_000
+        page = PAGE.replace(b"\r\n\r\n", f"\r\n{long}\r\n\r\n".encode())
+        for sent in (page, page * 3, post(b"a\n", long)):
+            client = Client(side)
+            await client.send(sent)
+            await client.settled()
+            connection: Any = client.connection
+            assert (connection.headers, connection.scope) == ([], None)
+            assert not getattr(connection.cycle, "scope", None)
+            assert side.clients.ahead == 0
+            client.leave()
+
+    played(scenario, quick=quick)
+
+
+def test_many_small_headers_are_too_many() -> None:
+    async def scenario(side: Side) -> None:
+        head = b"".join(b"x%d:\r\n" % number for number in range(257))
+        assert len(head) < side.settings.server.max_url_bytes
+        assert statuses(await side.say(PAGE[:-2] + head + b"\r\n")) == [431]
+        fewer = b"".join(b"x%d:\r\n" % number for number in range(255))
+        assert statuses(await side.say(PAGE[:-2] + fewer + b"\r\n")) == [200]
+
+    played(scenario)
+
+
 @pytest.mark.parametrize("quick", [True, False])
 def test_a_target_may_be_a_whole_url(quick: bool) -> None:
     async def scenario(side: Side) -> None:

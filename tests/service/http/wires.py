@@ -81,6 +81,9 @@ class Wire(asyncio.Transport):
     def get_write_buffer_size(self) -> int:
         return len(self.written) if self.unread else 0
 
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """It never asks anybody to pause."""
+
     def can_write_eof(self) -> bool:
         return True
 
