@@ -152,7 +152,11 @@ class Recombine(_Operator):
     source_identifier: Place = key(
         'attributes["log.file.path"]', "entries are joined apart by its value"
     )
-    max_sources: int = key(1000, "accepted: files are joined apart in any case", ge=1)
+    max_sources: int = key(
+        1000,
+        "values by which entries of a file are joined apart at once; one more: all go out",
+        ge=1,
+    )
     max_log_size: Size = key(0, "bytes that are joined at most; 0: as the source has it")
     force_flush_period: Duration = key(5.0, "accepted: the source's own counts")
 

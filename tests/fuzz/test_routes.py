@@ -76,7 +76,7 @@ def test_every_route_takes_what_no_client_sends(process: ServiceProcess) -> None
         attack.run()
     grown = memory.most - memory.before
     print(f"{attack.shots} requests: {attack.statuses}; {probe.waits}; {grown >> 20} MiB")
-    assert attack.defects == []
+    assert attack.defects == [], "\n".join(attack.defects)
     assert process.running, process.output()
     assert "Traceback" not in process.output(), process.output()
     assert attack.statuses[200], "some are answered"

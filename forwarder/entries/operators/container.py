@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from datetime import datetime
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -25,6 +25,7 @@ from forwarder.entries.stages import Output
 STREAM = "log.iostream"
 _PARTIAL = "\0partial"
 """An attribute of a part that goes on, until it is joined."""
+_STREAMS: Final = ("stdout", "stderr")
 _POD = re.compile(
     r".*/(?P<namespace>[^_/]+)_(?P<pod>[^_/]+)_(?P<uid>[a-f0-9-]+)/(?P<container>[^/]+)"
     r"/(?P<restart>\d+)\.log[^/]*"
@@ -65,7 +66,7 @@ def pod_of(path: str) -> dict[str, Any]:
 
 def _cri(entry: Entry, line: str) -> bool:
     parts = line.split(" ", 3)
-    if len(parts) < 3 or parts[1] not in ("stdout", "stderr"):
+    if len(parts) < 3 or parts[1] not in _STREAMS:
         return False
     moment = _moment(parts[0])
     if moment is None:
@@ -87,7 +88,7 @@ def _docker(entry: Entry, line: str) -> bool:
         return False
     log, stream, time = value.pop("log", None), value.pop("stream", None), value.pop("time", None)
     moment = _moment(time) if isinstance(time, str) else None
-    if not isinstance(log, str) or not isinstance(stream, str) or moment is None:
+    if not isinstance(log, str) or stream not in _STREAMS or moment is None:
         return False
     entry.ts = moment
     entry.attributes.update(value, **{STREAM: stream})

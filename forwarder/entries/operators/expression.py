@@ -5,14 +5,15 @@
 
 Operators: `==`, `!=`, `matches`, `contains`, `startsWith`, `endsWith`, `in` (a list), `and`, `or`,
 `not` (also `&&`, `||`, `!`), parentheses. Values: fields, texts, whole numbers, `true`, `false`,
-`nil`. A comparison with a field that is not there is false, and `!=` true.
+`nil`. A comparison with a field that is not there is false, and `!=` true. An expression has at
+most 10,000 characters, and what is nested is at most 100 deep.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias
 
 from forwarder.config.values import compile_regex
 from forwarder.entries.entry import Entry
@@ -32,6 +33,8 @@ _TOKEN = re.compile(
 )
 _CONSTANTS = {"true": True, "false": False, "nil": MISSING}
 _COMPARED = ("==", "!=", "matches", "contains", "startsWith", "endsWith", "in")
+_MOST_CHARACTERS: Final = 10_000
+_MOST_DEPTH: Final = 100
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 
 
@@ -39,6 +42,8 @@ def parse_expression(text: object) -> Value:
     """What an expression says of an entry. Raises `ValueError` with the place that is wrong."""
     if not isinstance(text, str) or not text.strip():
         raise ValueError('an expression is a text, such as body matches "^ERROR"')
+    if len(text) > _MOST_CHARACTERS:
+        raise ValueError(f"the expression has more than {_MOST_CHARACTERS} characters")
     parser = _Parser(text)
     value = parser.disjunction()
     if parser.kind:
@@ -50,6 +55,7 @@ class _Parser:
     def __init__(self, text: str) -> None:
         self._text = text.rstrip()
         self._at = 0
+        self._depth = 0
         self.kind = self.token = ""
         self._next()
 
@@ -76,20 +82,29 @@ class _Parser:
         return ""
 
     def disjunction(self) -> Value:
-        value = self._conjunction()
+        values = [self._conjunction()]
         while self._took("or", "||"):
-            value = _either(value, self._conjunction())
-        return value
+            values.append(self._conjunction())
+        return values[0] if len(values) == 1 else _either(values)
 
     def _conjunction(self) -> Value:
-        value = self._negation()
+        values = [self._negation()]
         while self._took("and", "&&"):
-            value = _both(value, self._negation())
+            values.append(self._negation())
+        return values[0] if len(values) == 1 else _all(values)
+
+    def _inner(self, parse: Callable[[], Value]) -> Value:
+        """What `parse` finds one level deeper. Raises `ValueError` if that is too deep."""
+        self._depth += 1
+        if self._depth > _MOST_DEPTH:
+            raise ValueError(f"the expression is nested more than {_MOST_DEPTH} deep")
+        value = parse()
+        self._depth -= 1
         return value
 
     def _negation(self) -> Value:
         if self._took("not", "!"):
-            value = self._negation()
+            value = self._inner(self._negation)
             return lambda entry: not _true(value(entry))
         left = self._operand()
         sign = self._took(*_COMPARED)
@@ -106,12 +121,12 @@ class _Parser:
     def _operand(self) -> Value:
         kind, token = self.kind, self.token
         if self._took("("):
-            value = self.disjunction()
+            value = self._inner(self.disjunction)
             if not self._took(")"):
                 raise self.wrong(")")
             return value
         if self._took("["):
-            return self._list()
+            return self._inner(self._list)
         if kind == "text":
             constant: Any = _unquoted(token)
         elif kind == "number":
@@ -146,12 +161,12 @@ def _true(value: Any) -> bool:
     return value is not MISSING and bool(value)
 
 
-def _either(left: Value, right: Value) -> Value:
-    return lambda entry: _true(left(entry)) or _true(right(entry))
+def _either(values: Sequence[Value]) -> Value:
+    return lambda entry: any(_true(value(entry)) for value in values)
 
 
-def _both(left: Value, right: Value) -> Value:
-    return lambda entry: _true(left(entry)) and _true(right(entry))
+def _all(values: Sequence[Value]) -> Value:
+    return lambda entry: all(_true(value(entry)) for value in values)
 
 
 def _compared(sign: str, left: Value, right: Value) -> Value:

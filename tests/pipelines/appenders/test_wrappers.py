@@ -71,6 +71,42 @@ def test_events_without_attributes_are_masked_as_well(tmp_path: Path) -> None:
     assert (tmp_path / "all.log").read_text() == "*** \na k=***\n*** \n"
 
 
+@pytest.mark.parametrize(
+    ("rules", "size"),
+    [
+        ([{"pattern": "", "replace": "x" * 200}], 20_000),
+        ([{"pattern": ".", "replace": "y" * 200}], 20_000),
+        ([{"pattern": "(.+)", "replace": r"\1" * 100}], 2 << 20),
+        ([{"pattern": "a", "replace": "aa"}] * 40, 20_000),
+    ],
+    ids=["nothing", "each character", "references", "each again"],
+)
+def test_a_text_that_its_mask_would_blow_up_is_masked_as_a_whole(
+    tmp_path: Path, rules: list[dict[str, str]], size: int
+) -> None:
+    config = pipeline(
+        type="mask", rules=rules, to=file(tmp_path, layout={"type": "pattern", "pattern": "%m|%X"})
+    )
+    long = "a" * size
+    table = events([long, "b", long], attributes={"k": long})
+    write(config.appenders[0].make(), table)
+    lines = (tmp_path / "all.log").read_text().splitlines()
+    assert len(lines) == 3
+    whole = "(masked as a whole: its replacements need too much room)"
+    assert [line.partition("|")[0] == whole for line in lines] == [True, False, True]
+    assert all(line.endswith(f"|k={whole}") for line in lines)
+
+
+def test_texts_are_masked_in_their_order_however_long_they_are(tmp_path: Path) -> None:
+    config = pipeline(
+        type="mask", rules=[{"pattern": "b"}], to=file(tmp_path, layout={"type": "raw"})
+    )
+    texts = [f"{number}b" + "a" * size for number, size in enumerate((0, 1 << 19, 1 << 21, 9, 0))]
+    write(config.appenders[0].make(), events(texts), events([]), events(texts[2:3]))
+    expected = [text.replace("b", "***") for text in [*texts, texts[2]]]
+    assert (tmp_path / "all.log").read_text().splitlines() == expected
+
+
 def test_what_is_masked_is_masked_in_the_dead_letters_too(tmp_path: Path) -> None:
     mask = {"type": "mask", "rules": [{"pattern": "secret"}], "to": file(tmp_path / "x")}
     content = {"type": "retry", "to": mask}
@@ -104,6 +140,18 @@ def test_what_is_masked_is_masked_in_the_dead_letters_too(tmp_path: Path) -> Non
                 "to": {"type": "stdout"},
             },
             "the rule 'a' cannot be",
+        ),
+        (
+            {
+                "type": "mask",
+                "rules": [{"pattern": "a", "replace": "x" * 201}],
+                "to": {"type": "stdout"},
+            },
+            "rules.0.replace: .*200",
+        ),
+        (
+            {"type": "mask", "rules": [{"pattern": "a"}] * 101, "to": {"type": "stdout"}},
+            "has more than 100 rules",
         ),
         ({"type": "retry", "to": {"type": "stdout", "name": "y"}}, "its wrapper has it"),
         ({"type": "retry", "to": {"type": "stdout", "filter": {}}}, "put it at the wrapper"),

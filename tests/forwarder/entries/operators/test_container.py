@@ -114,3 +114,12 @@ def test_what_is_no_line_of_a_container_is_sent_as_it_is_or_dropped() -> None:
     assert sent == ["no container's", "{broken", "x", "2023-13-99T00:00:00Z stdout F y"]
     dropped = read(data, file=FILE, operators=[{"type": "container", "on_error": "drop"}])
     assert [r["message"] for r in dropped] == ["x"]
+
+
+def test_a_line_of_another_stream_is_none_of_docker() -> None:
+    lines = b"".join(
+        b'{"log":"x","stream":"s%d","time":"2024-03-30T08:31:20Z"}\n' % number
+        for number in range(3)
+    )
+    found = read(lines, operators=CONTAINER)
+    assert [record["message"] for record in found] == lines.decode().splitlines()

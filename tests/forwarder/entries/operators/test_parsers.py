@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from forwarder.entries.entry import Entry
+from forwarder.entries.operators.build import stages_of
 from forwarder.entries.operators.expression import holds, parse_expression
 from forwarder.entries.operators.fields import parse_field
 from forwarder.entries.operators.times import time_parser
-from forwarder.model import Cursor
+from forwarder.model import Cursor, FileFacts
 from logstore.errors import InvalidInput
 from tests.forwarder.entries.packing import FILE, HUGE, packer, read, source
 
@@ -126,11 +127,25 @@ def test_expressions(expression: str, holding: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "body ==", "body matches x", "len(body) > 1", "(body", "body body"]
+    "text",
+    [
+        *("", "body ==", "body matches x", "len(body) > 1", "(body", "body body"),
+        "(" * 3000 + "body" + ")" * 3000,
+        "not " * 2000 + "body",
+        "body in " + "[" * 2000 + "'a'" + "]" * 2000,
+        "body or " * 2000 + "body",
+    ],
 )
 def test_an_expression_that_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expression"):
         parse_expression(text)
+
+
+@pytest.mark.parametrize("word", ["and", "or"])
+def test_an_expression_of_many_parts_is_evaluated(word: str) -> None:
+    entry = Entry("a", 0, 0)
+    text = f" {word} ".join(["body"] * 1000)
+    assert holds(parse_expression(text), entry)
 
 
 def test_fields_are_set_where_they_are_named() -> None:
@@ -167,6 +182,42 @@ def test_recombine(
     recombine = {"type": "recombine", "combine_field": "body", **operator}
     keys: dict[str, Any] = {"preserve_leading_whitespaces": True, "operators": [recombine]}
     assert [r["message"] for r in read(data, step=step, **keys)] == expected
+
+
+@pytest.mark.parametrize(
+    ("more", "lines"),
+    [
+        ({"max_sources": 10}, [f"{number} x" for number in range(40)]),
+        ({}, [f"{number} {'x' * 900}" for number in range(40)]),
+        ({"max_batch_size": 0, "combine_with": "-" * 1000}, [""] * 300),
+    ],
+    ids=["sources", "bytes of all", "what is put between"],
+)
+def test_what_waits_to_be_joined_is_bounded(more: dict[str, Any], lines: list[str]) -> None:
+    recombine = {
+        "type": "recombine",
+        "combine_field": "body",
+        "is_last_entry": "body == 'end'",
+        "source_identifier": "attributes.source",
+        "max_unmatched_batch_size": 0,
+        **more,
+    }
+    sources = {"type": "regex_parser", "regex": r"^(?P<source>\d*)"}
+    made = source(max_log_size=1000, operators=[sources, recombine])
+    makers = stages_of(made.operators, max_log_size=made.max_log_size)
+    parse, join = (make(FileFacts("a.log")) for make in makers)
+    out: list[Entry] = []
+    waiting = 0
+    for number, line in enumerate(lines):
+        parse.feed(Entry(line, number, number), lambda entry: join.feed(entry, out.append))
+        oldest = join.oldest()
+        waiting = max(waiting, 0 if oldest is None else number + 1 - oldest)
+    join.flush(out.append)
+    assert waiting < len(lines) - 10
+    assert [entry.first for entry in out] == sorted(entry.first for entry in out)
+    text = "".join(entry.body for entry in out)
+    assert text.replace("-", "") == "".join(lines)
+    assert max(len(entry.body) for entry in out) < 3000
 
 
 def test_an_operator_passes_over_what_its_condition_is_not_true_of() -> None:
