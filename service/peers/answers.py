@@ -2,7 +2,7 @@
 
 | question | answer |
 | --- | --- |
-| `hello` | `{"files"}`: it is there, with these journal files. Who asks is new: read the register |
+| `hello` | `{"files"}`: it is there, with these journal files. New askers give their entry |
 | `hot`, `text` | lines of a run that are in no chunk yet, see `hot` |
 | `metrics` | the metrics of this process as Prometheus reads them, as one part |
 | `wait` | which of some runs have new lines, see `feed` |
@@ -114,8 +114,10 @@ class Answers:
                 return await work(messages.decode(body))
         return await work(messages.decode(body))
 
-    async def _hello(self, _: Message) -> bytes:
-        register = self._node.members.register
+    async def _hello(self, message: Message) -> bytes:
+        register, head = self._node.members.register, message.head
+        if register is not None and message.parts:
+            register.meet(str(head["node"]), str(head["instance"]), message.parts[0])
         if register is not None and (self._looking is None or self._looking.done()):
             self._looking = asyncio.ensure_future(_look(register))
         with self._node.pin() as pin:

@@ -106,15 +106,28 @@ class Peers:
         return self._contacts.is_unheard(entry.instance)
 
     def silent(self) -> tuple[str, ...]:
-        """The nodes with lines that are not heard, by name."""
-        if not self._contacts.any_unheard:
+        """The nodes with lines that are not heard, or may not know this one yet, by name."""
+        untold = self.register.untold
+        if not (untold or self._contacts.any_unheard):
             return ()
-        return tuple(sorted({entry.node for entry in self.entries() if self.is_silent(entry)}))
+        found = {e.node for e in self.entries() if e.instance in untold or self.is_silent(e)}
+        return tuple(sorted(found))
 
     async def stay_in_touch(self, seconds: float) -> None:
-        """Asks each node that was asked nothing for so long, to find out whether it is heard."""
-        quiet = [e for e in self.entries() if not self._contacts.asked_within(e.instance, seconds)]
-        await self._ask(quiet, "wait", _NOTHING, self.timeout_seconds, Gathered())
+        """Asks each node that was asked nothing for so long, to find out whether it is heard.
+
+        A process that may not know this one is told of it instead.
+        """
+        asked, told = self._contacts.asked_within, self.register.untold
+        quiet = [
+            entry
+            for entry in self.entries()
+            if entry.instance not in told and not asked(entry.instance, seconds)
+        ]
+        await asyncio.gather(
+            self.register.introduce(),
+            self._ask(quiet, "wait", _NOTHING, self.timeout_seconds, Gathered()),
+        )
 
     def problems(self) -> list[str]:
         """What is wrong with other nodes, as sentences."""

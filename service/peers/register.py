@@ -30,7 +30,7 @@ one folder: `twin` names it, and the node that started later forks.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Final, NamedTuple
@@ -170,6 +170,10 @@ class Register:
         self._withdrawn = False
         self._earlier: list[Entry] = []
         """Entries of earlier processes of the node, which go once this one's is written."""
+        self._told: dict[str, Entry] = {}
+        """Entries of which their processes told this one since it began to read the register."""
+        self._untold: set[str] = set()
+        """Processes that may not know this one yet: they were told of it, and did not answer."""
         self._heard: list[Callable[[], None]] = []
         self._unchanged: dict[str, tuple[str, float]] = {}
         """Of entries of readers, the ETag and since when it is there."""
@@ -230,7 +234,28 @@ class Register:
                 await self._remove(self._earlier[-1])
                 self._earlier.pop()
         await self.look()
-        await asyncio.gather(*[self._hello(entry) for entry in self._others.values()])
+        self._untold = set(self._others)
+        await self.introduce()
+
+    @property
+    def untold(self) -> Collection[str]:
+        """Processes that may not know this one yet, by instance."""
+        return self._untold
+
+    async def introduce(self) -> None:
+        """Tells its entry to the processes that may not know it yet, and waits for them briefly."""
+        strangers = [e for e in self._others.values() if e.instance in self._untold]
+        await asyncio.gather(*[self._hello(entry) for entry in strangers])
+
+    def meet(self, node: str, instance: str, body: bytes) -> None:
+        """Takes note of the entry that a process has just written, before it is read in the store.
+
+        So its lines are asked for from its first acknowledgement on, also while the store hangs.
+        """
+        self._untold.discard(instance)  # it has read this one's entry
+        if instance != self.instance:
+            self._told[instance] = entry_at(keys.peer(node, instance), body)
+            self._know({**self._others, **self._told})
 
     async def twin(self, node: str) -> Twin | None:
         """A process that lives and continues the same incarnation, if there is one.
@@ -259,6 +284,7 @@ class Register:
             began = self._clock.monotonic()
             found: dict[str, Entry] = {}
             read: dict[str, tuple[str, Entry]] = {}
+            self._told.clear()  # they were written before, and so they are listed
             async for info in self._store.list(keys.PEERS):
                 known = self._read.get(info.key)
                 if known is None or known[0] != info.etag:
@@ -271,9 +297,14 @@ class Register:
                 if known[1].instance != self.instance and await self._is_there(info, known[1]):
                     found[known[1].instance] = known[1]
             self._unchanged = {k: seen for k, seen in self._unchanged.items() if k in read}
-            changed = _names(found) != _names(self._others)
-            self._read, self._others, self._looked = read, found, began
-            self.contacts.forget_all_but(found)
+            self._read, self._looked = read, began
+            self._know(found | self._told)
+
+    def _know(self, found: dict[str, Entry]) -> None:
+        changed = _names(found) != _names(self._others)
+        self._others = found
+        self._untold &= found.keys()
+        self.contacts.forget_all_but(found)
         if changed:
             for hear in self._heard:
                 hear()
@@ -346,12 +377,14 @@ class Register:
         self._others.pop(entry.instance, None)
 
     async def _hello(self, entry: Entry) -> None:
-        with suppress(PeerSilent, PeerRefused):  # it will find this process by itself
-            await self._greet(entry)
+        with suppress(PeerSilent, PeerRefused):  # it is told again, or finds this one by itself
+            await self._greet(entry, self._own)
+            self._untold.discard(entry.instance)
 
-    async def _greet(self, entry: Entry) -> tuple[str, ...]:
-        """The journal files of a process that lives."""
-        body = messages.encode({"instance": self.instance})
+    async def _greet(self, entry: Entry, own: Entry | None = None) -> tuple[str, ...]:
+        """The journal files of a process that lives; it is told of this one's `own` entry."""
+        head = {"instance": self.instance} | ({} if own is None else {"node": own.node})
+        body = messages.encode(head, [] if own is None else [encode_entry(own)])
         answer = await self.contacts.ask(entry.address, "hello", body, _HELLO_SECONDS)
         return tuple([str(file) for file in answer.head.get("files", ())])
 
