@@ -141,8 +141,8 @@ class Identifier:
             if is_ is Is.LONGER:  # and what was taken for it is a copy, which a scan met first
                 original.named = found.path
                 if original.content is not None:
-                    end = find_end(original.content)
-                    original.remember_copy(end, read_window(original.content, end))
+                    now, end = self._shared.clock.monotonic(), find_end(original.content)
+                    original.remember_copy(now, end, read_window(original.content, end))
             self._locator.take_over(original, found)
         elif original is not None and is_ is Is.LEFT:
             self._locator.take_over_left(original, found, content)
@@ -167,9 +167,9 @@ class Identifier:
             )
         end = find_end(content)
         self._registry.shadows[key] = Shadow(found, original, end)
-        original.copied_at = self._shared.clock.monotonic()
+        now, last = self._shared.clock.monotonic(), read_window(content, end)
         grew_from = before.end if before is not None and before.of is original else 0
-        original.remember_copy(end, read_window(content, end), instead_of=grew_from)
+        original.remember_copy(now, end, last, instead_of=grew_from)
         self._shared.change(original)
 
     def split(self, file: Tracked) -> None:
@@ -177,8 +177,13 @@ class Identifier:
         source = self._shared.sources[file.source]
         self._shared.tallies[file.source].truncations += 1
         found = Found(file.path, *file.place, file.size, file.mtime_ns)
-        self._locator.lose(file)
-        self._locator.find(file)
+        plain = file.content is not None and not file.content.compressed
+        end = file.content.end() if file.content is not None and plain else file.content_end
+        if not self._moved_to_copy(file, end):
+            self._locator.lose(file)
+            self._locator.find(file)
+            if file.place == found.place:
+                self._count_cut(file, end)
         if self._registry.at_place(file.source, found.place) is None:
             self.unknown(source, found)
         self._line_up()
@@ -218,7 +223,8 @@ class Identifier:
         moved = file.path != found.path
         if (file.differs(found) or moved or file.lost_sight) and self._replaced(file, found):
             self._shared.tallies[file.source].truncations += 1
-            self._locator.lose(file)
+            if file.place == found.place:
+                self._locator.lose(file)
             return False
         if moved:
             self._shared.tallies[file.source].rotations += 1
@@ -250,25 +256,42 @@ class Identifier:
                 replaced = not holds(content, file.known)
             except OSError:
                 return False  # the next attempt to read it says so
+            if not replaced and self._moved_to_copy(file, end):
+                return True
             if not replaced:
                 self._learn(file, start)
-                self._count_cut(file, end)
+                if self._count_cut(file, end):
+                    self._shared.tallies[file.source].truncations += 1
         if replaced:
             file.path = before
         return replaced
 
-    def _count_cut(self, file: Tracked, end: int) -> None:
+    def _moved_to_copy(self, file: Tracked, end: int) -> bool:
+        """Whether a copy has bytes of it that are cut off at its place: then it is that copy.
+
+        At its place is a successor that begins alike, for example with the same header, of which
+        what was read is a part.
+        """
+        copy = self._locator.find_longer(file, end) if self._is_cut(file, end) else None
+        if copy is not None:
+            self._locator.take_over(file, copy)
+        return copy is not None
+
+    def _is_cut(self, file: Tracked, end: int) -> bool:
+        """Whether bytes of it that were seen are not there, though all that were read are."""
+        return end < file.content_end and file.rotated_at is None and file.cut == NO_WINDOW
+
+    def _count_cut(self, file: Tracked, end: int) -> bool:
         """A file that was cut off behind what was read of it is the same; the rest is lost.
 
         Of a file that was rotated, this is counted when it is done.
         """
-        lost = file.content_end - end
-        if lost <= 0 or file.rotated_at is not None or file.cut != NO_WINDOW:
-            return
-        file.content_end = end
-        self._shared.tallies[file.source].truncations += 1
+        if not self._is_cut(file, end):
+            return False
+        lost, file.content_end = file.content_end - end, end
         self._shared.count_lost(file, lost)
         self._shared.say(f"{file.path} was cut off: {lost} bytes are gone, and nobody read them")
+        return True
 
     def _learn(self, file: Tracked, start: bytes) -> None:
         """The fingerprint grows with the file, so that a copy is known before it is read."""

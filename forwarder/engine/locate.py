@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 
 from forwarder.engine.opening import Opener
 from forwarder.engine.parts import Shared
@@ -17,7 +18,7 @@ from forwarder.files.content import Content
 from forwarder.files.family import is_archive
 from forwarder.files.finder import Found, look
 from forwarder.files.handles import NoHandle
-from forwarder.files.identity import find_end, holds, read_window, window_of
+from forwarder.files.identity import Known, find_end, holds, read_window, window_of
 from logstore.errors import Damaged
 
 
@@ -55,6 +56,14 @@ class Locator:
             if verdict is False:
                 file.examined.add(key)
         return False
+
+    def find_longer(self, file: Tracked, end: int) -> Found | None:
+        """Another file that holds what was read of it, and goes on behind `end`."""
+        known = replace(file.known, least=max(file.known.least, end + 1))
+        for found in self._candidates(file):
+            if found.place != file.place and self._holds(found, file, known):
+                return found
+        return None
 
     def pass_on(self, file: Tracked) -> None:
         """A file that is done has vanished: a copy that is still there is known by it."""
@@ -156,8 +165,11 @@ class Locator:
         for glob in self._shared.sources[file.source].archives:
             yield from glob.find(lambda _path, _error: None)
 
-    def _holds(self, found: Found, file: Tracked) -> bool | None:
-        """Whether it holds what was read of the file; None if that cannot be told now."""
+    def _holds(self, found: Found, file: Tracked, known: Known | None = None) -> bool | None:
+        """Whether it holds what was read of the file, or is `known` of it.
+
+        None if that cannot be told now.
+        """
         try:
             source = self._shared.sources[file.source]
             handle, content = self._opener.transient(found.path, source)
@@ -166,7 +178,7 @@ class Locator:
         try:
             if content is None or (handle.device, handle.inode) != found.place:
                 return None
-            return holds(content, file.known)
+            return holds(content, known or file.known)
         except Damaged:
             return False
         except OSError:

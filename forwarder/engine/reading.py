@@ -163,8 +163,8 @@ class Reader:
                 return None  # it was seen, and truncated while it waited for its predecessor
             if tail and file.content.read(start - len(tail), len(tail)) != tail:
                 return None
-            if not data and there < start:
-                return None
+            if there < start or (there < file.content_end and file.rotated_at is None):
+                return None  # bytes that were seen are not there
             expected = file.fingerprint[start : start + count]
             if expected and data[: len(expected)] != expected:
                 return None

@@ -257,8 +257,9 @@ class Tracked:
             return not self.copies
         return end - len(last) < until - len(recent)
 
-    def remember_copy(self, end: int, last: bytes, *, instead_of: int = 0) -> None:
-        """A copy of it ends there; one that grew ended at `instead_of` before."""
+    def remember_copy(self, now: float, end: int, last: bytes, *, instead_of: int = 0) -> None:
+        """A copy of it ends there `now`; one that grew ended at `instead_of` before."""
+        self.copied_at = now
         known = [each for each in self.copies if each[0] not in (end, instead_of)]
         self.copies = (*known, (end, xxhash.xxh3_64_intdigest(last)))[-_COPIES:]
 

@@ -47,6 +47,8 @@ def test_a_writer_that_appends_at_every_step(
         pytest.param(83, "archives", "stopped", id="a batch that is lost and the same header"),
         pytest.param(95, "archives", "stopped", id="truncated while its first lines wait"),
         pytest.param(196, "matched", "stopped", id="generations of a stop behind a lost one"),
+        pytest.param(10035, "archives", "stopped", id="a copy that grows is met before its log"),
+        pytest.param(10100, "matched", "stopped", id="only the header of each is read"),
     ],
 )
 def test_a_history_that_went_wrong(tmp_path: Path, seed: int, names: Names, ends: Ends) -> None:
@@ -200,6 +202,29 @@ def test_a_file_that_is_truncated_while_a_scan_is_under_way_has_lost_nothing(
     assert world.tally.lost_bytes == 0
     assert len(world.store.lines()) == (11 if how is _truncate else 12)
     assert not any("nobody read them" in said for said in world.said)
+
+
+@pytest.mark.parametrize("pattern", ["a.log", "a.log*"], ids=["unmatched", "matched"])
+def test_a_successor_with_the_header_that_was_read_is_no_log_that_was_cut_off(
+    tmp_path: Path, pattern: str
+) -> None:
+    """Of the first generation only the header was read when it was copied and truncated."""
+    header = "".join(f"# column {number}\n" for number in range(200))
+    world = World(tmp_path, include=[str(tmp_path / "logs" / pattern)], run="{stem}")
+    world.batch_bytes = len(header)
+    world.restart()
+    world.write("a.log", header)
+    first = world.lines("a.log", 0, 400)
+    world.engine.round()
+    shutil.copy(world.path("a.log"), world.path("a.log.1"))
+    os.truncate(world.path("a.log"), 0)
+    world.write("a.log", header)
+    second = world.lines("a.log", 400, 403)
+    world.poll()
+    world.over()
+    world.over()
+    assert world.tally.lost_bytes == 0
+    assert world.store.lines() == [*header.splitlines(), *first, *header.splitlines(), *second]
 
 
 def test_what_was_seen_and_is_in_no_copy_is_counted(tmp_path: Path) -> None:
