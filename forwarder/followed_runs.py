@@ -5,8 +5,9 @@ them. It is reported if its file appeared while its folder was watched: of a fil
 before, nobody knows when it began. What was reported before a restart goes on under its start.
 
 Lines are signs of life, so a run with lines costs nothing. The promise of a file that is still for
-`_STILL_SECONDS` is withdrawn until it grows, and all promises are where the forwarder is stopped:
-only a forwarder that died leaves runs that are lost.
+`_STILL_SECONDS` rests until it grows: then a report every few hours keeps the service from closing
+the run while its file is followed. All promises are withdrawn where the forwarder is stopped: only
+a forwarder that died leaves runs that are lost.
 """
 
 from __future__ import annotations
@@ -67,7 +68,9 @@ class FollowedRuns:
             found.heard = now
             found.presence.lines_delivered()
             if dormant:
-                self._add((fqn, run), now, resumes=True)
+                found.presence.wake()
+                found.due = now
+                self._there.set()
 
     def end(self, fqn: str, run: str) -> int | None:
         """The run has no file any more: when it began, 0 if that is not reported.
@@ -118,17 +121,22 @@ class FollowedRuns:
 
     def _report(self, found: _Followed) -> None:
         now, presence = self._clock.monotonic(), found.presence
-        still = now - found.heard
-        if still > _STILL_SECONDS:
-            presence.withdraw()
-            found.due = float("inf")
-            return
+        heard = found.heard
         interval = presence.interval if presence.begun else None
-        if interval is not None and still < interval:
-            found.due = found.heard + interval  # its lines say that it lives
+        if now - heard > _STILL_SECONDS:
+            presence.rest()
+        elif interval is not None and now - heard < interval:
+            self._put_off(found, heard, heard + interval)  # its lines say that it lives
             return
         if not presence.report():
             found.due = now + found.backoff.pause()
             return
         found.backoff.reset()
-        found.due = float("inf") if presence.interval is None else now + presence.interval
+        interval = presence.interval
+        self._put_off(found, heard, float("inf") if interval is None else now + interval)
+
+    def _put_off(self, found: _Followed, heard: float, due: float) -> None:
+        """Sets when the run is looked at again, unless it woke since it was `heard`."""
+        with self._lock:
+            if found.heard == heard or found.heard - heard <= _STILL_SECONDS:
+                found.due = due

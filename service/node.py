@@ -165,6 +165,7 @@ class Node(NodeBase):
                 details=lambda: self.details,
                 silent=lambda: seams.answers.silent,
                 close_report=lambda key: self.status.close(key),
+                reported=lambda key: self.status.get(key),
                 make_room=self._make_room,
                 others=partial(
                     self.members.others, self.identity.node, settings.runs.close_wait_seconds

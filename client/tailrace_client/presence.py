@@ -2,8 +2,9 @@
 
 The first report is a pipelineStatus `running` with the time of the start. It promises a heartbeat:
 the same report again, as often as the service asks for, until `stop`. A run whose heartbeats end
-is `lost`. Nothing waits for a report for long: lines are delivered without it, and the status at
-the end of the run has the start as well.
+is `lost`. A client that `rest`s promises nothing, and reports just often enough that the service
+does not close the run. Nothing waits for a report for long: lines are delivered without it, and
+the status at the end of the run has the start as well.
 
 A report never takes the place of another client's: it is made only if the run has no status, an
 older attempt's, or this client's own. After a deletion of the run it is made with its next lines.
@@ -88,6 +89,7 @@ class Presence:
         self._resumes = resumes
         self._begun = False
         self._over = False
+        self._resting = False
         self._lines = False
         self._interval: Optional[float] = None
         self._backoff = Backoff()
@@ -135,6 +137,18 @@ class Presence:
     def interval(self) -> Optional[float]:
         """Seconds until the next report; None if there is none."""
         return None if self._over or self._stop.is_set() else self._interval
+
+    def rest(self) -> None:
+        """Takes the promise back with the next report: the run goes on, but may be silent."""
+        self._change_rest(resting=True)
+
+    def wake(self) -> None:
+        """Makes the promise again with the next report."""
+        self._change_rest(resting=False)
+
+    def _change_rest(self, *, resting: bool) -> None:
+        if self._resting != resting:
+            self._resting, self._interval = resting, None
 
     def withdraw(self) -> bool:
         """Makes no more reports, and takes the promise back: the run is not lost by its silence.
@@ -213,16 +227,18 @@ class Presence:
         elif found is None and self._begun and not self._lines:
             return  # it was deleted
         self._lines = False
+        resting = self._resting
         status: Dict[str, Any] = {
             "runId": self._run,
             "pipelineState": "running",
             "startDate": self.started_ms,
             "timestamp": self.started_ms,
-            "heartbeat": self._heartbeat,
+            "heartbeat": self._heartbeat and not resting,
         }
         if self._reporter:
             status["reporter"] = self._reporter
         headers = put_status(self._service, self._fqn, status, REPORT_SECONDS)
         with suppress(ValueError):
             asked = float(headers.get(_HEARTBEAT, ""))
-            self._interval = max(asked, _LEAST_SECONDS) if self._heartbeat else None
+            if self._heartbeat and resting == self._resting:
+                self._interval = max(asked, _LEAST_SECONDS)

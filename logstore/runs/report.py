@@ -39,6 +39,8 @@ class Said(NamedTuple):
     ended_ms: int | None = None
     heartbeat: bool = False
     """Whether the client reports again and again while it lives."""
+    repeated: bool = False
+    """Whether it says so or takes it back: the report has the field `heartbeat`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,4 +120,5 @@ def _said(value: Mapping[str, Any]) -> Said:
         started,
         ended,
         value.get("heartbeat") is True,
+        isinstance(value.get("heartbeat"), bool),
     )

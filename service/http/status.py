@@ -44,7 +44,7 @@ from service.runs.outcomes import REPORTED
 from service.runtime.counters import HttpCounters
 
 HEARTBEAT: Final = "Tailrace-Heartbeat"
-"""In the reply to a status with `"heartbeat": true`: seconds until the client is to repeat it."""
+"""In the reply to a status with `heartbeat`: seconds until the client is to repeat it."""
 _EVENTS = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
 _OBJECT = {"content": {"application/json": {"schema": {"type": "object"}}}}
 _TAKES: dict[str, Any] = {"requestBody": {"required": True, **_OBJECT}}
@@ -67,7 +67,9 @@ _TAKES_STATUS: dict[str, Any] = {
                         "heartbeat": {
                             "type": "boolean",
                             "description": "Whether the client repeats this status while it lives,"
-                            f" every so many seconds as the reply's `{HEARTBEAT}` says.",
+                            f" every so many seconds as the reply's `{HEARTBEAT}` says."
+                            " A client with this field sends `startDate`: a `running` that"
+                            " arrives after the end of the same run does not replace it.",
                         },
                     },
                 }
@@ -118,8 +120,9 @@ def status_routes(node: NodeApi) -> APIRouter:
         check_new_run(key)
         report = await node.status.put(key, value)
         reply = _json(report.body)
-        if report.said.heartbeat:
-            reply.headers[HEARTBEAT] = f"{node.status.heartbeat_seconds:g}"
+        seconds = node.status.heartbeat_seconds(report.said)
+        if seconds is not None:
+            reply.headers[HEARTBEAT] = f"{seconds:g}"
         return reply
 
     @router.get(

@@ -10,9 +10,10 @@
 
 Signs of life are lines and reports. A client that reports `"heartbeat": true` repeats its report
 while it lives, so it is lost after `runs.lost_minutes` of silence. Any other client may be silent
-for as long as its run may stay open (`runs.stream_timeout_minutes`); then the sweeper closes the
-run, whose manifest says `abandoned`. No node decides alone and nothing is stored: each node comes
-to the same answer from the manifest, the report and its clock.
+for as long as its run may stay open (`runs.stream_timeout_minutes`). After that time without a sign
+of any client the sweeper closes the run, whose manifest says `abandoned`; a later report takes that
+back. No node decides alone and nothing is stored: each node comes to the same answer from the
+manifest, the report and its clock.
 """
 
 from __future__ import annotations
@@ -66,23 +67,50 @@ class RunOutcomes:
     lost_seconds: float
     timeout_seconds: float
 
-    @property
-    def heartbeat_seconds(self) -> float:
-        """How often a client with a heartbeat reports."""
-        return self.lost_seconds / _HEARTBEATS
+    def heartbeat_seconds(self, said: Said) -> float | None:
+        """How often a client is to repeat such a report; None if it does not, or the run ended."""
+        if not said.repeated or _is_end(said):
+            return None
+        return self._patience(said) / _HEARTBEATS
+
+    def _patience(self, said: Said) -> float:
+        return self.lost_seconds if said.heartbeat else self.timeout_seconds
 
     def decide(self, run: RunState, report: Report | None, now_ms: int) -> str | None:
         """The outcome of a run; None if it goes on, or if the state of its log is not known."""
         said = _NOTHING if report is None else report.said
         if said.state in _ENDED:
             return _ENDED[said.state]
+        oldest_ms = now_ms - self._patience(said) * 1000
         if run.state == "closed":
-            return LOST if run.abandoned else UNKNOWN
+            if not run.abandoned:
+                return UNKNOWN
+            return None if alive_ms(report) > oldest_ms else LOST
         if run.state != "open" or said.state == "queued":
             return None
         heard_ms = max(run.last_ms or 0, 0 if report is None else report.stored_ms)
-        patience = self.lost_seconds if said.heartbeat else self.timeout_seconds
-        return LOST if heard_ms and now_ms - heard_ms > patience * 1000 else None
+        return LOST if heard_ms and heard_ms < oldest_ms else None
+
+
+def alive_ms(report: Report | None) -> int:
+    """When a client last said that its run goes on, or is to begin; 0 if it did not."""
+    return 0 if report is None or _is_end(report.said) else report.stored_ms
+
+
+def is_late(said: Said, stored: Said) -> bool:
+    """Whether a client said that its run goes on before the end that is stored.
+
+    Only clients that repeat their reports are judged, by their own times: a run that begins again
+    has a start after that end.
+    """
+    if said.state != "running" or not said.repeated or not _is_end(stored):
+        return False
+    end = max(stored.ended_ms or 0, stored.moment_ms or 0, stored.started_ms or 0)
+    return said.started_ms is not None and said.started_ms <= end
+
+
+def _is_end(said: Said) -> bool:
+    return said.state in TERMINAL or (said.state is None and said.ended_ms is not None)
 
 
 def state_without_lines(report: Report) -> str:

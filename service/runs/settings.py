@@ -25,7 +25,8 @@ class RunSettings(RunRetention):
     stream_timeout_minutes: float = Field(
         default=1440,
         gt=0,
-        description="A run that nobody closed is closed after this long without a line",
+        description="A run that nobody closed is closed after this long without a line and without"
+        " a status that says that it goes on",
     )
     lost_minutes: float = Field(
         default=5,

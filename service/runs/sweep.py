@@ -1,10 +1,10 @@
 """The sweeper does what nobody else did. Every node runs it; sweeping twice does no harm.
 
-- It closes a run that nobody closed after `stream_timeout_seconds` without a line, also one
-  that this process has never seen: it finds runs from their manifests, and those that an
-  OpenMetadata server left in progress from its active markers. It closes a closed run with a
-  late batch after `reopened_seconds`. The sweeper holds the run's lease, and looks once more
-  for lines at every node just before.
+- It closes a run that nobody closed after `stream_timeout_seconds` without a line and without a
+  status that says that it goes on, also one that this process has never seen: it finds runs from
+  their manifests, and those that an OpenMetadata server left in progress from its active markers.
+  It closes a closed run with a late batch after `reopened_seconds`. The sweeper holds the run's
+  lease, and looks once more for lines at every node just before.
 - It publishes a `partial.txt` that vanished again, and removes one that a closed run left.
 - It removes chunks that no manifest names when they are older than `orphan_seconds`: they were
   merged, sealed, or written by a flush that was killed before its swap. It also removes logs
@@ -29,8 +29,10 @@ from logstore.objects.store import ObjectInfo, ObjectStore
 from logstore.runs.deletions import Deletion
 from logstore.runs.manifest import Manifest, manifest_at
 from logstore.runs.manifests import Manifests
+from logstore.runs.report import Report
 from service.runs.deletions import Deletions
 from service.runs.locks import RunLocks
+from service.runs.outcomes import alive_ms
 from service.runs.pin import Pin
 from service.runs.remote_state import RemoteState
 from service.runs.settings import RunSettings
@@ -63,9 +65,11 @@ class Sweeper:
         repair: Callable[[RunKey], Awaitable[bool]],
         ended: Callable[[RunKey], None],
         remove_objects: Callable[[Manifest, Manifest | None], Awaitable[None]],
+        reported: Callable[[RunKey], Awaitable[Report | None]],
         skew: ClockSkew,
     ) -> None:
         """Ages are by the earlier of this machine's clock and the store's (`skew`)."""
+        self._reported = reported
         self._skew = skew
         self._store = store
         self._manifests = manifests
@@ -155,7 +159,7 @@ class Sweeper:
         if self._settings.expires(manifest.key.fqn, manifest.last_ms, self._now_ms()):
             async with self._locks.of(manifest.key):
                 await self._expire(info, manifest)
-        elif self._abandoned(manifest):
+        elif await self._abandoned(manifest):
             await self._finalise(manifest.key)
         elif manifest.state == "closed" and manifest.sealed:
             self._ended(manifest.key)  # by another node, perhaps; somebody may be watching here
@@ -168,13 +172,17 @@ class Sweeper:
     def _idle_ms(self, manifest: Manifest) -> int:
         return self._now_ms() - max(manifest.flushed_ms, manifest.last_ms)
 
-    def _abandoned(self, manifest: Manifest) -> bool:
+    async def _abandoned(self, manifest: Manifest) -> bool:
+        """Whether a run is to be closed: it is idle, and no client says that it goes on."""
         if not manifest.chunks or (manifest.state == "closed" and manifest.sealed):
             return False
-        settings = self._settings
-        reopened, timeout = settings.reopen_idle_seconds, settings.stream_timeout_seconds
-        patience = reopened if manifest.closes else timeout
-        return self._idle_ms(manifest) >= patience * 1000
+        idle_ms, settings = self._idle_ms(manifest), self._settings
+        if manifest.closes:
+            return idle_ms >= settings.reopen_idle_seconds * 1000
+        patience_ms = settings.stream_timeout_seconds * 1000
+        if idle_ms < patience_ms:
+            return False
+        return self._now_ms() - alive_ms(await self._reported(manifest.key)) >= patience_ms
 
     def _has_hot(self, manifest: Manifest) -> bool:
         with self._pin() as pin:
@@ -189,7 +197,7 @@ class Sweeper:
         try:
             beyond = await self._remote_state.held(key)
             newest = (await self._manifests.get(key)).manifest
-            if beyond(newest) or self._has_hot(newest) or not self._abandoned(newest):
+            if beyond(newest) or self._has_hot(newest) or not await self._abandoned(newest):
                 return
             if held.valid() and await self._close(key, newest):
                 self.finalised += 1

@@ -13,6 +13,7 @@ from logstore.clock import Clock, Entropy
 from logstore.objects.remote import DateSample
 from logstore.objects.store import ObjectStore
 from logstore.runs.manifests import Manifests
+from logstore.runs.report import Report
 from logstore.runs.watermark import Watermark
 from service.runs.backlog import Backlog
 from service.runs.chunks import Chunks, ChunkWriter
@@ -52,7 +53,8 @@ from service.settings import Settings
 
 
 async def no_reports(_key: RunKey) -> None:
-    """For run logs without reports: a close of a run without lines leaves no trace."""
+    """For run logs without reports: a close of a run without lines leaves no trace, and only lines
+    say that a run goes on."""
 
 
 async def _room_enough() -> None:
@@ -67,8 +69,8 @@ class Surroundings:
     the highest ULID of a run here; `watermark` reads a node's and replaces a damaged one; `records`
     searches all stored lines, None as long as that is impossible; `ended` is called when a run
     ends; `others` gives the other nodes; `silent`: whether the store is known not to answer;
-    `close_report` notes that a run without lines was closed; `make_room` returns when a deletion
-    has some room on a disk that is full.
+    `close_report` notes that a run without lines was closed; `reported` gives a run's status;
+    `make_room` returns when a deletion has some room on a disk that is full.
     """
 
     journal: RunJournal
@@ -83,6 +85,7 @@ class Surroundings:
     others: Callable[[Deletions], OtherNodes] = lambda _: NoOtherNodes()
     silent: Callable[[], bool] = lambda: False
     close_report: Callable[[RunKey], Awaitable[None]] = no_reports
+    reported: Callable[[RunKey], Awaitable[Report | None]] = no_reports
     make_room: Callable[[], Awaitable[None]] = _room_enough
 
 
@@ -272,6 +275,7 @@ def open_run_logs(
         repair=chunk_repairer.repair,
         ended=events.ended,
         remove_objects=deleter.remove_objects,
+        reported=around.reported,
         skew=skew,
     )
     snapshots = Snapshots(

@@ -55,6 +55,11 @@ def _no_limit(_: int) -> None:
     """Allows everything, where the store's disk is not this node's."""
 
 
+def _never_late(_said: Said, _stored: Said) -> bool:
+    """For reports of which the last one counts."""
+    return False
+
+
 class Reports:
     """The reports of all runs; `horizon` gives the highest deleted ULID of a run.
 
@@ -83,11 +88,18 @@ class Reports:
         self._asked = 0
         self._newest: OrderedDict[str, int] = OrderedDict()
 
-    async def put(self, folder: str, key: RunKey, value: Mapping[str, Any]) -> Report:
+    async def put(
+        self,
+        folder: str,
+        key: RunKey,
+        value: Mapping[str, Any],
+        is_late: Callable[[Said, Said], bool] = _never_late,
+    ) -> Report:
         """Replaces the run's report, and gives the one that stands there now.
 
         That is a later one if it was stored here while the store kept this one waiting: a
-        client that gave up waiting has said something newer. Raises `StoreUnavailable`,
+        client that gave up waiting has said something newer. It is the old one if `is_late` says of
+        the new one and the old one that it was made before that one. Raises `StoreUnavailable`,
         `OutcomeUnknown`, `JournalFull`.
         """
         name = keys.run_report(folder, key)
@@ -99,6 +111,8 @@ class Reports:
             if there is not None and self._newest.get(name, 0) > asked:
                 return None
             report = self._fresh(key, value, None if there is None else there.created_ms)
+            if there is not None and is_late(report.said, there.said):
+                return None
             self._check_space(len(encode_report(report)))
             return report
 

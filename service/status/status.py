@@ -26,8 +26,8 @@ from logstore.errors import (
     TailraceError,
 )
 from logstore.objects.store import ObjectInfo
-from logstore.runs.report import Report
-from service.runs.outcomes import RunOutcomes
+from logstore.runs.report import Report, Said
+from service.runs.outcomes import RunOutcomes, is_late
 from service.runs.run_pages import Newest, ReportedRuns
 from service.runs.settings import RunSettings
 from service.status.endings import Endings, is_terminal
@@ -89,16 +89,17 @@ class RunStatus:
         self.stored = {"status": 0, "progress": 0, "metrics": 0}
         self.sweep_failures = 0
 
-    @property
-    def heartbeat_seconds(self) -> float:
-        """How often a client reports that it lives, if it does so at all."""
-        return RunOutcomes(self._runs.lost_seconds, 0).heartbeat_seconds
+    def heartbeat_seconds(self, said: Said) -> float | None:
+        """How often a client is to repeat such a status; None if it is not."""
+        runs = self._runs
+        return RunOutcomes(runs.lost_seconds, runs.stream_timeout_seconds).heartbeat_seconds(said)
 
     # --- pipelineStatus ------------------------------------------------------------
 
     async def put(self, key: RunKey, value: Mapping[str, Any]) -> Report:
-        """Keeps a status of a run. Raises `StoreUnavailable`, `OutcomeUnknown`, `JournalFull`."""
-        report = await self._reports.put(keys.STATUS, key, value)
+        """Keeps a status of a run, and gives the one that is kept: an end that came before a late
+        `running` stays. Raises `StoreUnavailable`, `OutcomeUnknown`, `JournalFull`."""
+        report = await self._reports.put(keys.STATUS, key, value, is_late)
         self.stored["status"] += 1
         self.endings.note(key, report)
         if is_terminal(report):

@@ -9,8 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
+from forwarder.followed_runs import FollowedRuns
+from tailrace_client.service import Service
+from tests.client.programs import until
 from tests.e2e.service_process import BASE, ServiceProcess
 from tests.forwarder.forwarder_process import FQN, ForwarderProcess
+from tests.simulation.clocks import ManualClock
 
 STATUS = f"{BASE.removesuffix('/logs')}/{FQN}/pipelineStatus"
 
@@ -99,3 +103,37 @@ def test_generations_end_with_their_rotation_and_what_others_report_is_theirs(
     assert _listed(url, "gen")["outcome"] == "unknown"
     assert forwarder.stop() == 0
     assert _status(url, "job") == own
+
+
+def test_a_file_at_rest_keeps_its_run_open_and_promises_nothing(brief: ServiceProcess) -> None:
+    """A day of a silent file passes on the forwarder's clock; its status comes every few hours."""
+    url, clock = brief.url, ManualClock()
+    runs = FollowedRuns(Service(url), clock)
+    others = iter(range(100))
+
+    def stored() -> list[bytes]:
+        """The status as it lies in the store, with its version."""
+        return [path.read_bytes() for path in brief.data.glob("**/coordination/status/*/rest")]
+
+    def heartbeat_after(seconds: float) -> bool:
+        """What the status says once it was written again, so much later."""
+        reported = stored()
+        clock.pass_seconds(seconds)
+        runs.begin(FQN, f"other-{next(others)}", resumes=True)  # it wakes the reports
+        until(lambda: stored() != reported)
+        return bool(_status(url, "rest")["heartbeat"])
+
+    runs.begin(FQN, "rest", resumes=False)
+    assert heartbeat_after(1)
+    start = _status(url, "rest")["startDate"]
+    assert heartbeat_after(60)
+    assert not heartbeat_after(3_601)
+    for _ in range(3):
+        assert not heartbeat_after(6 * 3_600)
+    reported = stored()
+    runs.heard(FQN, "rest")
+    until(lambda: stored() != reported)
+    assert _status(url, "rest")["heartbeat"]
+    assert heartbeat_after(60), "it reports as often as before"
+    assert runs.end(FQN, "rest") == start
+    runs.stop(60)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -59,6 +60,32 @@ async def test_a_live_node_that_says_it_holds_lines() -> None:
     await world.run_logs.sweeper.sweep()
     assert await state(world) == "open"
     world.clock.pass_seconds(700)  # silent for longer than its lease
+    await world.run_logs.sweeper.sweep()
+    assert await state(world) == "closed"
+
+
+@pytest.mark.parametrize("heartbeat", [True, False])
+async def test_a_client_that_says_that_its_run_goes_on(heartbeat: bool) -> None:
+    """A job is silent for 30 hours; its status comes again and again."""
+    world, _ = await abandoned()
+    value = {"pipelineState": "running", "startDate": 5, "heartbeat": heartbeat}
+    for _ in range(3):
+        await world.reports.put(keys.STATUS, RUN, value)
+        await world.run_logs.sweeper.sweep()
+        assert await state(world) == "open"
+        world.clock.pass_seconds(DAY / 4)
+    world.clock.pass_seconds(3 * DAY / 4 - 1)
+    await world.run_logs.sweeper.sweep()
+    assert await state(world) == "open"
+    world.clock.pass_seconds(1)
+    await world.run_logs.sweeper.sweep()
+    assert await state(world) == "closed"
+
+
+@pytest.mark.parametrize("value", [{"pipelineState": "success"}, {"endDate": 7}])
+async def test_an_end_that_a_client_reports_keeps_no_run_open(value: dict[str, Any]) -> None:
+    world, _ = await abandoned()
+    await world.reports.put(keys.STATUS, RUN, value)
     await world.run_logs.sweeper.sweep()
     assert await state(world) == "closed"
 

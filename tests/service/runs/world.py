@@ -27,6 +27,7 @@ from service.runs.wiring import Surroundings, open_run_logs
 from service.runtime.threads import in_place
 from service.settings import Settings
 from service.shipping.watermarks import Watermarks
+from service.status.reports import Reports
 from tests.batches import MemoryBatches, make_batches
 from tests.settings import SETTINGS, settings_with
 from tests.simulation.backing import on_disk, open_store
@@ -157,6 +158,7 @@ class World:
 
     def _make(self) -> RunLogs:
         self.marks = Watermarks(self.store, self.clock, self.random, in_place, lambda _: 0)
+        self.reports = Reports(self.store, self.clock, Random(1), horizon=lambda _: 0)
         return open_run_logs(
             self.journal.node,
             self.parents,
@@ -175,6 +177,7 @@ class World:
                 newest_date=self.newest_date,
                 records=lambda: self.records,
                 others=lambda _: self.others,
+                reported=lambda key: self.reports.get(keys.STATUS, key),
             ),
         )
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import orjson
 import pytest
 
 from logstore.batch import RunKey
@@ -159,5 +164,52 @@ def test_the_live_view_of_the_last_run() -> None:
         viewer = await server.watch(run="last")
         assert viewer.text == "new\n"
         assert viewer.last["runId"] == RUN
+
+    play(scenario)
+
+
+STARTED = {"runId": RUN, "pipelineState": "running", "startDate": 5, "timestamp": 5}
+
+
+async def put(server: Server, value: dict[str, Any]) -> float | None:
+    """Reports a status; gives the seconds after which the service wants it again."""
+    reply = await server.client.put(f"{ROOT}/{FQN}/pipelineStatus", json=value)
+    assert reply.status_code == 200
+    seconds = reply.headers.get("Tailrace-Heartbeat")
+    return None if seconds is None else float(seconds)
+
+
+async def state_and_outcome(server: Server) -> tuple[str, str | None]:
+    reply = await server.client.get(f"{ROOT}/logs/{FQN}")
+    (row,) = reply.json()["details"]
+    return row["state"], row["outcome"]
+
+
+@pytest.mark.parametrize("ended", ["success", None])
+def test_a_report_that_a_connection_held_up_does_not_replace_the_end(ended: str | None) -> None:
+    async def scenario(server: Server) -> None:
+        let_go = asyncio.Event()
+        late = {**STARTED, "heartbeat": True, "reporter": "forwarder"}
+
+        async def trickle() -> AsyncIterator[bytes]:
+            body = orjson.dumps(late)
+            yield body[:20]
+            await let_go.wait()
+            yield body[20:]
+
+        await server.append("a\n")
+        await put(server, late)
+        url = f"{ROOT}/{FQN}/pipelineStatus"
+        waiting = asyncio.create_task(server.client.put(url, content=trickle()))
+        await server.passes(seconds=1)
+        end = {"runId": RUN, "pipelineState": ended, "startDate": 5, "timestamp": 9, "endDate": 9}
+        assert await put(server, end) is None
+        assert await server.close() == "closed"
+        let_go.set()
+        assert (await waiting).json() == end, "the reply has the status that is kept"
+        assert (await server.client.get(f"{url}/{RUN}")).json() == end
+        assert await state_and_outcome(server) == ("closed", "succeeded" if ended else "unknown")
+        await put(server, {**late, "startDate": 10, "timestamp": 10})
+        assert (await server.client.get(f"{url}/{RUN}")).json()["startDate"] == 10, "a new start"
 
     play(scenario)
