@@ -140,6 +140,9 @@ def lowest_and_highest(rows: Rows) -> tuple[int, int]:
     if len(rows) == 0:
         return 0, 0
     high, low = rows["ulid_hi"], rows["ulid_lo"]
+    if len(rows) == 1:  # of a small run, for which numpy's calls cost more than all else
+        only = int(high[0]) << 64 | int(low[0])
+        return only, only
     least, most = int(high.min()), int(high.max())
     return (
         least << 64 | int(low[high == least].min()),
@@ -161,6 +164,8 @@ def newest_of_runs(batches: Batches) -> dict[RunKey, int]:
 
 def of_run(batches: Batches, key: RunKey) -> Indexes:
     """Indexes of the rows that belong to the run, in order."""
+    if batches.runs == [key]:
+        return np.arange(len(batches.rows))
     wanted = [i for i, run in enumerate(batches.runs) if run == key]
     return np.flatnonzero(np.isin(batches.rows["run"], wanted))
 

@@ -161,8 +161,8 @@ class Disk:
     def unlink(self, path: str) -> None:
         os.unlink(path)
 
-    def make_folders(self, path: str) -> None:
-        missing, path = [], os.path.abspath(path)
+    def make_folders(self, path: str, *, sync: bool = True) -> Sequence[str]:
+        missing, path = list[str](), os.path.abspath(path)
         while not os.path.isdir(path):
             missing.append(path)
             path = os.path.dirname(path)
@@ -174,7 +174,9 @@ class Disk:
                     raise NotADirectoryError(
                         errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder
                     ) from None
-            self.sync_folder(os.path.dirname(folder))
+            if sync:
+                self.sync_folder(os.path.dirname(folder))
+        return missing
 
     def remove_folder(self, path: str) -> None:
         os.rmdir(path)

@@ -108,8 +108,11 @@ class FileSystem(Protocol):
         """Removes a name. Raises `FileNotFoundError`."""
         ...
 
-    def make_folders(self, path: str) -> None:
-        """Makes a folder and its parents, syncing each parent; existing ones are no error."""
+    def make_folders(self, path: str, *, sync: bool = True) -> Sequence[str]:
+        """Makes a folder and its parents; existing ones are no error. Gives those that it made.
+
+        With `sync` it syncs the parent of each of them.
+        """
         ...
 
     def remove_folder(self, path: str) -> None:

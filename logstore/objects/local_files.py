@@ -19,7 +19,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import islice
+from itertools import islice, pairwise
 from typing import NamedTuple, TypeVar
 
 import xxhash
@@ -297,15 +297,16 @@ class LocalFiles:
             self._fs.sync_folder(folder)
 
     def _make_durable(self, folder: str) -> None:
-        """Makes the folder, then syncs all parents, which another process may just have made."""
+        """Makes the folder, then syncs the parents of those that another process may have made."""
         if folder in self._durable_folders:
             return
-        self._fs.make_folders(folder)
+        made = self._fs.make_folders(folder)
         chain = [folder]
-        while chain[-1] != self.paths.root:
+        while chain[-1] != self.paths.root and chain[-1] not in self._durable_folders:
             chain.append(os.path.dirname(chain[-1]))
-        for parent in reversed(chain[1:]):
-            self._fs.sync_folder(parent)
+        for child, parent in reversed(list(pairwise(chain))):
+            if child not in made:
+                self._fs.sync_folder(parent)
         self._durable_folders.update(chain)
 
     def _forget(self, folder: str) -> None:

@@ -87,7 +87,7 @@ def move(fs: FileSystem, source: str, target: str) -> None:
     for attempt in range(_ATTEMPTS):
         try:
             if attempt:
-                fs.make_folders(folder)
+                fs.make_folders(folder, sync=False)
             fs.rename(source, target)
         except FileNotFoundError:
             continue

@@ -8,7 +8,6 @@ apply twice.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Final
@@ -16,13 +15,17 @@ from typing import Final
 from logstore import keys
 from logstore import ulid as ulids
 from logstore.batch import RunKey
+from logstore.cache import Cache
 from logstore.clock import Clock, Entropy
 from logstore.errors import OutcomeUnknown, PreconditionFailed
 from logstore.objects.store import ObjectStore
 from logstore.runs.manifest import Manifest, decode_manifest, encode_manifest
 from logstore.swap import Backoff, Document, RetryBudget, Revision, swap
 
-_REMEMBERED: Final = 1024
+_REMEMBERED_BYTES: Final = 4 << 20
+_REVISION_BYTES: Final = 1500
+"""Of a version without its chunks and their text, roughly: measured with `tracemalloc`."""
+_CHUNK_BYTES: Final = 600
 _AMBIGUOUS: Final = 10  # `decide` may have written chunks: they are not given up for a lost answer
 
 
@@ -46,7 +49,7 @@ class Manifests:
         self._clock = clock
         self._entropy = entropy
         self.conflicts = 0
-        self._written: OrderedDict[RunKey, Revision[Manifest]] = OrderedDict()
+        self._written = Cache[Revision[Manifest]](_REMEMBERED_BYTES)
 
     def _document(self, key: RunKey) -> Document[Manifest]:
         return Document(self._store, keys.run_manifest(key), decode_manifest, encode_manifest)
@@ -63,6 +66,17 @@ class Manifests:
         written = self._written.get(key)
         return await self.get(key) if written is None else _versioned(key, written)
 
+    def is_remembered(self, key: RunKey) -> bool:
+        """Whether `recent` asks nobody."""
+        return self._written.get(key) is not None
+
+    async def presumed(self, key: RunKey) -> Versioned:
+        """As `recent`; a run that most likely is new is presumed to have no manifest.
+
+        The store refuses the first write if that is wrong.
+        """
+        return await self.recent(key)
+
     async def swap(self, seen: Versioned, manifest: Manifest) -> Versioned:
         """Replaces `seen` by `manifest`.
 
@@ -70,7 +84,7 @@ class Manifests:
         `StoreUnavailable`, `OutcomeUnknown`.
         """
         key = manifest.key
-        self._written.pop(key, None)
+        self._written.drop(key)
         written = await self._document(key).write(self._fresh(manifest), seen.etag)
         return self._remembered(key, written)
 
@@ -103,7 +117,8 @@ class Manifests:
             wanted = await decide(newest)
             return None if wanted is None else self._fresh(wanted)
 
-        known = self._written.pop(key, None)
+        known = self._written.get(key)
+        self._written.drop(key)
         if known is None and seen is not None and seen.etag is None:
             try:
                 if (first := await change(None)) is not None:
@@ -120,10 +135,8 @@ class Manifests:
 
     def _remembered(self, key: RunKey, found: Revision[Manifest] | None) -> Versioned:
         if found is not None and found.written:
-            self._written[key] = found
-            self._written.move_to_end(key)
-            if len(self._written) > _REMEMBERED:
-                self._written.popitem(last=False)
+            self._written.drop(key)
+            self._written.put(key, found, _bytes_of(found.value))
         return _versioned(key, found)
 
     def fresh_id(self) -> str:
@@ -132,6 +145,12 @@ class Manifests:
 
     def _fresh(self, manifest: Manifest) -> Manifest:
         return replace(manifest, version=self.fresh_id())
+
+
+def _bytes_of(manifest: Manifest) -> int:
+    chunks = manifest.chunks
+    kept = sum([len(chunk.text or b"") + len(chunk.index or b"") for chunk in chunks])
+    return _REVISION_BYTES + _CHUNK_BYTES * (len(chunks) + len(manifest.copies) // 4) + kept
 
 
 def _versioned(key: RunKey, found: Revision[Manifest] | None) -> Versioned:

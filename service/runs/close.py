@@ -179,7 +179,9 @@ class Closer:
                 await self.resume(key, pos)
         finally:
             self._agreed.pop(key, None)
-        manifest = (await self._manifests.get(key)).manifest
+        manifest = (await self._manifests.recent(key)).manifest
+        if manifest.state != "closed":  # others may have changed it since this node wrote it
+            manifest = (await self._manifests.get(key)).manifest
         over = _is_over(manifest) and not self._flusher.holds(key)
         if over:
             self._on_ended(key)

@@ -84,7 +84,9 @@ class RunFlush:
         Raises `Unavailable`, `OutcomeUnknown`, `Damaged`.
         """
         segments = self._backlog.now()
-        seen = await self._manifests.recent(key)  # an older one has dealt with less
+        # An older version, or none, has dealt with less.
+        presume = self._manifests.recent if self._backlog.inherited else self._manifests.presumed
+        seen = await presume(key)
         sources = await self._backlog.sources(key, pin, segments, seen.manifest, low, end)
         for source in sources:
             seen = await self._flush_source(key, source, seen)

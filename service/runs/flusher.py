@@ -5,6 +5,8 @@
                               ▼
                     at most `parallel` flushes at once ──► watermark
 
+Eight runs whose new text is small share a place: they wait for the store, and need no memory.
+
 A run that fails waits for its back-off without occupying one of the `parallel` places, and
 delays no other run. It does hold back the watermark, so that no line is forgotten.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Callable
 
 import numpy as np
@@ -27,7 +30,7 @@ from logstore.errors import (
     Unavailable,
 )
 from logstore.objects.store import ObjectStore
-from logstore.runs.manifest import Manifest
+from logstore.runs.manifest import INLINE_BYTES, Manifest
 from logstore.runs.watermark import raise_watermark, read_watermark
 from service.runs.backlog import Backlog, StoredSegment
 from service.runs.events import RunEvents
@@ -40,6 +43,7 @@ from service.runtime.ongoing import Ongoing
 
 _LOOK_SECONDS = 0.5
 _UNKNOWN_BYTES_PER_ROW = 100
+_SHARES = 8  # of a place: a small run takes one, any other all of them
 
 
 class Flusher:
@@ -79,7 +83,9 @@ class Flusher:
         self._wake = asyncio.Event()
         self._stopping = False
         self._tasks: set[asyncio.Task[None]] = set()
-        self._trying: set[RunKey] = set()
+        self._trying: dict[RunKey, int] = {}
+        self._due: deque[RunKey] = deque()
+        self._look_due = float("-inf")
         self._mark_due = 0.0
         self._barriers: dict[RunKey, int] = {}
         self.heartbeat = Heartbeat(clock)
@@ -148,7 +154,7 @@ class Flusher:
         await self._backlog.inherit(segments)
         for segment in segments:
             await self._add_segment(segment, self._clock.monotonic())
-        self._wake.set()
+        self._look()
 
     async def _add_segment(self, segment: StoredSegment, now: float) -> None:
         for run in await self._backlog.runs_of(segment):
@@ -166,7 +172,7 @@ class Flusher:
             batches = pin.batches(start=start, end=end)
             self._pending.add_batches(batches, self._clock.monotonic())
         self._progress.confirmed_pos = end
-        self._wake.set()
+        self._look()
 
     def hold_at(self, key: RunKey, pos: int) -> None:
         """Until `let_go`, no chunk of the run holds lines from both sides of `pos`."""
@@ -189,18 +195,36 @@ class Flusher:
                 async with asyncio.timeout(_LOOK_SECONDS):
                     await self._wake.wait()
             except TimeoutError:
-                pass
+                self._look()
+
+    def _look(self) -> None:
+        """Has all runs that wait looked at again, which the end of a flush alone does not."""
+        self._look_due = float("-inf")
+        self._wake.set()
 
     def _begin_due(self) -> None:
-        free = self._parallel - len(self._tasks)
-        due = self._pending.due(self._clock.monotonic())
-        # One that is being closed or deleted waits for that without holding a place.
-        ready = [key for key in due if key not in self._trying and not self._locks.held(key)]
-        for key in ready[: max(free, 0)]:
-            self._trying.add(key)
-            task = asyncio.get_running_loop().create_task(self._try(key))
-            self._tasks.add(task)
-            task.add_done_callback(self._ended)
+        now = self._clock.monotonic()
+        if now >= self._look_due:
+            self._due = deque(self._pending.due(now))
+            self._look_due = now + _LOOK_SECONDS
+        free = self._parallel * _SHARES - sum(self._trying.values())
+        while self._due and (shares := self._shares(self._due[0])) <= free:
+            key = self._due.popleft()
+            # One that is being closed or deleted waits for that without holding a place.
+            due = key not in self._trying and self._pending.is_due(key, now)
+            if due and not self._locks.held(key):
+                self._begin(key, shares)
+                free -= shares
+
+    def _begin(self, key: RunKey, shares: int) -> None:
+        self._trying[key] = shares
+        task = asyncio.get_running_loop().create_task(self._try(key))
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _shares(self, key: RunKey) -> int:
+        waiting = self._pending.get(key)
+        return 1 if waiting is None or waiting.bytes <= INLINE_BYTES else _SHARES
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -212,7 +236,7 @@ class Flusher:
             with contextlib.suppress(TailraceError):
                 await self.flush(key)
         finally:
-            self._trying.discard(key)
+            del self._trying[key]
 
     async def flush(self, key: RunKey, *, end: int | None = None) -> Manifest | None:
         """Flushes everything confirmed of the run, below `end` if given. Raises `TailraceError`."""
@@ -248,7 +272,7 @@ class Flusher:
     async def _flush_through(self, key: RunKey, limit: int) -> Manifest:
         """Flushes in two chunks if a close lies between."""
         with self._pin() as pin:
-            low = self._progress.flushed_pos
+            low = self._progress.first_unflushed(key)
             barrier = self._barriers.get(key)
             if barrier is not None and barrier < limit:
                 await self._run_flush.flush(key, pin, low, barrier)
@@ -271,15 +295,18 @@ class Flusher:
         """Flushes everything confirmed, once. Raises the first `TailraceError` after trying all."""
         failures: list[TailraceError] = []
         waiting = iter(self._pending.waiting())
+        places = asyncio.Semaphore(self._parallel)
 
         async def work() -> None:
             for key in waiting:
+                small = self._shares(key) == 1
                 try:
-                    await self.flush(key)
+                    async with contextlib.nullcontext() if small else places:
+                        await self.flush(key)
                 except TailraceError as error:
                     failures.append(error)
 
-        await asyncio.gather(*[work() for _ in range(self._parallel)])
+        await asyncio.gather(*[work() for _ in range(self._parallel * _SHARES)])
         await self.raise_marks(force=True)
         if failures:
             raise failures[0]
@@ -298,9 +325,9 @@ class Flusher:
     async def raise_marks(self, *, force: bool = False) -> None:
         """Raises the watermarks in the store, every `mark_seconds`."""
         now = self._clock.monotonic()
-        low = self._progress.flushed_pos
         if now < self._mark_due and not force:
             return
+        low = self._progress.flushed_pos
         done = [segment for segment in self._backlog.own if segment.end <= low]
         try:
             if done:

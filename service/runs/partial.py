@@ -35,7 +35,9 @@ class PartialPublisher:
         clock: Clock,
         *,
         seconds: float,
+        alone: bool,
     ) -> None:
+        """`alone`: there is no other node, so that nobody else closes a run meanwhile."""
         self._store = store
         self._manifests = manifests
         self._locks = locks
@@ -43,6 +45,7 @@ class PartialPublisher:
         self._prefix = prefix
         self._clock = clock
         self._seconds = seconds
+        self._alone = alone
         self._published: OrderedDict[RunKey, tuple[int, float]] = OrderedDict()
         self.published = 0
 
@@ -68,10 +71,14 @@ class PartialPublisher:
         """
         # Under the lock, so that it cannot come after the close that removes it.
         async with self._locks.of(key):
-            manifest = (await self._manifests.get(key)).manifest
+            # Right after a flush, the version that it wrote was the newest a moment ago.
+            read = self._manifests.recent if due else self._manifests.get
+            manifest = (await read(key)).manifest
             if manifest.state != "open" or (due and not self.due(manifest)):
                 return
             await self._write(manifest)
+            if self._alone:
+                return
             # Another node may have closed it meanwhile, and removed the one before.
             if (await self._manifests.get(key)).manifest.state != "open":
                 await self._store.delete([keys.partial(self._prefix, key)])

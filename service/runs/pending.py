@@ -96,18 +96,14 @@ class Pending:
             run.first = min(run.first, first)
             run.bytes += size
 
-    def due(self, now: float, *, all_runs: bool = False) -> list[RunKey]:
+    def due(self, now: float) -> list[RunKey]:
         """Runs to flush now, the one that waited longest first."""
         found = [
             (run.since, key)
             for key, run in self._runs.items()
             if not run.flushing
             and run.not_before <= now
-            and (
-                all_runs
-                or run.bytes >= self._rules.early_bytes
-                or now - run.since >= self._rules.seconds
-            )
+            and (run.bytes >= self._rules.early_bytes or now - run.since >= self._rules.seconds)
         ]
         return [key for _, key in sorted(found, key=lambda entry: entry[0])]
 
@@ -128,6 +124,11 @@ class Pending:
         pause = self._rules.first_backoff_seconds * 2 ** min(run.failures, 10)
         run.failures += 1
         run.not_before = now + min(pause, self._rules.max_backoff_seconds)
+
+    def is_due(self, key: RunKey, now: float) -> bool:
+        """Whether the run waits, and may be flushed now."""
+        run = self._runs.get(key)
+        return run is not None and not run.flushing and run.not_before <= now
 
     def low(self, confirmed: int) -> int:
         """All lines below are in chunks; `confirmed` if nothing waits."""

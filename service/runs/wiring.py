@@ -167,7 +167,14 @@ def open_run_logs(
         repair=chunk_repairer.repair,
     )
     partials = PartialPublisher(
-        store, manifests, chunks, locks, prefix, clock, seconds=_partial_seconds(runs, tuning)
+        store,
+        importing,
+        chunks,
+        locks,
+        prefix,
+        clock,
+        seconds=_partial_seconds(runs, tuning),
+        alone=not others,
     )
     flusher = Flusher(
         node,

@@ -149,8 +149,11 @@ class FileSystemContract:
             fs.unlink(f"{root}/folder")
 
     def test_folders(self, fs: FileSystem, root: str) -> None:
-        fs.make_folders(f"{root}/a/b/c")
-        fs.make_folders(f"{root}/a/b/c")
+        made = {f"{root}/a", f"{root}/a/b", f"{root}/a/b/c"}
+        assert set(fs.make_folders(f"{root}/a/b/c")) == made
+        assert not fs.make_folders(f"{root}/a/b/c")
+        assert list(fs.make_folders(f"{root}/a/d", sync=False)) == [f"{root}/a/d"]
+        fs.remove_folder(f"{root}/a/d")
         _file(fs, f"{root}/a/file")
         assert sorted(fs.scan(f"{root}/a")) == [("b", True), ("file", False)]
         assert list(fs.scan(f"{root}/absent")) == []

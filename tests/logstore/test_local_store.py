@@ -93,6 +93,17 @@ async def test_a_list_for_threads_looks_at_no_file() -> None:
     assert {call.split()[0] for call in fs.calls[before:]} == {"scan"}
 
 
+async def test_a_new_folder_costs_a_sync_of_its_parent_and_one_of_its_own() -> None:
+    fs = PowerCutFileSystem()
+    store = LocalStore("/store", fs, SystemClock(), Random(1), run=inline)
+    await store.put("a/b/one", b"")
+    before = len(fs.calls)
+    await store.put("a/c/two", b"text", metadata={"of": "it"})
+    syncs = [call for call in fs.calls[before:] if call.startswith("sync")]
+    assert len(syncs) == 3, syncs
+    assert syncs[1:] == ["sync_folder /store/a", "sync_folder /store/a/c"]
+
+
 async def test_files_that_others_wrote_are_objects(local: ObjectStore, root: Path) -> None:
     names = ["_delta_log/0.json", ".0.json.crc", "_temporary/0/x", "date=2026-01-01/p.parquet"]
     for name in names:

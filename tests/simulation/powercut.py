@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from random import Random
@@ -152,7 +152,8 @@ class PowerCutFileSystem:
         with self.call("unlink", path):
             folder.set(name, None)
 
-    def make_folders(self, path: str) -> None:
+    def make_folders(self, path: str, *, sync: bool = True) -> Sequence[str]:
+        made: list[str] = []
         parts = path.strip("/").split("/")
         for depth in range(1, len(parts) + 1):
             folder = "/" + "/".join(parts[:depth])
@@ -160,9 +161,12 @@ class PowerCutFileSystem:
                 with self.call("mkdir", folder):
                     parent, name = self._parent(folder)
                     parent.set(name, Folder())
-                self.sync_folder(os.path.dirname(folder))
+                made.append(folder)
+                if sync:
+                    self.sync_folder(os.path.dirname(folder))
             elif isinstance(self._node(folder), Inode):
                 raise error_of(errno.ENOTDIR, folder)
+        return made
 
     def remove_folder(self, path: str) -> None:
         parent, name = self._parent(path)

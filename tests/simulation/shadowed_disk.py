@@ -66,10 +66,10 @@ class ShadowedDisk:
         self._known.pop(path, None)
         self.shadow.unlink(path)
 
-    def make_folders(self, path: str) -> None:
+    def make_folders(self, path: str, *, sync: bool = True) -> Sequence[str]:
         self._note()
-        self.real.make_folders(path)
-        self.shadow.make_folders(path)
+        self.real.make_folders(path, sync=sync)
+        return self.shadow.make_folders(path, sync=sync)
 
     def remove_folder(self, path: str) -> None:
         self._note()

@@ -86,6 +86,14 @@ class Importer:
         """
         return await self._touch.do(key)
 
+    async def is_new(self, key: RunKey) -> bool:
+        """Whether no text of the run is in the store, or was a moment ago.
+
+        A small open run has its text in its manifest, so it may have that. Raises
+        `StoreUnavailable`.
+        """
+        return self._touch.idle(key) or not await self._upstream.has_texts(key)
+
     async def import_left(self, before_ms: int) -> None:
         """Imports runs that OpenMetadata left in progress and nobody has used since.
 
@@ -109,6 +117,8 @@ class Importer:
         self._touch.stop()
 
     async def _import(self, key: RunKey) -> bool:
+        if not await self._upstream.has_texts(key):
+            return False
         if await self._rebuild(key):
             return True
         budget = RetryBudget()
@@ -163,13 +173,21 @@ class Importer:
 
 
 class ImportingManifests(Manifests):
-    """Manifests whose `get`, and all calls that begin with it, import a missing run."""
+    """Manifests whose `get`, and all calls that begin with it, import a missing run.
+
+    One look at the folders of a run without any text saves the look for its manifest.
+    """
 
     def __init__(
         self, store: ObjectStore, clock: Clock, entropy: Entropy, importer: Importer
     ) -> None:
         super().__init__(store, clock, entropy)
         self._importer = importer
+
+    async def presumed(self, key: RunKey) -> Versioned:
+        if not self.is_remembered(key) and await self._importer.is_new(key):
+            return Versioned(Manifest(key), None)
+        return await self.recent(key)
 
     def _document(self, key: RunKey) -> Document[Manifest]:
         own = super()._document(key)

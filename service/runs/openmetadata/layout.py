@@ -28,6 +28,7 @@ from logstore.batch import RunKey
 from logstore.errors import InvalidName, NotFound
 from logstore.names import decode
 from logstore.objects.store import ObjectInfo, ObjectStore
+from service.runtime.shared_calls import SharedCalls
 
 _COMPARED_BYTES = 8 << 20
 _NEWLINE = b"\n"
@@ -69,11 +70,34 @@ class Upstream:
     def __init__(self, store: ObjectStore, prefix: str) -> None:
         self._store = store
         self._prefix = prefix
+        self._calls = SharedCalls()
 
     async def objects(self, key: RunKey) -> list[str]:
         """The keys of the run's objects. Raises `StoreUnavailable`."""
         folders = await asyncio.gather(*[self._look(folder) for folder in self._folders(key)])
         return [info.key for both in folders for info in both if info is not None]
+
+    async def has_texts(self, key: RunKey) -> bool:
+        """Whether an object is in a folder of the run. Raises `StoreUnavailable`.
+
+        Runs of one pipeline ask together whether OpenMetadata has written anything of it.
+        """
+        ours, theirs = keys.run_texts(self._prefix, key), keys.upstream_texts(self._prefix, key)
+        if ours == theirs:
+            return await self._holds(ours)
+        pipeline = keys.upstream_pipeline(self._prefix, key.fqn)
+        if pipeline == keys.pipeline_texts(self._prefix, key.fqn):
+            return await self._holds(ours) or await self._holds(theirs)
+        own, others = await asyncio.gather(
+            self._holds(ours), self._calls.call(pipeline, lambda: self._holds(pipeline))
+        )
+        return own or (others and await self._holds(theirs))
+
+    async def _holds(self, prefix: str) -> bool:
+        try:
+            return await anext(aiter(self._store.list(prefix)), None) is not None
+        except InvalidName:  # too long for this store
+            return False
 
     async def find(self, key: RunKey, deleted_through: int) -> UpstreamLog | None:
         """The run's log; None if there is none that was written after the deletion.

@@ -25,8 +25,9 @@ pytestmark = pytest.mark.usefixtures("every_store")
 T = TypeVar("T")
 PARALLEL = 2
 BUSY = settings_with(
-    SETTINGS, flush={"parallel": PARALLEL}, runs={"early_flush_watermark_bytes": 1000}
+    SETTINGS, flush={"parallel": PARALLEL}, runs={"early_flush_watermark_bytes": 10_000}
 )
+LARGE = b"line\n" * 1000
 
 
 class Watching(FaultyStore):
@@ -53,22 +54,23 @@ class Watching(FaultyStore):
         return await super()._step(name, key, work)
 
 
-async def waiting(count: int) -> tuple[World, Watching]:
+async def waiting(count: int, text: bytes = LARGE) -> tuple[World, Watching]:
     """Runs that have waited, the first one longest."""
     world = World(settings=BUSY, tuning=Tuning(partial_seconds=1e9))
     store = Watching(world.disk_store)
     await world.restart(store)
     for number in range(count):
-        world.append(RunKey("p", str(number)), b"line\n")
+        world.append(RunKey("p", str(number)), text)
         await world.confirm()
         world.clock.pass_seconds(1)
     return world, store
 
 
-async def turn(world: World) -> None:
+async def turn(world: World, most: int = PARALLEL) -> None:
     """The loop of `run` once, and all that it begins."""
+    world.run_logs.flusher._look()
     world.run_logs.flusher._begin_due()
-    assert len(world.run_logs.flusher._tasks) <= PARALLEL
+    assert len(world.run_logs.flusher._tasks) <= most
     await asyncio.gather(*world.run_logs.flusher._tasks)
 
 
@@ -84,6 +86,18 @@ async def test_the_oldest_first_and_few_at_once() -> None:
     assert store.written[6:] == ["6"]
     assert store.most <= PARALLEL
     assert store.most == PARALLEL or not on_disk(), "a server may answer one before the other"
+
+
+async def test_eight_small_runs_share_a_place() -> None:
+    world, store = await waiting(20, b"line\n")
+    world.append(RunKey("p", "large"), LARGE)
+    await world.confirm()
+    world.clock.pass_seconds(120)
+    await turn(world, 8 * PARALLEL)
+    assert sorted(store.written, key=int) == [str(number) for number in range(8 * PARALLEL)]
+    await turn(world, 8 * PARALLEL)
+    assert len(store.written) == 21
+    assert await world.whole(RunKey("p", "large")) == LARGE
 
 
 async def test_a_run_that_fails_waits_without_holding_a_place() -> None:
@@ -114,13 +128,13 @@ async def test_a_run_that_fails_waits_without_holding_a_place() -> None:
     world.clock.pass_seconds(60)
     await turn(world)
     assert len(pending) == 0
-    assert await world.whole(RunKey("p", "0")) == b"line\n"
+    assert await world.whole(RunKey("p", "0")) == LARGE
 
 
 async def test_early_by_bytes_and_not_by_characters() -> None:
     world, store = await waiting(0)
-    world.append(RunKey("p", "wide"), "€".encode() * 340 + b"\n")  # 341 characters, 1,021 bytes
-    world.append(RunKey("p", "narrow"), b"x" * 340 + b"\n")
+    world.append(RunKey("p", "wide"), "€".encode() * 3400 + b"\n")  # 3,401 characters, 10,201 bytes
+    world.append(RunKey("p", "narrow"), b"x" * 3400 + b"\n")
     await world.confirm()
     await turn(world)
     assert store.written == ["wide"]

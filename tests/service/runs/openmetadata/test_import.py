@@ -136,7 +136,7 @@ async def test_a_run_that_never_was_stays_one_and_is_not_looked_for_all_the_time
     for _ in range(3):
         with pytest.raises(NotFound):
             await world.run_logs.reader.page(DOTTED, after=None, limit=1)
-    assert sum(call.startswith("head ") for call in faulty.calls) == 4
+    assert sum(call.startswith("list ") for call in faulty.calls) == 2
     world.clock.pass_seconds(11)
     await upstream(world, DOTTED, "partial", b"a\n")
     await agree(world, DOTTED, b"a\n", "open")
