@@ -31,13 +31,14 @@ from logstore import ulid as ulids
 from logstore.batch import RunKey, lowest_and_highest
 from logstore.errors import Damaged, InvalidInput, NotFound
 from logstore.filesystem import FileSystem
-from logstore.names import decode
+from logstore.names import decode, encode
 from logstore.objects.store import ObjectStore
 from logstore.runs.deletions import Deletion, StoredDeletion, StoredDeletions, undo_flip
 from logstore.runs.manifest import Manifest, manifest_at
 from logstore.segments.reader import read_footer
 from logstore.table.snapshot import Snapshot
 from service.peers import messages
+from service.peers.forgotten import all_forgotten
 from service.peers.peers import Peers
 from service.peers.registrations import decode_registration
 from service.runs.pin import Pin
@@ -61,7 +62,7 @@ class DeletionState:
 class Held(Protocol):
     """What one process has on its own disk."""
 
-    def of(self, deletions: Sequence[Deletion]) -> list[list[str]]:
+    async def of(self, deletions: Sequence[Deletion]) -> list[list[str]]:
         """For each deletion the places that may have its lines."""
         ...
 
@@ -88,25 +89,35 @@ class LocalPlaces:
         self._is_due = is_due
         self._copied = copied
 
-    def of(self, deletions: Sequence[Deletion]) -> list[list[str]]:
+    async def of(self, deletions: Sequence[Deletion]) -> list[list[str]]:
         """For each deletion the places that may have its lines."""
+        oldest = min((job_ms(path) for path in self._copied()), default=None)
+        due = [
+            self._horizon(one.fqn, one.run) < one.t or self._is_due(one.fqn, one.run)
+            for one in deletions
+        ]
+        with self._pin() as pin:  # the index of a large journal takes a while
+            aside, read = await asyncio.to_thread(self._look, pin, deletions)
+        found = []
+        for one, is_due, is_there in zip(deletions, due, read, strict=True):
+            left = ["copies of damage in journal/aside"] if aside else []
+            if is_due or is_there:
+                left.append("the journal")
+            if oldest is not None and oldest <= ulids.time_ms(one.t) + _JOB_MS:
+                left.append("copies of table files")
+            found.append(left)
+        return found
+
+    def _look(self, pin: Pin, deletions: Sequence[Deletion]) -> tuple[bool, list[bool]]:
+        """Whether a start moved something away, and of which deletions the journal has lines."""
         # Tails and damage that a start moved away: nobody knows of which runs.
         aside = any(True for _ in self._fs.scan(f"{self._journal}/aside"))
-        oldest = min((job_ms(path) for path in self._copied()), default=None)
+        runs = pin.batches().runs
         found = []
-        with self._pin() as pin:
-            runs = pin.batches().runs
-            for one in deletions:
-                left = ["copies of damage in journal/aside"] if aside else []
-                of_it = [key for key in runs if key.fqn == one.fqn and one.run in (None, key.run)]
-                unheard = self._horizon(one.fqn, one.run) < one.t
-                due = unheard or self._is_due(one.fqn, one.run)
-                if due or any(_has_deleted(pin, key, one.t) for key in of_it):
-                    left.append("the journal")
-                if oldest is not None and oldest <= ulids.time_ms(one.t) + _JOB_MS:
-                    left.append("copies of table files")
-                found.append(left)
-        return found
+        for one in deletions:
+            of_it = [key for key in runs if key.fqn == one.fqn and one.run in (None, key.run)]
+            found.append(any(_has_deleted(pin, key, one.t) for key in of_it))
+        return aside, found
 
 
 def _has_deleted(pin: Pin, key: RunKey, t: int) -> bool:
@@ -194,7 +205,7 @@ class Erasure:
         return found
 
     async def _on_nodes(self, deletions: Sequence[Deletion]) -> list[list[str]]:
-        places = self._held().of(deletions)
+        places = await self._held().of(deletions)
         own = [[f"{place} of this node" for place in some] for some in places]
         peers, known = self._peers(), set(self._own())
         unknown: list[str] = []
@@ -215,9 +226,10 @@ class Erasure:
 
     async def _away(self, known: set[str]) -> list[str]:
         """Nodes that were ever there and are not now: their disks may hold lines."""
-        let_go = {
-            info.key.removeprefix(keys.FORGOTTEN) async for info in self._store.list(keys.FORGOTTEN)
-        }
+        records, unreadable = await all_forgotten(self._store)
+        # One that returned has its disk again, and may have stopped since.
+        gone = [one.node for one in records if one.returned_ms is None]
+        let_go = {encode(node) for node in (*gone, *unreadable)}
         away = dict[str, str]()
         async for info in self._store.list(keys.NODES):
             name = info.key.removeprefix(keys.NODES)

@@ -186,7 +186,7 @@ class Answers:
             for fqn, run, t in message.head["deletions"]
         ]
         # Of a deletion that it has not heard of its journal has the lines as well.
-        return messages.encode({"left": self._node.places.of(asked)})
+        return messages.encode({"left": await self._node.places.of(asked)})
 
     async def _close(self, message: Message) -> bytes:
         asker = str(message.head.get("asker", ""))

@@ -167,19 +167,21 @@ async def forget(
 ) -> Forgotten:
     """Lets a node go, and says what may be lost. `held_by` gives who has a node's text lease.
 
-    Raises `NotFound` for a node that is not in the register, `Conflict` for one that lives,
-    `StoreUnavailable`, `OutcomeUnknown`, `Damaged`.
+    A node that was stopped in good order has left the register; its registration stays, and with it
+    the question what its disk has. Raises `NotFound` for a node of which the store has neither,
+    `Conflict` for one that lives, `StoreUnavailable`, `OutcomeUnknown`, `Damaged`.
     """
     found = await entries(store)
     there = {key: entry for key, entry in found.items() if _is_of(node, key, entry)}
-    if not there:
+    registered_ms = await _registered_ms(store, node)
+    if not there and (registered_ms is None or await _is_let_go(store, node)):
         others = sorted({entry.node for entry in found.values()})
         raise NotFound(
             f"the register has no node {node!r}",
-            hint=f"It has {', '.join(others) or 'none'}. A node that was stopped in good order has"
-            " left it, and nobody waits for it.",
+            hint=f"It has {', '.join(others) or 'none'}. Nor has the store the registration of such"
+            " a node that was stopped in good order and is not let go yet.",
         )
-    if not any(entry.holds for entry in there.values()):
+    if there and not any(entry.holds for entry in there.values()):
         raise Conflict(
             f"the node {node} only reads: it holds no lines, and nobody waits for it",
             hint="Its entry goes by itself three minutes after its death.",
@@ -194,7 +196,7 @@ async def forget(
     made = Forgotten(
         node,
         now_ms,
-        max(entry.renewed_ms for entry in there.values()),
+        max([entry.renewed_ms for entry in there.values()], default=registered_ms or 0),
         seq,
         pos,
         tuple(await active_runs(store, prefix, node)),
@@ -252,6 +254,20 @@ async def _stored(store: ObjectStore, node: str) -> tuple[int, int]:
         footer = await read_footer(store, keys.segment(node, seq), size=size)
         pos = max([pos, *[end for _, end in footer.ranges]])
     return seq, pos
+
+
+async def _is_let_go(store: ObjectStore, node: str) -> bool:
+    """Whether it was let go, and has not returned."""
+    found = await _document(store, node).read()
+    return found is not None and found.value.returned_ms is None
+
+
+async def _registered_ms(store: ObjectStore, node: str) -> int | None:
+    """When a node wrote its registration; None if it has none."""
+    try:
+        return (await store.head(keys.node_registration(node))).modified_ms
+    except NotFound:
+        return None
 
 
 async def active_runs(store: ObjectStore, prefix: str, node: str) -> list[RunKey]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+
+import pytest
 
 from compactor.maintenance.purge import MARGIN_MS
 from compactor.report import Report
@@ -10,9 +13,12 @@ from compactor.runner import once
 from compactor.settings import Compaction
 from logstore import keys, ulid
 from logstore.batch import RunKey
+from logstore.errors import NotFound
+from logstore.runs.deletions import Deletion
 from logstore.table.commit import Advance
 from logstore.table.stats import NewFile
 from service.erasure import Erasure
+from service.peers.forgotten import Forgotten, forget, returned
 from tests.compactor.files import commit_files, write_file
 from tests.compactor.lake import NOON, Batch, Lake, batch
 from tests.compactor.plain_engine import PlainEngine
@@ -25,8 +31,8 @@ GONE = RunKey("shop", "gone")
 class NothingHeld:
     """Of a process without lines on its disk."""
 
-    def of(self, deletions: object) -> list[list[str]]:
-        return [[] for _ in deletions]  # type: ignore[attr-defined]
+    async def of(self, deletions: Sequence[Deletion]) -> list[list[str]]:
+        return [[] for _ in deletions]
 
 
 def marked(lake: Lake) -> list[str]:
@@ -125,3 +131,34 @@ def test_a_node_that_is_stopped_may_have_lines_on_its_disk(lake: Lake) -> None:
     assert state(lake) == ("purged", ["the node b, which is stopped or cannot be asked"])
     lake.put_bytes(keys.forgotten("b"), b"{}")
     assert state(lake) == ("erased", [])
+
+
+def test_a_node_that_stopped_in_good_order_is_let_go_and_counts_again_once_it_was_back(
+    lake: Lake,
+) -> None:
+    async def nobody(_: str) -> str | None:
+        return None
+
+    def let_go() -> Forgotten:
+        return lake.run(
+            forget(
+                *(lake.store, "b"),
+                held_by=nobody,
+                prefix=keys.PREFIX,
+                now_ms=NOON + 2,
+                fresh_id=lambda: "01J00000000000000000000001",
+            )
+        )
+
+    lake.delete("shop", "gone", ulid.highest_at(NOON))
+    with pytest.raises(NotFound):
+        let_go()
+    lake.put_bytes(keys.node_registration("b"), b"{}")
+    away = ("purged", ["the node b, which is stopped or cannot be asked"])
+    assert state(lake) == away
+    assert (let_go().node, state(lake)) == ("b", ("erased", []))
+    with pytest.raises(NotFound):
+        let_go()
+    lake.run(returned(lake.store, "b", now_ms=NOON + 3, fresh_id=lambda: "01J1".ljust(26, "0")))
+    assert state(lake) == away
+    assert (let_go().node, state(lake)) == ("b", ("erased", []))
