@@ -36,6 +36,8 @@ _RUNS: Final = pa.schema(
         ("whole", pa.bool_()),
     ]
 )
+_TAKEN_BYTES: Final = 8 << 20
+_TAKEN_PIECES: Final = 1000
 _DELETED_RUNS: Final = pa.schema([(n, pa.string()) for n in ("fqn", "run_id", "t")])
 _DELETED_PIPELINES: Final = pa.schema([(n, pa.string()) for n in ("fqn", "t")])
 LIVE: Final = (
@@ -92,11 +94,15 @@ class Comparison:
     findings: Findings
     copies: str  # what they are copies of: "text", or a file of the journal
     _names: dict[RunKey, tuple[str, bool, bool]] = field(default_factory=dict)
+    _taken: list[pa.Table] = field(default_factory=list)
+    _taken_bytes: int = 0
     _kept: str = ""
 
     def begin(self) -> None:
         """Forgets the group before."""
         self._names.clear()
+        self._taken.clear()
+        self._taken_bytes = 0
         self._do(
             "CREATE OR REPLACE TEMP TABLE copies"
             " (fqn VARCHAR, run_id VARCHAR, ulid VARCHAR, pos BIGINT, h UBIGINT, writer VARCHAR)"
@@ -110,12 +116,24 @@ class Comparison:
 
     def take(self, key: RunKey, records: pa.Table) -> None:
         """Adds copies: `ulid`, `pos`, `message` in binary, `writer`."""
-        self.database.hold("piece", records)
-        self._do(
-            "INSERT INTO copies SELECT $fqn, $run, ulid, pos, hash(message), writer FROM piece",
-            fqn=key.fqn,
-            run=key.run,
-        )
+        # A statement for each small run would cost more than all else.
+        for name, value in (("fqn", key.fqn), ("run_id", key.run)):
+            numbers = pa.repeat(pa.scalar(0, pa.int32()), records.num_rows)
+            column = pa.DictionaryArray.from_arrays(numbers, pa.array([value]))
+            records = records.append_column(name, column)
+        self._taken.append(records)
+        self._taken_bytes += records.nbytes
+        if self._taken_bytes >= _TAKEN_BYTES or len(self._taken) >= _TAKEN_PIECES:
+            self._insert()
+
+    def _insert(self) -> None:
+        if self._taken:
+            self.database.hold("piece", pa.concat_tables(self._taken))
+            self._do(
+                "INSERT INTO copies SELECT fqn, run_id, ulid, pos, hash(message), writer FROM piece"
+            )
+        self._taken.clear()
+        self._taken_bytes = 0
 
     @property
     def bounds(self) -> tuple[str, str]:
@@ -130,6 +148,7 @@ class Comparison:
 
     def load(self, stored: Stored, deletions: Iterable[Deletion]) -> None:
         """Reads what is stored of the runs. Raises `Damaged` if a file is gone or unreadable."""
+        self._insert()
         rows = [(*key, *flags) for key, flags in self._names.items()]
         self.database.hold("names", _table(_RUNS, rows))
         hold_deletions(self.database, deletions)
