@@ -8,7 +8,6 @@ whose names are quoted (`targets.canonical`), so that each name is one segment.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from starlette.types import ASGIApp
 
 from logstore import ulid as ulids
 from logstore.clock import Clock, Entropy, SystemClock, system_entropy
+from logstore.errors import NodeNotReady
 from service.erasure import Erasure
 from service.http import errors, openapi, roles
 from service.http.append import AppendRoutes
@@ -31,7 +31,7 @@ from service.http.completion import completion_routes
 from service.http.deletions import deletion_routes
 from service.http.docs import docs_routes
 from service.http.download import download_routes
-from service.http.durations import APPEND, CLOSE, TimedRequest
+from service.http.durations import APPEND, CLOSE, LEFT, TimedRequest
 from service.http.gate import Gate
 from service.http.histogram import histogram_routes
 from service.http.last import last_routes
@@ -114,9 +114,9 @@ class Application:
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] != "http":
-            return self._until_cut_off(scope, receive, send)
+            return self._rest(scope, receive, send)
         timed = TimedRequest(scope, send, self.append.counters.request_seconds)
-        return timed.run(self._answer(scope, receive, timed), self.append.now)
+        return timed.run(self._answer(scope, receive, timed), self.append.now, self._cut_off)
 
     def _answer(self, scope: Scope, receive: Receive, send: TimedRequest) -> Awaitable[None]:
         refusal = self._guard.check(scope["method"], scope["path"], scope["headers"])
@@ -135,7 +135,7 @@ class Application:
             scope["path"] = canonical(raw, scope["method"])
         else:
             scope["path"] = canonical_beside(raw) or scope["path"]
-        return self._until_cut_off(scope, receive, send)
+        return self._answer_rest(scope, receive, send)
 
     def _append(self, scope: Scope, receive: Receive, send: TimedRequest) -> Awaitable[None] | None:
         gate, path = self.append.gate, scope["raw_path"]
@@ -149,18 +149,18 @@ class Application:
             lambda error: self.append.refuse(error, scope, send),
         )
 
-    async def _until_cut_off(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Ends the connection of a reader that is still there when the time of a stop is over."""
-        try:
-            if scope["type"] != "http":
+    async def _cut_off(self, scope: Scope, send: TimedRequest) -> None:
+        """Answers who is still there when the time of a stop is over; a reply that began ends."""
+        log.warning("%s was cut off by the stop", scope.get("path"))
+        if send.status == LEFT:
+            await self.append.refuse(NodeNotReady("the node is stopping"), scope, send)
+
+    async def _answer_rest(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] in _READS:
+            with for_request():
                 await self._rest(scope, receive, send)
-            elif scope["method"] in _READS:
-                with for_request():
-                    await self._rest(scope, receive, send)
-            else:
-                await self._with_body(scope, receive, send)
-        except asyncio.CancelledError:
-            log.warning("%s was cut off by the stop", scope.get("path"))
+        else:
+            await self._with_body(scope, receive, send)
 
     async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
         counters, most = self.append.counters, self.settings.ingest.max_body_bytes

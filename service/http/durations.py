@@ -8,6 +8,7 @@ observes its own requests.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -47,11 +48,18 @@ class TimedRequest:
             self.status = str(message["status"])
         return self._send(message)
 
-    async def run(self, answer: Awaitable[None], now: Callable[[], float]) -> None:
-        """Awaits the answer and observes its time."""
+    async def run(
+        self,
+        answer: Awaitable[None],
+        now: Callable[[], float],
+        cut_off: Callable[[Scope, TimedRequest], Awaitable[None]],
+    ) -> None:
+        """Awaits the answer and observes its time; a stop that cancels it calls `cut_off`."""
         start = now()
         try:
             await answer
+        except asyncio.CancelledError:
+            await cut_off(self._scope, self)
         finally:
             route = self._scope.get("route")
             path = self.path or (NO_ROUTE if route is None else route.path)

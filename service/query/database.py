@@ -21,7 +21,7 @@ from logstore.errors import (
     TailraceError,
 )
 from service.query.locked import LockedDatabase
-from service.query.process import ProcessEnded
+from service.query.process import Check, ProcessEnded
 
 PIECE_ROWS: Final = 8_192
 _VENDOR: Final = (duckdb.Error, OSError, pa.ArrowException)
@@ -41,8 +41,10 @@ def _closed(locked: LockedDatabase, _: bool) -> None:
 class Database:
     """Statements over Parquet files and over registered Arrow data."""
 
-    def __init__(self, locked: LockedDatabase, give_back: GiveBack = _closed) -> None:
-        """Raises `ProcessEnded` if it is one of a process that has ended."""
+    def __init__(
+        self, locked: LockedDatabase, give_back: GiveBack = _closed, check: Check | None = None
+    ) -> None:
+        """Raises `ProcessEnded` if it is one of a process that has ended, and as `check`."""
         self._locked = locked
         self._give_back = give_back
         self._stopped: TailraceError | None = None
@@ -50,7 +52,7 @@ class Database:
         self._clean = True
         self._open = True
         self._closing = Lock()
-        self._connection = locked.session()
+        self._connection = locked.session(check)
 
     def check_regex(self, pattern: str) -> None:
         """Raises `InvalidInput` if RE2 does not take the pattern."""

@@ -23,6 +23,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from service.query.bucket import Bucket, Get
     from service.query.database import Database
     from service.query.locked import LockedDatabase
+    from service.query.process import Check
 
 T = TypeVar("T")
 _DETAILS: Final = 2  # readers of records at once
@@ -282,8 +284,9 @@ class QueryEngine:
         """That of a search; `check` raises once it is to stop."""
         return Prefilter(request, self._footers, self.checks, self._fetcher, self._scanning, check)
 
-    def _database(self, request: QueryRequest) -> Callable[[], Database]:
-        return lambda: self.databases.take(separate=bool(patterns(request.condition)))
+    def _database(self, request: QueryRequest) -> Callable[[Check], Database]:
+        separate = bool(patterns(request.condition))
+        return lambda check: self.databases.take(separate=separate, check=check)
 
     def _open_indexes(self, get: Get | None) -> SkipIndexes:
         store, budget = self._sources.store, self.settings.index_budget
@@ -295,7 +298,7 @@ class QueryEngine:
         elsewhere = FetchedIndexes(get, _place(store), self.clock, budget // 2)
         return NearestIndexes(here, elsewhere, self.files.has_index)
 
-    def _open_database(self, separate: bool) -> LockedDatabase:
+    def _open_database(self, separate: bool, check: Check | None) -> LockedDatabase:
         # Here, in the search's thread: a node that nobody searches does without DuckDB.
         from service.query.locked import LockedDatabase, in_this_process
         from service.query.process import ProcessConnection
@@ -303,7 +306,8 @@ class QueryEngine:
         segments = self._sources.store.uri(keys.SEGMENTS.rstrip("/"))
         folders = [segments, self._sources.table.uri, self.copies.folder, self.files.folder]
         spill = str(Path(self._scratch) / str(next(self._numbers)))
-        connect = ProcessConnection if separate else in_this_process
+        in_another = partial(ProcessConnection, check=check)
+        connect = in_another if separate else in_this_process
         return LockedDatabase(self.settings, folders, spill, self._bucket, connect)
 
     def in_thread(self, call: Callable[[], T], *, details: bool = False) -> asyncio.Future[T]:

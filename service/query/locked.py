@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import duckdb
 
 from service.query.bucket import Bucket
-from service.query.process import ProcessConnection, ProcessSession
+from service.query.process import Check, ProcessConnection, ProcessSession
 from service.query.settings import QuerySettings
 from service.query.sql import literal
 
@@ -80,8 +80,10 @@ class LockedDatabase:
         run("SET GLOBAL enable_external_access = false")
         run("SET GLOBAL lock_configuration = true")
 
-    def session(self) -> Session:
-        """A connection of its own, to be closed. Raises `ProcessEnded`."""
+    def session(self, check: Check | None = None) -> Session:
+        """A connection of its own, to be closed. Raises `ProcessEnded`, and as `check`."""
+        if isinstance(self._connection, ProcessConnection):
+            return self._connection.cursor(check)
         return self._connection.cursor()
 
     @property

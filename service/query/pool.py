@@ -18,10 +18,12 @@ from threading import Lock
 from typing import TYPE_CHECKING, Final
 
 from logstore.clock import Clock
+from logstore.errors import Unavailable
 
 if TYPE_CHECKING:
     from service.query.database import Database
     from service.query.locked import LockedDatabase
+    from service.query.process import Check
 
 _MOST_PROCESSES: Final = 2
 
@@ -36,12 +38,13 @@ class _Idle:
 class DatabasePool:
     """Databases by whether they have a process of their own.
 
-    `open_database` is given that; `key` says with which keys it would open one now.
+    `open_database` is given that, and what is asked while it waits; `key` says with which keys it
+    would open one now.
     """
 
     def __init__(
         self,
-        open_database: Callable[[bool], LockedDatabase],
+        open_database: Callable[[bool, Check | None], LockedDatabase],
         key: Callable[[], Hashable],
         clock: Clock,
         *,
@@ -58,10 +61,11 @@ class DatabasePool:
         self._closed = False
         self._watching: asyncio.Task[None] | None = None
 
-    def take(self, *, separate: bool) -> Database:
+    def take(self, *, separate: bool, check: Check | None = None) -> Database:
         """One for a search, to be closed; `separate` is one with a process. Blocks.
 
-        Raises `Unavailable`, `StoreUnavailable`.
+        `check` is asked while a process is waited for: what it raises ends the process. Raises
+        `Unavailable`, `StoreUnavailable`, and as `check`.
         """
         # Here, in the search's thread: a node that nobody searches does without DuckDB.
         from service.query.database import Database
@@ -75,11 +79,24 @@ class DatabasePool:
         while (idle := self._taken(separate)) is not None:
             if idle.key == key:
                 try:
-                    return Database(idle.locked, give_back)
+                    return Database(idle.locked, give_back, check)
                 except ProcessEnded:  # the kernel took it, or somebody killed it
                     pass
+                except BaseException:
+                    idle.locked.close()
+                    raise
             idle.locked.close()
-        return Database(self._open_database(separate), give_back)
+        try:
+            locked = self._open_database(separate, check)
+            try:
+                return Database(locked, give_back, check)
+            except BaseException:
+                locked.close()
+                raise
+        except ProcessEnded as error:
+            raise Unavailable(
+                f"the process of a search could not be used: {error}", hint="Try it again."
+            ) from error
 
     def open_one(self) -> None:
         """Sees to it that one without a process is idle. Blocks, and raises as `take`.

@@ -22,14 +22,15 @@ to its end ends the process, for the rest of it would be the next one's.
 
 from __future__ import annotations
 
+import math
 import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import duckdb
 import orjson
@@ -48,6 +49,12 @@ DONE: Final = b"d"
 FAILED: Final = b"e"
 _PATIENCE_SECONDS: Final = 20.0
 """For what a process that works does at once: all but a statement and its result."""
+_IDLE_SECONDS: Final = 3.0
+"""For the first answer of one that was idle: another process costs less than more waiting."""
+_LOOK_SECONDS: Final = 0.1
+
+Check: TypeAlias = Callable[[], None]
+"""Raises once whoever waits is to wait no longer."""
 
 
 class ProcessEnded(OSError):
@@ -77,13 +84,22 @@ class Result:
 
 
 class ProcessConnection:
-    """An in-memory database with this configuration, behind `duckdb`'s own names."""
+    """An in-memory database with this configuration, behind `duckdb`'s own names.
+
+    Nobody can interrupt it before its first session has begun. Until then `check` is asked while it
+    is waited for.
+    """
 
     def __init__(
-        self, config: Mapping[str, str | int], *, patience_seconds: float = _PATIENCE_SECONDS
+        self,
+        config: Mapping[str, str | int],
+        *,
+        patience_seconds: float = _PATIENCE_SECONDS,
+        check: Check | None = None,
     ) -> None:
-        """Raises `Unavailable` if no process can be started."""
+        """Raises `Unavailable` if no process can be started, `ProcessEnded`, and as `check`."""
         self.unread = False
+        self._check = check
         self._patience = patience_seconds
         self._feeds: dict[str, pa.RecordBatchReader] = {}
         try:
@@ -101,16 +117,25 @@ class ProcessConnection:
                 )
         except OSError as error:
             raise Unavailable(f"a search cannot be started: {error}") from error
-        self.ask({"connect": dict(config)})
+        try:
+            self.ask({"connect": dict(config)})
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def pid(self) -> int:
         """The child's number."""
         return self._child.pid
 
-    def cursor(self) -> ProcessSession:
-        """A connection of its own to the database. Raises `ProcessEnded`."""
-        self.ask({"begin": True})
+    def cursor(self, check: Check | None = None) -> ProcessSession:
+        """A connection of its own to the database. Raises `ProcessEnded`, and as `check`."""
+        self._check = check or self._check
+        try:
+            self.send({"begin": True})
+            self.receive(min(self._patience, _IDLE_SECONDS))
+        finally:
+            self._check = None
         return ProcessSession(self)
 
     def execute(self, statement: str, parameters: Mapping[str, Any] | None = None) -> Result:
@@ -159,8 +184,7 @@ class ProcessConnection:
         """
         while True:
             try:
-                if patience is not None and not self._messages.poll(patience):
-                    raise self._ended()
+                self._wait(patience)
                 message = self._messages.recv_bytes()
             except (EOFError, OSError) as error:
                 raise self._ended() from error
@@ -170,6 +194,19 @@ class ProcessConnection:
             if kind != FEED:
                 return kind, payload
             self._send(self._next(payload.decode()))
+
+    def _wait(self, patience: float | None) -> None:
+        """Returns when there is a message. Raises as `receive`, and as `check`."""
+        if self._check is None:
+            if patience is not None and not self._messages.poll(patience):
+                raise self._ended()
+            return
+        looks = math.inf if patience is None else patience / _LOOK_SECONDS
+        while not self._messages.poll(_LOOK_SECONDS):
+            self._check()
+            looks -= 1
+            if looks <= 0:
+                raise self._ended()
 
     def ask(self, command: Mapping[str, Any], *more: bytes) -> None:
         """A quick command, which is done once this returns. Raises as `execute`."""

@@ -24,6 +24,7 @@ from service.query.view import STORE, View
 if TYPE_CHECKING:
     from service.query.database import Database
     from service.query.engine import QueryEngine
+    from service.query.process import Check
 
 _NUDGE_SECONDS: Final = 0.05
 # A client that takes nothing for so long makes room for others.
@@ -55,7 +56,7 @@ class RunningSearch:
         engine: QueryEngine,
         request: QueryRequest,
         view: View,
-        database: Callable[[], Database],
+        database: Callable[[Check], Database],
         *,
         details: bool = False,
     ) -> None:
@@ -216,7 +217,7 @@ class RunningSearch:
         """The database that it works in. Called in its thread."""
         self._check()
         if self._database is None:
-            self._database = self._make_database()
+            self._database = self._make_database(self._check)
         return self._database
 
     def _check(self) -> None:

@@ -79,7 +79,7 @@ class EncoderProcess:
         self._child: Child | None = None
         self._changing = threading.Lock()
         self._closed = 0  # times
-        self._not_before = clock.monotonic()
+        self._not_before = self._starting_since = clock.monotonic()
         self.failures = 0
 
     async def __call__(self, work: CutWork) -> EncodedCut:
@@ -110,14 +110,20 @@ class EncoderProcess:
     def _ready(self, closed: int) -> Child | None:
         """The process, unless it is still starting; begins that if there is none.
 
-        Not if it was closed more often than so: who asked for the process was cancelled.
+        Not if it was closed more often than so: who asked for the process was cancelled. Raises
+        `EncoderFailed` if it has ended, or has been starting for too long.
         """
         with self._changing:
             may_start = closed == self._closed and self._clock.monotonic() >= self._not_before
             if self._child is None and may_start:
                 self._child = Child()
-            child = self._child
-        return child if child is not None and child.ready() else None
+                self._starting_since = self._clock.monotonic()
+            child, since = self._child, self._starting_since
+        if child is None or child.ready():
+            return child
+        if self._clock.monotonic() - since > self._patience:
+            raise EncoderFailed(f"it does not start within {self._patience:g} s")
+        return None
 
     def _end(self) -> None:
         with self._changing:

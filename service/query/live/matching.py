@@ -32,13 +32,17 @@ class Matcher:
     def __init__(self, databases: DatabasePool) -> None:
         self._databases = databases
         self._database: Database | None = None
+        self._stopped: TailraceError | None = None
 
     def matches(self, request: QueryRequest, records: Sequence[pa.RecordBatch]) -> pa.Table:
         """The records that match, whatever their time. Raises as a search does."""
         table = _named(request, pa.Table.from_batches(records, SCHEMA))
         if request.condition is None or table.num_rows == 0:
             return table
-        self._database = self._databases.take(separate=bool(patterns(request.condition)))
+        self._stopped = None
+        self._database = self._databases.take(
+            separate=bool(patterns(request.condition)), check=self._check
+        )
         try:
             return _selected(self._database, request, table)
         finally:
@@ -47,9 +51,14 @@ class Matcher:
 
     def interrupt(self, reason: TailraceError) -> None:
         """Ends what it does now with `reason`; call it until that has ended."""
+        self._stopped = reason
         database = self._database
         if database is not None:
             database.interrupt(reason)
+
+    def _check(self) -> None:
+        if self._stopped is not None:
+            raise self._stopped
 
 
 def _named(request: QueryRequest, table: pa.Table) -> pa.Table:

@@ -338,6 +338,31 @@ def test_many_small_headers_are_too_many() -> None:
     played(scenario)
 
 
+@pytest.mark.parametrize(
+    "sent",
+    [
+        post(b"a\n", "Tailrace-Durability: bulk"),
+        REPORT + b"Content-Length: 10\r\n\r\n{",
+    ],
+    ids=["append", "half a body"],
+)
+def test_what_a_stop_cuts_off_is_told_so(sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(side: Side) -> None:
+        client = Client(side)
+        await client.send(sent)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        (task,) = side.state.tasks
+        task.cancel()  # as the server does when the time of a stop is over
+        (reply,) = await client.replies(1)
+        assert (reply.status, b"node-not-ready" in reply.body) == (503, True)
+        assert reply.header("retry-after") is not None
+        client.leave()
+
+    played(scenario)
+    assert "ASGI" not in caplog.text
+
+
 @pytest.mark.parametrize("quick", [True, False])
 def test_a_target_may_be_a_whole_url(quick: bool) -> None:
     async def scenario(side: Side) -> None:

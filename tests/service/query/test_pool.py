@@ -13,11 +13,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from logstore.errors import Damaged, InvalidInput, TailraceError
+from logstore.errors import Damaged, InvalidInput, LimitReached, TailraceError
 from service.query.database import Database
 from service.query.locked import Connection, LockedDatabase, in_this_process
 from service.query.pool import DatabasePool
-from service.query.process import ProcessConnection
+from service.query.process import Check, ProcessConnection
 from service.query.settings import QuerySettings
 from tests.e2e.processes import works as works_on
 from tests.settings import changed
@@ -35,11 +35,11 @@ class Opening:
     processes: list[int] = field(default_factory=list)
     key: Hashable = None
 
-    def __call__(self, separate: bool) -> LockedDatabase:
+    def __call__(self, separate: bool, check: Check | None = None) -> LockedDatabase:
         def connect(config: Mapping[str, Any]) -> Connection:
             if not separate:
                 return in_this_process(config)
-            process = ProcessConnection(config, patience_seconds=10)
+            process = ProcessConnection(config, patience_seconds=10, check=check)
             self.processes.append(process.pid)
             return process
 
@@ -228,6 +228,24 @@ def test_a_process_that_is_stopped_while_it_was_idle_is_replaced(
     database.close()
     assert len(opening.processes) == 2
     assert not works_on(opening.processes[0])
+
+
+def test_whoever_may_wait_no_longer_for_a_stopped_process_ends_it(
+    pool: DatabasePool, opening: Opening
+) -> None:
+    pool.take(separate=True).close()
+    os.kill(opening.processes[0], signal.SIGSTOP)
+
+    def check() -> None:
+        raise LimitReached("the time is over")
+
+    with pytest.raises(LimitReached, match="the time is over"):
+        pool.take(separate=True, check=check)
+    assert not works_on(opening.processes[0])
+    assert len(opening.processes) == 1
+    database = pool.take(separate=True)
+    assert works(database)
+    database.close()
 
 
 def test_no_more_are_kept_than_may_be(pool: DatabasePool, opening: Opening) -> None:

@@ -22,6 +22,7 @@ from logstore import ulid
 from logstore.batch import Batches
 from logstore.errors import InvalidInput, LimitReached, Unavailable
 from logstore.search.conditions import Matches
+from service.query.engine import QueryEngine
 from tests.e2e.processes import children_of, works
 from tests.service.query.test_limits import ALL, big
 from tests.service.query.world import NOW_MS, RUNS, World, engine_of, search
@@ -106,6 +107,30 @@ async def test_one_whose_process_is_stopped_ends_at_its_limit(tmp_path: Path, mo
             await clock.advance(5.1)
             with pytest.raises((LimitReached, Unavailable)):
                 await counting
+        assert not works(child)
+        assert len((await search(engine, ALL))[0]) == 1
+
+
+async def test_one_whose_process_is_stopped_while_it_starts_ends_at_its_limit(
+    tmp_path: Path,
+) -> None:
+    clock = HandClock()
+    world, _ = slow(tmp_path)
+
+    async def counted(engine: QueryEngine) -> int:
+        async with await engine.open(SLOW) as running:
+            return await running.count()
+
+    async with engine_of(world, clock, time_limit_seconds=5) as engine:
+        counting = asyncio.ensure_future(counted(engine))
+        await until(lambda: bool(children_of(os.getpid(), "service.query.child")))
+        (child,) = children_of(os.getpid(), "service.query.child")
+        os.kill(child, signal.SIGSTOP)
+        while not counting.done():
+            await clock.advance(5.1)
+            await asyncio.sleep(0.05)
+        with pytest.raises(LimitReached, match="after 5 s"):
+            await counting
         assert not works(child)
         assert len((await search(engine, ALL))[0]) == 1
 

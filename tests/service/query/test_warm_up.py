@@ -19,6 +19,7 @@ from service.query import engine as engine_module
 from service.query import prefault as module
 from service.query.locked import LockedDatabase
 from service.query.prefault import prefault, read_only
+from service.query.process import Check
 from tests.service.query.scattered import ALL
 from tests.service.query.test_pool import Opening, clock, opening, pool, works
 from tests.service.query.test_scan_copies import one_file
@@ -128,8 +129,10 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[LockedDatabase]:
     found: list[LockedDatabase] = []
     real = engine_module.QueryEngine._open_database
 
-    def noted(self: engine_module.QueryEngine, separate: bool) -> LockedDatabase:
-        found.append(real(self, separate))
+    def noted(
+        self: engine_module.QueryEngine, separate: bool, check: Check | None
+    ) -> LockedDatabase:
+        found.append(real(self, separate, check))
         return found[-1]
 
     monkeypatch.setattr(engine_module.QueryEngine, "_open_database", noted)
@@ -159,12 +162,14 @@ async def test_a_store_that_does_not_answer_then_is_left_to_the_next_search(
     asked = 0
     real = engine_module.QueryEngine._open_database
 
-    def refused_once(self: engine_module.QueryEngine, separate: bool) -> LockedDatabase:
+    def refused_once(
+        self: engine_module.QueryEngine, separate: bool, check: Check | None
+    ) -> LockedDatabase:
         nonlocal asked
         asked += 1
         if asked == 1:
             raise StoreUnavailable("not now")
-        return real(self, separate)
+        return real(self, separate, check)
 
     monkeypatch.setattr(engine_module.QueryEngine, "_open_database", refused_once)
     world = World(tmp_path)

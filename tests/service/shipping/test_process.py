@@ -163,6 +163,10 @@ async def test_while_it_starts_and_for_small_ones_nothing_waits_for_it(
         os.kill(pid, signal.SIGSTOP)  # it starts for long
         _same(await site.encoder(work), work)
         assert (site.encoder.failures, pid_of(site.encoder)) == (0, pid)
+        site.clock.pass_seconds(31)
+        _same(await site.encoder(work), work)
+        assert (site.encoder.failures, pid_of(site.encoder)) == (1, None)
+        assert not works(pid)
 
 
 async def test_a_process_that_is_killed_leaves_its_segment_to_the_service(
