@@ -46,6 +46,7 @@ class _Form(IntEnum):
     JOINT = 8
     CONTINUATION = 9
     HEADED = 10  # indented, and begins with a level
+    GROUP = 11  # the traceback of an exception group, all of it indented
 
 
 _NOTE: Final = b"n"[0]
@@ -55,11 +56,15 @@ _MARKS: Final = np.zeros(256, np.bool_)
 _MARKS[list(b".-#")] = True
 _TRACE: Final = (
     r"^(?:Caused by: |Wrapped by: |Suppressed: |\.\.\. \d+ |at [\w.$<>]+\(|--- End of "
-    r"|goroutine \d+ \[|created by |stack backtrace:|note: run with `RUST_BACKTRACE|Stack trace:"
+    r"|goroutine \d+ \[|created by |stack backtrace:|Stack trace:"
+    r"|note: (?:Some details are omitted, )?run with `RUST_BACKTRACE"
     r"|#\d+ (?:/|\{main\}|\[internal))"
 )
 _NAMED: Final = (
-    (_Form.EXCEPTION, r"^(?:[\w$]+\.)*[A-Z][\w$]*(?:Error|Exception|Throwable)(?::|$)"),
+    (
+        _Form.EXCEPTION,
+        r"^(?:[\w$]+\.)*[A-Z][\w$]*(?:Error|Exception|Throwable)(?: \[[A-Z_]+\])?(?::|$)",
+    ),
     (_Form.TRACEBACK, r"^Traceback \(most recent call last\):"),
     (_Form.PANIC, r"^(?:panic: |fatal error: )"),
     (_Form.PANICKED, r"^thread '.*'.* panicked at .*:\d+:\r?$"),
@@ -82,13 +87,15 @@ _FOLLOWING: Final = (
 _TIME: Final = (
     r"\d{4}[-/.]\d\d[-/.]\d\d|\d\d?:\d\d:\d\d|\d\d[-/]\d\d[ T]\d\d:|[A-Z][a-z][a-z] +\d+ \d\d:"
 )
+_GROUP: Final = r"^ +\+ Exception Group Traceback \(most recent call last\):"  # of Python
 _TIMED: Final = rf"^[ \t]+[\[(]?(?:{_TIME})"  # an indented record
 
 
 _OPEN: Final = 15  # of a state: the form of the trace that is open
 _BITS: Final = (16, 32, 64)
 _FOLLOWED: Final = 128  # the last line has a form whatever stands before it
-_OPENING: Final = (_Form.TRACEBACK, _Form.PANIC, _Form.PANICKED)
+_TRACEBACKS: Final = (_Form.TRACEBACK, _Form.GROUP)
+_OPENING: Final = (_Form.TRACEBACK, _Form.GROUP, _Form.PANIC, _Form.PANICKED)
 
 
 class Continuations:
@@ -206,6 +213,16 @@ class _Begins:
         rows: Ints = np.flatnonzero(place.starts)[opened]
         return rows
 
+    def opened(self, rows: Ints, forms: NDArray[np.int8]) -> Ints:
+        """For first rows of batches, the form with which the batch before them ended."""
+        place = self._place
+        batches = np.searchsorted(place.lasts, rows)
+        before = self._previous[batches]
+        known: Ints = np.where(
+            before >= 0, forms[place.lasts[before]], np.maximum(place.traces[batches], 0) & _OPEN
+        )
+        return known
+
     @cached_property
     def _previous(self) -> Ints:
         """For each batch the one before it in its run, -1 if that is not in this slice."""
@@ -248,6 +265,8 @@ def _find_forms(
         _put_forms(lines.take_window(rows), rows, _FOLLOWING, forms)
         said = rows[~place.starts[rows] & (forms[rows - 1] == _Form.PANICKED)]
         forms[said] = _Form.LOOSE
+        heads = rows[place.starts[rows]]
+        forms[heads[begins.opened(heads, forms) == _Form.PANICKED]] = _Form.LOOSE
     return forms, primary
 
 
@@ -256,6 +275,7 @@ def _forms_of_indented(lines: Lines, rows: Ints, found: Found) -> NDArray[np.int
     forms = np.where(found.leading[rows], _Form.HEADED, _Form.CONTINUATION).astype(np.int8)
     forms[matches(window, r"^\s*$")] = _Form.BLANK
     forms[matches(window, _TIMED)] = _Form.RECORD
+    forms[matches(window, _GROUP)] = _Form.GROUP
     return forms
 
 
@@ -291,7 +311,7 @@ class _Walk:
         """Whether the next line continues the record; `level` is its own."""
         if form == _Form.CONTINUATION or (form == _Form.HEADED and self._open):
             self._enter(opened=self._open, frames=True)
-        elif form == _Form.TRACEBACK and self._continues_with_traceback():
+        elif form in _TRACEBACKS and self._continues_with_traceback():
             self._enter(opened=form)
         elif self._is_exception(form):
             self._enter(ended=True)

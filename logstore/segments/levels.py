@@ -69,15 +69,17 @@ class Rule(NamedTuple):
 
 
 # In the middle of a line only these count, and only in capitals: "no error" is not a level.
-_CAPITALS = r"TRACE|DEBUG|INFO|NOTICE|WARNING|WARN|ERROR|ERR|SEVERE|CRITICAL|CRIT|FATAL|PANIC|EMERG"
+_CAPITALS = (
+    r"TRACE|DEBUG[1-5]?|INFO|NOTICE|WARNING|WARN|ERROR|ERR|SEVERE|CRITICAL|CRIT|FATAL|PANIC|EMERG"
+)
 _WORDS = (
-    r"trace|trce|verbose|debug|dbug|dbg|information|info|inf|notice|warning|warn|wrn|error|eror|err"
+    r"trace|trce|verbose|debug[1-5]?|dbug|dbg|information|info|inf|notice|warning|warn|wrn|error|eror|err"
     r"|severe|critical|crit|fatal|ftl|alert|emergency|emerg|panic"
 )
 _TIME_ONLY = r"(?:\[[^\]]*\] ?|[-\d:.,/ TZ+])*"
 _PROSE = (
     r"(?i:no|any|an|a|the|without|zero|0|not|of|for|on|if|as|with|to|this|that|each|every|and|or"
-    r"|is|was|got|into)"
+    r"|is|was|got|into|at|from|after|before|by|in|level|levels|all|more|than|their|its|our|your)"
 )
 _KEYED = r"(?i:level|lvl|severity)"
 
@@ -90,7 +92,15 @@ RULES: Final = (
     # An access log states a status, not a level; paths and agents hold any word.
     Rule(r"^(?:\S+ ){3,5}\[\d\d?/[A-Z][a-z][a-z]/\d{4}:\d\d:", lambda _: NO_LEVEL),
     # Syslog's priority: facility * 8 + severity.
-    Rule(r"^<(?P<level>\d{1,3})>", lambda text: level_of_syslog(int(text) % 8)),
+    Rule(
+        r"^<(?P<level>1?[0-8]?\d|19[01])>",
+        lambda text: level_of_syslog(int(text) % 8),
+    ),
+    Rule(
+        r" (?:kern|user|mail|daemon|auth|authpriv|syslog|lpr|news|uucp|cron|ftp|local[0-7])"
+        r"\.(?P<level>emerg|alert|crit|err|error|warn|warning|notice|info|debug) ",
+        level_of_word,
+    ),
     # klog and glog, brief logcat, one letter in brackets, Tornado, MongoDB 4, apt, Kotlin.
     Rule(r"(?:^|[ :])(?P<level>[IWEFD])(?:\d{4}){1,2} \d\d:\d\d:\d\d\.", level_of_letter),
     Rule(r"^(?P<level>[VDIWEFA])/[^(]{1,60}\( *\d+\): ", level_of_letter),
@@ -107,14 +117,20 @@ RULES: Final = (
     Rule(r"^(?P<level>[EWNewi]): ", lambda text: level_of_letter(text.upper())),
     # Exceptions that nobody caught, and their kind: Go, Python, Java, Rust, JavaScript, PHP, .NET.
     Rule(
-        r"^(?:panic|fatal error): |^Fatal Python error: |\] Kernel panic - |: Kernel panic - ",
+        r"^(?:panic|fatal error|fatal runtime error): |^Fatal Python error: "
+        r"|[\]:] Kernel panic - ",
         lambda _: _FATAL,
     ),
     Rule(
-        r"^(?:Traceback \(most recent call last\):|Exception in thread |thread '.*'.* panicked at"
-        r"|\[?(?:Uncaught|Unhandled)|\(node:\d+\) Unhandled|make(?:\[\d+\])?: \*\*\* "
+        r"^(?:(?: +\+ Exception Group )?Traceback \(most recent call last\):"
+        r"|Exception (?:in thread |in Tkinter callback|ignored in: )"
+        r"|thread '.*'.* (?:panicked at|has overflowed its stack)"
+        r"|\[?Uncaught (?:\(in promise\)|['\"]|(?:[\w$]+[.\\])*[A-Z]?\w*(?:[Ee]rror|[Ee]xception))"
+        r"|\[?Unhandled ?(?i:exception|rejection|error|promise)"
+        r"|\(node:\d+\) Unhandled|make(?:\[\d+\])?: \*\*\* "
         r"|terminate called after throwing|\*\* \([A-Z][\w.]*\) |\S+:\d+:in .*\([\w:]*Error\)"
-        r"|(?:[\w$]+\.)*[A-Z][\w$]*(?:Error|Exception)(?::|$)"
+        r"|(?:[\w$]+\.)*[A-Z][\w$]*(?:Error|Exception)(?: \[[A-Z_]+\])?(?::|$)|Exception: "
+        r"|(?:[\d/]+ [\d:.]+ )?http: panic serving "
         r"|Error(?: response from daemon)?: )",
         lambda _: _ERROR,
     ),
@@ -125,7 +141,13 @@ RULES: Final = (
         r"^(?:::|##\[|##vso\[task\.logissue type=)(?P<level>error|warning|notice|debug)\b",
         level_of_word,
     ),
-    Rule(r"^(?:npm|pnpm|yarn) (?P<level>ERR|error|WARN|warn|notice|info|verb)\b", level_of_word),
+    Rule(
+        r"^(?:npm|pnpm|yarn) "
+        r"(?P<level>ERR|error|WARN|warn|notice|info|http|verb|verbose|sill|silly)\b",
+        lambda text: _npm(text),
+    ),
+    Rule(r"^(?P<level>error|warning) [A-Z\"]", level_of_word),  # yarn
+    Rule(r"^at=(?P<level>info|warning|error) ", level_of_word),  # Heroku
     Rule(r"^(?P<level>TRAC|DEBU|ERRO|FATA|PANI)\[\d+\]", level_of_word),
     Rule(r" RAS [A-Z]+ (?P<level>INFO|WARNING|SEVERE|ERROR|FAILURE|FATAL) ", level_of_word),
     Rule(r"^CMake (?P<level>Error|Warning)\b", level_of_word),
@@ -138,13 +160,14 @@ RULES: Final = (
         level_of_word,
     ),
     # Postgres.
-    Rule(r"(?:^|[\s\]>])LOG:  ", lambda _: level_of_word("info")),
+    Rule(r"(?:^|[\s\]>:])LOG:  ", lambda _: level_of_word("info")),
     # The leftmost of: a key, a word in brackets, a word in capitals that is not part of a sentence.
     Rule(
         rf'{_KEYED}="?(?P<level>(?i:{_WORDS}))\b|{_KEYED}"\s*[:=]\s*"(?P<quoted>(?i:{_WORDS}))\b'
         rf"|\[(?:[\w.-]+:)?(?P<bracketed>(?i:{_WORDS}|note)) {{0,8}}\]"
         rf"|\b{_PROSE}\s+(?:{_CAPITALS})\b"
-        rf"|\w\.(?P<channel>{_CAPITALS}): |(?:^|[^\w/\"'$.=])(?P<capitals>{_CAPITALS})(?:\W|$)",
+        rf"|\w\.(?P<channel>{_CAPITALS}): "
+        rf"|(?:^|[^\w/\"'$.=])(?P<capitals>{_CAPITALS})(?:[^\w=<.-]|[.-](?:\W|$)|$)",
         level_of_word,
     ),
 )
@@ -156,10 +179,17 @@ def _php(text: str) -> int:
     )
 
 
+def _npm(text: str) -> int:
+    known = {"http": "info", "verb": "trace", "sill": "trace"}
+    return level_of_word(known.get(text, text))
+
+
 _LEVEL_GROUPS = re.compile(r"\(\?P<\w+>")
 _ANY_RULE: Final = "|".join(_LEVEL_GROUPS.sub("(?:", rule.pattern) for rule in RULES)
 _ENDS_OF_STATED: Final = np.zeros(256, np.bool_)
 _ENDS_OF_STATED[list(b"]:|")] = True
+_JOINTS: Final = np.zeros(256, np.bool_)  # behind a word in capitals: `ERROR=0`, `INFO.plist`
+_JOINTS[list(b"=.-<")] = True
 _AFTER_CLOCK: Final = (
     r"^(?:[^A-Za-z]|(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun|Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
     r"\b|T\d)*:\d\d[^A-Za-z]*(?:(?:Z|[AP]M|[A-Z]{3,4})\W+)?[A-Za-z]"
@@ -249,6 +279,7 @@ def _put_first_words(lines: Lines, words: FirstWords, levels: Levels) -> Bools:
     if not named.any():
         return named
     named &= ~(words.firsts == _LESS)  # syslog's priority
+    named &= ~(words.capitals & _JOINTS[words.marks])
     stated: Bools = named & (words.capitals | _ENDS_OF_STATED[words.marks])
     bare = np.flatnonzero(named & ~stated)
     if len(bare):
@@ -293,7 +324,7 @@ def _record(line: bytes) -> dict[str, Any] | None:
 def _level_of_record(record: Mapping[str, Any]) -> int:
     """The level of a JSON object: of a level key in any case, or of ECS, Loguru or MongoDB.
 
-    Serilog's compact objects have no level if it is Information (clef-json.org).
+    One that leaves the level out states none, though Serilog means Information by that.
     """
     keys = {key.lower(): key for key in record}
     for name in _OBJECT_LEVELS:
@@ -308,8 +339,6 @@ def _level_of_record(record: Mapping[str, Any]) -> int:
         return level_of_value(level.get("name") if isinstance(level, dict) else level)
     if "s" in record and "c" in record:
         return level_of_letter(str(record["s"])[:1])
-    if "@t" in record and "@l" not in record and ("@mt" in record or "@m" in record):
-        return level_of_word("info")
     return NO_LEVEL
 
 

@@ -15,7 +15,7 @@ NO_LEVEL: Final = -1
 
 SPELLINGS: Final = {
     "TRACE": ("trace", "trc", "trce", "trac", "verbose", "vrb", "finer", "finest", "silly"),
-    "DEBUG": ("debug", "dbg", "dbug", "debu", "fine"),
+    "DEBUG": ("debug", "dbg", "dbug", "debu", "fine", *(f"debug{step}" for step in range(1, 6))),
     "INFO": ("info", "inf", "information", "informational", "notice", "note", "ntc", "success"),
     "WARN": ("warn", "warning", "wrn", "wrng"),
     "ERROR": ("error", "err", "eror", "erro", "errr", "severe", "fail", "failure"),

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+from logstore import ulid
+from logstore.batch import RunKey
+from logstore.segments.carry import Carry
+from logstore.segments.columns import record_batches
 from logstore.segments.levels import find_levels_of
 from logstore.segments.schema import LEVELS
+from tests.batches import make_batches
 from tests.logstore.segments.model import continued as continued_of
 
 STATED = [
@@ -169,6 +175,298 @@ SEQUENCES = {
     ],
     "indented lines in colours": ["\x1b[31mERROR\x1b[0m x", "\x1b[2m    at f()\x1b[0m", "|y"],
     "lines with a carriage return": ["ERROR x\r", "\tat f()\r", "|done\r"],
+    "an exception group under its record": [
+        "2026-11-29 10:00:00 ERROR job failed",
+        "  + Exception Group Traceback (most recent call last):",
+        '  |   File "a.py", line 3, in <module>',
+        '  |     raise ExceptionGroup("x", es)',
+        "  | ExceptionGroup: x (2 sub-exceptions)",
+        "  +-+---------------- 1 ----------------",
+        "    | ValueError: 1",
+        "    +---------------- 2 ----------------",
+        "    | TypeError: 2",
+        "    +------------------------------------",
+        "|next line",
+    ],
+    "an exception group of its own": [
+        "  + Exception Group Traceback (most recent call last):",
+        '  |   File "a.py", line 3, in <module>',
+        "  | ExceptionGroup: x (2 sub-exceptions)",
+        "  +-+---------------- 1 ----------------",
+        "    | ValueError: 1",
+        "    +------------------------------------",
+        "|done",
+    ],
+    "a traceback and a blank line": [
+        "Traceback (most recent call last):",
+        '  File "a.py", line 3, in <module>',
+        "    main()",
+        "    ^^^^^^",
+        "ZeroDivisionError: division by zero",
+        "",
+        "|after",
+    ],
+    "an exception during another": [
+        "Traceback (most recent call last):",
+        '  File "a.py", line 3, in <module>',
+        "KeyError: 'a'",
+        "",
+        "During handling of the above exception, another exception occurred:",
+        "",
+        "Traceback (most recent call last):",
+        '  File "a.py", line 5, in <module>',
+        "Exception: boom",
+        "|done",
+    ],
+    "an interrupted program": [
+        "Traceback (most recent call last):",
+        '  File "a.py", line 3, in <module>',
+        "KeyboardInterrupt",
+        "|done",
+    ],
+    "causes and suppressed ones": [
+        "2026-11-29 10:00:00,1 ERROR [main] c.e.Job: failed",
+        "java.lang.IllegalStateException: closed",
+        "\tat com.example.Job.run(Job.java:7) ~[app.jar:1.0]",
+        "\tat java.base/java.lang.Thread.run(Thread.java:829)",
+        "Caused by: java.io.IOException: x",
+        "\tat com.example.A.b(A.java:1)",
+        "\t... 3 common frames omitted",
+        "\tSuppressed: java.lang.RuntimeException: y",
+        "\t\tat a.b.c(D.java:1)",
+        "|2026-11-29 10:00:01,1 INFO [main] c.e.Job: again",
+    ],
+    "an uncaught exception of Java": [
+        'Exception in thread "main" java.lang.NullPointerException: no total',
+        "\tat com.example.Job.main(Job.java:7)",
+        "|shutting down",
+    ],
+    "a panic and the exit": [
+        "panic: runtime error: index out of range [3] with length 3",
+        "",
+        "goroutine 1 [running]:",
+        "main.main()",
+        "\t/app/main.go:8 +0x1d",
+        "|exit status 2",
+    ],
+    "a panic in a method": [
+        "panic: boom",
+        "",
+        "goroutine 17 [running]:",
+        "main.(*Server).handle(0xc000012345, {0x1, 0x2})",
+        "\t/app/main.go:8 +0x1d",
+        "created by main.run in goroutine 1",
+        "\t/app/main.go:20 +0x55",
+        "|2026/11/29 10:00:00 next",
+    ],
+    "a deadlock of Go": [
+        "fatal error: all goroutines are asleep - deadlock!",
+        "",
+        "goroutine 1 [chan receive]:",
+        "main.main()",
+        "\t/app/main.go:8 +0x1d",
+    ],
+    "a panic and a note": [
+        "thread 'main' panicked at src/main.rs:4:5:",
+        "index out of bounds: the len is 3 but the index is 99",
+        "note: run with `RUST_BACKTRACE=1` environment variable to display a backtrace",
+        "|done",
+    ],
+    "a backtrace of Rust": [
+        "thread 'main' panicked at src/main.rs:4:5:",
+        "explicit panic",
+        "stack backtrace:",
+        "   0: rust_begin_unwind",
+        "             at /rustc/x/library/std/src/panicking.rs:645:5",
+        "   1: core::panicking::panic_fmt",
+        "note: Some details are omitted, run with `RUST_BACKTRACE=full` for a verbose backtrace.",
+        "|done",
+    ],
+    "an uncaught error of Node": [
+        "TypeError: x is not a function",
+        "    at Object.<anonymous> (/app/index.js:3:7)",
+        "    at Module._compile (node:internal/modules/cjs/loader:1105:14)",
+        "|",
+        "|Node.js v18.0.0",
+    ],
+    "an uncaught error of a page": [
+        "Uncaught TypeError: Cannot read properties of undefined",
+        "    at foo (app.js:3:5)",
+        "|GET / 200",
+    ],
+    "JSON between lines": [
+        "ERROR: one",
+        '|{"level":"info","msg":"x"}',
+        "|plain",
+    ],
+    "a line after JSON": [
+        '{"level":"error","msg":"x"}',
+        "|plain",
+    ],
+    "indented text after JSON": [
+        '{"level":"error","msg":"x"}',
+        "  indented text",
+    ],
+    "logfmt and a clock": [
+        'level=error msg="x"',
+        '|level=info msg="y"',
+        "|10:00:00 clock only",
+        "   wrapped",
+    ],
+    "times after an error": [
+        "ERROR 10:00:00 a",
+        "|10:00:01 b",
+        "|[    3.14] usb",
+        "|1796000000 c",
+        "|Nov 29 10:00:00 host x: y",
+        "|2026-11-29T10:00:00Z z",
+    ],
+    "more times after an error": [
+        "ERROR a",
+        "|Nov 29 10:00:00 host x: y",
+        "|ERROR a",
+        "|1796000000123 c",
+        "|ERROR a",
+        "|29/Nov/2026:10:00:00 +0000 c",
+        "|ERROR a",
+        "|Sun Nov 29 10:00:00 2026 c",
+        "|ERROR a",
+        "|2026/11/29 10:00:00 c",
+        "|ERROR a",
+        "|11-29 10:00:00.123 c",
+        "|ERROR a",
+        "|[2026-11-29 10:00:00] c",
+        "|ERROR a",
+        "| 2026-11-29 10:00:00 indented with time",
+        "|ERROR a",
+        "|  10:00:00 indented clock",
+        "|ERROR a",
+        "|\tINFO indented level",
+        "|ERROR a",
+        "|- item",
+        "|ERROR a",
+        "|* item",
+        "|ERROR a",
+        "|}",
+        "|ERROR a",
+        "|",
+        "|ERROR a",
+        "|x = 3",
+        "|ERROR a",
+        "Caused by: y",
+        "|ERROR a",
+        "... 12 more",
+        "|ERROR a",
+        "at com.example.Foo.bar(Foo.java:3)",
+    ],
+    "a logger of .NET": [
+        "fail: Contoso.App[0]",
+        "      An unhandled exception has occurred",
+        "      System.NullReferenceException: x",
+        "         at Contoso.App.Main() in /a.cs:line 3",
+        "|info: Contoso.App[0]",
+        "      started",
+    ],
+    "an unhandled exception of .NET": [
+        "Unhandled exception. System.InvalidOperationException: x",
+        " ---> System.IO.IOException: y",
+        "   at A.B() in /a.cs:line 1",
+        "   --- End of inner exception stack trace ---",
+        "   at A.C()",
+        "|bye",
+    ],
+    "a statement of Postgres": [
+        '2026-11-29 10:00:00.123 UTC [17] ERROR:  syntax error at or near "x"',
+        "|2026-11-29 10:00:00.123 UTC [17] STATEMENT:  select x",
+        "\tfrom y",
+    ],
+    "a fatal error and its trace": [
+        "PHP Fatal error:  Uncaught Error: x in /a.php:3",
+        "Stack trace:",
+        "#0 /a.php(7): f()",
+        "#1 {main}",
+        "  thrown in /a.php on line 3",
+        "|ok",
+    ],
+    "lines of npm": [
+        "npm ERR! code ELIFECYCLE",
+        "|npm ERR! errno 1",
+        "|> build",
+    ],
+    "messages of a C compiler": [
+        "main.c:3:5: error: unknown type name 'size'",
+        "    3 |     size x;",
+        "      |     ^~~~",
+        "|main.c:4:5: warning: unused",
+        "|make: *** [all] Error 1",
+        "|cc -c x.c",
+    ],
+    "an error and a warning of rustc": [
+        "error[E0425]: cannot find value `x` in this scope",
+        " --> src/main.rs:3:5",
+        "  |",
+        "3 |     x",
+        "  |     ^ not found",
+        "|",
+        "|warning: unused",
+    ],
+    "access logs": [
+        '10.0.0.1 - - [29/Nov/2026:10:00:02 +0000] "GET / HTTP/1.1" 500 17',
+        "|ERROR a",
+        '|10.0.0.1 - - [29/Nov/2026:10:00:02 +0000] "GET / HTTP/1.1" 500 17',
+    ],
+    "an exception after a warning": [
+        "WARN slow",
+        "ValueError: x",
+        "|done",
+    ],
+    "an exception after nothing": [
+        "INFO ok",
+        "|ValueError: x",
+        "|done",
+    ],
+    "wrapped text after INFO": [
+        "INFO ok",
+        "  more",
+        "|done",
+    ],
+    "a logger of Ruby": [
+        "E, [2026-11-29T10:00:00.123456 #17] ERROR -- : failed",
+        "|app.rb:3:in `foo': boom (RuntimeError)",
+        "\tfrom app.rb:7:in `<main>'",
+        "|done",
+    ],
+    "an exception of Elixir": [
+        "** (RuntimeError) boom",
+        "    (app 0.1.0) lib/app.ex:3: App.run/0",
+        "|done",
+    ],
+    "lines of Maven": [
+        "[ERROR] Failed to execute goal",
+        "|[ERROR] ",
+        "|[INFO] done",
+    ],
+    "logrus and wrapped text": [
+        'time="2026-11-29T10:00:00Z" level=error msg="x"',
+        "\tcontinued",
+        '|time="2026-11-29T10:00:01Z" level=info msg="y"',
+    ],
+    "an assertion of Node": [
+        "AssertionError [ERR_ASSERTION]: Expected values to be strictly equal:",
+        "    at Object.<anonymous> (/a.js:3:8) {",
+        "  generatedMessage: true,",
+        "  code: 'ERR_ASSERTION'",
+        "}",
+        "|ok",
+    ],
+    "a list in brackets": [
+        "ERROR a",
+        "|-----BEGIN-----",
+        "|ERROR failed: [",
+        "  1,",
+        "]",
+        "|next",
+    ],
     "prose after an error": ["ERROR: x", "|Note: this is prose", "|- a list", "|#1 [build 3/7]"],
 }
 
@@ -178,5 +476,17 @@ def test_only_a_continuation_belongs_to_the_record_before_it(lines: list[str]) -
     """A line with `|` before it begins a record, and so does the first."""
     continued = continued_of([line.removeprefix("|").encode() + b"\n" for line in lines])
     assert continued == [
+        number > 0 and not line.startswith("|") for number, line in enumerate(lines)
+    ]
+
+
+@pytest.mark.parametrize("lines", SEQUENCES.values(), ids=SEQUENCES)
+def test_it_belongs_to_it_also_if_each_line_is_a_batch(lines: list[str]) -> None:
+    texts = [line.removeprefix("|").encode() + b"\n" for line in lines]
+    run, start = RunKey("shop.orders", "1"), ulid.lowest_at(1_796_000_000_000)
+    entries = [(run, start + (number << 80), text) for number, text in enumerate(texts)]
+    found = pa.Table.from_batches(record_batches(make_batches("n", entries), Carry()))
+    marks = found.column("carried").to_pylist()
+    assert [bool(mark) for mark in marks] == [
         number > 0 and not line.startswith("|") for number, line in enumerate(lines)
     ]
