@@ -313,6 +313,7 @@ class Connection(HttpToolsProtocol):
                 self.transport.close()
                 return
             cycle.disconnected = True
+            cycle.waiting_for_100_continue = False
             cycle.message_event.set()
             cycle = None
         if cycle is None or cycle.response_complete:

@@ -227,6 +227,25 @@ def test_a_url_and_a_head_may_be_as_long_as_the_limit(quick: bool) -> None:
     played(scenario, quick=quick)
 
 
+@pytest.mark.parametrize("head", [post(b"")[: post(b"").index(b"\r\n") + 2], REPORT])
+def test_what_is_refused_before_its_body_is_asked_for_is_not_asked_for_it(
+    head: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(side: Side) -> None:
+        client = Client(side)
+        expects = b"Expect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\n"
+        host = b"" if b"Host" in head else b"Host: localhost\r\n"
+        client.connection.data_received(head + host + expects + b"no size\r\n")
+        assert statuses(await client.replies(1)) == [400]
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert b"100 Continue" not in client.wire.written
+        client.leave()
+
+    played(scenario)
+    assert "Traceback" not in caplog.text
+
+
 def test_trailers_without_end_are_refused() -> None:
     async def scenario(side: Side) -> None:
         client = Client(side)

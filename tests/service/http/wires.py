@@ -69,12 +69,14 @@ class Wire(asyncio.Transport):
     def __init__(self, peer: str = "127.0.0.1") -> None:
         super().__init__({"peername": (peer, 50_000), "sockname": ("127.0.0.1", 8790)})
         self.written = bytearray()
-        self.over = False
+        self.over = self.eof = False
         self.closed = False
         self.paused = False
         self.unread = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self.eof:
+            raise RuntimeError("Cannot call write() after write_eof()")
         if not self.over:
             self.written += data
 
@@ -89,7 +91,7 @@ class Wire(asyncio.Transport):
 
     def write_eof(self) -> None:
         """The client sees its end, though it may go on sending."""
-        self.over = True
+        self.over = self.eof = True
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """Who is told that the connection is gone."""
