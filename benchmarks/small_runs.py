@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
@@ -55,7 +55,9 @@ class _Kept(NamedTuple):
         for where, names, found in os.walk(folder):
             files, folders = files + len(found), folders + len(names)
             paths = [Path(where), *[Path(where) / name for name in found]]
-            size += sum([path.stat().st_blocks * 512 for path in paths])
+            for path in paths:
+                with suppress(FileNotFoundError):  # an object that was being written
+                    size += path.stat().st_blocks * 512
         return _Kept(files, folders, size)
 
 

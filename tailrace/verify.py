@@ -30,6 +30,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Where to look, and what to do about it."""
     add_source(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument(
+        "--remember",
+        metavar="FILE",
+        help="pass over what was sound according to FILE and has not changed since, and write FILE"
+        " anew; without FILE everything is read",
+    )
+    parser.add_argument(
+        "--sample",
+        type=float,
+        default=1.0,
+        metavar="PERCENT",
+        help="with --remember: read so much of what has not changed all the same (default: 1)",
+    )
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
         "--repair",
@@ -72,7 +85,14 @@ def run(arguments: argparse.Namespace) -> int:
     findings = Findings(printer.fault, printer.progress)
     with tempfile.TemporaryDirectory(prefix="tailrace-verify-") as spill:
         try:
-            work = verify(settings, findings, spill, repair=arguments.repair)
+            work = verify(
+                settings,
+                findings,
+                spill,
+                repair=arguments.repair,
+                remember=arguments.remember,
+                sample=arguments.sample / 100,
+            )
             asyncio.run(_until_told(work))
         except asyncio.CancelledError:  # what it spilled goes, and no summary is said
             return 128 + signal.SIGTERM

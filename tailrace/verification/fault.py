@@ -88,6 +88,11 @@ class Findings:
         self.notes.append(sentence)
 
     @property
+    def total(self) -> int:
+        """Faults that were found, those that were repaired included."""
+        return self.faults.total() + self.repaired.total()
+
+    @property
     def sound(self) -> bool:
         """Whether no fault is left."""
         return not self.faults

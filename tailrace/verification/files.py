@@ -55,6 +55,10 @@ class TableFiles:
         await asyncio.gather(*(look(file) for file in wanted if file.path not in known))
         return [file for file in wanted if file.path not in self._bad]
 
+    def trust(self, files: Iterable[TableFile]) -> None:
+        """Takes files that did not change since they were sound as good."""
+        self._good.update(file.path for file in files)
+
     def unreadable(self, files: Sequence[TableFile]) -> bool:
         """Reads each file whole, reports unreadable ones, and returns whether there are any."""
         found = False

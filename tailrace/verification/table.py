@@ -125,6 +125,9 @@ class TableCheck:
     findings: Findings
     kept: str
     has_manifest: Callable[[RunKey], Awaitable[bool]]
+    is_unchanged: Callable[[Tile], bool] = lambda _: False
+    sound: Callable[[Tile], None] = lambda _: None
+    """Hears of tiles without a fault."""
 
     async def check(self, snapshot: Snapshot, segments: Segments) -> None:
         """Checks all tiles.
@@ -132,8 +135,14 @@ class TableCheck:
         Raises `StoreUnavailable`; `Damaged` if segments were removed meanwhile.
         """
         expired = oldest_kept(snapshot)
+        every = [*segments.held, *segments.settled, *segments.fresh]
         for tile in tiles(snapshot.files):
+            if self.is_unchanged(tile) and not any(tile.may_overlap(one) for one in every):
+                continue
+            before = self.findings.total
             await self._tile(tile, segments, expired)
+            if self.findings.total == before:
+                self.sound(tile)
 
     async def _tile(self, tile: Tile, segments: Segments, expired: str) -> None:
         try:

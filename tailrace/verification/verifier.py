@@ -37,12 +37,14 @@ from tailrace.verification.compare import Comparison, Stored, hold_deletions
 from tailrace.verification.fault import Findings
 from tailrace.verification.files import TableFiles, check_skip_indexes
 from tailrace.verification.journal import JournalCheck
+from tailrace.verification.remembered import Changes, Remembered
 from tailrace.verification.run_logs import RunText, Texts
 from tailrace.verification.state import StateCheck, StateRepair
 from tailrace.verification.table import Segments, TableCheck, oldest_kept
 from tailrace.verification.table_log import check_table_log
 
 GROUP_BYTES = 128 << 20
+_PASSED_BYTES = 4096  # as much memory of a group as a run takes that is not read
 _DAY_MS = 86_400_000
 _TRIES = 4
 
@@ -60,6 +62,9 @@ class Verifier:
     expiration_days: float
     repair: SegmentRepair = nothing
     repair_state: StateRepair | None = None
+    remembered: Remembered | None = None
+    """What an earlier verification found sound; without it everything is read."""
+    _changes: Changes | None = field(init=False, default=None)
     _state: StateCheck = field(init=False)
     _catalog: SegmentCatalog = field(init=False)
     _texts: Texts = field(init=False)
@@ -91,6 +96,7 @@ class Verifier:
         await self._catalog.read_marks()
         await self._catalog.refresh()
         await self._look_for_known_losses()
+        await self._look_for_changes()
         await self.journal(fs, data, repair=repair)
         await self._all_texts()
         if self._readable:
@@ -109,6 +115,21 @@ class Verifier:
                 "the table's log does not read: lines are compared with checksums alone, and"
                 " neither the table's files nor skip indexes are checked"
             )
+
+    async def _look_for_changes(self) -> None:
+        if self.remembered is None or not self._readable:
+            return
+        snapshot = await asyncio.to_thread(self.table.snapshot)
+        changes = Changes(self.store, self.prefix, self.remembered, self.findings)
+        self._files.trust(await changes.list_table(snapshot))
+        segments = [segment.uri for segment in self._catalog.segments()]
+        changed = await self._files.usable(changes.changed)
+        try:
+            changes.add_runs(self.database, [file.uri for file in changed], segments)
+        except Damaged:  # it is reported where it is read
+            self.findings.note("not all that changed reads: everything is read")
+            return
+        self._changes = changes
 
     # --- the journal -----------------------------------------------------------------
 
@@ -213,14 +234,20 @@ class Verifier:
         async for info in self.store.list(keys.RUNS):
             if not info.key.endswith(".json"):
                 continue
-            size += await self._take_run(group, info.key)
+            if self._changes is not None and await self._changes.is_unchanged(info):
+                size += _PASSED_BYTES
+            else:
+                size += await self._take_run(group, info.key)
             if size > GROUP_BYTES:
                 await self._end(group)
                 size = 0
         await self._end(group)
+        if self.remembered is not None:
+            self.remembered.end_runs()
 
     async def _take_run(self, group: Comparison, where: str) -> int:
         """Reads a run into the group: how many bytes of text."""
+        before = self.findings.total
         manifest = await self._texts.manifest(where)
         if manifest is None:
             return 0
@@ -232,12 +259,17 @@ class Verifier:
             run.comparable = False
             self.findings.note(f"{where} was removed while it was read: {error}")
         group.name(manifest.key, run.manifest, whole=run.comparable)
+        if self._changes is not None and run.comparable and self.findings.total == before:
+            self._changes.read(where, manifest.key)
         return manifest.bytes
 
     async def _end(self, group: Comparison) -> None:
+        before = self.findings.total
         if self._readable and not group.empty:
             await self._compare(group)
             self._run("INSERT INTO known SELECT fqn, run_id, single FROM names")
+        if self._changes is not None:
+            self._changes.compared(sound=self.findings.total == before)
         group.begin()
         await self._catalog.read_marks()
 
@@ -293,6 +325,9 @@ class Verifier:
             check = TableCheck(
                 self._files, self.database, self.findings, self._oldest(), self._is_run
             )
+            if self._changes is not None:
+                check.is_unchanged = self._changes.is_unchanged_tile
+                check.sound = self._changes.take_tile
             try:
                 await check.check(snapshot, parts)
             except Damaged:  # a segment was removed since it was listed
@@ -302,7 +337,12 @@ class Verifier:
                 self._note_outdated(snapshot)
                 self._files.note_unchecked()
                 files = await self._files.usable(snapshot.files)
+                if self._changes is not None:
+                    files = [file for file in files if not self._changes.passed(file)]
+                before = self.findings.total
                 await check_skip_indexes(self.store, self.findings, files)
+                if self._changes is not None and self.findings.total == before:
+                    self._changes.keep_tiles()
                 return
 
     async def _deletions(self) -> Sequence[Deletion]:

@@ -27,6 +27,7 @@ from service.shipping.watermarks import Watermarks
 from service.wiring import query_bucket
 from tailrace.verification.catalog import SegmentRepair, nothing
 from tailrace.verification.fault import Findings
+from tailrace.verification.remembered import Remembered
 from tailrace.verification.repair import Repair
 from tailrace.verification.state import StateRepair, unreadable_state
 from tailrace.verification.verifier import Verifier
@@ -34,8 +35,19 @@ from tailrace.verification.verifier import Verifier
 _SPILL_BYTES: Final = 64 << 30
 
 
-async def verify(settings: Settings, findings: Findings, spill: str, *, repair: bool) -> None:
+async def verify(
+    settings: Settings,
+    findings: Findings,
+    spill: str,
+    *,
+    repair: bool,
+    remember: str | None = None,
+    sample: float = 0.0,
+) -> None:
     """Compares everything into `findings`; `spill` is a folder for data that exceeds memory.
+
+    With the file `remember`, it passes over what was sound before and did not change, but for the
+    share `sample` of it.
 
     Raises `StoreUnavailable`, `LimitReached` if memory and spill do not do, `Damaged` if the
     store moves faster than it is read.
@@ -47,6 +59,9 @@ async def verify(settings: Settings, findings: Findings, spill: str, *, repair: 
         folders = [store.uri(keys.SEGMENTS.rstrip("/")), table.uri]
         database = _database(settings, folders, spill)
         repairing = _database(settings, folders, spill) if repair else None
+        remembered = None
+        if remember is not None:
+            remembered = Remembered(disk, remember, clock, entropy, sample)
         placement: Placement = (
             FolderPlacement(disk, table.uri) if settings.bucket is None else ObjectPlacement(store)
         )
@@ -67,9 +82,16 @@ async def verify(settings: Settings, findings: Findings, spill: str, *, repair: 
                 settings.runs.shortest_days,
                 repair_segment,
                 repair_state,
+                remembered,
             )
+            if remembered is not None and (why := remembered.open()):
+                findings.note(why)
             await verifier.verify(disk, data, repair=repair)
+            if remembered is not None:
+                remembered.finish()
         finally:
+            if remembered is not None:
+                remembered.abandon()
             database.close()
             if repairing is not None:
                 repairing.close()

@@ -173,11 +173,22 @@ class Verified:
         return found
 
 
-def look(settings: Settings, spill: Path, *, repair: bool = False) -> Verified:
-    """Compares everything."""
+def look(
+    settings: Settings,
+    spill: Path,
+    *,
+    repair: bool = False,
+    remember: Path | None = None,
+    sample: float = 0.0,
+) -> Verified:
+    """Compares everything, or what changed since `remember` was written."""
     told: list[Fault] = []
     found = Verified(Findings(told.append), told)
-    asyncio.run(verify(settings, found.findings, str(spill), repair=repair))
+    memory = None if remember is None else str(remember)
+    work = verify(
+        settings, found.findings, str(spill), repair=repair, remember=memory, sample=sample
+    )
+    asyncio.run(work)
     return found
 
 

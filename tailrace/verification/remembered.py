@@ -1,0 +1,335 @@
+"""What an earlier verification found sound, in a file, so that the next one reads what changed.
+
+    {"format": 1}
+    ["tile", stamp]                               of some hours of the table, in any order
+    ["run", manifest's key, stamp, fqn, run]      in order of the keys
+    {"check": hash of all bytes before}
+
+A stamp is a hash of the keys, sizes, ETags and times of all objects of a run, or of the table files
+of a tile and their skip indexes, as they were listed before they were read. What has another stamp
+now is read again. So is all that a damaged file, or one of another format, names.
+
+Some of what did not change is read again as well: the sample. In it bits are found that changed on
+a disk, under a file whose size and time are as they were.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, NamedTuple
+
+import orjson
+import xxhash
+
+from logstore import keys
+from logstore import ulid as ulids
+from logstore.batch import RunKey
+from logstore.clock import Clock, Entropy
+from logstore.errors import InvalidInput
+from logstore.filesystem import File, FileSystem
+from logstore.names import encode
+from logstore.objects.store import ObjectInfo, ObjectStore
+from logstore.table.snapshot import Snapshot, TableFile
+from service.query.database import Database
+from service.query.sql import literal
+from tailrace.verification.fault import Findings
+from tailrace.verification.table import Tile, tiles
+
+FORMAT: Final = 1
+_PIECE_BYTES: Final = 1 << 20
+_BITS: Final = 32
+
+
+class SoundRun(NamedTuple):
+    """A run whose text was whole, and stored line by line."""
+
+    stamp: str
+    key: RunKey
+
+
+def stamp_of(objects: Iterable[ObjectInfo]) -> str:
+    """The stamp of objects that were listed; their order does not matter."""
+    rows = sorted([one.key, one.size, one.etag, one.modified_ms] for one in objects)
+    return xxhash.xxh3_128_hexdigest(orjson.dumps(rows))
+
+
+class Remembered:
+    """The memory of one verification: what it may pass over, and what it found sound itself.
+
+    `sample` is the share of what did not change that is read again, from 0 to 1. Runs are asked for
+    and kept in order of their manifests' keys.
+    """
+
+    def __init__(
+        self, fs: FileSystem, path: str, clock: Clock, entropy: Entropy, sample: float
+    ) -> None:
+        self._fs = fs
+        self._path = os.path.abspath(path)
+        self._entropy = entropy
+        self._sample = sample
+        self._tiles = set[str]()
+        self._runs: Iterator[list[Any]] = iter(())
+        self._next: list[Any] | None = None
+        self.vanished = 0
+        """Runs that were sound and have no manifest any more."""
+        self._made = f"{self._path}.{ulids.fresh_text(clock, entropy)}"
+        self._file: File | None = None
+        self._check = xxhash.xxh3_128()
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+
+    def open(self) -> str:
+        """Reads the file, and begins the next one; says why nothing is known, if so.
+
+        Raises `InvalidInput` if it cannot begin the next one, `OSError` if the file does not read.
+        """
+        try:
+            self._file = self._fs.open(self._made, "create")
+        except OSError as error:
+            hint = "Its folder must be there, and be writable."
+            raise InvalidInput(f"{self._path} cannot be written: {error}", hint=hint) from error
+        self._line({"format": FORMAT})
+        try:
+            known = self._fs.open(self._path, "read")
+        except FileNotFoundError:
+            return f"{self._path} does not exist yet: everything is read"
+        if not self._is_whole(known):
+            known.close()
+            self._tiles.clear()
+            return f"{self._path} is damaged or of another version: everything is read"
+        self._runs = (row for row in _rows(known) if isinstance(row, list) and row[0] == "run")
+        self._next = next(self._runs, None)
+        return ""
+
+    def run(self, manifest: str) -> SoundRun | None:
+        """What is known of the run with that manifest; None also if it is in the sample."""
+        self._pass_over(manifest)
+        if self._next is None or self._next[1] != manifest:
+            return None
+        _, _, stamp, fqn, run = self._next
+        self._next = next(self._runs, None)
+        return None if self._is_sampled() else SoundRun(stamp, RunKey(fqn, run))
+
+    def end_runs(self) -> None:
+        """Records that no further run is asked for."""
+        self._pass_over(None)
+
+    def _pass_over(self, manifest: str | None) -> None:
+        while self._next is not None and (manifest is None or self._next[1] < manifest):
+            self.vanished += 1
+            self._next = next(self._runs, None)
+
+    def has_tile(self, stamp: str) -> bool:
+        """Whether the tile was sound, and is not in the sample."""
+        return stamp in self._tiles and not self._is_sampled()
+
+    def keep_run(self, manifest: str, run: SoundRun) -> None:
+        """Takes a run into the next file."""
+        self._line(["run", manifest, run.stamp, *run.key])
+
+    def keep_tile(self, stamp: str) -> None:
+        """Takes a tile into the next file."""
+        self._line(["tile", stamp])
+
+    def finish(self) -> None:
+        """Puts the next file in the place of the one that was read. Raises `OSError`."""
+        assert self._file is not None
+        self._line({"check": self._check.hexdigest()})
+        self._write()
+        self._file.sync()
+        self._file.close()
+        self._file = None
+        self._fs.rename(self._made, self._path)
+        self._fs.sync_folder(os.path.dirname(self._path))
+
+    def abandon(self) -> None:
+        """Removes the next file, unless it is finished."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+            self._fs.unlink(self._made)
+
+    def _is_sampled(self) -> bool:
+        return self._entropy.getrandbits(_BITS) < self._sample * (1 << _BITS)
+
+    def _line(self, value: object) -> None:
+        line = orjson.dumps(value) + b"\n"
+        self._check.update(line)
+        self._held.append(line)
+        self._held_bytes += len(line)
+        if self._held_bytes >= _PIECE_BYTES:
+            self._write()
+
+    def _write(self) -> None:
+        assert self._file is not None
+        self._file.write([b"".join(self._held)])
+        self._held, self._held_bytes = [], 0
+
+    def _is_whole(self, file: File) -> bool:
+        """Whether the file is as it was written; takes its tiles."""
+        check, last, first = xxhash.xxh3_128(), b"", True
+        try:
+            for line in _lines(file):
+                if first and orjson.loads(line)["format"] != FORMAT:
+                    return False
+                first = False
+                check.update(last)
+                last = line
+                if line.startswith(b'["tile"'):
+                    self._tiles.add(orjson.loads(line)[1])
+            return bool(orjson.loads(last)["check"] == check.hexdigest())
+        except (ValueError, KeyError, TypeError, IndexError):
+            return False
+
+
+class Changes:
+    """What changed in one store since the last verification.
+
+    A run is read again if an object of it changed, or if a file of the table that changed, or a
+    segment, has a line of it. So a line that came and is in no text is found.
+    """
+
+    def __init__(
+        self, store: ObjectStore, prefix: str, remembered: Remembered, findings: Findings
+    ) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._remembered = remembered
+        self._findings = findings
+        self._table: dict[str, list[ObjectInfo]] = {}
+        self._unchanged = set[str]()
+        self._passed = set[str]()
+        self._sound = dict[str, None]()
+        self._active = set[RunKey]()
+        self._pipeline = ""
+        self._texts: dict[str, str] = {}
+        self._manifest: ObjectInfo | None = None
+        self._read: list[tuple[str, SoundRun, bool]] = []
+        self.changed: list[TableFile] = []
+
+    # --- the table -------------------------------------------------------------------
+
+    async def list_table(self, snapshot: Snapshot) -> list[TableFile]:
+        """Lists the table's objects; gives the files of tiles that did not change."""
+        async for info in self._store.list(f"{keys.TABLE}/"):
+            path = info.key.removeprefix(f"{keys.TABLE}/")
+            if info.key.startswith(keys.SKIP_INDEXES):
+                path = keys.indexed_file(info.key).removeprefix(f"{keys.TABLE}/")
+            if not path.startswith("_delta_log/"):
+                self._table.setdefault(path, []).append(info)
+        unchanged: list[TableFile] = []
+        for tile in tiles(snapshot.files):
+            stamp = self._tile_stamp(tile)
+            if stamp is not None and self._remembered.has_tile(stamp):
+                self._unchanged.add(stamp)
+                unchanged += tile.files
+            else:
+                self.changed += tile.files
+        return unchanged
+
+    def add_runs(self, database: Database, table: Iterable[str], segments: Iterable[str]) -> None:
+        """Takes the runs with lines in these files as changed. Raises `Damaged`."""
+        for uris in (table, segments):
+            files = [literal(uri) for uri in uris]
+            if not files:
+                continue
+            statement = (
+                "SELECT DISTINCT fqn, run_id FROM read_parquet($files, hive_partitioning = false)"
+            )
+            for batch in database.run(statement, {"files": files}):
+                columns = [column.to_pylist() for column in batch.columns]
+                self._active.update(RunKey(*row) for row in zip(*columns, strict=True))
+
+    def is_unchanged_tile(self, tile: Tile) -> bool:
+        """Whether the tile was sound and did not change, and no run has vanished since."""
+        stamp = self._tile_stamp(tile)
+        if self._remembered.vanished or stamp not in self._unchanged:
+            return False
+        self._passed.update(file.path for file in tile.files)
+        if tile.files:
+            self._findings.count("unchanged table files", len(tile.files))
+        self._remembered.keep_tile(str(stamp))
+        return True
+
+    def passed(self, file: TableFile) -> bool:
+        """Whether the file is in a tile that was passed over."""
+        return file.path in self._passed
+
+    def take_tile(self, tile: Tile) -> None:
+        """The lines of a tile are sound; its skip indexes are yet to be checked."""
+        if (stamp := self._tile_stamp(tile)) is not None:
+            self._sound[stamp] = None
+
+    def keep_tiles(self) -> None:
+        """The skip indexes of all tiles that were read are sound as well."""
+        for stamp in self._sound:
+            self._remembered.keep_tile(stamp)
+
+    def _tile_stamp(self, tile: Tile) -> str | None:
+        """None if a file was not there yet, or is not there."""
+        if not all(file.path in self._table for file in tile.files):
+            return None
+        objects = [info for file in tile.files for info in self._table[file.path]]
+        return stamp_of(objects) + tile.low + tile.high
+
+    # --- runs ------------------------------------------------------------------------
+
+    async def is_unchanged(self, manifest: ObjectInfo) -> bool:
+        """Whether the run with that manifest was sound, and did not change since."""
+        self._manifest = manifest
+        pipeline = manifest.key.removeprefix(keys.RUNS).partition("/")[0]
+        if pipeline != self._pipeline:
+            self._pipeline, self._texts = pipeline, await self._list_texts(pipeline)
+        known = self._remembered.run(manifest.key)
+        if known is None or known.key in self._active or known.stamp != self._stamp(known.key):
+            return False
+        self._read.append((manifest.key, known, False))
+        self._findings.count("unchanged runs")
+        return True
+
+    def read(self, manifest: str, key: RunKey) -> None:
+        """The run reads without a fault; its lines are yet to be compared."""
+        self._read.append((manifest, SoundRun(self._stamp(key), key), True))
+
+    def compared(self, *, sound: bool) -> None:
+        """All runs since the last call were compared; whether no fault was found."""
+        for manifest, run, is_new in self._read:
+            if sound or not is_new:
+                self._remembered.keep_run(manifest, run)
+        self._read.clear()
+
+    async def _list_texts(self, pipeline: str) -> dict[str, str]:
+        """Stamps of the objects of each run of a pipeline, by the names of their folders."""
+        found, folder, objects = dict[str, str](), "", list[ObjectInfo]()
+        prefix = f"{self._prefix}/{pipeline}/"
+        async for info in self._store.list(prefix):
+            name = info.key.removeprefix(prefix).partition("/")[0]
+            if name != folder and objects:
+                found[folder] = stamp_of(objects)
+                objects = []
+            folder = name
+            objects.append(info)
+        if objects:
+            found[folder] = stamp_of(objects)
+        return found
+
+    def _stamp(self, key: RunKey) -> str:
+        assert self._manifest is not None
+        return stamp_of([self._manifest]) + self._texts.get(encode(key.run), "")
+
+
+def _rows(file: File) -> Iterator[Any]:
+    for line in _lines(file):
+        yield orjson.loads(line)
+    file.close()
+
+
+def _lines(file: File) -> Iterator[bytes]:
+    offset, rest = 0, b""
+    while piece := file.pread(_PIECE_BYTES, offset):
+        offset += len(piece)
+        *lines, rest = (rest + piece).split(b"\n")
+        yield from [line + b"\n" for line in lines]
+    if rest:
+        yield rest
