@@ -110,6 +110,31 @@ class LinearRegex:
             yield first, behind
 
 
+class BytesRegex:
+    """A regular expression of this program, in RE2's syntax, for text that may be no UTF-8.
+
+    A byte is a character, as in Arrow's columns of bytes.
+    """
+
+    __slots__ = ("_finder", "_groups")
+
+    def __init__(self, pattern: str) -> None:
+        options = re2.Options()
+        options.encoding = re2.Options.Encoding.LATIN1
+        self._groups = re2.compile(pattern.encode("latin-1"), options)
+        options.never_capture = True  # it is faster
+        self._finder = re2.compile(pattern.encode("latin-1"), options)
+
+    def finds(self, text: bytes) -> bool:
+        """Whether the text holds a match."""
+        return self._finder.search(text) is not None
+
+    def groups(self, text: bytes) -> tuple[bytes | None, ...]:
+        """The groups of the first match, None for one that took no part; empty without a match."""
+        found = self._groups.search(text)
+        return () if found is None else found.groups()
+
+
 def wildcard_test(pattern: str) -> TextTest:
     """Whether a whole name matches: `*` is any text, `?` one character, `[ab]`, `[a-z]`, `[!a]`.
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
@@ -28,6 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from logstore.patterns import BytesRegex
 from logstore.segments.first_words import FirstWords, find_first_words
 from logstore.segments.prefixes import prefixes
 from logstore.segments.schema import LEVELS
@@ -47,6 +49,7 @@ WINDOW: Final = 128
 """Bytes of a line in which the rules for text look, without colours."""
 _COLOURED: Final = 4 * WINDOW  # bytes of a line in which control sequences are removed
 _ERROR, _FATAL = LEVELS.index("ERROR"), LEVELS.index("FATAL")
+_PATTERN_PER_LINE: Final = 2  # characters of a pattern that Arrow compiles while a line is searched
 _CONTROL = r"\x1b\[[0-9;:?]*[A-Za-z]"  # ECMA-48's CSI, as terminals get them
 _LESS, _EQUALS, _DOT, _MINUS, _SLASH, _BRACE, _RETURN = b"<=.-/}\r"
 _ESCAPE = b"\x1b"
@@ -266,8 +269,22 @@ class Lines:
 
 def matches(lines: pa.Array, pattern: str) -> Bools:
     """Which lines hold a match of RE2's pattern."""
+    if are_few(lines, pattern):
+        finds = regex_of(pattern).finds
+        return np.fromiter(map(finds, lines.to_pylist()), np.bool_, len(lines))
     found: Bools = pc.match_substring_regex(lines, pattern).to_numpy(zero_copy_only=False)
     return found
+
+
+def are_few(lines: pa.Array, pattern: str) -> bool:
+    """Whether to search the lines one by one: Arrow compiles the pattern in each call."""
+    return len(lines) <= len(pattern) // _PATTERN_PER_LINE
+
+
+@cache
+def regex_of(pattern: str) -> BytesRegex:
+    """The pattern, which is one of this program's, compiled once."""
+    return BytesRegex(pattern)
 
 
 def _put_first_words(lines: Lines, words: FirstWords, levels: Levels) -> Bools:
@@ -373,16 +390,19 @@ def _put_rule(rule: Rule, window: pa.Array, rows: Rows, levels: Levels) -> Bools
     if "(?P<" not in rule.pattern:
         levels[rows[found]] = rule.level("")
         return found
-    groups = pc.extract_regex(window.filter(pa.array(found)), rule.pattern)
-    texts = _first_group(groups).dictionary_encode()
+    texts = _first_groups(window.filter(pa.array(found)), rule.pattern).dictionary_encode()
     names = [text.decode("latin-1") for text in texts.dictionary.to_pylist()]
     values = np.array([rule.level(name) if name else NO_LEVEL for name in names], dtype=np.int8)
     levels[rows[found]] = values[texts.indices.to_numpy()]
     return found
 
 
-def _first_group(groups: pa.StructArray) -> pa.Array:
-    """The group that matched: the others are empty."""
+def _first_groups(lines: pa.Array, pattern: str) -> pa.Array:
+    """Of each line, which matches, the text of the group that took part: the others are empty."""
+    if are_few(lines, pattern):
+        found = map(regex_of(pattern).groups, lines.to_pylist())
+        return pa.array([next(filter(None, texts), b"") for texts in found], lines.type)
+    groups = pc.extract_regex(lines, pattern)
     names = [field.name for field in groups.type]
     columns = [pc.fill_null(pc.struct_field(groups, name), b"") for name in names]
     if len(columns) == 1:

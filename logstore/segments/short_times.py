@@ -32,6 +32,8 @@ _CLOCK_BYTES: Final = 8  # HH:MM:SS
 _BEFORE: Final = 16  # bytes before a clock that may have its date
 _AFTER: Final = 7  # bytes behind it that may have a fraction or a zone
 _LAST_COLUMN: Final = 64
+_OUTSIDE: Final = np.arange(_BEFORE) < (_BEFORE + 1 - np.arange(_LAST_COLUMN + 1))[:, np.newaxis]
+"""Of the bytes before a clock in each column, which ones stand before the record."""
 _MONTHS: Final = (
     "jan",
     "feb",
@@ -119,8 +121,7 @@ def _clock_times(rows: Bytes, lengths: Ints, arrivals: Ints) -> Ints:
     texts = np.lib.stride_tricks.sliding_window_view(padded, _BEFORE + _CLOCK_BYTES + _AFTER)[found]
     arrived = arrivals[row]
     # No byte of the record before counts.
-    outside = np.arange(_BEFORE) < (_BEFORE - column + 1)[:, np.newaxis]
-    before = np.where(outside, 10, texts[:, :_BEFORE])
+    before = np.where(_OUTSIDE[column], np.uint8(10), texts[:, :_BEFORE])
     value = _dates(before, column, arrived, _time_of_day(texts[:, _BEFORE:]))
     web = np.flatnonzero((before[:, -1] == ord(":")) & (value != NO_TIME))
     value[web] -= _zones(texts[web, _BEFORE:])
@@ -191,8 +192,9 @@ def _dates(before: Bytes, column: Ints, arrived: Ints, of_day: Ints) -> Ints:
     named &= is_digit[:, -3] | (before[:, -3] == ord(" "))
     put(named, lambda texts: _months(texts[:, -7:-4]), (-3, -2))
     for places, sign in (((-6, -5, -3, -2), -4), ((-5, -4, -3, -2), None)):
-        dated = ends & is_digit[:, list(places)].all(axis=1)
-        dated &= ~is_digit[:, min(places) - 1] & (before[:, min(places) - 1] != ord("-"))
+        dated = ends & ~is_digit[:, min(places) - 1] & (before[:, min(places) - 1] != ord("-"))
+        for place in places:
+            dated &= is_digit[:, place]
         if sign is not None:
             dated &= before[:, sign] == ord("-")
         put(dated, partial(_number, places=places[:2]), places[2:])

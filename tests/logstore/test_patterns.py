@@ -156,6 +156,7 @@ def test_only_short_texts_are_keys_of_a_cache_that_counts_its_entries() -> None:
         "forwarder/entries/operators/times.py: begin",  # digits of a minute
         "forwarder/files/globs.py: _part",  # of the file of settings, which is read once
         "logstore/search/foreign.py: _regex",  # constants of the module
+        "logstore/segments/levels.py: regex_of",  # constants of the package
         "logstore/state_kinds.py: _pattern",  # constants of the module
         "service/query/part_filter.py: _slots",  # 32 bytes
     ]

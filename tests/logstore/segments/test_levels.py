@@ -44,8 +44,10 @@ def test_a_line_states_its_level(line: str, expected: str | None) -> None:
     assert levels(line) == [expected]
 
 
-def test_a_line_among_others_states_what_it_states_alone() -> None:
-    assert levels(*(line for line, _ in CASES)) == [expected for _, expected in CASES]
+@pytest.mark.parametrize("times", [1, 4], ids=["line by line", "as a column"])
+def test_a_line_among_others_states_what_it_states_alone(times: int) -> None:
+    found = levels(*(line for line, _ in CASES * times))
+    assert found == [expected for _, expected in CASES] * times
 
 
 def test_the_last_line_states_what_it_states_before_others() -> None:
