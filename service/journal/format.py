@@ -119,6 +119,17 @@ def flags_of(meta: bytes) -> int:
     return CONSTANT_ATTRIBUTES if meta[:1] == b"{" else 0
 
 
+def encode_newest(ulid: str) -> bytes:
+    """The bytes of the file `newest`."""
+    return f"{ulid} {google_crc32c.value(ulid.encode()):08x}".encode()
+
+
+def decode_newest(body: bytes) -> str:
+    """The ULID that the bytes name; empty if they are damaged. Older programs write no checksum."""
+    ulid, _, check = body.decode("ascii", "replace").strip().partition(" ")
+    return ulid if not check or encode_newest(ulid) == body else ""
+
+
 MAGIC = b"TRLRWAL\n"
 VERSION = 2
 SUFFIX = ".wal"

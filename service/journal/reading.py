@@ -284,7 +284,7 @@ def missing_newest(fs: FileSystem, folder: str, names: Sequence[str]) -> Found |
         return None
     source = fs.open(path, "read")
     try:
-        name = source.pread(stat.size, 0).decode("ascii", "replace").strip() + wal.SUFFIX
+        name = wal.decode_newest(source.pread(stat.size, 0)) + wal.SUFFIX
     finally:
         source.close()
     moved = fs.stat(f"{folder}/{QUARANTINE}/{name}") is not None

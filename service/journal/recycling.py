@@ -254,7 +254,7 @@ class FileMaker:
             discard(self._fs, making)
             out = self._fs.open(making, "create")
             try:
-                out.write([ulid.encode()])
+                out.write([wal.encode_newest(ulid)])
             finally:
                 out.close()
             self._fs.rename(making, path)

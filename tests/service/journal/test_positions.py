@@ -9,6 +9,7 @@ import pytest
 from service.journal import format as wal
 from service.journal.recovery import recover
 from service.journal.scan import Damage, Entry, Passed, Torn, scan
+from tests.edited import flips
 from tests.service.journal.rig import NODE, Rig, put
 from tests.service.journal.test_damage import SETTINGS, read, wals, write
 from tests.simulation.powercut import PowerCutFileSystem
@@ -121,3 +122,18 @@ def test_so_does_what_the_caller_knows_to_be_synced(synced: int, damaged: bool) 
     size = len(wal.encode_header(file=FILE, secret=SECRET, first_pos=0, node=NODE))
     found = list(scan(file, wal.FileHeader(FILE, SECRET, 0, NODE, size), synced=bad + synced))
     assert any(isinstance(item, Damage) for item in found) == damaged
+
+
+@pytest.mark.parametrize("checksum", [True, False], ids=["with a checksum", "of an older program"])
+def test_only_a_name_that_is_whole_says_that_the_newest_file_is_gone(*, checksum: bool) -> None:
+    fs = begun(files=2, lines=3)
+    newest = f"{FOLDER}/{wal.NEWEST}"
+    body = read(fs, newest)
+    for changed in [*flips(body), *[body[:size] for size in range(len(body))]]:
+        write(fs, newest, changed)
+        assert not recover(fs, FOLDER).found, changed
+    write(fs, newest, body if checksum else body[:26])
+    assert not recover(fs, FOLDER).found
+    fs.unlink(wals(fs)[-1])
+    (found,) = recover(fs, FOLDER).found
+    assert "the newest file of the journal is gone" in str(found)
