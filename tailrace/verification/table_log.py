@@ -90,7 +90,7 @@ def _fault(name: str, body: bytes) -> str:
         return f"it has not the actions that were committed. {_ENTRY_ADVICE}"
     if _CHECKPOINT.fullmatch(name):
         try:
-            pq.read_table(pa.BufferReader(body))
+            pq.read_table(pa.BufferReader(body)).validate(full=True)
         except (OSError, ValueError, pa.ArrowException) as error:
             return f"the checkpoint does not read: {error}. {_CHECKPOINT_ADVICE}"
     return ""

@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 from compactor.maintenance.skip_index import build
@@ -397,7 +398,7 @@ def test_positions_that_were_used_twice(world: World) -> None:
 # --- the table's log -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("harm", ["gone", "emptied", "cut", "flipped"])
+@pytest.mark.parametrize("harm", ["gone", "emptied", "cut", "flipped", "a path that is no text"])
 def test_a_damaged_checkpoint_is_named_and_the_rest_is_compared(world: World, harm: str) -> None:
     world.checkpoint()
     (checkpoint,) = (world.root / "table" / "_delta_log").glob("*.checkpoint.parquet")
@@ -405,6 +406,18 @@ def test_a_damaged_checkpoint_is_named_and_the_rest_is_compared(world: World, ha
         checkpoint.unlink()
     elif harm == "flipped":
         world.change(checkpoint, -9)  # in the footer
+    elif harm == "a path that is no text":
+        rows = pq.read_table(checkpoint)
+        add = rows["add"].combine_chunks()
+        text = add.field("path").cast(pa.binary()).to_pylist()
+        harmed = [path and path[:-1] + bytes([path[-1] | 0x80]) for path in text]
+        paths = pa.array(harmed, pa.binary()).view(pa.string())
+        names = [field.name for field in add.type]
+        fields = [paths if name == "path" else add.field(name) for name in names]
+        column = pa.StructArray.from_arrays(fields, names, mask=add.is_null())
+        pq.write_table(
+            rows.set_column(rows.schema.get_field_index("add"), "add", column), checkpoint
+        )
     else:
         checkpoint.write_bytes(checkpoint.read_bytes()[: 100 if harm == "cut" else 0])
     chunk = world.chunks("p/open")[0]
