@@ -24,7 +24,8 @@ were never anybody else's, and it reads the deletions before it shows or takes a
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict, dataclass, replace
 from typing import TypeVar
 
@@ -272,12 +273,31 @@ async def _registered_ms(store: ObjectStore, node: str) -> int | None:
 
 async def active_runs(store: ObjectStore, prefix: str, node: str) -> list[RunKey]:
     """Runs with an active marker of the node."""
-    found = []
+    return [key async for name, key in _active(store, prefix) if name == node]
+
+
+async def unregistered(store: ObjectStore, prefix: str) -> Counter[str]:
+    """Nodes that others ask no more though lines may be on their disks, with how many runs.
+
+    Their entries in the register are gone, and nobody let them go. Empty where no node is in the
+    register: then nobody asks anybody. Raises `StoreUnavailable`.
+    """
+    there = (await entries(store)).values()
+    records, unreadable = await all_forgotten(store)
+    known = {*unreadable, *[record.node for record in records]}
+    for entry in there:
+        known.update((entry.node, *entry.parents))
+    if not there:
+        return Counter()
+    return Counter([name async for name, _ in _active(store, prefix) if name not in known])
+
+
+async def _active(store: ObjectStore, prefix: str) -> AsyncIterator[tuple[str, RunKey]]:
+    """Each active marker: its node, and its run."""
     async for info in store.list(keys.all_active(prefix)):
         names = [decode(name) for name in info.key.removeprefix(keys.all_active(prefix)).split("/")]
-        if len(names) == 3 and names[2] == node and names[0] is not None and names[1] is not None:
-            found.append(RunKey(names[0], names[1]))
-    return found
+        if len(names) == 3 and names[0] is not None and names[1] is not None and names[2]:
+            yield names[2], RunKey(names[0], names[1])
 
 
 def _document(store: ObjectStore, node: str) -> Document[Forgotten]:

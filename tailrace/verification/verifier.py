@@ -28,6 +28,7 @@ from logstore.table.snapshot import Snapshot, TableFile
 from logstore.table.table import Table
 from service.journal.recovery import recover
 from service.journal.state import Cut, JournalState
+from service.peers.forgotten import unregistered
 from service.query.database import Database
 from service.runs.chunks import Chunks
 from service.runtime.identity import read_identity
@@ -92,6 +93,7 @@ class Verifier:
         """
         self._run("CREATE TEMP TABLE known (fqn VARCHAR, run_id VARCHAR, single BOOLEAN)")
         await self._state.check()
+        await self._look_at_register()
         await self._look_at_log()
         await self._catalog.read_marks()
         await self._catalog.refresh()
@@ -101,6 +103,14 @@ class Verifier:
         await self._all_texts()
         if self._readable:
             await self._whole_table()
+
+    async def _look_at_register(self) -> None:
+        """Notes nodes that others do not ask although only they may have some lines."""
+        for node, runs in sorted((await unregistered(self.store, self.prefix)).items()):
+            self.findings.note(
+                f"the node {node} is not in the register, so others do not ask it, and lines of"
+                f" {runs} runs may be on its disk alone: start it on its folder"
+            )
 
     async def _look_at_log(self) -> None:
         """Checks the table's log. Raises `StoreUnavailable` if it does not read and looks whole."""

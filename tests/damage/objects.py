@@ -40,6 +40,8 @@ class ObjectKind:
     at: int = 0
     excused: Mapping[str, str] = field(default_factory=dict)
     """Why nobody can tell that damage from a store that never had the object."""
+    only_flipped: bool = False
+    """Another row has the other columns."""
 
     def path(self, data: Path) -> Path:
         """The object that is damaged."""
@@ -47,6 +49,9 @@ class ObjectKind:
 
     def damages(self) -> dict[str, Damage]:
         """The columns of the matrix."""
+        if self.only_flipped:
+            none = dict.fromkeys(("removed", "emptied", "cut", "newer format"), _no_version)
+            return {**none, "one bit flipped": self.flip}
         return {
             "removed": lambda _: None,
             "emptied": lambda _: b"",
@@ -76,6 +81,13 @@ def flip_json(body: bytes) -> bytes:
         if isinstance(value, dict) and value.keys() == before.keys() and value != before:
             parses.append(changed)
     return Random(len(body)).choice(parses)
+
+
+def flip_more_json(body: bytes) -> bytes:
+    """Three bits, which nobody turns back."""
+    for _ in range(3):
+        body = flip_json(body)
+    return body
 
 
 def flip_text(body: bytes) -> bytes:
@@ -185,8 +197,26 @@ KINDS: Final = (
     ObjectKind("quarantine marker", "store/segments/.aside/*/*[0-9]", flip_json),
     ObjectKind("give-up marker", "store/segments/.aside/*/*.given-up", flip_json),
     ObjectKind("run manifest, closed", "store/runs/p/closed.json", flip_json, _newer_json()),
+    ObjectKind(
+        "run manifest, closed: three bits",
+        "store/runs/p/closed.json",
+        flip_more_json,
+        only_flipped=True,
+    ),
     ObjectKind("run manifest, open", "store/runs/p/open.json", flip_json, _newer_json()),
+    ObjectKind(
+        "run manifest, open: three bits",
+        "store/runs/p/open.json",
+        flip_more_json,
+        only_flipped=True,
+    ),
     ObjectKind("run manifest, deleted", "store/runs/p/gone.json", flip_json, _newer_json()),
+    ObjectKind(
+        "run manifest, deleted: three bits",
+        "store/runs/p/gone.json",
+        flip_more_json,
+        only_flipped=True,
+    ),
     ObjectKind("active run", "store/pipeline-logs/.active/*/*/*", _no_version),
     ObjectKind("logs.txt", "store/pipeline-logs/p/closed/logs.txt", flip_text),
     ObjectKind("partial.txt", "store/pipeline-logs/p/open/partial.txt", flip_text),

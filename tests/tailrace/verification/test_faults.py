@@ -16,6 +16,7 @@ import pytest
 
 from compactor.maintenance.skip_index import build
 from logstore import keys, ulid
+from logstore.batch import RunKey
 from logstore.clock import SystemClock, system_entropy
 from logstore.disk import Disk
 from logstore.objects.local import LocalStore
@@ -25,6 +26,8 @@ from logstore.segments.carry import Carry
 from logstore.segments.writer import encode_segment
 from logstore.table.commit import Change, commit
 from logstore.table.skip_index import Builder
+from service.peers.forgotten import unregistered
+from service.peers.register import Entry, encode_entry
 from tailrace.verification.catalog import SegmentCatalog
 from tailrace.verification.fault import Fault, Findings
 from tests.batches import make_batches
@@ -393,6 +396,28 @@ def test_positions_that_were_used_twice(world: World) -> None:
     body = encode_segment(batches, node=node, seq=seq, carry=Carry()).body
     asyncio.run(world.store.put(keys.segment(node, seq), body))
     assert "positions begin at 0" in world.look().one("segment-overlap").detail
+
+
+# --- the register of nodes -----------------------------------------------------------
+
+
+def test_a_node_whose_entry_somebody_removed_is_named_by_its_markers(world: World) -> None:
+    def put(key: str, body: bytes) -> None:
+        asyncio.run(world.store.put(key, body))
+
+    def missed() -> dict[str, int]:
+        return dict(asyncio.run(unregistered(world.store, keys.PREFIX)))
+
+    put(keys.active(keys.PREFIX, RunKey("p", "open"), "silent-1"), b"")
+    assert missed() == {}, "no node asks others"
+    for node in ("silent-1", "node-1"):
+        put(keys.peer(node, "i"), encode_entry(Entry(node, "i", "http://127.0.0.1:9")))
+    assert missed() == {}
+    asyncio.run(world.store.delete([keys.peer("silent-1", "i")]))
+    assert missed() == {"silent-1": 1}
+    (note,) = world.look().findings.notes
+    assert "silent-1 is not in the register" in note
+    assert "lines of 1 runs" in note
 
 
 # --- the table's log -----------------------------------------------------------------
