@@ -68,6 +68,19 @@ async def check_table_log(store: ObjectStore, findings: Findings) -> bool:
     return any(damaged) or bool(gone)
 
 
+async def blame_checkpoint(store: ObjectStore, findings: Findings, error: Exception) -> bool:
+    """Reports the newest checkpoint of a log that does not read, though each of its files does.
+
+    False if the log has none. Raises `StoreUnavailable`.
+    """
+    names = [info.key.removeprefix(_FOLDER) async for info in store.list(_FOLDER)]
+    newest = max([name for name in names if _CHECKPOINT.fullmatch(name)], default=None)
+    if newest is not None:
+        detail = f"the table does not read with it: {error}. {_CHECKPOINT_ADVICE}"
+        findings.add("table-log-damaged", f"{_FOLDER}{newest}", detail)
+    return newest is not None
+
+
 async def _named_checkpoint(store: ObjectStore) -> str | None:
     """How the name of the checkpoint begins that readers look for first."""
     try:

@@ -42,7 +42,7 @@ from tailrace.verification.remembered import Changes, Remembered
 from tailrace.verification.run_logs import RunText, Texts
 from tailrace.verification.state import StateCheck, StateRepair
 from tailrace.verification.table import Segments, TableCheck, oldest_kept
-from tailrace.verification.table_log import check_table_log
+from tailrace.verification.table_log import blame_checkpoint, check_table_log
 
 GROUP_BYTES = 128 << 20
 _PASSED_BYTES = 4096  # as much memory of a group as a run takes that is not read
@@ -117,8 +117,8 @@ class Verifier:
         damaged = await check_table_log(self.store, self.findings)
         try:
             await asyncio.to_thread(lambda: self.table.snapshot().loaded().files)
-        except StoreUnavailable:
-            if not damaged:
+        except StoreUnavailable as error:
+            if not damaged and not await blame_checkpoint(self.store, self.findings, error):
                 raise
             self._readable = False
             self.findings.note(

@@ -423,7 +423,9 @@ def test_a_node_whose_entry_somebody_removed_is_named_by_its_markers(world: Worl
 # --- the table's log -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("harm", ["gone", "emptied", "cut", "flipped", "a path that is no text"])
+@pytest.mark.parametrize(
+    "harm", ["gone", "emptied", "cut", "flipped", "a path that is no text", "no protocol"]
+)
 def test_a_damaged_checkpoint_is_named_and_the_rest_is_compared(world: World, harm: str) -> None:
     world.checkpoint()
     (checkpoint,) = (world.root / "table" / "_delta_log").glob("*.checkpoint.parquet")
@@ -431,6 +433,9 @@ def test_a_damaged_checkpoint_is_named_and_the_rest_is_compared(world: World, ha
         checkpoint.unlink()
     elif harm == "flipped":
         world.change(checkpoint, -9)  # in the footer
+    elif harm == "no protocol":  # each value reads well, and together they are no table
+        rows = pq.read_table(checkpoint)
+        pq.write_table(rows.filter(pc.is_null(rows["protocol"])), checkpoint)
     elif harm == "a path that is no text":
         rows = pq.read_table(checkpoint)
         add = rows["add"].combine_chunks()
