@@ -86,6 +86,8 @@ _WORDS: Final = (
      "Write field>=value without blanks around the operator. " + _QUOTES),
     (r".*\w(?:~[0-9.]*|\^[0-9.]+)", "words have neither distance nor weight",
      "Write a regular expression: /colou?r/. " + _QUOTES),
+    (r"[\w*]*\w\?\w[\w*]*", "a ? stands for no character",
+     "Write * for anything, or a regular expression: /te.t/. " + _QUOTES),
     (r"\{[\w.]+(?:=~|!~|!=|=).*", "{{…}} selects nothing",
      "Write fqn:name, run:name or attributes.name:value. " + _QUOTES),
     (r"[\w.]+(?:=~|!~).*", "{key} is compared with no text here",
@@ -104,6 +106,8 @@ _VALUES: Final = (
      "Write a regular expression between slashes: field:/a.*b/. " + _QUOTES),
     (r"[=<>!].*", "{first} does not belong there",
      "Operators are field=x, field!=x, field>=x, field>x, field<=x and field<x. " + _QUOTES),
+    (r"[\w.*-]*\w\?[\w.*-]+", "a ? stands for no character",
+     "Write * for anything, or a regular expression: field:/te.t/. " + _QUOTES),
     (r".*,", "a comma separates nothing here", "Write field:(a OR b). " + _QUOTES),
 )  # fmt: skip
 

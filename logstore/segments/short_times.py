@@ -1,8 +1,11 @@
-"""Finds times that say less than a date with a year, in records without such a date.
+"""Finds times in records without a date of the form YYYY-MM-DD: many say less than that.
 
     Nov 29 10:00:00, <30>Nov  9 10:00:00     syslog: the year that puts it nearest to arrival
-    11-29 10:00:00.123, E1129 10:00:00.12    logcat, klog: the same
+    Sun Nov 29 10:00:00 2026                 the year behind the time
+    11-29 10:00:00.123, E1129 10:00:00.12    logcat, klog: the nearest year
+    20261129 10:00:00                        glog
     [29/Nov/2026:10:00:00 +0100]             web servers
+    29-Nov-2026 10:00:00, 29 Nov 2026 10:00:00, Nov 29, 2026 10:00:00 AM
     10:00:00, [10:00:00,123]                 at the beginning: the day nearest to arrival
     1796000000, ts=1796000000.1              epoch seconds or milliseconds, at the beginning or
     {"time":1796000000000}                   behind a key `ts`, `time` or `timestamp`
@@ -16,13 +19,13 @@ for all records at once; the text of a record is looked at only where a key or `
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
 import numpy as np
 
-from logstore.segments.prefixes import WIDTH, Bools, Bytes, Ints, Prefixes, first_of_rows
+from logstore.segments.prefixes import WIDTH, Bools, Bytes, Ints, Prefixes, first_of_rows, is_word
 from logstore.segments.times import MONTH_DAYS, NO_TIME, days_of, in_range
 
 _SECOND: Final = 1_000_000
@@ -30,7 +33,10 @@ _DAY: Final = 86_400 * _SECOND
 _HALF_YEAR: Final = 182 * _DAY
 _CLOCK_BYTES: Final = 8  # HH:MM:SS
 _BEFORE: Final = 16  # bytes before a clock that may have its date
-_AFTER: Final = 7  # bytes behind it that may have a fraction or a zone
+_AFTER: Final = 13  # bytes behind it that may have a fraction and a year, or a zone
+_DIGITS: Final = 6  # of a fraction
+_CENTURIES: Final = np.frombuffer(b"1920", ">u2")  # of a year behind a clock
+_HALF_DAY: Final = 43_200 * 1_000_000
 _LAST_COLUMN: Final = 64
 _OUTSIDE: Final = np.arange(_BEFORE) < (_BEFORE + 1 - np.arange(_LAST_COLUMN + 1))[:, np.newaxis]
 """Of the bytes before a clock in each column, which ones stand before the record."""
@@ -122,7 +128,7 @@ def _clock_times(rows: Bytes, lengths: Ints, arrivals: Ints) -> Ints:
     arrived = arrivals[row]
     # No byte of the record before counts.
     before = np.where(_OUTSIDE[column], np.uint8(10), texts[:, :_BEFORE])
-    value = _dates(before, column, arrived, _time_of_day(texts[:, _BEFORE:]))
+    value = _dates(before, column, arrived, _time_of_day(texts[:, _BEFORE:]), texts[:, _BEFORE:])
     web = np.flatnonzero((before[:, -1] == ord(":")) & (value != NO_TIME))
     value[web] -= _zones(texts[web, _BEFORE:])
     times[row] = np.where(in_range(value), value, NO_TIME)
@@ -155,15 +161,27 @@ def _time_of_day(texts: Bytes) -> Ints:
     value = np.zeros(len(texts), dtype=np.int64)
     for places, seconds in (((0, 1), 3600), ((3, 4), 60), ((6, 7), 1)):
         value += _number(texts, places) * (seconds * _SECOND)
-    rows = np.flatnonzero(
-        (texts[:, _CLOCK_BYTES] == ord(".")) | (texts[:, _CLOCK_BYTES] == ord(","))
-    )
+    sign = texts[:, _CLOCK_BYTES]
+    half = np.flatnonzero((sign == ord(" ")) & (texts[:, _CLOCK_BYTES + 2] == ord("M")))
+    if len(half):
+        _put_halves(texts, half, value)
+    rows = np.flatnonzero((sign == ord(".")) | (sign == ord(",")))
     unit = _SECOND
-    for place in range(_CLOCK_BYTES + 1, _CLOCK_BYTES + _AFTER):
+    for place in range(_CLOCK_BYTES + 1, _CLOCK_BYTES + 1 + _DIGITS):
         rows = rows[texts[rows, place] - np.uint8(48) <= 9]
         unit //= 10
         value[rows] += _number(texts[rows], (place,)) * unit
     return value
+
+
+def _put_halves(texts: Bytes, rows: Ints, value: Ints) -> None:
+    """Adds half a day to the times of `rows` behind which ` PM` stands; 12 AM is midnight."""
+    letter, behind = texts[rows, _CLOCK_BYTES + 1], texts[rows, _CLOCK_BYTES + 3]
+    alone = ~is_word(behind)
+    of_half = value[rows] % _HALF_DAY
+    for sign, more in ((ord("A"), 0), (ord("P"), _HALF_DAY)):
+        chosen = alone & (letter == sign) & (value[rows] < _HALF_DAY + 3_600 * _SECOND)
+        value[rows[chosen]] = of_half[chosen] + more
 
 
 def _number(texts: Bytes, places: Sequence[int]) -> Ints:
@@ -175,8 +193,11 @@ def _number(texts: Bytes, places: Sequence[int]) -> Ints:
     return value
 
 
-def _dates(before: Bytes, column: Ints, arrived: Ints, of_day: Ints) -> Ints:
-    """The clock's time on the date before it; alone at the beginning, on the nearest day."""
+def _dates(before: Bytes, column: Ints, arrived: Ints, of_day: Ints, texts: Bytes) -> Ints:
+    """The clock's time on the date before it; alone at the beginning, on the nearest day.
+
+    `texts` begin with the clocks.
+    """
     is_digit = (before - np.uint8(48)) <= 9
     ends = before[:, -1] == ord(" ")
     value = np.full(len(before), NO_TIME, dtype=np.int64)
@@ -184,13 +205,14 @@ def _dates(before: Bytes, column: Ints, arrived: Ints, of_day: Ints) -> Ints:
     def put(where: Bools, month_of: Callable[[Bytes], Ints], day: Sequence[int]) -> None:
         chosen = np.flatnonzero(where & (value == NO_TIME))
         if len(chosen):
-            texts = before[chosen]
-            date = month_of(texts), _number(texts, day)
+            dates = before[chosen]
+            date = month_of(dates), _number(dates, day)
             value[chosen] = _nearest_year(*date, arrived[chosen], of_day[chosen])
 
     named = ends & (before[:, -4] == ord(" ")) & is_digit[:, -2]
     named &= is_digit[:, -3] | (before[:, -3] == ord(" "))
-    put(named, lambda texts: _months(texts[:, -7:-4]), (-3, -2))
+    _put_years_behind(np.flatnonzero(named), before, texts, of_day, value)
+    put(named, lambda dates: _months(dates[:, -7:-4]), (-3, -2))
     for places, sign in (((-6, -5, -3, -2), -4), ((-5, -4, -3, -2), None)):
         dated = ends & ~is_digit[:, min(places) - 1] & (before[:, min(places) - 1] != ord("-"))
         for place in places:
@@ -198,23 +220,73 @@ def _dates(before: Bytes, column: Ints, arrived: Ints, of_day: Ints) -> Ints:
         if sign is not None:
             dated &= before[:, sign] == ord("-")
         put(dated, partial(_number, places=places[:2]), places[2:])
-    slash = ord("/")
-    web = np.flatnonzero(
-        (before[:, -1] == ord(":")) & (before[:, -6] == slash) & (before[:, -10] == slash)
-    )
-    web = web[is_digit[web][:, [-12, -11, -5, -4, -3, -2]].all(axis=1)]
-    if len(web):
-        texts = before[web]
-        month, year = _months(texts[:, -9:-6]), _number(texts, (-5, -4, -3, -2))
-        value[web] = _on(year, month, _number(texts, (-12, -11)), of_day[web])
+    for where, date_of in _whole_dates(before, is_digit, ends):
+        chosen = np.flatnonzero(where & (value == NO_TIME))
+        if len(chosen):
+            value[chosen] = _on(*date_of(before[chosen]), of_day[chosen])
     opened = (column == 2) & ((before[:, -1] == ord("[")) | (before[:, -1] == ord("(")))
     alone = (value == NO_TIME) & ((column == 1) | opened)
     return np.where(alone, _nearest_day(arrived, of_day), value) if alone.any() else value
 
 
+_DateOf = Callable[[Bytes], tuple[Ints, Ints, Ints]]
+
+
+def _whole_dates(before: Bytes, digit: Bools, ends: Bools) -> Iterator[tuple[Bools, _DateOf]]:
+    """Which rows have which form of a date with a year, and how that gives year, month and day.
+
+    `digit` says which bytes are digits, `ends` which rows end in a blank.
+    """
+    sign, comma = before[:, -6], before[:, -7] == ord(",")
+    year = digit[:, -5] & digit[:, -4] & digit[:, -3] & digit[:, -2]
+    signed = (sign == ord("/")) | (sign == ord("-")) | (sign == ord(" "))
+    signed &= (before[:, -10] == sign) & (ends | (before[:, -1] == ord(":")))
+    signed &= year & digit[:, -12] & digit[:, -11]
+    yield signed, lambda dates: (_year(dates), _months(dates[:, -9:-6]), _number(dates, (-12, -11)))
+    comma &= year & ends & (sign == ord(" ")) & digit[:, -8]
+    for blank, months in ((digit[:, -9], (-13, -10)), (before[:, -9] == ord(" "), (-12, -9))):
+        yield (
+            comma & blank,
+            lambda dates, months=months: (  # type: ignore[misc]
+                _year(dates),
+                _months(dates[:, slice(*months)]),
+                _number(dates, (-9, -8)),
+            ),
+        )
+    dense = year & ends & digit[:, -9] & digit[:, -8] & digit[:, -7] & digit[:, -6]
+    yield (
+        dense & ~digit[:, -10],
+        lambda dates: (
+            _number(dates, (-9, -8, -7, -6)),
+            _number(dates, (-5, -4)),
+            _number(dates, (-3, -2)),
+        ),
+    )
+
+
+def _year(dates: Bytes) -> Ints:
+    return _number(dates, (-5, -4, -3, -2))
+
+
+def _put_years_behind(rows: Ints, before: Bytes, texts: Bytes, of_day: Ints, value: Ints) -> None:
+    """Sets the times of rows that have the year behind the clock: `Sun Nov 29 10:00:00 2026`."""
+    for place in (_CLOCK_BYTES, _CLOCK_BYTES + 1 + _DIGITS):
+        behind = texts[rows, place : place + 6]
+        century = behind[:, 1] * np.uint16(256) + behind[:, 2]
+        dated = (behind[:, 0] == ord(" ")) & np.isin(century, _CENTURIES)
+        for digit in (3, 4):
+            dated &= behind[:, digit] - np.uint8(48) <= 9
+        dated &= ~is_word(behind[:, 5]) & (behind[:, 5] != ord(".")) & (behind[:, 5] != ord("-"))
+        chosen = rows[dated]
+        if len(chosen):
+            years = _number(texts[chosen], range(place + 1, place + 5))
+            date = _months(before[chosen, -7:-4]), _number(before[chosen], (-3, -2))
+            value[chosen] = _on(years, *date, of_day[chosen])
+
+
 def _zones(texts: Bytes) -> Ints:
     """Microseconds by which ` +hhmm` after a web server's time is ahead of UTC."""
-    digits = (texts[:, -5:-1] - np.uint8(48)).astype(np.int64)
+    digits = (texts[:, _CLOCK_BYTES + 2 : _CLOCK_BYTES + 6] - np.uint8(48)).astype(np.int64)
     sign = texts[:, _CLOCK_BYTES + 1]
     zoned = (sign == ord("+")) | (sign == ord("-"))
     zoned &= (digits >= 0).all(axis=1) & (digits <= 9).all(axis=1)

@@ -185,6 +185,7 @@ def test_a_relative_time_moves_on_though_the_text_is_the_same() -> None:
 FOREIGN = {
     "operators": ["a and b", "a Or b", "not found", "a&&b", "a||b", "-a", '-"a b"', "+a", "- a =",
                   "level = ERROR", "level in (a, b)", "level:(a and b)", "level:(a AND b)"],
+    "wildcards": ["te?t", "fqn:sh?p.*", "run:n?ghtly"],
     "Lucene": ["_exists_:user", "a~2", "roam~", "quick^2", '"a b"~2', r"\(1\+1", "@timestamp:x",
                "status:500", "status:[400 TO 499]", "level:!error", "pos:[1 to 5]"],
     "Loki": ['{app="x"}', '|= "a"', '!= "a"', '|~ "a"', '!~ "a"', "a | json", 'fqn=~"a.*"',
@@ -208,7 +209,8 @@ def test_signs_of_other_languages_are_refused_with_what_to_write(text: str) -> N
 @pytest.mark.parametrize(
     "text",
     ["x->y", "=>x", "vector<int>", "--verbose", "key=value", "don't", "C++", "100%", "a?", "x,y",
-     "user@host", "#1", "$HOME", "a|b", "x&y", "[ERROR]", "<title>", "...", r"dir\file", "AND1"],
+     "a??", "login?next=x", "user@host", "#1", "$HOME", "a|b", "x&y", "[ERROR]", "<title>", "...",
+     r"dir\file", "AND1"],
 )  # fmt: skip
 def test_other_signs_of_log_lines_are_text(text: str) -> None:
     assert said(text) == Contains(text)
