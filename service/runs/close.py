@@ -117,9 +117,12 @@ class Closer:
     async def close(self, key: RunKey) -> str:
         """Closes a run on all nodes: `closed`, or `closing` if it continues later.
 
+        A node that stops, or goes on under another name meanwhile, answers once it is recorded.
         Raises what recording it raises.
         """
         pos = await self._record_close(key)
+        if self._stopping:  # nothing here finishes it: the next start, or a fork, does
+            return "closing"
         state = await self._wait([self.resume(key, pos), self._news.tell(key, pos)])
         if state != "closed":
             with suppress(TailraceError):  # readers are told what the manifest says
@@ -141,6 +144,8 @@ class Closer:
                 task = self._tasks.get(key)
                 return "none" if task is None else await self._wait([task])
             pos = await self._record_close(key)
+            if self._stopping:
+                return "closing"
             if asker:
                 self._askers.setdefault(key, set()).add(asker)
             return await self._wait([self.resume(key, pos)])

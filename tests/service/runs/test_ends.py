@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from logstore import keys
@@ -38,6 +40,28 @@ async def sealed(world: World, end: int) -> Manifest:
     """After a close that says of this node's lines that those below `end` came before it."""
     async with world.run_logs.locks.of(RUN):
         return await world.run_logs.closer._sealer.seal(RUN, lambda _: {NODE: end})
+
+
+class NothingConfirmed(World):
+    """No segment comes into the store: the node stops, or goes on under another name."""
+
+    async def _confirmed_through(self, pos: int) -> None:
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("asker", ["", "node-B"])
+async def test_a_close_that_meets_a_stop_is_answered_once_it_is_recorded(asker: str) -> None:
+    """Nothing here would finish it, so its client does not wait for `close_wait_seconds`."""
+    world = NothingConfirmed()
+    await world.run_logs.start()
+    world.append(RUN, b"one\n")
+    await world.confirm()
+    await world.run_logs.stop()
+    closer = world.run_logs.closer
+    async with asyncio.timeout(60):
+        closing = closer.close_here(RUN, asker) if asker else closer.close(RUN)
+        assert await closing == "closing"
+    assert world.journal.closes == {RUN: world.journal.end}
 
 
 async def test_a_close_that_nobody_wants_any_more_leaves_the_run_as_it_was() -> None:
