@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyarrow.fs import FileSystem
 
 from compactor.spark.engine import MergeInput, RewriteInput, Written
 from logstore import ulid
@@ -31,19 +32,20 @@ _SCHEMA = pa.schema([field for field in COLUMNS if field.name not in PARTITIONS]
 
 @dataclass
 class PlainEngine:
-    """`Engine` over local files."""
+    """`Engine` over local files, or over those of `bucket`."""
 
     parallel: int = 2
     running: bool = True
+    bucket: FileSystem | None = None
 
     def cores(self) -> int:
         return self.parallel
 
     def merge(self, work: MergeInput, folder: str) -> Written:
-        rows = list(_rows(work.segments))
+        rows = list(self._rows(work.segments))
         kept = [row for row in rows if not is_deleted(key_of(row), work.deletions)]
         with _there():
-            held = {key_of(row) for row in _rows(work.held)}
+            held = {key_of(row) for row in self._rows(work.held)}
         bounds = [ulid.encode(bound) for bound in work.bounds]
         buckets: dict[int, list[Row]] = {index: [] for index in range(len(bounds))}
         for row in _once(kept):
@@ -54,7 +56,7 @@ class PlainEngine:
 
     def rewrite(self, work: RewriteInput, folder: str) -> int:
         with _there():
-            rows = list(_once(_rows(work.files)))
+            rows = list(_once(self._rows(work.files)))
         kept = [row for row in rows if not is_deleted(key_of(row), work.deletions)]
         size = max(-(-len(kept) // work.parts), 1)
         parts = {start // size: kept[start : start + size] for start in range(0, len(kept), size)}
@@ -63,7 +65,9 @@ class PlainEngine:
 
     def share_batches(self, some: Mapping[str, int], others: Mapping[str, int]) -> bool:
         with _there():
-            mine, theirs = ({batch_of(row) for row in _rows(files)} for files in (some, others))
+            mine, theirs = (
+                {batch_of(row) for row in self._rows(files)} for files in (some, others)
+            )
             apart = mine.isdisjoint(theirs)
         return not apart
 
@@ -71,9 +75,18 @@ class PlainEngine:
         """Nothing runs."""
 
     def _write(self, parts: dict[int, list[Row]], folder: str) -> None:
-        Path(folder).mkdir(parents=True)
+        if self.bucket is None:
+            Path(folder).mkdir(parents=True)
         for index, rows in parts.items():
-            write_part(rows, f"{folder}/part-{index:05d}-plain.parquet")
+            path = f"{folder}/part-{index:05d}-plain.parquet"
+            write_part(rows, _within(path) if self.bucket else path, self.bucket)
+
+    def _rows(self, paths: Iterable[str]) -> Iterator[Row]:
+        for path in paths:
+            source = self.bucket.open_input_file(_within(path)) if self.bucket else path
+            file = pq.ParquetFile(source, page_checksum_verification=True)
+            for row in file.read(_SCHEMA.names).to_pylist(maps_as_pydicts=None):
+                yield dict.fromkeys(_SCHEMA.names) | row
 
 
 @contextmanager
@@ -85,11 +98,16 @@ def _there() -> Iterator[None]:
         raise Unavailable(f"the engine failed: {error}") from error
 
 
-def write_part(rows: Sequence[Row], path: str) -> None:
+def write_part(rows: Sequence[Row], path: str, bucket: FileSystem | None = None) -> None:
     """The rows as a Parquet file."""
     table = pa.Table.from_pylist(list(rows), _SCHEMA)
     pq.write_table(
-        table, path, compression="zstd", row_group_size=ROW_GROUP_ROWS, write_page_checksum=True
+        table,
+        path,
+        compression="zstd",
+        row_group_size=ROW_GROUP_ROWS,
+        write_page_checksum=True,
+        filesystem=bucket,
     )
 
 
@@ -112,11 +130,9 @@ def is_deleted(key: Key, deletions: Iterable[Deletion]) -> bool:
     )
 
 
-def _rows(paths: Iterable[str]) -> Iterator[Row]:
-    for path in paths:
-        file = pq.ParquetFile(path, page_checksum_verification=True)
-        for row in file.read(_SCHEMA.names).to_pylist(maps_as_pydicts=None):
-            yield dict.fromkeys(_SCHEMA.names) | row
+def _within(uri: str) -> str:
+    """A path of pyarrow's in a bucket."""
+    return uri.partition("://")[2]
 
 
 def _once(rows: Iterable[Row]) -> list[Row]:

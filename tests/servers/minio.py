@@ -160,9 +160,11 @@ def client_of(endpoint_url: str) -> Any:
 class Minio:
     """A running server. `bucket` makes a new one each time."""
 
-    def __init__(self, endpoint_url: str, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, endpoint_url: str, process: subprocess.Popen[bytes], folder: str) -> None:
+        """`folder` is what it has on its disk."""
         self.endpoint_url = endpoint_url
         self.process = process
+        self.folder = folder
         self._buckets = 0
         self._client = client_of(endpoint_url)
 
@@ -222,7 +224,7 @@ def running_minio(within: str | None = None, place: Place = HERE) -> Iterator[Mi
             )
         try:
             _wait(f"http://{address}", process, f"{folder}/log")
-            minio = Minio(f"http://{address}", process)
+            minio = Minio(f"http://{address}", process, f"{folder}/data")
             try:
                 yield minio
             finally:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
+import pytest
+
 from logstore import keys
 from logstore.table.snapshot import Snapshot
 from service.erasure import DeletionState, Erasure
 from tests.marker import holds
 from tests.openmetadata.server import OTHER, RUN, Server, numbered, play
+from tests.servers.minio import Bucket, Minio
+from tests.service.test_main import PLAIN, service, settings_for
+from tests.settings import changed
 
 MARKER = "MARKER-44e0"
 
@@ -75,3 +83,49 @@ def test_a_copy_of_damage_counts_until_somebody_removes_it() -> None:
         assert (await erasure_of(server)).state == "erased"
 
     play(scenario)
+
+
+@pytest.mark.in_turn(3)
+async def test_a_servers_disk_has_no_byte_of_a_deleted_run(minio: Minio, tmp_path: Path) -> None:
+    """Not the objects are looked at, but the files in which the server keeps them."""
+    bucket = minio.bucket()
+    settings = changed(
+        settings_for(tmp_path, flush={"segment_seconds": 0.2}, journal={"erase_seconds": 0.1}),
+        store=bucket.settings.store,
+        s3=bucket.settings.s3,
+    )
+    path = "/api/v1/services/ingestionPipelines/logs/shop.orders"
+    async with service(settings) as (client, _):
+        for run in ("gone", "kept"):
+            text = f"{MARKER} of {run}\n".encode()
+            assert (await client.post(f"{path}/{run}", content=text, headers=PLAIN)).is_success
+            while (await client.post(f"{path}/{run}/close")).json()["state"] != "closed":
+                pass
+        assert {"pipeline-logs", "segments"} <= on_disk(minio, bucket, "gone")
+        assert (await client.delete(f"{path}/gone")).status_code == 200
+        async with bucket.open() as store:  # as the compactor, once the table has their lines
+            await store.delete([info.key async for info in store.list(keys.SEGMENTS)])
+        async with asyncio.timeout(60):
+            while on_disk(minio, bucket, "gone"):
+                await asyncio.sleep(0.1)
+            while any(holds(file.read_bytes(), b"of gone") for file in journals(tmp_path)):
+                await asyncio.sleep(0.1)
+        assert "pipeline-logs" in on_disk(minio, bucket, "kept")
+        assert (await client.get(f"{path}/kept")).json()["logs"] == f"{MARKER} of kept"
+
+
+def on_disk(minio: Minio, bucket: Bucket, run: str) -> set[str]:
+    """The parts of the store with the text of the run; the server's trash is its own."""
+    found, folder = set[str](), Path(minio.folder, bucket.name)
+    for file in folder.rglob("*"):
+        try:
+            body = file.read_bytes() if file.is_file() else b""
+        except FileNotFoundError:  # it was just removed
+            continue
+        if f"{MARKER} of {run}".encode() in body:
+            found.add(file.relative_to(folder).parts[1])
+    return found
+
+
+def journals(folder: Path) -> list[Path]:
+    return [file for file in (folder / "data" / "journal").iterdir() if file.is_file()]
