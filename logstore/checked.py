@@ -9,7 +9,8 @@ taken from the stored bytes, so that no reader encodes anything again.
 - An earlier version that rewrites an object drops the member, or writes it back at another place,
   where it means nothing.
 - CRC-32 notices every change of up to three bits in 11 KB, and of two in any object of ours. The
-  change of a single bit can thus be found and undone (`without_flip`).
+  change of a single bit can thus be found and undone (`without_flip`). Up to 11 KB, no change of
+  two bits looks like that of one.
 
 `node.json` has the checksum as blanks behind the JSON instead, because earlier versions refuse
 members that they do not know.
@@ -18,7 +19,8 @@ members that they do not know.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any, Final
 from zlib import crc32
 
@@ -26,12 +28,15 @@ import orjson
 
 from logstore.errors import Damaged
 
-MOST_FLIP_BYTES: Final = 11_000
-"""Up to this size, no two changes of one bit have the same CRC-32 as a change of two."""
+MOST_FLIP_BYTES: Final = 256 << 10
+"""Up to this size, at most one of 2,048 damages of another kind looks like that of one bit."""
 _SIZE: Final = len(',"check":"00000000"}')
 _BLANKS: Final = 32
 # Whatever one bit makes of the member, it still looks like it: no object of ours ends alike.
 _MEMBER: Final = re.compile(rb',"([^"]{5})":"([^"]{8})"\}', re.DOTALL)
+_HEX: Final = re.compile(rb"[0-9a-f]{8}")
+_CRC: Final = tuple([crc32(bytes([byte])) ^ crc32(b"\0") for byte in range(256)])
+"""What each byte changes in the checksum if it is the last one."""
 _TO_BLANKS: Final = str.maketrans("01", " \t")
 
 
@@ -88,15 +93,31 @@ def without_flip(body: bytes, accepts: Callable[[bytes], object]) -> bytes | Non
     """
     if len(body) > MOST_FLIP_BYTES:
         return None
-    tried = bytearray(body)
-    for at in range(len(body)):
-        for bit in range(8):
-            tried[at] ^= 1 << bit
-            candidate = bytes(tried)
-            tried[at] ^= 1 << bit
-            if is_checked(candidate) and is_intact(candidate) and _accepted(candidate, accepts):
-                return candidate
+    for at, bit in _flips(body):
+        tried = bytearray(body)
+        tried[at] ^= 1 << bit
+        candidate = bytes(tried)
+        if is_checked(candidate) and is_intact(candidate) and _accepted(candidate, accepts):
+            return candidate
     return None
+
+
+def _flips(body: bytes) -> Iterator[tuple[int, int]]:
+    """Bits that may have changed: each of the member, and those that explain its checksum.
+
+    CRC-32 is linear: what a bit changes in it depends on the number of bytes behind it alone.
+    """
+    end = max(len(body) - _SIZE, 0)
+    yield from product(range(end, len(body)), range(8))
+    found = _MEMBER.fullmatch(body, end)
+    if found is None or _HEX.fullmatch(found[2]) is None:
+        return
+    wanted = crc32(memoryview(body)[:end]) ^ int(found[2], 16)
+    changes = [crc32(bytes([1 << bit])) ^ crc32(b"\0") for bit in range(8)]
+    for at in range(end - 1, -1, -1):
+        if wanted in changes:
+            yield at, changes.index(wanted)
+        changes = [change >> 8 ^ _CRC[change & 255] for change in changes]
 
 
 def _accepted(body: bytes, accepts: Callable[[bytes], object]) -> bool:

@@ -66,7 +66,16 @@ def test_two_flipped_bits_are_never_taken_for_one() -> None:
         assert without_flip(bytes(changed), accepts) is None
 
 
-def test_nothing_is_undone_in_a_large_object() -> None:
+@pytest.mark.parametrize("size", [0, 300, 9_000, 60_000])
+def test_a_bit_at_any_place_of_a_large_object_is_undone(size: int) -> None:
+    body = encode_checked({"text": "line of a small run " * (size // 20)})
+    for at in {0, 1, 9, len(body) // 3, len(body) - 22, len(body) - 21, len(body) - 2}:
+        changed = bytearray(body)
+        changed[at] ^= 1 << at % 8
+        assert without_flip(bytes(changed), accepts) == body
+
+
+def test_nothing_is_undone_in_an_object_that_is_too_large() -> None:
     body = encode_checked({"text": "x" * MOST_FLIP_BYTES})
     assert without_flip(flips(body[:100])[7] + body[100:], accepts) is None
 
