@@ -178,7 +178,8 @@ class Connection(HttpToolsProtocol):
         self._later = 0
         self.url = b""
         self.headers = []
-        self._count_head(0)
+        if self._head_bytes:
+            self._count_head(0)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.reading == HEAD:  # else it is a trailer
@@ -392,7 +393,8 @@ class Connection(HttpToolsProtocol):
         if not self.pipeline and self.reading != HEAD:
             self.headers = []
             self.scope = None  # type: ignore[assignment]
-            self._count_head(0)
+            if self._head_bytes:
+                self._count_head(0)
 
     # --- time ----------------------------------------------------------------------
 
