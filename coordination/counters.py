@@ -9,12 +9,8 @@ text format adds.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
-
-if TYPE_CHECKING:  # it counts, and is no part of what its counters are
-    from coordination.coordinator.work_queue import WorkQueue
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 Action: TypeAlias = Literal["saveState", "close", "complete"]
 
@@ -73,14 +69,6 @@ class Count(NamedTuple):
     help: str
 
 
-class Measure(NamedTuple):
-    """A gauge: its name, its help text, and how it is read from a work queue."""
-
-    name: str
-    help: str
-    of: Callable[[WorkQueue], float]
-
-
 _HELP: Final = {
     "supplied": "Runs of the supplier of new partitions.",
     "none_acquired": "Acquires that found no partition.",
@@ -132,26 +120,3 @@ UPDATE_ERRORS: Final = (
     "Writes of a held partition that failed, by `saveState`, `close` and `complete`.",
 )
 """The one with a second label, `action`."""
-
-
-def _attempts(work: WorkQueue) -> float:
-    return max([held.partition.attempts for held in work.held()], default=0)
-
-
-HELD: Final = Measure("leases_held", "Leases that this process holds.", lambda w: len(w.held()))
-OLDEST: Final = Measure(
-    "lease_oldest_seconds",
-    "For how long the oldest of them is held.",
-    lambda work: work.oldest_seconds(),
-)
-ATTEMPTS: Final = Measure(
-    "lease_attempts",
-    "Acquisitions without progress of the partition held that has most.",
-    _attempts,
-)
-LAG: Final = Measure(
-    "lease_lag_seconds",
-    "For how long the work of the held partition that was due first is due.",
-    lambda work: work.lag_seconds(),
-)
-MEASURES: Final = (HELD, OLDEST, ATTEMPTS, LAG)

@@ -16,8 +16,8 @@ from dataclasses import fields
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from compactor.report import Report
-from coordination.coordinator.work_queue import WorkQueue
-from coordination.counters import MEASURES, OURS, UPDATE_ERRORS, UPSTREAMS
+from coordination.coordinator.work_queue import MEASURES, WorkQueue
+from coordination.counters import OURS, UPDATE_ERRORS, UPSTREAMS
 
 Labels: TypeAlias = tuple[str, ...]
 Samples: TypeAlias = dict[tuple[str, Labels], float]

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
 
 from coordination.coordinator.lease import Lease
 from coordination.coordinator.lease_manager import LeaseManager
@@ -201,3 +202,34 @@ def _reopened(one: Partition, now_ms: int) -> Partition:
     if one.status in (Status.UNASSIGNED, Status.ASSIGNED):
         raise Conflict(f"{one.key!r} is {one.status}", hint="Reset it to take it from its owner.")
     return reopened(one, now_ms)
+
+
+class Measure(NamedTuple):
+    """A gauge: its name, its help text, and how it is read from a work queue."""
+
+    name: str
+    help: str
+    of: Callable[[WorkQueue], float]
+
+
+def _attempts(work: WorkQueue) -> float:
+    return max([held.partition.attempts for held in work.held()], default=0)
+
+
+HELD: Final = Measure("leases_held", "Leases that this process holds.", lambda w: len(w.held()))
+OLDEST: Final = Measure(
+    "lease_oldest_seconds",
+    "For how long the oldest of them is held.",
+    lambda work: work.oldest_seconds(),
+)
+ATTEMPTS: Final = Measure(
+    "lease_attempts",
+    "Acquisitions without progress of the partition held that has most.",
+    _attempts,
+)
+LAG: Final = Measure(
+    "lease_lag_seconds",
+    "For how long the work of the held partition that was due first is due.",
+    lambda work: work.lag_seconds(),
+)
+MEASURES: Final = (HELD, OLDEST, ATTEMPTS, LAG)

@@ -8,18 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from coordination.counters import (
-    ATTEMPTS,
-    HELD,
-    LAG,
-    OLDEST,
-    OURS,
-    UPDATE_ERRORS,
-    UPSTREAMS,
-    CoordinationCounters,
-    Count,
-    Measure,
-)
+from coordination.coordinator.work_queue import ATTEMPTS, HELD, LAG, OLDEST, Measure
+from coordination.counters import OURS, UPDATE_ERRORS, UPSTREAMS, CoordinationCounters, Count
 from service.metrics.declared import Declared, Read, Sources, counter, gauge
 
 
