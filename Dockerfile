@@ -17,12 +17,8 @@ RUN /opt/tailrace/bin/pip install --no-cache-dir --require-hashes --no-build-iso
         -r requirements/spark.txt
 COPY client client
 COPY pyproject.toml README.md LICENSE ./
-COPY logstore logstore
-COPY coordination coordination
 COPY service service
 COPY compactor compactor
-COPY forwarder forwarder
-COPY pipelines pipelines
 COPY tailrace tailrace
 RUN /opt/tailrace/bin/pip install --no-cache-dir --no-deps --no-build-isolation ./client .
 
@@ -34,7 +30,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 COPY requirements/jars.sha256 requirements/
 WORKDIR /opt/jars
-RUN /opt/tailrace/bin/python -m compactor.spark.jars /opt/jars \
+RUN /opt/tailrace/bin/python -m compactor.spark.s3 /opt/jars \
     && sha256sum --check --strict --quiet /build/requirements/jars.sha256
 
 FROM python:3.11-slim-bookworm@sha256:a36c24f9cbdf4fd0f52d67f0823eeac19c2028c637cecc392d97f980d4fec56b

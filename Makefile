@@ -87,7 +87,7 @@ docs: dev ## Write the reference pages that are made from code
 	@$(PY) -m docs.generate
 
 openapi: dev ## Write openapi.yaml from the app
-	@$(PY) -m service.http.openapi > openapi.yaml.new && mv openapi.yaml.new openapi.yaml
+	@$(PY) -m service.http.app > openapi.yaml.new && mv openapi.yaml.new openapi.yaml
 
 page: $(NPM) ## Write service/page from page/ (needs Node.js with npm)
 	@cd page && npm run --silent build

@@ -20,7 +20,7 @@ import yaml
 
 from benchmarks.ingest import CONNECTIONS, PATHS, make_case
 from benchmarks.process import Load, Watched, load
-from service.access.tokens import make_token
+from service.access.rules import make_token
 from tests.e2e.service_process import ServiceProcess
 
 TOKENS = 100

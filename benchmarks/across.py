@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 import orjson
 
-from logstore.batch import RunKey
+from tailrace.logstore.batch import RunKey
 from tests.e2e.clients import run_path, stream_path
 
 _RATE: Final = 50.0

@@ -27,18 +27,18 @@ from pathlib import Path
 from benchmarks.backlog import store_at
 from benchmarks.corpus import source
 from benchmarks.day import HOUR_MS, NODES, Day, Text, make, path_of
-from compactor.commit.folder import FolderPlacement
 from compactor.context import Compactor
-from compactor.report import Report
+from compactor.placement import FolderPlacement
+from compactor.report import PassReport
 from compactor.runner import once
 from compactor.settings import Compaction
 from compactor.spark.session import Session
-from logstore import keys
-from logstore.clock import SystemClock, system_entropy
-from logstore.disk import Disk
-from logstore.table.layout import level_of
-from logstore.table.snapshot import Snapshot
-from logstore.table.table import Table
+from tailrace.logstore import keys
+from tailrace.logstore.clock import SystemClock, system_entropy
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.table.schema import level_of
+from tailrace.logstore.table.snapshot import TableSnapshot
+from tailrace.logstore.table.table import Table
 
 
 class DayClock(SystemClock):
@@ -76,7 +76,9 @@ def _purpose(path: str) -> str:
     return "ingest" if level_of(path) == 0 else "rewriting"
 
 
-async def live(folder: Path, day: Day, session: Session, every_ms: int) -> tuple[Written, Snapshot]:
+async def live(
+    folder: Path, day: Day, session: Session, every_ms: int
+) -> tuple[Written, TableSnapshot]:
     """The day, pass by pass."""
     store, clock = store_at(folder), DayClock(day.start_ms)
     table = Table(store.uri(keys.TABLE))
@@ -91,7 +93,7 @@ async def live(folder: Path, day: Day, session: Session, every_ms: int) -> tuple
     while clock.at_ms < last:
         clock.at_ms += every_ms
         _upload(folder, day, uploaded, clock.at_ms)
-        report = await once(compactor, Report())
+        report = await once(compactor, PassReport())
         written.look()
         if clock.at_ms % HOUR_MS == 0:
             _tell(clock.at_ms - day.start_ms, report, written)
@@ -113,7 +115,7 @@ def _upload(folder: Path, day: Day, uploaded: dict[str, int], now_ms: int) -> No
             uploaded[node] = seq
 
 
-def _tell(day_ms: int, report: Report, written: Written) -> None:
+def _tell(day_ms: int, report: PassReport, written: Written) -> None:
     print(
         f"{day_ms // HOUR_MS:2} h: {sum(written.bytes.values()) / 1e6:.1f} MB written,"
         f" the last pass {report.segments} segments, {sum(report.seconds.values()):.1f} s",
@@ -121,7 +123,7 @@ def _tell(day_ms: int, report: Report, written: Written) -> None:
     )
 
 
-def tell(text: Text, written: Written, snapshot: Snapshot) -> None:
+def tell(text: Text, written: Written, snapshot: TableSnapshot) -> None:
     """The figures."""
     final = sum(file.size for file in snapshot.files)
     total = sum(written.bytes.values())

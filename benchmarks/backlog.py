@@ -23,13 +23,13 @@ from itertools import cycle, islice
 from pathlib import Path
 
 from benchmarks.corpus import blocks
-from logstore import keys, ulid
-from logstore.batch import RunKey
-from logstore.clock import SystemClock, system_entropy
-from logstore.disk import Disk
-from logstore.objects.local import LocalStore
-from logstore.segments.carry import Carry
-from logstore.segments.writer import encode_segment
+from tailrace.logstore import keys, ulid
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.clock import SystemClock, system_entropy
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.objects.local import LocalStore
+from tailrace.logstore.segments.detect import Carry
+from tailrace.logstore.segments.writer import encode_segment
 from tests.batches import make_batches
 
 START_MS = 1_795_262_400_000  # 2026-11-21T12:00:00Z

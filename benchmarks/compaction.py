@@ -32,7 +32,7 @@ from benchmarks import duckdb_merge
 from benchmarks.backlog import Backlog, Shape, make
 from benchmarks.corpus import source
 from benchmarks.passes import executor_memory, fresh_table, ingest
-from compactor.report import Report
+from compactor.report import PassReport
 from compactor.spark.session import Session
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -53,7 +53,7 @@ def cold(backlog: Backlog) -> tuple[float, int]:
     return time.monotonic() - start, json.loads(done.stdout)["rows_out"]
 
 
-def duck(backlog: Backlog, report: Report) -> float:
+def duck(backlog: Backlog, report: PassReport) -> float:
     """Megabytes a second of DuckDB, which must come to the same rows."""
     seconds, rows = duckdb_merge.merge(backlog, backlog.folder.parent / "duck", f"{MEMORY}b")
     if rows != report.rows_out:
@@ -70,7 +70,7 @@ def head(backlog: Backlog) -> None:
     )
 
 
-def tail(report: Report) -> None:
+def tail(report: PassReport) -> None:
     written = report.table_bytes / report.segment_bytes
     print(f"bytes written per byte of segment: {written:.2f} (goal 2)")
     print(

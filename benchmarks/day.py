@@ -20,10 +20,10 @@ from pathlib import Path
 import pyarrow as pa
 
 from benchmarks.backlog import Batch, text
-from logstore import ulid
-from logstore.batch import RunKey
-from logstore.segments.carry import Carry
-from logstore.segments.writer import encode_segment
+from tailrace.logstore import ulid
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.segments.detect import Carry
+from tailrace.logstore.segments.writer import encode_segment
 from tests.batches import make_batches
 
 NODES = ("node-a", "node-b", "node-c")

@@ -25,12 +25,12 @@ from typing import TypeAlias
 from benchmarks.backlog import Backlog, Shape, make
 from benchmarks.corpus import source
 from benchmarks.passes import fresh_table
-from compactor.ingest.ingest import ingest_all
-from compactor.report import Report
+from compactor.ingest import ingest_all
+from compactor.report import PassReport
 from compactor.settings import Compaction, CompactorSettings
-from compactor.wiring import make_session, open_compactor
-from logstore import keys
-from logstore.table.options import open_table
+from compactor.setup import make_session, open_compactor
+from tailrace.logstore import keys
+from tailrace.logstore.table.table import open_table
 
 _CONTEXT = multiprocessing.get_context("spawn")
 _BATCHES = 12
@@ -50,8 +50,8 @@ def drive(
     """A compactor: takes a small backlog of its own in, then one pass at each start."""
     session = make_session(settings_of(data, batch_bytes))
 
-    async def one_pass(folder: Path) -> Report:
-        report = Report()
+    async def one_pass(folder: Path) -> PassReport:
+        report = PassReport()
         settings = settings_of(folder, batch_bytes)
         async with open_compactor(settings, session, lambda _step: None) as compactor:
             await ingest_all(compactor, report)

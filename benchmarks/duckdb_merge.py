@@ -10,7 +10,7 @@ from pathlib import Path
 import duckdb
 
 from benchmarks.backlog import START_MS, Backlog
-from logstore import ulid
+from tailrace.logstore import ulid
 
 _HOUR_MS = 3_600_000
 

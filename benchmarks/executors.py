@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.backlog import Backlog, Shape, make
 from benchmarks.corpus import source
 from benchmarks.passes import executor_memory, ingest
-from compactor.spark.conf import SparkWishes
+from compactor.spark.engine import SparkWishes
 from compactor.spark.session import Session
 
 MEMORY_MB = 2_048  # of an executor: heap 1.5 GB, the rest is what Spark reckons for the JVM

@@ -34,8 +34,8 @@ import yaml
 from benchmarks.corpus import corpus, source
 from benchmarks.process import Watched
 from benchmarks.relay import Relay
-from forwarder.checkpoints.reading import read_states
-from logstore.errors import NotFound
+from tailrace.forwarder.checkpoints import read_states
+from tailrace.logstore.errors import NotFound
 from tests.e2e.service_process import ServiceProcess
 from tests.servers.ports import free_port
 

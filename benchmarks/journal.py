@@ -19,15 +19,14 @@ import time
 
 import numpy as np
 
-from logstore.batch import RunKey, digest
-from logstore.clock import SystemClock
-from logstore.disk import Disk
-from logstore.syncer import Syncer, syncer_for
 from service.journal.journal import Journal
 from service.journal.recovery import recover
-from service.journal.settings import JournalSettings
 from service.journal.state import JournalState
-from service.runtime.threads import in_thread
+from service.runtime.process import in_thread
+from service.settings import JournalSettings
+from tailrace.logstore.batch import RunKey, digest
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.filesystem import Disk, Syncer, syncer_for
 
 WRITERS = 8
 SIZES = (120, 12_000, 126_000)

@@ -19,22 +19,25 @@ from typing import IO
 
 import orjson
 
-from coordination.dynamodb.open import open_dynamodb
-from coordination.dynamodb.requests import Requests
-from coordination.lease import MARGIN_MS
-from coordination.object_store.store import SHARDS, ObjectPartitions
-from coordination.partitions.partition import NewPartition, Partition, Status
-from coordination.partitions.store import PartitionStore
-from coordination.partitions.transitions import Claim, completed
-from coordination.settings import DynamoDbSettings
-from coordination.storetime import StoreTime
-from logstore.clock import SystemClock, system_entropy
-from logstore.disk import Disk
-from logstore.errors import NotFound, PreconditionFailed, Unavailable
-from logstore.objects.local import LocalStore
-from logstore.objects.remote import newest_date_of, requests_of
-from service.runtime.counters import StoreCounters
-from service.runtime.metered import MeteredStore
+from service.runtime.counters import MeteredStore, StoreCounters
+from tailrace.coordination.dynamodb.requests import DynamoRequests
+from tailrace.coordination.dynamodb.store import open_dynamodb
+from tailrace.coordination.lease import MARGIN_MS, StoreTime
+from tailrace.coordination.object_store.store import SHARDS, ObjectPartitions
+from tailrace.coordination.partitions import (
+    Claim,
+    NewPartition,
+    Partition,
+    PartitionStore,
+    Status,
+    completed,
+)
+from tailrace.coordination.settings import DynamoDbSettings
+from tailrace.logstore.clock import SystemClock, system_entropy
+from tailrace.logstore.errors import NotFound, PreconditionFailed, Unavailable
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.objects.local import LocalStore
+from tailrace.logstore.objects.store import newest_date_of, requests_of
 from tests.servers.minio import Bucket
 
 SOURCE = "bench|leases|object"
@@ -57,7 +60,7 @@ class Traffic:
 
     counters: StoreCounters = field(default_factory=StoreCounters)
     wire: Callable[[], Mapping[str, int]] = dict
-    table: Requests | None = None
+    table: DynamoRequests | None = None
 
     def numbers(self) -> dict[str, int]:
         """Writes, reads and listings, writes that were refused, and requests on the wire."""

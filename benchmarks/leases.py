@@ -29,9 +29,9 @@ from random import Random
 import orjson
 
 from benchmarks.lease_worker import SOURCE, Job, Place, Traffic, opened, supply, work
-from coordination.object_store.store import SHARDS
-from coordination.partitions.partition import Status
-from coordination.settings import DynamoDbSettings
+from tailrace.coordination.object_store.store import SHARDS
+from tailrace.coordination.partitions import Status
+from tailrace.coordination.settings import DynamoDbSettings
 from tests.servers.dynamodb import ACCESS_KEY, REGION, SECRET_KEY, running_dynamodb, why_no_dynamodb
 from tests.servers.minio import running_minio, why_no_minio
 

@@ -17,9 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from logstore.segments.levels import find_levels_of
-from logstore.segments.schema import LEVELS
-from logstore.segments.spellings import NO_LEVEL
+from tailrace.logstore.segments.file_format import LEVELS
+from tailrace.logstore.segments.levels import NO_LEVEL, find_levels_of
 
 GOAL: Final = 0.99
 _COLUMNS: Final = {

@@ -15,10 +15,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from compactor.spark.conf import SparkWishes
-from compactor.spark.s3a import S3A
+from compactor.spark.engine import SparkWishes
+from compactor.spark.s3 import S3A
 from compactor.spark.session import Session
-from logstore import keys
+from tailrace.logstore import keys
 from tests.compactor.lake import NOON, Lake, batch, lake_in
 from tests.faults.kinds import Kind
 from tests.faults.requests import Request

@@ -28,7 +28,7 @@ import orjson
 import uvloop
 
 from benchmarks.process import Watched
-from logstore.batch import RunKey
+from tailrace.logstore.batch import RunKey
 from tests.e2e.clients import run_path, stream_path
 from tests.e2e.service_process import ServiceProcess
 

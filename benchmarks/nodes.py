@@ -32,8 +32,8 @@ from benchmarks.corpus import lines_of
 from benchmarks.ingest import CONNECTIONS, PATHS, Case, make_case, until_up
 from benchmarks.process import Load, Watched, load
 from benchmarks.producers import produce
-from logstore import keys
-from logstore.batch import RunKey
+from tailrace.logstore import keys
+from tailrace.logstore.batch import RunKey
 from tests.e2e.service_process import BASE, ServiceProcess
 from tests.servers.minio import Bucket, memory_folder, running_minio
 from tests.servers.ports import free_port

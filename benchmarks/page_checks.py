@@ -27,15 +27,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.corpus import lines_of, source
-from logstore import keys, ulid
-from logstore.search.conditions import Contains
-from logstore.table.layout import ROW_GROUP_ROWS
-from logstore.table.schema import COLUMNS, PARTITIONS
-from logstore.table.stats import describe
 from service.query.engine import QueryEngine
 from service.query.footers import Footers
 from service.query.page_checks import PageChecks
 from service.query.request import QueryRequest
+from tailrace.logstore import keys, ulid
+from tailrace.logstore.search.conditions import Contains
+from tailrace.logstore.table.schema import COLUMNS, PARTITIONS, ROW_GROUP_ROWS, describe
 from tests.compactor.files import commit_files
 from tests.compactor.lake import NOON, Lake
 from tests.service.query.world import World, engine_of

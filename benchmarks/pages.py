@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 
 from benchmarks.corpus import lines_of
-from logstore.batch import RunKey
+from tailrace.logstore.batch import RunKey
 from tests.e2e.clients import run_path
 from tests.e2e.service_process import ServiceProcess
 

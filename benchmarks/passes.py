@@ -8,16 +8,16 @@ import time
 from typing import Any
 
 from benchmarks.backlog import Backlog, store_at
-from compactor.commit.folder import FolderPlacement
 from compactor.context import Compactor
-from compactor.ingest.ingest import ingest_all
-from compactor.report import Report
+from compactor.ingest import ingest_all
+from compactor.placement import FolderPlacement
+from compactor.report import PassReport
 from compactor.settings import Compaction
 from compactor.spark.session import Session
-from logstore import keys
-from logstore.clock import SystemClock, system_entropy
-from logstore.disk import Disk
-from logstore.table.table import Table
+from tailrace.logstore import keys
+from tailrace.logstore.clock import SystemClock, system_entropy
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.table.table import Table
 
 _EXECUTION = "OnHeapExecutionMemory"
 _HEAP = "JVMHeapMemory"
@@ -28,7 +28,7 @@ def fresh_table(backlog: Backlog) -> None:
     shutil.rmtree(backlog.folder / "store" / keys.TABLE, ignore_errors=True)
 
 
-def ingest(backlog: Backlog, session: Session) -> tuple[float, Report]:
+def ingest(backlog: Backlog, session: Session) -> tuple[float, PassReport]:
     """Seconds that it took to take the whole backlog into a new table, and what was done."""
     fresh_table(backlog)
     store = store_at(backlog.folder)
@@ -43,7 +43,7 @@ def ingest(backlog: Backlog, session: Session) -> tuple[float, Report]:
         session,
         lambda _step: None,
     )
-    report = Report()
+    report = PassReport()
     start = time.monotonic()
     asyncio.run(ingest_all(compactor, report))
     return time.monotonic() - start, report

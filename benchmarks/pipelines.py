@@ -34,13 +34,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.corpus import lines_of, source
-from logstore import keys
-from logstore.batch import RunKey
-from logstore.clock import SystemClock
-from logstore.disk import Disk
-from logstore.objects.local import LocalStore
-from logstore.segments.carry import Carry
-from logstore.segments.writer import encode_segment
+from tailrace.logstore import keys
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.objects.local import LocalStore
+from tailrace.logstore.segments.detect import Carry
+from tailrace.logstore.segments.writer import encode_segment
 from tests.batches import Entry, make_batches
 
 _SEGMENT_BYTES = 8_000_000
@@ -60,7 +60,7 @@ for path in sorted(glob.glob(sys.argv[1] + "/segments/*/*.parquet")):
 """
 _STUCK = """
 import threading
-from pipelines.appenders.stdout import Stdout
+from tailrace.pipelines.appenders.simple import Stdout
 
 class Stuck(Stdout):
     def append(self, events):

@@ -30,24 +30,22 @@ from deltalake import ColumnProperties, WriterProperties, write_deltalake
 
 from benchmarks import query_fixed, query_peer
 from benchmarks.corpus import lines_of, source
-from compactor.maintenance.skip_index import build as build_index
-from logstore import keys, ulid
-from logstore.batch import Batches, RunKey
-from logstore.clock import SystemClock
-from logstore.disk import Disk
-from logstore.objects.local import LocalStore
-from logstore.search.conditions import Contains, Matches
-from logstore.table.followed import FollowedTable
-from logstore.table.layout import ROW_GROUP_ROWS
-from logstore.table.schema import COLUMNS
-from logstore.table.table import Table
+from compactor.skip_index import build as build_index
 from service.query.engine import QueryEngine
 from service.query.output import Ndjson
 from service.query.request import QueryRequest
-from service.query.segments import SegmentCatalog
-from service.query.settings import QuerySettings
+from service.query.sources import Deletion, FooterCatalog, SearchSources
 from service.query.sql import COLUMNS as SELECTED
-from service.query.view import Deletion, Sources
+from service.settings import QuerySettings
+from tailrace.logstore import keys, ulid
+from tailrace.logstore.batch import Batches, RunKey
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.objects.local import LocalStore
+from tailrace.logstore.search.conditions import Contains, Matches
+from tailrace.logstore.table.followed import FollowedTable
+from tailrace.logstore.table.schema import COLUMNS, ROW_GROUP_ROWS
+from tailrace.logstore.table.table import Table
 from tests.batches import make_batches
 
 START_MS = 1_795_219_200_000
@@ -56,7 +54,7 @@ BATCH_LINES = 1_000
 RUNS = [RunKey(f"warehouse.ingest_{i:02d}", f"run-{j}") for i in range(20) for j in range(3)]
 NEEDLE = "needle 7f3a9c51"
 _DISTINCT_LINES = 200_000
-# As `compactor/spark/conf.py` has it.
+# As `compactor/spark/engine.py` has it.
 WRITER = WriterProperties(
     compression="ZSTD",
     compression_level=1,
@@ -176,13 +174,13 @@ async def no_deletions() -> Sequence[Deletion]:
 
 def engine_over(store: LocalStore, table: Table, scratch: str) -> QueryEngine:
     """Searches of the table alone."""
-    sources = Sources(
+    sources = SearchSources(
         store=store,
         table=FollowedTable(table),
         pin=EmptyPin,
         encode=no_records,
         deletions=no_deletions,
-        catalog=SegmentCatalog(),
+        catalog=FooterCatalog(),
     )
     return QueryEngine(
         sources,

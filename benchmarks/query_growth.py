@@ -24,13 +24,13 @@ from deltalake import write_deltalake
 
 from benchmarks import query
 from benchmarks.corpus import lines_of
-from logstore import keys, ulid
-from logstore.clock import SystemClock
-from logstore.disk import Disk
-from logstore.objects.local import LocalStore
-from logstore.table.table import Table
 from service.query.engine import QueryEngine
 from service.query.request import QueryRequest
+from tailrace.logstore import keys, ulid
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.objects.local import LocalStore
+from tailrace.logstore.table.table import Table
 
 _HOUR_GB = 0.1
 _LOOK_UPS = 100

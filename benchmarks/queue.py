@@ -21,7 +21,7 @@ import httpx
 import orjson
 
 from benchmarks.corpus import lines_of, source
-from logstore.batch import RunKey
+from tailrace.logstore.batch import RunKey
 from tests.e2e.clients import run_path
 from tests.e2e.service_process import ServiceProcess
 

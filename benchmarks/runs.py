@@ -27,7 +27,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.corpus import lines_of, source
 from benchmarks.process import Watched
 from benchmarks.wire import PUTS, Traffic, counted
-from logstore.batch import RunKey
+from tailrace.logstore.batch import RunKey
 from tests.e2e.clients import run_path
 from tests.e2e.service_process import ServiceProcess
 from tests.servers.minio import running_minio, why_no_minio

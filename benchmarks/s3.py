@@ -23,7 +23,7 @@ import httpx
 
 from benchmarks.corpus import lines_of, source
 from benchmarks.wire import Traffic, Wire, counted
-from logstore.batch import RunKey
+from tailrace.logstore.batch import RunKey
 from tests.e2e.clients import run_path
 from tests.e2e.service_process import ServiceProcess
 from tests.servers.minio import running_minio, why_no_minio

@@ -18,11 +18,10 @@ import pyarrow as pa
 
 from benchmarks import bare_loop
 from benchmarks.corpus import lines_of, source
-from logstore.batch import RunKey
-from logstore.segments.carry import Carry
-from logstore.segments.reader import open_segment, verify_segment
-from logstore.segments.stored import SegmentBatches
-from logstore.segments.writer import EncodedSegment, encode_segment
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.segments.detect import Carry
+from tailrace.logstore.segments.reader import SegmentBatches, open_segment, verify_segment
+from tailrace.logstore.segments.writer import EncodedSegment, encode_segment
 from tests.batches import make_batches
 
 _LINES = 1000

@@ -29,7 +29,7 @@ import orjson
 from benchmarks.corpus import lines_of, source
 from benchmarks.process import Watched
 from benchmarks.wire import Wire, counted
-from logstore.batch import RunKey
+from tailrace.logstore.batch import RunKey
 from tests.e2e.clients import run_path
 from tests.e2e.service_process import ServiceProcess
 from tests.servers.minio import running_minio, why_no_minio

@@ -27,7 +27,7 @@ from types import CodeType, FrameType
 from urllib.parse import urlsplit
 
 ROOT = str(Path(__file__).parents[1]) + os.sep
-PACKAGES = ("service", "logstore", "coordination", "compactor", "tailrace")
+PACKAGES = ("service", "compactor", "tailrace")
 BATCHES, SEGMENTS = 20, 5
 PATH = "/api/v1/services/ingestionPipelines/logs/walks/run-1"
 TEXT = b"2026-11-20 12:00:00,000 INFO [shop] a line of text\n" * 20

@@ -1,13 +1,25 @@
 """The compactor: flushed segments become the table, each line once.
 
-job.py          what `spark-submit` and `python` start cli.py          from flags (flags.py) to
-passes, exit codes, and stopping on a signal wiring.py       from settings to a `Compactor`, what
-every part works with (context.py) runner.py       passes: once, or again and again with a warm
-Spark ingest/         ingest of segments into the table: plan, verify, prune, merge, commit, until
-nothing is left spark/          the jobs, and Spark itself, started at the first need rewrite/
-rewrites hours that are over into files of a good size commit/         gives Spark's files their
-names in the table, and commits assignment.py   which nodes this driver works on, where there are
-several maintenance/    retention, deletions, clean-up report.py       the report of a pass
-reporting/      progress bar, log, summary, metrics dry_run.py      `--dry-run`: the preview of a
-pass
+job         the entry point of `spark-submit`
+cli         flags, exit status, and stopping on a signal
+setup       makes a compactor from settings
+context     what all parts of a pass share
+runner      one pass, or one after another with a warm Spark
+assignment  which nodes and hours this driver works on, if there are several drivers
+
+plan        which segments a batch takes, and which files it compares them with
+verify      whether segments are whole; packs small ones
+ingest      one pass: plan, verify, merge, commit, until no segment is left
+placement   gives Spark's files their names in the table
+commit      commits a planned change
+rewrite     rewrites past hours into files of a good size
+purge       removes deleted lines from files of the table
+cleanup     removes consumed segments, old hours and records of deletions
+skip_index  makes skip indexes after a commit
+
+spark       Spark's jobs and session
+report      the report of a pass
+listeners   progress bar, log lines and summary of a pass
+metrics     metrics of passes, and their text file
+dry_run     the preview that `--dry-run` prints
 """

@@ -37,18 +37,21 @@ from types import MappingProxyType
 from typing import Final, Protocol
 
 from compactor.settings import CompactorSettings
-from coordination.coordinator.coordinator import Coordinator
-from coordination.coordinator.lease import Lease
-from coordination.coordinator.work_queue import WorkQueue
-from coordination.counters import NAMES
-from coordination.identity import process_identity
-from coordination.open import open_partitions
-from coordination.partitions.partition import NewPartition, Status
-from logstore.clock import Clock, Entropy
-from logstore.errors import LeaseLost, NotFound, OutcomeUnknown, PreconditionFailed, Unavailable
-from logstore.filesystem import FileSystem
-from logstore.objects.remote import newest_date_of
-from logstore.objects.store import ObjectStore
+from tailrace.coordination.lease import process_identity
+from tailrace.coordination.leases import NAMES, Lease
+from tailrace.coordination.open import open_partitions
+from tailrace.coordination.partitions import NewPartition, Status
+from tailrace.coordination.work_queue import Coordinator, WorkQueue
+from tailrace.logstore.clock import Clock, Entropy
+from tailrace.logstore.errors import (
+    LeaseLost,
+    NotFound,
+    OutcomeUnknown,
+    PreconditionFailed,
+    Unavailable,
+)
+from tailrace.logstore.filesystem import FileSystem
+from tailrace.logstore.objects.store import ObjectStore, newest_date_of
 
 log = logging.getLogger("tailrace.compactor")
 

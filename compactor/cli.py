@@ -17,27 +17,109 @@ import argparse
 import asyncio
 import logging
 import os
+import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, TextIO
 
 from compactor.context import Compactor
-from compactor.flags import configure as configure_flags
-from compactor.flags import settings_of
-from compactor.reporting.listeners import listeners
-from compactor.reporting.logs import configure as configure_log
-from compactor.reporting.passes import Passes
+from compactor.listeners import configure as configure_log
+from compactor.listeners import listeners
+from compactor.passes import Passes
 from compactor.runner import once, repeat
 from compactor.settings import CompactorSettings, load_settings
-from compactor.spark.conf import submitted
-from compactor.spark.threads import in_thread
-from compactor.wiring import make_session, open_compactor
-from logstore.clock import SystemClock
-from logstore.disk import Disk, apply_umask
-from logstore.errors import InvalidInput, OutcomeUnknown, TailraceError, Unavailable
+from compactor.setup import make_session, open_compactor
+from compactor.spark.engine import submitted
+from compactor.spark.session import in_thread
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.errors import InvalidInput, OutcomeUnknown, TailraceError, Unavailable
+from tailrace.logstore.filesystem import Disk, apply_umask
+
+# The flags of `compactor/job.py`, which `tailrace compact` has too and passes on.
+
+
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3_600}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags to a parser."""
+    parser.add_argument("--data", metavar="DIR", help="data folder (default: ./data)")
+    parser.add_argument("--config", metavar="FILE", help="settings file (default: ./tailrace.yaml)")
+    parser.add_argument(
+        "--every",
+        metavar="TIME",
+        type=seconds,
+        help="keep compacting with this pause, as in 5m (default: once)",
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print what a pass would do, change nothing; needs no Java",
+    )
+    parser.add_argument(
+        "--wait",
+        action="store_true",
+        help="wait for other compactors that have the work, then do what they leave",
+    )
+    parser.add_argument(
+        "--erase",
+        action="store_true",
+        help="remove deleted lines now: rewrite files whatever their size, remove files of older"
+        " versions of the table and segments that the table has; searches of these versions fail",
+    )
+    lines = parser.add_mutually_exclusive_group()
+    lines.add_argument(
+        "--json",
+        action="store_true",
+        help="print a line of JSON on stdout for each pass, also for one without work"
+        " and on a terminal; with --dry-run: what a pass would do",
+    )
+    lines.add_argument("--quiet", action="store_true", help="no lines of JSON, no progress bar")
+    parser.add_argument(
+        "--log-format",
+        choices=["text", "json"],
+        help="the log on stderr: for people, or a line of JSON each (default: text)",
+    )
+    parser.add_argument("--metrics-file", metavar="FILE", help="see `compaction.metrics_file`")
+    parser.add_argument("--push-gateway", metavar="URL", help="see `compaction.push_gateway`")
+    parser.add_argument("--kill-at", default="", help=argparse.SUPPRESS)
+
+
+def settings_of(flags: argparse.Namespace) -> dict[str, Any]:
+    """The flags that are settings and were given, in the nested form of the settings file."""
+    names = ("log_format", "metrics_file", "push_gateway")
+    given = {name: getattr(flags, name) for name in names if getattr(flags, name) is not None}
+    nested: dict[str, Any] = {} if flags.data is None else {"data": flags.data}
+    return nested | ({"compaction": given} if given else {})
+
+
+def words(flags: argparse.Namespace) -> list[str]:
+    """The command line that says the same."""
+    parser = argparse.ArgumentParser(add_help=False)
+    configure(parser)
+    return list(_words(parser, flags))
+
+
+def seconds(text: str) -> float:
+    """`90`, `90s`, `5m`, `1h` in seconds."""
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smh]?)", text)
+    if found is None or float(found[1]) <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 5m")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def _words(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> Iterator[str]:
+    for action in parser._actions:
+        value = getattr(flags, action.dest)
+        if value == action.default:
+            continue
+        option = action.option_strings[0]
+        # In one word: a value may begin with a dash.
+        yield option if action.nargs == 0 else f"{option}={value}"
+
 
 log = logging.getLogger("tailrace.compactor")
 
@@ -67,7 +149,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="compactor", description="Ingests flushed segments into the table."
     )
-    configure_flags(parser)
+    configure(parser)
     return parser
 
 

@@ -11,18 +11,16 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from compactor.assignment import Alone, Assigner
-from compactor.commit.placement import Placement
+from compactor.placement import Placement
 from compactor.settings import Compaction
-from compactor.spark.engine import Engine
-from logstore import ulid
-from logstore.clock import Clock, Entropy
-from logstore.objects.remote import RemoteStore
-from logstore.objects.settings import SegmentRetention
-from logstore.objects.store import ObjectStore
-from logstore.runs.deletions import StoredDeletions, undo_flip
-from logstore.runs.retention import FOR_EVER, RunRetention
-from logstore.table.snapshot import Snapshot
-from logstore.table.table import Table
+from compactor.spark.engine import SparkEngine
+from tailrace.logstore import ulid
+from tailrace.logstore.clock import Clock, Entropy
+from tailrace.logstore.objects.config import SegmentRetention
+from tailrace.logstore.objects.store import ObjectStore, RemoteStore
+from tailrace.logstore.runs.deletions import FOR_EVER, RunRetention, StoredDeletions, undo_flip
+from tailrace.logstore.table.snapshot import TableSnapshot
+from tailrace.logstore.table.table import Table
 
 MOST_DELETIONS: Final = 10_000
 """Deletions that are applied at a time: they are held in memory and sent to every executor."""
@@ -50,7 +48,7 @@ class Compactor:
     clock: Clock
     entropy: Entropy
     limits: Compaction
-    engine: Engine
+    engine: SparkEngine
     reached: Callable[[str], None]
     evict_after_hours: float = 24.0
     assigner: Assigner = field(default_factory=Alone)
@@ -58,7 +56,7 @@ class Compactor:
     pipeline_bytes: int = SegmentRetention().max_bytes
     deletions: StoredDeletions = field(default_factory=lambda: StoredDeletions(damaged=undo_flip))
 
-    async def newest(self) -> Snapshot:
+    async def newest(self) -> TableSnapshot:
         """The table's newest version, its marks read. Raises `StoreUnavailable`."""
         return await asyncio.to_thread(lambda: self.table.snapshot().loaded())
 

@@ -15,23 +15,30 @@ from typing import Final, TypeAlias
 
 import orjson
 
+from compactor.cleanup import expiring
 from compactor.context import Compactor, now_ms
-from compactor.ingest.buckets import BatchBudget, buckets_of
-from compactor.ingest.plan import StoredSegment, choose, nodes_of, segments_of
-from compactor.ingest.prune import HOUR_MS, TimeRange, hour_of
-from compactor.ingest.ranges import text_of
-from compactor.ingest.verify import find_left_out
-from compactor.maintenance.retention import expiring
-from compactor.report import Batch, Lag, duration_text, rfc3339
-from compactor.rewrite.hours import plan_hours
-from logstore import keys, ulid
-from logstore.batch import RunKey
-from logstore.errors import Damaged, NotFound, StoreUnavailable, UnsupportedVersion
-from logstore.objects.store import ObjectStore
-from logstore.progress import size
-from logstore.runs.manifest import manifest_at
-from logstore.segments.reader import SegmentFile, fetch_statistics
-from logstore.table.snapshot import Snapshot
+from compactor.plan import (
+    HOUR_MS,
+    BatchBudget,
+    ListedSegment,
+    TimeRange,
+    buckets_of,
+    choose,
+    hour_of,
+    nodes_of,
+    segments_of,
+)
+from compactor.report import BatchReport, Lag, duration_text, rfc3339
+from compactor.rewrite import plan_hours
+from compactor.verify import find_left_out, text_of
+from tailrace.logstore import keys, ulid
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import Damaged, NotFound, StoreUnavailable, UnsupportedVersion
+from tailrace.logstore.objects.store import ObjectStore
+from tailrace.logstore.progress import size
+from tailrace.logstore.runs.manifest import manifest_at
+from tailrace.logstore.segments.reader import SegmentFile, fetch_statistics
+from tailrace.logstore.table.snapshot import TableSnapshot
 
 _AT_ONCE: Final = 16
 _RUNS_NAMED: Final = 20
@@ -53,18 +60,18 @@ Found: TypeAlias = FooterRows | str
 """Or why the node would wait at the segment."""
 
 
-async def look(store: ObjectStore, segments: Sequence[StoredSegment]) -> list[Found]:
+async def look(store: ObjectStore, segments: Sequence[ListedSegment]) -> list[Found]:
     """At each, in their order."""
     turns = asyncio.Semaphore(_AT_ONCE)
 
-    async def one(segment: StoredSegment) -> Found:
+    async def one(segment: ListedSegment) -> Found:
         async with turns:
             return await _look(store, segment)
 
     return await asyncio.gather(*(one(segment) for segment in segments))
 
 
-async def _look(store: ObjectStore, segment: StoredSegment) -> Found:
+async def _look(store: ObjectStore, segment: ListedSegment) -> Found:
     if segment.quarantined:
         return FooterRows(0, ())
     try:
@@ -143,7 +150,7 @@ class DryRun:
     version: int
     lag: Lag
     nodes: tuple[DryRunNode, ...]
-    batches: tuple[Batch, ...]
+    batches: tuple[BatchReport, ...]
     rewrites: tuple[DryRunHour, ...]
     expiry: DryRunExpiry
     runs: DryRunRuns
@@ -194,11 +201,11 @@ class DryRun:
             yield f"ALARM {alarm}"
 
 
-Waiting: TypeAlias = Mapping[str, Sequence[StoredSegment]]
+Waiting: TypeAlias = Mapping[str, Sequence[ListedSegment]]
 
 
 @dataclass(frozen=True)
-class Ahead(Snapshot):
+class PlannedSnapshot(TableSnapshot):
     """A snapshot as its marks would be after some commits."""
 
     taken: Mapping[str, int] = field(default_factory=dict)
@@ -234,16 +241,16 @@ async def dry_run(compactor: Compactor) -> DryRun:
 
 async def _batches(
     compactor: Compactor,
-    snapshot: Snapshot,
+    snapshot: TableSnapshot,
     marks: Mapping[str, int],
     waiting: Waiting,
     alarms: list[str],
-) -> AsyncIterator[Batch]:
+) -> AsyncIterator[BatchReport]:
     """The batches of the commits, one after the other, as if each were made."""
     limits, taken, going = compactor.limits, dict(marks), dict(waiting)
     before = compactor.clock.now_ms() - int(limits.gap_alarm_seconds * 1000)
     while True:
-        ahead = Ahead(snapshot.uri, snapshot.version, taken=taken)
+        ahead = PlannedSnapshot(snapshot.uri, snapshot.version, taken=taken)
         plan = choose(ahead, going, batch_bytes=limits.batch_bytes, gap_before_ms=before)
         alarms += [alarm for alarm in plan.alarms if alarm not in alarms]
         if not plan.segments:
@@ -270,11 +277,11 @@ async def _batches(
             yield _batch(compactor, whole)
 
 
-def _batch(compactor: Compactor, whole: Sequence[tuple[StoredSegment, FooterRows]]) -> Batch:
+def _batch(compactor: Compactor, whole: Sequence[tuple[ListedSegment, FooterRows]]) -> BatchReport:
     time_ranges = [time_range for _, looked in whole for time_range in looked.time_ranges]
     # Of how many cores there are only Spark knows: with more of them there may be more tasks.
     buckets = buckets_of(time_ranges, bucket_bytes=compactor.limits.bucket_bytes, cores=1)
-    return Batch(
+    return BatchReport(
         segments=len(whole),
         bytes=sum(segment.size for segment, _ in whole),
         rows=sum(looked.rows for _, looked in whole),
@@ -298,14 +305,14 @@ def _lag(compactor: Compactor, waiting: Waiting) -> Lag:
     return Lag(len(listed), sum(one.size for one in listed), max(now - oldest, 0) / 1000)
 
 
-async def _fresh_deletions(compactor: Compactor, snapshot: Snapshot) -> int:
+async def _fresh_deletions(compactor: Compactor, snapshot: TableSnapshot) -> int:
     """How many are not known to be done in all files."""
     done = await asyncio.to_thread(lambda: snapshot.purged_ms)
     stored = await compactor.deletions.all(compactor.store)
     return sum(one.modified_ms > done for one in stored)
 
 
-def _expiry(compactor: Compactor, snapshot: Snapshot) -> DryRunExpiry:
+def _expiry(compactor: Compactor, snapshot: TableSnapshot) -> DryRunExpiry:
     gone = expiring(compactor, snapshot)
     return DryRunExpiry(
         until=rfc3339(gone.until_ms),

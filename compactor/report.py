@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import orjson
 
-from coordination.coordinator.work_queue import WorkQueue
-from logstore.clock import Clock
+from tailrace.coordination.work_queue import WorkQueue
+from tailrace.logstore.clock import Clock
 
 
 def rfc3339(ms: int) -> str:
@@ -53,7 +53,7 @@ class Lag:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class BatchReport:
     """The segments that one commit is planned to ingest. Bytes as stored.
 
     A task writes one file, or one for each of several hours that have few rows.
@@ -67,7 +67,7 @@ class Batch:
 
 
 @dataclass
-class Report:
+class PassReport:
     """Counts of rows and bytes; `seconds` per phase. Any alarm makes the exit code non-zero.
 
     `lag` is what waits for the table, of all nodes, as of the last look: at the end, what is left;
@@ -125,11 +125,11 @@ class Report:
     leases: dict[str, int] = field(default_factory=dict)
     hour_leases: dict[str, int] = field(default_factory=dict)
     lag: Lag | None = None
-    batches: list[Batch] = field(default_factory=list)
+    batches: list[BatchReport] = field(default_factory=list)
     alarms: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     phase: str = field(default="", metadata=_LIVE)
-    batch: Batch | None = field(default=None, metadata=_LIVE)
+    batch: BatchReport | None = field(default=None, metadata=_LIVE)
     works: list[WorkQueue] = field(default_factory=list, metadata=_LIVE)
 
     @contextmanager
@@ -144,7 +144,7 @@ class Report:
             self.seconds[phase] = round(self.seconds.get(phase, 0.0) + spent, 3)
             self.phase = outer
 
-    def planned(self, batch: Batch) -> None:
+    def planned(self, batch: BatchReport) -> None:
         """Notes what the next commit is to ingest."""
         self.batch = batch
         if len(self.batches) < BATCHES_SHOWN:

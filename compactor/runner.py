@@ -18,17 +18,16 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
+from compactor.cleanup import clean_up, expire
 from compactor.context import Compactor
-from compactor.ingest.ingest import ingest_all
-from compactor.ingest.lag import SegmentBacklog
-from compactor.ingest.verify import find_left_out
-from compactor.maintenance.cleanup import clean_up
-from compactor.maintenance.purge import purge
-from compactor.maintenance.retention import expire
-from compactor.maintenance.skip_index import index_files
-from compactor.report import Report
-from compactor.rewrite.hours import rewrite_hours
-from logstore.errors import (
+from compactor.ingest import ingest_all
+from compactor.plan import SegmentBacklog
+from compactor.purge import purge
+from compactor.report import PassReport
+from compactor.rewrite import rewrite_hours
+from compactor.skip_index import index_files
+from compactor.verify import find_left_out
+from tailrace.logstore.errors import (
     Damaged,
     OutcomeUnknown,
     TailraceError,
@@ -41,11 +40,11 @@ log = logging.getLogger("tailrace.compactor")
 
 async def once(
     compactor: Compactor,
-    report: Report | None = None,
+    report: PassReport | None = None,
     backlog: SegmentBacklog | None = None,
     *,
     erase: bool = False,
-) -> Report:
+) -> PassReport:
     """Ingests what there is, cleans up, and reports.
 
     Segments that come after its begin are left to the next pass. If there is a next pass, `backlog`
@@ -54,7 +53,7 @@ async def once(
 
     Raises `Unavailable`, `OutcomeUnknown`, `Damaged` at the end, when everything else is done.
     """
-    report = report or Report()
+    report = report or PassReport()
     if erase:
         limits = compactor.limits.model_copy(update={"purge_seconds": 0.0, "grace_seconds": 0.0})
         compactor = replace(compactor, limits=limits)
@@ -102,7 +101,7 @@ class _Turns:
             log.warning("%s broke off: %s", name, error)
             self._failures.append((name, error))
 
-    def end(self, report: Report) -> None:
+    def end(self, report: PassReport) -> None:
         """Raises the first error, one that needs a person before others; the rest become alarms."""
         if not self._failures:
             return
@@ -116,12 +115,12 @@ class _Turns:
 async def repeat(
     compactor: Compactor,
     every: float,
-    next_pass: Callable[[], AbstractAsyncContextManager[Report]],
+    next_pass: Callable[[], AbstractAsyncContextManager[PassReport]],
 ) -> None:
     """Passes for ever, `every` seconds from the end of one to the start of the next, at most.
 
-    One begins before its time when the limits of what may wait are reached (`ingest/lag.py`). Each
-    runs inside its own `next_pass`, which gives its report and reports it.
+    One begins before its time when the limits of what may wait are reached (`compactor/plan.py`).
+    Each runs inside its own `next_pass`, which gives its report and reports it.
     A store that does not answer, or does not say what became of a write, is tried again at
     the next pass; other errors end it.
     """

@@ -7,28 +7,28 @@ from typing import Any, TypeAlias
 
 from pydantic import ConfigDict
 
-from coordination.settings import SourceCoordination
-from logstore.log_storage import translate
-from logstore.objects.settings import (
+from tailrace.coordination.settings import SourceCoordination
+from tailrace.logstore.objects.config import (
     CompactionSettings,
     QueueRetention,
     SegmentRetention,
     StoreSettings,
 )
-from logstore.runs.retention import RunRetention
-from logstore.settings import load, read_file
+from tailrace.logstore.openmetadata_settings import translate
+from tailrace.logstore.runs.deletions import RunRetention
+from tailrace.logstore.settings import load, read_file
 
 Compaction: TypeAlias = CompactionSettings
 """Nobody has keys of their own in this section, so one that is not known is refused."""
 
 
-class Queue(QueueRetention):
+class QueueSection(QueueRetention):
     """The service has keys of its own in this section."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class Runs(RunRetention):
+class RunsSection(RunRetention):
     """The service has keys of its own in this section."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -38,8 +38,8 @@ class CompactorSettings(StoreSettings):
     """Where the store is, and how it is compacted."""
 
     compaction: Compaction = Compaction()
-    queue: Queue = Queue()
-    runs: Runs = Runs()
+    queue: QueueSection = QueueSection()
+    runs: RunsSection = RunsSection()
     segments: SegmentRetention = SegmentRetention()
     source_coordination: SourceCoordination = SourceCoordination()
 

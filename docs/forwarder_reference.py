@@ -13,9 +13,17 @@ from typing import Any, Final
 from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
-from forwarder.config import operators
-from forwarder.config.forwarder import Forwarder, Metrics, Retry
-from forwarder.config.source import Header, Multiline, OrderingCriteria, SortBy, Source
+from tailrace.forwarder.config import source
+from tailrace.forwarder.config.source import (
+    FileSource,
+    Forwarder,
+    Header,
+    MetricsEndpoint,
+    Multiline,
+    OrderingCriteria,
+    RetryTimes,
+    SortBy,
+)
 
 _KEYS = """
 acquire_fs_lock add_metadata_from_filepath ascending attributes combine_field combine_with
@@ -35,20 +43,20 @@ sort_type source_identifier start_at storage time_zone_locations timestamp top_n
 OPENTELEMETRY: Final = frozenset(_KEYS.split())
 SECTIONS: Final[tuple[tuple[str, str, type[BaseModel]], ...]] = (
     ("At the top", "", Forwarder),
-    ("Sources", "", Source),
+    ("Sources", "", FileSource),
     ("ordering_criteria", "ordering_criteria.", OrderingCriteria),
     ("ordering_criteria.sort_by", "ordering_criteria.sort_by[].", SortBy),
     ("multiline", "multiline.", Multiline),
     ("header", "header.", Header),
-    ("metrics", "metrics.", Metrics),
-    ("retry_on_failure", "retry_on_failure.", Retry),
-    ("Operator container", "", operators.Container),
-    ("Operator json_parser", "", operators.JsonParser),
-    ("Operator regex_parser", "", operators.RegexParser),
-    ("Operator recombine", "", operators.Recombine),
-    ("Operator severity_parser, and severity of parsers", "", operators.SeverityParser),
-    ("Operator move", "", operators.Move),
-    ("Operator time_parser, and timestamp of parsers", "", operators.TimeParser),
+    ("metrics", "metrics.", MetricsEndpoint),
+    ("retry_on_failure", "retry_on_failure.", RetryTimes),
+    ("Operator container", "", source.Container),
+    ("Operator json_parser", "", source.JsonParser),
+    ("Operator regex_parser", "", source.RegexParser),
+    ("Operator recombine", "", source.Recombine),
+    ("Operator severity_parser, and severity of parsers", "", source.SeverityParser),
+    ("Operator move", "", source.Move),
+    ("Operator time_parser, and timestamp of parsers", "", source.TimeParser),
 )
 _NOT_KEYS = {"name", "sources", "type"}
 HEADER: Final = "key | default | what it does | OpenTelemetry"

@@ -10,13 +10,18 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from compactor.reporting.metrics import COUNTERS, GAUGES
+from compactor.metrics import COUNTERS, GAUGES
 from docs import forwarder_reference
 from docs.upstream import COUNTS, SOURCES, rows
-from forwarder.metrics import METRICS as FORWARDERS
-from logstore import errors
-from logstore.segments.schema import LEVELS
-from logstore.segments.spellings import (
+from service.http.errors import classify
+from service.metrics.aliases import NOT_EXPORTED
+from service.metrics.scrape import METRICS
+from service.settings import Settings
+from tailrace.cli.main import VERBS
+from tailrace.forwarder.metrics import METRICS as FORWARDERS
+from tailrace.logstore import errors
+from tailrace.logstore.segments.file_format import LEVELS
+from tailrace.logstore.segments.levels import (
     LETTERS,
     LEVEL_KEYS,
     NUMBERS,
@@ -25,14 +30,9 @@ from logstore.segments.spellings import (
     SPELLINGS,
     SYSLOG_KEYS,
 )
-from logstore.settings import table
-from logstore.state_kinds import STATE_KINDS, StateKind
-from pipelines.metrics import METRICS as PIPELINES
-from service.http.errors import classify
-from service.metrics.openmetadata import NOT_EXPORTED
-from service.metrics.scrape import METRICS
-from service.settings import Settings
-from tailrace.cli import VERBS
+from tailrace.logstore.settings import table
+from tailrace.logstore.state import STATE_KINDS, StateKind
+from tailrace.pipelines.process import METRICS as PIPELINES
 
 FOLDER = Path(__file__).parent
 _NOT_EXPORTED = textwrap.fill(
@@ -97,7 +97,7 @@ def _levels() -> str:
 
 
 def error_classes() -> Iterator[type[errors.TailraceError]]:
-    """The tree of `logstore.errors`, depth first."""
+    """The tree of `tailrace.logstore.errors`, depth first."""
 
     def below(cls: type[errors.TailraceError]) -> Iterator[type[errors.TailraceError]]:
         yield cls

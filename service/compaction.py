@@ -20,10 +20,10 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, SecretStr
 
-from logstore.clock import Clock
-from logstore.settings import PREFIX
-from service.runtime.threads import lower_priority_of_session
+from service.runtime.process import lower_priority_of_session
 from service.settings import Settings
+from tailrace.logstore.clock import Clock
+from tailrace.logstore.settings import PREFIX
 
 log = logging.getLogger(__name__)
 

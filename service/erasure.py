@@ -26,22 +26,22 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
-from logstore import keys
-from logstore import ulid as ulids
-from logstore.batch import RunKey, lowest_and_highest
-from logstore.errors import Damaged, InvalidInput, NotFound
-from logstore.filesystem import FileSystem
-from logstore.names import decode, encode
-from logstore.objects.store import ObjectStore
-from logstore.runs.deletions import Deletion, StoredDeletion, StoredDeletions, undo_flip
-from logstore.runs.manifest import Manifest, manifest_at
-from logstore.segments.reader import read_footer
-from logstore.table.snapshot import Snapshot
-from service.peers import messages
-from service.peers.forgotten import all_forgotten
-from service.peers.peers import Peers
-from service.peers.registrations import decode_registration
-from service.runs.pin import Pin
+from service.journal.journal import Journal
+from service.peers import rpc
+from service.peers.register import Peers, all_forgotten, decode_registration
+from service.run_log.contracts import UnflushedPin
+from tailrace.logstore import keys
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import RunKey, lowest_and_highest
+from tailrace.logstore.clock import Clock
+from tailrace.logstore.errors import Damaged, InvalidInput, JournalFull, NodeNotReady, NotFound
+from tailrace.logstore.filesystem import FileSystem
+from tailrace.logstore.keys import decode, encode
+from tailrace.logstore.objects.store import ObjectStore
+from tailrace.logstore.runs.deletions import Deletion, StoredDeletion, StoredDeletions, undo_flip
+from tailrace.logstore.runs.manifest import Manifest, manifest_at
+from tailrace.logstore.segments.reader import read_footer
+from tailrace.logstore.table.snapshot import TableSnapshot
 
 State = Literal["deleted", "purged", "erased"]
 _JOB_MS: Final = 600_000
@@ -59,7 +59,7 @@ class DeletionState:
     left: tuple[str, ...]
 
 
-class Held(Protocol):
+class UnerasedRanges(Protocol):
     """What one process has on its own disk."""
 
     async def of(self, deletions: Sequence[Deletion]) -> list[list[str]]:
@@ -72,7 +72,7 @@ class LocalPlaces:
 
     def __init__(
         self,
-        pin: Callable[[], Pin],
+        pin: Callable[[], UnflushedPin],
         fs: FileSystem,
         journal: str,
         is_due: Callable[[str, str | None], bool],
@@ -108,7 +108,7 @@ class LocalPlaces:
             found.append(left)
         return found
 
-    def _look(self, pin: Pin, deletions: Sequence[Deletion]) -> tuple[bool, list[bool]]:
+    def _look(self, pin: UnflushedPin, deletions: Sequence[Deletion]) -> tuple[bool, list[bool]]:
         """Whether a start moved something away, and of which deletions the journal has lines."""
         # Tails and damage that a start moved away: nobody knows of which runs.
         aside = any(True for _ in self._fs.scan(f"{self._journal}/aside"))
@@ -120,7 +120,7 @@ class LocalPlaces:
         return aside, found
 
 
-def _has_deleted(pin: Pin, key: RunKey, t: int) -> bool:
+def _has_deleted(pin: UnflushedPin, key: RunKey, t: int) -> bool:
     rows = pin.batches(run=key).rows
     return len(rows) > 0 and lowest_and_highest(rows)[0] <= t
 
@@ -161,8 +161,8 @@ class Erasure:
     def __init__(
         self,
         store: ObjectStore,
-        snapshot: Callable[[], Snapshot],
-        held: Callable[[], Held],
+        snapshot: Callable[[], TableSnapshot],
+        held: Callable[[], UnerasedRanges],
         peers: Callable[[], Peers | None],
         own: Callable[[], Sequence[str]],
         *,
@@ -211,7 +211,7 @@ class Erasure:
         unknown: list[str] = []
         if peers is not None:
             asked = [[one.fqn, one.run, ulids.encode(one.t)] for one in deletions]
-            body = messages.encode({"deletions": asked})
+            body = rpc.encode({"deletions": asked})
             gathered = await peers.everyone(body, "places", readers=True)
             unknown = [f"the node {node}, which does not answer" for node in gathered.silent]
             for entry in peers.entries(readers=True):
@@ -321,3 +321,58 @@ class Erasure:
             return manifest_at(name, (await self._store.get(name))[1])
         except NotFound:
             return None
+
+
+# Ends journal files that hold deleted lines, so that their bytes leave the disk.
+#
+# A deletion hides lines at once. Their bytes stay in the newest journal file until others fill
+# it, which takes months on a quiet node. Some time after a deletion the journal therefore begins
+# a new file. The file before it goes as every file does: when its lines are in confirmed segments
+# and in their runs' logs (`Journal.release`). Nothing else about the order of the journal
+# changes.
+#
+# Deletions come in bursts, and a run that expires is one, too. All deletions of
+# `journal.erase_seconds` share one new file, and no file is begun for runs that the newest one
+# does not have.
+#
+# Files that are let go are overwritten later, and hold their old bytes until then
+# (`service/journal/files.py`). Files from before a deletion are removed instead.
+
+
+class JournalEraser:
+    """Erases deleted lines from one journal; `note` is called with each deletion."""
+
+    def __init__(self, journal: Journal, clock: Clock, seconds: float) -> None:
+        self._journal = journal
+        self._clock = clock
+        self._seconds = seconds
+        self._noted: set[tuple[str, str | None]] = set()
+        self._wake = asyncio.Event()
+
+    def note(self, fqn: str, run: str | None) -> None:
+        """Lines of a run, or of a pipeline's runs, are deleted."""
+        self._noted.add((fqn, run))
+        self._wake.set()
+
+    def is_due(self, fqn: str, run: str | None) -> bool:
+        """Whether old bytes of the journal may hold lines of a run, or of a pipeline's runs."""
+        return self._journal.succession.is_read or any(
+            name == fqn and (run is None or other in (None, run)) for name, other in self._noted
+        )
+
+    async def run(self) -> None:
+        """Ends the newest file some time after deletions, until cancelled."""
+        while True:
+            await self._wake.wait()
+            await self._clock.sleep(self._seconds)
+            self._wake.clear()
+            await self._erase()
+
+    async def _erase(self) -> None:
+        noted = self._noted.copy()
+        try:
+            await self._journal.end_file_of(noted)
+        except (JournalFull, NodeNotReady):  # no room or no descriptor: the next try is in a while
+            self._wake.set()
+        else:
+            self._noted -= noted

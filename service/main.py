@@ -4,7 +4,7 @@ A stop has an order: the node refuses new batches (503, so clients go elsewhere)
 the API still answers, brings what it holds into the store, ends live streams, and
 only then the API closes. A second signal ends the process at once; the journal has
 everything that was acknowledged. So does a deadline, if threads wait for a store that hangs
-(`service.runtime.stop_deadline`). A start waits for no store either: what it checks there goes on
+(`service.runtime.process`). A start waits for no store either: what it checks there goes on
 while the service listens.
 
 The problems that `/health/ready` reports are also logged, for an operator who reads only the log:
@@ -29,30 +29,16 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import uvloop
 
-from logstore import ulid as ulids
-from logstore.batch import RunKey, ulid_of
-from logstore.clock import Clock, SystemClock
-from logstore.disk import apply_umask, close_to_others
-from logstore.errors import InvalidInput, TailraceError
-from logstore.java import why_no_spark
-from logstore.log_lines import log_to
-from logstore.memory import give_back_freed_memory
-from logstore.objects.open import open_store
-from service.access.watch import following_rules
+from service.access.access import following_rules
 from service.compaction import CompactionChild, RestartPolicy, job_command, job_environment
-from service.http.gate import Gate
-from service.http.handover import Sharing
-from service.http.leases import open_leases
-from service.http.node_listener import answering_nodes, node_socket
-from service.http.server import address, bound_socket, serving
+from service.http.admin import open_leases
+from service.http.authorization import Gate
+from service.http.internal import answering_nodes, node_socket
+from service.http.server import Sharing, address, bound_socket, serving
 from service.metrics.workers import WorkerPlace
-from service.node import Node
-from service.query_node import QueryNode
-from service.runtime.lost_writes import log_but_lost_writes
-from service.runtime.problem import by_name
-from service.runtime.process import raise_limit
-from service.runtime.stop_deadline import MARGIN_SECONDS, StopDeadline
-from service.runtime.store_check import StoreCheck
+from service.node import Node, QueryNode
+from service.runtime.health import StoreCheck, by_name
+from service.runtime.process import MARGIN_SECONDS, StopDeadline, log_but_lost_writes, raise_limit
 from service.settings import Settings
 from service.wiring import (
     AnyNode,
@@ -67,7 +53,16 @@ from service.wiring import (
     make_sources,
     make_store_check,
 )
-from service.workers import LINES_LEFT, Workers, left_behind
+from service.workers import LINES_LEFT, WorkerProcesses, left_behind
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import RunKey, ulid_of
+from tailrace.logstore.clock import Clock, SystemClock
+from tailrace.logstore.errors import InvalidInput, TailraceError
+from tailrace.logstore.filesystem import apply_umask, close_to_others
+from tailrace.logstore.java import why_no_spark
+from tailrace.logstore.log_lines import log_to
+from tailrace.logstore.objects.config import open_store
+from tailrace.logstore.process import give_back_freed_memory
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +134,7 @@ async def run_workers(
     settings: Settings, stop: asyncio.Event, *, on_listening: Callable[[str], None]
 ) -> int:
     """Serves by several processes until `stop`, as `run` does by this one."""
-    workers = Workers(settings, SystemClock(), _WORKERS_RESTART)
+    workers = WorkerProcesses(settings, SystemClock(), _WORKERS_RESTART)
     return await workers.run(stop, on_listening=on_listening)
 
 
@@ -213,7 +208,7 @@ async def run(
     return status
 
 
-class _Begun(NamedTuple):
+class _StartedNode(NamedTuple):
     """A started node, the check of its store, and the sockets for other nodes and for clients."""
 
     node: AnyNode
@@ -224,7 +219,7 @@ class _Begun(NamedTuple):
 
 async def _begin(
     stack: AsyncExitStack, settings: Settings, machine: Machine, bound: socket.socket | None
-) -> _Begun:
+) -> _StartedNode:
     """Opens the store and starts the node. Raises as `run`."""
     opening = open_store(settings, machine.clock, machine.entropy, machine.fs)
     store = await stack.enter_async_context(opening)
@@ -237,7 +232,7 @@ async def _begin(
     node = make_node(settings, machine, store, check, _asked_at(asked, bound))
     stack.callback(node.seams.answers.close)
     await node.start()
-    return _Begun(node, check, asked, bound)
+    return _StartedNode(node, check, asked, bound)
 
 
 async def _stop_both(node: AnyNode, compacting: asyncio.Task[None]) -> None:

@@ -14,43 +14,141 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+import os
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Final, NamedTuple, NoReturn
 
-from logstore import ulid as ulids
-from logstore.batch import RunKey
-from logstore.errors import JournalFailed, NodeNotReady, OutcomeUnknown, TailraceError, Unavailable
-from logstore.position import Position
-from logstore.segments.carry import Carry
-from service.erasure import LocalPlaces
-from service.ingest.active_runs import ActiveRuns
-from service.ingest.appender import Appender
-from service.ingest.batch import IncomingBatch, Receipt, Submitted
-from service.journal.erasure import JournalEraser
+from service.erasure import JournalEraser, LocalPlaces
+from service.ingest.appender import ActiveRuns, Appender
+from service.ingest.batch import AppendReceipt, IncomingBatch, Submitted
 from service.journal.file import back_from
-from service.journal.journal import Journal
+from service.journal.journal import Appended, Journal
+from service.journal.reader import JournalPin
 from service.journal.recovery import Recovered, recover
 from service.journal.state import JournalState
-from service.journal.view import JournalPin
-from service.journal.writer import Appended
-from service.node_base import NodeBase
-from service.node_problems import problems_of
-from service.peers.forgotten import active_runs
+from service.peers.membership import Membership
+from service.peers.register import active_runs
 from service.peers.shedding import open_shedding
-from service.runs.delete import Wanted, always
-from service.runs.settings import Tuning
-from service.runs.wiring import Surroundings, open_run_logs
-from service.runtime.disk_reserve import Purpose
-from service.runtime.identity import DataFolder, Identity, TakenOver, register, register_again
-from service.runtime.seams import Seams
-from service.settings import Settings
-from service.shipping.lineage import LOOK_SECONDS, Forked, Lineage, forked_in
+from service.run_log.delete import Wanted, always
+from service.run_log.read_records import Details
+from service.run_log.repair import Records
+from service.run_log.run_logs import RunLogs, Surroundings, open_run_logs
+from service.runtime.concurrency import insist
+from service.runtime.environment import Seams
+from service.runtime.free_disk import Purpose
+from service.runtime.health import ClockSkew, HealthProblem
+from service.runtime.identity import DataFolder, NodeIdentity, TakenOver, register, register_again
+from service.settings import Settings, Tuning
 from service.shipping.missing import MOST_RUNS, MissingSegments
 from service.shipping.shipper import SegmentShipper
+from service.shipping.watermarks import (
+    LOOK_SECONDS,
+    Confirmations,
+    Forked,
+    Lineage,
+    Watermarks,
+    forked_in,
+)
+from service.status.status import open_status
 from service.tail import Tail
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import (
+    Conflict,
+    JournalFailed,
+    NodeNotReady,
+    OutcomeUnknown,
+    TailraceError,
+    Unavailable,
+)
+from tailrace.logstore.position import Position
+from tailrace.logstore.segments.detect import Carry
+from tailrace.logstore.segments.writer import EncodedSegment
+
+# What every node has, whether it takes lines or only reads: its world, and its place in it.
+
+
+class NodeBase:
+    """A node that is not started. `failed` is done when it cannot go on and the process should end.
+
+    Without a configured name its folder keeps its name, and a new folder gets `default_name`.
+    """
+
+    _folder: DataFolder
+    identity: NodeIdentity
+    run_logs: RunLogs
+    tail: Tail
+
+    def __init__(
+        self,
+        seams: Seams,
+        settings: Settings,
+        *,
+        default_name: str,
+        table_mark: Callable[[str], int],
+        tuning: Tuning | None = None,
+    ) -> None:
+        self.seams = seams
+        self.store = seams.store
+        self.clock_skew = ClockSkew(seams.newest_date)
+        self._settings = settings
+        self._tuning = tuning or Tuning()
+        self._default_name = default_name
+        self._data = os.path.abspath(settings.data)
+        self.marks = Watermarks(seams.store, seams.clock, seams.entropy, seams.offload, table_mark)
+        self.status = open_status(self, seams, settings)
+        self.records: Records | None = None
+        self.details: Details | None = None
+        self.copied: Callable[[], Iterable[str]] = lambda: ()
+        """Gives the paths of table files of which this process has copies."""
+        self.stored: Callable[[str, EncodedSegment], None] = lambda *_: None
+        """Is told of each segment of this node that is in the store, and its key."""
+        self.failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        self.members = Membership(seams, settings)
+        self.status.unfinished.tell = self.members.tell_unfinished
+        self.confirmations = Confirmations()
+        self._started = asyncio.Event()
+        self._stopping = False
+        self._waiting: str | None = None
+
+    @property
+    def cut_off_from(self) -> tuple[str, ...]:
+        """The nodes with lines that this one does not hear now."""
+        return self.members.cut_off_from
+
+    async def _insist(self, step: Callable[[], Awaitable[None]], waiting: str) -> None:
+        """Does the step until it succeeds; meanwhile the node's problems say why it waits."""
+
+        def told(why: str | None) -> None:
+            self._waiting = why
+
+        await insist(step, self.seams.clock, told, waiting)
+
+
+# What is wrong with a node, as sentences for `/health/ready` and the log.
+
+
+def problems_of(node: Node, waiting: str | None) -> list[str]:
+    """The problems of all parts, and what a start is `waiting` for."""
+    found = [] if waiting is None else [waiting]
+    if node.clock_skew.problem is not None:
+        found.append(node.clock_skew.problem)
+    if node.shipper.last_error is not None:
+        wait = "segments wait in the journal"
+        found.append(HealthProblem(wait, f"{wait}: {node.shipper.last_error}"))
+    identity = node.identity
+    found += [
+        f"{missing.sentence()}. {missing.advice(identity.node)}"
+        for missing in identity.missing
+        if missing.lost != 0
+    ]
+    found += node.shipper.ongoing.problems()
+    found += [*node.journal.problems(), *node.recovered.problems(), *node.run_logs.problems()]
+    return [*found, *node.marks.problems(), *node.members.problems(), *node.seams.problems()]
+
 
 log = logging.getLogger(__name__)
 
@@ -319,7 +417,7 @@ class Node(NodeBase):
         """Takes a batch as `Appender.submit` does; None while the node takes no batches."""
         return self.appender.submit(batch) if self._takes_batches else None
 
-    async def append(self, batch: IncomingBatch) -> Receipt:
+    async def append(self, batch: IncomingBatch) -> AppendReceipt:
         """Stores a batch as `Appender.append` does, after a start. Raises `NodeNotReady`."""
         if not self._takes_batches:
             await self._until_ready()
@@ -447,9 +545,245 @@ class Node(NodeBase):
         self._syncer.close()
 
 
-def _taken_over(identity: Identity, journal: Journal) -> TakenOver:
+def _taken_over(identity: NodeIdentity, journal: Journal) -> TakenOver:
     """Journal files with lines that a fork took over under the name of its parent."""
     if not identity.parents:
         return ()
     files = journal.files[:-1]  # the newest one was begun under the new name
     return tuple([(f.ulid, f.first_pos, f.end_pos) for f in files if f.end_pos > identity.base])
+
+
+# The journal of a node that takes nothing: it is empty, and stays so.
+
+
+ONLY_READS: Final = "this node only reads (server.role is query)"
+ELSEWHERE: Final = "Send it to a node of another role."
+
+
+class Nothing(NamedTuple):
+    """No close and no deletion is to be carried out."""
+
+    closes: Mapping[RunKey, int]
+    tombstones: Mapping[tuple[str, str | None], int]
+
+
+class NoJournal:
+    """What run logs need of a journal, without one. `node` is who is asked for its lines."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+
+    @property
+    def state(self) -> Nothing:
+        """Requests that are not carried out: none."""
+        return Nothing({}, {})
+
+    def pin(self) -> JournalPin:
+        """An empty hot part."""
+        return JournalPin(self._node, (), first_pos=0, confirmed_pos=0, confirmed_seq=0, end_pos=0)
+
+    async def record_close(self, key: RunKey) -> int:
+        """Raises `NodeNotReady`."""
+        raise NodeNotReady(f"{ONLY_READS}: it cannot close {key.run!r}", hint=ELSEWHERE)
+
+    def finish_close(self, key: RunKey, pos: int) -> None:
+        """There is none."""
+
+    async def record_tombstone(self, fqn: str, run: str | None, t: int) -> None:
+        """Keeps nothing: the next start reads all deletions from the store."""
+
+    def finish_deletion(self, fqn: str, run: str | None, t: int) -> None:
+        """There is none."""
+
+
+# A node that only reads (`serve --role query`): no journal, no batches, no lines of its own.
+#
+# It shows what the store and the other nodes hold. In the register it is a reader: others tell it
+# of deletions and of runs that end, and nobody waits for it or misses it. Of its data folder it
+# uses the lock, the scratch of searches and their copies and cache of table files.
+
+
+_READ_DELETIONS_SECONDS = 30.0
+
+
+class HasJournal(Conflict):
+    """The data folder of a node that shall only read holds a journal."""
+
+    hint = (
+        "Give it a data folder of its own. The lines of this one are brought into the store by a"
+        " start with --role all."
+    )
+
+
+class NoShedding:
+    """Who takes nothing has no load to shed."""
+
+    active = False
+    load = 0.0
+
+
+class QueryNode(NodeBase):
+    """A node without a journal."""
+
+    shedding = NoShedding()
+    _task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Locks the folder and begins to read. Raises `FolderLocked`, `HasJournal`."""
+        seams, settings = self.seams, self._settings
+        _refuse_journals(self._data)
+        self._folder = DataFolder(seams.fs, self._data, seams.clock, seams.entropy)
+        self.identity = self._folder.identify(settings.node_id, self._default_name, None)
+        self._journal = NoJournal(self.identity.node)
+        self.tail = Tail(self.identity.node, settings.sse, lambda: self.members.shared)
+        self.run_logs = self._open_run_logs()
+        self._task = asyncio.get_running_loop().create_task(self._serve(), name="query node")
+        self._task.add_done_callback(self._ended)
+
+    def _open_run_logs(self) -> RunLogs:
+        seams, settings, node = self.seams, self._settings, self.identity.node
+        seconds = settings.runs.close_wait_seconds
+        around = Surroundings(
+            self._journal,
+            seams.offload,
+            confirmed_through=_nothing_waits,
+            last_ulid=lambda _: 0,
+            watermark=self.marks.watermark,
+            ended=self.tail.ended,
+            newest_date=seams.newest_date,
+            records=lambda: self.records,
+            details=lambda: self.details,
+            silent=lambda: seams.answers.silent,
+            others=partial(self.members.others, node, seconds),
+        )
+        world = seams.store, seams.clock, seams.entropy
+        return open_run_logs(node, (), *world, settings, self._tuning, around)
+
+    async def _serve(self) -> None:
+        """Joins, then follows the others until the node stops."""
+        deletions = self.run_logs.deletions
+        await self.members.try_to_join_as_reader(self.identity.node, deletions)
+        await self._insist(self.run_logs.start_reading, "waiting for the object store")
+        self._started.set()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.members.stay(self.tail))
+            group.create_task(self._keep_up())
+
+    async def _keep_up(self) -> None:
+        """Reads the deletions again and again: nobody waits for a reader that he cannot reach."""
+        while True:
+            await self.seams.clock.sleep(_READ_DELETIONS_SECONDS)
+            with suppress(TailraceError):
+                await self.run_logs.deletions.load()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self.failed.done():
+            self.failed.set_result(error)
+
+    async def stop(self) -> None:
+        """Ends live streams and leaves the register: nothing is to be brought away."""
+        self._stopping = True
+        self.tail.stop()
+        await self.members.leave(stored=True)
+        self.confirmations.stop()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self.run_logs.stop()
+        self._folder.release()
+
+    # --- the HTTP API --------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        """Whether it answers."""
+        return self._started.is_set() and not self._stopping
+
+    def problems(self) -> list[str]:
+        """Reasons why the node is not ready, and other problems, as sentences."""
+        doing = f"the node is {'stopping' if self._stopping else 'starting'}"
+        return [*self.lasting_problems(), *([] if self.ready else [doing])]
+
+    def lasting_problems(self) -> list[str]:
+        """Problems as sentences, without a start or a stop that is in progress."""
+        found = [] if self._waiting is None else [self._waiting]
+        return [*found, *self.members.problems(), *self.seams.problems()]
+
+    @property
+    def carry(self) -> Carry:
+        """Nothing is carried on here."""
+        return Carry()
+
+    @property
+    def places(self) -> LocalPlaces:
+        """Where on this machine deleted lines may be: it has no journal."""
+        highest = self.run_logs.deletions.highest
+        journal = f"{self._data}/journal"
+        return LocalPlaces(self.pin, self.seams.fs, journal, lambda *_: False, highest, self.copied)
+
+    def pin(self) -> JournalPin:
+        """The hot part: nothing."""
+        return self._journal.pin()
+
+    async def all_synced(self) -> None:
+        """Returns when requests are answered. Raises `NodeNotReady`."""
+        if self._stopping:
+            raise NodeNotReady("the node is stopping", hint="Ask another node.")
+        try:
+            async with asyncio.timeout(_START_SECONDS):
+                await self._started.wait()
+        except TimeoutError as error:
+            raise NodeNotReady(self._waiting or "the node is starting") from error
+
+    def submit(self, batch: IncomingBatch) -> Submitted | None:  # noqa: ARG002
+        """Takes nothing."""
+        return None
+
+    async def append(self, batch: IncomingBatch) -> AppendReceipt:  # noqa: ARG002
+        """Raises `NodeNotReady`."""
+        refuse()
+
+    async def open_run(self, key: RunKey, connector: str) -> int:  # noqa: ARG002
+        """Raises `NodeNotReady`."""
+        refuse()
+
+    async def close_run(self, key: RunKey) -> str:  # noqa: ARG002
+        """Raises `NodeNotReady`."""
+        refuse()
+
+    async def delete_run(self, key: RunKey, wanted: Wanted = always) -> None:  # noqa: ARG002
+        """Raises `NodeNotReady`."""
+        refuse()
+
+    async def delete_pipeline(
+        self,
+        fqn: str,  # noqa: ARG002
+        wanted: Wanted = always,  # noqa: ARG002
+    ) -> list[str]:
+        """Raises `NodeNotReady`."""
+        refuse()
+
+    def untold(self, fqn: str, run: str | None) -> Sequence[str]:  # noqa: ARG002
+        """It deletes nothing."""
+        return ()
+
+
+def refuse() -> NoReturn:
+    """Raises the error for whoever wants to change something here."""
+    raise NodeNotReady(ONLY_READS, hint=ELSEWHERE)
+
+
+async def _nothing_waits(pos: int) -> None:
+    """All lines of a node without lines are in segments."""
+
+
+def _refuse_journals(data: str) -> None:
+    """Raises `HasJournal`: its lines would be seen by nobody, and brought away by nobody."""
+    folders = [data]
+    workers = os.path.join(data, "workers")
+    with suppress(FileNotFoundError):
+        folders += [os.path.join(workers, name) for name in os.listdir(workers)]
+    for folder in folders:
+        if os.path.isdir(os.path.join(folder, "journal")):
+            raise HasJournal(f"{folder} holds the journal of a node that takes batches")

@@ -8,35 +8,780 @@ once. A setting that a hostile or careless user can run into has its unit in its
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
+import ssl
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from coordination.settings import SourceCoordination
-from logstore.errors import InvalidInput
-from logstore.log_storage import translate
-from logstore.objects.settings import (
+from service.tail import SseSettings
+from tailrace.coordination.settings import SourceCoordination
+from tailrace.logstore.errors import InvalidInput
+from tailrace.logstore.objects.config import (
     CompactionSettings,
     PipelineSettings,
+    QueueRetention,
     SegmentRetention,
     StoreSettings,
 )
-from logstore.runs.retention import time_text
-from logstore.settings import PREFIX, load, read_file
-from service.access.settings import AccessSettings
-from service.http.settings import PageSettings, ServerSettings
-from service.ingest.settings import IngestSettings
-from service.journal.settings import JournalSettings
-from service.peers.settings import NodesSettings
-from service.query.settings import QuerySettings
-from service.queue.settings import QueueSettings
-from service.runs.settings import CoordinationSettings, RunSettings
-from service.shipping.settings import FlushSettings
-from service.status.settings import OpenMetadataSettings
-from service.tail import SseSettings
+from tailrace.logstore.openmetadata_settings import translate
+from tailrace.logstore.process import memory_limit
+from tailrace.logstore.runs.deletions import RunRetention, time_text
+from tailrace.logstore.runs.manifest import INLINE_BYTES
+from tailrace.logstore.settings import (
+    GIB,
+    KIB,
+    MIB,
+    PREFIX,
+    Bytes,
+    BytesOrZero,
+    Listed,
+    Section,
+    items,
+    load,
+    read_file,
+)
+
+# Settings of access; a part of the table in `service/settings.py`.
+
+
+class AccessSettings(Section):
+    """Where the rules are, and where is written what was done and refused."""
+
+    rules: str = Field(
+        default="",
+        description="File with the rules of access (YAML), read again when it changes and at"
+        " SIGHUP; empty: everybody who reaches the service may do everything",
+    )
+    reload_seconds: float = Field(
+        default=2, gt=0, description="How often is looked whether the file of rules has changed"
+    )
+    audit_log: str = Field(
+        default="",
+        description="File of the audit log (JSON lines), which is written when there are rules;"
+        " empty: `audit.log` in the data folder",
+    )
+
+
+# Settings of appends; a part of the table in `service/settings.py`.
+
+
+_APART_MS = 60_000  # of two nodes' clocks
+
+
+class IngestSettings(Section):
+    """Which batches are accepted, and how much of them at once."""
+
+    max_age_days: int = Field(
+        default=7,
+        ge=1,
+        description="A client's batch id older than this is refused as `batch-too-old`",
+    )
+    max_future_seconds: int = Field(
+        default=600, ge=0, description="A client's batch id further ahead of the clock is refused"
+    )
+    max_body_bytes: Bytes = Field(
+        default=64 * MIB, description="Size of a request body as it is sent, compressed or not"
+    )
+    max_text_bytes: Bytes = Field(
+        default=64 * MIB, description="Size of one batch's text after decompression and decoding"
+    )
+    max_meta_bytes: Bytes = Field(
+        default=16 * MIB,
+        description="Size of the metadata of one batch's records: times, levels, attributes",
+    )
+    in_flight_bytes: Bytes = Field(
+        default=128 * MIB,
+        description="Memory of all bodies, as far as they have arrived, and of their texts;"
+        " beyond it bodies wait, and one that stalls meanwhile gets 503",
+    )
+    body_timeout_seconds: float = Field(
+        default=60, gt=0, description="Time from the end of a request's headers to its last byte"
+    )
+    offload_bytes: Bytes = Field(
+        default=256 * KIB, description="Bodies from this size on are decoded in a thread"
+    )
+    decode_threads: int = Field(
+        default=2, ge=1, le=64, description="Bodies decoded at the same time"
+    )
+    prefix_connector: bool = Field(
+        default=False,
+        description="Begin the first line of a batch with `[connectorId] `, as OpenMetadata does",
+    )
+
+    @property
+    def deleted_ahead_ms(self) -> int:
+        """How far ahead the ids lie that a node may have taken that does not answer a deletion."""
+        return self.max_future_seconds * 1000 + _APART_MS
+
+
+# Settings of connections, replies and pages; a part of the table in `service/settings.py`.
+
+
+_HOST = re.compile(r"\*|(\*?\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
+
+
+def _each(form: re.Pattern[str], listed: str, what: str) -> str:
+    """`listed` if each of its items has the form. Raises `ValueError` with the one that has not."""
+    for item in items(listed):
+        if not form.fullmatch(item):
+            raise ValueError(f"{item!r} is not {what}")
+    return listed
+
+
+class ServerSettings(Section):
+    """Where the service listens."""
+
+    host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on")
+    port: int = Field(
+        default=8790, ge=0, le=65535, description="Port to listen on; 0 takes a free one"
+    )
+    workers: int = Field(
+        default=1,
+        ge=1,
+        le=256,
+        description="Processes that serve, each a node of its own; about one for each core. What"
+        " bounds memory, disk and searches is divided among them",
+    )
+    role: Literal["all", "ingest", "query"] = Field(
+        default="all",
+        description="What this node does for others: `ingest` makes no searches; `query` has no"
+        " journal and takes nothing, reads runs and searches, and needs `store` and `nodes.secret`",
+    )
+    insecure: bool = Field(
+        default=False,
+        description="Listen on an address other machines can reach, also without rules of access",
+    )
+    tls_certificate: str = Field(
+        default="", description="File with the certificate and its chain (PEM); empty: no TLS"
+    )
+    tls_key: str = Field(
+        default="", description="File with its private key (PEM); empty: it is with the certificate"
+    )
+    stop_seconds: float = Field(
+        default=30, gt=0, description="How long a stop waits for requests and for the last flush"
+    )
+    store_seconds: float = Field(
+        default=5.0,
+        gt=0,
+        le=600,
+        description="How long a request that reads waits for an answer of the object store; then"
+        " the reply has what the nodes hold, and says so",
+    )
+    max_connections: int = Field(
+        default=4096,
+        ge=1,
+        description="Connections at once; the next one gets 503. Fewer if the process may"
+        " open few files",
+    )
+    max_connections_per_peer: int = Field(
+        default=3072,
+        ge=1,
+        description="Connections of one address at once (IPv6: one /64); at most three quarters "
+        "of all",
+    )
+    max_header_bytes: Bytes = Field(
+        default=64 * KIB,
+        ge=KIB,
+        description="Size of a request's line and headers; a larger one gets 431",
+    )
+    max_url_bytes: Bytes = Field(
+        default=8 * KIB, ge=KIB, description="Size of a request's URL; a larger one gets 414"
+    )
+    header_timeout_seconds: float = Field(
+        default=30,
+        gt=0,
+        description="Time from the first byte of a request to the end of its headers",
+    )
+    idle_timeout_seconds: float = Field(
+        default=75,
+        gt=0,
+        description="A connection without a request for this long is closed, also a new one",
+    )
+    reply_bytes: Bytes = Field(
+        default=256 * MIB,
+        ge=MIB,
+        description="Memory of pages, downloads, segments and lists in progress, 1 MiB each;"
+        " further requests wait up to 10 s, and replies that nobody reads"
+        " meanwhile are cut off",
+    )
+    write_timeout_seconds: float = Field(
+        default=60,
+        gt=0,
+        description="A client that reads nothing of its reply for this long is disconnected",
+    )
+    allowed_hosts: Listed = Field(
+        default="",
+        description="Names that clients and proxies use for the service, besides `localhost`,"
+        " IP addresses and this host's name, separated by commas; `.example.com`"
+        " includes all names below it, `*` is any name",
+    )
+    allowed_origins: Listed = Field(
+        default="",
+        description="Origins (`https://logs.example.com`), separated by commas, whose pages"
+        " may change data; needed if a proxy changes `Host`",
+    )
+
+    cors_origins: Listed = Field(
+        default="",
+        description="Origins (`https://tools.example.com`), separated by commas, whose pages may"
+        " ask everything and read the replies (CORS), with a token of their own; empty: none",
+    )
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _are_hosts(cls, listed: str) -> str:
+        return _each(_HOST, listed, "a host name without scheme, port and path")
+
+    @field_validator("allowed_origins", "cors_origins")
+    @classmethod
+    def _are_origins(cls, listed: str) -> str:
+        return _each(_ORIGIN, listed, "an origin: scheme://host[:port]")
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """What speaks TLS with the certificate, if there is one. Raises `OSError`."""
+        if not self.tls_certificate:
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.tls_certificate, self.tls_key or None)
+        return context
+
+
+class PageSettings(Section):
+    """Limits of pages."""
+
+    default_lines: int = Field(
+        default=1000, ge=1, description="Lines of a page when `limit` is not given"
+    )
+    max_lines: int = Field(
+        default=100_000, ge=1, description="The most lines of a page, for any `limit`"
+    )
+    run_list: int = Field(default=10, ge=1, description="Runs listed when `limit` is not given")
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSettings:
+    """The sections that requests go by, and what follows from several of them.
+
+    `most_connections` is what the process may have open, however many are set; None: no bound.
+    """
+
+    server: ServerSettings = field(default_factory=ServerSettings)
+    ingest: IngestSettings = field(default_factory=IngestSettings)
+    pages: PageSettings = field(default_factory=PageSettings)
+    sse: SseSettings = field(default_factory=SseSettings)
+    most_connections: int | None = None
+
+    @property
+    def max_connections(self) -> int:
+        """Connections at once; the next one gets 503."""
+        wanted = self.server.max_connections
+        return wanted if self.most_connections is None else min(wanted, self.most_connections)
+
+    @property
+    def max_connections_per_peer(self) -> int:
+        """Connections of one address at once (IPv6: of one /64)."""
+        return min(self.server.max_connections_per_peer, self._most_of_all)
+
+    @property
+    def max_readers(self) -> int:
+        """Live readers at once; the next one gets an `error` event."""
+        return min(self.sse.max_readers, self._most_of_all)
+
+    @property
+    def _most_of_all(self) -> int:
+        """One client, or all readers, leave connections for others."""
+        return max(1, self.max_connections * 3 // 4)
+
+    @property
+    def shortest_timeout_seconds(self) -> float:
+        """The shortest timeout of a connection."""
+        server = self.server
+        return min(
+            server.header_timeout_seconds,
+            server.idle_timeout_seconds,
+            server.write_timeout_seconds,
+            self.ingest.body_timeout_seconds,
+        )
+
+
+# Settings of the journal; a part of the table in `service/settings.py`.
+
+
+class JournalSettings(Section):
+    """Limits of the journal on the node's own disk."""
+
+    file_bytes: Bytes = Field(
+        default=64 * MIB,
+        ge=MIB,
+        description="Size at which a journal file ends and a new one begins",
+    )
+    max_bytes: Bytes = Field(
+        default=8 * GIB,
+        ge=4 * MIB,
+        description="Size of all journal files together; beyond it appends get 507",
+    )
+    min_free_bytes: Bytes = Field(
+        default=64 * MIB,
+        description="With less free disk space no batch is accepted; cuts and closes still are",
+    )
+    reserve_bytes: BytesOrZero = Field(
+        default=4 * MIB,
+        description="Room that is taken twice on the disk of the data folder, and on that of a"
+        " folder store, for a start and for deletions when the disk is full; 0: none",
+    )
+    fast_sync_seconds: float = Field(
+        default=1, gt=0, description="A batch sent as `fast` is synced after at most this time"
+    )
+    erase_seconds: float = Field(
+        default=60,
+        ge=0,
+        description="After a deletion the journal begins a new file within this time, so that the"
+        " file with the deleted lines goes; deletions in between share one",
+    )
+
+    @model_validator(mode="after")
+    def _holds_two_files(self) -> JournalSettings:
+        if self.max_bytes < 2 * self.file_bytes:
+            raise ValueError("journal.max_bytes must hold at least two files of journal.file_bytes")
+        return self
+
+
+# Settings of the routes between nodes.
+
+
+_URL = re.compile(r"https?://[^/?#\s]+")
+_SHORTEST = 16
+
+
+class NodesSettings(Section):
+    """How the nodes on one store find and ask each other."""
+
+    secret: SecretStr = Field(
+        default=SecretStr(""),
+        description="Secret that all nodes on the store share, at least 16 characters; empty: this"
+        " node asks no other node and answers none",
+    )
+    previous_secret: SecretStr = Field(
+        default=SecretStr(""),
+        description="The secret before this one, while it is replaced: this node takes it too, and"
+        " shows it to a node that refuses `nodes.secret`",
+    )
+    listen: str = Field(
+        default="",
+        pattern=r"^(.+:\d{1,5})?$",
+        description="`HOST:PORT` at which this node answers others alone, with TLS: they show a"
+        " certificate of `nodes.tls_ca`. Empty: at the service's own address, by `nodes.secret`",
+    )
+    tls_certificate: str = Field(
+        default="",
+        description="File with this node's certificate (PEM), which it shows to others",
+    )
+    tls_key: str = Field(
+        default="", description="File with its private key (PEM); empty: it is with the certificate"
+    )
+    tls_ca: str = Field(
+        default="", description="File with the authority that signs nodes' certificates (PEM)"
+    )
+    url: str = Field(
+        default="",
+        description="URL under which other nodes reach this one (`http://10.0.0.7:8790`); empty:"
+        " the address on which it listens",
+    )
+    timeout_seconds: float = Field(
+        default=2.0,
+        gt=0,
+        le=60,
+        description="How long a reader waits for other nodes; one that is silent is left out, and"
+        " the reply says so",
+    )
+    refresh_seconds: float = Field(
+        default=5.0, ge=0.1, description="How often a node looks which other nodes there are"
+    )
+
+    shed_journal_share: float = Field(
+        default=0.8,
+        ge=0,
+        le=1,
+        description="Of three nodes or more, one whose journal is so full refuses batches (429)"
+        " whose clients send them elsewhere; 0: not for this reason",
+    )
+    shed_lag_seconds: float = Field(
+        default=120.0,
+        ge=0,
+        description="The same if lines have waited so long for their segment; 0: not for this"
+        " reason",
+    )
+    shed_delay_seconds: float = Field(
+        default=0.5,
+        ge=0,
+        description="The same if a request waits so long for the processor; 0: not for this reason",
+    )
+
+    @property
+    def ask(self) -> bool:
+        """Whether this node asks others, and answers them."""
+        return bool(self.secret.get_secret_value() or self.listen)
+
+    @field_validator("url")
+    @classmethod
+    def _is_url(cls, value: str) -> str:
+        if value and not _URL.fullmatch(value.rstrip("/")):
+            raise ValueError("not a URL of scheme, host and port alone")
+        return value.rstrip("/")
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """The secrets that this node takes, its own first."""
+        both = (self.secret.get_secret_value(), self.previous_secret.get_secret_value())
+        return tuple([secret for secret in both if secret]) if both[0] else ()
+
+    @field_validator("secret", "previous_secret")
+    @classmethod
+    def _is_long(cls, value: SecretStr) -> SecretStr:
+        secret = value.get_secret_value()
+        if secret and (len(secret) < _SHORTEST or not secret.isascii() or not secret.isprintable()):
+            raise ValueError("a secret has at least 16 characters of printable ASCII")
+        return value
+
+
+# Settings of searches; a part of the table in `service/settings.py`.
+
+
+class QuerySettings(Section):
+    """Limits of a search."""
+
+    threads: int = Field(default=2, ge=1, le=64, description="Threads of one search")
+    memory_bytes: Bytes = Field(default=512 * MIB, ge=64 * MIB, description="Memory of one search")
+    spill_bytes: Bytes = Field(
+        default=4 * GIB, description="Disk that one search may use beyond its memory"
+    )
+    index_bytes: Bytes | None = Field(
+        default=None,
+        description="Memory of a node for what it read of skip indexes of table files, which say"
+        " what a search may leave out; empty: a 64th of the memory of machine or container, at"
+        " least 64 MiB",
+    )
+    scan_copies_bytes: BytesOrZero | None = Field(
+        default=None,
+        description="Disk of a node for copies of table files without compression, which searches"
+        " scan three times as fast; empty: half of that memory, 0: none",
+    )
+    file_cache_bytes: BytesOrZero = Field(
+        default=16 * GIB,
+        description="Disk of a node for table files of a store on S3 as they are, and their skip"
+        " indexes, which searches then read without a request; 0: none",
+    )
+    time_limit_seconds: float = Field(
+        default=60,
+        gt=0,
+        description="Working time of one search, without waiting for the client to read",
+    )
+    stall_seconds: float = Field(
+        default=60, gt=0, description="A search whose client reads nothing for this long is ended"
+    )
+    max_concurrent: int = Field(default=4, ge=1, description="Searches at once")
+    max_waiting: int = Field(default=32, ge=0, description="Searches in the queue behind them")
+    stream_window_seconds: float = Field(
+        default=2,
+        ge=0,
+        le=60,
+        description="A live search holds records back for this long and gives them in the order of"
+        " their ULIDs",
+    )
+    max_streams: int = Field(
+        default=32, ge=1, description="Different searches that are followed live at once"
+    )
+    idle_seconds: float = Field(
+        default=300,
+        ge=0,
+        description="A database that no search has used for this long is closed",
+    )
+
+    @property
+    def index_budget(self) -> int:
+        """`index_bytes`, or what it is without."""
+        found = self.index_bytes
+        return max(memory_limit() // 64, 64 * MIB) if found is None else found
+
+    @property
+    def copies_budget(self) -> int:
+        """`scan_copies_bytes`, or what it is without."""
+        found = self.scan_copies_bytes
+        return memory_limit() // 2 if found is None else found
+
+    def sized(self) -> QuerySettings:
+        """The same, with sizes in place of what depends on how much memory there is."""
+        sizes = {"index_bytes": self.index_budget, "scan_copies_bytes": self.copies_budget}
+        return self.model_copy(update=sizes)
+
+
+# Settings of the segment queue; a part of the table in `service/settings.py`.
+
+
+class QueueSettings(QueueRetention):
+    """Limits of the segment queue, which is consumer groups over HTTP."""
+
+    lease_seconds: float = Field(
+        default=60,
+        gt=0,
+        description="How long a segment is leased when `lease_seconds` is not given",
+    )
+    max_lease_seconds: float = Field(
+        default=3600,
+        gt=0,
+        description="The longest lease that a consumer may ask for; it may renew",
+    )
+    max_attempts: int = Field(
+        default=5,
+        ge=1,
+        description="A segment that was leased this often without a commit has failed: the"
+        " group passes over it",
+    )
+    outstanding: int = Field(
+        default=64,
+        ge=1,
+        le=1000,
+        description="The most segments of a group that are leased or wait for a retry",
+    )
+    retry_seconds: float = Field(
+        default=1,
+        ge=0,
+        description="A segment that was given back is free after this long, doubled with each"
+        " attempt",
+    )
+    longest_retry_seconds: float = Field(
+        default=60, ge=0, description="The longest of these pauses"
+    )
+    max_wait_seconds: float = Field(
+        default=60, ge=0, description="The longest `wait` of a consumer"
+    )
+    max_waiting: int = Field(
+        default=1000,
+        ge=1,
+        description="The most consumers that wait at a node; the next one gets 503",
+    )
+    poll_seconds: float = Field(
+        default=1,
+        ge=0.05,
+        description="How often the store is asked for other nodes' segments while consumers wait",
+    )
+    report_seconds: float = Field(
+        default=30, gt=0, description="How often the lag of all groups is measured, for metrics"
+    )
+    max_groups: int = Field(
+        default=1000,
+        ge=1,
+        description="The most consumer groups; a new one replaces an unused one, or gets 429",
+    )
+    new_groups_per_hour: int = Field(
+        default=100,
+        ge=1,
+        description="Groups that one address may create in an hour at a node; the next one"
+        " gets 429",
+    )
+    unused_group_seconds: float = Field(
+        default=3600,
+        gt=0,
+        description="A group that committed nothing and got no call for this long is unused",
+    )
+    decoded_bytes: Bytes = Field(
+        default=64 * MIB,
+        description="Memory for decoded parts of segments that consumers read; a part that"
+        " does not fit is decoded again when its consumer continues",
+    )
+
+    @property
+    def default_lease_seconds(self) -> float:
+        """The lease of a consumer that asks for none: never longer than it may ask for."""
+        return min(self.lease_seconds, self.max_lease_seconds)
+
+
+# Settings of run logs; a part of the table in `service/settings.py`.
+#
+# `Tuning` has the sizes and pauses that no operator sets, and that tests make small.
+
+
+class RunSettings(RunRetention):
+    """Run logs; OpenMetadata's names for the same things are accepted too."""
+
+    prefix: str = Field(
+        default="pipeline-logs",
+        pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$",
+        description="Key prefix of run logs",
+    )
+    stream_timeout_minutes: float = Field(
+        default=1440,
+        gt=0,
+        description="A run that nobody closed is closed after this long without a line and without"
+        " a status that says that it goes on",
+    )
+    lost_minutes: float = Field(
+        default=5,
+        gt=0,
+        description="A run whose client has a heartbeat is `lost` after this long without a sign"
+        " of it; it goes on when the client is heard again",
+    )
+    cleanup_interval_minutes: float = Field(
+        default=60, gt=0, description="How often abandoned and expired runs are looked for"
+    )
+    partial_flush_interval_minutes: float = Field(
+        default=2,
+        gt=0,
+        description="New lines of a run are flushed to a chunk and `partial.txt` after this time",
+    )
+    early_flush_watermark_bytes: Bytes = Field(
+        default=5 * MIB,
+        description="A run with this much new text is flushed without waiting for the time",
+    )
+    pending_flush_alert_after_failures: int = Field(
+        default=10,
+        ge=1,
+        description=(
+            "A flush that failed this often in a row is reported: in the log, in"
+            " `/health/ready` and to the alert rules"
+        ),
+    )
+    max_concurrent_streams: int = Field(
+        default=100,
+        ge=1,
+        description="Runs with state in memory; others are served from the journal",
+    )
+    close_wait_seconds: float = Field(
+        default=5,
+        ge=0,
+        description="A close answers `closing` when finishing takes longer than this",
+    )
+    reopen_idle_seconds: float = Field(
+        default=60,
+        gt=0,
+        description="A run that a late batch reopened is closed again after this long without one",
+    )
+
+    @property
+    def lost_seconds(self) -> float:
+        """`lost_minutes` in seconds."""
+        return self.lost_minutes * 60
+
+    @property
+    def stream_timeout_seconds(self) -> float:
+        """`stream_timeout_minutes` in seconds."""
+        return self.stream_timeout_minutes * 60
+
+    @property
+    def cleanup_interval_seconds(self) -> float:
+        """`cleanup_interval_minutes` in seconds."""
+        return self.cleanup_interval_minutes * 60
+
+    @property
+    def partial_flush_interval_seconds(self) -> float:
+        """`partial_flush_interval_minutes` in seconds."""
+        return self.partial_flush_interval_minutes * 60
+
+
+class CoordinationSettings(Section):
+    """Leases in the store: who does which work."""
+
+    lease_seconds: float = Field(
+        default=600,
+        ge=15,
+        description="A node that is silent for this long counts as lost: other nodes flush"
+        " its segments into the runs",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Sizes and pauses of all parts of run logs."""
+
+    chunk_bytes: int = 8 << 20
+    """A flush of more text makes several chunks."""
+    inline_bytes: int = INLINE_BYTES
+    """A run's manifest holds so much of its text, in chunks that have no objects."""
+    watermark_seconds: float = 10.0
+    """How often it is stored up to where all of the node's lines are in chunks."""
+    merge_above: int = 48
+    """A run with more chunks has some of them merged."""
+    merge_width: int = 8
+    """So many chunks become one."""
+    partial_seconds: float | None = None
+    """A partial text is published again after this time; None: after the interval of flushes."""
+    orphan_seconds: float = 86_400.0
+    """Objects that no manifest names are removed at this age."""
+    takeover_seconds: float = 60.0
+    """How often lost nodes are looked for."""
+
+
+# Settings of what leaves the node; a part of the table in `service/settings.py`.
+
+
+class FlushSettings(Section):
+    """When lines leave the node for the object store."""
+
+    segment_seconds: float = Field(
+        default=10, gt=0, description="A segment is cut when it is this old"
+    )
+    segment_bytes: Bytes = Field(
+        default=64 * MIB, description="A segment is cut when it holds this much text"
+    )
+    bulk_milliseconds: int = Field(
+        default=250,
+        ge=0,
+        description="A batch sent as `bulk` is cut into a segment within this time",
+    )
+    process: bool = Field(
+        default=True,
+        description="Segments of 16 MiB of text and more are made in a process of its own",
+    )
+    parallel: int = Field(
+        default=3,
+        ge=1,
+        le=64,
+        description="Runs that are flushed at the same time, those that waited longest first; "
+        "eight times as many of runs with at most 4 KiB of new text",
+    )
+
+    @property
+    def bulk_seconds(self) -> float:
+        """`bulk_milliseconds` in seconds."""
+        return self.bulk_milliseconds / 1000
+
+
+# Settings of what clients report; a part of the table in `service/settings.py`.
+
+
+# The version of OpenMetadata whose API this is, unless a setting says otherwise.
+REPORTED_VERSION = "2.0.7"
+
+
+class OpenMetadataSettings(Section):
+    """What OpenMetadata's clients are answered, and how their reports are kept."""
+
+    version: str = Field(
+        default=REPORTED_VERSION,
+        pattern=r"^[0-9]+\.[0-9]+(\.[0-9]+)*$",
+        description="Version that `/api/v1/system/version` reports: that of the clients",
+    )
+    finish_grace_seconds: float = Field(
+        default=10,
+        ge=0,
+        description="Live streams of a run end this long after its terminal pipelineStatus,"
+        " or after the last line that follows it",
+    )
+    report_cache_bytes: Bytes = Field(
+        default=16 * MIB,
+        description="Memory for statuses and metrics, and the same again for progress",
+    )
+    report_reply_bytes: Bytes = Field(
+        default=8 * MIB,
+        description="Size of statuses or metrics in one reply; `paging.next` leads to the rest",
+    )
+
 
 _FEW_DAYS = 7
 

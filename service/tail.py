@@ -26,16 +26,78 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from contextlib import suppress
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from pydantic import Field
 
-from logstore.batch import RunKey
-from logstore.position import Cursor, Position
-from logstore.settings import MIB, Bytes, Section
-from service.ticks import Published, Tick
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.position import MOST_NEWEST, Cursor, Position
+from tailrace.logstore.settings import MIB, Bytes, Section
+from tailrace.logstore.ulid import batch_of
+
+# What is new of a watched run: the batches that were synced within a few milliseconds.
+#
+# A tick is framed once for each form in which readers want it, and shared by all of them.
+
+
+class Published(Protocol):
+    """A batch that is synced; `pos` is its first record's, `meta` as the journal keeps it."""
+
+    @property
+    def ulid(self) -> int: ...
+    @property
+    def pos(self) -> int: ...
+    @property
+    def records(self) -> int: ...
+    @property
+    def lines(self) -> int: ...
+    @property
+    def text(self) -> bytes: ...
+    @property
+    def meta(self) -> bytes: ...
+    @property
+    def connector(self) -> str | None: ...
+
+
+class Tick:
+    """Batches of a run published within one interval; `frames` caches them for readers."""
+
+    __slots__ = ("batches", "frames", "last", "node", "size")
+
+    def __init__(self, node: str, batches: Sequence[Published], last: Position) -> None:
+        self.node = node
+        self.batches = batches
+        self.last = last
+        self.size = sum([len(batch.text) + len(batch.meta) for batch in batches])
+        self.frames: dict[Hashable, Any] = {}
+
+    @property
+    def first_pos(self) -> int:
+        """The position of its first record."""
+        return self.batches[0].pos
+
+    @property
+    def newest(self) -> tuple[int, ...]:
+        """The ULIDs of the last records of its newest batches, for cursors."""
+        return tuple([b.ulid + b.records - 1 for b in self.batches[-MOST_NEWEST:]])
+
+    def may_repeat(self, cursor: Cursor) -> bool:
+        """Whether a reader with this cursor may have seen a batch of it, as another node's copy.
+
+        A node knows its own batches again, so what was seen of it alone is not repeated.
+        """
+        if not cursor.positions.keys() - {self.node}:
+            return False
+        highest = batch_of(max(cursor.last_records, default=0))
+        return any(batch.ulid <= highest for batch in self.batches)
+
+    @property
+    def text(self) -> bytes:
+        """The lines of all batches."""
+        return b"".join([batch.text for batch in self.batches])
+
 
 ALL_RUNS = RunKey("", "")
 """What those watch who look at all runs: they are woken, and nothing is published to them."""
@@ -72,7 +134,7 @@ class SseSettings(Section):
         return self.coalesce_milliseconds / 1000
 
 
-class Taken(NamedTuple):
+class TakenTicks(NamedTuple):
     """Ticks for a reader, the number of the next one, and whether it must read storage."""
 
     ticks: list[Tick]
@@ -173,10 +235,10 @@ class Channel:
         self._tick()
         return self._first + len(self._ticks)
 
-    def take(self, next_tick: int, cursor: Cursor | None) -> Taken:
+    def take(self, next_tick: int, cursor: Cursor | None) -> TakenTicks:
         """The ticks from `next_tick` on that `cursor` has not passed."""
         if next_tick < self._first:
-            return Taken([], next_tick, behind=True)
+            return TakenTicks([], next_tick, behind=True)
         ticks: list[Tick] = []
         end = self._first + len(self._ticks)
         for number in range(next_tick, end):
@@ -185,9 +247,9 @@ class Channel:
             if seen >= tick.last.pos:
                 continue
             if seen >= tick.first_pos or (cursor is not None and tick.may_repeat(cursor)):
-                return Taken([], next_tick, behind=True)
+                return TakenTicks([], next_tick, behind=True)
             ticks.append(tick)
-        return Taken(ticks, end, behind=False)
+        return TakenTicks(ticks, end, behind=False)
 
     def publish(self, node: str, batch: Published, position: Position) -> None:
         """Adds a batch to the tick that is gathering; `position` is its last record's."""

@@ -18,68 +18,68 @@ from urllib.parse import urlsplit
 
 from fastapi import APIRouter
 
-from coordination.storetime import StoreTime
-from logstore import ulid as ulids
-from logstore.clock import Clock, Entropy, SystemClock, system_entropy
-from logstore.descriptors import ReservedDisk, open_files
-from logstore.disk import Disk
-from logstore.filesystem import FileSystem
-from logstore.objects.keypath import RESERVE
-from logstore.objects.remote import newest_date_of, requests_of
-from logstore.objects.store import ObjectStore
-from logstore.segments.columns import record_batches
-from logstore.settings import items
-from logstore.syncer import QuickSyncer, Syncer, syncer_for
-from logstore.table.followed import FollowedTable
-from logstore.table.options import open_table
 from service.access.access import Access
 from service.access.audit import AuditLog
 from service.compaction import CompactionChild
 from service.erasure import Erasure
+from service.http.admin import LeasesOfStore
 from service.http.app import Application, HttpApi, build_app
+from service.http.authorization import Gate
 from service.http.browsers import BrowserGuard
-from service.http.gate import Gate
-from service.http.internal import internal_routes
-from service.http.leases import LeasesOfStore
-from service.http.node_listener import client_context
-from service.http.settings import HttpSettings
-from service.http.verify import Verification, verify_command, verify_environment
-from service.metrics.compaction import CompactorFile
-from service.metrics.declared import Sources
+from service.http.internal import client_context, internal_routes
+from service.http.system import VerificationCommand, verify_command, verify_environment
+from service.metrics.declared import CompactorFile, MetricSources
 from service.metrics.scrape import scraper
 from service.metrics.workers import WorkerPlace, of_all
-from service.node import Node
-from service.peers.answers import Answers
-from service.peers.http import HttpTransport
-from service.peers.journals import RecordFeeds
-from service.peers.records import RecordsOfOthers
-from service.peers.transport import Network
+from service.node import Node, QueryNode
+from service.peers.handlers import Answers
+from service.peers.remote_feeds import RecordFeeds
+from service.peers.remote_lines import RecordsOfOthers
+from service.peers.rpc import HttpTransport, Network
+from service.query.context import run_details, run_records
 from service.query.engine import QueryEngine
-from service.query.live.followed import LiveLimits
-from service.query.live.matches import LiveMatches
-from service.query.live.reach import stored_ends
-from service.query.records import run_details, run_records
-from service.query.segments import SegmentCatalog
-from service.query.view import Deletion
-from service.query.view import Sources as QuerySources
-from service.query_node import QueryNode
+from service.query.live_search import LiveMatches
+from service.query.live_sources import LiveLimits, stored_ends
+from service.query.sources import Deletion, FooterCatalog
+from service.query.sources import SearchSources as QuerySources
 from service.queue.contents import Contents
 from service.queue.queue import SegmentQueue
-from service.runtime.counters import HttpCounters, StoreCounters, SyncCounters
-from service.runtime.disk_reserve import DiskReserve
-from service.runtime.metered import MeteredStore, MeteredSyncer
-from service.runtime.process import for_connections
-from service.runtime.seams import Seams
-from service.runtime.state_watch import StateWatch
-from service.runtime.store_check import StoreCheck
+from service.runtime.counters import (
+    HttpCounters,
+    MeteredStore,
+    MeteredSyncer,
+    StoreCounters,
+    SyncCounters,
+)
+from service.runtime.environment import Seams
+from service.runtime.free_disk import DiskReserve
+from service.runtime.health import StateWatch, StoreCheck
+from service.runtime.process import for_connections, in_thread
 from service.runtime.store_deadline import DeadlineStore, StoreAnswers
-from service.runtime.threads import in_thread
-from service.settings import Settings, is_loopback
-from service.shipping.process import EncoderProcess
+from service.settings import HttpSettings, Settings, is_loopback
+from service.shipping.encoding import EncoderProcess
 from service.tail import ALL_RUNS
+from tailrace.coordination.lease import StoreTime
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.clock import Clock, Entropy, SystemClock, system_entropy
+from tailrace.logstore.filesystem import (
+    Disk,
+    FileSystem,
+    QuickSyncer,
+    ReservedDisk,
+    Syncer,
+    open_files,
+    syncer_for,
+)
+from tailrace.logstore.objects.local import RESERVE
+from tailrace.logstore.objects.store import ObjectStore, newest_date_of, requests_of
+from tailrace.logstore.segments.writer import record_batches
+from tailrace.logstore.settings import items
+from tailrace.logstore.table.followed import FollowedTable
+from tailrace.logstore.table.table import open_table
 
 if TYPE_CHECKING:
-    from service.query.bucket import Bucket
+    from service.query.duckdb import SearchedBucket
 
 # A thread that waits for a store which hangs is back after as many deadlines.
 _TRIES_OF_A_SEARCH: Final = 2
@@ -185,7 +185,7 @@ def make_store_check(settings: Settings, machine: Machine, store: ObjectStore) -
 
 def make_sources(settings: Settings, node: AnyNode) -> QuerySources:
     """Where the searches of a started node look."""
-    catalog = SegmentCatalog()
+    catalog = FooterCatalog()
     node.stored = partial(catalog.note, node.store)
     return QuerySources(
         store=node.store,
@@ -287,7 +287,7 @@ def make_app(
     gate: Gate | None = None,
 ) -> Application:
     """The HTTP API of the node; `place` is which of several workers it is."""
-    sources = Sources(
+    sources = MetricSources(
         node,
         engine(),
         machine.http,
@@ -313,7 +313,7 @@ def make_app(
         lambda: (node.identity.node, *node.identity.parents),
         texts=settings.runs.prefix,
     )
-    verification = Verification(verify_command(settings), verify_environment(settings))
+    verification = VerificationCommand(verify_command(settings), verify_environment(settings))
     return build_app(
         node,
         HttpApi(
@@ -406,17 +406,17 @@ def http_settings(settings: Settings) -> HttpSettings:
     )
 
 
-def query_bucket(settings: Settings, answers: StoreAnswers | None = None) -> Bucket | None:
+def query_bucket(settings: Settings, answers: StoreAnswers | None = None) -> SearchedBucket | None:
     """How searches read the store if it is on S3; with a deadline if requests wait for them."""
     if settings.bucket is None:
         return None
     # DuckDB and the vendor's modules are loaded where they are needed: 70 MB.
-    from logstore.objects.s3.credentials import Credentials
-    from service.query.bucket import Bucket
+    from service.query.duckdb import SearchedBucket
+    from tailrace.logstore.objects.s3.credentials import Credentials
 
     s3, place = settings.s3, settings.bucket.uri
     if answers is None:
-        return Bucket(place, s3, Credentials(s3))
+        return SearchedBucket(place, s3, Credentials(s3))
     quick = s3.model_copy(
         update={
             "connect_timeout_seconds": min(s3.connect_timeout_seconds, answers.seconds),
@@ -424,4 +424,4 @@ def query_bucket(settings: Settings, answers: StoreAnswers | None = None) -> Buc
             "attempts": min(s3.attempts, _TRIES_OF_A_SEARCH),
         }
     )
-    return Bucket(place, quick, Credentials(s3), lambda: answers.silent)
+    return SearchedBucket(place, quick, Credentials(s3), lambda: answers.silent)

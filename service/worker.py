@@ -18,11 +18,11 @@ from contextlib import suppress
 
 import uvloop
 
-from logstore.errors import TailraceError
-from service.http.handover import Sharing
+from service.http.server import Sharing
 from service.main import prepare, run
-from service.runtime.stop_deadline import StopDeadline
-from service.workers import LINES_LEFT, Assignment
+from service.runtime.process import StopDeadline
+from service.workers import LINES_LEFT, WorkerAssignment
+from tailrace.logstore.errors import TailraceError
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def main() -> int:
     said = sys.stdin.buffer.read(size)
     if not size or len(said) < size:
         return _PARENT_DIED
-    assignment: Assignment = pickle.loads(said)  # noqa: S301 -- our parent's
+    assignment: WorkerAssignment = pickle.loads(said)  # noqa: S301 -- our parent's
     prepare(assignment.settings)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -46,7 +46,7 @@ def main() -> int:
         return 1
 
 
-async def _work(assignment: Assignment) -> int:
+async def _work(assignment: WorkerAssignment) -> int:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
 

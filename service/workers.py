@@ -33,12 +33,12 @@ from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
-from logstore.clock import Clock
 from service.compaction import RestartPolicy
 from service.http.server import address, bound_socket, listen
 from service.metrics.workers import WorkerPlace
-from service.runtime.stop_deadline import MARGIN_SECONDS
+from service.runtime.process import MARGIN_SECONDS
 from service.settings import Settings
+from tailrace.logstore.clock import Clock
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ LINES_LEFT: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Assignment:
+class WorkerAssignment:
     """What a worker is told at its start: its settings, its place, and numbers of descriptors.
 
     `shared` is the service's socket, None for a worker that shall bring its lines into the store
@@ -119,13 +119,13 @@ def left_behind(settings: Settings, count: int) -> list[int]:
     return sorted(n for n in found if n >= count and not (folder / str(n) / _DRAINED).exists())
 
 
-class Worker:
+class WorkerProcess:
     """A worker: a process at a time. `ready` is set as long as it serves."""
 
     def __init__(
         self,
         number: int,
-        assign: Callable[[int], Assignment],
+        assign: Callable[[int], WorkerAssignment],
         said: Callable[[bool], None],
         *,
         drains: bool,
@@ -193,7 +193,7 @@ class Worker:
             process.send_signal(signal.SIGKILL)
 
 
-class Workers:
+class WorkerProcesses:
     """The parent's side: `settings.server.workers` of them, as long as `run` does."""
 
     def __init__(self, settings: Settings, clock: Clock, restart: RestartPolicy) -> None:
@@ -204,7 +204,7 @@ class Workers:
         self._stopping = asyncio.Event()
         self._inboxes: list[tuple[socket.socket, socket.socket]] = []
         self._serving: IO[bytes]
-        self.workers: list[Worker] = []
+        self.workers: list[WorkerProcess] = []
 
     async def run(self, stop: asyncio.Event, *, on_listening: Callable[[str], None]) -> int:
         """Keeps the workers until `stop`, or until one cannot start: the exit status.
@@ -243,15 +243,17 @@ class Workers:
             stopped.cancel()
         return _worst(statuses)
 
-    def _worker(self, place: WorkerPlace, shared: socket.socket, own: socket.socket) -> Worker:
+    def _worker(
+        self, place: WorkerPlace, shared: socket.socket, own: socket.socket
+    ) -> WorkerProcess:
         number, drains = place.number, place.number >= self._count
         settings = settings_of(self._settings, number, self._count, self._url(own))
 
-        def assign(ready: int) -> Assignment:
+        def assign(ready: int) -> WorkerAssignment:
             accepts = None if drains else shared.fileno()
             ends = [pair[n != number] for n, pair in enumerate(self._inboxes)]
             inboxes = tuple([end.fileno() for end in ends])
-            return Assignment(
+            return WorkerAssignment(
                 settings, place, accepts, own.fileno(), inboxes, self._serving.fileno(), ready
             )
 
@@ -259,7 +261,7 @@ class Workers:
             if not drains:
                 os.pwrite(self._serving.fileno(), bytes([serves]), number)
 
-        return Worker(number, assign, said, drains=drains)
+        return WorkerProcess(number, assign, said, drains=drains)
 
     def _own_host(self) -> str:
         """Where workers listen for each other, without TLS: then on this machine alone."""
@@ -279,7 +281,7 @@ class Workers:
             await worker.ready.wait()
         on_listening(url)
 
-    async def _keep(self, worker: Worker) -> int:
+    async def _keep(self, worker: WorkerProcess) -> int:
         """Starts a worker again and again: its last exit status.
 
         It ends with the stop, or with a first life that never served: another would not either.

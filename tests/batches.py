@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from logstore.batch import (
+from tailrace.logstore.batch import (
     BATCH,
     CONSTANT_ATTRIBUTES,
     Indexes,
@@ -22,7 +22,7 @@ from logstore.batch import (
     RunKey,
     digest,
 )
-from logstore.segments.ulids import times_ms
+from tailrace.logstore.segments.file_format import times_ms
 
 Entry: TypeAlias = (
     "tuple[RunKey, int, bytes]"
@@ -33,7 +33,7 @@ Entry: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class MemoryBatches:
-    """An implementation of `logstore.batch.Batches` over bytes held in memory."""
+    """An implementation of `tailrace.logstore.batch.Batches` over bytes held in memory."""
 
     node: str
     rows: Rows

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from logstore.java import why_no_spark
+from tailrace.logstore.java import why_no_spark
 from tests.seeds import choose, chosen
 from tests.servers.chromium import why_no_chromium
 from tests.servers.dynamodb import DynamoDb, running_dynamodb, why_no_dynamodb

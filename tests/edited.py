@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from logstore.checked import decode_checked, encode_checked
+from tailrace.logstore.state import decode_checked, encode_checked
 
 
 def edited(body: bytes, **members: Any) -> bytes:

@@ -19,7 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 TREE = Path(__file__).parents[1]
-_COPIED = ("logstore", "coordination", "service", "compactor", "forwarder", "tailrace", "tests")
+_COPIED = ("service", "compactor", "tailrace", "tests")
 _TOLD_LINES = 3
 
 

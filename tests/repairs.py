@@ -1,7 +1,7 @@
 """A repair of a run's log is a failure, unless the test asked for it.
 
 A node makes again what vanished from the store. Where nobody took anything away, that hides a fault
-of ours. Each repair ends in a warning of `service.runs.repair`, which is looked for here: of nodes
+of ours. Each repair ends in a warning of `service.run_log`, which is looked for here: of nodes
 in the test's process by `repairs_fail`, of a service that is a process by `ServiceProcess`, in
 its output. A test whose subject are repairs says so, and fails if there was none:
 
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import pytest
 
-LOGGER = "service.runs.repair"
+LOGGER = "service.run_log"
 
 
 class _Heard(logging.Handler):

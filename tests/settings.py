@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from service.http.settings import HttpSettings
-from service.settings import Settings
+from service.settings import HttpSettings, Settings
 
 S = TypeVar("S", bound=BaseModel)
 

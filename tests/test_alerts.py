@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
-from compactor.reporting.metrics import METRICS as COMPACTORS
-from forwarder.metrics import METRICS as FORWARDERS
-from pipelines.metrics import METRICS as PIPELINES
+from compactor.metrics import METRICS as COMPACTORS
 from service.metrics.scrape import METRICS
 from service.metrics.workers import UP
+from tailrace.forwarder.metrics import METRICS as FORWARDERS
+from tailrace.pipelines.process import METRICS as PIPELINES
 from tests.servers.promtool import promtool
 
 ROOT = Path(__file__).parents[1]

@@ -16,12 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from logstore.clock import SystemClock, system_entropy
-from logstore.disk import Disk
-from logstore.objects.open import open_store
-from logstore.objects.settings import StoreSettings
-from logstore.table.options import open_table
-from logstore.table.table import Table
+from tailrace.logstore.clock import SystemClock, system_entropy
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.objects.config import StoreSettings, open_store
+from tailrace.logstore.table.table import Table, open_table
 from tests.compactor.lake import NOON, Lake, batch
 from tests.servers.minio import Bucket
 from tests.tailrace.verification.world import ingest

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PROGRAMS = ["service", "compactor", "forwarder", "pipelines", "tailrace"]
-PACKAGES = ["logstore", "coordination", *PROGRAMS]
+PACKAGES = ["service", "compactor", "tailrace"]
 CODE = [*PACKAGES, "tests", "benchmarks", "docs"]
 FOLDERS = [*CODE, "client/tailrace_client"]
 PYTHON = sorted(path for name in FOLDERS for path in (ROOT / name).rglob("*.py"))
@@ -87,8 +86,8 @@ def _resolves(dotted: str) -> bool:
 @cache
 def _settings() -> set[str]:
     """Dotted names of settings and their sections: they may begin like a package."""
-    from logstore.settings import table
     from service.settings import Settings
+    from tailrace.logstore.settings import table
 
     names = [row.name.split(".") for row in table(Settings)]
     return {".".join(name[:count]) for name in names for count in range(1, len(name) + 1)}

@@ -20,9 +20,8 @@ from tailrace_client.errors import (
     Unavailable,
 )
 from tailrace_client.handler import Handler
-from tailrace_client.ids import BatchIds
 from tailrace_client.reading import Page, Record
-from tailrace_client.records import encode_record
+from tailrace_client.records import BatchIds, encode_record
 from tailrace_client.run import Receipt, Run
 from tailrace_client.service import Service
 from tailrace_client.spool import Closing, Target

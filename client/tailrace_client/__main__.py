@@ -19,13 +19,12 @@ import sys
 from typing import Dict, List, Optional, Sequence
 
 from tailrace_client import system
-from tailrace_client.command import configure, run
-from tailrace_client.environment import add_ca_file, token_of_environment
+from tailrace_client.command import add_ca_file, configure, run, token_of_environment
 from tailrace_client.errors import InvalidRequest
-from tailrace_client.ids import BatchIds
+from tailrace_client.records import BatchIds
 from tailrace_client.sender import Sender
 from tailrace_client.service import Service
-from tailrace_client.spool import Queue, has_work, queues, read_target, set_aside_in
+from tailrace_client.spool import SpoolQueue, has_work, queues, read_target, set_aside_in
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
@@ -93,7 +92,7 @@ class _Sending:
     def deliver(self, path: str) -> int:
         """0, or 1 if something is left."""
         try:
-            queue = Queue.take_over(path, refused=True)
+            queue = SpoolQueue.take_over(path, refused=True)
         except (OSError, ValueError) as error:
             _say(str(error))
             return 1

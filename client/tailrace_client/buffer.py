@@ -22,10 +22,9 @@ from contextlib import contextmanager, suppress
 from typing import Callable, Deque, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from tailrace_client import system
-from tailrace_client.ids import BatchIds
-from tailrace_client.records import dropped_record
-from tailrace_client.retry import Backoff
-from tailrace_client.spool import Batch, Content, Entry, Queue, Target
+from tailrace_client.records import BatchIds, dropped_record
+from tailrace_client.spool import BatchContent, SpooledBatch, SpoolEntry, SpoolQueue, Target
+from tailrace_client.system import RetryPause
 
 POLICIES = ("block", "drop-oldest", "drop-newest")
 _LOOK_SECONDS = 0.01
@@ -83,36 +82,36 @@ class _Notes(NamedTuple):
 class HeldBatch:
     """A batch in memory, where the spool cannot be written. The sender takes it as it is."""
 
-    def __init__(self, target: Target, batch: str, entries: List[Entry]) -> None:
+    def __init__(self, target: Target, batch: str, entries: List[SpoolEntry]) -> None:
         self.target = target
         self.id = self._origin = batch
         self.entries = entries
         self.given = False
 
     @property
-    def batch(self) -> Batch:
+    def batch(self) -> SpooledBatch:
         """Its id, its records and their bytes."""
         size = sum([len(entry.payload) for entry in self.entries])
-        return Batch(self.id, len(self.entries), size)
+        return SpooledBatch(self.id, len(self.entries), size)
 
     def origin(self, _: str) -> str:
         """The id under which it was made."""
         return self._origin
 
-    def read(self, _: str) -> Content:
+    def read(self, _: str) -> BatchContent:
         """What it has."""
         payload = b"".join([entry.payload for entry in self.entries])
-        return Content(payload, len(self.entries), 0, self.given)
+        return BatchContent(payload, len(self.entries), 0, self.given)
 
     def send_anew(self, _: str, new: str, since_ms: int) -> Tuple[str, int]:
-        """After a deletion: as `Queue.send_anew`."""
+        """After a deletion: as `SpoolQueue.send_anew`."""
         kept = [entry for entry in self.entries if entry.written_ms >= since_ms]
         dropped, self.entries = len(self.entries) - len(kept), kept
         self.id, self.given = new, True
         return new if kept else "", dropped
 
     def give_new_id(self, _: str, ids: BatchIds) -> str:
-        """As `Queue.give_new_id`."""
+        """As `SpoolQueue.give_new_id`."""
         self.id = ids.mint()
         return self.id
 
@@ -137,7 +136,7 @@ class Buffer:
         options: Options,
         say: Callable[[str], None],
     ) -> None:
-        self.queue: Optional[Queue] = None
+        self.queue: Optional[SpoolQueue] = None
         self.sending: Optional[str] = None
         """The origin of the batch that a request may be about: it is not dropped."""
         self.written = 0
@@ -148,14 +147,14 @@ class Buffer:
         self._ids = ids
         self._options = options
         self._say = say
-        self._memory: Deque[Entry] = deque()
+        self._memory: Deque[SpoolEntry] = deque()
         self._memory_size = 0
         self._held: Optional[HeldBatch] = None
         self._lock = threading.RLock()
         self._inside = False
         self._opened_at = 0.0
         self._disk_error = ""
-        self._retries = Backoff(_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS)
+        self._retries = RetryPause(_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS)
         self._retry_at = 0.0
         self._drops: Deque[_Drop] = deque()
         self._dropped = 0
@@ -202,7 +201,7 @@ class Buffer:
         if not self._has_room(len(record), until):
             self.drop(1, self._disk_error or "the spool is full")
             return False
-        self._memory.append(Entry(system.steady_ms(), record))
+        self._memory.append(SpoolEntry(system.steady_ms(), record))
         self._memory_size += len(record)
         if self._options.write_through:
             self.write(until)
@@ -264,7 +263,7 @@ class Buffer:
                 return True
         return False
 
-    def _drop_batch(self, batch: Batch) -> None:
+    def _drop_batch(self, batch: SpooledBatch) -> None:
         why = self._disk_error or "the spool is full"
         lost = self._notes.pop(batch.id, _Notes())
         if lost.dropped:  # the run is told again
@@ -326,9 +325,9 @@ class Buffer:
             self._say(f"the spool can be written again: {self._spool}")
         return True
 
-    def _from_memory(self) -> List[Entry]:
+    def _from_memory(self) -> List[SpoolEntry]:
         """The oldest records, as many as a batch has."""
-        entries: List[Entry] = []
+        entries: List[SpoolEntry] = []
         size = 0
         with suppress(IndexError):
             while size < self._options.batch_bytes:
@@ -336,7 +335,7 @@ class Buffer:
                 size += len(entries[-1].payload)
         return entries
 
-    def _taken(self, entries: List[Entry]) -> None:
+    def _taken(self, entries: List[SpoolEntry]) -> None:
         """Counts what has left memory."""
         self.written += len(entries)
         size = sum([len(entry.payload) for entry in entries])
@@ -396,13 +395,13 @@ class Buffer:
         dropped = sum([drop.records for drop in drops])
         self._notes[batch] = _Notes(before.notes + 1, before.dropped + dropped)
 
-    def _on_disk(self) -> Queue:
+    def _on_disk(self) -> SpoolQueue:
         """The queue in the spool, which is made if need be. Raises `OSError`."""
         if self.queue is None:
-            self.queue = Queue.create(self._spool, self._target, self._ids)
+            self.queue = SpoolQueue.create(self._spool, self._target, self._ids)
         return self.queue
 
-    def _append(self, entries: List[Entry]) -> None:
+    def _append(self, entries: List[SpoolEntry]) -> None:
         queue = self._on_disk()
         if queue.open_size >= self._options.batch_bytes:
             queue.seal()
@@ -432,7 +431,7 @@ class Buffer:
             self.sending = None if self._held is None else self._held.origin("")
             return self._held
 
-    def next_batch(self, *, at_once: bool = False) -> Tuple[Optional[Batch], float]:
+    def next_batch(self, *, at_once: bool = False) -> Tuple[Optional[SpooledBatch], float]:
         """The oldest batch, to be sent: it is sealed and synced. Else seconds until one is due.
 
         `at_once` does not wait for more records. Raises `OSError`.
@@ -466,9 +465,9 @@ def _new(drops: List[_Drop]) -> int:
     return sum([drop.records for drop in drops if not drop.counted])
 
 
-def _told(drops: List[_Drop]) -> List[Entry]:
+def _told(drops: List[_Drop]) -> List[SpoolEntry]:
     if not drops:
         return []
     count = sum([drop.records for drop in drops])
     note = dropped_record(count, drops[-1].why, drops[0].at, drops[-1].at)
-    return [Entry(system.steady_ms(), note)]
+    return [SpoolEntry(system.steady_ms(), note)]

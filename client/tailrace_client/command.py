@@ -31,14 +31,50 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from tailrace_client import system
 from tailrace_client.delivery import Delivery
-from tailrace_client.environment import add_ca_file, token_of_environment
+from tailrace_client.errors import InvalidRequest
 from tailrace_client.handler import left_behind
-from tailrace_client.ids import BatchIds
-from tailrace_client.records import encode_record
+from tailrace_client.records import BatchIds, encode_record
 from tailrace_client.run import DURABILITIES, run_path
 from tailrace_client.service import Service
 from tailrace_client.spool import Closing, Target
 from tailrace_client.unfinished import UnfinishedLines, collapse, finished, last_state
+
+# What a command takes from its environment: the token, which no argument has, and certificates.
+
+
+def token_of_environment() -> Optional[str]:
+    """`TAILRACE_TOKEN`, or what is in the file that `TAILRACE_TOKEN_FILE` names; None: no token.
+
+    Raises `InvalidRequest` for a file that has none.
+    """
+    token = os.environ.get("TAILRACE_TOKEN")
+    name = os.environ.get("TAILRACE_TOKEN_FILE")
+    if token or not name:
+        return token or None
+    try:
+        with open(name, encoding="ascii") as file:
+            token = file.read().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not ASCII"
+        raise InvalidRequest(
+            f"the token in {name} cannot be read: {why}",
+            hint="TAILRACE_TOKEN_FILE is a file with one line, which this user may read.",
+        ) from None
+    if not token:
+        raise InvalidRequest(f"{name} is empty", hint="It is to hold the token.")
+    return token
+
+
+def add_ca_file(parser: argparse.ArgumentParser, default: Any = None) -> None:
+    """The flag that names the certificates to trust; `default` is for a flag that comes twice."""
+    parser.add_argument(
+        "--ca-file",
+        metavar="FILE",
+        default=default or os.environ.get("TAILRACE_CA_FILE", ""),
+        help="certificates (PEM) of the authority that the service's is from (default:"
+        " $TAILRACE_CA_FILE, else the machine's)",
+    )
+
 
 DEFAULT_URL = "http://127.0.0.1:8790"
 DEFAULT_SPOOL = "~/.local/state/tailrace/spool"
@@ -56,7 +92,7 @@ _OF_TERMINAL = ("SIGINT", "SIGQUIT")
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 
 
-class Output(NamedTuple):
+class CommandOutput(NamedTuple):
     """Where the command writes, where that is passed on to, and what its records say of it."""
 
     source: int
@@ -115,7 +151,7 @@ class Command:
         self._put(f"{self._words[0]} {ended}", "ERROR" if status else "INFO", {"exit_code": status})
         return status
 
-    def _pass_on(self, outputs: List[Output]) -> None:
+    def _pass_on(self, outputs: List[CommandOutput]) -> None:
         """Copies all outputs, and makes records of their lines, in the order in which they come.
 
         One thread reads small pieces of whatever is ready, and of nothing that could not be
@@ -147,7 +183,7 @@ class Command:
             if rest := self._rest.get(output.name):
                 self._line(rest, output.name)
 
-    def _pass_piece(self, output: Output) -> bool:
+    def _pass_piece(self, output: CommandOutput) -> bool:
         """Copies a piece; False at the end, or if nobody takes it any more."""
         try:
             piece = os.read(output.source, _PIECE)
@@ -196,14 +232,16 @@ def _ignore(_: int, __: Optional[FrameType]) -> None:
     """A handler, since the command would inherit `SIG_IGN`."""
 
 
-def _open_outputs(kind: str) -> Tuple[List[Output], List[int]]:
+def _open_outputs(kind: str) -> Tuple[List[CommandOutput], List[int]]:
     """What is read of the command, and its own ends: stdout first, stderr last."""
     if kind == TERMINAL:
         ours, theirs = _open_terminal()
-        return [Output(ours, 1, "terminal")], [theirs]
+        return [CommandOutput(ours, 1, "terminal")], [theirs]
     names = ("stdout", "stderr") if kind == SEPARATE else ("output",)
     pipes = [os.pipe() for _ in names]
-    outputs = [Output(ours, target, name) for (ours, _), target, name in zip(pipes, (1, 2), names)]
+    outputs = [
+        CommandOutput(ours, target, name) for (ours, _), target, name in zip(pipes, (1, 2), names)
+    ]
     return outputs, [theirs for _, theirs in pipes]
 
 

@@ -24,14 +24,14 @@ from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Set
 
 from tailrace_client import system
 from tailrace_client.buffer import Buffer, Options
-from tailrace_client.ids import BatchIds
 from tailrace_client.presence import Presence
-from tailrace_client.sender import Batches, Sender
+from tailrace_client.records import BatchIds
+from tailrace_client.sender import BatchSource, Sender
 from tailrace_client.service import Service
 from tailrace_client.spool import (
-    Batch,
     Closing,
-    Queue,
+    SpooledBatch,
+    SpoolQueue,
     Target,
     has_work,
     queues,
@@ -132,7 +132,7 @@ class Delivery:
         self._adopted_at = self._refused_at = float("-inf")
         self._refused: Set[str] = set()
         self._working = threading.Lock()
-        self._adopted: Optional[Queue] = None
+        self._adopted: Optional[SpoolQueue] = None
         self._hurried = False
 
     def _queues(self) -> List[str]:
@@ -314,7 +314,7 @@ class Delivery:
         self._asleep = False
         return True
 
-    def _deliver(self, batches: Batches, batch: Batch) -> bool:
+    def _deliver(self, batches: BatchSource, batch: SpooledBatch) -> bool:
         try:
             return self._sender.deliver(batches, batch)
         finally:
@@ -381,7 +381,7 @@ class Delivery:
                 target = read_target(path)
                 if target.url != self.target.url or (own and target[:3] != self.target[:3]):
                     continue
-                queue = Queue.take_over(path, refused=path in self._refused)
+                queue = SpoolQueue.take_over(path, refused=path in self._refused)
                 self._refused.discard(path)
             except (OSError, ValueError) as error:
                 self._say(f"a queue of the spool cannot be read: {error}")
@@ -402,7 +402,7 @@ class Delivery:
                 f" such as {found[0]}: refused ones are sent again by each start and once an hour"
             )
 
-    def _deliver_all(self, queue: Queue) -> bool:
+    def _deliver_all(self, queue: SpoolQueue) -> bool:
         self._adopted = queue
         try:
             self._sender.report_start(queue)

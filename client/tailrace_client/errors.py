@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 from typing import Any, Mapping, Optional
 
-from tailrace_client.ids import is_batch_id
+from tailrace_client.records import is_batch_id
 
 _TEXT = 500
 

@@ -25,8 +25,7 @@ from tailrace_client import system
 from tailrace_client.buffer import Options
 from tailrace_client.delivery import Delivery, Left, Stats
 from tailrace_client.errors import InvalidRequest
-from tailrace_client.ids import BatchIds
-from tailrace_client.records import encode_record
+from tailrace_client.records import BatchIds, encode_record
 from tailrace_client.run import OUTCOMES, check_durability, run_path
 from tailrace_client.service import Service
 from tailrace_client.spool import Closing, Target

@@ -18,8 +18,8 @@ from contextlib import suppress
 from typing import Any, Callable, Dict, Mapping, Optional
 
 from tailrace_client.errors import InvalidRequest, TailraceError
-from tailrace_client.retry import Backoff
 from tailrace_client.service import ROOT, Service, name
+from tailrace_client.system import RetryPause
 
 REPORT_SECONDS = 5.0
 """How long a report, and what waits for one, waits for the service."""
@@ -92,7 +92,7 @@ class Presence:
         self._resting = False
         self._lines = False
         self._interval: Optional[float] = None
-        self._backoff = Backoff()
+        self._backoff = RetryPause()
         self._turn = threading.Lock()
         self._stop = threading.Event()
         self._wake = threading.Event()

@@ -14,8 +14,8 @@ from urllib.parse import urlencode
 
 from tailrace_client import system
 from tailrace_client.errors import NotFound, Unavailable
-from tailrace_client.retry import Backoff
 from tailrace_client.service import Service
+from tailrace_client.system import RetryPause
 
 _READ_SECONDS = 60.0  # several heartbeats: silence beyond it is a dead connection
 _LONGEST_PAUSE_SECONDS = 5.0
@@ -101,7 +101,7 @@ def _record(value: Mapping[str, Any], cursor: Optional[str] = None) -> Record:
     )
 
 
-class Event(NamedTuple):
+class StreamEvent(NamedTuple):
     """A server-sent event; `id` is the last one seen, also where this event has none."""
 
     name: str
@@ -109,7 +109,7 @@ class Event(NamedTuple):
     id: Optional[str]
 
 
-def parse_events(lines: Iterator[bytes]) -> Iterator[Event]:
+def parse_events(lines: Iterator[bytes]) -> Iterator[StreamEvent]:
     """Events of a stream's lines, as the HTML standard says. One without its end is left out."""
     event, data, last = "", [], None  # type: str, list[str], Optional[str]
     for raw in lines:
@@ -118,7 +118,7 @@ def parse_events(lines: Iterator[bytes]) -> Iterator[Event]:
         line = raw.rstrip(b"\r\n").decode("utf-8", "replace")
         if not line:
             if data or event:
-                yield Event(event or "message", "\n".join(data), last)
+                yield StreamEvent(event or "message", "\n".join(data), last)
             event, data = "", []
             continue
         field, _, value = line.partition(":")
@@ -135,8 +135,8 @@ def follow(
     service: Service, address: str, after: Optional[str], patience_seconds: float
 ) -> Iterator[Record]:
     """Records as they come, until the run is complete, over lost connections."""
-    stream = _Stream(service, address, after)
-    backoff = Backoff(longest=_LONGEST_PAUSE_SECONDS)
+    stream = _LiveStream(service, address, after)
+    backoff = RetryPause(longest=_LONGEST_PAUSE_SECONDS)
     while True:
         cursor, retry_after = stream.cursor, None
         try:
@@ -153,7 +153,7 @@ def follow(
         system.sleep(backoff.pause(retry_after))
 
 
-class _Stream:
+class _LiveStream:
     """A live view over connections; `cursor` is behind the last record that was given."""
 
     def __init__(self, service: Service, address: str, cursor: Optional[str]) -> None:

@@ -28,12 +28,17 @@ from typing import (
 
 from tailrace_client import system
 from tailrace_client.errors import InvalidRequest, RunDeleted, TailraceError, Unavailable
-from tailrace_client.ids import BatchIds, is_batch_id
 from tailrace_client.presence import Presence, is_own, put_status, read_status
 from tailrace_client.reading import Page, Record, follow, read_page
-from tailrace_client.records import attributes_header, encode_records, records_of
-from tailrace_client.retry import Backoff
+from tailrace_client.records import (
+    BatchIds,
+    attributes_header,
+    encode_records,
+    is_batch_id,
+    records_of,
+)
 from tailrace_client.service import ROOT, Answer, Service, name
+from tailrace_client.system import RetryPause
 from tailrace_client.unfinished import UnfinishedLines, last_state
 
 DURABILITIES = ("fast", "durable", "bulk")
@@ -257,7 +262,7 @@ class Run:
         return follow(self.service, path, after, self.retry_seconds)
 
     def _retried(self, call: Callable[[], _Result]) -> _Result:
-        backoff, until = Backoff(), system.monotonic() + self.retry_seconds
+        backoff, until = RetryPause(), system.monotonic() + self.retry_seconds
         while True:
             try:
                 return call()

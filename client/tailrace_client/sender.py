@@ -19,14 +19,13 @@ from typing import Callable, ContextManager, Optional, Protocol, Tuple, TypeVar
 
 from tailrace_client import errors, system
 from tailrace_client.errors import TailraceError, Unavailable
-from tailrace_client.ids import BatchIds, is_ahead
 from tailrace_client.presence import Presence
 from tailrace_client.reading import has_batch
-from tailrace_client.records import lines_of
-from tailrace_client.retry import Backoff
+from tailrace_client.records import BatchIds, is_ahead, lines_of
 from tailrace_client.run import RECORDS, TEXT, close_run, post_batch, receipt_of, run_path
 from tailrace_client.service import Service
-from tailrace_client.spool import Batch, Closing, Content, Queue, Target
+from tailrace_client.spool import BatchContent, Closing, SpooledBatch, SpoolQueue, Target
+from tailrace_client.system import RetryPause
 
 _RETRIED = (Unavailable, errors.NotAuthorized, errors.NotFound, errors.Redirected)
 _OTHER_ID = (errors.BatchTooOld, errors.BatchFromTheFuture)
@@ -37,13 +36,14 @@ class _GaveUp(Exception):
     """There is no time for another attempt."""
 
 
-class Batches(Protocol):
-    """What has the batches of a run: a queue of the spool, or memory. Methods as `Queue` has."""
+class BatchSource(Protocol):
+    """What has the batches of a run: a queue of the spool, or memory. Methods as `SpoolQueue`
+    has."""
 
     target: Target
 
     def origin(self, batch: str, /) -> str: ...
-    def read(self, batch: str, /) -> Content: ...
+    def read(self, batch: str, /) -> BatchContent: ...
     def send_anew(self, batch: str, new: str, since_ms: int, /) -> Tuple[str, int]: ...
     def give_new_id(self, batch: str, ids: BatchIds, /) -> str: ...
     def remove(self, batch: str, /) -> None: ...
@@ -53,7 +53,7 @@ class Batches(Protocol):
         ...
 
 
-class Counts:
+class RecordCounts:
     """What became of records. Grows only."""
 
     def __init__(self) -> None:
@@ -82,18 +82,18 @@ class Sender:
         pause: Callable[[float, bool], bool],
         say: Callable[[str], None],
     ) -> None:
-        self.counts = Counts()
+        self.counts = RecordCounts()
         self._service = service
         self._ids = ids
         self._lock = lock
         self._pause = pause
         self._say = say
-        self._backoff = Backoff()
+        self._backoff = RetryPause()
         self._said = ""
         self.presence: Optional[Presence] = None
         """Of the run whose lines are sent, if its start and its client's life are reported."""
 
-    def deliver(self, queue: Batches, batch: Batch) -> bool:
+    def deliver(self, queue: BatchSource, batch: SpooledBatch) -> bool:
         """Sends a batch until it is acknowledged, dropped or kept aside.
 
         False if `pause` ended it. Raises `OSError` if the batch cannot be read.
@@ -105,7 +105,7 @@ class Sender:
             return False
         return True
 
-    def report_start(self, queue: Queue) -> None:
+    def report_start(self, queue: SpoolQueue) -> None:
         """Reports the start of a run whose client has ended, if nobody did; makes one attempt."""
         started_ms, target = queue.started_ms, queue.target
         if started_ms is not None and queue.closing is None:
@@ -124,7 +124,7 @@ class Sender:
             self._say(f"run {fqn}/{run} cannot be closed: {error}")
         return True
 
-    def _deliver(self, queue: Batches, batch: Batch, content: Content) -> None:
+    def _deliver(self, queue: BatchSource, batch: SpooledBatch, content: BatchContent) -> None:
         target, name, records, renamed = queue.target, batch.id, batch.records, False
         path = run_path(target.fqn, target.run)
 
@@ -160,7 +160,7 @@ class Sender:
             return
 
     def _send_anew(
-        self, queue: Batches, batch: str, records: int, error: errors.RunDeleted
+        self, queue: BatchSource, batch: str, records: int, error: errors.RunDeleted
     ) -> Tuple[str, int]:
         """The id and the number of what was written after the deletion; empty if nothing was."""
         if error.service_ms is not None:
@@ -202,7 +202,7 @@ class Sender:
         return receipt is not None and receipt.duplicate
 
     def _under_other_id(
-        self, queue: Batches, batch: str, error: TailraceError, *, wait: bool
+        self, queue: BatchSource, batch: str, error: TailraceError, *, wait: bool
     ) -> Optional[str]:
         """The id to be tried next; None if the run has the batch."""
         if wait and not self._later(error):
@@ -218,7 +218,7 @@ class Sender:
             return queue.give_new_id(batch, self._ids)
 
     def _acknowledged(
-        self, queue: Batches, batch: str, records: int, duplicate: bool, damaged: int
+        self, queue: BatchSource, batch: str, records: int, duplicate: bool, damaged: int
     ) -> None:
         if self.presence is not None:
             self.presence.lines_delivered()
@@ -233,7 +233,9 @@ class Sender:
             else:
                 queue.remove(batch)
 
-    def _keep_aside(self, queue: Batches, batch: str, records: int, error: TailraceError) -> None:
+    def _keep_aside(
+        self, queue: BatchSource, batch: str, records: int, error: TailraceError
+    ) -> None:
         self.counts.refused += records
         why = "conflict" if isinstance(error, errors.BatchConflict) else "refused"
         with self._lock():

@@ -20,7 +20,7 @@ from urllib.parse import quote, urlsplit
 
 from tailrace_client import system
 from tailrace_client.errors import InvalidRequest, Redirected, Unavailable, from_answer
-from tailrace_client.retry import parse_http_date, parse_retry_after
+from tailrace_client.system import parse_http_date, parse_retry_after
 
 ROOT = "/api/v1/services/ingestionPipelines"
 _VERBS = frozenset({"close", "download", "last", "next", "prev", "stream"})

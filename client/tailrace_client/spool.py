@@ -56,7 +56,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 from zlib import crc32
 
 from tailrace_client import system
-from tailrace_client.ids import BatchIds, decode, encode, id_after, is_batch_id
+from tailrace_client.records import BatchIds, decode, encode, id_after, is_batch_id
 
 MAGIC = b"TRBATCH2"
 _MAGIC_1 = b"TRBATCH1"
@@ -82,7 +82,7 @@ class Target(NamedTuple):
     durability: str = "durable"
 
 
-class Batch(NamedTuple):
+class SpooledBatch(NamedTuple):
     """A batch that takes no more records: its id, its records and the bytes of its file."""
 
     id: str
@@ -90,7 +90,7 @@ class Batch(NamedTuple):
     size: int
 
 
-class Content(NamedTuple):
+class BatchContent(NamedTuple):
     """The payload of a batch, its number of entries, and the bytes behind it that are damaged.
 
     `given` says that its id was given by the service after a deletion.
@@ -102,7 +102,7 @@ class Content(NamedTuple):
     given: bool = False
 
 
-class Entry(NamedTuple):
+class SpoolEntry(NamedTuple):
     """A record of a batch, and when it was written, by `system.steady_ms`."""
 
     written_ms: int
@@ -120,7 +120,7 @@ class Closing(NamedTuple):
     ended_ms: Optional[int] = None
 
 
-class Queue:
+class SpoolQueue:
     """One run's batches in order of their ids. Made by `create` or `take_over`."""
 
     def __init__(self, path: str, target: Target, lock: int) -> None:
@@ -138,7 +138,7 @@ class Queue:
         self._unsynced: List[int] = []
 
     @classmethod
-    def create(cls, spool: str, target: Target, ids: BatchIds) -> Queue:
+    def create(cls, spool: str, target: Target, ids: BatchIds) -> SpoolQueue:
         """A new queue. Raises `OSError` if the folder cannot be used."""
         os.makedirs(spool, mode=system.PRIVATE_FOLDER, exist_ok=True)
         name = ids.mint()
@@ -162,7 +162,7 @@ class Queue:
         return cls(path, target, lock)
 
     @classmethod
-    def take_over(cls, path: str, *, refused: bool = False) -> Optional[Queue]:
+    def take_over(cls, path: str, *, refused: bool = False) -> Optional[SpoolQueue]:
         """The queue of a process that has ended; None if it has an owner, or is no queue.
 
         With `refused` it has the batches again that the service refused. Raises `ValueError` for
@@ -204,7 +204,7 @@ class Queue:
         """Bytes of the batch that still takes records; 0 if there is none."""
         return self._sizes.get(self._current, 0)
 
-    def append(self, entries: List[Entry], ids: BatchIds) -> None:
+    def append(self, entries: List[SpoolEntry], ids: BatchIds) -> None:
         """Adds records to the open batch, or to a new one. Raises `OSError`: none was added."""
         if self._file is None:
             self._begin(ids.mint())
@@ -237,10 +237,10 @@ class Queue:
             os.close(file)
         return copies
 
-    def sealed(self) -> List[Batch]:
+    def sealed(self) -> List[SpooledBatch]:
         """The batches that may be sent, oldest first."""
         return [
-            Batch(name, self._records[name], self._sizes[name])
+            SpooledBatch(name, self._records[name], self._sizes[name])
             for name in sorted(self._sizes, key=lambda name: (self.origin(name), name))
             if name != self._current
         ]
@@ -249,7 +249,7 @@ class Queue:
         """The id under which a batch was made: it stays when the batch gets another one."""
         return self._origins.get(batch, batch)
 
-    def read(self, batch: str) -> Content:
+    def read(self, batch: str) -> BatchContent:
         """A batch from its file. Raises `OSError`."""
         with open(self._path(batch), "rb") as file:
             return parse(file.read())
@@ -273,11 +273,11 @@ class Queue:
         self.remove(batch)
         return new if kept else "", dropped
 
-    def keep(self, batch: str, entries: List[Entry], *, given: bool) -> None:
+    def keep(self, batch: str, entries: List[SpoolEntry], *, given: bool) -> None:
         """Adds a batch that has its id already. Raises `OSError`: nothing was changed."""
         self._put(batch, batch, entries, given=given)
 
-    def _put(self, batch: str, origin: str, entries: List[Entry], *, given: bool) -> None:
+    def _put(self, batch: str, origin: str, entries: List[SpoolEntry], *, given: bool) -> None:
         body = _head(origin, given=given) + b"".join([_encode(entry) for entry in entries])
         system.write_whole(self._path(batch), body)
         self._origins[batch], self._records[batch] = origin, len(entries)
@@ -507,7 +507,7 @@ def _origin_of(data: bytes) -> Optional[Tuple[str, bool]]:
     return encode(int.from_bytes(raw, "big")), bool(given)
 
 
-def _encode(entry: Entry) -> bytes:
+def _encode(entry: SpoolEntry) -> bytes:
     payload, written_ms = entry.payload, entry.written_ms
     return _HEAD.pack(len(payload), _checksum(payload, written_ms), written_ms) + payload
 
@@ -516,20 +516,20 @@ def _checksum(payload: bytes, written_ms: int) -> int:
     return crc32(payload, crc32(_CHECKED.pack(written_ms), len(payload)))
 
 
-def parse(data: bytes) -> Content:
+def parse(data: bytes) -> BatchContent:
     """The intact entries of a file's beginning."""
     found = _origin_of(data)
     entries, at = _walk(data, 0)
     payload = b"".join([entry.payload for entry in entries])
-    return Content(payload, len(entries), len(data) - at, found is not None and found[1])
+    return BatchContent(payload, len(entries), len(data) - at, found is not None and found[1])
 
 
-def _entries(data: bytes, written_ms: int) -> List[Entry]:
+def _entries(data: bytes, written_ms: int) -> List[SpoolEntry]:
     """The intact entries; those of version 1 do not say when they were written."""
     return _walk(data, written_ms)[0]
 
 
-def _walk(data: bytes, written_ms: int) -> Tuple[List[Entry], int]:
+def _walk(data: bytes, written_ms: int) -> Tuple[List[SpoolEntry], int]:
     """The intact entries, and where they end."""
     if data.startswith(_MAGIC_1):
         head, at = _HEAD_1, len(_MAGIC_1)
@@ -537,7 +537,7 @@ def _walk(data: bytes, written_ms: int) -> Tuple[List[Entry], int]:
         head, at = _HEAD, _HEAD_BYTES
     else:
         return [], 0
-    entries: List[Entry] = []
+    entries: List[SpoolEntry] = []
     while at + head.size <= len(data):
         length, checksum, *times = head.unpack_from(data, at)
         end = at + head.size + length
@@ -547,6 +547,6 @@ def _walk(data: bytes, written_ms: int) -> Tuple[List[Entry], int]:
         found = _checksum(payload, times[0]) if times else crc32(payload, length)
         if found != checksum:
             break
-        entries.append(Entry(times[0] if times else written_ms, payload))
+        entries.append(SpoolEntry(times[0] if times else written_ms, payload))
         at = end
     return entries, at

@@ -10,11 +10,13 @@ The inputs of merges and rewriting jobs are plain values, so planning one needs 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Final, Protocol
 
-from logstore.runs.deletions import Deletion
+from tailrace.logstore.runs.deletions import Deletion
+from tailrace.logstore.table.schema import ROW_GROUP_BYTES, ROW_GROUP_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class MergeInput:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenCounts:
     """The row counts of a merge, from the task attempts that were committed.
 
     `rows` are lines that are in its files, `deleted` lines that were left out as deleted.
@@ -59,7 +61,7 @@ class Written:
     deleted: int = 0
 
 
-class Engine(Protocol):
+class SparkEngine(Protocol):
     """Runs jobs, one at a time."""
 
     @property
@@ -74,7 +76,7 @@ class Engine(Protocol):
         """
         ...
 
-    def merge(self, work: MergeInput, folder: str) -> Written:
+    def merge(self, work: MergeInput, folder: str) -> WrittenCounts:
         """Writes the merged lines below `folder`, each once, sorted by (fqn, run_id, ulid).
 
         Makes one file `part-{bucket:05d}-….parquet` for each of `work.bounds`, or
@@ -103,3 +105,95 @@ class Engine(Protocol):
     def stop(self) -> None:
         """Releases its resources. The next call starts it again."""
         ...
+
+
+# Spark's configuration: what correctness requires, and defaults that may be changed.
+#
+# `NEEDED` overrides flags and settings. `DEFAULTS` are overridden by `compaction.spark`, and both
+# by what `spark-submit` was given.
+
+
+NEEDED: Final = {
+    # Hours are UTC, times are microseconds (Spark's own default, INT96, is read by few), and
+    # a conversion that fails is an error, not a null.
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.parquet.compression.codec": "zstd",
+    "spark.sql.ansi.enabled": "true",
+    # One file per bucket: coalescing would put two hours into one file, and a file that is
+    # cut at some number of rows would be two files of one name.
+    "spark.sql.adaptive.coalescePartitions.enabled": "false",
+    "spark.sql.files.maxRecordsPerFile": "0",
+    # Which hour a file is of, and which files a batch is compared with, is said by their bounds.
+    "spark.hadoop.parquet.column.statistics.enabled": "true",
+    "spark.hadoop.parquet.statistics.truncate.length": "2147483647",
+    # Readers skip row groups, and an index of words is by row group. How large a group has
+    # become is checked after ten lines, then at the latest every thousand: lines may have 8 MiB.
+    "spark.hadoop.parquet.block.row.count.limit": str(ROW_GROUP_ROWS),
+    "spark.hadoop.parquet.block.size": str(ROW_GROUP_BYTES),
+    "spark.hadoop.parquet.page.size.row.check.min": "10",
+    "spark.hadoop.parquet.page.size.row.check.max": "1000",
+    # One attempt of a task commits, whatever is tried again or speculated upon; what an attempt
+    # wrote is nowhere to be seen before.
+    "spark.hadoop.outputCommitCoordination.enabled": "true",
+    "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "1",
+    "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+    # It would look for a name with brackets as it stands and warn at length.
+    "spark.sql.streaming.fileStreamSink.ignoreMetadata": "true",
+    # Damage that decompresses to other values fails the task, before it gets a new checksum.
+    "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
+    "spark.hadoop.parquet.page.write-checksum.enabled": "true",
+    "spark.sql.files.ignoreCorruptFiles": "false",
+    "spark.sql.files.ignoreMissingFiles": "false",
+}
+DEFAULTS: Final = {
+    "spark.app.name": "tailrace-compactor",
+    # A task is tried again as on a cluster: one answer of S3 that breaks off ends no pass.
+    "spark.master": "local[*, 4]",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.adaptive.enabled": "true",
+    "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
+    # Rows of a batch and its copies that a window holds before it goes by way of a sorter.
+    "spark.sql.windowExec.buffer.in.memory.threshold": "65536",
+    # A dictionary of messages, ULIDs, times or positions never pays: they hardly repeat within a
+    # row group. Level 1 is as small on sorted logs.
+    "spark.hadoop.parquet.compression.codec.zstd.level": "1",
+    "spark.hadoop.parquet.enable.dictionary#message": "false",
+    "spark.hadoop.parquet.enable.dictionary#ulid": "false",
+    "spark.hadoop.parquet.enable.dictionary#ts": "false",
+    "spark.hadoop.parquet.enable.dictionary#pos": "false",
+    # Bounds of messages and attributes let nobody skip anything, and are copied into each footer.
+    "spark.hadoop.parquet.column.statistics.enabled#message": "false",
+    "spark.hadoop.parquet.column.statistics.enabled#attributes.key_value.key": "false",
+    "spark.hadoop.parquet.column.statistics.enabled#attributes.key_value.value": "false",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SparkWishes:
+    """The settings for Spark: heap of the driver, master if not the usual, and more.
+
+    With `json_log` all that Spark logs is logged, as lines of JSON; else only problems.
+    """
+
+    driver_memory: str
+    master: str = ""
+    more: Mapping[str, str] = field(default_factory=dict)
+    json_log: bool = False
+
+    def defaults(self) -> dict[str, str]:
+        """The configuration where `spark-submit` was given nothing else."""
+        master = {"spark.master": self.master} if self.master else {}
+        return DEFAULTS | dict(self.more) | master
+
+
+def is_here(master: str | None) -> bool:
+    """Whether tasks run in the driver's own process."""
+    return master is not None and (master == "local" or master.startswith("local["))
+
+
+def submitted() -> bool:
+    """Whether spark-submit started this process, beside a JVM of its own."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ

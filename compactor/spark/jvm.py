@@ -32,7 +32,7 @@ from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from compactor.spark.conf import submitted
+from compactor.spark.engine import submitted
 
 if TYPE_CHECKING:
     from pyspark import SparkConf

@@ -2,34 +2,204 @@
 
 Where executors are other processes, maybe on other machines, a store that is a folder must be
 the same folder for all; this is checked before any work. After each job the rows
-that the tasks report are compared with those found (`compactor/commit/change.py`).
+that the tasks report are compared with those found (`compactor/commit.py`).
 
 pyspark is imported when Spark starts, and not before, since a pass without work needs none.
 """
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from compactor.spark.class_archive import archive_conf
-from compactor.spark.conf import DEFAULTS, NEEDED, SparkWishes, is_here, submitted
-from compactor.spark.engine import MergeInput, RewriteInput, Written
-from compactor.spark.jars import SUBMIT
-from compactor.spark.s3a import COMMITTER, FILE_SYSTEM, S3A
-from logstore.errors import Unavailable
-from logstore.java import why_no_java
+from compactor.spark.engine import (
+    DEFAULTS,
+    NEEDED,
+    MergeInput,
+    RewriteInput,
+    SparkEngine,
+    SparkWishes,
+    WrittenCounts,
+    is_here,
+    submitted,
+)
+from compactor.spark.s3 import COMMITTER, FILE_SYSTEM, S3A, SUBMIT
+from tailrace.logstore import ulid
+from tailrace.logstore.errors import TailraceError, Unavailable
+from tailrace.logstore.java import why_no_java
+from tailrace.logstore.runs.deletions import Deletion
+from tailrace.logstore.table.schema import COLUMNS, PARTITIONS
 
-if TYPE_CHECKING:  # importing pyspark takes longer than finding out that nothing is to do
+if TYPE_CHECKING:
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
+
+
+# Runs Spark's calls in threads that the end of the process does not wait for.
+#
+# A job or a start takes minutes, and a process that has to stop may have seconds. Every step may
+# be interrupted anywhere, so such a call is abandoned; its JVM ends when it finds the pipe from
+# this process closed.
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Runs the call in a thread of its own; returns or raises as it does.
+
+    Cancelling does not end it.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def give(result: T | None, error: BaseException | None) -> None:
+        if future.cancelled():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]  # it is what `call` gave
+
+    def run() -> None:
+        result, failure = None, None
+        try:
+            result = call(*args, **kwargs)
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            failure = error
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(give, result, failure)
+
+    threading.Thread(target=run, name="spark", daemon=True).start()
+    return await future
+
+
+# An archive of Spark's classes in Java's memory format, which each later JVM maps.
+#
+# Starting a JVM with Spark is mostly reading, parsing and verifying some 20,000 classes. Java can
+# write the result into an archive (class data sharing). `python -m compactor.spark.session`
+# makes one, by a small merge and a small rewriting in a JVM that writes the archive as it ends.
+# `make setup` does so. The archive lies beside Spark's jars: a user who may write there may
+# change what Spark does anyway.
+#
+# The file is named after the Java and the jars that it was made with. Once either has changed,
+# the file is not found, and Spark starts without it. Java compares them as well, and silently
+# starts without an archive that does not fit.
+
+
+_OPTIONS: Final = "spark.driver.defaultJavaOptions"
+_QUIET: Final = "-Xlog:cds*=off"  # else it warns of an archive that does not fit
+_LINES: Final = 1_000
+_NAME: Final = "tailrace-classes-{}.jsa"
+_UNNAMEABLE: Final = frozenset('":\\')  # Spark's options and Java's list of archives have them
+
+
+def archive_conf() -> dict[str, str]:
+    """Spark's configuration with which its JVM uses the archive; empty if there is none."""
+    archive = archive_file()
+    return _java(f"SharedArchiveFile={archive}") if archive and archive.is_file() else {}
+
+
+def archive_file() -> Path | None:
+    """The path of the archive of this Java and Spark, if one can be made; None without either."""
+    from pyspark.find_spark_home import _find_spark_home
+
+    java = shutil.which(os.path.join(os.environ.get("JAVA_HOME") or "", "bin", "java"))
+    java = java or shutil.which("java")
+    spark = Path(_find_spark_home())  # type: ignore[no-untyped-call]
+    if java is None or _UNNAMEABLE & set(str(spark)):
+        return None
+    try:
+        jars = sorted((spark / "jars").iterdir())
+        stats = [(str(path), path.stat()) for path in (Path(java).resolve(), *jars)]
+    except OSError:
+        return None
+    made_with = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+    return spark / _NAME.format(hashlib.sha256(repr(made_with).encode()).hexdigest()[:16])
+
+
+def make_archive() -> Path:
+    """Makes the archive, unless it is there, and removes those of other versions.
+
+    It takes half a minute and 170 MB. Raises `Unavailable`.
+    """
+    archive = archive_file()
+    if archive is None:
+        raise Unavailable("there is no Java, or no Spark that an archive can be made for")
+    if archive.is_file():
+        return archive
+    try:
+        with tempfile.TemporaryDirectory(prefix="tailrace-", dir=archive.parent) as made:
+            new = Path(made) / archive.name
+            _write(new, Path(made))
+            new.replace(archive)
+        for other in archive.parent.glob(_NAME.format("*")):
+            if other != archive:
+                other.unlink()
+    except OSError as error:
+        raise Unavailable(f"the archive of classes cannot be written: {error}") from error
+    return archive
+
+
+def _java(option: str) -> dict[str, str]:
+    return {_OPTIONS: f'"-XX:{option}" {_QUIET}'}
+
+
+def _write(archive: Path, folder: Path) -> None:
+    from compactor.spark.engine import SparkWishes
+
+    session = Session(SparkWishes("1g", more=_java(f"ArchiveClassesAtExit={archive}")))
+    try:
+        _work(session, folder)
+    finally:
+        session.stop()
+
+
+def _work(engine: SparkEngine, folder: Path) -> None:
+    """Runs the jobs of a pass, with a few lines of one hour."""
+    files = [folder / f"{number}.parquet" for number in range(2)]
+    for path in files:
+        _write_lines(path)
+    segment, held = ({str(path): path.stat().st_size} for path in files)
+    deletions = [Deletion("f", "gone", _LINES, ulid.encode(1)), Deletion("gone", None, 1, "")]
+    bounds = [0, _LINES // 2]
+    engine.merge(MergeInput(segment, {}, bounds, [0, 1], [], 0, _LINES), str(folder / "merged"))
+    again = MergeInput(segment, held, bounds, [0, 0], deletions, 0, _LINES)
+    engine.merge(again, str(folder / "again"))
+    work = RewriteInput(segment | held, 2 * _LINES, 2, deletions)
+    engine.rewrite(work, str(folder / "rewritten"))
+    engine.share_batches(segment, held)
+
+
+def _write_lines(path: Path) -> None:
+    schema = pa.schema([field for field in COLUMNS if field.name not in PARTITIONS])
+    rows = [
+        {
+            "ulid": ulid.encode(number),
+            "fqn": "f",
+            "run_id": "r",
+            "pos": number,
+            "message": str(number),
+            "attributes": [("name", "value")],
+        }
+        for number in range(_LINES)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows, schema), path, compression="zstd")
+
 
 log = logging.getLogger("tailrace.compactor")
 
@@ -40,7 +210,7 @@ _NO_JVM: Final = (
 )
 _NO_JARS: Final = (
     " On S3, Spark also needs jars that it fetches at its first start;"
-    " `python -m compactor.spark.jars FOLDER` fetches them once, for `compaction.jars`."
+    " `python -m compactor.spark.s3 FOLDER` fetches them once, for `compaction.jars`."
 )
 _NO_START: Final = "Its own messages stand above this one."
 _SUBMITTED: Final = "local[*]"  # what spark-submit says where nothing was said
@@ -53,7 +223,7 @@ _NO_PYSPARK: Final = "Install pyspark 4.1.1 beside this program."
 
 
 class Session:
-    """One Spark session that can be stopped and started again: the `Engine` that ships."""
+    """One Spark session that can be stopped and started again: the `SparkEngine` that ships."""
 
     def __init__(
         self, wishes: SparkWishes | str, s3a: S3A | None = None, folder: str | None = None
@@ -87,29 +257,29 @@ class Session:
         return self._spark
 
     def cores(self) -> int:
-        """As `Engine.cores`."""
+        """As `SparkEngine.cores`."""
         spark = self.get()
-        from compactor.spark.lines import failing  # imports pyspark, which is there by now
+        from compactor.spark.jobs import failing  # imports pyspark, which is there by now
 
         with failing():
             return int(spark.sparkContext.defaultParallelism)
 
-    def merge(self, work: MergeInput, folder: str) -> Written:
-        """As `Engine.merge`."""
+    def merge(self, work: MergeInput, folder: str) -> WrittenCounts:
+        """As `SparkEngine.merge`."""
         spark = self.get()
         from compactor.spark.jobs import merge
 
         return merge(spark, work, folder)
 
     def rewrite(self, work: RewriteInput, folder: str) -> int:
-        """As `Engine.rewrite`."""
+        """As `SparkEngine.rewrite`."""
         spark = self.get()
         from compactor.spark.jobs import rewrite
 
         return rewrite(spark, work, folder)
 
     def share_batches(self, some: Mapping[str, int], others: Mapping[str, int]) -> bool:
-        """As `Engine.share_batches`."""
+        """As `SparkEngine.share_batches`."""
         spark = self.get()
         from compactor.spark.jobs import share_batches
 
@@ -309,3 +479,10 @@ def check_rows(folder: str, written: int) -> None:
             f"executors wrote {written} rows, and {found} of them are in {folder}",
             hint=_SHARE_IT,
         )
+
+
+if __name__ == "__main__":
+    try:
+        sys.stdout.write(f"{make_archive()}\n")
+    except TailraceError as error:
+        sys.exit(f"Spark will start without an archive of its classes: {error}")

@@ -17,9 +17,13 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from pipelines.appenders.contract import AppenderFailed, Context, State
-from pipelines.appenders.own_metrics import AppenderCounter
-from pipelines.definition.section import Section, key
+from tailrace.pipelines.appenders.contract import (
+    AppenderContext,
+    AppenderCounter,
+    AppenderFailed,
+    State,
+)
+from tailrace.pipelines.section import Section, setting
 
 _TABLE = """
 CREATE TABLE IF NOT EXISTS records (
@@ -32,7 +36,7 @@ CREATE TABLE IF NOT EXISTS records (
 class SqliteSettings(Section):
     """The keys of the appender in a pipeline's file; `tailrace pipelines check` checks them."""
 
-    file: str = key(..., "the database; it is made if it is not there")
+    file: str = setting(..., "the database; it is made if it is not there")
 
 
 class Sqlite:
@@ -45,7 +49,7 @@ class Sqlite:
         self._database: sqlite3.Connection | None = None
         self._rows = AppenderCounter()
 
-    def start(self, context: Context, state: State | None) -> None:
+    def start(self, context: AppenderContext, state: State | None) -> None:
         """Opens the database. What fails here is tried again after a pause."""
         self._rows = context.metrics.counter("rows_written", "Rows that were not there before.")
         try:

@@ -11,16 +11,15 @@ import pyarrow as pa
 import pytest
 from tailrace_appender_sqlite import Sqlite, SqliteSettings
 
-from logstore.clock import SystemClock
-from logstore.disk import Disk
-from logstore.errors import InvalidInput
-from pipelines.appenders.contract import AppenderFailed, Context
-from pipelines.appenders.own_metrics import AppenderMetrics
-from pipelines.appenders.registry import Registry
-from pipelines.definition.config import parse
-from pipelines.events import EVENTS
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.errors import InvalidInput
+from tailrace.logstore.filesystem import Disk
+from tailrace.pipelines.appenders.contract import AppenderContext, AppenderFailed, AppenderMetrics
+from tailrace.pipelines.appenders.registry import AppenderRegistry
+from tailrace.pipelines.definition import parse
+from tailrace.pipelines.events import EVENTS
 
-CONTEXT = Context("p", "database", 0, 1, Disk(), SystemClock(), lambda: True)
+CONTEXT = AppenderContext("p", "database", 0, 1, Disk(), SystemClock(), lambda: True)
 
 
 def events(*messages: str) -> pa.Table:
@@ -73,7 +72,7 @@ def test_a_place_that_cannot_be_is_a_failure_that_is_tried_again(tmp_path: Path)
 
 
 def test_a_pipelines_file_is_checked() -> None:
-    registry = Registry()
+    registry = AppenderRegistry()
     assert "sqlite" in registry.names
     right = {"type": "sqlite", "name": "x", "file": "/runs.db"}
     assert parse({"name": "p", "appenders": [right]}, registry).appenders[0].name == "x"

@@ -11,29 +11,47 @@ A change of the rules that cannot be read changes nothing, and is a problem of t
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import ipaddress
+import logging
+import os
+import signal
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from logstore.clock import Clock
-from logstore.errors import (
+from service.access.audit import AuditLog
+from service.access.rules import (
+    LONGEST_TOKEN,
+    PREFIX,
+    Fetch,
+    Identity,
+    KeysNeeded,
+    PipelineNames,
+    Quota,
+    Rules,
+    Secret,
+    TokenRule,
+    id_of,
+    matching,
+    merged,
+    read,
+)
+from service.runtime.health import HealthProblem
+from tailrace.logstore.clock import Clock
+from tailrace.logstore.errors import (
     Forbidden,
     InvalidInput,
     NotAuthenticated,
     TailraceError,
     TooManyAtOnce,
 )
-from service.access.identity import Fetch, Identity, KeysNeeded, merged
-from service.access.names import Names
-from service.access.quota import Quota
-from service.access.rules import Rules, TokenRule, read
-from service.access.tokens import LONGEST_TOKEN, PREFIX, Secret, id_of, matching
-from service.runtime.problem import Problem
 
 if TYPE_CHECKING:
-    from service.access.issuers import Issuer
+    from service.access.rules import Issuer
+
 
 REMEMBERED_SECONDS: Final = 60.0
 _REMEMBERED: Final = 4096
@@ -93,7 +111,7 @@ class Access:
         """What is wrong with the rules and the keys of issuers, as sentences."""
         found = [self._problem] if self._problem else []
         return found + [
-            Problem(
+            HealthProblem(
                 f"the keys of the issuer {issuer.rule.issuer} cannot be fetched",
                 f"the keys of the issuer {issuer.rule.issuer} cannot be fetched: {issuer.problem}",
             )
@@ -119,7 +137,7 @@ class Access:
         """The issuers; those whose rule is the same keep their keys."""
         if not rules.issuers:
             return {}
-        from service.access.issuers import Issuer, fetched  # with cryptography: 10 MB
+        from service.access.rules import Issuer, fetched  # with cryptography: 10 MB
 
         fetch, known = self._fetch or fetched, self._issuers
         return {
@@ -193,7 +211,7 @@ class Access:
     def _of_issuer(self, token: str) -> Identity:
         if not self._issuers:
             raise NotAuthenticated("the token is not known")
-        from service.access.issuers import unverified
+        from service.access.rules import unverified
 
         try:
             header, name = unverified(token)
@@ -234,7 +252,7 @@ class Access:
 
     # --- what ----------------------------------------------------------------------
 
-    def require(self, who: Identity, scopes: tuple[str, ...], fqn: str | None) -> Names:
+    def require(self, who: Identity, scopes: tuple[str, ...], fqn: str | None) -> PipelineNames:
         """The pipelines for which they have one of the scopes, among them `fqn`.
 
         Raises `Forbidden`, `OverQuota`. What is admitted counts as a request.
@@ -307,3 +325,73 @@ def _no_token() -> NotAuthenticated:
     error = NotAuthenticated("this service wants a token")
     error.invalid = False
     return error
+
+
+# Reads the rules of access again when their file changes, and at SIGHUP.
+
+
+log = logging.getLogger(__name__)
+
+
+class RulesWatch:
+    """Reads the rules again when their file changes."""
+
+    def __init__(self, access: Access, audit: AuditLog, clock: Clock, seconds: float) -> None:
+        self._access = access
+        self._audit = audit
+        self._clock = clock
+        self._seconds = seconds
+        self._seen = _state(access.path)
+        self.signalled = asyncio.Event()
+
+    async def run(self) -> None:
+        """Looks at intervals and when `signalled`, until it is cancelled."""
+        while True:
+            waiting = asyncio.ensure_future(self.signalled.wait())
+            sleeping = asyncio.ensure_future(self._clock.sleep(self._seconds))
+            try:
+                await asyncio.wait({waiting, sleeping}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                waiting.cancel()
+                sleeping.cancel()
+            await self.look(at_once=self.signalled.is_set())
+
+    async def look(self, *, at_once: bool = False) -> None:
+        """Reads the rules if their file changed, or `at_once`."""
+        self.signalled.clear()
+        seen = await asyncio.to_thread(_state, self._access.path)
+        if seen == self._seen and not at_once:
+            return
+        self._seen = seen
+        if self._access.reload():
+            log.info("the rules of access %s are in use", self._access.path)
+            self._audit.note("rules", what="loaded")
+        else:
+            self._audit.note("rules", what="refused")
+
+
+@asynccontextmanager
+async def following_rules(
+    access: Access, audit: AuditLog, clock: Clock, seconds: float
+) -> AsyncIterator[RulesWatch]:
+    """Reads the rules again while the block runs, also at SIGHUP; then closes the audit log."""
+    watch = RulesWatch(access, audit, clock, seconds)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, watch.signalled.set)
+    task = asyncio.create_task(watch.run(), name="rules of access")
+    try:
+        yield watch
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        await audit.close()
+
+
+def _state(path: str) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

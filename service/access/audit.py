@@ -29,9 +29,9 @@ from typing import Any, Final
 
 import orjson
 
-from logstore.clock import Clock
-from logstore.errors import Unavailable
-from logstore.filesystem import File, FileSystem
+from tailrace.logstore.clock import Clock
+from tailrace.logstore.errors import Unavailable
+from tailrace.logstore.filesystem import File, FileSystem
 
 REFUSALS: Final = 10
 """Refusals that are written in a second."""

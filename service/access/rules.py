@@ -24,21 +24,262 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import hmac
 import ipaddress
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from math import ceil, inf
 from typing import Annotated, Any, Final, Literal
+from urllib.parse import urlsplit
 
+import jwt
 import yaml
 from pydantic import AwareDatetime, ConfigDict, Field, ValidationError, field_validator
 
-from logstore.bounded_yaml import load_yaml
-from logstore.errors import InvalidInput
-from logstore.settings import Bytes, Section
-from service.access.identity import SCOPES, Grants
-from service.access.names import Names
-from service.access.tokens import ID, SHA256, Secret
+from tailrace.logstore.bounded_yaml import load_yaml
+from tailrace.logstore.clock import Clock
+from tailrace.logstore.errors import InvalidInput, NotAuthenticated, OverQuota, Unavailable
+from tailrace.logstore.keys import check_name
+from tailrace.logstore.patterns import TextTest
+from tailrace.logstore.search.conditions import AnyOf, Column, Condition, Is, StartsWith
+from tailrace.logstore.settings import Bytes, Section
+
+# Static tokens: `trl_<id>_<secret>`, of which the rules have the id and a SHA-256.
+#
+# The secret has 256 random bits, so a plain hash is enough: nobody can try them all. What is
+# hashed is the whole token. A comparison takes as long wherever two hashes differ.
+
+
+PREFIX: Final = "trl_"
+LONGEST_TOKEN: Final = 16 << 10
+"""Bytes of any token, those of issuers too."""
+_ID_BYTES: Final = 5
+_SECRET_BYTES: Final = 32
+_TOKEN: Final = re.compile(r"trl_([a-z0-9]{4,32})_[0-9a-f]{64}", re.ASCII)
+ID: Final = re.compile(r"[a-z0-9]{4,32}", re.ASCII)
+SHA256: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_NOBODY: Final = "0" * 64
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """The hash of a token, and until when it is valid; None: for ever."""
+
+    sha256: str
+    expires_ms: int | None = None
+
+
+def id_of(token: str) -> str | None:
+    """The id in a token, None if it is none."""
+    found = _TOKEN.fullmatch(token)
+    return found[1] if found else None
+
+
+def make_token(random: Callable[[int], bytes], token_id: str = "") -> tuple[str, str, str]:
+    """A new token, its id, and its hash; `random` gives so many unguessable bytes."""
+    token_id = token_id or random(_ID_BYTES).hex()
+    token = f"{PREFIX}{token_id}_{random(_SECRET_BYTES).hex()}"
+    return token, token_id, hashed(token)
+
+
+def hashed(token: str) -> str:
+    """The hash that the rules have of a token."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def matching(token: str, secrets: Sequence[Secret]) -> Secret | None:
+    """The secret that the token is, whether expired or not; each is compared with."""
+    ours, found = hashed(token), None
+    for secret in secrets or (Secret(_NOBODY),):
+        if hmac.compare_digest(ours, secret.sha256):
+            found = secret
+    return found
+
+
+# Patterns of pipelines' names: `shop.orders` is one, `shop.*` all that begin so, `*` all.
+#
+# A `*` stands at the end or nowhere, so a pattern is a prefix: that is what the names of
+# pipelines are made for, and what searches can use to skip files. `shop*` has `shopping.cart`,
+# too; `shop.*` has not.
+
+
+_FQN = Column("fqn")
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineNames:
+    """The pipelines that some patterns name."""
+
+    exact: frozenset[str] = frozenset()
+    prefixes: tuple[str, ...] = ()
+
+    @staticmethod
+    def parse(patterns: Iterable[str], where: str = "") -> PipelineNames:
+        """The names of all patterns. Raises `InvalidInput` for one that cannot be."""
+        exact: set[str] = set()
+        prefixes: set[str] = set()
+        for pattern in patterns:
+            stem, star, rest = pattern.partition("*")
+            if rest:
+                raise InvalidInput(
+                    f"{where}{pattern!r} has a * that is not at its end",
+                    hint="A pattern is a name, or the beginning of names with a * behind it.",
+                )
+            if stem:
+                check_name(stem, "fqn")
+            elif not star:
+                raise InvalidInput(f"{where}a pattern is empty", hint="Write * for all pipelines.")
+            (prefixes if star else exact).add(stem)
+        return PipelineNames(frozenset(exact), tuple(sorted(prefixes)))
+
+    @property
+    def every(self) -> bool:
+        """Whether all pipelines are among them."""
+        return "" in self.prefixes
+
+    def hold(self, fqn: str) -> bool:
+        """Whether the pipeline is one of them."""
+        return fqn in self.exact or fqn.startswith(self.prefixes)
+
+    def joined(self, other: PipelineNames) -> PipelineNames:
+        """The pipelines of both."""
+        prefixes = tuple(sorted({*self.prefixes, *other.prefixes}))
+        return PipelineNames(self.exact | other.exact, prefixes)
+
+    def condition(self) -> Condition | None:
+        """What a record of them must be like; None: anything."""
+        if self.every:
+            return None
+        parts: list[Condition] = [Is(name, _FQN) for name in sorted(self.exact)]
+        parts += [StartsWith(prefix, _FQN) for prefix in self.prefixes]
+        return parts[0] if len(parts) == 1 else AnyOf(tuple(parts))
+
+    def within(self, wanted: TextTest | None) -> TextTest | None:
+        """A test for the names that are `wanted` as well; None: all names."""
+        if self.every or wanted is None:
+            return wanted if self.every else self.hold
+        return lambda fqn: self.hold(fqn) and wanted(fqn)
+
+
+# Requests and bytes per second of one token: two token buckets that may be in debt.
+#
+# A bucket holds what is allowed in `BURST_SECONDS`. A request is admitted while both have
+# something left, and what it turns out to cost is taken then, also below zero: the next one waits
+# for that.
+
+
+BURST_SECONDS: Final = 5.0
+_LONGEST_SECONDS: Final = 3600
+
+
+class Quota:
+    """The use of one token; times are monotonic seconds, and 0 of a rate is no limit."""
+
+    __slots__ = ("_bytes", "_requests", "_seen", "per_second")
+
+    def __init__(self, requests: float, size: float) -> None:
+        self.per_second = requests, size
+        self._requests = max(1, requests * BURST_SECONDS) if requests else inf
+        self._bytes = size * BURST_SECONDS or inf
+        self._seen: float | None = None
+
+    def has_room(self, now: float) -> bool:
+        """Whether a request is admitted."""
+        self._fill(now)
+        return self._requests >= 1 and self._bytes > 0
+
+    def take(self, requests: int, size: int) -> None:
+        """Counts what was used."""
+        self._requests -= requests
+        self._bytes -= size
+
+    def check(self, now: float, name: str) -> None:
+        """Raises `OverQuota` with the time after which there is room."""
+        if self.has_room(now):
+            return
+        requests, size = self.per_second
+        waits = [
+            (1 - self._requests) / requests if requests and self._requests < 1 else 0.0,
+            -self._bytes / size if size and self._bytes <= 0 else 0.0,
+        ]
+        which = "requests" if waits[0] >= waits[1] else "bytes"
+        raise OverQuota(
+            f"{name} has used up its {which} per second",
+            retry_after_seconds=min(max(1, ceil(max(waits))), _LONGEST_SECONDS),
+            hint="Wait as Retry-After says; the quota is in the rules of access.",
+        )
+
+    def _fill(self, now: float) -> None:
+        passed = 0.0 if self._seen is None else now - self._seen
+        self._seen = now
+        requests, size = self.per_second
+        if requests:
+            self._requests = min(
+                self._requests + passed * requests, max(1, requests * BURST_SECONDS)
+            )
+        if size:
+            self._bytes = min(self._bytes + passed * size, size * BURST_SECONDS)
+
+
+# Who asks: a name, what it may do, and until when it is known.
+
+
+SCOPES: Final = ("ingest", "read", "consume", "admin", "metrics", "node")
+"""What a token may be for."""
+
+NOTHING: Final = PipelineNames()
+Grants = Mapping[str, PipelineNames]
+"""The pipelines of each scope."""
+Fetch = Callable[[str], Awaitable[bytes]]
+"""Gives the content at an address. Raises `Unavailable`."""
+
+
+class KeysNeeded(Exception):
+    """The token names a key that is not known; `issuer` may fetch it."""
+
+    def __init__(self, issuer: Issuer) -> None:
+        super().__init__()
+        self.issuer = issuer
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Somebody who was recognised; `expires_ms` is a time of the wall clock, None: never.
+
+    `key` tells identities apart that have one name: the token's id, or the source of the name.
+    """
+
+    name: str
+    key: str
+    grants: Grants
+    expires_ms: int | None = None
+    quota: Quota | None = field(default=None, compare=False)
+    concurrent: int = field(default=0, compare=False)
+    """How many requests it may have in progress; 0: any number."""
+
+    def names(self, scopes: Iterable[str]) -> PipelineNames:
+        """The pipelines for which it has one of the scopes."""
+        found = NOTHING
+        for scope in scopes:
+            more = self.grants.get(scope)
+            if more is not None:
+                found = more if found is NOTHING else found.joined(more)
+        return found
+
+
+def merged(grants: Iterable[Grants]) -> Grants:
+    """All that any of them grants."""
+    found: dict[str, PipelineNames] = {}
+    for one in grants:
+        for scope, names in one.items():
+            found[scope] = found[scope].joined(names) if scope in found else names
+    return found
+
 
 _HEADER: Final = re.compile(r"[A-Za-z0-9-]+")
 _TAKEN: Final = frozenset(["authorization", "cookie", "host", "origin"])
@@ -52,7 +293,7 @@ Scopes = dict[str, list[str]]
 People = dict[str, Scopes]
 
 
-class _Part(Section):
+class _NamePart(Section):
     model_config = ConfigDict(hide_input_in_errors=True)
 
 
@@ -63,12 +304,14 @@ def _grants(scopes: Scopes) -> Grants:
         if scope in ("metrics", "node") and patterns != ["*"]:
             raise ValueError(f"the scope {scope} is about all pipelines: its patterns are ['*']")
     try:
-        return {scope: Names.parse(patterns) for scope, patterns in scopes.items() if patterns}
+        return {
+            scope: PipelineNames.parse(patterns) for scope, patterns in scopes.items() if patterns
+        }
     except InvalidInput as error:
         raise ValueError(f"{error}. {error.hint}") from error
 
 
-class SecretRule(_Part):
+class SecretRule(_NamePart):
     """A valid secret of a token."""
 
     sha256: str
@@ -82,7 +325,7 @@ class SecretRule(_Part):
         return text
 
 
-class TokenRule(_Part):
+class TokenRule(_NamePart):
     """A static token."""
 
     id: str
@@ -116,7 +359,7 @@ class TokenRule(_Part):
         return [Secret(s.sha256, _ms(s.expires)) for s in self.secrets]
 
 
-class PeopleRules(_Part):
+class PeopleRules(_NamePart):
     """What users and groups of one source may do; what they may together is added.
 
     Each user may have `concurrent_requests` in progress; 0: any number.
@@ -185,7 +428,7 @@ class ProxyRule(PeopleRules):
         return [ipaddress.ip_network(one) for one in self.addresses]
 
 
-class Rules(_Part):
+class Rules(_NamePart):
     """All rules of a file."""
 
     tokens: list[TokenRule] = Field(default_factory=list)
@@ -252,3 +495,225 @@ def _ms(moment: datetime | None) -> int | None:
     if moment is None:
         return None
     return round(moment.astimezone(UTC).timestamp() * 1000)
+
+
+# JWT of issuers: signatures by the keys that the issuer publishes (JWKS), and claims.
+#
+# Only algorithms with a public key are known here, and a key is used for those of its own kind,
+# so a public key is never taken for a shared secret. Headers of a token that bring or name a key
+# of their own (`jwk`, `jku`, `x5u`) are not looked at. Keys are fetched when they are first
+# needed, at intervals, and when no key that is known signed a token, then at most every 30 s.
+# While an issuer does not answer its last keys stay in use.
+
+
+_MOST_BYTES: Final = 1 << 20
+_MOST_KEYS: Final = 32
+_AGAIN_SECONDS: Final = 30.0
+_FETCH_SECONDS: Final = 5.0
+_LAST_SECOND: Final = 10**13  # also of those who write milliseconds
+_LEAST_RSA_BITS: Final = 2048
+_KINDS: Final = {"RSA": ("RS", "PS"), "EC": ("ES",), "OKP": ("Ed",)}
+
+
+class Issuer:
+    """One issuer and its keys."""
+
+    def __init__(self, rule: IssuerRule, clock: Clock, fetch: Fetch) -> None:
+        self.rule = rule
+        self.problem = ""
+        self._clock = clock
+        self._fetch = fetch
+        self._keys: list[tuple[str | None, str, Any]] = []
+        self._fetched = self._tried = -1e9
+        self._fetching: asyncio.Future[None] | None = None
+
+    def identify(self, token: str, header: Mapping[str, Any]) -> Identity:
+        """Whose token it is. Raises `NotAuthenticated`, `KeysNeeded`."""
+        algorithm = header.get("alg")
+        if algorithm not in self.rule.algorithms:
+            raise NotAuthenticated("the token is signed by an algorithm that the rules do not name")
+        kid = header.get("kid")
+        keys = [
+            key
+            for known, kind, key in self._keys
+            if (kid is None or known == kid) and str(algorithm).startswith(_KINDS[kind])
+        ]
+        now = self._clock.monotonic()
+        if not keys and now - self._tried >= _AGAIN_SECONDS:
+            raise KeysNeeded(self)
+        if not self._keys:
+            raise Unavailable(
+                f"there are no keys of the issuer {self.rule.issuer}: {self.problem}",
+                hint="The service fetches them again in half a minute.",
+            )
+        if now - self._fetched > self.rule.keys_seconds and now - self._tried >= _AGAIN_SECONDS:
+            self._begin()
+        claims = self._claims(token, str(algorithm), keys)
+        if claims is None:
+            if now - self._tried >= _AGAIN_SECONDS:  # a new key may have the id of the old one
+                raise KeysNeeded(self)
+            raise NotAuthenticated("no key of its issuer signed the token")
+        return self._identity(claims)
+
+    def _claims(self, token: str, algorithm: str, keys: Sequence[Any]) -> dict[str, Any] | None:
+        """What the token says, None if no key signed it. Raises `NotAuthenticated`."""
+        rule = self.rule
+        required = [] if rule.without_expiry else ["exp"]
+        problem = ""
+        for key in keys:
+            try:
+                claims: dict[str, Any] = jwt.decode(
+                    token,
+                    key,
+                    algorithms=[algorithm],
+                    audience=rule.audience or None,
+                    issuer=rule.issuer,
+                    options={
+                        "require": [*required, *(["aud"] if rule.audience else [])],
+                        # By the clock of this node, below.
+                        "verify_exp": False,
+                        "verify_nbf": False,
+                        "verify_iat": False,
+                    },
+                )
+            except jwt.InvalidSignatureError:
+                continue
+            except jwt.InvalidAudienceError:
+                problem = "the token is for another audience"
+            except jwt.MissingRequiredClaimError as error:
+                problem = f"the token has no claim {error.claim}"
+            except (jwt.PyJWTError, ValueError, TypeError):
+                problem = "the token is not valid"
+            else:
+                self._check_times(claims)
+                return claims
+        if problem:
+            raise NotAuthenticated(problem)
+        return None
+
+    def _check_times(self, claims: Mapping[str, Any]) -> None:
+        now, skew = self._clock.now_ms() / 1000, self.rule.skew_seconds
+        for name in ("exp", "nbf", "iat"):
+            value = claims.get(name)
+            if value is not None and not (
+                type(value) in (int, float) and abs(value) <= _LAST_SECOND
+            ):
+                raise NotAuthenticated(f"the token's claim {name} is no time")
+        if claims.get("exp") is not None and claims["exp"] + skew <= now:
+            raise NotAuthenticated("the token has expired")
+        if max(claims.get("nbf") or 0, claims.get("iat") or 0) - skew > now:
+            raise NotAuthenticated("the token is not valid yet")
+
+    def _identity(self, claims: Mapping[str, Any]) -> Identity:
+        rule = self.rule
+        for name, value in rule.claims.items():
+            if claims.get(name) != value:
+                raise NotAuthenticated(f"the token's claim {name} is not what the rules want")
+        user = claims.get(rule.user_claim)
+        if not isinstance(user, str) or not user:
+            raise NotAuthenticated(f"the token has no claim {rule.user_claim}")
+        said = claims.get(rule.groups_claim)
+        groups = [group for group in said if isinstance(group, str)] if type(said) is list else []
+        ends = claims.get("exp")
+        expires = None if ends is None else round((int(ends) + rule.skew_seconds) * 1000)
+        grants = merged(rule.grants(user, groups))
+        most = rule.concurrent_requests
+        return Identity(user, f"issuer {rule.issuer}", grants, expires, concurrent=most)
+
+    async def refresh(self) -> None:
+        """Fetches the keys, one fetch at a time; `problem` says what went wrong."""
+        await asyncio.shield(self._begin())
+
+    def _begin(self) -> asyncio.Future[None]:
+        if self._fetching is None or self._fetching.done():
+            self._tried = self._clock.monotonic()
+            self._fetching = asyncio.ensure_future(self._fetch_keys())
+        return self._fetching
+
+    async def _fetch_keys(self) -> None:
+        try:
+            body = await self._fetch(self.rule.keys)
+            keys = usable(json.loads(body))
+        except Unavailable as error:
+            self.problem = str(error)
+            return
+        except (ValueError, TypeError, AttributeError, KeyError):
+            self.problem = f"{_named(self.rule.keys)} has no JWKS"
+            return
+        if not keys:
+            self.problem = f"{_named(self.rule.keys)} has no key for signatures"
+            return
+        self._keys, self.problem = keys, ""
+        self._fetched = self._clock.monotonic()
+
+
+def usable(content: Mapping[str, Any]) -> list[tuple[str | None, str, Any]]:
+    """Id, kind and public key of each key of a JWKS that is for signatures.
+
+    Left out are shared secrets, keys for encryption, and RSA keys of less than 2,048 bits.
+    """
+    found = []
+    for entry in content["keys"][:_MOST_KEYS]:
+        kind = entry.get("kty")
+        if kind not in _KINDS or entry.get("use", "sig") != "sig":
+            continue
+        public = {name: entry[name] for name in ("kty", "n", "e", "crv", "x", "y") if name in entry}
+        try:
+            key = jwt.PyJWK(public, algorithm=_ANY_OF.get(kind)).key
+        except (jwt.PyJWTError, ValueError, TypeError):
+            continue
+        if getattr(key, "key_size", _LEAST_RSA_BITS) >= _LEAST_RSA_BITS or kind != "RSA":
+            found.append((entry.get("kid"), kind, key))
+    return found
+
+
+_ANY_OF: Final = {"RSA": "RS256", "OKP": "EdDSA"}
+
+
+def unverified(token: str) -> tuple[Mapping[str, Any], str]:
+    """Header and issuer of a JWT, which nobody has checked. Raises `NotAuthenticated`."""
+    try:
+        header = jwt.get_unverified_header(token)
+        claims = jwt.decode(token, options={"verify_signature": False})
+    except (jwt.PyJWTError, ValueError, TypeError, RecursionError) as error:
+        raise NotAuthenticated("the token is none that this service knows") from error
+    issuer = claims.get("iss")
+    return header, issuer if isinstance(issuer, str) else ""
+
+
+async def fetched(place: str) -> bytes:
+    """The JWKS at an address, or in a file. Raises `Unavailable`."""
+    if urlsplit(place).scheme not in ("http", "https"):
+        return await asyncio.to_thread(_of_file, place)
+    import httpx
+
+    try:
+        async with (
+            httpx.AsyncClient(timeout=_FETCH_SECONDS, trust_env=False) as client,
+            asyncio.timeout(2 * _FETCH_SECONDS),
+            client.stream("GET", place) as response,
+        ):
+            if response.status_code != 200:
+                raise Unavailable(f"{_named(place)} answers {response.status_code}")
+            body = b""
+            async for piece in response.aiter_bytes():
+                body += piece
+                if len(body) > _MOST_BYTES:
+                    raise Unavailable(f"{_named(place)} answers with more than {_MOST_BYTES} bytes")
+            return body
+    except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
+        raise Unavailable(f"{_named(place)} does not answer: {type(error).__name__}") from error
+
+
+def _named(place: str) -> str:
+    """The address without what may be a secret in it."""
+    parts = urlsplit(place)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
+
+
+def _of_file(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(_MOST_BYTES)
+    except OSError as error:
+        raise Unavailable(f"{path} cannot be read: {error.strerror}") from error

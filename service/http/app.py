@@ -9,59 +9,316 @@ whose names are quoted (`targets.canonical`), so that each name is one segment.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Awaitable, Callable, Iterable
+from copy import deepcopy
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Any, cast
+from typing import Any, Final, cast
 
+import yaml
 from fastapi import APIRouter, FastAPI
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
-from logstore import ulid as ulids
-from logstore.clock import Clock, Entropy, SystemClock, system_entropy
-from logstore.errors import NodeNotReady
 from service.erasure import Erasure
-from service.http import errors, openapi, roles
+from service.http import errors
+from service.http.admin import Open, OpenPipelines, deletion_routes, lease_routes, pipeline_routes
+from service.http.api import NodeApi
 from service.http.append import AppendRoutes
+from service.http.authorization import Gate, Need, need_of
 from service.http.body import CountedBody, Receive, Scope, Send
 from service.http.browsers import BrowserGuard
 from service.http.cdap import cdap_routes
-from service.http.completion import completion_routes
-from service.http.deletions import deletion_routes
-from service.http.docs import docs_routes
+from service.http.decode import FIELD, MOST_ATTRIBUTES, MOST_BYTES, TEXT_AND_ATTRIBUTES
 from service.http.download import download_routes
-from service.http.durations import APPEND, CLOSE, LEFT, TimedRequest
-from service.http.gate import Gate
-from service.http.histogram import histogram_routes
-from service.http.last import last_routes
-from service.http.leases import Open, lease_routes
-from service.http.listing import listing_routes
-from service.http.live import live_routes
-from service.http.methods import answer_head, api_routes, methods_of
-from service.http.node import NodeApi
+from service.http.errors import answer_head, api_routes, methods_of
+from service.http.listing import last_routes, listing_routes
+from service.http.live import live_routes, unfinished_routes
+from service.http.live_query import query_stream_routes
 from service.http.pages import page_routes
-from service.http.pipelines import OpenPipelines, pipeline_routes
 from service.http.query import router as query_routes
-from service.http.query_count import count_routes
-from service.http.query_stream import query_stream_routes
-from service.http.replies import Replies
+from service.http.query_facets import completion_routes, count_routes, histogram_routes
+from service.http.replies import APPEND, CLOSE, LEFT, Replies, TimedRequest
 from service.http.segments import group_routes, queue_routes, reading_routes
-from service.http.settings import HttpSettings
+from service.http.static import docs_routes, web_routes
 from service.http.status import progress_routes, status_routes
-from service.http.system import health_routes, version_routes
+from service.http.system import Verifier, health_routes, verify_routes, version_routes
 from service.http.targets import BASE, PREFIX, canonical, canonical_beside
-from service.http.unfinished import unfinished_routes
-from service.http.verify import Verifier, verify_routes
-from service.http.web import web_routes
 from service.query.engine import QueryEngine
-from service.query.live.matches import LiveMatches
+from service.query.live_search import LiveMatches
 from service.queue.contents import Contents
 from service.queue.queue import SegmentQueue
-from service.runtime.counters import HttpCounters
-from service.runtime.metered import metered_append
+from service.runtime.counters import HttpCounters, metered_append
 from service.runtime.store_deadline import for_request
-from service.status.settings import REPORTED_VERSION
+from service.settings import REPORTED_VERSION, HttpSettings
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.clock import Clock, Entropy, SystemClock, system_entropy
+from tailrace.logstore.errors import NodeNotReady
+
+# The schema of the HTTP API: FastAPI's, the two raw routes, and problems as errors.
+#
+# FastAPI does not know the raw routes, append and close. The module also writes openapi.yaml,
+# always the same text for the same app:
+#
+#   python -m service.http.app > openapi.yaml
+
+
+def _path_parameter(name: str, description: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "in": "path",
+        "required": True,
+        "description": description,
+        "schema": {"type": "string"},
+    }
+
+
+_NAMES: Final = [
+    _path_parameter("fqn", "The pipeline's fully qualified name; a `/` in it may stay unquoted."),
+    _path_parameter("runId", "The run: the last segment before the verb."),
+]
+_PROBLEMS: Final = ("400", "404", "408", "409", "413", "414", "415", "431", "503", "507")
+_PROBLEM: Final = {"$ref": "#/components/responses/Problem"}
+_OBJECT: Final = {
+    "type": "object",
+    "properties": {
+        "logs": {"type": "string", "description": "Lines. Missing or empty: nothing is stored."},
+        "connectorId": {"type": "string", "description": "Who sends, kept with each record."},
+        "compressed": {"type": "boolean", "description": "`logs` is base64 of gzip of UTF-8."},
+        "timestamp": {"type": "integer", "description": "Accepted and not used."},
+        "lineCount": {"type": "integer", "description": "Accepted and not used."},
+    },
+}
+_RECORDS: Final = (
+    'One object per line: {"message", "ts", "level", "attributes"}. Each is one record, '
+    "also with newlines in its message."
+)
+_APPENDED: Final = {
+    "type": "object",
+    "required": ["batch", "lines", "duplicate", "durability", "last"],
+    "properties": {
+        "batch": {"type": ["string", "null"], "description": "ULID of the batch."},
+        "lines": {"type": "integer", "description": "Records stored."},
+        "duplicate": {"type": "boolean", "description": "It was known: nothing was stored again."},
+        "durability": {"type": "string"},
+        "last": {"type": ["string", "null"], "description": "ULID of the last record."},
+        "replaced": {
+            "type": "integer",
+            "description": "Characters that were not UTF-8 and became U+FFFD; absent without any.",
+        },
+        "unknownLevels": {
+            "type": "array",
+            "items": {"type": "string"},
+            "description": "Up to 10 levels of records that are none of the service's; absent"
+            " without any. Each record keeps its own as the attribute `level`.",
+        },
+        "silent": {
+            "type": "array",
+            "items": {"type": "string"},
+            "description": "Nodes that this one does not hear; absent without any. A deletion of"
+            " the run at such a node may take the batch back.",
+        },
+    },
+}
+
+
+def _header(name: str, description: str, **schema: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "in": "header",
+        "required": False,
+        "description": description,
+        "schema": {"type": "string", **schema},
+    }
+
+
+APPEND_OPERATION: Final[dict[str, Any]] = {
+    "tags": ["runs"],
+    "summary": "Append lines to a run",
+    "operationId": "append",
+    "description": (
+        "Stores a batch of lines once, and answers when it is as safe as `Tailrace-Durability` "
+        "asks. The reply sets cookies that carry the run's last ULID; a client that returns them "
+        "gets its batches in order over nodes with different clocks."
+    ),
+    "parameters": [
+        *_NAMES,
+        _header(
+            "Tailrace-Batch",
+            "The batch's ULID (low 25 bits zero): sent again, it is stored once.",
+            minLength=26,
+            maxLength=26,
+        ),
+        _header(
+            "Tailrace-Durability",
+            "fast: written; durable: synced; bulk: in the object store.",
+            enum=["fast", "durable", "bulk"],
+            default="durable",
+        ),
+        _header(
+            FIELD,
+            "Attributes that each line has: a JSON object in ASCII of at most "
+            f"{MOST_ATTRIBUTES} attributes. Only for text/plain. With the Content-Type "
+            f"`{TEXT_AND_ATTRIBUTES.decode()}` a service that does not know the header, "
+            "or does not get it, answers 415.",
+            maxLength=MOST_BYTES,
+        ),
+        _header("Content-Encoding", "Of the whole body.", enum=["gzip", "zstd", "identity"]),
+    ],
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": {"oneOf": [{"type": "string"}, _OBJECT]}},
+            "text/plain": {"schema": {"type": "string", "description": "Raw lines."}},
+            "application/x-ndjson": {"schema": {"type": "string", "description": _RECORDS}},
+        },
+    },
+    "responses": {
+        "200": {
+            "description": "Stored, or known already, or nothing to store.",
+            "headers": {"Tailrace-Last": {"schema": {"type": "string"}}},
+            "content": {"application/json": {"schema": _APPENDED}},
+        },
+        **dict.fromkeys(_PROBLEMS, _PROBLEM),
+    },
+}
+
+CLOSE_OPERATION: Final[dict[str, Any]] = {
+    "tags": ["runs"],
+    "summary": "Close a run",
+    "operationId": "close",
+    "description": "Idempotent, also for a run that never was. A later batch reopens the run.",
+    "parameters": _NAMES,
+    "responses": {
+        "200": {
+            "description": "Closed, or recorded and closing.",
+            "content": {
+                "application/json": {
+                    "schema": {
+                        "type": "object",
+                        "required": ["message", "state"],
+                        "properties": {
+                            "message": {"type": "string"},
+                            "state": {"type": "string", "enum": ["closed", "closing"]},
+                        },
+                    }
+                }
+            },
+        },
+        **dict.fromkeys(("400", "404", "503"), _PROBLEM),
+    },
+}
+
+PATHS: Final = {
+    BASE + "/{fqn}/{runId}": APPEND_OPERATION,
+    BASE + "/{fqn}/{runId}/close": CLOSE_OPERATION,
+}
+
+PROBLEM: Final[dict[str, Any]] = {
+    "description": "An error: RFC 9457, and OpenMetadata's `code` and `message`.",
+    "content": {
+        "application/problem+json": {
+            "schema": {
+                "type": "object",
+                "required": [
+                    "type",
+                    "title",
+                    "status",
+                    "detail",
+                    "hint",
+                    "request_id",
+                    "code",
+                    "message",
+                ],
+                "properties": {
+                    "type": {"type": "string", "description": "What programs act on."},
+                    "title": {"type": "string"},
+                    "status": {"type": "integer"},
+                    "detail": {"type": "string"},
+                    "hint": {"type": "string", "description": "What to do about it."},
+                    "request_id": {"type": "string"},
+                    "code": {"type": "integer"},
+                    "message": {"type": "string"},
+                    "field": {"type": "string", "description": "The part of the input at fault."},
+                    "deleted_through": {
+                        "type": "string",
+                        "description": "`run-deleted`: ids at or below this ULID are refused.",
+                    },
+                    "deleted_at": {
+                        "type": "string",
+                        "format": "date-time",
+                        "description": "`run-deleted`: when the run was deleted.",
+                    },
+                    "deleted_ms_ago": {
+                        "type": "integer",
+                        "description": "`run-deleted`: how long before this answer that was.",
+                    },
+                    "next_batch": {
+                        "type": "string",
+                        "description": "`run-deleted`: a batch id above the deletion, for the "
+                        "lines that were logged after it.",
+                    },
+                },
+            }
+        }
+    },
+}
+
+
+SECURITY: Final[dict[str, Any]] = {
+    "bearer": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "A token `trl_…` or a JWT, where the service has rules of access.",
+    }
+}
+
+
+_VALIDATION = ("HTTPValidationError", "ValidationError")
+
+
+def complete(app: FastAPI) -> dict[str, Any]:
+    """The schema of the whole service."""
+    schema = deepcopy(FastAPI.openapi(app))  # FastAPI keeps its own, to give it again
+    paths = schema["paths"]
+    for path, operation in deepcopy(PATHS).items():
+        paths.setdefault(path, {})["post"] = operation
+    components = schema.setdefault("components", {})
+    components.setdefault("responses", {})["Problem"] = PROBLEM
+    for name in _VALIDATION:
+        components.get("schemas", {}).pop(name, None)
+    components["securitySchemes"] = SECURITY
+    for path, operations in paths.items():
+        for method, operation in operations.items():
+            _describe_errors(operation["responses"])
+            _describe_access(operation, need_of(path, method.upper()))
+    schema["paths"] = dict(sorted(paths.items()))
+    return schema
+
+
+def _describe_errors(responses: dict[str, Any]) -> None:
+    if responses.pop("422", {}).get("description") == "Validation Error":
+        responses["400"] = {"$ref": "#/components/responses/Problem"}
+    responses.setdefault("default", {"$ref": "#/components/responses/Problem"})
+
+
+def _describe_access(operation: dict[str, Any], need: Need | None) -> None:
+    """What a caller needs, where there are rules of access; without rules, nothing."""
+    if need is None:
+        operation["security"] = []
+        return
+    operation["security"] = [{"bearer": []}, {}]
+    either = " or ".join([f"`{scope}`" for scope in need.scopes])
+    says = f"With rules of access: the scope {either} for {need.pipelines.value}."
+    known = operation.get("description")
+    operation["description"] = f"{known}\n\n{says}" if known else says
+
+
+def render(schema: dict[str, Any]) -> str:
+    """The schema as YAML, the same for the same schema."""
+    return yaml.safe_dump(schema, sort_keys=False, allow_unicode=True, width=100)
+
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +377,7 @@ class Application:
 
     def _answer(self, scope: Scope, receive: Receive, send: TimedRequest) -> Awaitable[None]:
         refusal = self._guard.check(scope["method"], scope["path"], scope["headers"])
-        refusal = refusal or roles.refusal(
+        refusal = refusal or errors.refusal(
             self.settings.server.role, scope["method"], scope["path"]
         )
         if refusal is not None:
@@ -211,7 +468,7 @@ def _framework(node: NodeApi, api: HttpApi, fresh_id: Callable[[], str]) -> Fast
         redoc_url=None,
     )
     errors.install(app, fresh_id, routers)
-    app.openapi = lambda: openapi.complete(app)  # type: ignore[method-assign]
+    app.openapi = lambda: complete(app)  # type: ignore[method-assign]
     return app
 
 
@@ -286,3 +543,7 @@ def _searches(engine: Callable[[], QueryEngine]) -> list[APIRouter]:
         histogram_routes(engine),
         completion_routes(engine),
     ]
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render(documented().openapi()))

@@ -21,17 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Final, TypeAlias
 
-from logstore import ulid as ulids
-from logstore.batch import RunKey
-from logstore.errors import (
-    InvalidInput,
-    InvalidName,
-    NodeNotReady,
-    Overloaded,
-    TailraceError,
-    TooLarge,
-)
-from service.http.attributes import check_not_announced, parse_attributes
+from service.http.authorization import Gate
 from service.http.body import (
     BodyTooLarge,
     Bounds,
@@ -46,18 +36,42 @@ from service.http.body import (
     drain,
     read_rest,
 )
-from service.http.decode import KINDS, Decoded, charset_of, decode, kind_of, prefixed
-from service.http.durations import appended
-from service.http.errors import Problem, problem
-from service.http.gate import Gate
-from service.http.ids import echoed, parse_batch_id, request_id, run_tag, session_cookie
-from service.http.receipt import JSON, QuickReply, echo_cookie, receipt_reply
-from service.http.targets import PREFIX, append_target
-from service.http.text import count_lines
-from service.ingest.batch import Durability, IncomingBatch, Receipt, Submitted
-from service.ingest.settings import IngestSettings
+from service.http.decode import (
+    KINDS,
+    Decoded,
+    charset_of,
+    check_not_announced,
+    decode,
+    kind_of,
+    parse_attributes,
+    prefixed,
+)
+from service.http.errors import ProblemResponse, problem
+from service.http.json_body import count_lines
+from service.http.replies import JSON, QuickReply, appended, echo_cookie, receipt_reply
+from service.http.targets import (
+    PREFIX,
+    append_target,
+    echoed,
+    parse_batch_id,
+    request_id,
+    run_tag,
+    session_cookie,
+)
+from service.ingest.batch import AppendReceipt, Durability, IncomingBatch, Submitted
 from service.journal.format import encode_attributes
 from service.runtime.counters import HttpCounters
+from service.settings import IngestSettings
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import (
+    InvalidInput,
+    InvalidName,
+    NodeNotReady,
+    Overloaded,
+    TailraceError,
+    TooLarge,
+)
 
 _ROUTES_KEPT = 4096
 _ROUTE_BYTES = 1024
@@ -93,7 +107,7 @@ class AppendRoutes:
 
     def __init__(
         self,
-        append: Callable[[IncomingBatch], Awaitable[Receipt]],
+        append: Callable[[IncomingBatch], Awaitable[AppendReceipt]],
         submit: Callable[[IncomingBatch], Submitted | None],
         close: Callable[[RunKey], Awaitable[str]],
         open_run: Callable[[RunKey, str], Awaitable[int]],
@@ -310,7 +324,7 @@ class AppendRoutes:
 
     def not_stored(
         self, error: BaseException, headers: list[tuple[bytes, bytes]], start: float
-    ) -> Problem:
+    ) -> ProblemResponse:
         """Counts a batch that `quick` accepted and the disk did not."""
         self.counters.not_stored += 1
         refusal = self._refusal(error, headers)
@@ -318,11 +332,11 @@ class AppendRoutes:
         seconds.observe(self.now() - start)
         return refusal
 
-    def not_said(self, error: Exception, headers: list[tuple[bytes, bytes]]) -> Problem:
+    def not_said(self, error: Exception, headers: list[tuple[bytes, bytes]]) -> ProblemResponse:
         """Counts a batch of `quick` whose answer could not be made, which is a defect."""
         return self._refusal(error, headers)
 
-    def _refusal(self, error: BaseException, headers: list[tuple[bytes, bytes]]) -> Problem:
+    def _refusal(self, error: BaseException, headers: list[tuple[bytes, bytes]]) -> ProblemResponse:
         """Counts a refused append, and returns the answer."""
         self.counters.append_refused += 1
         return problem(error, request_id(headers, self.fresh_id()))

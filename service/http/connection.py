@@ -22,11 +22,14 @@ and compares the present state with the last one.
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
@@ -34,19 +37,116 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 from uvicorn.server import ServerState
 
-from logstore.errors import InvalidInput, Unavailable
-from service.http.clients import Clients, peer_of
+from service.http.body import Clients, Message, Receive, Scope, Send, peer_of
 from service.http.errors import Headers, HttpError, problem
-from service.http.flow import Flow
-from service.http.head_with_body import HeadWithBody
-from service.http.http10 import VERSION, ended_by_closing
-from service.http.ids import request_id
-from service.http.receipt import response_bytes
-from service.http.replies import CONNECTION, acknowledged
-from service.http.settings import HttpSettings
+from service.http.replies import CONNECTION, acknowledged, response_bytes
+from service.http.targets import request_id
+from service.settings import HttpSettings
+from tailrace.logstore.errors import InvalidInput, Unavailable
+
+# When a connection reads on: uvicorn's flow control, made strict about waiting requests.
 
 
-class Refusal:
+class Flow(FlowControl):
+    """Reads on only when no request waits for its turn, so that pipelined input is bounded."""
+
+    def __init__(self, transport: Any, waiting: deque[Any]) -> None:
+        super().__init__(transport)
+        self._waiting = waiting
+
+    def resume_reading(self) -> None:
+        """Resumes as uvicorn does, for a request that waits for its body or the disconnection."""
+        if not self._waiting:
+            super().resume_reading()
+
+
+# A reply's head goes out with the beginning of its body, in one write.
+#
+# uvicorn writes the head first. A process that is killed before the body's write has then sent
+# half of a reply: the client has the cookie that says its batch is stored, and no receipt. It
+# sends the batch again and echoes that cookie, so it seems to mean another one (see
+# `service/ingest/appender.py`).
+#
+# Only the head of a reply with a length waits, since its body follows. A stream's goes out at
+# once.
+
+
+class HeadWithBody:
+    """The transport of one request and its reply."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._transport: Any = cycle.transport
+        self._head: bytes | None = None
+        self._begun = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Writes the data, or holds it back if it is the head of a reply that has a body."""
+        cycle = self._cycle
+        if self._head is not None:
+            data, self._head = self._head + data, None
+        elif cycle.response_started and not self._begun:
+            self._begun = True
+            if cycle.expected_content_length > 0 and cycle.scope["method"] != "HEAD":
+                self._head = data
+                return
+        self._transport.write(data)
+
+
+# Replies without a length for clients of HTTP/1.0, which do not know chunks.
+#
+# The end of such a reply is the end of its connection. uvicorn would send chunks, and the client
+# would read their sizes as text. A reply that breaks off is reset, so that no client takes a part
+# for the whole.
+
+
+VERSION = "1.0"
+_RESET_AT_ONCE = struct.pack("ii", 1, 0)
+
+
+def ended_by_closing(
+    cycle: RequestResponseCycle, app: Callable[[Scope, Receive, Send], Awaitable[None]]
+) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
+    """Wraps `app` so that it answers this request, of a client of HTTP/1.0."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        unmeasured = False
+
+        async def sent(message: Message) -> None:
+            nonlocal unmeasured
+            if message["type"] == "http.response.start":
+                names = {name.lower() for name, _ in message.get("headers", [])}
+                unmeasured = b"content-length" not in names
+                if unmeasured:
+                    cycle.chunked_encoding = False
+            elif unmeasured:
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        try:
+            await app(scope, receive, sent)
+        except BaseException:
+            if unmeasured:
+                _reset(cycle.transport)
+            raise
+        if unmeasured and not (cycle.response_complete or cycle.disconnected):
+            _reset(cycle.transport)
+
+    return answer
+
+
+def _reset(transport: Any) -> None:
+    """Drops what is not sent, so that the client sees an error and not an end."""
+    connection = transport.get_extra_info("socket")
+    if connection is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_AT_ONCE)
+    transport.abort()
+
+
+class RefusedRequest:
     """A problem in its turn, to uvicorn a request like any other; the connection ends with it."""
 
     def __init__(self, error: Exception, headers: Headers, fresh_id: Callable[[], str]) -> None:
@@ -304,7 +404,7 @@ class Connection(HttpToolsProtocol):
     def refuse(self, error: Exception) -> None:
         """Answers with a problem, after the requests before; nothing is read afterwards."""
         begun, self.reading = self.reading == BODY, SHUT
-        refusal = Refusal(error, self.headers, self.clients.fresh_id)
+        refusal = RefusedRequest(error, self.headers, self.clients.fresh_id)
         cycle = self._current
         if begun and self.pipeline:
             self.pipeline.popleft()  # the refused one: nobody knows it yet
@@ -322,7 +422,7 @@ class Connection(HttpToolsProtocol):
         else:
             self.pipeline.appendleft((refusal, None))  # type: ignore[arg-type]
 
-    def _send(self, refusal: Refusal) -> None:
+    def _send(self, refusal: RefusedRequest) -> None:
         """Sends the last response.
 
         Reads on for a while, since a reset would discard the response.
@@ -375,7 +475,7 @@ class Connection(HttpToolsProtocol):
             return
         if self.pipeline:
             cycle, app = self.pipeline.pop()
-            if isinstance(cycle, Refusal):
+            if isinstance(cycle, RefusedRequest):
                 self._send(cycle)
             else:
                 self._answered_bytes = self._waiting.pop()

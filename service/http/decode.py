@@ -4,8 +4,8 @@
 | --- | --- |
 | `application/json`, or none | a JSON string, or an object with `logs` |
 | `text/plain` | raw lines |
-| `text/plain; charset=utf-8; attributes=header` | raw lines, see `attributes.py` |
-| `application/x-ndjson` | records, see `records.py` |
+| `text/plain; charset=utf-8; attributes=header` | raw lines, see `parse_attributes` |
+| `application/x-ndjson` | records, see `service/http/json_body.py` |
 
 Each may have `Content-Encoding: gzip` or `zstd`, and a `charset`, from which it is turned into
 UTF-8. `logs` with `compressed` true is base64 of gzip. OpenMetadata's `lineCount` and
@@ -20,18 +20,258 @@ from __future__ import annotations
 import binascii
 import codecs
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from logstore.errors import InvalidInput, TooLarge
-from logstore.ulid import MAX_LINES
-from service.http.attributes import TEXT_AND_ATTRIBUTES, asks_for_attributes
+import orjson
+import zstandard
+from isal import isal_zlib
+
 from service.http.body import Bounds
-from service.http.envelope import LongString, NotJson, ParsedBody, load, parse
 from service.http.errors import HttpError
-from service.http.inflate import INFLATERS, gunzip, windows
-from service.http.records import parse_records
-from service.http.text import as_lines, count_lines, encode_text, without_mark
+from service.http.json_body import (
+    LongString,
+    NotJson,
+    ParsedBody,
+    as_lines,
+    attribute_text,
+    count_lines,
+    encode_text,
+    load,
+    parse,
+    parse_records,
+    without_mark,
+)
+from tailrace.logstore.errors import InvalidInput, TooLarge
+from tailrace.logstore.ulid import MAX_LINES
+
+# Decompression that stops at a limit: a bomb costs the limit, not its inflated size.
+#
+# Data is inflated in pieces, so the size is known before it is held, and the caller can end it
+# between two pieces. gzip may have several members, with zeros behind each; other bytes after the
+# last one, and a missing end, are errors. Members, frames and blocks are limited too: an empty
+# one costs its set-up and makes no text, so that their number, not the text, would be the cost.
+
+
+# What one call is given: the rest of it is copied at the end of each member.
+_WINDOW_IN = 256 << 10
+_PIECE = 1 << 20
+# BGZF, the smallest members in use, has 64 KiB in each: 1,000 in the largest batch.
+_MEMBERS = 10_000
+# A block holds up to 128 KiB; who flushes after each line makes one a line.
+_BLOCKS = 1 << 18
+_ASK_EVERY = 4096
+# isal's stubs do not say that it is an exception.
+_IsalError: type[Exception] = isal_zlib.error  # type: ignore[assignment]
+_WINDOW = 8 << 20
+_SKIPPABLE = b"\x2a\x4d\x18"
+_RUN_LENGTH = 1
+_GZIP = 16 + isal_zlib.MAX_WBITS
+
+
+def gunzip(data: Iterable[bytes], bounds: Bounds, field: str) -> bytes:
+    """The inflated bytes. Raises `InvalidInput`, or `TooLarge` past the text limit."""
+    found: list[bytes] = []
+    size = members = 0
+    stream: Any = None
+    try:
+        for given in data:
+            bounds.go_on()
+            rest = given
+            while rest := _unpadded(rest) if stream is None and members else rest:
+                if stream is None:
+                    stream = isal_zlib.decompressobj(wbits=_GZIP)
+                    members += 1
+                    if members > _MEMBERS:
+                        raise _too_many("gzip members", _MEMBERS, field)
+                piece = stream.decompress(rest, _PIECE)
+                size = _count(size, piece, bounds, field)
+                found.append(piece)
+                while len(piece) == _PIECE and not stream.eof and not stream.unconsumed_tail:
+                    piece = stream.decompress(b"", _PIECE)  # what did not fit into the last
+                    size = _count(size, piece, bounds, field)
+                    found.append(piece)
+                if stream.eof:
+                    rest, stream = stream.unused_data, None
+                else:
+                    rest = stream.unconsumed_tail
+    except _IsalError as error:
+        raise InvalidInput(f"not gzip: {error}", field=field, hint=_COMPRESSION_HINT) from error
+    if stream is not None:
+        raise InvalidInput("the gzip data ends early", field=field, hint=_COMPRESSION_HINT)
+    return b"".join(found)
+
+
+def _unpadded(rest: bytes) -> bytes:
+    """What follows a member, without the zeros with which tapes and blocks are filled."""
+    return rest.lstrip(b"\0")
+
+
+def unzstd(data: bytes, bounds: Bounds, field: str) -> bytes:
+    """The inflated bytes. Raises `InvalidInput`, or `TooLarge` past the text limit."""
+    pieces: list[bytes] = []
+    size = 0
+    try:
+        _check_frames(data, bounds, field)
+        # The window is what a frame can make us allocate at once.
+        context = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
+        with context.stream_reader(data, read_across_frames=True) as reader:
+            while piece := reader.read(_PIECE):
+                bounds.go_on()
+                size = _count(size, piece, bounds, field)
+                pieces.append(piece)
+    except zstandard.ZstdError as error:
+        raise InvalidInput(f"not zstd: {error}", field=field, hint=_COMPRESSION_HINT) from error
+    return b"".join(pieces)
+
+
+def _check_frames(data: bytes, bounds: Bounds, field: str) -> None:
+    """Checks frames and blocks (RFC 8878, section 3.1), since the reader accepts truncated data."""
+    at = steps = 0
+
+    def step() -> None:
+        nonlocal steps
+        steps += 1
+        if steps > _BLOCKS:
+            raise _too_many("zstd frames and blocks", _BLOCKS, field)
+        if steps % _ASK_EVERY == 0:
+            bounds.go_on()
+
+    while at < len(data):
+        step()
+        if data[at + 1 : at + 4] == _SKIPPABLE and data[at] >> 4 == 5:
+            at += 8 + int.from_bytes(data[at + 4 : at + 8], "little")
+            continue
+        head = data[at : at + 18]
+        has_checksum = zstandard.get_frame_parameters(head).has_checksum
+        at += zstandard.frame_header_size(head)
+        last = 0
+        while not last:
+            step()
+            header = int.from_bytes(data[at : at + 3], "little")
+            last, kind, length = header & 1, header >> 1 & 3, header >> 3
+            at += 3 + (1 if kind == _RUN_LENGTH else length)
+            if at > len(data):
+                raise InvalidInput("the zstd data ends early", field=field, hint=_COMPRESSION_HINT)
+        at += 4 if has_checksum else 0
+    if at > len(data):
+        raise InvalidInput("the zstd data ends early", field=field, hint=_COMPRESSION_HINT)
+
+
+def _count(size: int, piece: bytes, bounds: Bounds, field: str) -> int:
+    bounds.go_on()
+    size += len(piece)
+    if size > bounds.text_bytes:
+        raise TooLarge(f"more than {bounds.text_bytes} bytes once decompressed", field=field)
+    return size
+
+
+def _too_many(what: str, limit: int, field: str) -> InvalidInput:
+    return InvalidInput(
+        f"more than {limit} {what}", field=field, hint="Compress the body as one stream."
+    )
+
+
+def _gunzip_whole(data: bytes, bounds: Bounds, field: str) -> bytes:
+    return gunzip(windows(data), bounds, field)
+
+
+def windows(data: bytes) -> Iterator[bytes]:
+    """The data in pieces, each the input of one step."""
+    for start in range(0, len(data), _WINDOW_IN):
+        yield data[start : start + _WINDOW_IN]
+
+
+_COMPRESSION_HINT = "Check that the data was compressed as announced and arrived whole."
+INFLATERS: dict[bytes, Callable[[bytes, Bounds, str], bytes]] = {
+    b"gzip": _gunzip_whole,
+    b"x-gzip": _gunzip_whole,
+    b"zstd": unzstd,
+}
+
+
+# Decodes `Tailrace-Attributes`: the attributes that each line of a text batch has.
+#
+#   Tailrace-Attributes: {"log.file.name": "app.log", "region": "eu"}
+#
+# The value is one JSON object in ASCII; other characters are written as JSON escapes. A value
+# that is not a string is kept as its JSON, as it is in records.
+#
+# A service that does not know the header would store the lines without it. So a client that must
+# know sends them as `text/plain; charset=utf-8; attributes=header`, which such a service answers
+# with 415; so does this one where the header did not arrive. The lines may then be sent as
+# records.
+
+
+FIELD: Final = "Tailrace-Attributes"
+MOST_BYTES: Final = 8 << 10
+MOST_ATTRIBUTES: Final = 64
+TEXT_AND_ATTRIBUTES: Final = b"text/plain; charset=utf-8; attributes=header"
+_ASKS: Final = TEXT_AND_ATTRIBUTES.replace(b" ", b"")
+_ATTRIBUTES_HINT = 'One JSON object in ASCII, such as {"region": "eu", "name": "M\\u00fcller"}.'
+
+
+def parse_attributes(value: bytes, kind: str) -> dict[str, str]:
+    """The attributes in a header of a request whose body is of this kind; `KINDS` has the kinds.
+
+    Raises `InvalidInput`, `TooLarge`.
+    """
+    if kind != "text":
+        raise InvalidInput(
+            f"{FIELD} is there, and the body is no text",
+            field=FIELD,
+            hint="Send the lines as text/plain, or each record's attributes in the record.",
+        )
+    if len(value) > MOST_BYTES:
+        raise TooLarge(
+            f"{FIELD} has {len(value)} bytes; {MOST_BYTES} are taken",
+            field=FIELD,
+            hint="Send larger attributes in records, as application/x-ndjson.",
+        )
+    given = _object(value)
+    if len(given) > MOST_ATTRIBUTES:
+        raise TooLarge(
+            f"{FIELD} has {len(given)} attributes; {MOST_ATTRIBUTES} are taken", field=FIELD
+        )
+    try:
+        return {name: attribute_text(item) for name, item in given.items()}
+    except orjson.JSONEncodeError as error:
+        raise _invalid(f"has a value that cannot be kept: {error}") from error
+
+
+def asks_for_attributes(content_type: bytes) -> bool:
+    """Whether a Content-Type says that the header is there, as well as the lines."""
+    if len(content_type) < len(_ASKS):
+        return False
+    plain = content_type.lower().replace(b" ", b"").replace(b'"', b"")
+    return plain == _ASKS
+
+
+def check_not_announced(content_type: bytes | None) -> None:
+    """Raises `HttpError` 415 for a Content-Type that speaks of a header which is not there."""
+    if content_type is not None and asks_for_attributes(content_type):
+        raise HttpError(
+            415,
+            f"the Content-Type speaks of {FIELD}, and that did not arrive",
+            hint="Let proxies pass it on, or send the lines as application/x-ndjson.",
+        )
+
+
+def _object(value: bytes) -> dict[str, Any]:
+    if not value.isascii():
+        raise _invalid("is not ASCII")
+    try:
+        given = orjson.loads(value)
+    except orjson.JSONDecodeError as error:
+        raise _invalid(f"is not JSON: {error}") from error
+    if not isinstance(given, dict):
+        raise _invalid("is not a JSON object")
+    return given
+
+
+def _invalid(message: str) -> InvalidInput:
+    return InvalidInput(f"{FIELD} {message}", field=FIELD, hint=_ATTRIBUTES_HINT)
+
 
 # OpenMetadata's message for JSON of the wrong shape.
 _FORMAT = "Invalid log data format"

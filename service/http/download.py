@@ -25,11 +25,9 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response, StreamingResponse
 from isal import isal_zlib
 
-from logstore.batch import RunKey
-from logstore.errors import NotFound, Unavailable
+from service.http.api import NodeApi
 from service.http.errors import HttpError
-from service.http.node import NodeApi
-from service.http.page_bodies import (
+from service.http.pages import (
     NDJSON,
     ORDER_HELP,
     Order,
@@ -39,7 +37,9 @@ from service.http.page_bodies import (
     whole_text,
 )
 from service.http.targets import BASE, run_key
-from service.runs.read import LogSize
+from service.run_log.read_text import LogSize
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import NotFound, Unavailable
 
 _RANGE = re.compile(r"bytes\s*=\s*(\d*)\s*-\s*(\d*)", re.IGNORECASE)
 _MAX_DIGITS = 18
@@ -50,7 +50,7 @@ _STRING = {"schema": {"type": "string"}}
 _BYTES = {"content": {"text/plain": _STRING, NDJSON: _STRING}}
 
 
-class Span(NamedTuple):
+class ByteRange(NamedTuple):
     """Bytes from `first` to `last`, both included."""
 
     first: int
@@ -61,7 +61,7 @@ class Span(NamedTuple):
         return self.last - self.first + 1
 
 
-def parse_range(header: str | None, size: int) -> Span | None:
+def parse_range(header: str | None, size: int) -> ByteRange | None:
     """The span that a Range header asks of `size` bytes; None if all are to be sent.
 
     Raises `HttpError` 416 if the range begins past the end.
@@ -73,14 +73,14 @@ def parse_range(header: str | None, size: int) -> Span | None:
     if not (first or last) or max(len(first), len(last)) > _MAX_DIGITS:
         return None
     if not first:
-        span = Span(max(0, size - int(last)), size - 1)
+        span = ByteRange(max(0, size - int(last)), size - 1)
         return _satisfiable(span, size, empty=int(last) == 0)
     if last and int(last) < int(first):
         return None
-    return _satisfiable(Span(int(first), min(int(last or size), size - 1)), size)
+    return _satisfiable(ByteRange(int(first), min(int(last or size), size - 1)), size)
 
 
-def _satisfiable(span: Span, size: int, *, empty: bool = False) -> Span:
+def _satisfiable(span: ByteRange, size: int, *, empty: bool = False) -> ByteRange:
     if empty or span.first >= size:
         raise HttpError(
             416,
@@ -261,7 +261,7 @@ def _validators(etag: str | None) -> _Validators:
     return _Validators(f'"{bare}"', f'"{bare}-gzip"')
 
 
-def _span(headers: Mapping[str, str], size: LogSize, tags: _Validators) -> Span | None:
+def _span(headers: Mapping[str, str], size: LogSize, tags: _Validators) -> ByteRange | None:
     wanted = headers.get("range")
     if wanted is None or tags.plain is None or not size.stored_bytes:
         return None
@@ -272,7 +272,7 @@ def _span(headers: Mapping[str, str], size: LogSize, tags: _Validators) -> Span 
 
 
 def _part(
-    node: NodeApi, key: RunKey, size: LogSize, span: Span, total: str, common: dict[str, str]
+    node: NodeApi, key: RunKey, size: LogSize, span: ByteRange, total: str, common: dict[str, str]
 ) -> StreamingResponse:
     return StreamingResponse(
         node.run_logs.reader.download(key, offset=span.first, size=span.size, measured=size),

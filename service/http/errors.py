@@ -11,25 +11,70 @@ All errors behind FastAPI become problems, including the framework's own.
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import orjson
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from logstore import errors
-from logstore import ulid as ulids
-from logstore.errors import InvalidInput, TailraceError
-from service.http.ids import request_id
-from service.http.methods import allowed
 from service.http.segment_bodies import rfc3339
+from service.http.targets import BASE, ROOT, request_id
+from tailrace.logstore import errors
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.errors import InvalidInput, TailraceError
+
+# The methods of a path: HEAD for every GET, and all of them in `Allow`.
+
+
+_APPEND = re.compile(re.escape(BASE) + r"/[^/]+/[^/]+")
+_CLOSE = re.compile(_APPEND.pattern + "/close")
+
+
+def api_routes(routers: Iterable[APIRouter]) -> Iterator[APIRoute]:
+    """Every route of FastAPI."""
+    for router in routers:
+        for route in router.routes:
+            if isinstance(route, APIRoute):
+                yield route
+
+
+def answer_head(router: APIRouter) -> None:
+    """Adds a HEAD route to every GET route without one; the server sends no body for it."""
+    routes = list(api_routes([router]))
+    have = {route.path for route in routes if "HEAD" in methods_of(route)}
+    for route in routes:
+        if "GET" in methods_of(route) and route.path not in have:
+            head = copy(route)  # what a new route would be made of takes most of a service's start
+            head.methods = {"HEAD"}
+            head.include_in_schema = False
+            router.routes.append(head)
+
+
+def allowed(routers: Iterable[APIRouter], scope: Scope) -> list[str]:
+    """The methods of a request's path, in alphabetical order."""
+    path = scope["path"]
+    methods = {"POST"} if _APPEND.fullmatch(path) or _CLOSE.fullmatch(path) else set()
+    for route in api_routes(routers):
+        if route.matches(scope)[0] != Match.NONE:
+            methods |= methods_of(route)
+    return sorted(methods)
+
+
+def methods_of(route: APIRoute) -> set[str]:
+    """The methods that a route answers."""
+    return route.methods or set()
+
 
 Headers = list[tuple[bytes, bytes]]
 log = logging.getLogger(__name__)
@@ -121,7 +166,7 @@ class HttpError(Exception):
         self.kind = kind
 
 
-class Problem(NamedTuple):
+class ProblemResponse(NamedTuple):
     """A response ready to be sent."""
 
     status: int
@@ -138,7 +183,7 @@ def classify(error: BaseException) -> tuple[int, str]:
     return 500, "internal"
 
 
-def problem(error: BaseException, request_id: str) -> Problem:
+def problem(error: BaseException, request_id: str) -> ProblemResponse:
     """The response to an error. An unexpected error is logged with its request id."""
     if isinstance(error, HttpError):
         kind, hint = _FRAMEWORK.get(error.status, ("error", ""))
@@ -201,7 +246,7 @@ def _problem(
     hint: str,
     request_id: str,
     extra: dict[str, Any] | None = None,
-) -> Problem:
+) -> ProblemResponse:
     value = {
         "type": kind,
         "title": _title(status, kind),
@@ -214,7 +259,7 @@ def _problem(
         **(extra or {}),
     }
     body = _dumps(value)
-    return Problem(
+    return ProblemResponse(
         status,
         [
             (b"content-type", b"application/problem+json"),
@@ -313,3 +358,32 @@ class _Unexpected:
                 {"type": "http.response.start", "status": made.status, "headers": made.headers}
             )
             await send({"type": "http.response.body", "body": made.body})
+
+
+# What a node with a role leaves to others (`server.role`).
+#
+# A node that only reads refuses what changes a run, and one that only ingests refuses searches:
+# 503, which clients with several targets take to the next one.
+
+
+Role: TypeAlias = Literal["all", "ingest", "query"]
+_READS: Final = ("GET", "HEAD", "OPTIONS")
+
+
+def refusal(role: Role, method: str, path: str) -> HttpError | None:
+    """The error for a request that is another role's."""
+    if role == "query" and method not in _READS and path.startswith(ROOT):
+        return _other("this node only reads", "all or ingest")
+    if role == "ingest" and (path == "/query" or path.startswith("/query/")):
+        return _other("this node makes no searches", "all or query")
+    return None
+
+
+def _other(why: str, roles: str) -> HttpError:
+    return HttpError(
+        503,
+        f"{why} (server.role)",
+        headers=[("retry-after", "1")],
+        hint=f"Send it to a node whose role is {roles}.",
+        kind="other-role",
+    )

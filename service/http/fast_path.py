@@ -18,12 +18,12 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
-from logstore.errors import TooManyAtOnce
-from service.access.identity import Identity
+from service.access.rules import Identity
 from service.http.append import AppendRoutes
-from service.http.clients import Clients
+from service.http.body import Clients
 from service.http.connection import QUIET, Connection
-from service.http.receipt import QuickReply, response_bytes
+from service.http.replies import QuickReply, response_bytes
+from tailrace.logstore.errors import TooManyAtOnce
 
 _OTHER_WAY = frozenset(
     [

@@ -6,22 +6,45 @@ reader that cannot keep up waits in its own send, and continues from storage.
 
 While the store does not answer, a reader gets what the nodes hold beyond its cursor, and hears so.
 Once the store answers it goes on behind those lines. If the store has lines before them, it is told
-to start over, and goes on where it was before (`service.runs.held_place`).
+to start over, and goes on where it was before (`service.run_log.lines`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
 
-from fastapi import APIRouter, Header, Query
+import orjson
+from fastapi import APIRouter, Header, Query, Request
+from pydantic import BaseModel
 from starlette.responses import Response
 
-from logstore.batch import RunKey
-from logstore.errors import (
+from service.http import sse
+from service.http.api import NodeApi
+from service.http.authorization import WATCHED, Lasting
+from service.http.body import Receive, Scope, Send, json_object
+from service.http.connection import Connection
+from service.http.json_body import shown
+from service.http.pages import DAMAGED, Order, header_names
+from service.http.query import unless_gone
+from service.http.replies import CONNECTION
+from service.http.sse import EventBatch, EventGroup, line_ids, parse_start, record_ids
+from service.http.status import RunStatusStream, run_is_over
+from service.http.targets import BASE, ROOT, name, run_key
+from service.journal.format import decode_attributes, decode_meta, flags_of
+from service.run_log.cursors import After, Begun, OneSource
+from service.run_log.lines import HeldPlace, RecordPart, as_records
+from service.run_log.read_records import ArrowRecords, RecordPiece
+from service.run_log.read_text import LogPiece
+from service.runtime.concurrency import SharedCalls
+from service.runtime.counters import HttpCounters
+from service.status.status import MOST_CHARS, UnfinishedLine, last_run
+from service.tail import Published, Tick, Watcher
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import (
     InvalidCursor,
     InvalidInput,
     NodeNotReady,
@@ -29,29 +52,7 @@ from logstore.errors import (
     TailraceError,
     Unavailable,
 )
-from logstore.position import Cursor
-from service.http import sse
-from service.http.body import Receive, Scope, Send
-from service.http.connection import Connection
-from service.http.gate import WATCHED, Lasting
-from service.http.line_ids import Batch, Group, line_ids, parse_start, record_ids
-from service.http.node import NodeApi
-from service.http.page_bodies import DAMAGED, Order, header_names
-from service.http.replies import CONNECTION
-from service.http.search_response import unless_gone
-from service.http.targets import BASE, name, run_key
-from service.http.text import shown
-from service.journal.format import decode_attributes, decode_meta, flags_of
-from service.runs.held_place import HeldPlace
-from service.runs.parts import RecordPart, as_records
-from service.runs.read import LogPiece
-from service.runs.records import ArrowRecords, RecordPiece
-from service.runs.source_pieces import After, Begun, OneSource
-from service.runtime.counters import HttpCounters
-from service.runtime.shared_calls import SharedCalls
-from service.status.status import last_run
-from service.tail import Watcher
-from service.ticks import Published, Tick
+from tailrace.logstore.position import Cursor
 
 _MOST_TAIL = 100_000
 _CATCH_UP_BYTES = 256 << 10
@@ -448,10 +449,10 @@ def _source_of(tick: Tick, before: Cursor) -> OneSource:
     return OneSource(before, tick.node, tick.last.file, batches)
 
 
-def _group_of(source: OneSource) -> Group:
+def _group_of(source: OneSource) -> EventGroup:
     """The batches as a group in which ids name records."""
-    batches = tuple([Batch(*batch) for batch in source.batches])
-    return Group(source.node, source.file, batches, source.begun)
+    batches = tuple([EventBatch(*batch) for batch in source.batches])
+    return EventGroup(source.node, source.file, batches, source.begun)
 
 
 def _part_of(batch: Published) -> RecordPart:
@@ -472,7 +473,7 @@ def _part_of(batch: Published) -> RecordPart:
 
 
 def _ids(
-    made: Callable[[str, Group], list[bytes]], sources: Sequence[OneSource]
+    made: Callable[[str, EventGroup], list[bytes]], sources: Sequence[OneSource]
 ) -> list[bytes] | None:
     """Ids of what comes of these nodes next; None where lines have their final place."""
     if not sources:
@@ -562,3 +563,122 @@ def live_routes(node: NodeApi, max_readers: int, counters: HttpCounters) -> APIR
         )
 
     return router
+
+
+# Lines that are not finished yet, such as progress bars and prompts: shown live, never stored.
+#
+# `PUT /unfinished/{fqn}/{runId}` says what the last line of a producer looks like now. A live
+# view asks for `GET /unfinished/{fqn}/stream/{runId}`, server-sent events beside the stream of
+# lines:
+#
+#   data: {"lines": [{"producer": …, "number": …, "text": …}, …]}
+#
+# The stream begins with all unfinished lines of the run, also if there are none. It has all again
+# after each change: each event replaces the one before. The stream of lines is not touched, so
+# clients that know only that one get what they always got. `complete` is the end.
+
+
+_TAKES: Final[dict[str, Any]] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "required": ["producer", "number", "text"],
+                    "properties": {
+                        "producer": {
+                            "type": "string",
+                            "minLength": 1,
+                            "maxLength": 100,
+                            "description": "Who writes the line; it has one unfinished line.",
+                        },
+                        "number": {
+                            "type": "integer",
+                            "description": "Grows with each state: an older one is ignored.",
+                        },
+                        "text": {
+                            "type": "string",
+                            "maxLength": MOST_CHARS,
+                            "description": "The line as it is now; empty: it is finished.",
+                        },
+                    },
+                }
+            }
+        },
+    }
+}
+
+
+class UnfinishedList(BaseModel):
+    """The lines of a run that are not finished, by producer."""
+
+    lines: list[dict[str, Any]]
+
+
+def unfinished_routes(node: NodeApi, max_readers: int, counters: HttpCounters) -> APIRouter:
+    """The routes of `…/unfinished/…`."""
+    router = APIRouter(prefix=ROOT, tags=["status"])
+
+    @router.put(
+        "/unfinished/{fqn}/{runId}",
+        summary="Say what an unfinished line of a run looks like",
+        response_class=Response,
+        responses={200: {"description": "Shown to live views; it is not stored."}},
+        openapi_extra=_TAKES,
+    )
+    async def put_unfinished(fqn: str, runId: str, request: Request) -> Response:  # noqa: N803
+        line = UnfinishedLine.from_json(await json_object(request))
+        key, lines = run_key(fqn, runId), node.status.unfinished
+        lines.put(key, line)
+        lines.tell(key, line)
+        return Response()
+
+    @router.get(
+        "/unfinished/{fqn}/{runId}",
+        summary="The unfinished lines of a run",
+        response_model=UnfinishedList,
+    )
+    async def get_unfinished(fqn: str, runId: str) -> dict[str, Any]:  # noqa: N803
+        return _shown(node, run_key(fqn, runId))
+
+    @router.get(
+        "/unfinished/{fqn}/stream/{runId}",
+        summary="The unfinished lines of a run, live, as server-sent events",
+        response_class=Response,
+        responses={200: {"description": "All of them, again after each change.", **_EVENTS}},
+    )
+    async def stream_unfinished(fqn: str, runId: str) -> Response:  # noqa: N803
+        key = run_key(fqn, runId)
+        return UnfinishedStream(node, key, max_readers=max_readers, counters=counters)
+
+    return router
+
+
+def _shown(node: NodeApi, key: RunKey) -> dict[str, Any]:
+    return {"lines": [line.to_json() for line in node.status.unfinished.of_run(key)]}
+
+
+class UnfinishedStream(RunStatusStream):
+    """All unfinished lines of a run, again after each change."""
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        tail = self._node.tail
+        if tail.readers >= self._max_readers:
+            return
+        with sse.watching(tail, self._key, self._counters) as watcher:
+            sent: dict[str, Any] | None = None
+            over: bool | None = None
+            while not watcher.gone:
+                # Nothing is awaited between the look and the wait: no change is missed.
+                now = _shown(self._node, self._key)
+                if now != sent:  # at first also none: a view that comes back shows older ones
+                    sent = now
+                    yield self._counted(sse.json_data(orjson.dumps(now)))
+                elif over is None:
+                    over = await watcher.unless_left(run_is_over(self._node, self._key))
+                elif over or watcher.channel.ended is not None:
+                    yield self._counted(sse.COMPLETE)
+                    return
+                elif await watcher.wait() == "heartbeat":
+                    over = None

@@ -7,23 +7,275 @@ format allows (`service/query/output.py`). A client that disconnects ends its se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 import orjson
+import pyarrow as pa
 from fastapi import APIRouter, Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
-from logstore.errors import InvalidInput
-from logstore.search.moments import TIME_FORMS
-from logstore.segments.schema import LEVELS
+from service.http.authorization import restricted
 from service.http.body import json_object
-from service.http.gate import restricted
-from service.http.query_context import CONTEXT, around, context_response
-from service.http.search_response import SearchResponse, opened
-from service.query.engine import QueryEngine
-from service.query.output import Ndjson, Output, Parquet, Text
-from service.query.request import QueryRequest
+from service.http.errors import classify
+from service.http.pages import silence
+from service.query.context import (
+    MAX_AROUND,
+    MAX_HITS,
+    Around,
+    ContextSearch,
+    HitGroup,
+    context_request,
+)
+from service.query.engine import QueryEngine, RunningSearch
+from service.query.output import Ndjson, Parquet, ResultEncoder, Text, lines
+from service.query.request import CONTEXT_PARAMETERS, QueryRequest
+from tailrace.logstore.errors import InvalidInput, TailraceError
+from tailrace.logstore.search.conditions import TIME_FORMS
+from tailrace.logstore.segments.file_format import LEVELS
+
+# A running search as an ASGI response that ends with its client.
+
+
+T = TypeVar("T")
+
+
+class OpenedSearch:
+    """A search whose first batch is there, so that the status is known."""
+
+    def __init__(self, search: RunningSearch, *, head: bool) -> None:
+        self.search = search
+        self.head = head
+        self.batches: AsyncGenerator[pa.RecordBatch] | None = None
+        self.first: pa.RecordBatch | None = None
+
+    async def begin(self) -> None:
+        """Counts, or finds the first records."""
+        if self.head or self.search.request.stats_only:
+            await self.search.count()
+        else:
+            self.batches = self.search.batches()
+            self.first = await anext(self.batches, None)
+
+
+async def opened(
+    engine: QueryEngine, asked: QueryRequest, request: Request, *, head: bool
+) -> OpenedSearch | None:
+    """The search with its first batch; None if the client disconnected meanwhile."""
+    started: list[RunningSearch] = []
+
+    async def start() -> OpenedSearch:
+        started.append(await engine.open(asked))
+        found = OpenedSearch(started[0], head=head)
+        await found.begin()
+        return found
+
+    found = None
+    try:
+        found = await unless_gone(start(), request.receive)
+    finally:
+        if found is None and started:
+            await started[0].close()
+    return found
+
+
+async def counted(counting: Coroutine[Any, Any, dict[str, Any]], request: Request) -> Response:
+    """What a search came to, as one JSON object with `stats`; 206 if not all could be read."""
+    found = await unless_gone(counting, request.receive)
+    if found is None:  # the client has gone
+        return Response(status_code=204)
+    status = 200 if found["stats"]["complete"] else 206
+    return Response(orjson.dumps(found), status, media_type="application/json")
+
+
+class SearchResponse(Response):
+    """Sends the result as the search finds it, and closes the search in any case."""
+
+    def __init__(self, found: OpenedSearch, output: ResultEncoder) -> None:
+        stats = found.search.stats()
+        super().__init__(
+            status_code=200 if stats["complete"] else 206,
+            media_type=output.media_type,
+            headers={
+                "tailrace-node-count": str(stats["nodes"]),
+                "tailrace-segment-count": str(stats["segments"]),
+                "tailrace-file-count": str(stats["files"]),
+                "tailrace-failed-count": str(stats["segments_failed"] + stats["files_failed"]),
+                "tailrace-skipped-count": str(stats["segments_skipped"] + stats["files_skipped"]),
+                "tailrace-complete": str(stats["complete"]).lower(),
+                **silence((), held="store" in stats),
+            },
+        )
+        del self.headers["content-length"]  # of the empty body that this class begins with
+        if found.batches is None:
+            self.headers["tailrace-matches"] = str(stats["matches"])
+            self.headers["tailrace-size"] = str(stats["bytes"])
+        self._found = found
+        self._output = output
+
+    async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await unless_gone(self._send(send), receive)
+        finally:
+            if self._found.batches is not None:
+                await self._found.batches.aclose()
+            await self._found.search.close()
+
+    async def _send(self, send: Send) -> None:
+        await send(
+            {
+                "type": "http.response.start",
+                "status": self.status_code,
+                "headers": self.raw_headers,
+            }
+        )
+        last = b"" if self._found.head else await self._send_result(send)
+        await send({"type": "http.response.body", "body": last})
+
+    async def _send_result(self, send: Send) -> bytes:
+        """Sends all but the last bytes, which it returns."""
+        try:
+            held = await self._send_records(send)
+            return held + self._output.end(self._found.search.stats())
+        except TailraceError as error:
+            _, kind = classify(error)
+            last = self._output.error({"type": kind, "detail": str(error), "hint": error.hint})
+            if last is None:
+                raise
+            return last
+
+    async def _send_records(self, send: Send) -> bytes:
+        """Sends all but the last piece if nothing is to be waited for behind it, and returns it."""
+        batch, self._found.first, held = self._found.first, None, b""
+        while batch is not None and self._found.batches is not None:
+            for piece in self._output.records(batch):
+                if held:
+                    await send({"type": "http.response.body", "body": held, "more_body": True})
+                held = piece
+            if held and not self._found.search.ended:
+                await send({"type": "http.response.body", "body": held, "more_body": True})
+                held = b""
+            batch = await anext(self._found.batches, None)
+        return held
+
+
+async def unless_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T | None:
+    """The result of `work`.
+
+    If the client disconnects, `work` is cancelled and the result is None.
+    """
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        leaving.cancel()
+        if not working.done():
+            working.cancel()
+            await asyncio.wait({working})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+# `GET /query?context=N`: hits with the records around them, as ndjson or text.
+#
+#   ndjson   {…, "group":0, "hit":true}     a record, as without context
+#            …                              the records of a group stand together, oldest first
+#            {"stats": {…}}                 as without; `context` counts the records around hits
+#   text     message                        with a line `--` between two groups, as grep has it
+#
+# All of it is there before the first byte is sent: there are at most 100 hits.
+
+
+_NUMBER: Final = {"type": "integer", "minimum": 0, "maximum": MAX_AROUND}
+CONTEXT: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    "context": (
+        f"Each hit with so many records of its run around it; then `limit` is at most {MAX_HITS}.",
+        _NUMBER,
+    ),
+    "context_before": ("So many before it; else as `context` says.", _NUMBER),
+    "context_after": ("So many behind it; else as `context` says.", _NUMBER),
+}
+_MEDIA_TYPES: Final = {"ndjson": "application/x-ndjson", "text": "text/plain; charset=utf-8"}
+
+
+def around(parameters: Mapping[str, str]) -> Around | None:
+    """The context that is asked for, None without any. Raises `InvalidInput`."""
+    both, before, behind = (_count(parameters, name) for name in CONTEXT_PARAMETERS)
+    if (both, before, behind) == (None, None, None):
+        return None
+    return Around(
+        before if before is not None else both or 0, behind if behind is not None else both or 0
+    )
+
+
+async def context_response(
+    engine: QueryEngine, asked: QueryRequest, wanted: Around, form: str, request: Request
+) -> Response:
+    """The groups of hits. Raises as a search does."""
+    if form not in _MEDIA_TYPES:
+        raise InvalidInput(
+            f"there is no context with format {form}",
+            field="format",
+            hint=f"Write one of {', '.join(_MEDIA_TYPES)}, or leave the context out.",
+        )
+    context = ContextSearch(engine, context_request(asked), wanted)
+    groups = await unless_gone(context.groups(), request.receive)
+    if groups is None:
+        return Response(status_code=204)
+    stats = context.stats
+    body = _ndjson(groups, stats) if form == "ndjson" else _text(groups)
+    return Response(
+        body,
+        200 if stats["complete"] else 206,
+        {"tailrace-complete": str(stats["complete"]).lower()},
+        _MEDIA_TYPES[form],
+    )
+
+
+def _count(parameters: Mapping[str, str], name: str) -> int | None:
+    text = parameters.get(name)
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) <= MAX_AROUND):
+        raise InvalidInput(
+            f"{name} is {text[:80]!r}",
+            field=name,
+            hint=f"Write a whole number from 0 to {MAX_AROUND}.",
+        )
+    return int(text)
+
+
+def _ndjson(groups: Sequence[HitGroup], stats: Mapping[str, Any]) -> bytes:
+    marked = [_marked(number, group) for number, group in enumerate(groups)]
+    return b"".join([*marked, orjson.dumps({"stats": stats}), b"\n"])
+
+
+def _marked(number: int, group: HitGroup) -> bytes:
+    objects = b"".join([lines(batch) for batch in _batches(group)]).split(b"\n")[:-1]
+    return b"".join(
+        [
+            b'%b,"group":%d,"hit":%b}\n' % (text[:-1], number, b"true" if hit else b"false")
+            for text, hit in zip(objects, group.hits, strict=True)
+        ]
+    )
+
+
+def _text(groups: Sequence[HitGroup]) -> bytes:
+    pieces = ["".join(f"{m}\n" for m in g.records.column("message").to_pylist()) for g in groups]
+    return "--\n".join(pieces).encode()
+
+
+def _batches(group: HitGroup) -> list[pa.RecordBatch]:
+    batches: list[pa.RecordBatch] = group.records.combine_chunks().to_batches()
+    return batches
+
 
 _TIME: Final = f"{TIME_FORMS}; inclusive"
 _EXPRESSION: Final = (
@@ -106,7 +358,7 @@ OPENAPI: Final[dict[str, Any]] = {
 }
 
 
-_OUTPUTS: Final[Mapping[str, Callable[[], Output]]] = {
+_OUTPUTS: Final[Mapping[str, Callable[[], ResultEncoder]]] = {
     "ndjson": Ndjson,
     "text": Text,
     "parquet": Parquet,

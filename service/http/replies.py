@@ -12,17 +12,23 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, Protocol
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+import orjson
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from logstore.errors import Unavailable
+from service.http.errors import ProblemResponse
+from service.http.targets import BASE
+from service.ingest.batch import AppendReceipt, IncomingBatch, Submitted
+from service.runtime.counters import Distribution, RequestSeconds
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.errors import NodeNotReady, Unavailable
 
 PLACE_BYTES: Final = 1 << 20
 CONNECTION: Final = "tailrace.connection"
-"""Where a request's scope has its `Reader`, if there is one."""
+"""Where a request's scope has its `ReplyConnection`, if there is one."""
 _PATIENCE_SECONDS: Final = 10.0
 _STILL_SECONDS: Final = 1.0
 _LEAST_BYTES: Final = 4 << 10
@@ -32,7 +38,7 @@ _BYTES_ACKED: Final = struct.Struct("=Q")
 _BYTES_ACKED_AT: Final = 120
 
 
-class Reader(Protocol):
+class ReplyConnection(Protocol):
     """The connection that receives a reply."""
 
     @property
@@ -50,12 +56,12 @@ class Replies:
 
     def __init__(self, limit_bytes: int) -> None:
         self._places = asyncio.Semaphore(max(1, limit_bytes // PLACE_BYTES))
-        self._readers: dict[Reader, int | None] = {}
+        self._readers: dict[ReplyConnection, int | None] = {}
         self._look: asyncio.TimerHandle | None = None
         self.waiting = 0
 
     @asynccontextmanager
-    async def place(self, reader: Reader | None) -> AsyncIterator[None]:
+    async def place(self, reader: ReplyConnection | None) -> AsyncIterator[None]:
         """A place while the block runs. Raises `Unavailable` if none becomes free in time."""
         await self._enter()
         try:
@@ -119,3 +125,200 @@ def acknowledged(connection: socket.socket) -> int:
 
 def _stands_still(before: int | None, now: int | None) -> bool:
     return before is not None and now is not None and now - before < _LEAST_BYTES
+
+
+# How long requests take, by method, route and status: `tailrace_api_request_duration_seconds`.
+#
+# A request is timed from the application's call to its end, so a stream's time is the time that
+# it was open. The labels come from bounded sets: the method is one that HTTP knows, the path is
+# the pattern of a route, the status is what was sent. The fast path, which passes no application,
+# observes its own requests.
+
+
+APPEND: Final = f"{BASE}/{{fqn}}/{{runId}}"
+CLOSE: Final = f"{APPEND}/close"
+NO_ROUTE: Final = "none"
+"""The path of a request that no route takes."""
+LEFT: Final = "499"
+"""The status of a request whose client left before an answer began, as nginx has it."""
+_METHODS: Final = frozenset(["DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"])
+
+
+def appended(seconds: RequestSeconds, status: int = 200) -> Distribution:
+    """The times of appends that are answered with `status`."""
+    return seconds.setdefault(("POST", APPEND, str(status)), Distribution())
+
+
+class TimedRequest:
+    """One request's `send`, which notes the status; `path` is its route where that is known."""
+
+    __slots__ = ("_scope", "_seconds", "_send", "path", "status")
+
+    def __init__(self, scope: Scope, send: Send, seconds: RequestSeconds) -> None:
+        self._scope = scope
+        self._send = send
+        self._seconds = seconds
+        self.path = ""
+        self.status = LEFT
+
+    def __call__(self, message: Message) -> Awaitable[None]:
+        if message["type"] == "http.response.start":
+            self.status = str(message["status"])
+        return self._send(message)
+
+    async def run(
+        self,
+        answer: Awaitable[None],
+        now: Callable[[], float],
+        cut_off: Callable[[Scope, TimedRequest], Awaitable[None]],
+    ) -> None:
+        """Awaits the answer and observes its time; a stop that cancels it calls `cut_off`."""
+        start = now()
+        try:
+            await answer
+        except asyncio.CancelledError:
+            await cut_off(self._scope, self)
+        finally:
+            route = self._scope.get("route")
+            path = self.path or (NO_ROUTE if route is None else route.path)
+            method = self._scope["method"]
+            key = (method if method in _METHODS else "other", path, self.status)
+            found = self._seconds.get(key)
+            if found is None:
+                found = self._seconds.setdefault(key, Distribution())
+            found.observe(now() - start)
+
+
+# The answer to an append, as headers and body and, for the fast path, as one piece of bytes.
+#
+# On the fast path the answer is made once the batch is safe or refused.
+
+
+JSON = (b"content-type", b"application/json")
+_BOOLEANS = (b"false", b"true")
+Headers = list[tuple[bytes, bytes]]
+
+
+def receipt_reply(
+    receipt: AppendReceipt,
+    tag: bytes,
+    session: tuple[bytes, bytes],
+    *,
+    replaced: int = 0,
+    unknown_levels: Sequence[str] = (),
+    silent: Sequence[str] = (),
+) -> tuple[Headers, bytes]:
+    """Headers and body of a receipt; the run's `tag` and `session` cookie come from its route.
+
+    `replaced` characters of the text were not UTF-8; the body says how many if there are any.
+    `unknown_levels` are some levels that the records state and that are none of ours.
+    `silent` are nodes that this one does not hear: a deletion there may take the batch back.
+    """
+    last = ulids.encode(receipt.last).encode()
+    # A batch id is its last line's ULID with five zeros at the end.
+    body = b'{"batch":"%b00000","lines":%d,"duplicate":%b,"durability":"%b","last":"%b"%b}' % (
+        last[:21],
+        receipt.records,
+        _BOOLEANS[receipt.duplicate],
+        receipt.durability.encode(),
+        last,
+        (b',"replaced":%d' % replaced if replaced else b"")
+        + (b',"unknownLevels":%b' % orjson.dumps(unknown_levels) if unknown_levels else b"")
+        + (b',"silent":%b' % orjson.dumps(silent) if silent else b""),
+    )
+    headers = [
+        JSON,
+        (b"content-length", b"%d" % len(body)),
+        (b"tailrace-last", last),
+        session,
+        echo_cookie(last, tag),
+    ]
+    if silent:
+        headers.append((b"tailrace-silent", ", ".join(silent).encode()))
+    return headers, body
+
+
+def echo_cookie(last: bytes, tag: bytes) -> tuple[bytes, bytes]:
+    """The cookie by which a client echoes the run's last reply."""
+    return (b"set-cookie", b"tailrace=%b.%b; Path=/; Max-Age=86400" % (last, tag))
+
+
+def response_bytes(status_line: bytes, headers: Headers, body: bytes) -> bytes:
+    """A whole HTTP/1.1 response; the status line has its line's end."""
+    return b"%b%b\r\n%b" % (status_line, b"".join([b"%b: %b\r\n" % h for h in headers]), body)
+
+
+class Answerer(Protocol):
+    """Counts a quick append and makes the answer to its refusal."""
+
+    def silent(self) -> Sequence[str]:
+        """The nodes that this one does not hear now."""
+        ...
+
+    def stored(self, records: int, start: float) -> None:
+        """Counts a batch that is durable; `start` is when its request was complete."""
+        ...
+
+    def not_stored(self, error: BaseException, headers: Headers, start: float) -> ProblemResponse:
+        """Counts a batch that the disk refused, and returns the answer."""
+        ...
+
+    def not_said(self, error: Exception, headers: Headers) -> ProblemResponse:
+        """Counts an append whose answer could not be made, and returns an error."""
+        ...
+
+
+class QuickReply:
+    """The reply to one batch; `tag` and `session` are its route's."""
+
+    __slots__ = ("_answerer", "_batch", "_headers", "_session", "_start", "_submitted", "_tag")
+
+    def __init__(
+        self,
+        answerer: Answerer,
+        batch: IncomingBatch,
+        submitted: Submitted,
+        *,
+        tag: bytes,
+        session: tuple[bytes, bytes],
+        headers: dict[bytes, bytes],
+        start: float,
+    ) -> None:
+        self._answerer = answerer
+        self._batch = batch
+        self._submitted = submitted
+        self._tag = tag
+        self._session = session
+        self._headers = headers
+        self._start = start
+
+    @property
+    def done(self) -> asyncio.Future[None]:
+        """A future, done when the batch is as durable as it asked for."""
+        return self._submitted.done
+
+    def failed(self, error: Exception) -> ProblemResponse:
+        """The answer where there is no response, though the batch may be durable."""
+        return self._answerer.not_said(error, list(self._headers.items()))
+
+    def response(self) -> tuple[int, Headers, bytes]:
+        """Status, headers and body."""
+        done = self.done
+        error = NodeNotReady("the node is stopping") if done.cancelled() else done.exception()
+        if error is not None:
+            refusal = self._answerer.not_stored(error, list(self._headers.items()), self._start)
+            return refusal.status, refusal.headers, refusal.body
+        batch, last = self._batch, self._submitted.last
+        self._answerer.stored(batch.records, self._start)
+        receipt = AppendReceipt(
+            last + 1 - batch.records, batch.records, False, batch.durability, last
+        )
+        headers, body = receipt_reply(
+            receipt,
+            self._tag,
+            self._session,
+            replaced=batch.replaced,
+            unknown_levels=batch.unknown_levels,
+            silent=self._answerer.silent(),
+        )
+        return 200, headers, body

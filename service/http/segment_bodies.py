@@ -10,11 +10,10 @@ from urllib.parse import quote
 
 from pydantic import BaseModel
 
-from coordination.groups import Group
-from logstore import ulid
-from service.queue.catalog import Catalog, Leased, Listed, Name
-from service.queue.counters import Lag, lag_of
-from service.queue.queue import Given
+from service.queue.catalog import Leased, ListedObject, ListedSegments, SegmentName
+from service.queue.queue import GivenLease, GroupLag, lag_of
+from tailrace.coordination.groups import ConsumerGroup
+from tailrace.logstore import ulid
 
 
 class NextSegment(BaseModel):
@@ -207,12 +206,12 @@ def rfc3339(ms: int) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def url_of(name: Name) -> str:
+def url_of(name: SegmentName) -> str:
     """The path at which a segment is read."""
     return f"/segments/{quote(name.id, safe='')}"
 
 
-def given_segment(group: str, given: Given, lease_seconds: float) -> NextSegment:
+def given_segment(group: str, given: GivenLease, lease_seconds: float) -> NextSegment:
     """The answer to `POST /segments/next`."""
     lease, segment = given.lease, given.segment
     return NextSegment(
@@ -239,15 +238,17 @@ def renewed(group: str, lease: Leased) -> Renewed:
     return Renewed(id=lease.name.id, group=group, epoch=lease.epoch, lease_until=until)
 
 
-def group_row(group: Group, catalog: Catalog, now_ms: int) -> GroupRow:
+def group_row(group: ConsumerGroup, catalog: ListedSegments, now_ms: int) -> GroupRow:
     """A group in short."""
     return GroupRow(**_summary(group, lag_of(group, catalog, now_ms)))
 
 
-def group_details(group: Group, catalog: Catalog, now_ms: int) -> GroupDetails:
+def group_details(group: ConsumerGroup, catalog: ListedSegments, now_ms: int) -> GroupDetails:
     """A group with all that is open."""
     found = [
-        OpenSegment(id=Name(node, seq).id, **state_of(group, Name(node, seq)).model_dump())
+        OpenSegment(
+            id=SegmentName(node, seq).id, **state_of(group, SegmentName(node, seq)).model_dump()
+        )
         for node, cursor in sorted(group.cursors.items())
         for seq in sorted({*cursor.pending, *cursor.failed})
     ]
@@ -258,7 +259,9 @@ def group_details(group: Group, catalog: Catalog, now_ms: int) -> GroupDetails:
     )
 
 
-def segment_row(name: Name, listed: Listed, quarantined: bool, groups: list[Group]) -> SegmentRow:
+def segment_row(
+    name: SegmentName, listed: ListedObject, quarantined: bool, groups: list[ConsumerGroup]
+) -> SegmentRow:
     """A segment, and what it is to each group."""
     return SegmentRow(
         id=name.id,
@@ -272,7 +275,7 @@ def segment_row(name: Name, listed: Listed, quarantined: bool, groups: list[Grou
     )
 
 
-def state_of(group: Group, name: Name) -> SegmentState:
+def state_of(group: ConsumerGroup, name: SegmentName) -> SegmentState:
     """What a segment is to a group."""
     cursor = group.cursor(name.node)
     pending, failed = cursor.pending.get(name.seq), cursor.failed.get(name.seq)
@@ -293,7 +296,7 @@ def state_of(group: Group, name: Name) -> SegmentState:
     return SegmentState(state="evicted" if group.evicted else "new")
 
 
-def _summary(group: Group, lag: Lag) -> dict[str, Any]:
+def _summary(group: ConsumerGroup, lag: GroupLag) -> dict[str, Any]:
     evicted = group.evicted
     return {
         "group": group.name,

@@ -20,13 +20,10 @@ import xxhash
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
 
-from coordination.groups import Start
-from logstore.errors import InvalidInput
-from service.http.download import Span, matches, parse_range, without_body
+from service.http.authorization import require_all, visible
+from service.http.download import ByteRange, matches, parse_range, without_body
 from service.http.errors import HttpError
-from service.http.gate import require_all, visible
-from service.http.query import accepted_format
-from service.http.search_response import unless_gone
+from service.http.query import accepted_format, unless_gone
 from service.http.segment_bodies import (
     DeletionPage,
     Done,
@@ -44,13 +41,15 @@ from service.http.segment_bodies import (
     renewed,
     segment_row,
 )
-from service.query.output import Ndjson, Output, Text
+from service.query.output import Ndjson, ResultEncoder, Text
 from service.queue.catalog import parse_id
-from service.queue.contents import Contents, Opened
+from service.queue.contents import Contents, OpenedSegment
 from service.queue.queue import SegmentQueue
+from tailrace.coordination.groups import GroupStart
+from tailrace.logstore.errors import InvalidInput
 
 PARQUET: Final = "application/vnd.apache.parquet"
-_OUTPUTS: Final[Mapping[str, Callable[[], Output]]] = {"ndjson": Ndjson, "text": Text}
+_OUTPUTS: Final[Mapping[str, Callable[[], ResultEncoder]]] = {"ndjson": Ndjson, "text": Text}
 _MAX_DELETIONS: Final = 10_000
 _BODIES: Final[dict[str, Any]] = {
     "application/x-ndjson": {"schema": {"type": "string"}},
@@ -116,7 +115,7 @@ def reading_routes(contents: Callable[[], Contents]) -> APIRouter:
 
 
 async def _answer(
-    contents: Contents, opened: Opened, chosen: str, headers: Mapping[str, str]
+    contents: Contents, opened: OpenedSegment, chosen: str, headers: Mapping[str, str]
 ) -> Response:
     tag = f'"{opened.etag}"' if chosen == "parquet" else f'"{opened.etag}-{chosen}"'
     common = {"etag": tag, "vary": "Accept", "cache-control": "no-cache"}
@@ -142,7 +141,7 @@ async def _answer(
     return StreamingResponse(stored, status, headers=common, media_type=PARQUET)
 
 
-def _span(headers: Mapping[str, str], size: int, tag: str) -> Span | None:
+def _span(headers: Mapping[str, str], size: int, tag: str) -> ByteRange | None:
     condition = headers.get("if-range")
     if condition is not None and condition.strip() != tag:
         return None
@@ -185,8 +184,8 @@ def queue_routes(queue: Callable[[], SegmentQueue]) -> APIRouter:
             float | None, Query(gt=0, description="How long it is held; `queue.lease_seconds`.")
         ] = None,
         start: Annotated[
-            Start, Query(description="Where a group that is new begins.")
-        ] = Start.OLDEST,
+            GroupStart, Query(description="Where a group that is new begins.")
+        ] = GroupStart.OLDEST,
     ) -> Response:
         current = queue()
         seconds = _lease_seconds(current, lease_seconds)
@@ -274,7 +273,7 @@ def group_routes(queue: Callable[[], SegmentQueue]) -> APIRouter:
         response_model=GroupDetails,
     )
     async def reset(
-        group: str, to: Annotated[Start, Query(description="Where it goes on.")]
+        group: str, to: Annotated[GroupStart, Query(description="Where it goes on.")]
     ) -> GroupDetails:
         current = queue()
         found = await current.reset(group, to)

@@ -32,16 +32,16 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
-from logstore import ulid as ulids
-from logstore.batch import RunKey
-from logstore.errors import InvalidInput, TailraceError
-from logstore.runs.report import Report
 from service.http import sse
+from service.http.api import NodeApi
 from service.http.body import json_object
-from service.http.node import NodeApi
 from service.http.targets import ROOT, check_new_run, name, run_key
-from service.runs.outcomes import REPORTED
 from service.runtime.counters import HttpCounters
+from service.status.reports import REPORTED
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import InvalidInput, TailraceError
+from tailrace.logstore.runs.report import RunReport
 
 HEARTBEAT: Final = "Tailrace-Heartbeat"
 """In the reply to a status with `heartbeat`: seconds until the client is to repeat it."""
@@ -250,7 +250,7 @@ def _json(body: bytes) -> Response:
     return Response(body, media_type="application/json")
 
 
-def _listed(reports: list[Report], paging: dict[str, Any] | None) -> Response:
+def _listed(reports: list[RunReport], paging: dict[str, Any] | None) -> Response:
     """The bodies as they are stored, none of them parsed."""
     data = b",".join(report.body for report in reports)
     if paging is None:
@@ -347,15 +347,15 @@ class ProgressStream(RunStatusStream):
                     stored = await watcher.unless_left(self._stored())
                     over = None
 
-    async def _stored(self) -> Report | None:
+    async def _stored(self) -> RunReport | None:
         """The stored progress; while the store is unavailable, the next look has to do."""
         with suppress(TailraceError):
             return await self._node.status.progress(self._key)
         return None
 
-    def _newer(self, report: Report | None) -> Report | None:
+    def _newer(self, report: RunReport | None) -> RunReport | None:
         return None if report is None or report.version <= self._sent else report
 
 
-def _event(report: Report) -> bytes:
+def _event(report: RunReport) -> bytes:
     return b"id: %b\n%b" % (ulids.encode(report.version).encode(), sse.json_data(report.body))

@@ -8,18 +8,29 @@ therefore a setting: that of the clients.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any
+import asyncio
+import os
+import sys
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
+from typing import Annotated, Any, Final, TypeAlias
 
-from fastapi import APIRouter, Request
+import orjson
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
+from starlette.responses import StreamingResponse
 
-from logstore.errors import NodeNotReady
-from service.http.gate import Gate
-from service.http.node import NodeApi
-from service.runtime.shared_calls import SharedCalls
+from service.compaction import dying_with_us, environment_of
+from service.http.api import NodeApi
+from service.http.authorization import Gate
+from service.http.body import Receive, Scope, Send
+from service.runtime.concurrency import SharedCalls
+from service.runtime.process import lower_priority_of_session
+from service.settings import Settings
+from tailrace.logstore.errors import Conflict, NodeNotReady, TailraceError, Unavailable
 
 
 class Version(BaseModel):
@@ -86,3 +97,226 @@ def health_routes(
         return Response(content, media_type=CONTENT_TYPE_LATEST)
 
     return router
+
+
+# Verification of all stored data over HTTP: a report that grows line by line.
+#
+# The route starts `tailrace verify` as a child process and passes its lines on as they come. The
+# command line knows the service and not the other way round, so the service finds it as a command
+# and never imports it. A child keeps verification away from ingestion: it has memory of its own
+# and a lower priority, and it does not outlive the service. One runs at a time.
+
+
+Verifier: TypeAlias = "Callable[[], VerificationCommand]"
+_MEDIA_TYPE = "application/x-ndjson"
+_DESCRIPTION = """
+As `tailrace verify --json`: a line `{"kind", "place", "detail", "lines", "repaired"}` for each
+fault when it is found, last `{"summary": {"sound", "compared", "faults", "repaired", "notes"}}`.
+A report without a summary is of a comparison that broke off: its last line is `{"error", "hint"}`,
+or it was cut off. While nothing is found, `{"progress": {"seconds"}}` says every 15 seconds that
+work goes on. Whoever closes the connection ends the work. One at a time: 409 for a second.
+This node's journal is not compared, because it is in use.
+"""
+_LONGEST_LINE: Final = 1 << 20
+_KEPT_ERRORS: Final = 20  # lines
+_SUMMARY: Final = b'{"summary":'
+_UNDER_WAY: Final = "The report of the one under way says how far it is; ask again at its end."
+
+
+def verify_routes(verification: Verifier) -> APIRouter:
+    """The route that verifies and, with `repair`, repairs what can be repaired."""
+    router = APIRouter(tags=["operation"])
+
+    @router.post(
+        "/verify",
+        summary="Compare everything that is stored, line by line",
+        description=_DESCRIPTION,
+        response_class=StreamingResponse,
+        responses={200: {"content": {_MEDIA_TYPE: {}}, "description": "Faults, then a summary"}},
+    )
+    async def verify(
+        repair: Annotated[
+            bool,
+            Query(
+                description="Quarantine damage, and restore what reads again; nothing is deleted."
+            ),
+        ] = False,
+    ) -> StreamingResponse:
+        return _Report(await verification().begin(repair=repair))
+
+    return router
+
+
+class _Report(StreamingResponse):
+    """Ends the work when the connection ends, even if no client reads."""
+
+    def __init__(self, lines: ReportLines) -> None:
+        super().__init__(lines, media_type=_MEDIA_TYPE)
+        self._lines = lines
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._lines.aclose()
+
+
+def verify_command(settings: Settings) -> list[str]:
+    """The command that verifies the store; `-P` ignores modules in the working directory."""
+    data = os.path.abspath(settings.data)
+    return [sys.executable, "-P", "-m", "tailrace", "verify", "--json", "--data", data]
+
+
+def verify_environment(settings: Settings) -> dict[str, str]:
+    """The environment of the command: the settings that have no flag."""
+    return environment_of(settings, ["query", "runs", "source_coordination"])
+
+
+class ReportLines:
+    """A report as it grows. Whoever has it closes it, whether it was read or not."""
+
+    def __init__(self, first: bytes, others: AsyncGenerator[bytes, None]) -> None:
+        self._first = first
+        self._others = others
+
+    async def __aiter__(self) -> AsyncGenerator[bytes, None]:
+        """Iterates over the lines, once."""
+        try:
+            yield self._first
+            async for line in self._others:
+                yield line
+        except TailraceError as error:
+            yield _line({"error": str(error), "hint": error.hint})
+
+    async def aclose(self) -> None:
+        """Ends the verification."""
+        await self._others.aclose()
+
+
+class VerificationCommand:
+    """Starts the command when it is asked for.
+
+    A report says nothing for at most `quiet_seconds`; a command that is told to stop is killed
+    after `stop_seconds`.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        quiet_seconds: float = 15.0,
+        stop_seconds: float = 10.0,
+    ) -> None:
+        self._command = list(command)
+        self._environment = {**os.environ, **environment}
+        self._quiet_seconds = quiet_seconds
+        self._stop_seconds = stop_seconds
+        self._under_way = False
+
+    async def begin(self, *, repair: bool) -> ReportLines:
+        """A report, line by line of JSON.
+
+        The lines are those of `tailrace verify --json`, `{"progress": {"seconds": S}}` where
+        nothing else was said for a while, and `{"error": …, "hint": …}` last if it broke off.
+        Raises `Conflict` while there is another, `Unavailable` if it breaks off before a word.
+        """
+        if self._under_way:
+            raise Conflict("the store is being verified", hint=_UNDER_WAY)
+        self._under_way = True
+        lines = self._lines(repair=repair)
+        try:
+            first = await anext(lines)
+        except BaseException:
+            await lines.aclose()
+            raise
+        return ReportLines(first, lines)
+
+    async def _lines(self, *, repair: bool) -> AsyncGenerator[bytes, None]:
+        try:
+            child = await self._start(["--repair"] if repair else [])
+        except OSError as error:
+            self._under_way = False
+            raise Unavailable(f"verifying cannot be started: {error}") from error
+        errors: deque[bytes] = deque(maxlen=_KEPT_ERRORS)
+        reading = asyncio.create_task(_read(child.stderr, errors))
+        try:
+            await lower_priority_of_session(child.pid)
+            last = b""
+            async with aclosing(self._said(child)) as said:
+                async for line in said:
+                    yield line
+                    last = line
+            await child.wait()
+            await reading
+            if not last.startswith(_SUMMARY):
+                raise _reason(errors, child.returncode)
+        finally:
+            reading.cancel()
+            try:
+                await self._end(child)
+            finally:
+                self._under_way = False
+
+    async def _start(self, flags: Sequence[str]) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *dying_with_us(),
+            *self._command,
+            *flags,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=self._environment,
+            start_new_session=True,
+            limit=_LONGEST_LINE,
+        )
+
+    async def _said(self, child: asyncio.subprocess.Process) -> AsyncGenerator[bytes, None]:
+        assert child.stdout is not None
+        loop = asyncio.get_running_loop()
+        quiet: float | None = self._quiet_seconds
+        began = loop.time()
+        reading = asyncio.ensure_future(child.stdout.readline())
+        try:
+            while True:
+                done, _ = await asyncio.wait({reading}, timeout=quiet)
+                if not done:
+                    yield _line({"progress": {"seconds": round(loop.time() - began)}})
+                    continue
+                if not (line := reading.result()):
+                    return
+                reading = asyncio.ensure_future(child.stdout.readline())
+                if line.startswith(_SUMMARY):
+                    quiet = None  # nothing follows it, however long the command takes to end
+                yield line
+        finally:
+            reading.cancel()
+
+    async def _end(self, child: asyncio.subprocess.Process) -> None:
+        with suppress(ProcessLookupError):
+            child.terminate()  # it removes what it spilled
+        try:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(child.wait(), self._stop_seconds)
+        finally:
+            with suppress(ProcessLookupError):
+                child.kill()
+        await child.wait()
+
+
+async def _read(stream: asyncio.StreamReader | None, kept: deque[bytes]) -> None:
+    assert stream is not None
+    with suppress(ValueError):  # a line without an end
+        while line := await stream.readline():
+            kept.append(line)
+
+
+def _reason(errors: Sequence[bytes], code: int | None) -> Unavailable:
+    """The text behind `error:` and `hint:` in the command's output."""
+    said = dict(line.decode(errors="replace").strip().partition(": ")[::2] for line in errors)
+    found = said.get("error", f"it ended with status {code} and without a word")
+    return Unavailable(f"verifying broke off: {found}", hint=said.get("hint", ""))
+
+
+def _line(value: dict[str, object]) -> bytes:
+    return orjson.dumps(value) + b"\n"

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 import orjson
 
-from logstore.batch import RunKey, digest
+from tailrace.logstore.batch import RunKey, digest
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class IncomingBatch:
 
 
 @dataclass(slots=True)
-class Receipt:
+class AppendReceipt:
     """The result of an acknowledged batch; `last` is the ULID of its last record."""
 
     ulid: int

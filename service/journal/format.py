@@ -49,24 +49,33 @@ Invariants:
 
 The bytes behind a batch entry's text are its metadata. Of structured records they are JSON
 columns: `[ends, ts, levels, attributes]`, as in `RecordMeta`. Where the lowest flag is set
-(`logstore.batch.CONSTANT_ATTRIBUTES`), they are a JSON object: the attributes of each line. The
-flags `AHEAD` and `MADE_AFTER_DELETION` concern the ULID. Version 1 has no flags; nothing else
-differs from version 2.
+(`tailrace.logstore.batch.CONSTANT_ATTRIBUTES`), they are a JSON object: the attributes of each
+line. The flags `AHEAD` and `MADE_AFTER_DELETION` concern the ULID. Version 1 has no flags; nothing
+else differs from version 2.
 """
 
 from __future__ import annotations
 
+import errno
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import google_crc32c
 import orjson
 
-from logstore import ulid as ulids
-from logstore.batch import CONSTANT_ATTRIBUTES, RecordMeta, RunKey
-from logstore.errors import Damaged, UnsupportedVersion
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import CONSTANT_ATTRIBUTES, RecordMeta, RunKey
+from tailrace.logstore.errors import (
+    Damaged,
+    JournalFailed,
+    JournalFull,
+    NodeNotReady,
+    UnsupportedVersion,
+)
+from tailrace.logstore.filesystem import NO_DESCRIPTOR
 
 
 class MetaColumns:
@@ -336,3 +345,34 @@ def decode_batch(body: bytes | memoryview) -> BatchEntry:
     return BatchEntry(
         key, connector, ulid, pos, records, lines, digest, text_at, text_size, meta_size, flags
     )
+
+
+# Errors of the operating system as errors of the journal.
+#
+# | the disk says | the error | what it means |
+# | --- | --- | --- |
+# | ENOSPC, EDQUOT | `JournalFull` | nothing was written; try again when there is space |
+# | EMFILE, ENFILE | `NodeNotReady` | nothing was opened, so nothing changed; try again |
+# | anything else | `JournalFailed` | the disk fails: the node ends and keeps what was synced |
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+_HINT = "Raise the limit of open files (ulimit -n, fs.file-max), or have fewer connections."
+
+
+@contextmanager
+def translated(what: str) -> Iterator[None]:
+    """Translates each `OSError`. `what` says what was tried, in the past tense, and on what."""
+    try:
+        yield
+    except OSError as error:
+        raise journal_error(what, error) from error
+
+
+def journal_error(what: str, error: OSError) -> JournalFull | JournalFailed | NodeNotReady:
+    """The journal's error for `error`."""
+    if error.errno in FULL:
+        return JournalFull(f"{what}: the disk is full: {error}")
+    if error.errno in NO_DESCRIPTOR:
+        return NodeNotReady(f"{what}: no file descriptor is free: {error.strerror}", hint=_HINT)
+    return JournalFailed(f"{what}: {error}")

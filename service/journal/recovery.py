@@ -16,17 +16,319 @@ Invariants:
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from logstore.descriptors import NO_DESCRIPTOR
-from logstore.filesystem import File, FileSystem
+import orjson
+
+from service.journal import file as indexes
 from service.journal import format as wal
-from service.journal import index as indexes
-from service.journal.failures import translated
-from service.journal.file import JournalFile, ReadHandles, discard
-from service.journal.reading import QUARANTINE, Found, JournalReading, header_of, missing_newest
-from service.journal.state import JournalState
+from service.journal.file import (
+    Damage,
+    JournalEntry,
+    JournalFile,
+    Passed,
+    ReadHandles,
+    Torn,
+    Unused,
+    discard,
+    read_header,
+    salvage_header,
+    scan,
+)
+from service.journal.format import translated
+from service.journal.state import JournalReplay, JournalState, decode_cut_entry
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import Damaged, InvalidInput, UnsupportedVersion
+from tailrace.logstore.filesystem import NO_DESCRIPTOR, File, FileSystem
+
+# Reads the files of a journal one after another, and judges what in them does not read.
+#
+# The start (`recovery`) and `tailrace verify` both use it, so that they say the same of a file.
+# Of each fault it says how many lines are lost, and of which run, as far as the entries around it
+# tell: positions rise by one for each line. Lines of confirmed segments are not lost.
+
+
+# The folder of what was quarantined; the name is part of the format.
+QUARANTINE = "aside"
+_NAME = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}\.wal")
+_NAMED_BYTES = wal.PREFIX.size + wal.BATCH_HEAD.size + 3 * wal.MAX_NAME_BYTES
+
+
+@dataclass(slots=True)
+class DamagedRange:
+    """A range of a file that does not read: where it is, and why.
+
+    `torn` ranges were never synced, as far as is known; all others are damage. `followed` torn
+    ranges have whole entries after them. Positions from `first` up to, not including, `end` are
+    gone; `end` is None while nothing says where they end. `lines` of them are in no segment; that
+    is an upper bound unless `exact`. `run` is the run of the damaged batch, if its head is whole.
+    `counted` is how many lines that head says it has. `copy` is where the bytes were copied to,
+    empty if they were not.
+    """
+
+    file: str
+    offset: int
+    size: int
+    copy: str
+    reason: str
+    followed: bool = False
+    torn: bool = False
+    first: int = 0
+    end: int | None = None
+    lines: int = 0
+    exact: bool = True
+    run: RunKey | None = None
+    counted: int | None = None
+
+    def sentence(self) -> str:
+        """The fault and what it costs."""
+        return f"{self.file}: {self.size} bytes at {self.offset} {self.reason}; {self.loss()}"
+
+    def loss(self) -> str:
+        """What is lost, as a part of a sentence."""
+        of = "" if self.run is None else f" of run {self.run.run!r} of {self.run.fqn!r}"
+        if self.lines:
+            return f"{self._lines()} lost{of}, from position {self.first} on"
+        if self.end is not None and self.end > self.first:
+            return f"the {_count(self.end - self.first)}{of} in segments"
+        if self.end is None and self.size == 0:
+            return "how many lines are lost is unknown"
+        if self.size in (0, wal.MARK_BYTES):
+            return "no line is lost"
+        return "no line is lost, but a request to close or to delete may be"
+
+    def _lines(self) -> str:
+        if self.exact:
+            return _count(self.lines)
+        return (
+            f"at most {_count(self.lines)}"
+            if self.counted is None
+            else (f"by the entry's own count {_count(self.lines)}")
+        )
+
+    def settle(self, shipped: int) -> None:
+        """Counts the lost lines; those below position `shipped` are in segments."""
+        self.exact = self.end is not None
+        most = self.size if self.counted is None else min(self.size, self.counted)
+        end = self.first + most if self.end is None else self.end
+        self.lines = max(0, end - max(self.first, shipped))
+
+
+def _count(lines: int) -> str:
+    return "1 line is" if lines == 1 else f"{lines} lines are"
+
+
+@dataclass(slots=True)
+class JournalReading:
+    """What the files read so far say. Call `admit`, then `read` for each, and `settle` at the end.
+
+    `found` are faults and gaps; `torn` what was never synced, as far as is known.
+    """
+
+    replay: JournalReplay = field(default_factory=JournalReplay)
+    found: list[DamagedRange] = field(default_factory=list)
+    torn: list[DamagedRange] = field(default_factory=list)
+    _open: list[DamagedRange] = field(default_factory=list)
+    _gaps: list[tuple[int, DamagedRange]] = field(default_factory=list)
+    _last: JournalFile | None = None
+    _whole_lost: bool = False
+    unfinished: str = ""
+    """The last file, if it ends neither as that of an idle journal nor of a closed one."""
+
+    def lose(self, found: DamagedRange) -> None:
+        """A whole file cannot be read."""
+        self.found.append(found)
+        if self._last is not None:
+            self._begin(found, self._last.end_pos)
+        self._whole_lost = True
+
+    def note(self, found: DamagedRange) -> None:
+        """Adds a fault that costs no line."""
+        found.end = found.first
+        self.found.append(found)
+
+    def admit(self, file: JournalFile) -> None:
+        """Checks that the file begins where the one before it ended."""
+        last = self._last
+        if last is None:
+            self.replay.low_pos = file.first_pos
+        elif file.first_pos > last.end_pos and not self._whole_lost:
+            missing = file.first_pos - last.end_pos
+            reason = f"{missing} lines before this file are gone"
+            gap = DamagedRange(file.path, 0, 0, "", reason, first=last.end_pos, end=file.first_pos)
+            self._gaps.append((file.first_pos, gap))
+        elif file.first_pos < last.end_pos:
+            # What was lost of the one before is known not to reach so far.
+            last.end_pos = file.first_pos
+        self._end_all(file.first_pos)
+        self._whole_lost = False
+        self._last = file
+
+    def read(
+        self, source: File, header: wal.FileHeader, file: JournalFile, *, newest: bool
+    ) -> int | None:
+        """Applies the file's entries; where they end, None if they do at the end of the file."""
+        # An older file was synced whole before the next one was begun.
+        known = 0 if newest else source.size()
+        lost, stated, cut = 0, False, None
+        self.unfinished, marked = "", False
+        for item in scan(source, header, synced=known):
+            if isinstance(item, JournalEntry) and self._beyond(item, file):
+                at, size = item.offset - wal.PREFIX.size, wal.PREFIX.size + len(item.body)
+                self._fault(source, file, Torn(at, size, followed=True))
+                continue
+            if isinstance(item, Passed):
+                self._end_all(item.pos)
+                file.end_pos, lost = max(file.end_pos, item.pos), 0
+                self.unfinished, marked = "", True
+                continue
+            if marked and not isinstance(item, Unused):
+                self.unfinished = file.path
+            fault = (
+                None if isinstance(item, JournalEntry | Unused) else self._fault(source, file, item)
+            )
+            if isinstance(item, Unused) or (isinstance(item, Torn) and not item.followed):
+                cut = item.offset
+            elif isinstance(item, JournalEntry):
+                if not stated and item.kind != wal.STATE:
+                    self.replay.without_state(header.node)
+                    stated = True
+                fault = self._apply(item, source, file)
+                stated = stated or fault is None
+                lost = 0 if fault is None and item.kind == wal.BATCH else lost
+            if fault is not None and not fault.torn:
+                lost += fault.size
+        if not stated:
+            self.replay.without_state(header.node)
+        file.end_pos += lost
+        return cut
+
+    def settle(self) -> None:
+        """Counts what is lost, and adds gaps in positions that no segment covers."""
+        state = self.replay.state
+        shipped = 0 if state is None else state.confirmed.end
+        self.found += [gap for end, gap in self._gaps if end > shipped]
+        for found in [*self.found, *self.torn]:
+            found.settle(shipped)
+
+    def _beyond(self, entry: JournalEntry, file: JournalFile) -> bool:
+        """Whether it is a cut or a close after lines that were torn: it is torn like them.
+
+        Their positions are given out again, and the new lines belong to neither.
+        """
+        if not self.torn or self.torn[-1].file != file.path:
+            return False
+        try:
+            pos = None if entry.kind == wal.BATCH else _pos_of(entry)
+        except (ValueError, KeyError, TypeError):
+            return False  # `_apply` reports it
+        return pos is not None and pos > file.end_pos
+
+    def _apply(self, entry: JournalEntry, source: File, file: JournalFile) -> DamagedRange | None:
+        try:
+            self.replay.apply(entry, file)
+        except (Damaged, InvalidInput, ValueError, KeyError, TypeError) as error:
+            size = wal.PREFIX.size + len(entry.body)
+            return self._fault(
+                source, file, Damage(entry.offset - wal.PREFIX.size, size, str(error))
+            )
+        if self._open:
+            pos = _pos_of(entry)
+            if pos is not None:
+                self._end_all(pos)
+        return None
+
+    def _fault(self, source: File, file: JournalFile, item: Damage | Torn) -> DamagedRange:
+        torn = isinstance(item, Torn)
+        reason = (
+            "do not read, and nothing says that they were synced"
+            if isinstance(item, Torn)
+            else item.reason
+        )
+        found = DamagedRange(file.path, item.offset, item.size, "", reason, torn=torn)
+        found.followed = isinstance(item, Torn) and item.followed
+        head = _head_at(source, item.offset, item.size, file)
+        self._begin(found, file.end_pos)
+        if head is not None:
+            found.run, found.counted = head.key, head.records
+        (self.torn if torn else self.found).append(found)
+        return found
+
+    def _begin(self, found: DamagedRange, first: int) -> None:
+        found.first = first
+        self._open.append(found)
+
+    def _end_all(self, pos: int) -> None:
+        """Ends what is open: the next line that is there has position `pos`.
+
+        Several faults without a batch between them: the first counts for all.
+        """
+        for number, found in enumerate(self._open):
+            found.end = max(pos, found.first) if number == 0 else found.first
+        self._open.clear()
+
+
+def _pos_of(entry: JournalEntry) -> int | None:
+    """The next position when the entry was appended, if it says so."""
+    if entry.kind == wal.BATCH:
+        return wal.decode_batch(entry.body).pos
+    if entry.kind == wal.CUT:
+        return decode_cut_entry(orjson.loads(entry.body[1:]))[1].end
+    if entry.kind == wal.CLOSE:
+        return int(orjson.loads(entry.body[1:])["pos"])
+    return None
+
+
+def _head_at(source: File, offset: int, size: int, file: JournalFile) -> wal.BatchEntry | None:
+    """The head of a damaged batch, if it names the next position and a run that is known."""
+    body = source.pread(min(size, _NAMED_BYTES), offset)[wal.PREFIX.size :]
+    if len(body) < wal.BATCH_HEAD.size or body[0] != wal.BATCH:
+        return None
+    try:
+        batch = wal.decode_batch(body + bytes(max(0, size - wal.PREFIX.size - len(body))))
+    except Damaged:
+        return None
+    known = batch.pos == file.end_pos and file.index.number(batch.key) is not None
+    return batch if known else None
+
+
+def missing_newest(fs: FileSystem, folder: str, names: Sequence[str]) -> DamagedRange | None:
+    """The newest file of the journal, if it is gone; `names` are those that are left.
+
+    Raises `OSError`.
+    """
+    path = f"{folder}/{wal.NEWEST}"
+    stat = fs.stat(path)
+    if stat is None:
+        return None
+    source = fs.open(path, "read")
+    try:
+        name = wal.decode_newest(source.pread(stat.size, 0)) + wal.SUFFIX
+    finally:
+        source.close()
+    moved = fs.stat(f"{folder}/{QUARANTINE}/{name}") is not None
+    if not _NAME.fullmatch(name) or moved or name <= max(names, default=""):
+        return None
+    return DamagedRange(f"{folder}/{name}", 0, 0, "", "the newest file of the journal is gone")
+
+
+def header_of(source: File, ulid: str) -> tuple[wal.FileHeader | None, str]:
+    """The header of file `ulid`, and what is wrong with it; None if it cannot be rebuilt.
+
+    Raises `UnsupportedVersion`.
+    """
+    try:
+        header = read_header(source)
+    except UnsupportedVersion:
+        raise
+    except Damaged as error:
+        return salvage_header(source, ulid), str(error)
+    if header.file != ulid:
+        return None, f"it is a copy of {header.file}{wal.SUFFIX}"
+    return header, ""
+
 
 # Of a torn tail no more is copied: behind it may be all the space of a full file.
 _TORN_BYTES = 8 << 20
@@ -45,8 +347,8 @@ class Recovered:
     spares: list[str] = field(default_factory=list)
     state: JournalState | None = None
     next_pos: int = 0
-    found: list[Found] = field(default_factory=list)
-    torn: list[Found] = field(default_factory=list)
+    found: list[DamagedRange] = field(default_factory=list)
+    torn: list[DamagedRange] = field(default_factory=list)
     handles: ReadHandles | None = None
 
     def problems(self) -> Iterator[str]:
@@ -161,7 +463,7 @@ class _Recovery:
         if header is None:
             self._move_to_quarantine(name, source.size(), reason)
         elif reason:
-            self._reading.note(Found(f"{self._folder}/{name}", 0, header.size, "", reason))
+            self._reading.note(DamagedRange(f"{self._folder}/{name}", 0, header.size, "", reason))
         return header
 
     def _read(
@@ -230,7 +532,7 @@ class _Recovery:
         self._fs.rename(path, f"{quarantine}/{name}")
         self._fs.sync_folder(quarantine)
         self._fs.sync_folder(self._folder)
-        self._reading.lose(Found(path, 0, size, f"{quarantine}/{name}", reason))
+        self._reading.lose(DamagedRange(path, 0, size, f"{quarantine}/{name}", reason))
 
 
 def _sync(fs: FileSystem, path: str) -> None:

@@ -9,8 +9,8 @@ be done, and each start continues them; `deleted` are done, the latest at the en
 ones a node whose store is away at its start still refuses deleted lines. Past `MOST` the oldest
 is removed from the state, and only the store knows it, so the state stays small.
 
-A `Change` is the body of an entry together with its effect on the state; the journal writes the
-one and applies the other. `replay` makes the same changes from the entries that it reads back.
+A `StateChange` is the body of an entry together with its effect on the state; the journal writes
+the one and applies the other. `replay` makes the same changes from the entries that it reads back.
 """
 
 from __future__ import annotations
@@ -22,14 +22,114 @@ from typing import Any, NamedTuple, TypeAlias
 
 import orjson
 
-from logstore import ulid as ulids
-from logstore.batch import RunKey
+from service.ingest.batch import KnownBatch
 from service.journal import format as wal
-from service.journal.connectors import Connectors, decode_connectors
+from service.journal.file import JournalEntry, JournalFile
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import AHEAD, RunKey
+from tailrace.logstore.errors import Damaged
+
+# Gen-1 connectors: who opened a run with OpenMetadata's empty call, and what each sent last.
+#
+# OpenMetadata's clients of the first generation (1.10 to 1.12.8) send a batch again when its
+# reply was lost, and give it no id. They begin a run with a call without lines. The journal's
+# state holds which connectors did that, and the last batch of each.
+#
+# Invariants:
+#
+# - A batch that may not be in the journal is never recorded as a connector's last: its retry
+#   would look like a copy of a batch that is not there. The state at the start of a file leaves
+#   it out, and it counts again once its own entry is read.
+# - If a connector is forgotten, its retry becomes a second batch; no line is lost. Only the
+#   connectors used last are therefore kept, and none whose names are long.
+#
+# In the state, `connectors` is `[[fqn, run, connector, last], …]`, with the one used last at the
+# end; `last` is null or `[ULID, digest, bytes, records, milliseconds of arrival, end]`.
+
 
 MOST = 1000
 # As JSON: a state with all of them stays well below the smallest journal file.
 NAME_BYTES = 400
+
+
+@dataclass(slots=True)
+class LastBatch:
+    """What a connector sent last; `size` is the text's in bytes."""
+
+    ulid: int
+    size: int
+    at_ms: int
+    known: KnownBatch
+
+
+@dataclass(slots=True)
+class Connector:
+    """A connector that opened a run; `last` is its last batch since then."""
+
+    last: LastBatch | None = None
+
+
+class Connectors:
+    """The connectors that were used last, at most `most` of them."""
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
+        self._known: OrderedDict[tuple[RunKey, str], Connector] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def get(self, key: RunKey, name: str) -> Connector | None:
+        """The connector, if it opened the run; it then counts as used last."""
+        known = self._known.get((key, name))
+        if known is not None:
+            self._known.move_to_end((key, name))
+        return known
+
+    def open(self, key: RunKey, name: str) -> None:
+        """Records that the connector begins the run; its earlier batches no longer count."""
+        if not is_short(key, name):
+            return
+        self._known[key, name] = Connector()
+        self._known.move_to_end((key, name))
+        if len(self._known) > self._most:
+            self._known.popitem(last=False)
+
+    def encoded(self) -> list[list[Any]]:
+        """The value for a state that is written now."""
+        return [
+            [key.fqn, key.run, name, _encode(connector.last)]
+            for (key, name), connector in self._known.items()
+        ]
+
+
+def is_short(key: RunKey, name: str) -> bool:
+    """Whether the names are short enough to be remembered."""
+    return len(orjson.dumps([key.fqn, key.run, name])) <= NAME_BYTES
+
+
+def decode_connectors(rows: Sequence[Sequence[Any]]) -> Connectors:
+    """Decodes the connectors that a state holds."""
+    connectors = Connectors()
+    for fqn, run, name, last in rows:
+        connectors.open(RunKey(fqn, run), name)
+        connector = connectors.get(RunKey(fqn, run), name)
+        if connector is not None and last is not None:
+            ulid, digest, size, records, at_ms, end = last
+            known = KnownBatch(digest, records, end)
+            connector.last = LastBatch(ulids.decode(ulid), size, at_ms, known)
+    return connectors
+
+
+def _encode(last: LastBatch | None) -> list[Any] | None:
+    if last is None or not last.known.held:
+        return None
+    known = last.known
+    ulid = ulids.encode(last.ulid)
+    return [ulid, known.digest, last.size, known.records, last.at_ms, known.end]
+
+
+# As JSON: a state with all of them stays well below the smallest journal file.
 
 
 class DoneDeletions:
@@ -224,58 +324,194 @@ def _unchanged(_: JournalState) -> None:
 Apply: TypeAlias = Callable[[JournalState], None]
 
 
-class Change(NamedTuple):
+class StateChange(NamedTuple):
     """The body of an entry, and the change of the state once the entry is synced."""
 
     body: bytes
     apply: Apply
 
     @staticmethod
-    def none() -> Change:
+    def none() -> StateChange:
         """No entry and no effect: its writer waits for what was submitted before it."""
-        return Change(b"", _unchanged)
+        return StateChange(b"", _unchanged)
 
     @staticmethod
-    def cut(node: str, made: Cut) -> Change:
+    def cut(node: str, made: Cut) -> StateChange:
         """The change that records a segment that `node` cut."""
         body = wal.encode_json(wal.CUT, encode_cut_entry(node, made))
-        return Change(body, lambda state: state.cuts.append(made))
+        return StateChange(body, lambda state: state.cuts.append(made))
 
     @staticmethod
-    def confirm(node: str, made: Cut) -> Change:
+    def confirm(node: str, made: Cut) -> StateChange:
         """The change that records that a segment is in the store, which the state has already."""
-        return Change(wal.encode_json(wal.CONFIRM, encode_cut_entry(node, made)), _unchanged)
+        return StateChange(wal.encode_json(wal.CONFIRM, encode_cut_entry(node, made)), _unchanged)
 
     @staticmethod
-    def close(key: RunKey, pos: int) -> Change:
+    def close(key: RunKey, pos: int) -> StateChange:
         """The change that records a close; all lines below `pos` came before it."""
         value = {"fqn": key.fqn, "run": key.run, "pos": pos}
-        return Change(wal.encode_json(wal.CLOSE, value), lambda state: state.close(key, pos))
+        return StateChange(wal.encode_json(wal.CLOSE, value), lambda state: state.close(key, pos))
 
     @staticmethod
-    def tombstone(fqn: str, run: str | None, t: int) -> Change:
+    def tombstone(fqn: str, run: str | None, t: int) -> StateChange:
         """The change that records that all ULIDs up to `t` of a run, or a pipeline, are deleted."""
         value = {"fqn": fqn, "run": run, "t": ulids.encode(t)}
         body = wal.encode_json(wal.TOMBSTONE, value)
-        return Change(body, lambda state: state.delete(fqn, run, t))
+        return StateChange(body, lambda state: state.delete(fqn, run, t))
 
     @staticmethod
-    def opened(key: RunKey, connector: str) -> Change:
+    def opened(key: RunKey, connector: str) -> StateChange:
         """The change that records that a gen-1 connector begins a run."""
         value = {"fqn": key.fqn, "run": key.run, "connector": connector}
         body = wal.encode_json(wal.OPEN, value)
-        return Change(body, lambda state: state.connectors.open(key, connector))
+        return StateChange(body, lambda state: state.connectors.open(key, connector))
 
     @staticmethod
-    def finished_close(key: RunKey, pos: int) -> Change:
+    def finished_close(key: RunKey, pos: int) -> StateChange:
         """The change that records that the run's manifest has the close at `pos`."""
         value = {"fqn": key.fqn, "run": key.run, "pos": pos}
         body = wal.encode_json(wal.FINISH, value)
-        return Change(body, lambda state: state.finish_close(key, pos))
+        return StateChange(body, lambda state: state.finish_close(key, pos))
 
     @staticmethod
-    def finished_deletion(fqn: str, run: str | None, t: int) -> Change:
+    def finished_deletion(fqn: str, run: str | None, t: int) -> StateChange:
         """The change that records that the deletion up to `t` is done in the store."""
         value = {"fqn": fqn, "run": run, "t": ulids.encode(t)}
         body = wal.encode_json(wal.FINISH, value)
-        return Change(body, lambda state: state.finish_deletion(fqn, run, t))
+        return StateChange(body, lambda state: state.finish_deletion(fqn, run, t))
+
+
+# Entries of a journal, applied one after another to what the node knows.
+#
+# A file's `state` replaces the state so far. If it cannot be read, the older state with all
+# changes since says as much: the node finds segments that were confirmed meanwhile in the store.
+# If segments are missing between two cuts, or there is no older state, it is unknown how the
+# lines were cut. The state then claims no segment at all. The node finds its own segments in the
+# store, continues as a fork, and ships all that it holds again. Readers know those lines by their
+# ids.
+
+
+_KINDS = (wal.STATE, wal.CUT, wal.CLOSE, wal.TOMBSTONE, wal.CONFIRM, wal.OPEN, wal.FINISH)
+
+
+class JournalReplay:
+    """The state after the files read so far. `low_pos` is the first position of the oldest."""
+
+    def __init__(self) -> None:
+        self.state: JournalState | None = None
+        self.low_pos = 0
+        self._cuts_known = True
+
+    def apply(self, entry: JournalEntry, file: JournalFile) -> None:
+        """Applies an entry whose checksum fits.
+
+        Raises `Damaged`, `InvalidInput`, `ValueError`, `KeyError` or `TypeError`, having
+        changed nothing, if its body makes no sense.
+        """
+        if entry.kind == wal.BATCH:
+            self._batch(entry, file)
+            return
+        if entry.kind not in _KINDS:
+            raise Damaged(f"an entry of the unknown kind {entry.kind}")
+        value = orjson.loads(entry.body[1:])
+        if entry.kind == wal.STATE:
+            self.state = decode_state(value)
+            self._cuts_known = True
+        elif self.state is not None:
+            self._change(entry.kind, value, self.state)
+
+    def without_state(self, node: str) -> None:
+        """Continues in a file of `node` whose `state` cannot be read."""
+        if self.state is None:
+            self.state = JournalState(node, base=self.low_pos)
+            self._forget_cuts(self.state)
+        elif self.state.node != node:
+            self.state.reincarnate(node, self.low_pos)
+            self._forget_cuts(self.state)
+
+    def _batch(self, entry: JournalEntry, file: JournalFile) -> None:
+        batch = wal.decode_batch(entry.body)
+        if batch.pos < file.end_pos:
+            raise Damaged(f"positions fall from {file.end_pos} to {batch.pos}")
+        file.index.add(
+            batch.key,
+            batch.connector,
+            offset=entry.offset + batch.text_at,
+            pos=batch.pos,
+            ulid=batch.ulid,
+            digest=batch.digest,
+            size=batch.text_size,
+            records=batch.records,
+            lines=batch.lines,
+            meta=batch.meta_size,
+            flags=batch.flags,
+        )
+        file.end_pos = batch.pos + batch.records
+        if self.state is not None:
+            if not batch.flags & AHEAD:
+                self.state.last_ulid = max(self.state.last_ulid, batch.ulid)
+            _sent(batch, self.state)
+
+    def _change(self, kind: int, value: Mapping[str, Any], state: JournalState) -> None:
+        if kind in (wal.CUT, wal.CONFIRM):
+            node, cut = decode_cut_entry(value)
+            if node == state.node and self._cuts_known:
+                self._cut(cut, state) if kind == wal.CUT else _confirm(cut, state)
+        elif kind == wal.OPEN:
+            state.connectors.open(_run(value), str(value["connector"]))
+        elif kind == wal.CLOSE:
+            state.close(_run(value), _pos(value))
+        elif kind == wal.TOMBSTONE:
+            state.delete(*_deletion(value))
+        elif "pos" in value:
+            state.finish_close(_run(value), _pos(value))
+        else:
+            state.finish_deletion(*_deletion(value))
+
+    def _cut(self, cut: Cut, state: JournalState) -> None:
+        last = state.last_cut()
+        if cut.seq == last.seq + 2:
+            # The one between is damaged, but its ends are those of its neighbours.
+            state.cuts.append(Cut(last.seq + 1, last.end, cut.first))
+        elif cut.seq > last.seq + 2:
+            self._forget_cuts(state)
+            return
+        if cut.seq > last.seq:
+            state.cuts.append(cut)
+
+    def _forget_cuts(self, state: JournalState) -> None:
+        low = max(state.base, self.low_pos)
+        state.confirmed, state.cuts = Cut(0, low, low), []
+        self._cuts_known = False
+
+
+def _run(value: Mapping[str, Any]) -> RunKey:
+    return RunKey(str(value["fqn"]), str(value["run"]))
+
+
+def _pos(value: Mapping[str, Any]) -> int:
+    pos = value["pos"]
+    if not isinstance(pos, int):
+        raise Damaged("a close without a position")
+    return pos
+
+
+def _deletion(value: Mapping[str, Any]) -> tuple[str, str | None, int]:
+    run = value["run"]
+    return str(value["fqn"]), None if run is None else str(run), ulids.decode(str(value["t"]))
+
+
+def _confirm(cut: Cut, state: JournalState) -> None:
+    if cut.seq > state.confirmed.seq:
+        state.confirm(cut)
+
+
+def _sent(batch: wal.BatchEntry, state: JournalState) -> None:
+    """Replays a connector's batch. Its ULID stands for its time of arrival, which is not stored."""
+    if batch.connector is None:
+        return
+    connector = state.connectors.get(batch.key, batch.connector)
+    if connector is not None:
+        known = KnownBatch(batch.digest, batch.records, batch.pos + batch.records)
+        at_ms = ulids.time_ms(batch.ulid)
+        connector.last = LastBatch(batch.ulid, batch.text_size, at_ms, known)

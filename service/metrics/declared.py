@@ -8,21 +8,27 @@ exported with the same samples until the next version.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
-from service.query_node import QueryNode
-from service.queue.counters import QueueCounters
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from service.node import QueryNode
+from service.queue.queue import QueueCounters
 from service.runtime.counters import Distribution, HttpCounters, StoreCounters, SyncCounters
-from service.runtime.state_watch import StateWatch
+from service.runtime.health import HealthProblem, StateWatch
+from tailrace.coordination.leases import OURS, UPDATE_ERRORS, UPSTREAMS, CoordinationCounters, Count
+from tailrace.coordination.work_queue import ATTEMPTS, HELD, LAG, OLDEST, Measure
+from tailrace.logstore.filesystem import FileSystem
 
 if TYPE_CHECKING:
-    from coordination.coordinator.work_queue import WorkQueue
     from service.compaction import CompactionChild
-    from service.metrics.compaction import CompactorFile
     from service.node import Node
     from service.query.engine import QueryEngine
+    from tailrace.coordination.work_queue import WorkQueue
 
 
 class TakesNothing(Exception):
@@ -30,7 +36,7 @@ class TakesNothing(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
+class MetricSources:
     """The objects whose numbers are shown."""
 
     node: Node | QueryNode
@@ -66,10 +72,10 @@ Reading: TypeAlias = (
     | Mapping[tuple[str, str], Value]
     | Mapping[tuple[str, str, str], Value]
 )
-Read: TypeAlias = Callable[[Sources], Reading]
+Read: TypeAlias = Callable[[MetricSources], Reading]
 
 
-class Declared(NamedTuple):
+class DeclaredMetric(NamedTuple):
     """One metric. `read` gives a value, or values by the values of its `labels`."""
 
     name: str
@@ -79,24 +85,210 @@ class Declared(NamedTuple):
     labels: tuple[str, ...] = ()
     alias: str = ""
 
-    def under_alias(self) -> Declared:
+    def under_alias(self) -> DeclaredMetric:
         """The same metric under its old name."""
         text = f"Alias of `{self.name}`, until the next version."
         return self._replace(name=self.alias, help=text, alias="")
 
 
-def counter(name: str, text: str, read: Read, *labels: str, alias: str = "") -> Declared:
+def counter(name: str, text: str, read: Read, *labels: str, alias: str = "") -> DeclaredMetric:
     """A counter of this service; `alias` is its name in the version before."""
-    return Declared(
+    return DeclaredMetric(
         f"tailrace_{name}", "counter", text, read, labels, alias and f"tailrace_{alias}"
     )
 
 
-def gauge(name: str, text: str, read: Read, *labels: str, alias: str = "") -> Declared:
+def gauge(name: str, text: str, read: Read, *labels: str, alias: str = "") -> DeclaredMetric:
     """A gauge of this service; `alias` is its name in the version before."""
-    return Declared(f"tailrace_{name}", "gauge", text, read, labels, alias and f"tailrace_{alias}")
+    return DeclaredMetric(
+        f"tailrace_{name}", "gauge", text, read, labels, alias and f"tailrace_{alias}"
+    )
 
 
-def histogram(name: str, text: str, read: Read, *labels: str) -> Declared:
+def histogram(name: str, text: str, read: Read, *labels: str) -> DeclaredMetric:
     """A histogram of this service."""
-    return Declared(f"tailrace_{name}", "histogram", text, read, labels)
+    return DeclaredMetric(f"tailrace_{name}", "histogram", text, read, labels)
+
+
+# Metrics of leases by source: Data Prepper's counters by their last words, and held leases.
+#
+# Named leases (`text`, `sweep`) and coordinators count alike. What a named lease has not, such as
+# progress, stays at 0.
+
+
+def _counters(sources: MetricSources) -> Mapping[str, CoordinationCounters]:
+    named = sources.node.run_logs.leases.counters
+    return {**named, **{work.source: work.counters for work in sources.work}}
+
+
+def _total(name: str) -> Callable[[MetricSources], dict[str, float]]:
+    def read(sources: MetricSources) -> dict[str, float]:
+        return {source: getattr(one, name) for source, one in _counters(sources).items()}
+
+    return read
+
+
+def _update_errors(sources: MetricSources) -> dict[tuple[str, str], float]:
+    return {
+        (source, action): count
+        for source, one in _counters(sources).items()
+        for action, count in one.update_errors.items()
+    }
+
+
+def _held(sources: MetricSources) -> dict[str, float]:
+    found: dict[str, float] = dict.fromkeys(_counters(sources), 0)
+    for held in sources.node.run_logs.leases.held:
+        found[held.lease.name.source] += 1
+    return found | {work.source: HELD.of(work) for work in sources.work}
+
+
+def _oldest(sources: MetricSources) -> dict[str, float]:
+    found: dict[str, float] = dict.fromkeys(_counters(sources), 0)
+    for held in sources.node.run_logs.leases.held:
+        source = held.lease.name.source
+        found[source] = max(found[source], sources.now - held.since)
+    return found | {work.source: OLDEST.of(work) for work in sources.work}
+
+
+def _of_work(measure: Measure) -> Read:
+    def read(sources: MetricSources) -> dict[str, float]:
+        return {work.source: measure.of(work) for work in sources.work}
+
+    return read
+
+
+def _gauge(measure: Measure, read: Read) -> DeclaredMetric:
+    return gauge(measure.name, measure.help, read, "source")
+
+
+def _counter(count: Count) -> DeclaredMetric:
+    return counter(count.name, count.help, _total(count.field), "source")
+
+
+LEASES: tuple[DeclaredMetric, ...] = (
+    *map(_counter, UPSTREAMS),
+    counter(*UPDATE_ERRORS, _update_errors, "source", "action"),
+    *map(_counter, OURS),
+    _gauge(HELD, _held),
+    _gauge(OLDEST, _oldest),
+    _gauge(ATTEMPTS, _of_work(ATTEMPTS)),
+    _gauge(LAG, _of_work(LAG)),
+)
+
+
+# Metrics of the compactor beside the service: whether it runs, and what it reports.
+#
+# The two meet in a file, `compaction.metrics_file`, which the compactor writes in the text format
+# of Prometheus and every scrape reads. What it says of its leases joins ours under the same
+# names; of all else only what is called `tailrace_compactor_…`, or as OK Log calls what its store
+# does, is taken over.
+
+
+THEIRS: Final = (
+    "tailrace_compactor_",
+    *(f"tailrace_store_{word}_" for word in ("compact", "consumed", "purged", "trashed")),
+)
+_SHARED: Final = {metric.name for metric in LEASES}
+
+
+class CompactorFile:
+    """The compactor's metrics file, at an absolute path."""
+
+    def __init__(self, fs: FileSystem, path: str) -> None:
+        self._fs = fs
+        self._path = path
+        self._families: Mapping[str, Metric] = {}
+        self._seen: object = None
+        self.unreadable = False
+
+    def families(self) -> Mapping[str, Metric]:
+        """The metrics in the file, by name; none if it is absent or cannot be read."""
+        try:
+            found = self._fs.stat(self._path)
+            if found != self._seen:
+                self._families = {} if found is None else self._read()
+                self._seen = found
+            self.unreadable = False
+        except (OSError, ValueError, KeyError, IndexError):  # the parser's, of other text
+            self._families, self._seen, self.unreadable = {}, None, True
+        return self._families
+
+    def problems(self) -> list[str]:
+        """What the last pass of the compactor leaves to a person, as sentences."""
+        families = self.families()
+        left_out, alarms = (_value(families, name) for name in ("segments_left_out", "alarms"))
+        found: list[str] = []
+        if left_out:
+            what = "damaged segments are left out of the table until somebody decides"
+            found.append(HealthProblem(what, f"{left_out:g} {what}: `tailrace verify` names them"))
+        if alarms > left_out:
+            what = f"the last compaction had {alarms:g} alarms: the compactor's log has them"
+            found.append(HealthProblem("the last compaction had alarms", what))
+        return found
+
+    def _read(self) -> dict[str, Metric]:
+        with closing(self._fs.open(self._path, "read")) as file:
+            text = file.pread(file.size(), 0).decode()
+        families = text_string_to_metric_families(text)
+        return {
+            family.name: family
+            for family in families
+            if family.name.startswith(THEIRS) or family.name in _SHARED
+        }
+
+
+def _value(families: Mapping[str, Metric], name: str) -> float:
+    family = families.get(f"tailrace_compactor_{name}")
+    return sum(sample.value for sample in family.samples) if family else 0
+
+
+def joined(ours: Iterable[Metric], theirs: Mapping[str, Metric]) -> Iterator[Metric]:
+    """Our families with the file's samples of the same name added, then the file's other ones."""
+    left = dict(theirs)
+    for family in ours:
+        same = left.pop(family.name, None)
+        if same is not None and same.type == family.type:
+            known = {_identity(sample) for sample in family.samples}
+            family.samples += [one for one in same.samples if _identity(one) not in known]
+        yield family
+    yield from left.values()
+
+
+def _identity(sample: tuple[object, ...]) -> tuple[object, ...]:
+    name, labels = sample[:2]
+    return name, tuple(sorted(labels.items())) if isinstance(labels, dict) else ()
+
+
+def _running(sources: MetricSources) -> float:
+    child = sources.compaction
+    return child is not None and child.state == "running"
+
+
+def _starts(sources: MetricSources) -> float:
+    return 0 if sources.compaction is None else sources.compaction.starts
+
+
+def _failures(sources: MetricSources) -> float:
+    return 0 if sources.compaction is None else sources.compaction.failures
+
+
+def _unreadable(sources: MetricSources) -> float:
+    return sources.compactor_file is not None and sources.compactor_file.unreadable
+
+
+COMPACTION: tuple[DeclaredMetric, ...] = (
+    gauge("compaction_running", "1 while the compactor beside this service runs.", _running),
+    counter("compaction_starts", "Starts of the compactor beside this service.", _starts),
+    counter(
+        "compaction_failures",
+        "Ends of the compactor beside this service that nobody asked for.",
+        _failures,
+    ),
+    gauge(
+        "compaction_file_unreadable",
+        "1 if the compactor's metrics file exists and cannot be read, so that its"
+        " metrics are missing.",
+        _unreadable,
+    ),
+)

@@ -16,18 +16,22 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from service.metrics.compaction import COMPACTION, joined
-from service.metrics.declared import Declared, Reading, Sources, TakesNothing, Value
-from service.metrics.http import HTTP, REPORTS
-from service.metrics.leases import LEASES
-from service.metrics.node import NODE, STORE
-from service.metrics.oklog import OKLOG
-from service.metrics.openmetadata import OPENMETADATA
-from service.metrics.queue import QUEUE
-from service.metrics.runs import RUN_LOGS
+from service.metrics.aliases import OKLOG, OPENMETADATA
+from service.metrics.declared import (
+    COMPACTION,
+    LEASES,
+    DeclaredMetric,
+    MetricSources,
+    Reading,
+    TakesNothing,
+    Value,
+    joined,
+)
+from service.metrics.http import HTTP, QUEUE, REPORTS
+from service.metrics.node import NODE, RUN_LOGS, STORE
 from service.runtime.counters import Distribution
 
-METRICS: tuple[Declared, ...] = (
+METRICS: tuple[DeclaredMetric, ...] = (
     *HTTP,
     *NODE,
     *RUN_LOGS,
@@ -41,7 +45,7 @@ METRICS: tuple[Declared, ...] = (
 )
 
 
-class _Collected(Collector):
+class _ReadMetrics(Collector):
     """Metrics as they were read."""
 
     def __init__(self, found: Iterable[Metric]) -> None:
@@ -51,7 +55,7 @@ class _Collected(Collector):
         return self._found
 
 
-def scraper(sources: Sources) -> Callable[[], Awaitable[bytes]]:
+def scraper(sources: MetricSources) -> Callable[[], Awaitable[bytes]]:
     """Makes the function that answers `/metrics`.
 
     The event loop only copies numbers. A thread makes samples and text of them, which takes ten
@@ -71,7 +75,7 @@ def scraper(sources: Sources) -> Callable[[], Awaitable[bytes]]:
     return scrape
 
 
-def _read(declared: Declared, sources: Sources) -> Reading | None:
+def _read(declared: DeclaredMetric, sources: MetricSources) -> Reading | None:
     """The values of one metric as they are now; None for one that this kind of node has not."""
     try:
         reading = declared.read(sources)
@@ -82,19 +86,21 @@ def _read(declared: Declared, sources: Sources) -> Reading | None:
     return copy(reading)
 
 
-def _text(readings: Iterable[tuple[Declared, Reading]], theirs: Mapping[str, Metric]) -> bytes:
+def _text(
+    readings: Iterable[tuple[DeclaredMetric, Reading]], theirs: Mapping[str, Metric]
+) -> bytes:
     ours = (families(declared, reading) for declared, reading in readings)
-    return generate_latest(_Collected(joined(chain.from_iterable(ours), theirs)))
+    return generate_latest(_ReadMetrics(joined(chain.from_iterable(ours), theirs)))
 
 
-def families(declared: Declared, reading: Reading) -> Iterator[Metric]:
+def families(declared: DeclaredMetric, reading: Reading) -> Iterator[Metric]:
     """The samples of one metric; if it was renamed, the same again under its alias."""
     yield family(declared, reading)
     if declared.alias:
         yield family(declared.under_alias(), reading)
 
 
-def family(declared: Declared, reading: Reading) -> Metric:
+def family(declared: DeclaredMetric, reading: Reading) -> Metric:
     """The samples of one metric under its own name."""
     name, text, labels = declared.name, declared.help, list(declared.labels)
     if declared.kind == "histogram":

@@ -11,15 +11,15 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, NamedTuple, TypeAlias
 
-from service.peers import messages
-from service.peers.peers import Peers
-from service.peers.transport import PeerRefused, PeerSilent
+from service.peers import rpc
+from service.peers.register import Peers
+from service.peers.rpc import PeerRefused, PeerSilent
 
 _ABOUT = re.compile(r"# (?:HELP|TYPE) (\S+) ")
 _BEHIND_NAME = re.compile(r"[{ ]")
 UP: Final = "tailrace_worker_up"
 """The gauge of whether a worker answered."""
-_QUESTION = messages.encode({})
+_QUESTION = rpc.encode({})
 _SECONDS = 2.0
 Scrape: TypeAlias = Callable[[], Awaitable[bytes]]
 

@@ -1,19 +1,12 @@
-"""Other nodes on the same store: who they are, and what this node asks and answers.
+"""Other nodes on the same store: how a node finds them, asks them and answers them.
 
-| module | responsibility |
-| --- | --- |
-| `register` | which nodes there are, from their entries in the store |
-| `transport` | one question to one node, and how it may end |
-| `http` | the same over HTTP, with pooled connections |
-| `contact` | every question that this node asks, what came of it, and who is not heard |
-| `peers` | a question to all of them at once, with a deadline |
-| `messages` | how questions and answers are written |
-| `hot` | lines of a run that other nodes hold |
-| `others` | what run logs ask and tell the others |
-| `journals` | new records of the others, for live searches |
-| `feed` | news of the others, for live streams |
-| `membership` | this node among the others, from its start to its stop |
-| `answers` | what this node answers to others |
+    register      the entries of nodes in the store, and which of them are lost or let go
+    rpc           one question to one node over HTTP, and how it may end
+    membership    this node among the others, from its start to its stop
+    handlers      the answers of this node
+    remote_lines  lines of a run or a search that other nodes hold
+    remote_feeds  new records of other nodes, for live readers
+    shedding      a node with too much to do refuses appends that clients will send elsewhere
 
-Without `nodes.secret` a node has no entry, asks nobody and answers nobody.
+Without `nodes.secret` a node has no entry, asks no other node and answers none.
 """

@@ -8,31 +8,283 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from logstore import ulid as ulids
-from logstore.batch import RunKey
-from logstore.errors import OutcomeUnknown, TailraceError, Unavailable
 from service.journal.journal import Journal
-from service.peers import messages
-from service.peers.away import refuse_old_lines
-from service.peers.contact import Contacts
-from service.peers.feed import LiveFeed
-from service.peers.forgotten import returned
-from service.peers.others import Others
-from service.peers.peers import Gathered, Peers
-from service.peers.register import READER, Register
-from service.runs.deletions import Deletions
-from service.runs.elsewhere import NoOtherNodes, OtherNodes
-from service.runtime.identity import Identity, TakenOver
-from service.runtime.pulse import Pulse
-from service.runtime.seams import Seams
+from service.peers import rpc
+from service.peers.register import (
+    READER,
+    Gathered,
+    LetGo,
+    NodeEntry,
+    Peers,
+    Register,
+    Registrations,
+    refuse_old_lines,
+    returned,
+)
+from service.peers.remote_lines import ask_for_lines
+from service.peers.rpc import Contacts, PeerRefused, PeerSilent
+from service.run_log.backlog import (
+    NOWHERE,
+    Deletions,
+    Elsewhere,
+    NoOtherNodes,
+    RunLogPeers,
+    RunsElsewhere,
+    Told,
+)
+from service.runtime.environment import Seams
+from service.runtime.health import Pulse
+from service.runtime.identity import NodeIdentity, TakenOver
 from service.settings import Settings
-from service.shipping.lineage import Forked
-from service.status.unfinished import UnfinishedLine
-from service.tail import Tail
+from service.shipping.watermarks import Forked
+from service.status.status import UnfinishedLine
+from service.tail import ALL_RUNS, Tail
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.clock import Clock
+from tailrace.logstore.errors import InvalidInput, OutcomeUnknown, TailraceError, Unavailable
+from tailrace.logstore.objects.store import ObjectStore
+
+# What run logs ask and tell the other nodes, as questions.
+#
+# | question | asks | answer |
+# | --- | --- | --- |
+# | `runs` | `{"fqn"}`, null for all | `{"runs"}`: `[fqn, run, highest ULID]` with lines in no chunk
+# |
+# | `highest` | `{"fqn", "run"}`, `run` null for all runs of the pipeline | `{"highest"}`: a ULID |
+# | `deleted` | `{"fqn", "run", "t", "age_ms"}` | nothing, once the deletion is in its journal |
+# | `close` | `{"fqn", "run", "asker"}` | `{"state", "asking"}`: `closed`, `closing`, or `none`
+# without lines of it; whether the node closes the run itself and asks others |
+# | `ended` | `{"fqn", "run"}` | nothing |
+#
+# A node that was not heard of for a while, because it stood still or had no way to the store,
+# reads the deletions and the register again before it shows a line.
+
+
+_TOLD_SECONDS = 5.0
+
+
+class MemberPeers:
+    """The other nodes, as the run logs of the node `own` see them."""
+
+    def __init__(
+        self,
+        own: str,
+        peers: Peers,
+        deletions: Deletions,
+        current: Callable[[Deletions], Awaitable[None]],
+        store: ObjectStore,
+        clock: Clock,
+        *,
+        close_seconds: float,
+    ) -> None:
+        """`current` returns when this node knows all deletions of which others told the store."""
+        self._own = own
+        self._peers = peers
+        self._deletions = deletions
+        self._current = current
+        self._clock = clock
+        self._let_go = LetGo(store, clock)
+        self._registrations = Registrations(store)
+        self._close_seconds = close_seconds + _TOLD_SECONDS
+
+    def __bool__(self) -> bool:
+        return True  # some may have come that this node has not seen yet
+
+    async def lines(self, key: RunKey, *, held: bool = False) -> Elsewhere:
+        """Lines of the run beyond the chunks. Raises `Unavailable`, unless they are `held`.
+
+        Each answer brings the deletion of the run that its node knows.
+        """
+        if held:
+            if not self._peers:
+                return replace(NOWHERE, alone=False)
+            note = self._deletions.note
+            return await ask_for_lines(key, self._own, self._peers, note, held=True)
+        await self._current(self._deletions)
+        found = NOWHERE
+        if self._peers:
+            found = await ask_for_lines(key, self._own, self._peers, self._deletions.note)
+        return replace(found, left=self._registrations.forks, alone=False)
+
+    async def runs(self, fqn: str | None, *, held: bool = False) -> RunsElsewhere:
+        """Runs with lines beyond the chunks, of a pipeline or of all.
+
+        Raises `Unavailable`, unless they are `held`.
+        """
+        if not held:
+            await self._current(self._deletions)
+        if not self._peers:
+            return RunsElsewhere()
+        gathered = await self._peers.ask(rpc.encode({"fqn": fqn}), "runs")
+        found: dict[RunKey, int] = {}
+        for answer in gathered.answers.values():
+            for name, run, ulid in answer.head.get("runs", ()):
+                key = RunKey(str(name), str(run))
+                found[key] = max(found.get(key, 0), ulids.decode(ulid))
+        return RunsElsewhere(list(found.items()), tuple(sorted(gathered.silent)))
+
+    async def highest(self, fqn: str, run: str | None) -> tuple[int, tuple[str, ...]]:
+        """The highest ULID that they know; who did not say. Raises `Unavailable`.
+
+        A node that was just let go does not say either, and may hold ids of the near future.
+        """
+        body = rpc.encode({"fqn": fqn, "run": run})
+        gathered = await self._peers.everyone(body, "highest")
+        highest, silent = 0, set(gathered.silent)
+        for entry in self._peers.entries():
+            answer = gathered.answers.get(entry.instance)
+            try:
+                if answer is not None:
+                    highest = max(highest, int(ulids.parse(answer.head["highest"])))
+            except (InvalidInput, KeyError):
+                silent.add(entry.node)
+        silent.update(await self._let_go.lately())
+        return highest, tuple(sorted(silent))
+
+    async def deleted(self, fqn: str, run: str | None, t: int) -> Told:
+        """Tells them of a deletion. Raises `Unavailable`."""
+        age_ms = self._deletions.age_of(fqn, run, t, self._clock.now_ms())
+        body = rpc.encode({"fqn": fqn, "run": run, "t": ulids.encode(t), "age_ms": age_ms})
+        gathered = await self._peers.everyone(body, "deleted", _TOLD_SECONDS, readers=True)
+        return Told(tuple(sorted(gathered.silent)))
+
+    async def close(self, key: RunKey) -> Told:
+        """Asks them to close the run. Raises `Unavailable`."""
+        body = rpc.encode({"fqn": key.fqn, "run": key.run, "asker": self._own})
+        gathered = await self._peers.everyone(body, "close", self._close_seconds)
+        states = {answer.head.get("state") for answer in gathered.answers.values()}
+        working = bool(states - {"closed", "none"})
+        idle = [
+            entry.node
+            for entry in self._peers.entries()
+            if (answer := gathered.answers.get(entry.instance)) and not answer.head.get("asking")
+        ]
+        let_go = await self._let_go.nodes()
+        return Told(tuple(sorted(gathered.silent)), working, let_go, tuple(idle))
+
+    async def ended(self, key: RunKey) -> None:
+        """Tells those that answer that the run is closed."""
+        await self._peers.ask(_run(key), "ended", readers=True)
+
+
+def _run(key: RunKey) -> bytes:
+    return rpc.encode({"fqn": key.fqn, "run": key.run})
+
+
+# News of other nodes for the live streams of this one.
+#
+# While somebody watches runs here, each other node is asked (`wait`) for those of them that have
+# new lines there; it answers when there are some. Readers of such a run then read storage, which
+# has the lines of all nodes, from their cursors on. So nothing depends on an answer that is lost:
+# the next one names all runs with lines at or above the position that the last one had looked at.
+#
+# When a node becomes silent, answers again or is gone, all readers read storage: so they can say
+# whom they do not hear, and have what they missed of it. A silent node is asked once a second.
+#
+# | `wait` asks | `{"runs": [[fqn, run, position], …], "seconds", "taken"}`; -1: all there is |
+# | --- | --- |
+# | it answers | `{"runs": [number, …], "end", "taken"}`: which have news, and the next position |
+#
+# `taken` counts how often that node took over lines of a lost one; a number that is not that of
+# the question means news of all runs.
+
+
+_WAIT_SECONDS = 20.0
+_GRACE_SECONDS = 5.0
+_PAUSE_SECONDS = 1.0
+_MOST_RUNS = 5000
+
+
+class LiveFeed:
+    """Follows all other nodes for the runs that `tail` has readers of."""
+
+    def __init__(self, peers: Peers, tail: Tail, clock: Clock) -> None:
+        self._peers = peers
+        self._tail = tail
+        self._clock = clock
+        self._changed = asyncio.Event()
+        self._taken: dict[str, int] = {}
+
+    async def run(self) -> None:
+        """Follows them until cancelled."""
+        self._tail.changed = self._change
+        self._peers.register.on_change(self._change)
+        self._peers.on_change = self._reread
+        following: dict[str, asyncio.Task[None]] = {}
+        try:
+            while True:
+                changed = self._changed
+                there = self._peers.register.holders
+                gone = [instance for instance in following if instance not in there]
+                for instance in gone:
+                    following.pop(instance).cancel()
+                    self._taken.pop(instance, None)
+                if gone:
+                    self._tail.missed_all()
+                for instance, entry in there.items():
+                    if instance not in following:
+                        following[instance] = asyncio.ensure_future(self._follow(entry))
+                await changed.wait()
+        finally:
+            for task in following.values():
+                task.cancel()
+
+    def _change(self) -> None:
+        """Other runs are watched, or other nodes are there."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def _reread(self) -> None:
+        """A node became silent, or answers again."""
+        self._tail.missed_all()
+        self._change()
+
+    async def _follow(self, entry: NodeEntry) -> None:
+        seen: dict[RunKey, int] = {}
+        failed = False
+        while True:
+            if failed or self._peers.is_silent(entry):
+                await self._clock.sleep(_PAUSE_SECONDS)
+            changed = self._changed
+            watched = [key for key in self._tail.watched if key != ALL_RUNS][:_MOST_RUNS]
+            seen = {key: seen.get(key, -1) for key in watched}
+            if not seen and not self._peers.is_silent(entry):
+                await changed.wait()
+                continue
+            asking = asyncio.ensure_future(self._ask(entry, seen))
+            changing = asyncio.ensure_future(changed.wait())
+            try:
+                await asyncio.wait({asking, changing}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                changing.cancel()
+                if not asking.done():
+                    asking.cancel()
+            failed = asking.done() and not asking.cancelled() and not asking.result()
+
+    async def _ask(self, entry: NodeEntry, seen: dict[RunKey, int]) -> bool:
+        """Asks once; moves `seen` on and wakes readers. Gives whether it answered."""
+        runs = [[*key, start] for key, start in seen.items()]
+        # A silent one need not have news to be heard again.
+        seconds = 0.0 if self._peers.is_silent(entry) else _WAIT_SECONDS
+        taken = self._taken.get(entry.instance)
+        body = rpc.encode({"runs": runs, "seconds": seconds, "taken": taken})
+        try:
+            answer = await self._peers.one(entry, body, "wait", seconds + _GRACE_SECONDS)
+            keys = list(seen)
+            news = [keys[number] for number in answer.head["runs"]]
+            seen |= dict.fromkeys(keys, int(answer.head["end"]))
+            self._taken[entry.instance] = int(answer.head.get("taken", 0))
+        except (PeerSilent, PeerRefused, KeyError, IndexError, TypeError):
+            return False
+        for key in news:
+            self._tail.missed(key)
+        return True
+
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +339,7 @@ class Membership:
             return
         if len(self._telling) >= _MOST_TOLD:
             return  # the next state is told
-        body = messages.encode({"fqn": key.fqn, "run": key.run, "line": line.to_json()})
+        body = rpc.encode({"fqn": key.fqn, "run": key.run, "line": line.to_json()})
         task = asyncio.ensure_future(self.peers.ask(body, "unfinished", readers=True))
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)
@@ -142,12 +394,12 @@ class Membership:
         """Whether there are other nodes."""
         return bool(self.peers)
 
-    def others(self, own: str, close_seconds: float, deletions: Deletions) -> OtherNodes:
+    def others(self, own: str, close_seconds: float, deletions: Deletions) -> RunLogPeers:
         """The others, for the run logs of the node `own`."""
         if self.peers is None:
             return NoOtherNodes()
         known = self.peers, deletions, self.current
-        return Others(own, *known, self._seams.store, self._clock, close_seconds=close_seconds)
+        return MemberPeers(own, *known, self._seams.store, self._clock, close_seconds=close_seconds)
 
     async def current(self, deletions: Deletions) -> None:
         """Returns at once if this node hears of all deletions, else reads what it may have missed.
@@ -175,7 +427,9 @@ class Membership:
         await deletions.load()
         self._read = deletions, stalls
 
-    async def try_to_join(self, identity: Identity, journal: Journal, deletions: Deletions) -> None:
+    async def try_to_join(
+        self, identity: NodeIdentity, journal: Journal, deletions: Deletions
+    ) -> None:
         """Joins if the store answers; else `stay` does. Raises `Forked`, `AwayTooLong`."""
         refuse_old_lines(journal, self._every, self._clock)
         fresh = identity.incarnation >= self.instance  # both are ULIDs: this process has made it

@@ -30,16 +30,36 @@ one folder: `twin` names it, and the node that started later forks.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+import time
+from collections import Counter
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from typing import Final, NamedTuple
+from dataclasses import asdict, dataclass, field, replace
+from typing import Final, NamedTuple, TypeVar
 
-from logstore import keys
-from logstore import ulid as ulids
-from logstore.checked import decode_checked, encode_checked
-from logstore.clock import Clock, Entropy
-from logstore.errors import (
+from service.journal.journal import Journal
+from service.peers import rpc
+from service.peers.rpc import Contacts, Message, Network, NodeAddress, PeerRefused, PeerSilent
+from service.run_log.backlog import Fork
+from service.runtime.health import HealthProblem
+from service.runtime.identity import TakenOver, taken_over
+from service.settings import Settings
+from service.shipping.missing import decode_missing
+from tailrace.logstore import keys
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import RunKey, lowest_and_highest
+from tailrace.logstore.cas import Document, swap
+from tailrace.logstore.clock import Clock, Entropy
+from tailrace.logstore.errors import (
+    Conflict,
     Damaged,
     NodeNotReady,
     NotFound,
@@ -47,13 +67,11 @@ from logstore.errors import (
     UnsupportedVersion,
     with_hint,
 )
-from logstore.names import decode
-from logstore.objects.store import ObjectInfo, ObjectStore
-from service.peers import messages
-from service.peers.contact import Contacts
-from service.peers.transport import Address, Network, PeerRefused, PeerSilent
-from service.runtime.identity import TakenOver, taken_over
-from service.runtime.problem import Problem
+from tailrace.logstore.keys import decode
+from tailrace.logstore.objects.store import ObjectInfo, ObjectStore
+from tailrace.logstore.runs.report import read_watermark
+from tailrace.logstore.segments.reader import read_footer
+from tailrace.logstore.state import advice, decode_checked, encode_checked
 
 FORMAT = 1
 READER: Final = "query"
@@ -64,7 +82,7 @@ _LOAD_STEP = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class NodeEntry:
     """A process of a node in the register; `files` are (journal file, first pos, end pos)."""
 
     node: str
@@ -87,31 +105,31 @@ class Entry:
         return self.role != READER
 
     @property
-    def address(self) -> Address:
+    def address(self) -> NodeAddress:
         """Where it is asked."""
-        return Address(self.node, self.instance, self.url)
+        return NodeAddress(self.node, self.instance, self.url)
 
 
-def encode_entry(entry: Entry) -> bytes:
+def encode_entry(entry: NodeEntry) -> bytes:
     """The bytes of an entry."""
     stored = asdict(entry)
     del stored["newer"]
     return encode_checked({"format": FORMAT, **stored})
 
 
-def unreadable_register(error: Exception) -> Problem:
+def unreadable_register(error: Exception) -> HealthProblem:
     """That nobody knows which nodes there are, and why."""
     what = "the register of nodes cannot be read"
-    return Problem(what, f"{what}: {with_hint(error)}")
+    return HealthProblem(what, f"{what}: {with_hint(error)}")
 
 
-def decode_entry(body: bytes) -> Entry:
+def decode_entry(body: bytes) -> NodeEntry:
     """The entry that the bytes hold. Raises `Damaged`, `UnsupportedVersion`."""
     try:
         value = decode_checked(body)
         if value["format"] > FORMAT:
             raise UnsupportedVersion(f"an entry of a node of format {value['format']}")
-        return Entry(
+        return NodeEntry(
             node=str(value["node"]),
             instance=str(value["instance"]),
             url=str(value["url"]),
@@ -128,7 +146,7 @@ def decode_entry(body: bytes) -> Entry:
         raise Damaged(f"not an entry of a node: {error}") from error
 
 
-def entry_at(key: str, body: bytes) -> Entry:
+def entry_at(key: str, body: bytes) -> NodeEntry:
     """The entry at a key; one that cannot be read has no address, so its node is silent.
 
     It counts as one that may hold lines. Its process, if it lives, writes a damaged one again
@@ -139,9 +157,9 @@ def entry_at(key: str, body: bytes) -> Entry:
     try:
         return decode_entry(body)
     except UnsupportedVersion:
-        return Entry(decode(name) or name, instance, "", newer=True)
+        return NodeEntry(decode(name) or name, instance, "", newer=True)
     except Damaged:
-        return Entry(decode(name) or name, instance, "")
+        return NodeEntry(decode(name) or name, instance, "")
 
 
 class Twin(NamedTuple):
@@ -162,15 +180,15 @@ class Register:
         self._network = network
         self.contacts = Contacts(network.transport, clock)
         self.instance = ulids.fresh_text(clock, entropy)
-        self._own: Entry | None = None
-        self._others: dict[str, Entry] = {}
-        self._read: dict[str, tuple[str, Entry]] = {}
+        self._own: NodeEntry | None = None
+        self._others: dict[str, NodeEntry] = {}
+        self._read: dict[str, tuple[str, NodeEntry]] = {}
         self._looking = asyncio.Lock()
         self._writing = asyncio.Lock()
         self._withdrawn = False
-        self._earlier: list[Entry] = []
+        self._earlier: list[NodeEntry] = []
         """Entries of earlier processes of the node, which go once this one's is written."""
-        self._told: dict[str, Entry] = {}
+        self._told: dict[str, NodeEntry] = {}
         """Entries of which their processes told this one since it began to read the register."""
         self._untold: set[str] = set()
         """Processes that may not know this one yet: they were told of it, and did not answer."""
@@ -188,17 +206,17 @@ class Register:
         return self._clock.monotonic() - self._looked
 
     @property
-    def others(self) -> Mapping[str, Entry]:
+    def others(self) -> Mapping[str, NodeEntry]:
         """The other processes, by instance, as they were found last."""
         return self._others
 
     @property
-    def holders(self) -> Mapping[str, Entry]:
+    def holders(self) -> Mapping[str, NodeEntry]:
         """Those of them that may hold lines."""
         return {instance: entry for instance, entry in self._others.items() if entry.holds}
 
     @property
-    def own(self) -> Entry | None:
+    def own(self) -> NodeEntry | None:
         """This process's entry, once it is written."""
         return self._own
 
@@ -217,7 +235,7 @@ class Register:
         shared: Sequence[str] = (),
     ) -> None:
         """Writes this process's entry and tells the others. Raises `Unavailable`, `Damaged`."""
-        own = Entry(
+        own = NodeEntry(
             *(node, self.instance, self._network.url, tuple(parents), base, files),
             start=start,
             role=role,
@@ -282,8 +300,8 @@ class Register:
         """Reads who is there. Raises `Unavailable`, `Damaged`."""
         async with self._looking:
             began = self._clock.monotonic()
-            found: dict[str, Entry] = {}
-            read: dict[str, tuple[str, Entry]] = {}
+            found: dict[str, NodeEntry] = {}
+            read: dict[str, tuple[str, NodeEntry]] = {}
             self._told.clear()  # they were written before, and so they are listed
             async for info in self._store.list(keys.PEERS):
                 known = self._read.get(info.key)
@@ -300,7 +318,7 @@ class Register:
             self._read, self._looked = read, began
             self._know(found | self._told)
 
-    def _know(self, found: dict[str, Entry]) -> None:
+    def _know(self, found: dict[str, NodeEntry]) -> None:
         changed = _names(found) != _names(self._others)
         self._others = found
         self._untold &= found.keys()
@@ -309,7 +327,7 @@ class Register:
             for hear in self._heard:
                 hear()
 
-    async def _is_there(self, info: ObjectInfo, entry: Entry) -> bool:
+    async def _is_there(self, info: ObjectInfo, entry: NodeEntry) -> bool:
         """Removes the entry of a reader that has not written it for long."""
         now = self._clock.monotonic()
         etag, since = self._unchanged.get(info.key, ("", now))
@@ -368,30 +386,546 @@ class Register:
             if self._own is not None:
                 await self._write(self._own)
 
-    async def _write(self, entry: Entry) -> None:
+    async def _write(self, entry: NodeEntry) -> None:
         entry = replace(entry, renewed_ms=self._clock.now_ms())
         await self._store.put(_key(entry), encode_entry(entry))
 
-    async def _remove(self, entry: Entry) -> None:
+    async def _remove(self, entry: NodeEntry) -> None:
         await self._store.delete([_key(entry)])
         self._others.pop(entry.instance, None)
 
-    async def _hello(self, entry: Entry) -> None:
+    async def _hello(self, entry: NodeEntry) -> None:
         with suppress(PeerSilent, PeerRefused):  # it is told again, or finds this one by itself
             await self._greet(entry, self._own)
             self._untold.discard(entry.instance)
 
-    async def _greet(self, entry: Entry, own: Entry | None = None) -> tuple[str, ...]:
+    async def _greet(self, entry: NodeEntry, own: NodeEntry | None = None) -> tuple[str, ...]:
         """The journal files of a process that lives; it is told of this one's `own` entry."""
         head = {"instance": self.instance} | ({} if own is None else {"node": own.node})
-        body = messages.encode(head, [] if own is None else [encode_entry(own)])
+        body = rpc.encode(head, [] if own is None else [encode_entry(own)])
         answer = await self.contacts.ask(entry.address, "hello", body, _HELLO_SECONDS)
         return tuple([str(file) for file in answer.head.get("files", ())])
 
 
-def _names(entries: Mapping[str, Entry]) -> set[tuple[str, str]]:
+def _names(entries: Mapping[str, NodeEntry]) -> set[tuple[str, str]]:
     return {(instance, entry.node) for instance, entry in entries.items()}
 
 
-def _key(entry: Entry) -> str:
+def _key(entry: NodeEntry) -> str:
     return keys.peer(entry.node, entry.instance)
+
+
+# Which nodes forked from which, of those that have left the register as well.
+#
+# A node that forks registers what it took over (`service/runtime/identity.py`), once and for
+# ever. A reader's cursor may name lines by the name that the copy had before; without this they
+# would be new to it once the copy has brought them into the store and is gone.
+
+
+_MOST: Final = 10_000
+
+
+class Registrations:
+    """Registrations of nodes, each read once."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._read: dict[str, Fork | None] = {}
+
+    async def forks(self, nodes: Collection[str]) -> Sequence[Fork]:
+        """Those of the nodes that are forks. Raises `StoreUnavailable`, `Damaged`."""
+        for node in nodes:
+            if node not in self._read:
+                if len(self._read) >= _MOST:
+                    self._read.clear()
+                self._read[node] = await self._fork(node)
+        return [fork for node in nodes if (fork := self._read[node]) is not None]
+
+    async def _fork(self, node: str) -> Fork | None:
+        key = keys.node_registration(node)
+        try:
+            found = decode_registration((await self._store.get(key))[1])
+        except NotFound:
+            return None  # it has no lines that were acknowledged, or is no node
+        except Damaged as error:
+            raise Damaged(f"{key}: {error}", hint=advice(key)) from error
+        return found if found.files else None
+
+
+def decode_registration(body: bytes) -> Fork:
+    """The registration that the bytes hold. Raises `Damaged`."""
+    try:
+        value = decode_checked(body)
+        return Fork(
+            str(value["node"]),
+            tuple([str(parent) for parent in value["parents"]]),
+            int(value["base"]),
+            taken_over(value.get("files", ())),
+            tuple([str(file) for file in value.get("shared", ())]),
+            decode_missing(value.get("missing", ())),
+        )
+    except (ValueError, TypeError, KeyError) as error:
+        raise Damaged(f"not the registration of a node: {error}") from error
+
+
+# Refuses a journal of a node that was away for longer than deletions are remembered.
+#
+# The compactor removes the record of a run's deletion once its lines are older than the retention
+# by `compaction.away_days` (`compactor/cleanup.py`). Lines that are older
+# than that and in no segment may have been deleted meanwhile, and nobody knows any more.
+
+
+_DAY_MS = 86_400_000
+
+
+class AwayTooLong(Conflict):
+    """The journal holds lines of which the store no longer knows whether they were deleted."""
+
+    hint = (
+        "Start the node on an empty data folder, and keep this one: it is as it was. To bring its"
+        " lines in all the same, with those that were deleted meanwhile, raise"
+        " compaction.away_days for this start."
+    )
+
+
+def refuse_old_lines(journal: Journal, settings: Settings, clock: Clock) -> None:
+    """Returns if all lines in no segment are young enough. Raises `AwayTooLong`."""
+    compaction = settings.compaction
+    days = settings.runs.remembered_days(compaction.retention_days, compaction.away_days)
+    if not days:
+        return
+    oldest_ms = clock.now_ms() - round(days * _DAY_MS)
+    with journal.pin() as pin:
+        waiting = pin.batches(start=journal.state.confirmed.end).rows
+        lowest = lowest_and_highest(waiting)[0]
+    if len(waiting) and ulids.time_ms(lowest) < oldest_ms:
+        raise AwayTooLong(
+            f"{len(waiting)} batches of the journal are in no segment, the first one of"
+            f" {_day(ulids.time_ms(lowest))}; deletions of lines from before {_day(oldest_ms)} are"
+            f" forgotten (retention and compaction.away_days: {days:g} days)"
+        )
+
+
+def _day(ms: int) -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime(ms / 1000))
+
+
+# Nodes that an operator let go: what of theirs may be lost, and that they returned after all.
+#
+# `coordination/forgotten/{node}` is written by `tailrace leases forget-node` before the node's
+# entries leave the register, as JSON that changes by compare-and-swap:
+#
+# | key | |
+# | --- | --- |
+# | `format` | 1 |
+# | `node` | the node |
+# | `forgotten_ms` | when it was let go, by the operator's clock |
+# | `seen_ms` | when the node wrote its entry last, by its own clock |
+# | `stored_seq` | its last segment in the store |
+# | `stored_pos` | its lines from that position on were in its journal only |
+# | `runs` | `[fqn, run]` of which it held lines that were in no chunk |
+# | `returned_ms` | when it joined again, by its own clock; null: it has not |
+# | `version` | a fresh ULID |
+#
+# Of its runs' lines in segments, other nodes make the chunks.
+#
+# From then on nobody asks the node, tells it of closes and deletions, or waits for it. It may
+# return: its journal is as it was. It joins as the node that it is, because its segments,
+# positions and ids were never anybody else's, and it reads the deletions before it shows or takes
+# a line.
+
+
+_LATELY_MS = 11 * 60_000  # ids of clients may lie ten minutes ahead
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True)
+class ForgottenNode:
+    """A node that was let go; lines from position `stored_pos` on were in its journal only."""
+
+    node: str
+    forgotten_ms: int
+    seen_ms: int
+    stored_seq: int
+    stored_pos: int
+    runs: tuple[RunKey, ...] = ()
+    returned_ms: int | None = None
+    version: str = ""
+
+    def sentence(self) -> str:
+        """What an operator has to know of it."""
+        after = (
+            f"what it took after segment {self.stored_seq}, from position {self.stored_pos} on,"
+            " is on its disk only"
+        )
+        runs = ", ".join(f"{key.fqn}/{key.run}" for key in self.runs) or "none is known"
+        return f"the node {self.node} was let go and has not returned: {after}; its runs: {runs}"
+
+
+def encode_forgotten(value: ForgottenNode) -> bytes:
+    """The bytes of a record."""
+    return encode_checked(
+        {"format": FORMAT, **asdict(value), "runs": [list(r) for r in value.runs]}
+    )
+
+
+def decode_forgotten(body: bytes) -> ForgottenNode:
+    """The record that the bytes hold. Raises `Damaged`, `UnsupportedVersion`."""
+    try:
+        value = decode_checked(body)
+        if value["format"] > FORMAT:
+            raise UnsupportedVersion(f"a node that was let go, of format {value['format']}")
+        returned = value["returned_ms"]
+        return ForgottenNode(
+            str(value["node"]),
+            int(value["forgotten_ms"]),
+            int(value["seen_ms"]),
+            int(value["stored_seq"]),
+            int(value["stored_pos"]),
+            tuple([RunKey(str(fqn), str(run)) for fqn, run in value["runs"]]),
+            None if returned is None else int(returned),
+            str(value["version"]),
+        )
+    except (ValueError, TypeError, KeyError) as error:
+        raise Damaged(f"not a record of a node that was let go: {error}") from error
+
+
+async def entries(store: ObjectStore, prefix: str = keys.PEERS) -> dict[str, NodeEntry]:
+    """The register's entries by their keys. Raises `StoreUnavailable`."""
+    return await _all(store, prefix, entry_at)
+
+
+async def all_forgotten(store: ObjectStore) -> tuple[list[ForgottenNode], list[str]]:
+    """All records, and the nodes whose records cannot be read. Raises `StoreUnavailable`."""
+    found = await _all(store, keys.FORGOTTEN, _forgotten_at)
+    unreadable = [_named(key) for key, record in found.items() if record is None]
+    return [record for record in found.values() if record is not None], unreadable
+
+
+def _forgotten_at(_key: str, body: bytes) -> ForgottenNode | None:
+    try:
+        return decode_forgotten(body)
+    except Damaged:
+        return None
+
+
+class LetGo:
+    """The nodes that were let go and have not returned; a record is read once in each version."""
+
+    def __init__(self, store: ObjectStore, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._read: dict[str, tuple[str, bool]] = {}
+
+    async def nodes(self) -> tuple[str, ...]:
+        """Their names. Raises `StoreUnavailable`."""
+        found: dict[str, tuple[str, bool]] = {}
+        async for info in self._store.list(keys.FORGOTTEN):
+            known = self._read.get(info.key)
+            if known is None or known[0] != info.etag:
+                known = info.etag, await self._is_away(info.key)
+            found[info.key] = known
+        self._read = found
+        return tuple([_named(key) for key, (_, is_away) in found.items() if is_away])
+
+    async def lately(self) -> list[str]:
+        """Nodes that were let go in the last eleven minutes. Raises `Unavailable`."""
+        since = self._clock.now_ms() - _LATELY_MS
+        listed = self._store.list(keys.FORGOTTEN)
+        return [_named(info.key) async for info in listed if info.modified_ms >= since]
+
+    async def _is_away(self, key: str) -> bool:
+        """Whether it has not returned; of what cannot be read, the key says who was let go."""
+        try:
+            return decode_forgotten((await self._store.get(key))[1]).returned_ms is None
+        except Damaged:
+            return True
+        except NotFound:
+            return False
+
+
+def _named(key: str) -> str:
+    """The node of a record's key."""
+    name = key.removeprefix(keys.FORGOTTEN)
+    return decode(name) or name
+
+
+async def forget(
+    store: ObjectStore,
+    node: str,
+    *,
+    held_by: Callable[[str], Awaitable[str | None]],
+    prefix: str,
+    now_ms: int,
+    fresh_id: Callable[[], str],
+) -> ForgottenNode:
+    """Lets a node go, and says what may be lost. `held_by` gives who has a node's text lease.
+
+    A node that was stopped in good order has left the register; its registration stays, and with it
+    the question what its disk has. Raises `NotFound` for a node of which the store has neither,
+    `Conflict` for one that lives, `StoreUnavailable`, `OutcomeUnknown`, `Damaged`.
+    """
+    found = await entries(store)
+    there = {key: entry for key, entry in found.items() if _is_of(node, key, entry)}
+    registered_ms = await _registered_ms(store, node)
+    if not there and (registered_ms is None or await _is_let_go(store, node)):
+        others = sorted({entry.node for entry in found.values()})
+        raise NotFound(
+            f"the register has no node {node!r}",
+            hint=f"It has {', '.join(others) or 'none'}. Nor has the store the registration of such"
+            " a node that was stopped in good order and is not let go yet.",
+        )
+    if there and not any(entry.holds for entry in there.values()):
+        raise Conflict(
+            f"the node {node} only reads: it holds no lines, and nobody waits for it",
+            hint="Its entry goes by itself three minutes after its death.",
+        )
+    if await held_by(node) == node:
+        raise Conflict(
+            f"the node {node} lives: it holds its lease",
+            hint="Stop it with SIGTERM: it leaves by itself. If it is dead, wait until its lease is"
+            " over (coordination.lease_seconds).",
+        )
+    seq, pos = await _stored(store, node)
+    made = ForgottenNode(
+        node,
+        now_ms,
+        max([entry.renewed_ms for entry in there.values()], default=registered_ms or 0),
+        seq,
+        pos,
+        tuple(await active_runs(store, prefix, node)),
+        version=fresh_id(),
+    )
+
+    async def change(_: ForgottenNode | None) -> ForgottenNode | None:
+        return made
+
+    await swap(_document(store, node), change)
+    await store.delete(list(there))  # and no entry of a process that has come meanwhile
+    return made
+
+
+def _is_of(node: str, key: str, entry: NodeEntry) -> bool:
+    return entry.node == node or key.startswith(keys.peers_of(node))
+
+
+async def returned(
+    store: ObjectStore, node: str, *, now_ms: int, fresh_id: Callable[[], str]
+) -> ForgottenNode | None:
+    """Notes that a node is back, if it was let go. Raises `StoreUnavailable`, `OutcomeUnknown`."""
+
+    async def change(found: ForgottenNode | None) -> ForgottenNode | None:
+        if found is None or found.returned_ms is not None:
+            return None
+        return replace(found, returned_ms=now_ms, version=fresh_id())
+
+    stored = await swap(_document(store, node), change)
+    return stored.value if stored is not None and stored.written else None
+
+
+async def _all(
+    store: ObjectStore, prefix: str, decode_one: Callable[[str, bytes], Value]
+) -> dict[str, Value]:
+    """What is below a prefix, by key, without what goes away meanwhile."""
+    found = {}
+    async for info in store.list(prefix):
+        try:
+            found[info.key] = decode_one(info.key, (await store.get(info.key))[1])
+        except NotFound:
+            continue
+    return found
+
+
+async def _stored(store: ObjectStore, node: str) -> tuple[int, int]:
+    """The last segment of a node in the store, and one past its last position."""
+    mark = await read_watermark(store, node)
+    seq, pos, size = mark.seq, mark.pos, 0
+    async for info in store.list(keys.segments_of(node), after=keys.segment(node, seq)):
+        parsed = keys.parse_segment(info.key)
+        if parsed is not None and parsed[1] > seq:
+            seq, size = parsed[1], info.size
+    if seq > mark.seq:
+        footer = await read_footer(store, keys.segment(node, seq), size=size)
+        pos = max([pos, *[end for _, end in footer.ranges]])
+    return seq, pos
+
+
+async def _is_let_go(store: ObjectStore, node: str) -> bool:
+    """Whether it was let go, and has not returned."""
+    found = await _document(store, node).read()
+    return found is not None and found.value.returned_ms is None
+
+
+async def _registered_ms(store: ObjectStore, node: str) -> int | None:
+    """When a node wrote its registration; None if it has none."""
+    try:
+        return (await store.head(keys.node_registration(node))).modified_ms
+    except NotFound:
+        return None
+
+
+async def active_runs(store: ObjectStore, prefix: str, node: str) -> list[RunKey]:
+    """Runs with an active marker of the node."""
+    return [key async for name, key in _active(store, prefix) if name == node]
+
+
+async def unregistered(store: ObjectStore, prefix: str) -> Counter[str]:
+    """Nodes that others ask no more though lines may be on their disks, with how many runs.
+
+    Their entries in the register are gone, and nobody let them go. Empty where no node is in the
+    register: then nobody asks anybody. Raises `StoreUnavailable`.
+    """
+    there = (await entries(store)).values()
+    records, unreadable = await all_forgotten(store)
+    known = {*unreadable, *[record.node for record in records]}
+    for entry in there:
+        known.update((entry.node, *entry.parents))
+    if not there:
+        return Counter()
+    return Counter([name async for name, _ in _active(store, prefix) if name not in known])
+
+
+async def _active(store: ObjectStore, prefix: str) -> AsyncIterator[tuple[str, RunKey]]:
+    """Each active marker: its node, and its run."""
+    async for info in store.list(keys.all_active(prefix)):
+        names = [decode(name) for name in info.key.removeprefix(keys.all_active(prefix)).split("/")]
+        if len(names) == 3 and names[0] is not None and names[1] is not None and names[2]:
+            yield names[2], RunKey(names[0], names[1])
+
+
+def _document(store: ObjectStore, node: str) -> Document[ForgottenNode]:
+    return Document(store, keys.forgotten(node), decode_forgotten, encode_forgotten)
+
+
+# A question to all other nodes at once, with a deadline.
+#
+# Readers do not ask a node that is not heard (`contact`) again for a while, first for a second
+# and at most for half a minute. It counts as silent meanwhile: one dead node must not cost every
+# page a deadline. Whoever changes something (`everyone`) asks it all the same.
+
+
+_NOTHING = rpc.encode({"runs": [], "seconds": 0, "taken": None})
+"""A question that costs nothing, and that every version knows."""
+
+
+@dataclass(slots=True)
+class Gathered:
+    """The answers by instance, and the nodes without one with the reasons."""
+
+    answers: dict[str, Message] = field(default_factory=dict)
+    silent: dict[str, str] = field(default_factory=dict)
+
+
+class Peers:
+    """The other nodes. With nobody in the register nothing is asked."""
+
+    def __init__(self, register: Register, *, timeout_seconds: float) -> None:
+        self.register = register
+        self.timeout_seconds = timeout_seconds
+        self._contacts = register.contacts
+
+    @property
+    def on_change(self) -> Callable[[], None]:
+        """Called when a node is not heard any more, and when it is heard again."""
+        return self._contacts.on_change
+
+    @on_change.setter
+    def on_change(self, hear: Callable[[], None]) -> None:
+        self._contacts.on_change = hear
+
+    def __bool__(self) -> bool:
+        """Whether there are other nodes with lines."""
+        return bool(self.register.holders)
+
+    def entries(self, *, readers: bool = False) -> list[NodeEntry]:
+        """The other processes that may hold lines, and `readers`, in the order of their nodes."""
+        found = self.register.others if readers else self.register.holders
+        return sorted(found.values(), key=lambda e: (e.node, e.instance))
+
+    async def ask(self, body: bytes, verb: str, *, readers: bool = False) -> Gathered:
+        """Asks all but those that were silent a moment ago."""
+        found = Gathered()
+        asked = []
+        for entry in self.entries(readers=readers):
+            why = self._contacts.pausing(entry.instance)
+            if why is None:
+                asked.append(entry)
+            else:
+                found.silent[entry.node] = why
+        await self._ask(asked, verb, body, self.timeout_seconds, found)
+        return found
+
+    async def everyone(
+        self, body: bytes, verb: str, seconds: float | None = None, *, readers: bool = False
+    ) -> Gathered:
+        """Asks all that are in the register now. Raises `Unavailable`: it cannot be read.
+
+        One that was silent a moment ago gets no more time than a reader gives it.
+        """
+        await self.register.look()
+        found = Gathered()
+        asked = self.entries(readers=readers)
+        await self._ask(asked, verb, body, seconds or self.timeout_seconds, found)
+        return found
+
+    async def one(self, entry: NodeEntry, body: bytes, verb: str, seconds: float) -> Message:
+        """Asks one. Raises `PeerSilent`, `PeerRefused`."""
+        return await self._contacts.ask(entry.address, verb, body, seconds)
+
+    async def _ask(
+        self, entries: Iterable[NodeEntry], verb: str, body: bytes, seconds: float, found: Gathered
+    ) -> None:
+        async def ask(entry: NodeEntry) -> None:
+            most = self.timeout_seconds if self.is_silent(entry) else seconds
+            try:
+                answer = await self.one(entry, body, verb, min(seconds, most))
+                found.answers[entry.instance] = answer
+            except (PeerSilent, PeerRefused) as error:
+                found.silent[entry.node] = str(error)
+
+        await asyncio.gather(*[ask(entry) for entry in entries])
+
+    def loads(self) -> list[float]:
+        """The loads that the others told last, without those that were silent a moment ago."""
+        return [e.load for e in self.entries() if self._contacts.pausing(e.instance) is None]
+
+    def is_silent(self, entry: NodeEntry) -> bool:
+        """Whether the last question that it was asked has no answer."""
+        return self._contacts.is_unheard(entry.instance)
+
+    def silent(self) -> tuple[str, ...]:
+        """The nodes with lines that are not heard, or may not know this one yet, by name."""
+        untold = self.register.untold
+        if not (untold or self._contacts.any_unheard):
+            return ()
+        found = {e.node for e in self.entries() if e.instance in untold or self.is_silent(e)}
+        return tuple(sorted(found))
+
+    async def stay_in_touch(self, seconds: float) -> None:
+        """Asks each node that was asked nothing for so long, to find out whether it is heard.
+
+        A process that may not know this one is told of it instead.
+        """
+        asked, told = self._contacts.asked_within, self.register.untold
+        quiet = [
+            entry
+            for entry in self.entries()
+            if entry.instance not in told and not asked(entry.instance, seconds)
+        ]
+        await asyncio.gather(
+            self.register.introduce(),
+            self._ask(quiet, "wait", _NOTHING, self.timeout_seconds, Gathered()),
+        )
+
+    def problems(self) -> list[str]:
+        """What is wrong with other nodes, as sentences."""
+        found = [] if self.register.last_error is None else [self.register.last_error]
+        holders = [entry.address for entry in self.register.holders.values()]
+        others = [entry.address for entry in self.register.others.values()]
+        found += [
+            f"the node {entry.node} is of a newer version, and its register entry cannot be read"
+            " here: upgrade this node"
+            for entry in self.register.others.values()
+            if entry.newer
+        ]
+        return found + self._contacts.problems(holders, others, self.register.age_seconds)

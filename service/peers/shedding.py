@@ -20,18 +20,18 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from coordination.storetime import StoreTime
-from logstore import keys
-from logstore import ulid as ulids
-from logstore.checked import decode_checked, encode_checked
-from logstore.clock import Clock, Entropy
-from logstore.errors import Damaged, TailraceError, UnsupportedVersion
-from logstore.objects.store import ObjectStore
-from logstore.swap import Backoff, Document, RetryBudget, swap
 from service.journal.journal import Journal
-from service.peers.settings import NodesSettings
-from service.runtime.seams import Seams
+from service.runtime.environment import Seams
+from service.settings import NodesSettings
 from service.shipping.shipper import SegmentShipper
+from tailrace.coordination.lease import StoreTime
+from tailrace.logstore import keys
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.cas import Backoff, Document, RetryBudget, swap
+from tailrace.logstore.clock import Clock, Entropy
+from tailrace.logstore.errors import Damaged, TailraceError, UnsupportedVersion
+from tailrace.logstore.objects.store import ObjectStore
+from tailrace.logstore.state import decode_checked, encode_checked
 
 FORMAT: Final = 1
 SLOT_MS: Final = 15_000
@@ -76,7 +76,7 @@ def _decode_or_empty(body: bytes) -> Slots:
         return Slots("", {})
 
 
-class Others(Protocol):
+class SheddingPeers(Protocol):
     """The other nodes, and what this one tells them."""
 
     @property
@@ -102,7 +102,7 @@ class Shedding:
 
     def __init__(
         self,
-        others: Others,
+        others: SheddingPeers,
         store: ObjectStore,
         clock: Clock,
         entropy: Entropy,
@@ -196,7 +196,9 @@ class Busy(Protocol):
     def shipper(self) -> SegmentShipper: ...
 
 
-def open_shedding(node: Busy, others: Others, seams: Seams, settings: NodesSettings) -> Shedding:
+def open_shedding(
+    node: Busy, others: SheddingPeers, seams: Seams, settings: NodesSettings
+) -> Shedding:
     """The shedding of a node."""
     load = Load(
         settings,

@@ -1,28 +1,45 @@
-"""Search over all runs: hot lines, segments and the table, each record once.
+"""Searches over all runs: unflushed lines, segments and the table, each record once.
 
-request.py   what is asked, validated          cursor.py   where a search stopped
-view.py      what is searched, pinned in the one right order
-hot.py       the journal's part as Arrow        tiles.py   time, cut into pieces of work
-slices.py    pieces of a tile, where a few records of it do
-locked.py    DuckDB with its limits             pool.py    those that are open already
-table_reads.py what is read of the table        scan_copies.py  and of what
-skip_indexes.py what is left out of it          index_files.py, fetched_indexes.py  by what
-prefilter.py lines with a text, before DuckDB   text_rows.py, footers.py, found_rows.py  how
-looking.py   in many row groups at once         row_groups.py  what they are
-mapped_lines.py, copy_rows.py  where lines lie, in files and in copies
-fetched_pages.py  and on S3
-file_cache.py files of S3 on this disk          nearest.py  what one search reads in their place
-read_counts.py what is worth it to have here
-plain.py     searches that need no DuckDB then
-database.py  the statements of one search       sql.py     how they are spelled
-deleted.py   what is left out of them           bucket.py    DuckDB on S3
-process.py   DuckDB in a process that can be ended    child.py   that process
-search.py    one search: ordered, deduplicated, cut at the limit
-histogram.py counts by time and level           service/http/histogram.py
-sample.py    the newest records, for fields.py and values.py: service/http/completion.py
-spelling.py  names and values as `q` has them
-engine.py    many searches: slots, time limits, cancelling
-output.py    ndjson, text, Parquet              service/http/query.py   `GET /query`
+    request         a validated question, its cursor, and time cut into ranges
+    engine          many searches at once: slots, time limits, idle databases
+    search          one search: ordered, without duplicates, cut at its limit
+    sources         what one search reads, pinned in the one right order
+    sql             the statements of DuckDB
+    duckdb          DuckDB with its limits, and on S3
+    duckdb_process  DuckDB in a process that can be killed
 
-`logstore/search/` has the language and what is asked for in statements.
+    table_search    the table's part of a search
+    table_reads     which row groups and rows of table files to read
+    footers         footers of table files, kept in memory
+    text_scan       finds a text in row groups without DuckDB
+    skip_indexes    which row groups cannot hold a text
+    page_checks     compares pages of table files with their CRCs
+    file_cache      table files of S3 on the local disk
+    scan_copies     uncompressed copies of table files that are often searched
+
+    facets          histogram, fields, values and counts
+    context         the records around a hit
+    output          replies as ndjson, text and Parquet
+
+    live_cursor     how far a live reader is, and the window in which records are reordered
+    live_sources    the journal, segments and other nodes at one moment
+    live_search     live searches and their readers
+
+The language of searches is in `tailrace.logstore.search`.
+
+**The invariant of live searches.** A reader's cursor is (`seen`, `last`): a position for each node,
+and the key of a record. The reader has got exactly the matching records whose position is below
+`seen` of their node and whose key is at most `last`. So the cursor alone says which records are
+still to come, wherever they are stored by then, and after any crash:
+
+- A record with a higher key is on time. Readers get it in the order of keys.
+- A record with a lower key, at `seen` or above, is late: readers got a higher ULID before it
+  arrived. They get it in the order of positions, and it is marked.
+
+If a reader goes on where a node cannot be asked, the cursor's position of that node goes back to
+where its records can be read, and `given` remembers the records that the reader got beyond it.
+
+`last` follows the clock at a distance of `window`. So a record is late if it was acknowledged more
+than the window after the time of its ULID. A record whose ULID is ahead of the clock waits for its
+time.
 """

@@ -11,18 +11,21 @@ the size of a window are bounded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from logstore.errors import InvalidInput, LimitReached
-from logstore.segments.record_keys import KEY_ORDER, distinct
-from service.query.cursor import RecordKey
 from service.query.engine import QueryEngine
-from service.query.hot import SCHEMA
-from service.query.request import QueryRequest
+from service.query.request import QueryRequest, RecordKey
+from service.query.sources import SCHEMA
+from service.run_log.read_records import DETAILS, Details, KnownRecords
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import InvalidInput, LimitReached, StoreUnavailable
+from tailrace.logstore.segments.file_format import KEY_ORDER, distinct
 
 DEFAULT_HITS: Final = 20
 MAX_HITS: Final = 100
@@ -39,7 +42,7 @@ class Around:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class HitGroup:
     """Records of one run that follow one another; `hits` says which of them were searched for."""
 
     records: pa.Table
@@ -47,7 +50,7 @@ class Group:
 
 
 @dataclass(slots=True)
-class _Window:
+class _HitWindow:
     """What is known around some hits of a run that stand close together."""
 
     hits: list[RecordKey]
@@ -55,7 +58,7 @@ class _Window:
 
 
 @dataclass(slots=True)
-class Context:
+class ContextSearch:
     """One search with context; `stats` are complete once `groups` has returned."""
 
     engine: QueryEngine
@@ -64,14 +67,14 @@ class Context:
     stats: dict[str, Any] = field(default_factory=dict)
     _bytes: int = 0
 
-    async def groups(self) -> list[Group]:
+    async def groups(self) -> list[HitGroup]:
         """All groups. Raises as a search does, and `LimitReached` if they are too large."""
         hits = await self._found(self.request, follow=False)
         order = {key: number for number, key in enumerate(RecordKey.of(hits))}
         by_run: dict[tuple[str, str], list[RecordKey]] = {}
         for key in sorted(order):
             by_run.setdefault((key.fqn, key.run), []).append(key)
-        windows: list[_Window] = []
+        windows: list[_HitWindow] = []
         for keys in by_run.values():
             windows += await self._windows(keys)
         found = [_group(window, hits) for window in windows]
@@ -79,9 +82,9 @@ class Context:
         self.stats["context"] = sum(len(g.hits) - sum(g.hits) for g in found)
         return [group for _, group in sorted(zip(first, found, strict=True), key=lambda g: g[0])]
 
-    async def _windows(self, hits: Sequence[RecordKey]) -> list[_Window]:
+    async def _windows(self, hits: Sequence[RecordKey]) -> list[_HitWindow]:
         """The windows around hits of one run, which rise."""
-        windows: list[_Window] = []
+        windows: list[_HitWindow] = []
         for hit in hits:
             before = await self._next(hit, self.around.before, descending=True)
             behind = await self._next(hit, self.around.behind, descending=False)
@@ -90,7 +93,7 @@ class Context:
                 window.hits.append(hit)
                 window.parts += [before, behind]
             else:
-                windows.append(_Window([hit], [before, behind]))
+                windows.append(_HitWindow([hit], [before, behind]))
         return windows
 
     async def _next(self, key: RecordKey, count: int, *, descending: bool) -> pa.Table:
@@ -132,17 +135,17 @@ def context_request(request: QueryRequest) -> QueryRequest:
     return replace(request, limit=request.limit or DEFAULT_HITS)
 
 
-def _touches(window: _Window, hit: RecordKey, before: pa.Table) -> bool:
+def _touches(window: _HitWindow, hit: RecordKey, before: pa.Table) -> bool:
     """Whether the hit, or a record before it, is in the window already."""
     held = {key for part in window.parts for key in RecordKey.of(part)} | set(window.hits)
     return hit in held or any(key in held for key in RecordKey.of(before))
 
 
-def _group(window: _Window, hits: pa.Table) -> Group:
+def _group(window: _HitWindow, hits: pa.Table) -> HitGroup:
     wanted = set(window.hits)
     own = hits.filter(pa.array([key in wanted for key in RecordKey.of(hits)], pa.bool_()))
     records = distinct(pa.concat_tables([own, *window.parts]).sort_by(KEY_ORDER))
-    return Group(records, [key in wanted for key in RecordKey.of(records)])
+    return HitGroup(records, [key in wanted for key in RecordKey.of(records)])
 
 
 def _add_missing(stats: dict[str, Any], more: Mapping[str, Any]) -> None:
@@ -151,3 +154,66 @@ def _add_missing(stats: dict[str, Any], more: Mapping[str, Any]) -> None:
     stats["bytes"] += more["bytes"]
     for name in ("missing", "unreadable"):
         stats[name] = list(dict.fromkeys([*stats[name], *more[name]]))
+
+
+# Records of one run, for whoever makes its text again, or has it and wants to know more.
+
+
+_DETAILS: Final = pa.schema([SCHEMA.field(name) for name in DETAILS])
+
+
+def run_records(engine: QueryEngine) -> Callable[[RunKey, int, int], AsyncIterator[pa.RecordBatch]]:
+    """What gives a run's records with ULIDs between two, inclusive, in order, each once.
+
+    It raises as a search does, and `StoreUnavailable` at the end if it could not read all.
+    """
+
+    async def records(key: RunKey, low: int, high: int) -> AsyncIterator[pa.RecordBatch]:
+        request = QueryRequest(low=low, high=high, fqn=key.fqn, run=key.run, descending=False)
+        if not await engine.may_hold(request):
+            return  # most likely a run that never was: no search for it
+        async with await engine.open(request) as search:
+            async for batch in search.batches():
+                yield batch
+            if not search.report.read_all:
+                raise StoreUnavailable(
+                    f"not all segments that may hold {key.fqn}/{key.run} can be read",
+                    hint="See `tailrace verify`.",
+                )
+
+    return records
+
+
+def run_details(engine: QueryEngine) -> Details:
+    """What gives all but the text of a run's records; they lie between two ULIDs.
+
+    It takes no slot of searches. The journal has most of what is read while a run is written.
+    """
+
+    async def details(key: RunKey, low: int, high: int, wanted: pa.Array) -> KnownRecords:
+        request = QueryRequest(low=low, high=high, fqn=key.fqn, run=key.run, descending=False)
+
+        def chosen(batch: pa.RecordBatch) -> pa.RecordBatch:
+            known = pc.is_in(batch.column("ulid"), value_set=wanted)
+            return batch.select(list(DETAILS)).filter(known).cast(_DETAILS)
+
+        def in_journal() -> list[pa.RecordBatch]:
+            return [chosen(batch) for batch in engine.hot_records(request)]
+
+        found = await asyncio.to_thread(in_journal)
+        if _has_all(found, wanted):
+            return KnownRecords(pa.Table.from_batches(found, _DETAILS), ())
+        found = []
+        async with await engine.open_details(request) as search:
+            async for batch in search.batches():
+                found.append(chosen(batch))
+            report = search.report
+            missing = [*report.missing, *report.unreadable]
+        return KnownRecords(pa.Table.from_batches(found, _DETAILS), missing)
+
+    return details
+
+
+def _has_all(found: Sequence[pa.RecordBatch], wanted: pa.Array) -> bool:
+    ulids = pa.chunked_array([batch.column("ulid") for batch in found], pa.string())
+    return bool(pc.all(pc.is_in(wanted, value_set=ulids)).as_py())

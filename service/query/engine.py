@@ -17,51 +17,538 @@ places and threads of its own (`open_details`), so busy searches make no run unr
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import importlib
 import itertools
 import os
 import shutil
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import AsyncGenerator, Callable, Generator, Hashable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
-from threading import Event
-from typing import TYPE_CHECKING, Final, TypeVar
+from threading import Event, Lock
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 
-from logstore import keys
-from logstore.clock import Clock
-from logstore.errors import NotFound, TailraceError, Unavailable
-from logstore.objects.store import ObjectStore
-from logstore.search.conditions import patterns
-from service.query.fetched_indexes import FetchedIndexes
-from service.query.fetched_pages import PageFetcher
+import pyarrow as pa
+
 from service.query.file_cache import FileCache
 from service.query.footers import Footers
-from service.query.hot import HotRecords
-from service.query.index_files import IndexFiles
-from service.query.nearest import Nearer
 from service.query.page_checks import PageChecks
-from service.query.pool import DatabasePool
-from service.query.prefault import prefault
-from service.query.prefilter import Prefilter
-from service.query.request import QueryRequest
-from service.query.running import RunningSearch
+from service.query.request import QueryRequest, TileSizes
 from service.query.scan_copies import ScanCopies
-from service.query.settings import QuerySettings
-from service.query.skip_indexes import NearestIndexes, SkipIndexes
-from service.query.tiles import TileSizes
-from service.query.view import Look, Sources, open_view
-from service.runtime.ongoing import Ongoing
+from service.query.search import Search
+from service.query.skip_indexes import FetchedIndexes, IndexFiles, NearestIndexes, SkipIndexes
+from service.query.sources import STORE, HotRecords, Look, SearchSources, View, open_view
+from service.query.table_search import Nearer, TableSearch
+from service.query.text_scan import PageFetcher, Prefilter
+from service.runtime.health import Ongoing
+from service.settings import QuerySettings
+from tailrace.logstore import keys, ulid
+from tailrace.logstore.clock import Clock
+from tailrace.logstore.errors import LimitReached, NotFound, TailraceError, Unavailable
+from tailrace.logstore.objects.store import ObjectStore
+from tailrace.logstore.process import memory_limit
+from tailrace.logstore.search.conditions import patterns
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from service.query.duckdb import Database, Get, LockedDatabase, SearchedBucket
+    from service.query.duckdb_process import Check
 
-    from service.query.bucket import Bucket, Get
-    from service.query.database import Database
-    from service.query.locked import LockedDatabase
-    from service.query.process import Check
+
+# One search under way: its steps in a thread, its time limit, its pauses, its end.
+#
+# While a batch is encoded and sent, the next one is looked for. If the search is to pause
+# meanwhile, what was not found yet is given up, and looked for again once it goes on.
+
+
+_NUDGE_SECONDS: Final = 0.05
+# A client that takes nothing for so long makes room for others.
+_UNREAD_SECONDS: Final = 0.1
+_SHOWN: Final = 20
 
 T = TypeVar("T")
+
+
+class _StandsAside(TailraceError):
+    """The search pauses before it has found the next batch."""
+
+
+class _SearchStep(NamedTuple):
+    """What a step found: a batch, or None if there is no other; whether it is the last one."""
+
+    batch: pa.RecordBatch | None
+    last: bool
+
+
+class RunningSearch:
+    """A search under way. Not for several tasks at once.
+
+    Once it has `ended` there is nothing but what `batches` gave.
+    """
+
+    def __init__(
+        self,
+        engine: QueryEngine,
+        request: QueryRequest,
+        view: View,
+        database: Callable[[Check], Database],
+        *,
+        details: bool = False,
+    ) -> None:
+        """`details`: it has no slot of searches, but a place among readers of records."""
+        self._details = details
+        self.request = request
+        self.report = view.report
+        self.ended = False
+        self._engine = engine
+        self._view = view
+        self._make_database = database
+        self._database: Database | None = None
+        prefilter = engine.prefilter(request, self._check)
+        table = TableSearch(request, view, engine.indexes, engine.nearer, prefilter)
+        self._search = Search(request, view, table, self._working, engine.tile_sizes, engine.checks)
+        self._records: Generator[pa.RecordBatch] | None = None
+        self._work: asyncio.Future[Any] | None = None
+        self._following: asyncio.Future[_SearchStep] | None = (
+            None  # the step after the batch just given
+        )
+        self._left_seconds = engine.settings.time_limit_seconds
+        self._closing: asyncio.Task[None] | None = None
+        self._stopped: TailraceError | None = None
+        self._entered = True
+        self._moving: asyncio.Future[None] | None = None
+
+    async def start(self) -> None:
+        """Checks what only a database can check. Raises `InvalidInput`."""
+        if patterns(self.request.condition):
+            await self._step(self._search.check)
+
+    @property
+    def moving(self) -> bool:
+        """Whether it is paused, and has not given back everything yet."""
+        return self._moving is not None and not self._moving.done()
+
+    async def batches(self) -> AsyncGenerator[pa.RecordBatch]:
+        """The matches in order. Raises `LimitReached`, `Damaged`, `StoreUnavailable`."""
+        while (batch := await self._next()) is not None:
+            waiting = asyncio.ensure_future(self._wait_for_client())
+            try:
+                yield batch
+            finally:
+                waiting.cancel()
+                self._engine.read(self)
+        # There is nothing more to find: what is left is the client's, who may take his time.
+        await asyncio.shield(self.pause())
+
+    async def _next(self) -> pa.RecordBatch | None:
+        if self.ended:
+            return None
+        if self._stopped is not None:
+            raise self._stopped
+        following, self._following = self._following, None
+        try:
+            found = await (following or self._found())
+        except _StandsAside:
+            found = await self._found()
+        self.ended = found.last
+        if not self.ended and self._moving is None:
+            # In its thread at once: whoever takes this batch may not wait before it is encoded.
+            work = self._begin(self._taken)
+            self._following = asyncio.ensure_future(self._ended(work))
+        return found.batch
+
+    async def _found(self) -> _SearchStep:
+        if self._moving is not None:
+            await self._return()
+        return await self._step(self._taken)
+
+    def _taken(self) -> _SearchStep:
+        """The next batch; if it is known to be the last one, the search comes to its end as well.
+
+        So neither the end nor what the client gets with it takes a turn through the thread.
+        """
+        if self._records is None:
+            self._records = self._search.batches()
+        batch = next(self._records, None)
+        last = batch is None or self._search.finished
+        if last:
+            # A pause may meet the search here. It keeps what was found: nobody finds it again.
+            with suppress(_StandsAside):
+                following = next(self._records, None)
+                assert following is None, "something follows the last batch"
+            self._records = None
+        return _SearchStep(batch, last)
+
+    def pause(self) -> asyncio.Future[None]:
+        """Gives back slot and database, between two batches; the next one is waited for.
+
+        May be repeated: at its end a search may be pausing already.
+        """
+        if self._moving is None:
+            self._moving = asyncio.ensure_future(self._pause())
+        return self._moving
+
+    async def _pause(self) -> None:
+        try:
+            if self._following is not None and self._work is not None:
+                await self._interrupt(self._work, _StandsAside("the search pauses"))
+            await self._give_back()
+        finally:
+            self._leave()
+
+    async def _return(self) -> None:
+        """A slot and a database again, where it was."""
+        if self._moving is not None:
+            await asyncio.shield(self._moving)
+        if self._stopped is not None:
+            raise self._stopped
+        await self._engine.enter(details=self._details)
+        self._entered, self._moving = True, None
+
+    def _leave(self) -> None:
+        if self._entered:
+            self._entered = False
+            self._engine.leave(details=self._details)
+
+    async def count(self) -> int:
+        """How many records match, whatever the limit. Raises as `batches`."""
+        return await self.totals(Search.count)
+
+    async def totals(self, work: Callable[[Search], T]) -> T:
+        """What `work` makes of all matches, in the search's thread. Raises as `batches`."""
+        found = await self._step(lambda: work(self._search))
+        await asyncio.shield(self.pause())
+        return found
+
+    def stats(self) -> dict[str, Any]:
+        """What was searched and found so far; authoritative once all was taken."""
+        report, search = self.report, self._search
+        return {
+            "complete": report.complete,
+            **({"store": "silent"} if STORE in report.missing else {}),
+            "matches": search.matches,
+            "next": search.next,
+            **report.counts(),
+            "bytes": search.bytes,
+            "set_aside": report.quarantined[:_SHOWN],
+            "missing": report.missing[:_SHOWN],
+            "unreadable": list(report.unreadable)[:_SHOWN],
+            "by": self.request.time,
+            "from": ulid.encode(self.request.low),
+            "to": ulid.encode(self.request.high),
+        }
+
+    async def close(self) -> None:
+        """Stops it if need be, and gives back all that it holds. May be repeated."""
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        await asyncio.shield(self._closing)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def _working(self) -> Database:
+        """The database that it works in. Called in its thread."""
+        self._check()
+        if self._database is None:
+            self._database = self._make_database(self._check)
+        return self._database
+
+    def _check(self) -> None:
+        if self._stopped is not None:
+            raise self._stopped
+        if self._moving is not None:
+            raise _StandsAside("the search pauses")
+
+    async def _give_back(self) -> None:
+        """Ends what it does, and lets the database go, if it has one."""
+        if self._records is not None or self._database is not None:
+            await self._engine.in_thread(self._clear, details=self._details)
+
+    def _clear(self) -> None:
+        records, self._records = self._records, None
+        if records is not None:
+            records.close()
+        database, self._database = self._database, None
+        if database is not None:
+            database.close()
+
+    async def _step(self, call: Callable[[], T]) -> T:
+        """One piece of work in a thread, within what is left of the time."""
+        return await self._ended(self._begin(call))
+
+    def _begin(self, call: Callable[[], T]) -> asyncio.Future[T]:
+        if self._stopped is not None:
+            raise self._stopped
+        self._work = work = self._engine.in_thread(call, details=self._details)
+        return work
+
+    async def _ended(self, work: asyncio.Future[T]) -> T:
+        clock = self._engine.clock
+        began = clock.monotonic()
+        alarm = asyncio.ensure_future(self._time_out(work))
+        try:
+            return await asyncio.shield(work)
+        finally:
+            alarm.cancel()
+            self._left_seconds -= clock.monotonic() - began
+
+    async def _time_out(self, work: asyncio.Future[Any]) -> None:
+        seconds = self._engine.settings.time_limit_seconds
+        await self._engine.clock.sleep(self._left_seconds)
+        self._stopped = self._stopped or LimitReached(
+            f"the search was stopped after {seconds:g} s of work",
+            hint="Narrow the time, name an fqn or run, or set a limit.",
+        )
+        self._engine.stopped += 1
+        await self._interrupt(work, self._stopped)
+
+    async def _wait_for_client(self) -> None:
+        seconds, clock = self._engine.settings.stall_seconds, self._engine.clock
+        end = clock.monotonic() + seconds
+        await clock.sleep(min(_UNREAD_SECONDS, seconds))
+        if not self._details:
+            self._engine.unread(self)
+        if (left := end - clock.monotonic()) > 0:
+            await clock.sleep(left)
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Ends a search whose client takes nothing: it holds journal files, and maybe a slot."""
+        seconds = self._engine.settings.stall_seconds
+        self._stopped = LimitReached(
+            f"nothing was taken of the result for up to {seconds:g} s",
+            hint="Read on without pauses, or ask for less with `limit` and go on with `after`.",
+        )
+        self._closing = self._closing or asyncio.ensure_future(self._close())
+
+    async def _interrupt(self, work: asyncio.Future[Any], reason: TailraceError) -> None:
+        """Interrupts until the thread has come to rest."""
+        while not work.done():
+            if self._database is not None:
+                self._database.interrupt(reason)
+            await asyncio.wait({work}, timeout=_NUDGE_SECONDS)
+
+    async def _close(self) -> None:
+        self._stopped = self._stopped or LimitReached("the search is closed")
+        if self._moving is not None:
+            await asyncio.wait({self._moving})
+        if self._work is not None and not self._work.done():
+            self._engine.stopped += self._following is None  # else nobody waited for it
+            await self._interrupt(self._work, self._stopped)
+        for ended in filter(None, (self._work, self._following)):
+            await asyncio.wait({ended})
+            ended.cancelled() or ended.exception()  # looked at, so that asyncio does not warn
+        try:
+            await self._give_back()
+        finally:
+            self._view.release()
+            self._leave()
+            self._engine.read(self)
+
+
+# Has the code of the libraries that searches use in memory, before a search needs it.
+#
+# Of a library's file the system reads what is executed, when it is executed first: a search of a
+# new program waited twenty to thirty times for the disk, longer than for all that it read of the
+# table. And what only searches execute is soon displaced by the files that are scanned. Pages
+# that are mapped stay for longer.
+#
+# They are those of files and the same for all processes, so the system can drop them at any time.
+
+
+_LIBRARIES: Final = (
+    *("_duckdb.", "libarrow.", "libarrow_compute.", "libarrow_python.", "libparquet."),
+    *("backend_c.", "_multiarray_umath.", "_parquet.", "_compute.", "lib.cpython", "orjson."),
+)
+"""How the names of their files begin, 140 MB of code and constants in all."""
+_LEAST_MEMORY: Final = 1 << 30
+"""Of machine or container. With less, these pages would displace others that are needed."""
+_MAPS: Final = Path("/proc/self/maps")
+_MADV_POPULATE_READ: Final = 22
+
+
+@cache
+def prefault() -> int:
+    """Maps the libraries' code, once in a process, and returns how many bytes that are.
+
+    It takes some 50 ms if the files are in the page cache. Only Linux, from 5.14 on, has what it
+    takes; elsewhere nothing is done, and searches do without.
+    """
+    importlib.import_module("duckdb")
+    if sys.platform != "linux" or memory_limit() < _LEAST_MEMORY:
+        return 0
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    mapped = 0
+    with suppress(OSError):
+        for begin, size in read_only(_MAPS.read_text().splitlines()):
+            if madvise(begin, size, _MADV_POPULATE_READ) == 0:
+                mapped += size
+    return mapped
+
+
+def read_only(maps: Iterable[str]) -> Iterator[tuple[int, int]]:
+    """Where pages of the libraries lie that nobody writes to, and how many bytes they are.
+
+    `maps` are lines of Linux's `/proc/self/maps`.
+    """
+    for line in maps:
+        addresses, rights, *_, path = line.split(maxsplit=5)
+        if rights[:2] == "r-" and path.rsplit("/", 1)[-1].startswith(_LIBRARIES):
+            begin, end = (int(address, 16) for address in addresses.split("-"))
+            yield begin, end - begin
+
+
+# Databases that are open already: a search takes one and gives it back.
+#
+# Opening and locking one takes 12 ms, and one in a process of its own 170 ms. They are kept as
+# long as they are used: at most as many as searches may run at once, and fewer of those with a
+# process, which take 90 MB each. One that nobody has used for a while is closed.
+#
+# It is kept only if it is as it was: every statement came to its end, nothing stopped it, and its
+# spill folder is empty. It is given out only with the keys of the store that it was opened with.
+# Of several the one used last comes first, so that those that are too many grow old.
+
+
+_MOST_PROCESSES: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Idle:
+    locked: LockedDatabase
+    key: Hashable
+    since: float
+
+
+class DatabasePool:
+    """Databases by whether they have a process of their own.
+
+    `open_database` is given that, and what is asked while it waits; `key` says with which keys it
+    would open one now.
+    """
+
+    def __init__(
+        self,
+        open_database: Callable[[bool, Check | None], LockedDatabase],
+        key: Callable[[], Hashable],
+        clock: Clock,
+        *,
+        most: int,
+        idle_seconds: float,
+    ) -> None:
+        self._open_database = open_database
+        self._key = key
+        self._clock = clock
+        self._most = {False: most, True: min(most, _MOST_PROCESSES)}
+        self._idle_seconds = idle_seconds
+        self._idle: dict[bool, list[_Idle]] = {False: [], True: []}
+        self._changing = Lock()
+        self._closed = False
+        self._watching: asyncio.Task[None] | None = None
+
+    def take(self, *, separate: bool, check: Check | None = None) -> Database:
+        """One for a search, to be closed; `separate` is one with a process. Blocks.
+
+        `check` is asked while a process is waited for: what it raises ends the process. Raises
+        `Unavailable`, `StoreUnavailable`, and as `check`.
+        """
+        # Here, in the search's thread: a node that nobody searches does without DuckDB.
+        from service.query.duckdb import Database
+        from service.query.duckdb_process import ProcessEnded
+
+        key = self._key()
+
+        def give_back(locked: LockedDatabase, clean: bool) -> None:
+            self._give_back(locked, key, separate=separate, keep=clean and not locked.spilled)
+
+        while (idle := self._taken(separate)) is not None:
+            if idle.key == key:
+                try:
+                    return Database(idle.locked, give_back, check)
+                except ProcessEnded:  # the kernel took it, or somebody killed it
+                    pass
+                except BaseException:
+                    idle.locked.close()
+                    raise
+            idle.locked.close()
+        try:
+            locked = self._open_database(separate, check)
+            try:
+                return Database(locked, give_back, check)
+            except BaseException:
+                locked.close()
+                raise
+        except ProcessEnded as error:
+            raise Unavailable(
+                f"the process of a search could not be used: {error}", hint="Try it again."
+            ) from error
+
+    def open_one(self) -> None:
+        """Sees to it that one without a process is idle. Blocks, and raises as `take`.
+
+        One that is idle stays where it is, where closing the pool finds it.
+        """
+        if self._closed:
+            return
+        key = self._key()
+        with self._changing:
+            there = any(one.key == key for one in self._idle[False])
+        if not there:
+            self.take(separate=False).close()
+
+    def watch(self) -> None:
+        """Sees to it that what is idle is closed in time. To be called when one was given back."""
+        if self._any_idle() and (self._watching is None or self._watching.done()):
+            self._watching = asyncio.ensure_future(self._watch())
+
+    def close(self) -> None:
+        """Closes all that are idle, and from now on each that is given back."""
+        self._closed = True
+        if self._watching is not None:
+            self._watching.cancel()
+        self._close_idle(before=float("inf"))
+
+    async def _watch(self) -> None:
+        while self._any_idle():
+            await self._clock.sleep(self._idle_seconds)
+            before = self._clock.monotonic() - self._idle_seconds
+            await asyncio.to_thread(self._close_idle, before)
+
+    def _any_idle(self) -> bool:
+        return any(self._idle.values())
+
+    def _taken(self, separate: bool) -> _Idle | None:
+        with self._changing:
+            idle = self._idle[separate]
+            return idle.pop() if idle else None
+
+    def _give_back(
+        self, locked: LockedDatabase, key: Hashable, *, separate: bool, keep: bool
+    ) -> None:
+        with self._changing:
+            idle = self._idle[separate]
+            keep = keep and not self._closed and len(idle) < self._most[separate]
+            if keep and self._idle_seconds > 0:
+                idle.append(_Idle(locked, key, self._clock.monotonic()))
+                return
+        locked.close()
+
+    def _close_idle(self, before: float) -> None:
+        with self._changing:
+            old = [one for idle in self._idle.values() for one in idle if one.since <= before]
+            for idle in self._idle.values():
+                idle[:] = [one for one in idle if one.since > before]
+        for one in old:
+            one.locked.close()
+
+
 _DETAILS: Final = 2  # readers of records at once
 _OVERDUE_SECONDS: Final = 60.0
 """So long after its time limit a search is interrupted for sure."""
@@ -75,13 +562,13 @@ class QueryEngine:
 
     def __init__(
         self,
-        sources: Sources,
+        sources: SearchSources,
         *,
         clock: Clock,
         scratch: str,
         cache: str,
         settings: QuerySettings,
-        bucket: Bucket | None = None,
+        bucket: SearchedBucket | None = None,
         tile_sizes: TileSizes | None = None,
     ) -> None:
         self.settings = settings
@@ -300,8 +787,8 @@ class QueryEngine:
 
     def _open_database(self, separate: bool, check: Check | None) -> LockedDatabase:
         # Here, in the search's thread: a node that nobody searches does without DuckDB.
-        from service.query.locked import LockedDatabase, in_this_process
-        from service.query.process import ProcessConnection
+        from service.query.duckdb import LockedDatabase, in_this_process
+        from service.query.duckdb_process import ProcessConnection
 
         segments = self._sources.store.uri(keys.SEGMENTS.rstrip("/"))
         folders = [segments, self._sources.table.uri, self.copies.folder, self.files.folder]

@@ -33,21 +33,20 @@ from threading import Event, Lock
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, unquote
 
-from logstore import keys
-from logstore.clock import Clock
-from logstore.disk import Disk
-from logstore.errors import Damaged, NotFound, TailraceError
-from logstore.table.file_index import FileIndex
-from logstore.table.followed import TableVersion
-from logstore.table.skip_index import SHARE
-from logstore.table.snapshot import TableFile
+from service.query.footers import ReadCounts
 from service.query.page_checks import check_pages_of
-from service.query.read_counts import ReadCounts
-from service.runtime.spare_disk import spare_bytes
-from service.runtime.threads import low_priority_threads
+from service.runtime.free_disk import spare_bytes
+from service.runtime.process import low_priority_threads
+from tailrace.logstore import keys
+from tailrace.logstore.clock import Clock
+from tailrace.logstore.errors import Damaged, NotFound, TailraceError
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.table.followed import TableVersion
+from tailrace.logstore.table.skip_index import SHARE
+from tailrace.logstore.table.snapshot import FileIndex, TableFile
 
 if TYPE_CHECKING:
-    from service.query.bucket import Get
+    from service.query.duckdb import Get
 
 log = logging.getLogger(__name__)
 _LOOK_SECONDS: Final = 60.0
@@ -64,7 +63,7 @@ _DISK: Final = Disk(private=True)
 
 
 @dataclass(slots=True)
-class _Kept:
+class _CachedFile:
     """A file that is here. `time_ms` is what it is kept by, `size` that of file and index."""
 
     place: str
@@ -111,7 +110,7 @@ class FileCache:
         self._quiet = quiet
         self._most_bytes = most_bytes
         self._changing = Lock()
-        self._kept: dict[str, _Kept] = {}  # by path
+        self._kept: dict[str, _CachedFile] = {}  # by path
         self._read = ReadCounts()
         self._wanted: dict[str, TableFile] = {}
         self._aside: dict[str, float] = {}  # until when, in seconds
@@ -208,7 +207,7 @@ class FileCache:
                 _remove(f"{self.folder}/{name}")
             elif name == owner:
                 index = there.get(name + keys.INDEX_SUFFIX)
-                self._kept[unquote(name)] = _Kept(
+                self._kept[unquote(name)] = _CachedFile(
                     place=f"{self.folder}/{name}",
                     file_size=stat.st_size,
                     size=stat.st_size + (index.st_size if index else 0),
@@ -284,7 +283,7 @@ class FileCache:
             raise
         return True
 
-    def _fetched(self, file: TableFile, time_ms: int) -> _Kept:
+    def _fetched(self, file: TableFile, time_ms: int) -> _CachedFile:
         place = self._place(file.path)
         self._fetch(self._pieces(file), place)
         try:
@@ -294,14 +293,14 @@ class FileCache:
             self.damaged[file.path] = str(error)
             raise
         self.damaged.pop(file.path, None)
-        kept = _Kept(place, file.size, file.size, time_ms, indexed=False, used=True)
+        kept = _CachedFile(place, file.size, file.size, time_ms, indexed=False, used=True)
         with self._changing:
             self._kept[file.path] = kept
         self.fetched += 1
         self._write_times()
         return kept
 
-    def _fetch_index(self, file: TableFile, kept: _Kept) -> None:
+    def _fetch_index(self, file: TableFile, kept: _CachedFile) -> None:
         """Fetches the skip index of a file that is here, if there is one."""
         kept.looks += 1
         body = self._get(self._index_of(file.path), "")
@@ -363,7 +362,7 @@ class FileCache:
             if short <= 0:
                 return
 
-    def _oldest(self) -> Sequence[tuple[str, _Kept]]:
+    def _oldest(self) -> Sequence[tuple[str, _CachedFile]]:
         """All files, by their times."""
         with self._changing:
             kept = list(self._kept.items())

@@ -32,7 +32,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from service.query.hot import SCHEMA
+from service.query.sources import SCHEMA
 
 _DEL: Final = 0x7F
 _FEW: Final = 64
@@ -169,7 +169,7 @@ _RECORD_BYTES: Final = 128  # what a record counts for beside its message
 _LARGEST_GROUP_BYTES: Final = 8 << 20
 
 
-class Output(Protocol):
+class ResultEncoder(Protocol):
     """Encodes one result; `media_type` is its Content-Type."""
 
     media_type: str

@@ -2,10 +2,10 @@
 
 DuckDB and the readers of single lines do not look at the CRCs of pages, so a flipped bit would be
 another value. Before a row group of a file on this machine is read for the first time, each of its
-pages is compared with its CRC (`logstore.table.pages.checksums`); a segment is compared with its
-seal. The verdict holds as long as the file has its size, inode and time of change. The pages are
-then in the system's memory, so the check costs a fifth of what decoding them does, once (decision
-143).
+pages is compared with its CRC (`tailrace.logstore.table.file_check`); a segment is compared with
+its seal. The verdict holds as long as the file has its size, inode and time of change. The pages
+are then in the system's memory, so the check costs a fifth of what decoding them does, once
+(decision 143).
 
 Files that are read on S3 itself are not checked: a node would have to fetch all of each row group.
 One that the node fetches for its cache is checked before it is used; if it is damaged, no search
@@ -23,11 +23,11 @@ from pathlib import Path
 from threading import Lock
 from typing import Final, TypeAlias
 
-from logstore.objects.store import is_remote
-from logstore.segments import seal
-from logstore.table.footers import footer_at
-from logstore.table.pages.checksums import check_row_group, check_row_groups
 from service.query.footers import Footers, as_damage
+from tailrace.logstore.objects.store import is_remote
+from tailrace.logstore.parquet import footer_at
+from tailrace.logstore.segments import file_format
+from tailrace.logstore.table.file_check import check_row_group, check_row_groups
 
 _MOST_FILES: Final = 16_384
 _WAITED_SECONDS: Final = 0.1
@@ -105,7 +105,7 @@ class PageChecks:
         with as_damage():
             known = self._known(path)
             if not known.whole:
-                seal.check(Path(path).read_bytes())
+                file_format.check(Path(path).read_bytes())
                 known.whole = True
 
     def _known(self, path: str) -> _Checked:

@@ -6,19 +6,259 @@ expression (RE2, linear time).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import base64
+import binascii
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, Self, TypeVar
 
-from logstore import ulid
-from logstore.errors import InvalidInput, TooLarge
-from logstore.names import check_name
-from logstore.search.conditions import All, Column, Compares, Condition, Field, Matches, required
-from logstore.search.moments import parse_moment
-from logstore.search.values import LEVEL_HINT, level_named, wildcard
-from service.query import cursor
-from service.query.cursor import RecordKey
-from service.query.tiles import Tile
+import orjson
+import pyarrow as pa
+
+from tailrace.logstore import ulid
+from tailrace.logstore.errors import InvalidCursor, InvalidInput, TailraceError, TooLarge
+from tailrace.logstore.keys import check_name
+from tailrace.logstore.search.conditions import (
+    LEVEL_HINT,
+    MESSAGE,
+    All,
+    AnyAttribute,
+    Attribute,
+    Column,
+    Compares,
+    Condition,
+    Exists,
+    Field,
+    JsonField,
+    LogfmtField,
+    Matches,
+    level_named,
+    parse_moment,
+    required,
+    wildcard,
+)
+from tailrace.logstore.segments.file_format import KEY_COLUMNS, keys_of
+from tailrace.logstore.table.snapshot import TableFile
+
+# The cursor of a search: the last record that was returned, (ulid, fqn, run).
+#
+# It is opaque to clients: `q1.` and base64url of a JSON list, so that it is never mistaken for a
+# cursor of positions or a line number.
+
+
+_PREFIX = "q1."
+
+
+class RecordKey(NamedTuple):
+    """The identity of a record; `ulid` is its text."""
+
+    ulid: str
+    fqn: str
+    run: str
+
+    @classmethod
+    def of(cls, records: pa.Table | pa.RecordBatch) -> list[Self]:
+        """The keys of records, which have `KEY_COLUMNS`."""
+        return [cls(*key) for key in keys_of(records)]
+
+    @classmethod
+    def last_of(cls, batch: pa.RecordBatch) -> Self:
+        """The key of the last record of a batch, which has one."""
+        return cls(*(batch.column(name)[-1].as_py() for name in KEY_COLUMNS))
+
+    def encode(self) -> str:
+        """The cursor that points behind this record."""
+        return _PREFIX + base64.urlsafe_b64encode(orjson.dumps(list(self))).decode().rstrip("=")
+
+
+def decode(text: str, field: str = "after") -> RecordKey:
+    """The record that the cursor points behind. Raises `InvalidCursor`."""
+    body = text.removeprefix(_PREFIX)
+    try:
+        if body == text:
+            raise ValueError("another kind of cursor")
+        value = orjson.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+        return _record_key(value)
+    except (ValueError, TypeError, binascii.Error, InvalidInput) as error:
+        raise InvalidCursor(f"not a cursor of a query: {text[:80]!r}", field=field) from error
+
+
+def _record_key(value: object) -> RecordKey:
+    if not isinstance(value, list) or len(value) != 3:
+        raise ValueError("a cursor has three parts")
+    text, fqn, run = value
+    if not (isinstance(text, str) and isinstance(fqn, str) and isinstance(run, str)):
+        raise TypeError("the parts are strings")
+    return RecordKey(str(ulid.parse(text)), fqn, run)
+
+
+# Fields and values as the language of searches spells them: the way back from `language`.
+#
+#   attributes."a key"   json.user."first.name"   logfmt.status   "a \"quoted\" value"
+#
+# Names and values of letters, digits and a few harmless signs stay as they are.
+
+
+NAMES: Final = {
+    **{name: name for name in ("fqn", "level", "ulid", "ts", "pos", "message", "carried")},
+    "run_id": "run",
+    "connector_id": "connector",
+}
+"""How a search calls the columns, by their own names."""
+_PART: Final = re.compile(r"[\w-]+")
+_KEY: Final = re.compile(r"[\w-]+(?:\.[\w-]+)*")
+_VALUE: Final = re.compile(r"(?!(?i:and|or|not)$)[\w-][\w.:/@+-]*")
+_HINT: Final = (
+    f"Write one of {', '.join(NAMES.values())}, attributes.x, json.x or logfmt.x; "
+    "GET /query/fields tells which ones records have."
+)
+
+
+def field_of(text: str, parameter: str = "field") -> Field:
+    """The field that the text names. Raises `InvalidInput` on the parameter."""
+    # Here: a node that nobody searches does without the parser.
+    from tailrace.logstore.search.language import parse
+
+    if text.strip() == MESSAGE.name:
+        return MESSAGE
+    try:
+        asked = parse(f"{text}:*", now_ms=0)
+    except TailraceError as error:
+        raise _no_field(text, parameter) from error
+    if not isinstance(asked, Exists) or text.strip() == "*":
+        raise _no_field(text, parameter)
+    return asked.field
+
+
+def name_of(field: Field) -> str:
+    """The field as it stands before the colon."""
+    match field:
+        case Column(name):
+            return NAMES[name]
+        case Attribute(key):
+            return f"attributes.{_quoted_unless(_KEY, key)}"
+        case LogfmtField(key):
+            return f"logfmt.{_quoted_unless(_KEY, key)}"
+        case JsonField(path):
+            return ".".join(["json", *(_quoted_unless(_PART, part) for part in path)])
+        case AnyAttribute():
+            return "*"
+
+
+def value_of(text: str) -> str:
+    """The value as it stands behind the colon."""
+    return _quoted_unless(_VALUE, text)
+
+
+def _quoted_unless(plain: re.Pattern[str], text: str) -> str:
+    if plain.fullmatch(text):
+        return text
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _no_field(text: str, parameter: str) -> InvalidInput:
+    return InvalidInput(f"there is no field {text[:80]!r}", field=parameter, hint=_HINT)
+
+
+# Time cut into tiles: the pieces that a search works through one after another.
+#
+# Hours of the table are disjoint in ULID time, so tiles that are worked through in order give all
+# records in order, with a sort of one tile at a time: the newest 1,000 records of a year are
+# found in its last hour, and an unlimited search holds one tile.
+#
+# A tile reaches from one hour's edge to another's and tiles leave no gap, so what lies where
+# nobody expected it (a segment with records of many hours) falls into one as well.
+
+
+HOUR_MS = 3_600_000
+MOST_RANGES: Final = 64
+"""In a tile, and so in a statement. Each takes DuckDB about 0.5 ms to plan."""
+
+
+class UlidRange(NamedTuple):
+    """A range of ULIDs, both ends inclusive."""
+
+    low: int
+    high: int
+
+
+class Weight(NamedTuple):
+    """What is read of an hour: bytes as stored, and ranges of rows of its files."""
+
+    bytes: int
+    ranges: int = 0
+
+    def and_also(self, other: Weight) -> Weight:
+        """Both together."""
+        return Weight(self.bytes + other.bytes, self.ranges + other.ranges)
+
+
+def hour_of(value: int) -> int:
+    """Hours since the epoch of a ULID's time."""
+    return ulid.time_ms(value) // HOUR_MS
+
+
+@dataclass(frozen=True, slots=True)
+class TileSizes:
+    """How much a tile holds at most, and when the next one is larger; bytes are stored ones."""
+
+    first_bytes: int = 16 << 20
+    largest_bytes: int = 1 << 30
+    busy_rows: int = 50_000
+    """Matches of a tile that the next one aims at, if it is not to be the largest."""
+    sliced_rows: int = 20_000
+    """A tile of the table with as many is not asked for at once where a few records do."""
+
+
+class Tiles:
+    """The tiles of `bounds`, nearest end first. `weights` are those of the hours."""
+
+    def __init__(
+        self, weights: Mapping[int, Weight], bounds: UlidRange, *, descending: bool
+    ) -> None:
+        first, last = hour_of(bounds.low), hour_of(bounds.high)
+        self._weights: dict[int, Weight] = {}
+        for hour, weight in weights.items():
+            kept = min(max(hour, first), last)
+            self._weights[kept] = self._weights.get(kept, Weight(0)).and_also(weight)
+        # The next hour is at the end of the list.
+        self._hours = sorted(self._weights, reverse=not descending)
+        self._rest = bounds
+        self._descending = descending
+
+    @property
+    def empty(self) -> bool:
+        """Whether all were taken."""
+        return not self._hours
+
+    def take(self, budget: int) -> UlidRange | None:
+        """The next tile: at least one hour, and more while they are within `budget` bytes."""
+        if not self._hours:
+            return None
+        taken = self._hours.pop()
+        total = self._weights[taken]
+        while self._hours:
+            total = total.and_also(self._weights[self._hours[-1]])
+            if total.bytes > budget or total.ranges > MOST_RANGES:
+                break
+            taken = self._hours.pop()
+        return self._cut(taken)
+
+    def _cut(self, hour: int) -> UlidRange:
+        """Everything up to the far edge of `hour`; the last tile takes all that is left."""
+        tile = self._rest
+        if not self._hours:
+            return tile
+        if self._descending:
+            edge = ulid.lowest_at(hour * HOUR_MS)
+            self._rest = UlidRange(tile.low, edge - 1)
+            return UlidRange(edge, tile.high)
+        edge = ulid.lowest_at((hour + 1) * HOUR_MS)
+        self._rest = UlidRange(edge, tile.high)
+        return UlidRange(tile.low, edge - 1)
+
 
 SEARCH_PARAMETERS: Final = ("q", "regex", "from", "to", "time", "fqn", "run", "level")
 """What says which records are meant, wherever records are searched."""
@@ -78,9 +318,9 @@ class QueryRequest:
         return "arrival" if self.times is None else "ts"
 
     @property
-    def bounds(self) -> Tile:
+    def bounds(self) -> UlidRange:
         """The times that it asks for."""
-        return Tile(self.low, self.high)
+        return UlidRange(self.low, self.high)
 
     @property
     def unconditional(self) -> bool:
@@ -111,7 +351,7 @@ class QueryRequest:
             levels=_given(parameters, "level", _levels) or (),
             limit=_given(parameters, "limit", _limit),
             descending=_given(parameters, "order", _descending) is not False,
-            after=_given(parameters, "after", cursor.decode),
+            after=_given(parameters, "after", decode),
             stats_only=_boolean(parameters, "stats_only"),
             times=times,
         )
@@ -175,7 +415,7 @@ def _condition(parameters: Mapping[str, str], now_ms: int, most: int) -> Conditi
     if _boolean(parameters, "regex"):
         return Matches(text) if text else None
     # Here: a node that nobody searches does without the parser, 9 MB.
-    from logstore.search.language import parse
+    from tailrace.logstore.search.language import parse
 
     return parse(text, now_ms=now_ms)
 
@@ -260,3 +500,50 @@ def _descending(text: str) -> bool:
     if text not in ("asc", "desc"):
         raise InvalidInput(f"order is {text[:80]!r}", field="order", hint="Write asc or desc.")
     return text == "desc"
+
+
+# A tile in slices of time, for a search that asks for nothing but the next few records.
+#
+# To give the last 1,000 records of an hour, DuckDB reads all their keys, sorts, and reads again.
+# With a bound on the time it reads one column, and of the others what lies behind the bound.
+# Where the bound is, nobody knows: records are taken to be spread evenly over the time between
+# the first and the last of the table's files. If that gives too few, the next slice is larger.
+
+
+_SPARE: Final = 2
+_GROWTH: Final = 8
+_LARGEST_SHARE: Final = 0.25  # beyond which a bound is no help
+
+
+def slices(
+    tile: UlidRange, files: Iterable[TableFile], limit: int, fewest_rows: int, *, descending: bool
+) -> Iterator[UlidRange]:
+    """The tile, nearest end first; in one piece if `files` have fewer rows than `fewest_rows`.
+
+    Whatever else lies in the tile is in the slice of its time.
+    """
+    known = list(files)
+    rows = sum(file.rows for file in known)
+    bounds = [file.ulids for file in known if file.ulids is not None]
+    if rows < max(fewest_rows, 1) or len(bounds) < len(known):
+        yield tile
+        return
+    first = max(tile.low, ulid.decode(min(low for low, _ in bounds))) >> 80
+    last = min(tile.high, ulid.decode(max(high for _, high in bounds))) >> 80
+    share = _SPARE * limit / rows
+    while share < _LARGEST_SHARE:
+        width = max(int((last - first) * share), 1)
+        edge = last - width if descending else first + width
+        if not tile.low >> 80 < edge < tile.high >> 80:
+            break
+        near, tile = _cut(tile, edge, descending=descending)
+        yield near
+        share *= _GROWTH
+    yield tile
+
+
+def _cut(tile: UlidRange, edge_ms: int, *, descending: bool) -> tuple[UlidRange, UlidRange]:
+    """What is at the near end up to the time, and the rest."""
+    edge = ulid.lowest_at(edge_ms)
+    older, newer = UlidRange(tile.low, edge - 1), UlidRange(edge, tile.high)
+    return (newer, older) if descending else (older, newer)

@@ -1,20 +1,15 @@
-"""Copies of table files on the local disk, without compression, so that a search scans them faster.
+"""Single rows of a copy of a table file (`scan_copies`), read where they lie.
 
-A scan spends most of its time on decompression: the copy of a file is scanned in a third of the
-time, and on S3 without a request. It has the same rows in the same row groups, so ranges of row
-numbers and skip indexes hold for both. A few of its rows are read where they lie (`copy_rows`). It
-takes six to seven times the space of its file; the kernel keeps in memory what searches use of it,
-and gives that memory to others at any time.
+To decode a row group takes 4 ms, for however few of its rows. But a copy is not compressed, and of
+each row group it has one page of messages, which lie one behind the other at the end of it. A
+second file beside the copy says where each of them ends, and has all other columns as records of
+the same width, so one of them is read by the number of its row.
 
-A file is copied once searches have read as much of it as it has. So copying never costs more than
-a small multiple of the reading that led to it, and one search over everything copies nothing.
-Before each row group the copying waits while searches run, two seconds at most.
-All copies together have a budget. One that was used lately does not make room for another, since
-files that displace each other in turn would be copied for each search.
+    row group | ends, 4 bytes a row | records, 49 bytes a row                   | part filter
+    ...       |                     | ULID, time, position, numbers of its names | 512 KiB at most
 
-A copy is removed once no search has used it for an hour, and within a minute after its file has
-left the newest version of the table: so deleted lines do not stay. A copy is optional. If one
-cannot be made or read, searches read the file itself.
+What Parquet's writer does is not taken on trust: while the second file is made, the messages in the
+copy are compared with what Parquet's reader gives. If they lie otherwise, there is no such file.
 """
 
 from __future__ import annotations
@@ -23,31 +18,343 @@ import asyncio
 import logging
 import os
 import shutil
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
+from io import FileIO
+from itertools import pairwise
 from pathlib import Path
 from threading import Event, Lock
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
-from logstore import keys
-from logstore.clock import Clock
-from logstore.errors import Damaged, TailraceError
-from logstore.objects.store import ObjectStore, is_remote
-from logstore.segments.schema import CARRIED
-from logstore.table.snapshot import TableFile
-from service.query.copy_rows import BYTES_A_ROW, CopyRows, write_rows
-from service.query.footers import ATTRIBUTES, NAMES
-from service.query.hot import SCHEMA
+from service.query.footers import ATTRIBUTES, MESSAGE, NAMES, NO_NAME, MatchedLines, ReadCounts
 from service.query.page_checks import Identity, identity_of
-from service.query.part_filter import filter_bytes
-from service.query.read_counts import ReadCounts
-from service.runtime.spare_disk import spare_bytes
-from service.runtime.threads import low_priority_threads
+from service.query.sources import SCHEMA
+from service.runtime.free_disk import spare_bytes
+from service.runtime.process import low_priority_threads
+from tailrace.logstore import keys
+from tailrace.logstore.clock import Clock
+from tailrace.logstore.colours import is_coloured
+from tailrace.logstore.errors import Damaged, TailraceError
+from tailrace.logstore.objects.store import ObjectStore, is_remote
+from tailrace.logstore.segments.file_format import CARRIED, parse
+from tailrace.logstore.table.line_map import LINE
+from tailrace.logstore.table.skip_index import ranges, taken_slots
+from tailrace.logstore.table.snapshot import TableFile
+
+# Tells in which parts of a row group of a copy a text may be, so that the others are not read.
+#
+# The messages of a row group are cut, between two of them, into `PARTS` parts. The filter has for
+# each slot a number of 16 bits, one for each part: set if a piece of six bytes (n-gram) of the
+# part's messages has that slot. A part may have a text only if its bit is set in the slots of all
+# of the text's pieces. That is a bit-sliced Bloom filter with one hash, as in BitFunnel: an
+# answer for all parts takes two bytes for each piece of the text, read where they lie in a file.
+#
+# A text of fewer than six bytes may be in any part. In doubt a part is read.
+
+
+PARTS: Final = 16
+ALL_PARTS: Final = (1 << PARTS) - 1
+_MASK: Final = np.dtype("<u2")
+_GRAM: Final = 6
+_LONGEST_TEXT: Final = 32  # more of a text excludes hardly any more
+_FEWEST_BITS: Final = 8
+_MOST_BITS: Final = 18
+
+
+def bits_of(size: int) -> int:
+    """How many bits of a hash are a slot, for `size` bytes of messages.
+
+    A part of `size / 16` bytes of logs then sets a fifth to a third of the slots.
+    """
+    return min(max((size // PARTS * 3 // 4).bit_length(), _FEWEST_BITS), _MOST_BITS)
+
+
+def part_filter(texts: Sequence[bytes]) -> bytes:
+    """The filter of a row group; `texts` has the messages of each part, one behind the other."""
+    bits = bits_of(sum(map(len, texts)))
+    masks: NDArray[np.uint16] = np.zeros(1 << bits, _MASK)
+    for part, text in enumerate(texts):
+        masks |= taken_slots(text, _GRAM, bits).astype(_MASK) << np.uint16(part)
+    return masks.tobytes()
+
+
+def filter_bytes(size: int) -> int:
+    """The size of the filter of so many bytes of messages."""
+    return _MASK.itemsize << bits_of(size)
+
+
+def parts_with(file: FileIO, at: int, size: int, needed: Sequence[Sequence[bytes]]) -> int:
+    """The parts that may have one text of each group, as bits, by the filter at `at` of a file.
+
+    `size` bytes of messages are in the row group. Raises `OSError`.
+    """
+    found, bits = ALL_PARTS, bits_of(size)
+    for texts in needed:
+        of_one = 0
+        for text in texts:
+            of_one |= _parts_with(file, at, _slots(text[:_LONGEST_TEXT], bits))
+        found &= of_one
+        if not found:
+            break
+    return found
+
+
+def _parts_with(file: FileIO, at: int, slots: Sequence[int]) -> int:
+    found = ALL_PARTS
+    for slot in slots:
+        mask = os.pread(file.fileno(), _MASK.itemsize, at + _MASK.itemsize * slot)
+        if len(mask) < _MASK.itemsize:
+            raise OSError(f"a copy of a table file is cut off at {at}")
+        found &= int.from_bytes(mask, "little")
+        if not found:
+            break
+    return found
+
+
+@lru_cache(maxsize=256)
+def _slots(text: bytes, bits: int) -> Sequence[int]:
+    """The slots of the text's pieces; of a long text only the beginning is asked for."""
+    slots: list[int] = np.flatnonzero(taken_slots(text, _GRAM, bits)).tolist()
+    return slots
+
+
+_END: Final = np.dtype("<u4")
+BYTES_A_ROW: Final = _END.itemsize + LINE.itemsize
+"""Of the file beside a copy, which has a part filter for each row group as well."""
+_ULID_WIDTH: Final = 26
+_WORTH_A_LOOK: Final = 1 << 16  # bytes of messages, for which a filter is asked
+_COLUMNS: Final = ["ulid", "ts", "pos", *NAMES, CARRIED, MESSAGE]
+
+
+class _CopiedGroup(NamedTuple):
+    """Where the values of a row group are: messages in the copy, the others beside it.
+
+    `runs` are neighbours of one run: where their messages begin, and the numbers of its names.
+    `parts` are bytes of messages in each part of the part filter.
+    """
+
+    rows: int
+    messages: int
+    size: int
+    runs: Sequence[tuple[int, int, int]]
+    parts: NDArray[np.int64]
+    ends: int
+    coloured: bool = False
+
+    @property
+    def records(self) -> int:
+        return self.ends + self.rows * _END.itemsize
+
+    @property
+    def filter(self) -> int:
+        return self.records + self.rows * LINE.itemsize
+
+
+class CopyRows:
+    """The rows of one copy, whose second file is at `path`. For several threads."""
+
+    def __init__(
+        self, copy: str, path: str, groups: Sequence[_CopiedGroup], names: Sequence[str]
+    ) -> None:
+        self.path = path
+        self._copy = copy
+        self._groups = groups
+        self._names = dict(enumerate(names))
+        self.coloured = frozenset(n for n, group in enumerate(groups) if group.coloured)
+
+    def spans(
+        self, number: int, fqn: str | None, run: str | None, needed: Sequence[Sequence[bytes]]
+    ) -> list[tuple[int, int]]:
+        """Where in the copy those messages of a row group lie, and their size, that may match.
+
+        A match has one text of each group in `needed`. They are those of a pipeline or run, and
+        what lies between them; or all. Raises `OSError`.
+        """
+        group, (low, high) = self._groups[number], self._span(number, fqn, run)
+        if high - low < _WORTH_A_LOOK:
+            return [(group.messages + low, high - low)] if low < high else []
+        with open(self.path, "rb", buffering=0) as beside:
+            parts = parts_with(beside, group.filter, group.size, needed)
+        wanted = np.array([parts >> part & 1 for part in range(PARTS)], np.bool_)
+        found = [
+            (max(low, first), min(high, last + 1)) for first, last in ranges(group.parts, wanted)
+        ]
+        return [(group.messages + begin, end - begin) for begin, end in found if begin < end]
+
+    def _span(self, number: int, fqn: str | None, run: str | None) -> tuple[int, int]:
+        """Where the messages of the pipeline or run begin and end among those of the row group."""
+        group, names = self._groups[number], self._names
+        ends = [*(begin for begin, _, _ in group.runs[1:]), group.size]
+        wanted = [
+            (begin, end)
+            for (begin, of_fqn, of_run), end in zip(group.runs, ends, strict=True)
+            if fqn in (None, names[of_fqn]) and run in (None, names[of_run])
+        ]
+        return (wanted[0][0], wanted[-1][1]) if wanted else (0, 0)
+
+    def at(self, number: int, places: Sequence[int]) -> MatchedLines:
+        """The rows of a row group whose messages lie at these places of the copy, in order.
+
+        Raises `OSError` if a file is gone, cut off or overwritten.
+        """
+        group, width = self._groups[number], LINE.itemsize
+        with (
+            open(self._copy, "rb", buffering=0) as copy,
+            open(self.path, "rb", buffering=0) as beside,
+        ):
+            ends = memoryview(_read(beside, group.ends, group.rows * _END.itemsize)).cast("I")
+            rows = sorted({bisect_right(ends, place - group.messages) for place in places})
+            if rows and rows[-1] >= len(ends):
+                raise OSError(f"{self.path} is not as it was written")
+            records = b"".join([_read(beside, group.records + row * width, width) for row in rows])
+            bounds = [(ends[row - 1] if row else 0, ends[row]) for row in rows]
+            texts = [_read(copy, group.messages + first, end - first) for first, end in bounds]
+        return MatchedLines(self._names, rows, np.frombuffer(records, LINE), texts)
+
+
+def write_rows(copy: str, path: str, give_way: Callable[[], None]) -> CopyRows | None:
+    """Makes the second file of a copy; None if messages do not lie in the copy as they are to.
+
+    `give_way` is called before each row group. Raises `OSError`, `pa.ArrowException`.
+    """
+    groups: list[_CopiedGroup] = []
+    names: dict[str, int] = {}
+    with (
+        pq.ParquetFile(copy, read_dictionary=NAMES) as file,
+        open(copy, "rb", buffering=0) as raw,
+        Path(path).open("xb") as beside,
+    ):
+        metadata, number_of = file.metadata, file.schema_arrow.names.index(MESSAGE)
+        if any(file.schema_arrow.field(name).type != _type(name) for name in ("ts", "pos")):
+            return None
+        for number in range(metadata.num_row_groups):
+            give_way()
+            read = file.read_row_group(number, columns=_COLUMNS, use_threads=False)
+            messages = _whole(read.column(MESSAGE))
+            data = _data(messages)
+            begin = _begin(raw, metadata.row_group(number).column(number_of), data)
+            records = _records(read, names)
+            if messages.null_count or begin is None or records is None or len(names) > NO_NAME:
+                return None
+            bounds = _bounds(messages) - _bounds(messages)[0]
+            runs, size = _runs(records, bounds), int(bounds[-1])
+            cuts = _cuts(bounds)
+            parts, coloured = np.diff(cuts), is_coloured(data)
+            groups.append(
+                _CopiedGroup(read.num_rows, begin, size, runs, parts, beside.tell(), coloured)
+            )
+            beside.write(bounds[1:].astype(_END).tobytes())
+            beside.write(records.tobytes())
+            beside.write(part_filter([data[low:end] for low, end in pairwise(cuts)]))
+    return CopyRows(copy, path, groups, list(names))
+
+
+def _begin(raw: FileIO, chunk: Any, data: bytes) -> int | None:
+    """Where the messages begin in the file, if all of them lie at the end of their pages."""
+    begin = int(chunk.data_page_offset + chunk.total_compressed_size) - len(data)
+    if begin < 0 or os.pread(raw.fileno(), len(data), begin) != data:
+        return None
+    return begin
+
+
+def _records(read: pa.Table, names: dict[str, int]) -> NDArray[np.void] | None:
+    """All columns but the messages, if they have values; new names are added to `names`."""
+    ulids, times, positions = (_whole(read.column(name)) for name in ("ulid", "ts", "pos"))
+    if any(column.null_count for column in (ulids, times, positions)):
+        return None
+    if not np.all(np.diff(_bounds(ulids)) == _ULID_WIDTH):
+        return None
+    records = np.empty(read.num_rows, LINE)
+    characters = np.frombuffer(_data(ulids), np.uint8).reshape(-1, _ULID_WIDTH)
+    records["hi"], batch, number = parse(characters)
+    records["lo"] = batch | number.astype(np.uint64)
+    records["ts"] = times.cast(pa.int64()).to_numpy()
+    records["pos"] = positions.to_numpy()
+    records["carried"] = _whole(read.column(CARRIED)).fill_null(False).to_numpy(False)
+    for name in NAMES:
+        records[name] = _codes(read.column(name), names)
+    return records
+
+
+def _runs(records: NDArray[Any], begins: NDArray[Any]) -> Sequence[tuple[int, int, int]]:
+    """Where the messages of each run begin, and the numbers of its names."""
+    names = records[["fqn", "run_id"]]
+    firsts = np.flatnonzero(np.r_[True, names[1:] != names[:-1]])[: len(names)].tolist()
+    return [(int(begins[first]), *names[first].tolist()) for first in firsts]
+
+
+def _cuts(bounds: NDArray[Any]) -> NDArray[np.int64]:
+    """Where parts of about the same size begin, each with a message, and the last one ends."""
+    aims = np.arange(PARTS + 1) * int(bounds[-1]) // PARTS
+    cuts: NDArray[np.int64] = bounds[np.searchsorted(bounds, aims)].astype(np.int64)
+    return cuts
+
+
+def _codes(column: pa.ChunkedArray, names: dict[str, int]) -> NDArray[np.int64]:
+    """The number of each row's name; new ones are added to `names`."""
+    column = _whole(column)
+    numbers = [names.setdefault(name, len(names)) for name in column.dictionary.to_pylist()]
+    known: NDArray[np.int64] = np.array([*numbers, NO_NAME], np.int64)
+    codes: NDArray[np.int64] = known[column.indices.fill_null(len(numbers)).to_numpy()]
+    return codes
+
+
+def _whole(column: pa.ChunkedArray) -> Any:
+    return pa.concat_arrays(column.unify_dictionaries().chunks or [pa.array([], column.type)])
+
+
+def _data(strings: pa.StringArray) -> bytes:
+    """The bytes of all strings, one behind the other."""
+    data, bounds = strings.buffers()[2], _bounds(strings)
+    return b"" if data is None else memoryview(data)[bounds[0] : bounds[-1]].tobytes()
+
+
+def _bounds(strings: pa.StringArray) -> NDArray[Any]:
+    """Where each string begins in the bytes of all, and the last ends."""
+    found: NDArray[np.int32] = np.frombuffer(strings.buffers()[1], np.int32)
+    bounds: NDArray[Any] = found[strings.offset :][: len(strings) + 1]
+    return bounds
+
+
+def _type(name: str) -> pa.DataType:
+    return SCHEMA.field(name).type
+
+
+def _read(file: FileIO, at: int, size: int) -> bytes:
+    data = os.pread(file.fileno(), size, at)
+    if len(data) < size:
+        raise OSError(f"a copy of a table file is cut off at {at + len(data)}")
+    return data
+
+
+# Copies of table files on the local disk, without compression, so that a search scans them
+# faster.
+#
+# A scan spends most of its time on decompression: the copy of a file is scanned in a third of the
+# time, and on S3 without a request. It has the same rows in the same row groups, so ranges of row
+# numbers and skip indexes hold for both. A few of its rows are read where they lie (`copy_rows`).
+# It takes six to seven times the space of its file; the kernel keeps in memory what searches use
+# of it, and gives that memory to others at any time.
+#
+# A file is copied once searches have read as much of it as it has. So copying never costs more
+# than a small multiple of the reading that led to it, and one search over everything copies
+# nothing. Before each row group the copying waits while searches run, two seconds at most. All
+# copies together have a budget. One that was used lately does not make room for another, since
+# files that displace each other in turn would be copied for each search.
+#
+# A copy is removed once no search has used it for an hour, and within a minute after its file has
+# left the newest version of the table: so deleted lines do not stay. A copy is optional. If one
+# cannot be made or read, searches read the file itself.
+
 
 log = logging.getLogger(__name__)
 _USED_LATELY_SECONDS: Final = 600.0

@@ -16,37 +16,145 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from functools import partial
+from functools import partial, reduce
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from logstore import ulid
-from logstore.errors import Damaged, StoreUnavailable
-from logstore.search.conditions import patterns
-from logstore.segments.record_keys import distinct
-from logstore.table.snapshot import TableFile
-from service.query.cursor import RecordKey
-from service.query.deleted import MOST_TERMS, Live, live
-from service.query.hot import SCHEMA
 from service.query.page_checks import PageChecks
-from service.query.plain import is_plain, matching
-from service.query.request import QueryRequest
-from service.query.slices import slices
+from service.query.request import QueryRequest, RecordKey, Tiles, TileSizes, UlidRange, slices
+from service.query.sources import MOST_TERMS, SCHEMA, Deletion, Live, View, live
 from service.query.sql import READABLE, Scans, Statement, files_of, literal
 from service.query.table_reads import TableReads
 from service.query.table_search import TableSearch
-from service.query.tiles import Tile, Tiles, TileSizes
-from service.query.view import View
+from tailrace.logstore import ulid
+from tailrace.logstore.errors import Damaged, StoreUnavailable
+from tailrace.logstore.search.conditions import (
+    MESSAGE,
+    All,
+    AnyOf,
+    Column,
+    Condition,
+    Contains,
+    Is,
+    patterns,
+)
+from tailrace.logstore.segments.file_format import KEY_COLUMNS, distinct
+from tailrace.logstore.table.snapshot import TableFile
 
 if TYPE_CHECKING:
-    from service.query.database import Database
+    from service.query.duckdb import Database
+
+
+# Searches that need no DuckDB: for texts and names, among few lines that are there already.
+#
+# A statement over a handful of lines takes DuckDB some 4 ms to plan, many times what there is to
+# do. Here the same is asked of Arrow's columns: texts are compared byte by byte as DuckDB does,
+# names likewise, and the order of strings is that of their bytes in both. A condition of any
+# other kind (regular expressions, numbers, JSON, `NOT`, another case) is not for here.
+
+
+_NAMES: Final = (MESSAGE, Column("fqn"), Column("run_id"))
+"""Columns of text that every record has."""
+
+
+def is_plain(request: QueryRequest) -> bool:
+    """Whether `matching` can answer it."""
+    return request.value is None and _is_plain(request.condition)
+
+
+def _is_plain(condition: Condition | None) -> bool:
+    match condition:
+        case All(parts) | AnyOf(parts):
+            return bool(parts) and all(map(_is_plain, parts))
+        case Contains(_, field, False) | Is(_, field, False):
+            return field in _NAMES
+    return condition is None
+
+
+def matching(
+    records: Sequence[pa.RecordBatch],
+    request: QueryRequest,
+    tile: UlidRange,
+    after: RecordKey | None,
+    deletions: Sequence[Deletion],
+) -> pa.RecordBatch:
+    """Those of the records that the request asks for, behind `after`, in order, uncut."""
+    rows = pa.concat_batches(records)
+    terms = [*_asked(rows, request, tile), *_live(rows, deletions)]
+    if after is not None:
+        terms.append(_behind(rows, after, descending=request.descending))
+    kept = reduce(pc.and_, terms)
+    if not pc.all(kept).as_py():
+        rows = rows.filter(kept)
+    if rows.num_rows > 1:
+        direction = "descending" if request.descending else "ascending"
+        rows = rows.sort_by([(name, direction) for name in KEY_COLUMNS])
+    return rows
+
+
+def _asked(rows: pa.RecordBatch, request: QueryRequest, tile: UlidRange) -> list[pa.Array]:
+    ids = rows.column("ulid")
+    terms = [
+        pc.greater_equal(ids, ulid.encode(tile.low)),
+        pc.less_equal(ids, ulid.encode(tile.high)),
+    ]
+    if request.fqn is not None:
+        terms.append(pc.equal(rows.column("fqn"), request.fqn))
+    if request.run is not None:
+        terms.append(pc.equal(rows.column("run_id"), request.run))
+    if request.levels:
+        levels = pa.array(request.levels, pa.string())
+        terms.append(pc.is_in(rows.column("level"), value_set=levels))
+    if request.condition is not None:
+        terms.append(_term(rows, request.condition))
+    return terms
+
+
+def _term(rows: pa.RecordBatch, condition: Condition) -> pa.Array:
+    match condition:
+        case All(parts):
+            return reduce(pc.and_, [_term(rows, part) for part in parts])
+        case AnyOf(parts):
+            return reduce(pc.or_, [_term(rows, part) for part in parts])
+        case Contains(text, field) if isinstance(field, Column):
+            return pc.match_substring(rows.column(field.name), text)
+        case Is(text, field) if isinstance(field, Column):
+            return pc.equal(rows.column(field.name), text)
+    raise AssertionError(f"is_plain comes first: {condition}")
+
+
+def _live(rows: pa.RecordBatch, deletions: Sequence[Deletion]) -> list[pa.Array]:
+    """For each deletion, what it leaves."""
+    terms = []
+    for fqn, run, until in deletions:
+        gone = pc.and_(
+            pc.equal(rows.column("fqn"), fqn),
+            pc.less_equal(rows.column("ulid"), ulid.encode(until)),
+        )
+        if run is not None:
+            gone = pc.and_(gone, pc.equal(rows.column("run_id"), run))
+        terms.append(pc.invert(gone))
+    return terms
+
+
+def _behind(rows: pa.RecordBatch, after: RecordKey, *, descending: bool) -> pa.Array:
+    """Whether the key of a record comes after this one, in the order of the search."""
+    comes = pc.less if descending else pc.greater
+    term = None
+    for name, value in zip(reversed(KEY_COLUMNS), reversed(after), strict=True):
+        column = rows.column(name)
+        here = comes(column, value)
+        term = here if term is None else pc.or_(here, pc.and_(pc.equal(column, value), term))
+    return term
+
 
 _GROWTH: Final = 4
 _PIECE_ROWS: Final = 8_192
 
-Summary: TypeAlias = Callable[[Statement, Tile, Scans, str], str]
+Summary: TypeAlias = Callable[[Statement, UlidRange, Scans, str], str]
 """Makes a statement that sums a tile up in few rows, of what is scanned and what is not deleted."""
 
 
@@ -75,7 +183,7 @@ class Search:
         self._statement = Statement(request)
         self._left = Tiles({}, request.bounds, descending=request.descending)
         self._budget = 0  # bytes of the tile that was taken last
-        self._begun: Tile | None = None  # the tile behind, once its lines are looked for
+        self._begun: UlidRange | None = None  # the tile behind, once its lines are looked for
         self._in_last_tile = self._given_last = False
         self.matches = 0
         self.bytes = 0
@@ -117,7 +225,7 @@ class Search:
             self._table.forget()
             self._table.ask_for_copies()
 
-    def _next(self, matches: int) -> Tile | None:
+    def _next(self, matches: int) -> UlidRange | None:
         """The tile behind one with so many matches; the one that was begun, if one was."""
         begun, self._begun = self._begun, None
         if begun is not None:
@@ -164,7 +272,7 @@ class Search:
             edge = ulid.decode(after.ulid)
             low = max(bounds.low, 0 if request.descending else edge)
             high = min(bounds.high, edge if request.descending else bounds.high)
-            bounds = Tile(low, high)
+            bounds = UlidRange(low, high)
         if bounds.low > bounds.high:
             return Tiles({}, bounds, descending=request.descending)
         return Tiles(self._table.weights(bounds), bounds, descending=request.descending)
@@ -180,14 +288,14 @@ class Search:
             return first
         return min(int(first / self._table.narrow), self._sizes.largest_bytes)
 
-    def _note(self, tile: Tile) -> None:
+    def _note(self, tile: UlidRange) -> None:
         """Counts what the tile reads."""
         self.bytes += self._table.note(tile) + self._view.size_beside_table(tile)
 
     def _done(self) -> bool:
         return self._request.limit is not None and self.matches >= self._request.limit
 
-    def _slices(self, tile: Tile) -> Iterator[Tile]:
+    def _slices(self, tile: UlidRange) -> Iterator[UlidRange]:
         """The tile, in pieces if most of it is not needed."""
         request = self._request
         if request.limit is None or not request.unconditional:
@@ -200,7 +308,7 @@ class Search:
             descending=request.descending,
         )
 
-    def _tile(self, tile: Tile, after: RecordKey | None) -> Iterator[pa.RecordBatch]:
+    def _tile(self, tile: UlidRange, after: RecordKey | None) -> Iterator[pa.RecordBatch]:
         """The tile's matches, however many statements they take."""
         while not self._done():
             limit = None if self._request.limit is None else self._request.limit - self.matches
@@ -224,7 +332,7 @@ class Search:
             after = self.last or after
 
     def _select(
-        self, tile: Tile, after: RecordKey | None, limit: int | None
+        self, tile: UlidRange, after: RecordKey | None, limit: int | None
     ) -> Generator[pa.RecordBatch]:
         reads = self._checked_reads(tile)
         self._begin_next(reads)
@@ -237,7 +345,7 @@ class Search:
         statement = self._statement.records(scans, after, limit, live.terms)
         return self._database().run(statement, self._bound(sources, reads, tile, after, live))
 
-    def _checked_reads(self, tile: Tile) -> TableReads:
+    def _checked_reads(self, tile: UlidRange) -> TableReads:
         """What is read of the table, once all that the tile reads was checked. Raises `Damaged`."""
         self._table.check(tile)
         for segment in chain(*self._view.segment_files(tile).values()):
@@ -247,7 +355,7 @@ class Search:
         return reads
 
     def _matching(
-        self, reads: TableReads, tile: Tile, after: RecordKey | None, limit: int | None
+        self, reads: TableReads, tile: UlidRange, after: RecordKey | None, limit: int | None
     ) -> Generator[pa.RecordBatch]:
         """`_select` for what was found already, without DuckDB."""
         deletions = self._view.deletions
@@ -257,7 +365,7 @@ class Search:
             self._given_last = last and limit is None and self._in_last_tile
             yield found[start : start + _PIECE_ROWS]
 
-    def _totals(self, tile: Tile, summary: Summary) -> list[pa.RecordBatch]:
+    def _totals(self, tile: UlidRange, summary: Summary) -> list[pa.RecordBatch]:
         while True:
             try:
                 return self._totals_of(self._checked_reads(tile), tile, summary)
@@ -268,7 +376,9 @@ class Search:
                 if not self._leave_out_store():
                     raise
 
-    def _totals_of(self, reads: TableReads, tile: Tile, summary: Summary) -> list[pa.RecordBatch]:
+    def _totals_of(
+        self, reads: TableReads, tile: UlidRange, summary: Summary
+    ) -> list[pa.RecordBatch]:
         sources = self._sources(reads, tile)
         if not sources and reads.empty:
             return []
@@ -277,7 +387,7 @@ class Search:
         bound = self._bound(sources, reads, tile, after, live)
         return list(self._database().run(statement, bound))
 
-    def _sources(self, reads: TableReads, tile: Tile) -> dict[str, Sequence[str]]:
+    def _sources(self, reads: TableReads, tile: UlidRange) -> dict[str, Sequence[str]]:
         """What is read whole, by source, as names of files."""
         view = self._view
         sources = dict(reads.files)
@@ -288,7 +398,7 @@ class Search:
             sources["hot"] = []
         return sources
 
-    def _live(self, tile: Tile) -> Live:
+    def _live(self, tile: UlidRange) -> Live:
         """What leaves out deleted records of the tile; the tables it needs are there."""
         found = live(self._view.deletions, tile)
         for name, table in found.tables.items():
@@ -299,7 +409,7 @@ class Search:
         self,
         sources: Mapping[str, Sequence[str]],
         reads: TableReads,
-        tile: Tile,
+        tile: UlidRange,
         after: RecordKey | None,
         live: Live,
     ) -> dict[str, Any]:
@@ -323,7 +433,7 @@ class Search:
         self._table.forget()
         return self._view.leave_out_store()
 
-    def _leave_out_unreadable(self, tile: Tile) -> bool:
+    def _leave_out_unreadable(self, tile: UlidRange) -> bool:
         """Finds segments and files of the tile that cannot be read and goes on without them."""
         found = False
         self._table.forget()

@@ -8,19 +8,35 @@ again after a while, since a compactor makes indexes behind its commits.
 from __future__ import annotations
 
 import logging
+import os
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from threading import Lock
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from logstore.clock import Clock
-from logstore.errors import Damaged
-from logstore.search.needs import Needs, Wanted
-from logstore.table.pages.line_map import LineMap
-from logstore.table.skip_index import Head
-from logstore.table.snapshot import TableFile
+from tailrace.logstore.cache import Cache
+from tailrace.logstore.clock import Clock
+from tailrace.logstore.errors import Damaged, NotFound, TailraceError
+from tailrace.logstore.search.translate import IndexCondition, Needs, pages_for, wanted
+from tailrace.logstore.table.line_map import LineMap
+from tailrace.logstore.table.skip_index import (
+    PAGE_BYTES,
+    SHARE,
+    IndexHeader,
+    SkipIndex,
+    head_bytes,
+    parse,
+    parse_head,
+)
+from tailrace.logstore.table.snapshot import TableFile
+
+if TYPE_CHECKING:
+    from service.query.duckdb import Get
+
 
 log = logging.getLogger(__name__)
 _AGAIN_SECONDS: Final = 60.0
@@ -36,7 +52,7 @@ class LineMaps:
     none or it does not read; it blocks.
     """
 
-    head: Head
+    head: IndexHeader
     size: int
     of: Callable[[int], LineMap | None]
 
@@ -59,11 +75,11 @@ class SkipIndexes(ABC):
         """How many were found damaged."""
 
     @abstractmethod
-    def which(self, files: Sequence[TableFile], needs: Needs) -> Mapping[str, Wanted]:
+    def which(self, files: Sequence[TableFile], needs: Needs) -> Mapping[str, IndexCondition]:
         """What the indexes that there are say, by the file's path. Blocks in a thread."""
 
     @abstractmethod
-    def ahead(self, files: Sequence[TableFile], needs: Needs) -> Mapping[str, Wanted]:
+    def ahead(self, files: Sequence[TableFile], needs: Needs) -> Mapping[str, IndexCondition]:
         """What can be said at once of files to which a search will come, in this order.
 
         What is not is fetched. Blocks in a thread, but for no fetch.
@@ -125,12 +141,12 @@ class NearestIndexes(SkipIndexes):
     def damaged(self) -> int:
         return self._here.damaged + self._elsewhere.damaged
 
-    def which(self, files: Sequence[TableFile], needs: Needs) -> Mapping[str, Wanted]:
+    def which(self, files: Sequence[TableFile], needs: Needs) -> Mapping[str, IndexCondition]:
         found = self._near(files, needs)
         far = [file for file in files if file.path not in found]
         return {**found, **self._elsewhere.which(far, needs)} if far else found
 
-    def ahead(self, files: Sequence[TableFile], needs: Needs) -> Mapping[str, Wanted]:
+    def ahead(self, files: Sequence[TableFile], needs: Needs) -> Mapping[str, IndexCondition]:
         found = self._near(files, needs)
         far = [file for file in files if file.path not in found]
         return {**found, **self._elsewhere.ahead(far, needs)} if far else found
@@ -143,5 +159,278 @@ class NearestIndexes(SkipIndexes):
         self._here.close()
         self._elsewhere.close()
 
-    def _near(self, files: Sequence[TableFile], needs: Needs) -> Mapping[str, Wanted]:
+    def _near(self, files: Sequence[TableFile], needs: Needs) -> Mapping[str, IndexCondition]:
         return self._here.which([file for file in files if self._is_here(file)], needs)
+
+
+# Skip indexes in files of this machine: a search reads the few pages of them that it needs.
+#
+# Pages that were read are kept within a budget. All that a search will read is announced to the
+# system before the first page is read, since the disk answers many requests at once.
+
+
+_FILES_AT_ONCE: Final = 64  # files that are open
+_PAGE_ENTRY_BYTES: Final = 128  # what a page takes beside its bytes
+
+
+class _Unread(Exception):
+    """A page that is needed is not in memory."""
+
+
+@dataclass
+class _ReadIndex:
+    """What was read of an index, by place.
+
+    It stays right whatever becomes of the index: the table's file is never written again.
+    """
+
+    head: IndexHeader
+    pages: dict[int, bytes] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        pages = sum(map(len, self.pages.values())) + len(self.pages) * _PAGE_ENTRY_BYTES
+        return ENTRY_BYTES + self.head.nbytes + pages
+
+    @property
+    def index(self) -> SkipIndex:
+        return SkipIndex(self.head, self._read, sure=True)
+
+    def _read(self, at: int, _: int) -> bytes:
+        page = self.pages.get(at)
+        if page is None:
+            raise _Unread
+        return page
+
+
+class _OpenIndex:
+    """An index in an open file. `known` is what was read of it."""
+
+    def __init__(self, number: int, size: int) -> None:
+        self._number = number
+        start = os.pread(number, PAGE_BYTES, 0)
+        if head_bytes(start) > len(start):  # cut off at the end of the file, if it says too much
+            start = os.pread(number, min(head_bytes(start), os.fstat(number).st_size), 0)
+        self.known = _ReadIndex(parse_head(start, size=size))
+        self.index = SkipIndex(self.known.head, self._read)
+
+    def announce(self, needs: Needs) -> None:
+        for at, size in pages_for(needs, self.index):
+            os.posix_fadvise(self._number, at, size, os.POSIX_FADV_WILLNEED)
+
+    def _read(self, at: int, size: int) -> bytes:
+        page = self.known.pages[at] = os.pread(self._number, size, at)
+        return page
+
+
+class IndexFiles(ReadIndexes):
+    """Those of a local store, of which `place` gives a path by the table file's path."""
+
+    def __init__(self, place: Callable[[str], str], clock: Clock, budget: int) -> None:
+        super().__init__(clock, budget)
+        self._place = place
+        self._known = Cache[_ReadIndex](budget)
+
+    def which(self, files: Sequence[TableFile], needs: Needs) -> Mapping[str, IndexCondition]:
+        found: dict[str, IndexCondition] = {}
+        unread = list[TableFile]()
+        for file in files:
+            try:
+                found[file.path] = wanted(needs, self._index(file))
+            except _Unread:
+                unread.append(file)
+        for first in range(0, len(unread), _FILES_AT_ONCE):
+            with self._announced(unread[first : first + _FILES_AT_ONCE], needs) as opened:
+                for path, one in opened.items():
+                    with self._excused(path):
+                        found[path] = wanted(needs, one.index)
+                        self._keep(path, one.known)
+        return found
+
+    def ahead(self, files: Sequence[TableFile], needs: Needs) -> Mapping[str, IndexCondition]:
+        return self.which(files, needs)
+
+    def maps(self, file: TableFile) -> LineMaps | None:
+        with self._changing:
+            known = self._known.get(file.path)
+        if known is None:
+            return None
+        head = known.head
+        return LineMaps(head, file.size, lambda group: self._lines(file.path, head, group))
+
+    def close(self) -> None:
+        """Nothing is under way."""
+
+    def _lines(self, path: str, head: IndexHeader, group: int) -> LineMap | None:
+        with self._excused(path), _open(self._place(path)) as number:
+            return SkipIndex(head, lambda at, size: os.pread(number, size, at)).lines(group)
+        return None  # type: ignore[unreachable]  # it was excused
+
+    def _index(self, file: TableFile) -> SkipIndex:
+        """The index as far as it was read. Raises `_Unread` if nothing was."""
+        with self._changing:
+            known = self._known.get(file.path)
+        if known is None:
+            raise _Unread
+        return known.index
+
+    @contextmanager
+    def _announced(
+        self, files: Sequence[TableFile], needs: Needs
+    ) -> Iterator[Mapping[str, _OpenIndex]]:
+        """The indexes that there are, by the file's path; the system has begun to read them."""
+        found: dict[str, _OpenIndex] = {}
+        with ExitStack() as opened:
+            for file in files:
+                with self._excused(file.path):
+                    if not self._is_aside(file.path):
+                        number = opened.enter_context(_open(self._place(file.path)))
+                        one = _OpenIndex(number, file.size)
+                        one.announce(needs)
+                        found[file.path] = one
+            yield found
+
+    def _keep(self, path: str, read: _ReadIndex) -> None:
+        with self._changing:
+            before = self._known.get(path)
+            if before is not None and before.head.digest == read.head.digest:
+                read.pages |= before.pages
+            self._known.drop(path)
+            self._known.put(path, read, read.nbytes)
+
+    @contextmanager
+    def _excused(self, path: str) -> Iterator[None]:
+        """Goes on without an index that is missing, or does not read."""
+        try:
+            yield
+        except FileNotFoundError:
+            pass  # to look again costs nothing
+        except OSError as error:
+            self._set_aside(path, Damaged(f"its skip index cannot be read: {error}"))
+        except Damaged as error:
+            self._set_aside(path, error)
+
+
+@contextmanager
+def _open(path: str) -> Iterator[int]:
+    number = os.open(path, os.O_RDONLY)
+    try:
+        yield number
+    finally:
+        os.close(number)
+
+
+# Skip indexes of a store on S3: fetched whole, with one request, and kept in memory.
+
+
+_FETCHES_AT_ONCE: Final = 8
+_WAIT_SECONDS: Final = 2.0
+
+
+class FetchedIndexes(ReadIndexes):
+    """Those that `get` gives; `place` gives the address of one by the path of its file."""
+
+    def __init__(self, get: Get, place: Callable[[str], str], clock: Clock, budget: int) -> None:
+        super().__init__(clock, budget)
+        self._get = get
+        self._place = place
+        self._threads = ThreadPoolExecutor(_FETCHES_AT_ONCE, thread_name_prefix="indexes")
+        self._kept = Cache[SkipIndex](budget)
+        self._coming: dict[str, Future[SkipIndex | None]] = {}
+
+    def which(self, files: Sequence[TableFile], needs: Needs) -> Mapping[str, IndexCondition]:
+        return self._wanted(self.of(files), needs)
+
+    def ahead(self, files: Sequence[TableFile], needs: Needs) -> Mapping[str, IndexCondition]:
+        there = self._there(files)
+        room = self._budget
+        for file in files:
+            room -= int(file.size * SHARE) + ENTRY_BYTES
+            if room < 0:  # it would displace what the search needs before
+                break
+            if file.path not in there:
+                self._fetched(file)
+        return self._wanted(there, needs)
+
+    def maps(self, file: TableFile) -> LineMaps | None:
+        index = self._there([file]).get(file.path)
+        if index is None:
+            return None
+        return LineMaps(index.head, file.size, lambda group: self._lines(file.path, index, group))
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        with self._changing:
+            coming = list(self._coming.values())
+        for future in coming:
+            if future.cancelled():
+                future.set_running_or_notify_cancel()  # else `wait` does not notice it
+
+    def of(self, files: Collection[TableFile]) -> Mapping[str, SkipIndex]:
+        """Those that there are, by the file's path; within two seconds. Blocks."""
+        found = self._there(files)
+        coming = {
+            file.path: coming
+            for file in files
+            if file.path not in found and (coming := self._fetched(file)) is not None
+        }
+        wait(coming.values(), _WAIT_SECONDS)
+        for path, future in coming.items():
+            if future.done() and not future.cancelled() and (index := future.result()) is not None:
+                found[path] = index
+        return found
+
+    def _wanted(
+        self, indexes: Mapping[str, SkipIndex], needs: Needs
+    ) -> Mapping[str, IndexCondition]:
+        found: dict[str, IndexCondition] = {}
+        for path, index in indexes.items():
+            try:
+                found[path] = wanted(needs, index)
+            except Damaged as error:
+                self._set_aside(path, error)
+                with self._changing:
+                    self._kept.drop(path)
+        return found
+
+    def _lines(self, path: str, index: SkipIndex, group: int) -> LineMap | None:
+        try:
+            return index.lines(group)
+        except Damaged as error:
+            self._set_aside(path, error)
+            return None
+
+    def _there(self, files: Collection[TableFile]) -> dict[str, SkipIndex]:
+        with self._changing:
+            return {file.path: index for file in files if (index := self._kept.get(file.path))}
+
+    def _fetched(self, file: TableFile) -> Future[SkipIndex | None] | None:
+        """The fetch of an index, which may be under way; None if there is nothing to fetch."""
+        if self._is_aside(file.path):
+            return None
+        with self._changing:
+            if file.path not in self._coming:
+                self._coming[file.path] = self._threads.submit(self._fetch, file)
+            return self._coming[file.path]
+
+    def _fetch(self, file: TableFile) -> SkipIndex | None:
+        try:
+            return self._there([file]).get(file.path) or self._parsed(file)
+        finally:
+            with self._changing:
+                del self._coming[file.path]
+
+    def _parsed(self, file: TableFile) -> SkipIndex | None:
+        try:
+            body = self._get(self._place(file.path), "")
+            index = parse(body, size=file.size)
+        except (NotFound, Damaged) as error:
+            self._set_aside(file.path, error)
+        except TailraceError as error:
+            # The search itself meets the store, and says what it met.
+            log.info("the skip index of %s is not read: %s", file.path, error)
+        else:
+            with self._changing:
+                self._kept.put(file.path, index, len(body) + ENTRY_BYTES)
+            return index
+        return None

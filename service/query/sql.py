@@ -20,14 +20,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from logstore import ulid
-from logstore.objects.store import is_remote
-from logstore.search.conditions import Field, asks_for_text
-from logstore.search.where import Where, without_colours
-from logstore.segments.record_keys import KEY_COLUMNS
-from service.query.cursor import RecordKey
-from service.query.request import QueryRequest
-from service.query.tiles import Tile
+from service.query.request import QueryRequest, RecordKey, UlidRange
+from tailrace.logstore import ulid
+from tailrace.logstore.objects.store import is_remote
+from tailrace.logstore.search.conditions import Field, asks_for_text
+from tailrace.logstore.search.translate import Where, without_colours
+from tailrace.logstore.segments.file_format import KEY_COLUMNS
 
 COLUMNS: Final = "ulid, ts, fqn, run_id, pos, level, connector_id, message, attributes, carried"
 KEY: Final = "ulid, fqn, run_id"
@@ -234,7 +232,7 @@ class Statement:
         return f"SELECT {names}, count(*) AS records FROM ({records}) GROUP BY ALL"  # noqa: S608
 
     def parameters(
-        self, tile: Tile, after: RecordKey | None, *, bounded: bool = True
+        self, tile: UlidRange, after: RecordKey | None, *, bounded: bool = True
     ) -> dict[str, Any]:
         """Values for all but the names of files; `bounded` as in `Scans`."""
         request = self._request

@@ -8,20 +8,20 @@ anyway all is read. Where there is a copy of a file (`scan_copies`), the copy is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from logstore import ulid
-from logstore.objects.store import is_remote
-from logstore.search.needs import Wanted
-from logstore.table.snapshot import TableFile
-from service.query.copy_rows import CopyRows
-from service.query.scan_copies import ScanCopy
+from service.query.footers import FooterRowGroup, MatchedLines, TableFileFooter, batch_of
+from service.query.request import HOUR_MS, MOST_RANGES, UlidRange, Weight
+from service.query.scan_copies import CopyRows, ScanCopy
 from service.query.skip_indexes import LineMaps
 from service.query.sql import table_source
-from service.query.tiles import HOUR_MS, MOST_RANGES, Tile, Weight
+from tailrace.logstore import ulid
+from tailrace.logstore.objects.store import is_remote
+from tailrace.logstore.search.translate import IndexCondition
+from tailrace.logstore.table.snapshot import TableFile
 
 _WORTH: Final = 0.7
 """Of a file's rows: above it all of the file is read, in one scan by all threads."""
@@ -45,7 +45,7 @@ class RowRange(NamedTuple):
     source: str
 
 
-class Part(NamedTuple):
+class TablePart(NamedTuple):
     """What is read of a file or of its copy: these rows, first and last, or all of them.
 
     A `source` is a name of `sql`. `rare`: the skip index leaves out most of the file. `rows` are
@@ -101,7 +101,7 @@ class TableReads:
     are read as copies. `inside`: none of their lines has a ULID outside of the tile.
     """
 
-    parts: Sequence[Part]
+    parts: Sequence[TablePart]
     shares: Sequence[tuple[TableFile, float]]
     copied: Sequence[TableFile]
     inside: bool
@@ -140,13 +140,15 @@ class TableReads:
         """Whether nothing of the table is read or was found."""
         return not self.parts and not self.found
 
-    def prefiltered(self, parts: Sequence[Part], found: Sequence[pa.RecordBatch]) -> TableReads:
+    def prefiltered(
+        self, parts: Sequence[TablePart], found: Sequence[pa.RecordBatch]
+    ) -> TableReads:
         """The same, of which only these parts are still to be read."""
         return replace(self, parts=parts, found=found)
 
 
 def weights(
-    sizes: Mapping[int, int], files: Iterable[TableFile], indexes: Mapping[str, Wanted]
+    sizes: Mapping[int, int], files: Iterable[TableFile], indexes: Mapping[str, IndexCondition]
 ) -> Mapping[int, Weight]:
     """What is read by hour, of stored `sizes`, without what the indexes leave out of files."""
     found = {hour: Weight(size) for hour, size in sizes.items()}
@@ -159,9 +161,9 @@ def weights(
 
 
 def table_reads(
-    tile: Tile,
+    tile: UlidRange,
     files: Sequence[TableFile],
-    indexes: Mapping[str, Wanted],
+    indexes: Mapping[str, IndexCondition],
     copy_of: CopyOf,
     maps_of: MapsOf,
 ) -> TableReads:
@@ -195,7 +197,9 @@ def table_reads(
     return TableReads(read, shares, copied, inside)
 
 
-def _part(file: TableFile, copy: ScanCopy | None, index: Wanted | None, maps_of: MapsOf) -> Part:
+def _part(
+    file: TableFile, copy: ScanCopy | None, index: IndexCondition | None, maps_of: MapsOf
+) -> TablePart:
     """All of the file, or of its copy."""
     coloured = frozenset[int]() if index is None else index.coloured
     if copy is not None:
@@ -203,7 +207,109 @@ def _part(file: TableFile, copy: ScanCopy | None, index: Wanted | None, maps_of:
             coloured |= copy.rows.coloured
         plain = not coloured and (index is not None or copy.rows is not None)
         source = _BARE if copy.bare else "copies"
-        return Part(copy.path, source, rows=copy.rows, coloured=coloured, plain=plain)
+        return TablePart(copy.path, source, rows=copy.rows, coloured=coloured, plain=plain)
     source = table_source(bare=index is not None and index.bare, marked=file.marked)
     plain = index is not None and not coloured
-    return Part(file.uri, source, maps=maps_of(file), coloured=coloured, plain=plain)
+    return TablePart(file.uri, source, maps=maps_of(file), coloured=coloured, plain=plain)
+
+
+# Row groups in which a search looks for a text, and what was found in them.
+
+
+_BATCH_LINES: Final = 4_096  # candidates that become a batch together
+
+Candidates: TypeAlias = pa.RecordBatch | MatchedLines
+"""Lines of a row group that may match."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableRowGroup:
+    """A row group of a part of the table; `footer` is that of its file, if it was needed."""
+
+    part: TablePart
+    group: FooterRowGroup
+    footer: TableFileFooter | None = None
+
+    @property
+    def number(self) -> int:
+        """In its file."""
+        return self.group.number
+
+    @property
+    def mapped(self) -> bool:
+        """Whether its lines are found by a map."""
+        return self.part.mapped(self.group.number)
+
+    def follows(self, other: TableRowGroup) -> bool:
+        """Whether it is the one behind the other in the same file."""
+        return self.part is other.part and self.number == other.number + 1
+
+
+def mapped_groups(part: TablePart) -> list[TableRowGroup] | None:
+    """The row groups of the part, if each has a map, so that the file's footer is not needed."""
+    if part.maps is None:
+        return None
+    found, first = list[TableRowGroup](), 0
+    for number, rows in enumerate(part.maps.head.rows.tolist()):
+        if part.meets(first, first + rows):
+            # How long its text is, is not known: it is looked through page by page.
+            found.append(TableRowGroup(part, FooterRowGroup(number, first, first + rows, 0)))
+        first += rows
+    return found if all(one.mapped for one in found) else None
+
+
+@dataclass
+class Seen:
+    """What came of the row groups of a tile: those that are `left`, and candidates."""
+
+    left: list[TableRowGroup] = field(default_factory=list)
+    bytes: int = 0
+    _batches: list[pa.RecordBatch] = field(default_factory=list)
+    _rows: list[MatchedLines] = field(default_factory=list)
+    _lines: int = 0  # of `_rows`
+
+    def add(self, one: TableRowGroup, found: Candidates | None) -> None:
+        """The candidates of a row group; None: it was given up."""
+        if found is None:
+            self.left.append(one)
+        elif isinstance(found, MatchedLines):
+            self._rows.append(found)
+            self._lines += len(found.numbers)
+            self.bytes += found.nbytes
+            if self._lines >= _BATCH_LINES:  # while other threads look through what follows
+                self._make_batch()
+        elif found.num_rows:
+            self._batches.append(found)
+            self.bytes += found.nbytes
+
+    def found(self) -> list[pa.RecordBatch]:
+        """All candidates."""
+        self._make_batch()
+        return self._batches
+
+    def _make_batch(self) -> None:
+        if self._rows:
+            self._batches.append(batch_of(self._rows))
+            self._rows, self._lines = [], 0
+
+
+def parts_of(left: Sequence[TableRowGroup], planned: Mapping[TablePart, int]) -> list[TablePart]:
+    """What is left for DuckDB: parts as they were, or some of their `planned` row groups."""
+    groups: dict[TablePart, list[FooterRowGroup]] = {}
+    for one in left:
+        groups.setdefault(one.part, []).append(one.group)
+    return [
+        part if len(found) == planned[part] else part._replace(bounds=_bounds(found))
+        for part, found in groups.items()
+    ]
+
+
+def _bounds(groups: Sequence[FooterRowGroup]) -> tuple[tuple[int, int], ...]:
+    """First and last rows, of neighbours together."""
+    bounds: list[tuple[int, int]] = []
+    for group in sorted(groups, key=lambda g: g.first):
+        first = group.first
+        if bounds and bounds[-1][1] + 1 == first:
+            first = bounds.pop()[0]
+        bounds.append((first, group.end - 1))
+    return tuple(bounds)

@@ -18,20 +18,20 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
-from coordination.groups import Cursor, Group, Start
-from logstore import keys
-from logstore.clock import Clock
-from logstore.errors import Damaged, NotFound, UnsupportedVersion
-from logstore.names import decode
-from logstore.objects.store import ObjectInfo, ObjectStore
-from logstore.runs.watermark import read_watermark
-from logstore.segments.quarantine import quarantined_segments
-from logstore.segments.reader import read_footer
+from tailrace.coordination.groups import ConsumerGroup, GroupCursor, GroupStart
+from tailrace.logstore import keys
+from tailrace.logstore.clock import Clock
+from tailrace.logstore.errors import Damaged, NotFound, UnsupportedVersion
+from tailrace.logstore.keys import decode
+from tailrace.logstore.objects.store import ObjectInfo, ObjectStore
+from tailrace.logstore.runs.report import read_watermark
+from tailrace.logstore.segments.file_format import quarantined_segments
+from tailrace.logstore.segments.reader import read_footer
 
 _ID = re.compile(r"(.+)-([1-9][0-9]{0,18})")
 
 
-class Name(NamedTuple):
+class SegmentName(NamedTuple):
     """The name of a segment: the node that cut it, and its number there."""
 
     node: str
@@ -55,7 +55,7 @@ class Segment:
     `damage` says why the segment cannot be read.
     """
 
-    name: Name
+    name: SegmentName
     size: int
     etag: str
     modified_ms: int
@@ -69,18 +69,18 @@ class Segment:
 class Leased:
     """A lease as it was acquired or renewed."""
 
-    name: Name
+    name: SegmentName
     epoch: int
     until_ms: int
     attempts: int
 
 
-def parse_id(text: str) -> Name:
+def parse_id(text: str) -> SegmentName:
     """The name of an id. Raises `NotFound` for a text that is no id."""
     found = _ID.fullmatch(text)
     if found is None:
         raise NotFound(f"no segment {text[:100]!r}", hint="Ids come from POST /segments/next.")
-    return Name(found[1], int(found[2]))
+    return SegmentName(found[1], int(found[2]))
 
 
 # A listing from the beginning, which sees what was deleted.
@@ -89,7 +89,7 @@ _FOOTERS: Final = 4096
 _DAMAGED_AT_ONCE: Final = 32
 
 
-class Listed(NamedTuple):
+class ListedObject(NamedTuple):
     """An object of the listing."""
 
     size: int
@@ -104,15 +104,15 @@ class Upcoming(NamedTuple):
     lost: str | None
 
 
-class Catalog:
+class ListedSegments:
     """The catalog of one node, for one store."""
 
     def __init__(self, store: ObjectStore, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._nodes: dict[str, dict[int, Listed]] = {}
+        self._nodes: dict[str, dict[int, ListedObject]] = {}
         self._quarantined: dict[str, set[int]] = {}
-        self._footers: OrderedDict[Name, Segment] = OrderedDict()
+        self._footers: OrderedDict[SegmentName, Segment] = OrderedDict()
         self._listing: asyncio.Task[None] | None = None
         self._began: float | None = None
         self._whole: float | None = None
@@ -136,7 +136,7 @@ class Catalog:
         """Marks the catalog as outdated: the next caller makes a listing."""
         self._news = self._clock.monotonic()
 
-    def after(self, node: str, seq: int) -> list[tuple[int, Listed]]:
+    def after(self, node: str, seq: int) -> list[tuple[int, ListedObject]]:
         """The node's known segments above `seq`, without quarantined ones."""
         quarantined, segments = self._quarantined.get(node, ()), self._nodes.get(node, {})
         found = []
@@ -147,11 +147,11 @@ class Catalog:
                 found.append((number, segments[number]))
         return found[::-1]
 
-    def listed(self, name: Name) -> Listed | None:
+    def listed(self, name: SegmentName) -> ListedObject | None:
         """The listed segment of that name; None if it does not exist."""
         return self._nodes.get(name.node, {}).get(name.seq)
 
-    def is_quarantined(self, name: Name) -> bool:
+    def is_quarantined(self, name: SegmentName) -> bool:
         """Whether the segment is quarantined and counts as empty."""
         return name.seq in self._quarantined.get(name.node, ())
 
@@ -160,9 +160,11 @@ class Catalog:
         """The nodes that have segments."""
         return sorted(self._nodes)
 
-    def page(self, after: Name | None, limit: int) -> tuple[list[tuple[Name, Listed]], bool]:
+    def page(
+        self, after: SegmentName | None, limit: int
+    ) -> tuple[list[tuple[SegmentName, ListedObject]], bool]:
         """At most `limit` segments after one, by node and number; and whether there are more."""
-        found: list[tuple[Name, Listed]] = []
+        found: list[tuple[SegmentName, ListedObject]] = []
         for node in self.nodes:
             if after is not None and node < after.node:
                 continue
@@ -172,15 +174,15 @@ class Catalog:
                     continue
                 if len(found) == limit:
                     return found, True
-                found.append((Name(node, seq), listed))
+                found.append((SegmentName(node, seq), listed))
         return found, False
 
-    async def upcoming(self, group: Group, count: int) -> Upcoming:
+    async def upcoming(self, group: ConsumerGroup, count: int) -> Upcoming:
         """At most `count` segments that the group never got, oldest first, each node's in sequence.
 
         Includes a few damaged ones between them. Raises `StoreUnavailable`.
         """
-        heads: list[tuple[str, Name, Segment]] = []
+        heads: list[tuple[str, SegmentName, Segment]] = []
         self.waiting = {}
         for node in self.nodes:
             cursor = group.cursor(node)
@@ -201,7 +203,7 @@ class Catalog:
                 heappush(heads, (head.low, head.name, head))
         return Upcoming(found, None)
 
-    async def first(self, start: Start) -> Mapping[str, int]:
+    async def first(self, start: GroupStart) -> Mapping[str, int]:
         """For each node the number up to which segments are before a group that begins now.
 
         Raises `StoreUnavailable`.
@@ -212,12 +214,12 @@ class Catalog:
             node = decode(info.key.removeprefix(keys.WATERMARKS))
             if node is not None:
                 found[node] = max((await read_watermark(self._store, node)).low - 1, 0)
-        if start is Start.NOW:
+        if start is GroupStart.NOW:
             for node, segments in self._nodes.items():
                 found[node] = max(found.get(node, 0), *segments)
         return found
 
-    async def segment(self, name: Name) -> Segment | None:
+    async def segment(self, name: SegmentName) -> Segment | None:
         """A listed segment with its footer; None if it was removed or its node must wait.
 
         Raises `StoreUnavailable`.
@@ -238,19 +240,19 @@ class Catalog:
 
     async def _next(self, node: str, seq: int) -> Segment | None:
         """The segment after `seq`, None if it does not exist."""
-        return await self.segment(Name(node, self._number(node, seq)))
+        return await self.segment(SegmentName(node, self._number(node, seq)))
 
     def _number(self, node: str, seq: int) -> int:
         """The number after `seq`; quarantined segments are passed over."""
         number = seq + 1
-        while self.is_quarantined(Name(node, number)):
+        while self.is_quarantined(SegmentName(node, number)):
             number += 1
         return number
 
-    async def _lost(self, node: str, cursor: Cursor) -> str | None:
+    async def _lost(self, node: str, cursor: GroupCursor) -> str | None:
         """The reason why a missing segment will not come, None if it may."""
         number = self._number(node, cursor.seq)
-        if self.listed(Name(node, number)) is not None or not self.after(node, number):
+        if self.listed(SegmentName(node, number)) is not None or not self.after(node, number):
             return None
         low = (await read_watermark(self._store, node)).low
         if low > number:
@@ -258,7 +260,7 @@ class Catalog:
         self.waiting.setdefault(node, f"segment {number} of {node} is missing")
         return None
 
-    async def _read(self, name: Name, listed: Listed) -> Segment | None:
+    async def _read(self, name: SegmentName, listed: ListedObject) -> Segment | None:
         plain = Segment(name, listed.size, listed.etag, listed.modified_ms)
         try:
             footer = await read_footer(self._store, name.key)
@@ -288,9 +290,9 @@ class Catalog:
             self._listing = None
 
     async def _list_nodes(
-        self, known: Mapping[str, dict[int, Listed]]
-    ) -> dict[str, dict[int, Listed]]:
-        nodes: dict[str, dict[int, Listed]] = {}
+        self, known: Mapping[str, dict[int, ListedObject]]
+    ) -> dict[str, dict[int, ListedObject]]:
+        nodes: dict[str, dict[int, ListedObject]] = {}
         async for component in self._store.folders(keys.SEGMENTS):
             node = decode(component)
             if component.startswith(".") or node is None:
@@ -303,14 +305,14 @@ class Catalog:
         return nodes
 
 
-def _parts(segment: Segment) -> tuple[Name, int, str, int]:
+def _parts(segment: Segment) -> tuple[SegmentName, int, str, int]:
     return segment.name, segment.size, segment.etag, segment.modified_ms
 
 
-def _name(info: ObjectInfo) -> Name | None:
+def _name(info: ObjectInfo) -> SegmentName | None:
     parsed = keys.parse_segment(info.key)
-    return None if parsed is None else Name(*parsed)
+    return None if parsed is None else SegmentName(*parsed)
 
 
-def _listed(info: ObjectInfo) -> Listed:
-    return Listed(info.size, info.etag, info.modified_ms)
+def _listed(info: ObjectInfo) -> ListedObject:
+    return ListedObject(info.size, info.etag, info.modified_ms)

@@ -27,25 +27,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from logstore import ulid as ulids
-from logstore.batch import RunKey
-from logstore.cache import Cache
-from logstore.errors import NotFound, StoreUnavailable, Unavailable
-from logstore.objects.store import ObjectInfo, ObjectStore
-from logstore.segments.footer import CHECKED, Footer
-from logstore.segments.reader import (
+from service.query.output import ResultEncoder, pieces
+from service.query.sources import SCHEMA as RECORDS
+from service.query.sources import Deletion
+from service.queue.catalog import SegmentName
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.cache import Cache
+from tailrace.logstore.errors import NotFound, StoreUnavailable, Unavailable
+from tailrace.logstore.objects.store import ObjectInfo, ObjectStore
+from tailrace.logstore.segments.file_format import CHECKED, SCHEMA, Footer, undeleted
+from tailrace.logstore.segments.reader import (
     SegmentFile,
     StoredSegment,
     fetch_segment,
     stored_segment,
 )
-from logstore.segments.schema import SCHEMA
-from logstore.segments.undeleted import undeleted
-from logstore.state_kinds import advice
-from service.query.hot import SCHEMA as RECORDS
-from service.query.output import Output, pieces
-from service.query.view import Deletion
-from service.queue.catalog import Name
+from tailrace.logstore.state import advice
 
 _ROWS: Final = 4096  # decoded at once: buffers below the size of decision 015
 _DECODED_AT_ONCE: Final = 2  # segments
@@ -56,10 +54,10 @@ Deletions = Callable[[], Awaitable[Sequence[Deletion]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedSegment:
     """A stored segment and the deletions that touch it: (fqn, run or None, highest ULID)."""
 
-    name: Name
+    name: SegmentName
     info: ObjectInfo
     stored: StoredSegment
     deleted: tuple[Deletion, ...]
@@ -119,7 +117,7 @@ class Contents:
         """Every deletion that the node knows, or can find. Raises `StoreUnavailable`."""
         return await self._deletions()
 
-    async def open(self, name: Name) -> Opened:
+    async def open(self, name: SegmentName) -> OpenedSegment:
         """Opens a segment. Raises `NotFound`, `Damaged`, `StoreUnavailable`."""
         try:
             info = await self._store.head(name.key)
@@ -137,9 +135,9 @@ class Contents:
                     " cannot be read",
                     hint=advice(key),
                 )
-        return Opened(name, info, stored, deleted)
+        return OpenedSegment(name, info, stored, deleted)
 
-    def stored(self, opened: Opened, offset: int, size: int) -> AsyncIterator[bytes]:
+    def stored(self, opened: OpenedSegment, offset: int, size: int) -> AsyncIterator[bytes]:
         """Bytes of a segment that no deletion touches.
 
         Raises as `open`, and `PreconditionFailed`.
@@ -148,7 +146,7 @@ class Contents:
             opened.name.key, offset=offset, size=size, if_match=opened.info.etag
         )
 
-    async def rewritten(self, opened: Opened) -> Rewritten:
+    async def rewritten(self, opened: OpenedSegment) -> Rewritten:
         """A segment as Parquet without deleted rows; its memory counts until it is released.
 
         Raises as `open`, and `Unavailable` while too many are being sent.
@@ -168,7 +166,7 @@ class Contents:
     def _forget(self, size: int) -> None:
         self._rewritten -= size
 
-    async def records(self, opened: Opened, output: Output) -> AsyncIterator[bytes]:
+    async def records(self, opened: OpenedSegment, output: ResultEncoder) -> AsyncIterator[bytes]:
         """The records in order of ULID, as `output` encodes them. Raises `Damaged`."""
         reader = next(self._reads)
         for index in range(len(opened.footer.checksums)):
@@ -185,7 +183,9 @@ class Contents:
             finally:
                 self._decoded.drop(key)
 
-    async def _table(self, key: tuple[int, int], opened: Opened, output: Output) -> pa.Table:
+    async def _table(
+        self, key: tuple[int, int], opened: OpenedSegment, output: ResultEncoder
+    ) -> pa.Table:
         """The rows of a row group that remain, with the columns that the output shows."""
         known = self._decoded.get(key)
         if known is not None:
@@ -217,7 +217,7 @@ def _rewrite(segment: SegmentFile, deleted: Sequence[Deletion]) -> bytes:
 
 
 def _decoded(
-    segment: SegmentFile, index: int, deleted: Sequence[Deletion], output: Output
+    segment: SegmentFile, index: int, deleted: Sequence[Deletion], output: ResultEncoder
 ) -> pa.Table:
     columns = output.columns
     needed = None
@@ -228,7 +228,7 @@ def _decoded(
     return table.select(wanted.names).cast(wanted)
 
 
-def _encoded(table: pa.Table, row: int, output: Output) -> tuple[list[bytes], int]:
+def _encoded(table: pa.Table, row: int, output: ResultEncoder) -> tuple[list[bytes], int]:
     """The next pieces from `row` on, and the row after them."""
     found: list[bytes] = []
     for batch in table.slice(row).to_batches():

@@ -7,45 +7,416 @@ caches listings, footers, and the version of a group that it wrote last.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import math
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeAlias, TypeVar
 
-from coordination.groups import Group, Start, State, read_group, read_groups
-from coordination.storetime import StoreTime
-from logstore import keys
-from logstore import ulid as ulids
-from logstore.clock import Clock, Entropy
-from logstore.errors import (
+from service.queue import transitions
+from service.queue.catalog import Leased, ListedSegments, Segment, SegmentName
+from service.queue.transitions import TimeInterval, begun, fresh
+from service.runtime.health import HealthProblem
+from service.settings import QueueSettings
+from tailrace.coordination.groups import (
+    ConsumerGroup,
+    GroupStart,
+    State,
+    evict,
+    group_document,
+    read_group,
+    read_groups,
+)
+from tailrace.coordination.lease import StoreTime
+from tailrace.logstore import keys
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.cas import Backoff, RetryBudget, Revision, swap
+from tailrace.logstore.cas import Change as Swap
+from tailrace.logstore.clock import Clock, Entropy
+from tailrace.logstore.errors import (
     InvalidInput,
     LeaseLost,
     NodeNotReady,
     NotFound,
     OutcomeUnknown,
     OverQuota,
+    StoreUnavailable,
     TailraceError,
     Unavailable,
     with_hint,
 )
-from logstore.names import check_name
-from logstore.objects.store import ObjectStore
-from service.queue import transitions
-from service.queue.catalog import Catalog, Leased, Name, Segment
-from service.queue.counters import QueueCounters, lag_of
-from service.queue.notifier import Notifier
-from service.queue.quota import NewGroups, unused
-from service.queue.settings import QueueSettings
-from service.queue.transitions import Moment
-from service.queue.writer import Change, ConsumerGroupWriter, Shared
-from service.runtime.problem import Problem
+from tailrace.logstore.keys import check_name
+from tailrace.logstore.objects.store import ObjectStore
+
+# One notification for all waiting consumers, so that a thousand of them ask the store once.
+#
+# It comes at an interval while a consumer waits, and at once when there is news.
+
+
+class Notifier:
+    """The notifier of one node, which wakes consumers that wait for segments."""
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self._clock = clock
+        self._seconds = seconds
+        self._next: asyncio.Future[None] | None = None
+        self._timer: asyncio.Task[None] | None = None
+        self.waiting = 0
+
+    async def wait(self, seconds: float) -> None:
+        """Returns with the next notification, or after `seconds`."""
+        if self._next is None:
+            self._next = asyncio.get_running_loop().create_future()
+            self._timer = asyncio.ensure_future(self._time(self._next))
+        self.waiting += 1
+        try:
+            await asyncio.wait({self._next}, timeout=seconds)
+        finally:
+            self.waiting -= 1
+
+    def notify(self) -> None:
+        """Wakes all waiting consumers."""
+        waiting, self._next = self._next, None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if waiting is not None:
+            waiting.set_result(None)
+
+    async def _time(self, current: asyncio.Future[None]) -> None:
+        await self._clock.sleep(self._seconds)
+        self._timer = None
+        if self._next is current:
+            self.notify()
+
+
+# Limits how many groups one client may make, and chooses the unused group that a new one
+# replaces.
+#
+# Without users a client is its address; for IPv6 it is the network of 64 bits that one host has
+# for itself. All clients behind a proxy are one. The making of groups is counted, which consumers
+# do once; the count is lost with the process.
+#
+# At the limit of groups an unused one is replaced: one that has committed nothing, and that in a
+# long time was neither written nor requested at this node. Nothing is lost by that: a consumer
+# that returns makes its group again, from the oldest segment or from now as before.
+
+
+_HOUR_SECONDS: Final = 3600.0
+_PEERS: Final = 4096
+_NETWORK_BITS: Final = 64
+
+
+class NewGroups:
+    """Counts the groups that each peer made within an hour."""
+
+    def __init__(self, clock: Clock, per_hour: int) -> None:
+        self._clock = clock
+        self._per_hour = per_hour
+        self._made: OrderedDict[str, deque[float]] = OrderedDict()
+
+    def take(self, peer: str) -> None:
+        """Counts a new group of this peer. Raises `OverQuota` if the peer made too many."""
+        now = self._clock.monotonic()
+        made = self._made.setdefault(_network(peer), deque())
+        self._made.move_to_end(_network(peer))
+        while made and made[0] <= now - _HOUR_SECONDS:
+            made.popleft()
+        if len(made) >= self._per_hour:
+            raise OverQuota(
+                f"{len(made)} consumer groups were made from this address within an hour",
+                retry_after_seconds=math.ceil(made[0] + _HOUR_SECONDS - now),
+                hint="Use a group again: its name is what keeps its place. An operator can raise "
+                "queue.new_groups_per_hour.",
+            )
+        made.append(now)
+        if len(self._made) > _PEERS:
+            self._made.popitem(last=False)
+
+
+def unused(
+    groups: Iterable[ConsumerGroup], asked: Iterable[str], before_ms: int
+) -> ConsumerGroup | None:
+    """The first group to replace: not in `asked`, and not written since `before_ms`."""
+    known = set(asked)
+    found = [
+        (written, group)
+        for group in groups
+        if not group.committed_segments and group.name not in known
+        for written in [_written_ms(group)]
+        if written < before_ms and not _leased(group, before_ms)
+    ]
+    return min(found, key=lambda one: (one[0], one[1].name))[1] if found else None
+
+
+def _written_ms(group: ConsumerGroup) -> int:
+    """The time of the last write in ms, from the ULID that is the version."""
+    return ulids.time_ms(ulids.decode(group.version)) if group.version else group.created_ms
+
+
+def _leased(group: ConsumerGroup, now_ms: int) -> bool:
+    pending = (one for cursor in group.cursors.values() for one in cursor.pending.values())
+    return any(one.until_ms > now_ms for one in pending)
+
+
+def _network(peer: str) -> str:
+    try:
+        address = ipaddress.ip_address(peer)
+    except ValueError:
+        return peer
+    if address.version == 4:
+        return peer
+    return str(ipaddress.ip_network((address, _NETWORK_BITS), strict=False))
+
+
+# What the segment queue counts: this node's work, and how far each group is behind.
+#
+# `service.metrics.http` reads the counters at a scrape.
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLag:
+    """Segments that a group has not committed; `seconds` is the time since the oldest was stored.
+
+    An evicted group has no known lag.
+    """
+
+    segments: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    leased: int = 0
+    failed: int = 0
+
+
+def lag_of(group: ConsumerGroup, catalog: ListedSegments, now_ms: int) -> GroupLag:
+    """The lag of a group, as far as the listing reaches. FAILED segments are counted separately."""
+    if group.state is State.EVICTED:
+        return GroupLag()
+    behind = []
+    for node in catalog.nodes:
+        cursor = group.cursor(node)
+        open_ = [catalog.listed(SegmentName(node, seq)) for seq in cursor.pending]
+        behind += [listed for listed in open_ if listed is not None]
+        behind += [listed for _, listed in catalog.after(node, cursor.seq)]
+    oldest = min([listed.modified_ms for listed in behind], default=now_ms)
+    cursors = group.cursors.values()
+    return GroupLag(
+        segments=len(behind),
+        bytes=sum([listed.size for listed in behind]),
+        seconds=max(now_ms - oldest, 0) / 1000,
+        leased=sum(1 for c in cursors for one in c.pending.values() if one.until_ms),
+        failed=sum(len(c.failed) for c in cursors),
+    )
+
+
+@dataclass(slots=True)
+class QueueCounters:
+    """The counters of this node; `lags` has the lags of all groups when they were last read."""
+
+    committed_segments: int = 0
+    committed_bytes: int = 0
+    failed_segments: int = 0
+    lost: int = 0
+    conflicts: int = 0
+    report_failures: int = 0
+    waiting: int = 0
+    lags: Mapping[str, GroupLag] = field(default_factory=dict)
+    evicted: int = 0
+    evictions: Mapping[str, int] = field(default_factory=dict)
+    dropped: Mapping[str, int] = field(default_factory=dict)
+
+
+# Changes of one group by this node: all waiting changes become one write.
+#
+# The last written version is kept and changed without being read again. If another writer was
+# faster, or a change is refused, or nothing would change, the group is read first. An outdated
+# version thus never causes a refusal. After a lost answer the version in the store shows whether
+# the write was ours; changes recognise their own effect.
+
 
 T = TypeVar("T")
+Change: TypeAlias = Callable[
+    [ConsumerGroup, Sequence[Segment], TimeInterval], tuple[ConsumerGroup, T]
+]
+Outcome: TypeAlias = "Any | TailraceError"
+
+_AT_ONCE: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _WaitingChange:
+    """A change that a caller waits for. With `start` it makes the group if it does not exist."""
+
+    change: Change[Any]
+    wants: bool
+    start: GroupStart | None
+    done: asyncio.Future[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedParts:
+    """The parts that the writers of all groups of a node share."""
+
+    store: ObjectStore
+    clock: Clock
+    entropy: Entropy
+    time: StoreTime
+    catalog: ListedSegments
+    counters: QueueCounters
+    fresh_id: Callable[[], str]
+
+
+class ConsumerGroupWriter:
+    """The writer of one group."""
+
+    def __init__(self, name: str, shared: SharedParts) -> None:
+        self._name = name
+        self._shared = shared
+        self._waiting: list[_WaitingChange] = []
+        self._working: asyncio.Task[None] | None = None
+        self._known: Revision[ConsumerGroup] | None = None
+
+    async def change(
+        self, change: Change[T], *, wants: bool = False, start: GroupStart | None = None
+    ) -> T:
+        """The result of `change`, once it is stored. `wants` asks for upcoming segments.
+
+        Raises what `change` raises, `NotFound` without a group, `StoreUnavailable`,
+        `OutcomeUnknown`, `Damaged`.
+        """
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_WaitingChange(change, wants, start, done))
+        if self._working is None:
+            self._working = asyncio.ensure_future(self._work())
+        return await done
+
+    async def _work(self) -> None:
+        try:
+            while self._waiting:
+                some, self._waiting = self._waiting[:_AT_ONCE], self._waiting[_AT_ONCE:]
+                live = [one for one in some if not one.done.done()]
+                try:
+                    _tell(live, await self._outcomes(live))
+                except (asyncio.CancelledError, Exception):  # nobody waits for ever
+                    for one in live:
+                        one.done.cancel()
+                    raise
+        finally:
+            self._working = None
+
+    async def _outcomes(self, some: Sequence[_WaitingChange]) -> Sequence[Outcome]:
+        if not some:
+            return []
+        try:
+            return await self._made(some)
+        except TailraceError as error:
+            self._known = None
+            return [error] * len(some)
+
+    async def _made(self, some: Sequence[_WaitingChange]) -> Sequence[Outcome]:
+        """Applies the changes in one write."""
+        known = self._known
+        outcomes: Sequence[Outcome] = []
+        written: dict[str, Sequence[Outcome]] = {}
+        first = ""
+
+        async def change(group: ConsumerGroup | None) -> ConsumerGroup | None:
+            nonlocal outcomes, first
+            if group is None:
+                made = self._first(some)
+                first = made.version
+                return made
+            wanted, outcomes = await self._changed(group, some)
+            refusal = next((one for one in outcomes if isinstance(one, TailraceError)), None)
+            if refusal is not None and known is not None and group is known.value:
+                raise refusal  # of a remembered version: the group is read, and asked again
+            if wanted == group:
+                return None
+            wanted = replace(wanted, version=self._shared.fresh_id())
+            written[wanted.version] = outcomes
+            return wanted
+
+        stored = await self._swapped(change, known)
+        if stored.value.version == first:  # no change is in it yet
+            known = stored
+            stored = await self._swapped(change, known)
+        self._known = stored
+        return written.get(stored.value.version, outcomes)
+
+    async def _swapped(
+        self, change: Swap[ConsumerGroup], known: Revision[ConsumerGroup] | None
+    ) -> Revision[ConsumerGroup]:
+        shared = self._shared
+        budget = RetryBudget(Backoff(shared.clock, shared.entropy))
+        document = group_document(shared.store, self._name)
+        try:
+            stored = await swap(document, change, known=known, budget=budget)
+        finally:
+            shared.counters.conflicts += budget.refused
+        assert stored is not None
+        return stored
+
+    def _first(self, some: Sequence[_WaitingChange]) -> ConsumerGroup:
+        """The group as the first change with a start makes it. Raises `NotFound` without one."""
+        start = next((one.start for one in some if one.start is not None), None)
+        if start is None:
+            raise _nobody(self._name)
+        return replace(fresh(self._name, start, self._moment()), version=self._shared.fresh_id())
+
+    async def _changed(
+        self, group: ConsumerGroup, some: Sequence[_WaitingChange]
+    ) -> tuple[ConsumerGroup, Sequence[Outcome]]:
+        """The group after all changes, and the result of each."""
+        catalog = self._shared.catalog
+        if group.state is State.STARTING:
+            # It stands in the store, so that nothing behind what is found now is deleted.
+            group = begun(group, await catalog.first(group.start))
+        wanted = sum(one.wants for one in some)
+        segments: Sequence[Segment] = ()
+        if wanted and group.state is State.ACTIVE:
+            segments, lost = await catalog.upcoming(group, wanted)
+            if lost is not None:
+                group = evict(group, self._moment().at_most_ms, lost)
+        moment = self._moment()
+        outcomes: list[Outcome] = []
+        for one in some:
+            try:
+                group, outcome = one.change(group, segments, moment)
+            except TailraceError as error:
+                outcome = error
+            outcomes.append(outcome)
+        return group, outcomes
+
+    def _moment(self) -> TimeInterval:
+        time = self._shared.time
+        if not time.known:
+            raise StoreUnavailable("the store has not told its time yet")
+        return TimeInterval(time.at_least_ms(), time.at_most_ms())
+
+
+def _tell(some: Sequence[_WaitingChange], outcomes: Sequence[Outcome]) -> None:
+    for one, outcome in zip(some, outcomes, strict=True):
+        if one.done.done():
+            continue
+        if isinstance(outcome, TailraceError):
+            one.done.set_exception(outcome)
+        else:
+            one.done.set_result(outcome)
+
+
+def _nobody(name: str) -> NotFound:
+    return NotFound(
+        f"no consumer group {name!r}",
+        hint="POST /segments/next?group=… makes it; see GET /segments.",
+    )
+
+
 _NAME_BYTES = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class GivenLease:
     """A lease, and what is known of its segment."""
 
     lease: Leased
@@ -71,7 +442,7 @@ class SegmentQueue:
     ) -> None:
         self.settings = settings
         self.counters = counters or QueueCounters()
-        self.catalog = Catalog(store, clock)
+        self.catalog = ListedSegments(store, clock)
         self.last_error: str | None = None
         self._store = store
         self._clock = clock
@@ -85,7 +456,7 @@ class SegmentQueue:
         self._looked = -math.inf
         self._stopping = False
         self._leaving: set[asyncio.Task[None]] = set()
-        self._shared = Shared(
+        self._shared = SharedParts(
             store,
             clock,
             entropy,
@@ -102,8 +473,14 @@ class SegmentQueue:
     # --- consumers -----------------------------------------------------------------
 
     async def next(
-        self, name: str, *, wait_seconds: float, lease_seconds: float, start: Start, peer: str = ""
-    ) -> Given | None:
+        self,
+        name: str,
+        *,
+        wait_seconds: float,
+        lease_seconds: float,
+        start: GroupStart,
+        peer: str = "",
+    ) -> GivenLease | None:
         """Leases the oldest free segment; returns None if there was none in time.
 
         Makes the group if it does not exist; `peer` is the address of the client. Raises
@@ -121,14 +498,14 @@ class SegmentQueue:
             raise
 
     async def _next(
-        self, name: str, claim: str, wait: float, lease_seconds: float, start: Start
-    ) -> Given | None:
+        self, name: str, claim: str, wait: float, lease_seconds: float, start: GroupStart
+    ) -> GivenLease | None:
         end = self._clock.monotonic() + wait
         lease_ms = round(lease_seconds * 1000)
 
         def take(
-            group: Group, upcoming: Sequence[Segment], moment: Moment
-        ) -> tuple[Group, tuple[Leased | None, int]]:
+            group: ConsumerGroup, upcoming: Sequence[Segment], moment: TimeInterval
+        ) -> tuple[ConsumerGroup, tuple[Leased | None, int]]:
             after, found = transitions.lease(
                 group, upcoming, claim, lease_ms, moment, self.settings
             )
@@ -146,7 +523,7 @@ class SegmentQueue:
                 return None
             await self._wait(left)
 
-    async def _given(self, name: str, claim: str, leased: Leased) -> Given:
+    async def _given(self, name: str, claim: str, leased: Leased) -> GivenLease:
         try:
             found = await self.catalog.segment(leased.name)
             if found is None:  # handed out before, and not readable here since
@@ -155,7 +532,7 @@ class SegmentQueue:
         except Unavailable:
             self._leave(name, claim)
             raise
-        return Given(leased, found)
+        return GivenLease(leased, found)
 
     async def _wait(self, seconds: float) -> None:
         if self._notifier.waiting >= self.settings.max_waiting:
@@ -170,7 +547,9 @@ class SegmentQueue:
             self.counters.waiting -= 1
 
     def _leave(self, name: str, claim: str) -> None:
-        def give_back(group: Group, _: Sequence[Segment], __: Moment) -> tuple[Group, None]:
+        def give_back(
+            group: ConsumerGroup, _: Sequence[Segment], __: TimeInterval
+        ) -> tuple[ConsumerGroup, None]:
             return transitions.given_back(group, claim)
 
         async def work() -> None:
@@ -178,20 +557,22 @@ class SegmentQueue:
                 await self._writer(name).change(give_back)
             except TailraceError as error:
                 what = "a lease that nobody has runs out by itself"
-                self.last_error = Problem(what, f"{what}: {with_hint(error)}")
+                self.last_error = HealthProblem(what, f"{what}: {with_hint(error)}")
             self._notifier.notify()
 
         task = asyncio.ensure_future(work())
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
-    async def commit(self, name: str, segment: Name, epoch: int) -> None:
+    async def commit(self, name: str, segment: SegmentName, epoch: int) -> None:
         """Commits a segment for good; a repeated commit has the same result.
 
         Raises `LeaseLost`, `GroupEvicted`, `NotFound`, and as `next`.
         """
 
-        def work(group: Group, _: Sequence[Segment], moment: Moment) -> tuple[Group, int | None]:
+        def work(
+            group: ConsumerGroup, _: Sequence[Segment], moment: TimeInterval
+        ) -> tuple[ConsumerGroup, int | None]:
             after, _none = transitions.commit(group, segment, epoch, moment)
             known = after is group
             return after, None if known else after.committed_bytes - group.committed_bytes
@@ -201,25 +582,31 @@ class SegmentQueue:
             self.counters.committed_segments += 1
             self.counters.committed_bytes += size
 
-    async def fail(self, name: str, segment: Name, epoch: int, reason: str) -> None:
+    async def fail(self, name: str, segment: SegmentName, epoch: int, reason: str) -> None:
         """Gives a segment back, for another consumer after a back-off. Raises as `commit`."""
 
-        def work(group: Group, _: Sequence[Segment], moment: Moment) -> tuple[Group, bool]:
+        def work(
+            group: ConsumerGroup, _: Sequence[Segment], moment: TimeInterval
+        ) -> tuple[ConsumerGroup, bool]:
             after, _none = transitions.fail(group, segment, epoch, reason, moment, self.settings)
             return after, after is not group
 
         self.counters.failed_segments += await self._held(name, segment, work)
 
-    async def renew(self, name: str, segment: Name, epoch: int, lease_seconds: float) -> Leased:
+    async def renew(
+        self, name: str, segment: SegmentName, epoch: int, lease_seconds: float
+    ) -> Leased:
         """Renews the lease for `lease_seconds` from now. Raises as `commit`."""
         lease_ms = round(lease_seconds * 1000)
 
-        def work(group: Group, _: Sequence[Segment], moment: Moment) -> tuple[Group, Leased]:
+        def work(
+            group: ConsumerGroup, _: Sequence[Segment], moment: TimeInterval
+        ) -> tuple[ConsumerGroup, Leased]:
             return transitions.renew(group, segment, epoch, lease_ms, moment)
 
         return await self._held(name, segment, work)
 
-    async def _held(self, name: str, segment: Name, change: Change[T]) -> T:
+    async def _held(self, name: str, segment: SegmentName, change: Change[T]) -> T:
         _check_group(name)
         try:
             return await self._writer(name).change(change)
@@ -236,7 +623,7 @@ class SegmentQueue:
             self.counters.lost += 1
             raise LeaseLost(str(error)) from error
 
-    async def _exists(self, segment: Name) -> bool:
+    async def _exists(self, segment: SegmentName) -> bool:
         try:
             await self._store.head(segment.key)
         except NotFound:
@@ -245,7 +632,7 @@ class SegmentQueue:
 
     # --- groups --------------------------------------------------------------------
 
-    async def group(self, name: str) -> Group:
+    async def group(self, name: str) -> ConsumerGroup:
         """Returns the group. Raises `NotFound`, `StoreUnavailable`, `Damaged`."""
         _check_group(name)
         group = await read_group(self._store, name)
@@ -253,22 +640,26 @@ class SegmentQueue:
             raise NotFound(f"no consumer group {name!r}", hint="See GET /segments.")
         return group
 
-    async def groups(self) -> list[Group]:
+    async def groups(self) -> list[ConsumerGroup]:
         """Returns all groups that can be read. Raises `StoreUnavailable`."""
         found, self.unreadable = await read_groups(self._store)
         return found
 
-    async def reset(self, name: str, start: Start) -> Group:
+    async def reset(self, name: str, start: GroupStart) -> ConsumerGroup:
         """Restarts the group at the oldest segment that is kept, or now; its leases are lost.
 
         Raises as `group`.
         """
         _check_group(name)
 
-        def again(group: Group, _: Sequence[Segment], moment: Moment) -> tuple[Group, None]:
+        def again(
+            group: ConsumerGroup, _: Sequence[Segment], moment: TimeInterval
+        ) -> tuple[ConsumerGroup, None]:
             return transitions.reset(group, start, moment), None
 
-        def seen(group: Group, _: Sequence[Segment], __: Moment) -> tuple[Group, Group]:
+        def seen(
+            group: ConsumerGroup, _: Sequence[Segment], __: TimeInterval
+        ) -> tuple[ConsumerGroup, ConsumerGroup]:
             return group, group
 
         await self._writer(name).change(again)
@@ -276,11 +667,13 @@ class SegmentQueue:
         self._notifier.notify()
         return found
 
-    async def retry(self, name: str, segments: Sequence[Name] | None) -> list[Name]:
+    async def retry(self, name: str, segments: Sequence[SegmentName] | None) -> list[SegmentName]:
         """Frees failed segments (all, or these) again. Raises as `group`, `GroupEvicted`."""
         _check_group(name)
 
-        def work(group: Group, _: Sequence[Segment], __: Moment) -> tuple[Group, list[Name]]:
+        def work(
+            group: ConsumerGroup, _: Sequence[Segment], __: TimeInterval
+        ) -> tuple[ConsumerGroup, list[SegmentName]]:
             return transitions.retry(group, segments)
 
         chosen = await self._writer(name).change(work)
@@ -343,10 +736,12 @@ class SegmentQueue:
         """Problems that keep consumers from their segments, as sentences."""
         found = [] if self.last_error is None else [self.last_error]
         found += [
-            Problem(key, f"its consumers wait: {why}") for key, why in self.unreadable.items()
+            HealthProblem(key, f"its consumers wait: {why}") for key, why in self.unreadable.items()
         ]
         waiting = self.catalog.waiting.items()
-        return found + [Problem(f"{node} waits", f"consumers wait: {why}") for node, why in waiting]
+        return found + [
+            HealthProblem(f"{node} waits", f"consumers wait: {why}") for node, why in waiting
+        ]
 
     def stop(self) -> None:
         """Ends all waiting requests without a segment."""
@@ -367,10 +762,10 @@ class SegmentQueue:
             except TailraceError as error:
                 self.counters.report_failures += 1
                 what = "consumer groups cannot be looked at"
-                self.last_error = Problem(what, f"{what}: {with_hint(error)}")
+                self.last_error = HealthProblem(what, f"{what}: {with_hint(error)}")
             await self._clock.sleep(self.settings.report_seconds)
 
-    async def report(self) -> list[Group]:
+    async def report(self) -> list[ConsumerGroup]:
         """Reads all groups for the metrics, and returns them. Raises as `groups`."""
         found = await self.groups()
         if found:

@@ -8,8 +8,8 @@
 A pipeline's segments do not fail by attempts: it reads them without a lease, and its own checkpoint
 says what it has, so a lease that is over says only that a process of it ended.
 A lease is valid until the store's time is certainly past its end; nobody takes an expired one
-before `coordination.lease` says that it is over. Each function recognises its own effect, so
-that it may be applied a second time to a version that has it already: a lease by its claim,
+before `tailrace.coordination.lease` says that it is over. Each function recognises its own effect,
+so that it may be applied a second time to a version that has it already: a lease by its claim,
 the others by the epoch.
 """
 
@@ -19,11 +19,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from coordination.groups import Cursor, Failed, Group, Pending, Start, State
-from coordination.lease import is_over, next_epoch
-from logstore.errors import GroupEvicted, LeaseLost, NotFound
-from service.queue.catalog import Leased, Name, Segment
-from service.queue.settings import QueueSettings
+from service.queue.catalog import Leased, Segment, SegmentName
+from service.settings import QueueSettings
+from tailrace.coordination.groups import (
+    ConsumerGroup,
+    FailedSegment,
+    GroupCursor,
+    GroupStart,
+    PendingSegment,
+    State,
+)
+from tailrace.coordination.lease import is_over, next_epoch
+from tailrace.logstore.errors import GroupEvicted, LeaseLost, NotFound
 
 _MOST_FAILED: Final = 1000
 _RECENT: Final = 512
@@ -31,26 +38,26 @@ _REASON_CHARACTERS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class TimeInterval:
     """The interval that contains the store's time: both ends in milliseconds."""
 
     at_least_ms: int
     at_most_ms: int
 
 
-def fresh(name: str, start: Start, moment: Moment) -> Group:
+def fresh(name: str, start: GroupStart, moment: TimeInterval) -> ConsumerGroup:
     """A new group; it holds back everything until its cursors are set."""
     now = moment.at_most_ms
-    return Group(name, State.STARTING, start, now, now)
+    return ConsumerGroup(name, State.STARTING, start, now, now)
 
 
-def begun(group: Group, first: Mapping[str, int]) -> Group:
+def begun(group: ConsumerGroup, first: Mapping[str, int]) -> ConsumerGroup:
     """The group with its first cursors: each node's segments up to a number are excluded."""
-    cursors = {node: Cursor(seq) for node, seq in first.items() if seq > 0}
+    cursors = {node: GroupCursor(seq) for node, seq in first.items() if seq > 0}
     return replace(group, state=State.ACTIVE, cursors=cursors)
 
 
-def reset(group: Group, start: Start, moment: Moment) -> Group:
+def reset(group: ConsumerGroup, start: GroupStart, moment: TimeInterval) -> ConsumerGroup:
     """The group restarted at another place; its leases are lost, and epochs continue to rise."""
     return replace(
         group,
@@ -63,13 +70,13 @@ def reset(group: Group, start: Start, moment: Moment) -> Group:
 
 
 def lease(
-    group: Group,
+    group: ConsumerGroup,
     upcoming: Sequence[Segment],
     claim: str,
     lease_ms: int,
-    moment: Moment,
+    moment: TimeInterval,
     settings: QueueSettings,
-) -> tuple[Group, Leased | None]:
+) -> tuple[ConsumerGroup, Leased | None]:
     """Leases the oldest free segment for `lease_ms`; None if there is none.
 
     `upcoming` are the next segments that were never handed out, oldest first, each node's in
@@ -86,14 +93,16 @@ def lease(
     new = _next_new(group, upcoming) if _outstanding(group) < settings.outstanding else None
     if new is not None and (free is None or new.low < free[1].low):
         return _given(
-            group, new.name, Pending(0, 0, 0, "", new.low, new.size), claim, lease_ms, moment
+            group, new.name, PendingSegment(0, 0, 0, "", new.low, new.size), claim, lease_ms, moment
         )
     if free is not None:
         return _given(group, *free, claim, lease_ms, moment)
     return group, None
 
 
-def commit(group: Group, name: Name, epoch: int, moment: Moment) -> tuple[Group, None]:
+def commit(
+    group: ConsumerGroup, name: SegmentName, epoch: int, moment: TimeInterval
+) -> tuple[ConsumerGroup, None]:
     """Commits the segment for good. Raises `LeaseLost`, `GroupEvicted`, `NotFound`."""
     if (*name, epoch) in group.recent:
         return group, None
@@ -108,8 +117,13 @@ def commit(group: Group, name: Name, epoch: int, moment: Moment) -> tuple[Group,
 
 
 def fail(
-    group: Group, name: Name, epoch: int, reason: str, moment: Moment, settings: QueueSettings
-) -> tuple[Group, None]:
+    group: ConsumerGroup,
+    name: SegmentName,
+    epoch: int,
+    reason: str,
+    moment: TimeInterval,
+    settings: QueueSettings,
+) -> tuple[ConsumerGroup, None]:
     """Frees the segment after a back-off, or fails it after too many attempts.
 
     Raises as `commit`.
@@ -125,8 +139,8 @@ def fail(
 
 
 def renew(
-    group: Group, name: Name, epoch: int, lease_ms: int, moment: Moment
-) -> tuple[Group, Leased]:
+    group: ConsumerGroup, name: SegmentName, epoch: int, lease_ms: int, moment: TimeInterval
+) -> tuple[ConsumerGroup, Leased]:
     """Extends the lease; its end never moves back. Raises as `commit`."""
     pending = _held(group, name, epoch, moment)
     until = max(pending.until_ms, moment.at_most_ms + lease_ms)
@@ -134,7 +148,7 @@ def renew(
     return _with(group, name, longer), Leased(name, epoch, until, pending.attempts)
 
 
-def given_back(group: Group, claim: str) -> tuple[Group, None]:
+def given_back(group: ConsumerGroup, claim: str) -> tuple[ConsumerGroup, None]:
     """Frees a segment whose answer could not be delivered; no attempt is counted."""
     found = _claimed(group, claim)
     if found is None:
@@ -144,14 +158,18 @@ def given_back(group: Group, claim: str) -> tuple[Group, None]:
     return _with(group, found.name, again), None
 
 
-def retry(group: Group, names: Sequence[Name] | None) -> tuple[Group, list[Name]]:
+def retry(
+    group: ConsumerGroup, names: Sequence[SegmentName] | None
+) -> tuple[ConsumerGroup, list[SegmentName]]:
     """Frees failed segments (all, or these) again, and restarts their count of attempts.
 
     Raises `GroupEvicted`, and `NotFound` for a segment that has not failed.
     """
     _check_place(group)
     failed = {
-        Name(node, seq): f for node, c in group.cursors.items() for seq, f in c.failed.items()
+        SegmentName(node, seq): f
+        for node, c in group.cursors.items()
+        for seq, f in c.failed.items()
     }
     chosen = sorted(failed) if names is None else list(names)
     for name in chosen:
@@ -161,12 +179,12 @@ def retry(group: Group, names: Sequence[Name] | None) -> tuple[Group, list[Name]
                 hint="GET /segments/groups/{group} has those that did.",
             )
         old = failed[name]
-        again = Pending(old.epoch, 0, 0, "", old.low, old.size, 0, old.reason)
+        again = PendingSegment(old.epoch, 0, 0, "", old.low, old.size, 0, old.reason)
         group = _with(group, name, again)
     return group, chosen
 
 
-def expired_between(before: Group, after: Group, moment: Moment) -> int:
+def expired_between(before: ConsumerGroup, after: ConsumerGroup, moment: TimeInterval) -> int:
     """The number of expired leases that were taken over, or that failed their segment."""
     return sum(
         _left_behind(pending, moment) and after.cursor(name.node).pending.get(name.seq) != pending
@@ -174,7 +192,7 @@ def expired_between(before: Group, after: Group, moment: Moment) -> int:
     )
 
 
-def overdue(group: Group, moment: Moment, settings: QueueSettings) -> Group:
+def overdue(group: ConsumerGroup, moment: TimeInterval, settings: QueueSettings) -> ConsumerGroup:
     """Fails segments whose leases expired too often, since they may crash their consumers."""
     for name, pending in _pending(group):
         if _left_behind(pending, moment) and _too_often(group, pending, settings):
@@ -183,35 +201,37 @@ def overdue(group: Group, moment: Moment, settings: QueueSettings) -> Group:
     return group
 
 
-def _too_often(group: Group, pending: Pending, settings: QueueSettings) -> bool:
+def _too_often(group: ConsumerGroup, pending: PendingSegment, settings: QueueSettings) -> bool:
     return pending.attempts >= settings.max_attempts and not group.of_pipeline
 
 
 # --- parts -------------------------------------------------------------------------
 
 
-def _check_place(group: Group) -> None:
+def _check_place(group: ConsumerGroup) -> None:
     if group.evicted is not None:
         raise GroupEvicted(f"group {group.name!r} was evicted: {group.evicted.reason}")
 
 
-def _pending(group: Group) -> list[tuple[Name, Pending]]:
+def _pending(group: ConsumerGroup) -> list[tuple[SegmentName, PendingSegment]]:
     return [
-        (Name(node, seq), pending)
+        (SegmentName(node, seq), pending)
         for node, cursor in group.cursors.items()
         for seq, pending in cursor.pending.items()
     ]
 
 
-def _outstanding(group: Group) -> int:
+def _outstanding(group: ConsumerGroup) -> int:
     return sum(len(cursor.pending) for cursor in group.cursors.values())
 
 
-def _left_behind(pending: Pending, moment: Moment) -> bool:
+def _left_behind(pending: PendingSegment, moment: TimeInterval) -> bool:
     return pending.until_ms > 0 and is_over(pending.until_ms, moment.at_least_ms)
 
 
-def _oldest_free(group: Group, moment: Moment) -> tuple[Name, Pending] | None:
+def _oldest_free(
+    group: ConsumerGroup, moment: TimeInterval
+) -> tuple[SegmentName, PendingSegment] | None:
     free = [
         (name, pending)
         for name, pending in _pending(group)
@@ -221,26 +241,33 @@ def _oldest_free(group: Group, moment: Moment) -> tuple[Name, Pending] | None:
     return min(free, key=lambda one: (one[1].low, one[0]), default=None)
 
 
-def _next_new(group: Group, upcoming: Sequence[Segment]) -> Segment | None:
+def _next_new(group: ConsumerGroup, upcoming: Sequence[Segment]) -> Segment | None:
     return next((s for s in upcoming if s.name.seq > group.cursor(s.name.node).seq), None)
 
 
-def _without_damaged(group: Group, upcoming: Sequence[Segment], moment: Moment) -> Group:
+def _without_damaged(
+    group: ConsumerGroup, upcoming: Sequence[Segment], moment: TimeInterval
+) -> ConsumerGroup:
     """Fails unreadable segments when it is their turn, before they are handed out."""
     while True:
         new = _next_new(group, upcoming)
         if new is None or new.damage is None:
             return group
         moved = replace(group.cursor(new.name.node), seq=new.name.seq)
-        pending = Pending(group.epoch, 0, 0, "", new.low, new.size)
+        pending = PendingSegment(group.epoch, 0, 0, "", new.low, new.size)
         group = _failed(
             group.at(new.name.node, moved), new.name, pending, f"damaged: {new.damage}", moment
         )
 
 
 def _given(
-    group: Group, name: Name, pending: Pending, claim: str, lease_ms: int, moment: Moment
-) -> tuple[Group, Leased]:
+    group: ConsumerGroup,
+    name: SegmentName,
+    pending: PendingSegment,
+    claim: str,
+    lease_ms: int,
+    moment: TimeInterval,
+) -> tuple[ConsumerGroup, Leased]:
     epoch = next_epoch(group.epoch, moment.at_most_ms)
     until, attempts = moment.at_most_ms + lease_ms, pending.attempts + 1
     taken = replace(pending, epoch=epoch, until_ms=until, attempts=attempts, claim=claim)
@@ -248,14 +275,16 @@ def _given(
     return given, Leased(name, epoch, until, attempts)
 
 
-def _claimed(group: Group, claim: str) -> Leased | None:
+def _claimed(group: ConsumerGroup, claim: str) -> Leased | None:
     for name, pending in _pending(group):
         if pending.claim == claim and pending.until_ms:
             return Leased(name, pending.epoch, pending.until_ms, pending.attempts)
     return None
 
 
-def _held(group: Group, name: Name, epoch: int, moment: Moment) -> Pending:
+def _held(
+    group: ConsumerGroup, name: SegmentName, epoch: int, moment: TimeInterval
+) -> PendingSegment:
     """The lease, if it is valid. Raises `LeaseLost`, `GroupEvicted`, `NotFound`."""
     _check_place(group)
     cursor = group.cursor(name.node)
@@ -273,8 +302,13 @@ def _held(group: Group, name: Name, epoch: int, moment: Moment) -> Pending:
 
 
 def _returned(
-    group: Group, name: Name, pending: Pending, reason: str, moment: Moment, settings: QueueSettings
-) -> Group:
+    group: ConsumerGroup,
+    name: SegmentName,
+    pending: PendingSegment,
+    reason: str,
+    moment: TimeInterval,
+    settings: QueueSettings,
+) -> ConsumerGroup:
     reason = reason[:_REASON_CHARACTERS]
     if _too_often(group, pending, settings):
         return _failed(group, name, pending, reason or "its consumer said so", moment)
@@ -285,9 +319,15 @@ def _returned(
     return _with(group, name, again)
 
 
-def _failed(group: Group, name: Name, pending: Pending, reason: str, moment: Moment) -> Group:
+def _failed(
+    group: ConsumerGroup,
+    name: SegmentName,
+    pending: PendingSegment,
+    reason: str,
+    moment: TimeInterval,
+) -> ConsumerGroup:
     cursor = group.cursor(name.node)
-    gone = Failed(
+    gone = FailedSegment(
         pending.epoch,
         moment.at_most_ms,
         pending.attempts,
@@ -300,7 +340,7 @@ def _failed(group: Group, name: Name, pending: Pending, reason: str, moment: Mom
     return _within_bounds(group.at(name.node, moved))
 
 
-def _within_bounds(group: Group) -> Group:
+def _within_bounds(group: ConsumerGroup) -> ConsumerGroup:
     """Limits failed segments, so that a consumer that fails all of them cannot grow the object."""
     failed = [
         (one.failed_ms, node, seq)
@@ -314,7 +354,7 @@ def _within_bounds(group: Group) -> Group:
     return group
 
 
-def _with(group: Group, name: Name, pending: Pending) -> Group:
+def _with(group: ConsumerGroup, name: SegmentName, pending: PendingSegment) -> ConsumerGroup:
     """The group with this pending segment, which is then not among the failed ones."""
     cursor = group.cursor(name.node)
     failed = {seq: one for seq, one in cursor.failed.items() if seq != name.seq}
@@ -327,7 +367,7 @@ def _with(group: Group, name: Name, pending: Pending) -> Group:
     return group.at(name.node, moved)
 
 
-def _without(group: Group, name: Name) -> Group:
+def _without(group: ConsumerGroup, name: SegmentName) -> ConsumerGroup:
     cursor = group.cursor(name.node)
     left = {seq: one for seq, one in cursor.pending.items() if seq != name.seq}
     return group.at(name.node, replace(cursor, pending=left))

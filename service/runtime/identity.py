@@ -18,28 +18,22 @@ from typing import Any, TypeAlias
 
 import orjson
 
-from logstore import keys
-from logstore import ulid as ulids
-from logstore.checked import (
+from service.journal.format import translated
+from service.journal.state import Cut, JournalState
+from service.shipping.missing import MissingSegments, decode_missing
+from tailrace.logstore import keys
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.clock import Clock, Entropy
+from tailrace.logstore.errors import Conflict, Damaged, FolderLocked, NotFound, PreconditionFailed
+from tailrace.logstore.filesystem import FileSystem, Lock
+from tailrace.logstore.keys import check_name
+from tailrace.logstore.objects.store import ObjectStore
+from tailrace.logstore.state import (
     decode_checked,
     encode_checked,
     with_blank_check,
     without_blank_check,
 )
-from logstore.clock import Clock, Entropy
-from logstore.errors import (
-    Conflict,
-    Damaged,
-    FolderLocked,
-    NotFound,
-    PreconditionFailed,
-)
-from logstore.filesystem import FileSystem, Lock
-from logstore.names import check_name
-from logstore.objects.store import ObjectStore
-from service.journal.failures import translated
-from service.journal.state import Cut, JournalState
-from service.shipping.missing import MissingSegments, decode_missing
 
 _FILE = "node.json"
 _LOCK = "lock"
@@ -57,7 +51,7 @@ def taken_over(value: Iterable[Any]) -> TakenOver:
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class NodeIdentity:
     """An incarnation of a node. `parents` are those that it continues, the last one first.
 
     `base` is its first position; lines below it are the parent's, of which segments up
@@ -105,7 +99,7 @@ class DataFolder:
             raise FolderLocked(f"another process holds the data folder {path}")
         self._lock: Lock = lock
 
-    def identity(self, name: str) -> Identity:
+    def identity(self, name: str) -> NodeIdentity:
         """The identity that the folder holds, whatever its name, or a new one.
 
         Raises `Conflict` for a folder whose restore did not end.
@@ -120,12 +114,12 @@ class DataFolder:
             )
         known = self._load()
         if known is None:
-            made = Identity(name, self._incarnation())
+            made = NodeIdentity(name, self._incarnation())
             self.save(made)
             return made
         return known
 
-    def identify(self, name: str, default_name: str, state: JournalState | None) -> Identity:
+    def identify(self, name: str, default_name: str, state: JournalState | None) -> NodeIdentity:
         """The identity of this folder; under another name it continues as a fork of what it was.
 
         An empty `name` leaves it the one that it has, or gives a new folder `default_name`.
@@ -139,20 +133,20 @@ class DataFolder:
 
     def forked(
         self,
-        parent: Identity,
+        parent: NodeIdentity,
         *,
         name: str,
         base: int,
         seq: int,
         shared: Sequence[str] = (),
         missing: Sequence[MissingSegments] = (),
-    ) -> Identity:
+    ) -> NodeIdentity:
         """Saves and gives a new incarnation that continues from `parent`'s position `base`.
 
         `shared` are journal files that the parent has as well; `missing` its segments that the
         store lacks.
         """
-        fork = Identity(
+        fork = NodeIdentity(
             name,
             self._incarnation(),
             parents=(parent.node, *parent.parents),
@@ -164,12 +158,12 @@ class DataFolder:
         self.save(fork)
         return fork
 
-    def save(self, identity: Identity) -> None:
+    def save(self, identity: NodeIdentity) -> None:
         """Makes the identity durable."""
         with _translated(self.path):
             self._write(f"{self.path}/{_FILE}", identity)
 
-    def _write(self, path: str, identity: Identity) -> None:
+    def _write(self, path: str, identity: NodeIdentity) -> None:
         temporary = f"{path}.new"
         if self._fs.stat(temporary) is not None:
             self._fs.unlink(temporary)
@@ -189,12 +183,12 @@ class DataFolder:
     def _incarnation(self) -> str:
         return ulids.fresh_text(self._clock, self._entropy)
 
-    def _load(self) -> Identity | None:
+    def _load(self) -> NodeIdentity | None:
         with _translated(self.path):
             return read_identity(self._fs, self.path)
 
 
-def read_identity(fs: FileSystem, folder: str) -> Identity | None:
+def read_identity(fs: FileSystem, folder: str) -> NodeIdentity | None:
     """The identity in a data folder, None without one. Raises `Damaged`, `OSError`."""
     path = f"{folder}/{_FILE}"
     stat = fs.stat(path)
@@ -207,7 +201,7 @@ def read_identity(fs: FileSystem, folder: str) -> Identity | None:
         file.close()
     try:
         value: dict[str, Any] = orjson.loads(without_blank_check(body))
-        known = Identity(**{**value, "parents": tuple(value["parents"])})
+        known = NodeIdentity(**{**value, "parents": tuple(value["parents"])})
         return replace(
             known,
             files=taken_over(known.files),
@@ -222,13 +216,13 @@ def read_identity(fs: FileSystem, folder: str) -> Identity | None:
         ) from error
 
 
-def _encoded(identity: Identity) -> dict[str, Any]:
+def _encoded(identity: NodeIdentity) -> dict[str, Any]:
     value = asdict(identity)
     del value["missing"]
     return {**value, **_encoded_missing(identity)}
 
 
-def _encoded_missing(identity: Identity) -> dict[str, Any]:
+def _encoded_missing(identity: NodeIdentity) -> dict[str, Any]:
     """Nothing if there are none: earlier versions refuse an identity with the member."""
     missing = [segments.encoded() for segments in identity.missing]
     return {"missing": missing} if missing else {}
@@ -238,7 +232,7 @@ def _translated(path: str) -> AbstractContextManager[None]:
     return translated(f"the data folder {path} could not be read or written")
 
 
-async def register(store: ObjectStore, identity: Identity, clock: Clock) -> Identity:
+async def register(store: ObjectStore, identity: NodeIdentity, clock: Clock) -> NodeIdentity:
     """Writes the incarnation's entry in the store, once. Raises as `ObjectStore.put`."""
     # it is ours: nobody else has this incarnation's ULID.
     with suppress(PreconditionFailed):
@@ -248,7 +242,7 @@ async def register(store: ObjectStore, identity: Identity, clock: Clock) -> Iden
 
 
 async def register_again(
-    store: ObjectStore, identity: Identity, clock: Clock
+    store: ObjectStore, identity: NodeIdentity, clock: Clock
 ) -> tuple[MissingSegments, ...]:
     """Writes the entry again if it is damaged or gone, and gives the missing segments in it.
 
@@ -269,7 +263,7 @@ async def register_again(
     return identity.missing
 
 
-def _registration(identity: Identity, clock: Clock) -> bytes:
+def _registration(identity: NodeIdentity, clock: Clock) -> bytes:
     return encode_checked(
         {
             "node": identity.node,

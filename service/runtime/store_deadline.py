@@ -26,8 +26,8 @@ from contextvars import ContextVar
 from itertools import chain, repeat
 from typing import Final, TypeVar
 
-from logstore.errors import OutcomeUnknown, StoreUnavailable, TailraceError
-from logstore.objects.store import Body, Listing, ObjectInfo, ObjectStore, Part
+from tailrace.logstore.errors import OutcomeUnknown, StoreUnavailable, TailraceError
+from tailrace.logstore.objects.store import Body, Listing, ObjectInfo, ObjectPart, ObjectStore
 
 T = TypeVar("T")
 
@@ -253,7 +253,7 @@ class DeadlineStore:
     async def compose(
         self,
         key: str,
-        parts: Sequence[Part | bytes],
+        parts: Sequence[ObjectPart | bytes],
         *,
         if_absent: bool = False,
         if_match: str | None = None,

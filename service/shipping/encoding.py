@@ -11,14 +11,116 @@ begin there.
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
+import select
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Protocol, TypeAlias
 
-from logstore.segments.carry import Carry
-from service.journal.failures import translated
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from service.journal.format import translated
 from service.journal.journal import Journal
+from service.journal.reader import JournalBatches
 from service.journal.state import Cut
-from service.runtime.ongoing import Ongoing
-from service.runtime.threads import Offload
-from service.shipping.cut_work import CutWork, EncodedCut, SegmentEncoder
+from service.runtime.health import Ongoing
+from service.runtime.process import Offload
+from tailrace.logstore.batch import BATCH, RunKey
+from tailrace.logstore.clock import Clock
+from tailrace.logstore.filesystem import Disk, File
+from tailrace.logstore.process import give_back_freed_memory
+from tailrace.logstore.segments import file_format as footers
+from tailrace.logstore.segments.detect import Carry, Last
+from tailrace.logstore.segments.writer import EncodedSegment, encode_segment
+
+# What a segment is made of, and what comes of it, wherever that is done.
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedCut:
+    """The segment of a cut, and what the runs ended with."""
+
+    segment: EncodedSegment
+    carry: Carry
+
+
+@dataclass(frozen=True, slots=True)
+class CutWork:
+    """The batches of a cut, which are the positions from `first` to before `end`.
+
+    `before` is what the runs had at the end of the cut before it. The files of the batches are
+    to be pinned until the work is done.
+    """
+
+    batches: JournalBatches
+    seq: int
+    first: int
+    end: int
+    before: Carry
+
+    @property
+    def text_bytes(self) -> int:
+        """Bytes of text."""
+        return int(self.batches.rows["size"].sum(dtype=np.int64))
+
+    def encoded(self, *, threads: bool = False) -> EncodedCut:
+        """The segment, made here, in two threads if so.
+
+        Raises `Damaged`, and what reading the journal raises.
+        """
+        carry = self.before.copy()
+        segment = encode_segment(
+            self.batches,
+            node=self.batches.node,
+            seq=self.seq,
+            ranges=[(self.first, self.end)],
+            carry=carry,
+            threads=threads,
+        )
+        return EncodedCut(segment, carry)
+
+
+class SegmentEncoder(Protocol):
+    """Makes segments."""
+
+    @property
+    def failures(self) -> int:
+        """How often the process that should have made one could not."""
+        ...
+
+    async def __call__(self, work: CutWork) -> EncodedCut:
+        """The segment. Raises as `CutWork.encoded`."""
+        ...
+
+    async def close(self) -> None:
+        """Lets go of what it holds. May be repeated, and it can still be used."""
+        ...
+
+
+class OffloadedEncoder:
+    """Makes each segment by `offload`."""
+
+    failures = 0
+
+    def __init__(self, offload: Offload) -> None:
+        self._offload = offload
+
+    async def __call__(self, work: CutWork) -> EncodedCut:
+        """As `SegmentEncoder`."""
+        return await self._offload(work.encoded)
+
+    async def close(self) -> None:
+        """It holds nothing."""
 
 
 class CutEncoder:
@@ -67,3 +169,294 @@ class CutEncoder:
             await self._offload(lambda: self._journal.check(pin, cut.first, cut.end))
             batches = pin.batches(start=cut.first, end=cut.end)
             return await self._make(CutWork(batches, cut.seq, cut.first, cut.end, before))
+
+
+# Large segments are made in a process, with an interpreter's lock of its own.
+#
+# Encoding holds that lock for a good part of its time. In a thread of the service it delays all
+# that answers, and gets little done itself.
+#
+# The process is this package's `child` module, started behind the first large cut. It reads the
+# journal's files itself: rows, names and paths go there, the segment comes back. Both ends speak
+# by one socket, its standard input, in messages of JSON and bytes (`send`, `receive`):
+#
+#   from the child   {"ready": true}                    once, when it can work
+#   to the child     {"node", "seq", "first", "end",
+#                     "paths", "runs", "connectors"}    rows, file of each row, times, levels,
+#                                                       traces; paths are their bytes in hexadecimal
+#   from the child   {"text_bytes", "footer": {…}}      the segment, times, levels, traces
+#                    {"failed": reason}
+#
+# Times and levels are what the runs have before and behind the cut (`Carry`).
+#
+# Nothing depends on the process. While it starts, where none can be started, and if it ends,
+# fails or stands still at any moment, the segment is made in a thread of the service, from the
+# same batches and with the same bytes; the next one is tried a minute later. A process that
+# stands still is killed. It ends with the service, however that ends: its input does. It offers
+# itself first to a kernel that runs out of memory.
+
+
+log = logging.getLogger(__name__)
+LARGE_BYTES: Final = 16 << 20
+"""Of text: for less the process is not worth its memory, up to 210 MB, nor the way there."""
+Part: TypeAlias = "bytes | NDArray[Any]"
+_PAUSE_SECONDS: Final = 60.0
+_PATIENCE_SECONDS: Final = 30.0
+_LEAST_RATE: Final = 1 << 20
+"""Bytes of text in a second: a process that is slower than that, beyond its patience, hangs."""
+_SIZE: Final = struct.Struct("<Q")
+
+
+class EncoderFailed(Exception):
+    """The process has ended, or could not make the segment."""
+
+
+class EncoderProcess:
+    """Makes segments, large ones in a process; `close` ends that one, the next one starts another.
+
+    `failures` counts processes that could not be started, ended, failed, or did not answer within
+    `patience_seconds` and the time that the text may take.
+    """
+
+    def __init__(
+        self, offload: Offload, clock: Clock, *, patience_seconds: float = _PATIENCE_SECONDS
+    ) -> None:
+        self._patience = patience_seconds
+        self._offload = offload
+        self._clock = clock
+        self._child: EncodingWorker | None = None
+        self._changing = threading.Lock()
+        self._closed = 0  # times
+        self._not_before = self._starting_since = clock.monotonic()
+        self.failures = 0
+
+    async def __call__(self, work: CutWork) -> EncodedCut:
+        """The segment. Raises as `CutWork.encoded`."""
+        if work.text_bytes >= LARGE_BYTES:
+            try:
+                child = await self._offload(partial(self._ready, self._closed))
+                if child is not None:
+                    seconds = self._patience + work.text_bytes / _LEAST_RATE
+                    return await self._offload(lambda: child.encoded(work, seconds))
+            except (EncoderFailed, OSError) as error:
+                log.warning("a segment is made without a process, which failed: %s", error)
+                self.failures += 1
+                self._not_before = self._clock.monotonic() + _PAUSE_SECONDS
+                await self.close()
+        return await self._offload(work.encoded)
+
+    async def close(self) -> None:
+        """Ends the process, and what it works on, also one that is just being started."""
+        self._closed += 1
+        await self._offload(self._end)
+
+    @property
+    def pid(self) -> int | None:
+        """The number of the process, if there is one."""
+        return None if self._child is None else self._child.pid
+
+    def _ready(self, closed: int) -> EncodingWorker | None:
+        """The process, unless it is still starting; begins that if there is none.
+
+        Not if it was closed more often than so: who asked for the process was cancelled. Raises
+        `EncoderFailed` if it has ended, or has been starting for too long.
+        """
+        with self._changing:
+            may_start = closed == self._closed and self._clock.monotonic() >= self._not_before
+            if self._child is None and may_start:
+                self._child = EncodingWorker()
+                self._starting_since = self._clock.monotonic()
+            child, since = self._child, self._starting_since
+        if child is None or child.ready():
+            return child
+        if self._clock.monotonic() - since > self._patience:
+            raise EncoderFailed(f"it does not start within {self._patience:g} s")
+        return None
+
+    def _end(self) -> None:
+        with self._changing:
+            child, self._child = self._child, None
+        if child is not None:
+            child.close()
+
+
+class EncodingWorker:
+    """The process, from the other side. For several threads: it makes one segment at a time."""
+
+    def __init__(self) -> None:
+        """Raises `OSError` if it cannot be started."""
+        self._ready = False
+        self._working = threading.Lock()
+        self._socket, theirs = socket.socketpair()
+        self._news = select.poll()  # unlike select it takes descriptors above 1,023
+        self._news.register(self._socket, select.POLLIN)
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "service.shipping.encoding"],
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    process_group=0,  # a terminal's Ctrl-C is ours; the session's share as well
+                )
+        except OSError:
+            self._socket.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """The process's number."""
+        return self._process.pid
+
+    def ready(self) -> bool:
+        """Whether it can work by now. Raises `EncoderFailed` if it has ended."""
+        with self._working:
+            if not self._ready and self._news.poll(0):
+                self._ready = bool(receive(self._socket)[0].get("ready"))
+            return self._ready
+
+    def encoded(self, work: CutWork, seconds: float) -> EncodedCut:
+        """The segment. Raises `EncoderFailed`, also if the process stands still for so long."""
+        batches, runs = work.batches, work.batches.runs
+        paths, file_of = batches.places()
+        state = work.before.load(runs)
+        about = {
+            "node": batches.node,
+            "seq": work.seq,
+            "first": work.first,
+            "end": work.end,
+            "paths": [os.fsencode(path).hex() for path in paths],
+            "runs": [tuple(key) for key in runs],
+            "connectors": batches.connectors,
+        }
+        with self._working:
+            self._socket.settimeout(seconds)
+            before = state.times, state.levels, state.traces
+            send(self._socket, about, batches.rows, file_of, *before)
+            head, parts = receive(self._socket)
+        if "failed" in head:
+            raise EncoderFailed(str(head["failed"]))
+        body, *after = parts
+        metadata = {key.encode(): value.encode() for key, value in head["footer"].items()}
+        segment = EncodedSegment(bytes(body), footers.decode_footer(metadata), head["text_bytes"])
+        carry = work.before.copy()
+        carry.save(runs, Last(*(np.frombuffer(part, np.int64) for part in after)))
+        return EncodedCut(segment, carry)
+
+    def close(self) -> None:
+        """Ends it at once; who waits for a segment of it gets `EncoderFailed`."""
+        self._process.kill()
+        self._process.wait()
+        with self._working:
+            self._socket.close()
+
+
+def send(to: socket.socket, head: Mapping[str, Any], *parts: Part) -> None:
+    """A message: its head's size, the head with the sizes of its parts, the parts.
+
+    Raises `EncoderFailed` if the other end is gone.
+    """
+    views = [part if isinstance(part, bytes) else part.view(np.uint8).data for part in parts]
+    text = orjson.dumps({**head, "sizes": [len(view) for view in views]})
+    try:
+        to.sendall(_SIZE.pack(len(text)) + text)
+        for view in views:
+            to.sendall(view)
+    except OSError as error:
+        raise EncoderFailed(f"nobody takes it: {error}") from error
+
+
+def receive(source: socket.socket) -> tuple[Mapping[str, Any], list[bytearray]]:
+    """The next message. Raises `EncoderFailed` if the other end is gone."""
+    (size,) = _SIZE.unpack(_exactly(source, _SIZE.size))
+    head: dict[str, Any] = orjson.loads(_exactly(source, size))
+    return head, [_exactly(source, size) for size in head["sizes"]]
+
+
+def _exactly(source: socket.socket, size: int) -> bytearray:
+    data, got = bytearray(size), 0
+    with memoryview(data) as view:
+        while got < size:
+            try:
+                more = source.recv_into(view[got:], 0, socket.MSG_WAITALL)
+            except OSError as error:
+                raise EncoderFailed(f"nothing comes: {error}") from error
+            if more == 0:
+                raise EncoderFailed("the other end is gone")
+            got += more
+    return data
+
+
+# The process of `process`: it makes segments, told by messages on standard input, until that
+# ends.
+#
+# Its parent reads nothing while it works, so it notices the end behind the segment that it makes.
+
+
+class OpenFile:
+    """A journal file that is read here."""
+
+    def __init__(self, path: str, file: File) -> None:
+        self.path = path
+        self._file = file
+
+    def read(self, size: int, offset: int) -> bytes:
+        """As `JournalFile.read`. Raises `OSError`."""
+        return self._file.pread(size, offset)
+
+
+def run(parent: socket.socket) -> None:
+    """Works until the parent is gone."""
+    with suppress(EncoderFailed):
+        send(parent, {"ready": True})
+        while True:
+            head, parts = receive(parent)
+            answer: dict[str, Any]
+            results: list[Part]
+            try:
+                answer, results = _encoded(head, parts)
+            except Exception as error:  # noqa: BLE001 -- the parent makes it, and raises its own
+                answer, results = {"failed": f"{type(error).__name__}: {error}"}, []
+            send(parent, answer, *results)
+
+
+def _encoded(
+    head: Mapping[str, Any], parts: Sequence[bytearray]
+) -> tuple[dict[str, Any], list[Part]]:
+    rows, file_of, *state = parts
+    runs = [RunKey(fqn, run) for fqn, run in head["runs"]]
+    before = Carry(max(len(runs), 1))
+    before.save(runs, Last(*(np.frombuffer(part, np.int64) for part in state)))
+    with ExitStack() as opened:
+        paths = [os.fsdecode(bytes.fromhex(path)) for path in head["paths"]]
+        files = [OpenFile(path, _open(path, opened)) for path in paths]
+        batches = JournalBatches(
+            head["node"],
+            np.frombuffer(rows, BATCH),
+            files,
+            np.frombuffer(file_of, np.int32),
+            runs,
+            head["connectors"],
+        )
+        work = CutWork(batches, head["seq"], head["first"], head["end"], before)
+        cut = work.encoded(threads=True)
+    segment, last = cut.segment, cut.carry.load(runs)
+    about = {"text_bytes": segment.text_bytes, "footer": footers.encode(segment.footer)}
+    return about, [segment.body, last.times, last.levels, last.traces]
+
+
+def _open(path: str, opened: ExitStack) -> File:
+    file = Disk().open(path, "read")
+    opened.callback(file.close)
+    return file
+
+
+def _offer_to_the_kernel() -> None:
+    """Where memory runs out, this process is the one to end: nothing is lost with it."""
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
+        score.write("1000")
+
+
+if __name__ == "__main__":
+    give_back_freed_memory()
+    _offer_to_the_kernel()
+    run(socket.socket(fileno=os.dup(0)))

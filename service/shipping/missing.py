@@ -18,15 +18,15 @@ from typing import Any, Final, TypeAlias
 
 import orjson
 
-from logstore import keys
-from logstore.batch import RunKey
-from logstore.checked import decode_checked, encode_checked
-from logstore.errors import Damaged, InvalidInput, NotFound, UnsupportedVersion
-from logstore.objects.store import ObjectStore
-from logstore.runs.watermark import Watermark
-from logstore.segments.reader import read_footer
-from logstore.swap import Document, swap
 from service.journal.state import Cut
+from tailrace.logstore import keys
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.cas import Document, swap
+from tailrace.logstore.errors import Damaged, InvalidInput, NotFound, UnsupportedVersion
+from tailrace.logstore.objects.store import ObjectStore
+from tailrace.logstore.runs.report import Watermark
+from tailrace.logstore.segments.reader import read_footer
+from tailrace.logstore.state import decode_checked, encode_checked
 
 MOST_RUNS: Final = 100
 

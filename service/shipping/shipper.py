@@ -25,9 +25,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from logstore import keys
-from logstore.clock import Clock
-from logstore.errors import (
+from service.journal.journal import Journal
+from service.journal.state import Cut
+from service.runtime.counters import SECONDS, Distribution
+from service.runtime.health import Heartbeat, Ongoing
+from service.runtime.process import Offload
+from service.settings import FlushSettings
+from service.shipping.encoding import CutEncoder, EncodedCut, OffloadedEncoder, SegmentEncoder
+from service.shipping.watermarks import Confirmations, Forked, Lineage
+from tailrace.logstore import keys
+from tailrace.logstore.clock import Clock
+from tailrace.logstore.errors import (
     Damaged,
     JournalFull,
     NodeNotReady,
@@ -37,21 +45,10 @@ from logstore.errors import (
     StoreUnavailable,
     with_hint,
 )
-from logstore.objects.store import ObjectStore
-from logstore.segments.carry import Carry
-from logstore.segments.reader import read_footer
-from logstore.segments.writer import EncodedSegment
-from service.journal.journal import Journal
-from service.journal.state import Cut
-from service.runtime.counters import SECONDS, Distribution
-from service.runtime.heartbeat import Heartbeat
-from service.runtime.ongoing import Ongoing
-from service.runtime.threads import Offload
-from service.shipping.confirmations import Confirmations
-from service.shipping.cut_work import EncodedCut, OffloadedEncoder, SegmentEncoder
-from service.shipping.encoding import CutEncoder
-from service.shipping.lineage import Forked, Lineage
-from service.shipping.settings import FlushSettings
+from tailrace.logstore.objects.store import ObjectStore
+from tailrace.logstore.segments.detect import Carry
+from tailrace.logstore.segments.reader import read_footer
+from tailrace.logstore.segments.writer import EncodedSegment
 
 Reason: TypeAlias = Literal["age", "demand", "size"]
 """Why a segment was cut: its age, its size, or a caller that waits (`bulk`, a close, a stop)."""

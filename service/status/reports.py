@@ -4,7 +4,7 @@ A report is acknowledged once it is stored. Whoever deletes a run deletes its re
 report whose version is at or below the run's deletion does not exist, whether its object
 is gone yet or not, and a new one is given a version above it.
 
-A deletion removes a run's reports at once. The expiry of runs removes only lines, so `Expiry`
+A deletion removes a run's reports at once. The expiry of runs removes only lines, so `ReportExpiry`
 removes the reports that have not changed for as long as runs are kept, and whose run does not
 exist any more or never had a line.
 """
@@ -14,25 +14,21 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple, Protocol
 
-from logstore import keys
-from logstore import ulid as ulids
-from logstore.batch import RunKey
-from logstore.cache import Cache
-from logstore.clock import Clock, Entropy
-from logstore.errors import (
-    Damaged,
-    NotFound,
-    UnsupportedVersion,
-)
-from logstore.objects.store import ObjectInfo, ObjectStore
-from logstore.runs.report import Report, Said, decode_report, encode_report, make_report
-from logstore.runs.retention import RunRetention
-from logstore.state_kinds import advice
-from logstore.swap import Document, swap, write_until_known
-from service.runtime.clock_skew import ClockSkew
+from service.runtime.health import ClockSkew
+from tailrace.logstore import keys
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.cache import Cache
+from tailrace.logstore.cas import Document, swap, write_until_known
+from tailrace.logstore.clock import Clock, Entropy
+from tailrace.logstore.errors import Damaged, NotFound, UnsupportedVersion
+from tailrace.logstore.objects.store import ObjectInfo, ObjectStore
+from tailrace.logstore.runs.deletions import RunRetention
+from tailrace.logstore.runs.report import RunReport, Said, decode_report, encode_report, make_report
+from tailrace.logstore.state import advice
 
 _READERS = 16
 _DELETE_COUNT = 500
@@ -41,7 +37,7 @@ _CACHE_BYTES = 16 << 20
 FOLDERS = (keys.STATUS, keys.PROGRESS, keys.METRICS)
 
 
-class Head(NamedTuple):
+class ReportHead(NamedTuple):
     """A report without its body; `info` is of its object."""
 
     info: ObjectInfo
@@ -82,8 +78,8 @@ class Reports:
         self._entropy = entropy
         self._horizon = horizon
         self._check_space = check_space
-        self._heads: OrderedDict[str, Head] = OrderedDict()
-        self._bodies: Cache[Report] = Cache(cache_bytes)
+        self._heads: OrderedDict[str, ReportHead] = OrderedDict()
+        self._bodies: Cache[RunReport] = Cache(cache_bytes)
         self._minter = ulids.Minter(clock, entropy)
         self._asked = 0
         self._newest: OrderedDict[str, int] = OrderedDict()
@@ -94,7 +90,7 @@ class Reports:
         key: RunKey,
         value: Mapping[str, Any],
         is_late: Callable[[Said, Said], bool] = _never_late,
-    ) -> Report:
+    ) -> RunReport:
         """Replaces the run's report, and gives the one that stands there now.
 
         That is a later one if it was stored here while the store kept this one waiting: a
@@ -106,7 +102,7 @@ class Reports:
         self._asked += 1
         asked = self._asked
 
-        async def change(found: Report | None) -> Report | None:
+        async def change(found: RunReport | None) -> RunReport | None:
             there = None if found is None else self._shown(found)
             if there is not None and self._newest.get(name, 0) > asked:
                 return None
@@ -129,7 +125,7 @@ class Reports:
         Raises `StoreUnavailable`, `OutcomeUnknown`.
         """
 
-        async def change(found: Report | None) -> Report | None:
+        async def change(found: RunReport | None) -> RunReport | None:
             there = None if found is None else self._shown(found)
             if there is None or there.closed:
                 return None
@@ -145,7 +141,7 @@ class Reports:
         if len(self._newest) > _REMEMBERED:
             self._newest.popitem(last=False)
 
-    async def add(self, folder: str, key: RunKey, value: Mapping[str, Any]) -> Report:
+    async def add(self, folder: str, key: RunKey, value: Mapping[str, Any]) -> RunReport:
         """Writes one more report of the run.
 
         Raises `StoreUnavailable`, `OutcomeUnknown`, `JournalFull`.
@@ -157,13 +153,13 @@ class Reports:
         await write_until_known(lambda: self._store.put(name, encoded))
         return report
 
-    async def get(self, folder: str, key: RunKey) -> Report | None:
+    async def get(self, folder: str, key: RunKey) -> RunReport | None:
         """The run's report. Raises `StoreUnavailable`, `Damaged`."""
         return await self._read(keys.run_report(folder, key))
 
     async def added(
         self, folder: str, key: RunKey, *, after: int, limit: int, most_bytes: int
-    ) -> tuple[list[Report], str | None]:
+    ) -> tuple[list[RunReport], str | None]:
         """What was added for the run above the ULID `after`, oldest first; the last ULID that
         was looked at, if there is more.
 
@@ -175,25 +171,25 @@ class Reports:
         infos = [info async for info in self._store.list(prefix) if info.key > first]
         infos.sort(key=lambda info: info.key)
         some = _up_to(infos[:limit], most_bytes)
-        found: list[Report] = []
+        found: list[RunReport] = []
         for start in range(0, len(some), _READERS):
             reading = [self._read(info.key) for info in some[start : start + _READERS]]
             found += [report for report in await asyncio.gather(*reading) if report is not None]
         return found, some[-1].key.removeprefix(prefix) if len(some) < len(infos) else None
 
-    async def newest(self, folder: str, fqn: str, limit: int) -> list[Head]:
+    async def newest(self, folder: str, fqn: str, limit: int) -> list[ReportHead]:
         """The reports of a pipeline's runs that changed last, in no order."""
         prefix = keys.reports_of(folder, fqn)
         infos = [info async for info in self._store.list(prefix)]
         infos.sort(key=lambda info: (info.modified_ms, info.key), reverse=True)
         return await self._heads_of(infos[:limit])
 
-    async def bodies(self, heads: list[Head], most_bytes: int) -> tuple[list[Report], int]:
+    async def bodies(self, heads: list[ReportHead], most_bytes: int) -> tuple[list[RunReport], int]:
         """The first of these reports, about `most_bytes` of them but at least one, and how many
         were looked at: some may be gone. Raises `StoreUnavailable`, `Damaged`.
         """
         some = _up_to([head.info for head in heads], most_bytes)
-        found: list[Report] = []
+        found: list[RunReport] = []
         for start in range(0, len(some), _READERS):
             reading = [self._body(info) for info in some[start : start + _READERS]]
             found += [report for report in await asyncio.gather(*reading) if report is not None]
@@ -212,14 +208,14 @@ class Reports:
         head = await self._head(info)
         return None if head is None else head.created_ms
 
-    async def listed(self, info: ObjectInfo) -> Report | None:
+    async def listed(self, info: ObjectInfo) -> RunReport | None:
         """The report at the place of a listed one. It is read only if it is not held.
 
         Raises `StoreUnavailable`, `Damaged`.
         """
         return await self._body(info)
 
-    async def at(self, folder: str, fqn: str, component: str) -> Report | None:
+    async def at(self, folder: str, fqn: str, component: str) -> RunReport | None:
         """The report of the run with such a component. Raises `StoreUnavailable`, `Damaged`."""
         return await self._read(f"{keys.reports_of(folder, fqn)}{component}")
 
@@ -251,7 +247,7 @@ class Reports:
         for start in range(0, len(found), _DELETE_COUNT):
             await self._store.delete(found[start : start + _DELETE_COUNT])
 
-    def _fresh(self, key: RunKey, value: Mapping[str, Any], created_ms: int | None) -> Report:
+    def _fresh(self, key: RunKey, value: Mapping[str, Any], created_ms: int | None) -> RunReport:
         now = self._clock.now_ms()
         version = self._minter.mint()
         horizon = self._horizon(key)
@@ -259,10 +255,10 @@ class Reports:
             version = horizon + 1 + self._entropy.getrandbits(ulids.STEP_BITS)
         return make_report(key, version, now if created_ms is None else created_ms, now, value)
 
-    def _shown(self, report: Report) -> Report | None:
+    def _shown(self, report: RunReport) -> RunReport | None:
         return report if report.version > self._horizon(report.key) else None
 
-    async def _read(self, name: str) -> Report | None:
+    async def _read(self, name: str) -> RunReport | None:
         try:
             _, body = await self._store.get(name)
         except NotFound:
@@ -272,15 +268,15 @@ class Reports:
         except Damaged as error:
             raise Damaged(f"{name}: {error}", hint=advice(name)) from error
 
-    async def _heads_of(self, infos: list[ObjectInfo]) -> list[Head]:
+    async def _heads_of(self, infos: list[ObjectInfo]) -> list[ReportHead]:
         """The heads of the shown reports. A report that has not changed is not read again."""
-        found: list[Head] = []
+        found: list[ReportHead] = []
         for start in range(0, len(infos), _READERS):
             some = [self._head(info) for info in infos[start : start + _READERS]]
             found += [head for head in await asyncio.gather(*some) if head is not None]
         return found
 
-    async def _head(self, info: ObjectInfo) -> Head | None:
+    async def _head(self, info: ObjectInfo) -> ReportHead | None:
         # A version holds a fresh ULID, so an ETag stands for one version only. What is read
         # may be newer than the list; then it is read once more with the next.
         head = self._heads.get(info.key)
@@ -288,13 +284,13 @@ class Reports:
             report = await self._body(info)
             if report is None:
                 return None
-            head = Head(info, report.key, report.version, report.created_ms, report.said)
+            head = ReportHead(info, report.key, report.version, report.created_ms, report.said)
             self._heads[info.key] = head
             if len(self._heads) > _REMEMBERED:
                 self._heads.popitem(last=False)
         return head if head.version > self._horizon(head.key) else None
 
-    async def _body(self, info: ObjectInfo) -> Report | None:
+    async def _body(self, info: ObjectInfo) -> RunReport | None:
         version = (info.key, info.etag)
         report = self._bodies.get(version)
         if report is None:
@@ -314,7 +310,7 @@ def _up_to(infos: list[ObjectInfo], most_bytes: int) -> list[ObjectInfo]:
     return infos
 
 
-def _decode_or_none(body: bytes) -> Report | None:
+def _decode_or_none(body: bytes) -> RunReport | None:
     """None is a report that cannot be read: a new one takes its place."""
     try:
         return decode_report(body)
@@ -324,7 +320,7 @@ def _decode_or_none(body: bytes) -> Report | None:
         return None
 
 
-def _encode(report: Report | None) -> bytes:
+def _encode(report: RunReport | None) -> bytes:
     assert report is not None
     return encode_report(report)
 
@@ -332,7 +328,7 @@ def _encode(report: Report | None) -> bytes:
 _DAY_MS = 86_400_000
 
 
-class Expiry:
+class ReportExpiry:
     """Removes expired reports; doing it twice, or on several nodes, does no harm."""
 
     def __init__(
@@ -366,3 +362,126 @@ class Expiry:
             return False  # what cannot be read is for `verify`, not for the sweeper
         kept = retention.days_of(report.key.fqn)
         return 0 < kept < days and not await self._exists(report.key)
+
+
+# How a run ended: the one place that decides it, for lists, pages and the command line.
+#
+# | outcome | the run |
+# | --- | --- |
+# | `succeeded` | ended, and its client reports `success` or `partialSuccess` |
+# | `failed`, `cancelled` | ended, and its client reports `failed`, `stopped` |
+# | `lost` | gave no sign of life for too long: its client died. It goes on when a sign comes |
+# | `unknown` | was closed, and nobody said how it ended |
+# | none | goes on |
+#
+# Signs of life are lines and reports. A client that reports `"heartbeat": true` repeats its
+# report while it lives, so it is lost after `runs.lost_minutes` of silence. Any other client may
+# be silent for as long as its run may stay open (`runs.stream_timeout_minutes`). After that time
+# without a sign of any client the sweeper closes the run, whose manifest says `abandoned`; a
+# later report takes that back. No node decides alone and nothing is stored: each node comes to
+# the same answer from the manifest, the report and its clock.
+
+
+SUCCEEDED: Final = "succeeded"
+FAILED: Final = "failed"
+CANCELLED: Final = "cancelled"
+LOST: Final = "lost"
+UNKNOWN: Final = "unknown"
+OUTCOMES: Final = (SUCCEEDED, FAILED, CANCELLED, LOST, UNKNOWN)
+RUNNING: Final = "running"
+UNREPORTED: Final = "none"
+
+_ENDED: Final = {
+    "success": SUCCEEDED,
+    "partialSuccess": SUCCEEDED,
+    "failed": FAILED,
+    "stopped": CANCELLED,
+}
+TERMINAL = frozenset(_ENDED)
+"""Values of `pipelineState` that end a run."""
+REPORTED = TERMINAL | {"queued", "running"}
+"""All values of `pipelineState`."""
+FILTERS: Final = (*OUTCOMES, *sorted(REPORTED - set(OUTCOMES)), UNREPORTED)
+"""Words of a filter: outcomes, `running` for none, and what a client reported."""
+_HEARTBEATS: Final = 4
+_NOTHING: Final = Said(None, None)
+
+
+class RunState(Protocol):
+    """The facts of a run's log that its outcome depends on."""
+
+    @property
+    def state(self) -> str: ...
+    @property
+    def last_ms(self) -> int | None: ...
+    @property
+    def abandoned(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutcomes:
+    """Decides outcomes. `lost_seconds` is for clients with a heartbeat, `timeout_seconds` for
+    others."""
+
+    lost_seconds: float
+    timeout_seconds: float
+
+    def heartbeat_seconds(self, said: Said) -> float | None:
+        """How often a client is to repeat such a report; None if it does not, or the run ended."""
+        if not said.repeated or _is_end(said):
+            return None
+        return self._patience(said) / _HEARTBEATS
+
+    def _patience(self, said: Said) -> float:
+        return self.lost_seconds if said.heartbeat else self.timeout_seconds
+
+    def decide(self, run: RunState, report: RunReport | None, now_ms: int) -> str | None:
+        """The outcome of a run; None if it goes on, or if the state of its log is not known."""
+        said = _NOTHING if report is None else report.said
+        if said.state in _ENDED:
+            return _ENDED[said.state]
+        oldest_ms = now_ms - self._patience(said) * 1000
+        if run.state == "closed":
+            if not run.abandoned:
+                return UNKNOWN
+            return None if alive_ms(report) > oldest_ms else LOST
+        if run.state != "open" or said.state == "queued":
+            return None
+        heard_ms = max(run.last_ms or 0, 0 if report is None else report.stored_ms)
+        return LOST if heard_ms and heard_ms < oldest_ms else None
+
+
+def alive_ms(report: RunReport | None) -> int:
+    """When a client last said that its run goes on, or is to begin; 0 if it did not."""
+    return 0 if report is None or _is_end(report.said) else report.stored_ms
+
+
+def is_late(said: Said, stored: Said) -> bool:
+    """Whether a client said that its run goes on before the end that is stored.
+
+    Only clients that repeat their reports are judged, by their own times: a run that begins again
+    has a start after that end.
+    """
+    if said.state != "running" or not said.repeated or not _is_end(stored):
+        return False
+    end = max(stored.ended_ms or 0, stored.moment_ms or 0, stored.started_ms or 0)
+    return said.started_ms is not None and said.started_ms <= end
+
+
+def _is_end(said: Said) -> bool:
+    return said.state in TERMINAL or (said.state is None and said.ended_ms is not None)
+
+
+def state_without_lines(report: RunReport) -> str:
+    """The state of a run that has a report and no lines."""
+    said = report.said
+    return "closed" if report.closed or said.state in TERMINAL or said.ended_ms else "open"
+
+
+def filter_words(outcome: str | None, report: RunReport | None) -> frozenset[str]:
+    """The words of `FILTERS` that find such a run."""
+    reported = None if report is None else report.said.state
+    words = {outcome or RUNNING, reported or UNREPORTED}
+    if outcome is not None or reported == "queued":
+        words.discard(RUNNING)
+    return frozenset(words)

@@ -9,32 +9,207 @@ A pipeline's last run (`last_run`) is the first of the list of its runs: the one
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from logstore import keys
-from logstore import ulid as ulids
-from logstore.batch import RunKey
-from logstore.clock import Clock
-from logstore.errors import (
+from service.run_log.listing import Newest, ReportedRuns
+from service.run_log.run_logs import RunLogs
+from service.runtime.environment import Seams
+from service.runtime.health import ClockSkew
+from service.settings import OpenMetadataSettings, RunSettings, Settings
+from service.status.reports import TERMINAL, ReportExpiry, ReportHead, Reports, RunOutcomes, is_late
+from service.tail import Tail
+from tailrace.logstore import keys
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.clock import Clock
+from tailrace.logstore.errors import (
     InvalidCursor,
     InvalidInput,
+    JournalFull,
     NotFound,
     StoreUnavailable,
     TailraceError,
 )
-from logstore.objects.store import ObjectInfo
-from logstore.runs.report import Report, Said
-from service.runs.outcomes import RunOutcomes, is_late
-from service.runs.run_pages import Newest, ReportedRuns
-from service.runs.settings import RunSettings
-from service.status.endings import Endings, is_terminal
-from service.status.reports import Expiry, Head, Reports
-from service.status.settings import OpenMetadataSettings
-from service.status.unfinished import UnfinishedLines
-from service.tail import Tail
+from tailrace.logstore.filesystem import FileSystem
+from tailrace.logstore.objects.store import ObjectInfo
+from tailrace.logstore.runs.report import RunReport, Said
+
+# Whether a run has ended by what its client says: a terminal pipelineStatus.
+#
+# OpenMetadata's client reports the end of a run before it ships the last lines. So a stream of
+# such a run goes on for a grace after the report, and after each line in it.
+#
+# All readers of a run share one look at the store every `look_seconds`. A look that fails says
+# nothing: the run is not taken for ended.
+
+
+_REMEMBERED = 10_000
+
+
+def is_terminal(report: RunReport | None) -> bool:
+    """Whether a status says that its run is over."""
+    return report is not None and report.said.state in TERMINAL
+
+
+class _KnownStatus(NamedTuple):
+    """When it was looked at, and when a terminal status was stored, if there is one."""
+
+    seen: float
+    ended_ms: int | None
+
+
+class Endings:
+    """The ends of the runs that somebody watches.
+
+    A stream goes on for `grace_seconds` after a terminal status; the store is asked again after
+    `look_seconds`.
+    """
+
+    def __init__(
+        self,
+        look: Callable[[RunKey], Awaitable[RunReport | None]],
+        clock: Clock,
+        *,
+        grace_seconds: float,
+        look_seconds: float = 10.0,
+    ) -> None:
+        self._look = look
+        self._clock = clock
+        self._grace_seconds = grace_seconds
+        self._look_seconds = look_seconds
+        self._known: OrderedDict[RunKey, _KnownStatus] = OrderedDict()
+        self._looking: dict[RunKey, asyncio.Task[None]] = {}
+        self.failures = 0
+
+    async def seconds_left(self, key: RunKey) -> float | None:
+        """Seconds left of an ended run's grace, 0 when it is over; None for an open run."""
+        known = self._known.get(key)
+        if known is None or self._clock.monotonic() - known.seen >= self._look_seconds:
+            await self._ask(key)
+            known = self._known.get(key)
+        if known is None or known.ended_ms is None:
+            return None
+        since = (self._clock.now_ms() - known.ended_ms) / 1000
+        return min(max(self._grace_seconds - since, 0.0), self._grace_seconds)
+
+    def note(self, key: RunKey, report: RunReport | None) -> None:
+        """Takes note of what was just stored, or removed."""
+        ended = report.stored_ms if report is not None and is_terminal(report) else None
+        self._note(key, ended)
+
+    def _note(self, key: RunKey, ended_ms: int | None) -> None:
+        self._known[key] = _KnownStatus(self._clock.monotonic(), ended_ms)
+        self._known.move_to_end(key)
+        if len(self._known) > _REMEMBERED:
+            self._known.popitem(last=False)
+
+    async def _ask(self, key: RunKey) -> None:
+        """One look for all who ask at the same time."""
+        task = self._looking.get(key)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._ask_store(key))
+            self._looking[key] = task
+            task.add_done_callback(lambda _: self._looking.pop(key, None))
+        await asyncio.shield(task)
+
+    async def _ask_store(self, key: RunKey) -> None:
+        before = self._known.get(key)
+        try:
+            report = await self._look(key)
+        except TailraceError:
+            self.failures += 1
+            self._note(key, None if before is None else before.ended_ms)
+            return
+        if self._known.get(key) is before:  # else something newer was stored meanwhile
+            self.note(key, report)
+
+
+# Lines that are not finished yet: a progress bar, a prompt. Shown live, and never stored.
+#
+# A producer of lines says what its last line looks like now; the next state takes the place of
+# the one before. Nothing of it is acknowledged as stored: the line itself comes as any other once
+# it is finished, and has its last state. So this is memory of each node alone. A state that is
+# not repeated is forgotten after `KEPT_SECONDS`, since its producer may have died. Nodes tell
+# each other.
+
+
+KEPT_SECONDS = 60.0
+MOST_CHARS = 4096
+_PRODUCERS = 16
+_RUNS = 10_000
+_NAME_CHARS = 100
+
+
+class UnfinishedLine(NamedTuple):
+    """The state of a producer's last line; `number` grows with each state."""
+
+    producer: str
+    number: int
+    text: str
+    until: float = 0.0
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> UnfinishedLine:
+        """What a client sent. Raises `InvalidInput`."""
+        producer, number, text = (value.get(name) for name in ("producer", "number", "text"))
+        if not isinstance(producer, str) or not 0 < len(producer) <= _NAME_CHARS:
+            raise InvalidInput("producer is no name of 1 to 100 characters", field="producer")
+        if type(number) is not int:
+            raise InvalidInput("number is not a whole number", field="number")
+        if not isinstance(text, str) or len(text) > MOST_CHARS or "\n" in text:
+            raise InvalidInput(
+                f"text is not one line of at most {MOST_CHARS} characters",
+                field="text",
+                hint="Send the end of a longer line; an empty text says that it is finished.",
+            )
+        return cls(producer, number, text)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a client sent it."""
+        return {"producer": self.producer, "number": self.number, "text": self.text}
+
+
+class UnfinishedOfRuns:
+    """The unfinished lines of all runs, as one node knows them."""
+
+    def __init__(self, clock: Clock, changed: Callable[[RunKey], None]) -> None:
+        self._clock = clock
+        self._changed = changed
+        self._lines: OrderedDict[RunKey, dict[str, UnfinishedLine]] = OrderedDict()
+        self.tell: Callable[[RunKey, UnfinishedLine], None] = lambda *_: None
+        """Tells other nodes of a line that came to this one."""
+
+    def put(self, key: RunKey, line: UnfinishedLine) -> None:
+        """Takes the newest state of a line; an empty text ends it. Older states are ignored."""
+        lines = self._lines.setdefault(key, {})
+        self._lines.move_to_end(key)
+        before = lines.pop(line.producer, None)
+        if before is not None and before.number > line.number:
+            line = before
+        lines[line.producer] = line._replace(until=self._clock.monotonic() + KEPT_SECONDS)
+        while len(lines) > _PRODUCERS:
+            del lines[next(iter(lines))]
+        while len(self._lines) > _RUNS:
+            self._lines.popitem(last=False)
+        if before is None or before.text != line.text:
+            self._changed(key)
+
+    def of_run(self, key: RunKey) -> list[UnfinishedLine]:
+        """The lines of a run that are not finished, by producer."""
+        now = self._clock.monotonic()
+        found = [line for line in self._lines.get(key, {}).values() if line.until > now]
+        return sorted(line for line in found if line.text)
+
+    def remove(self, fqn: str, run: str | None) -> None:
+        """Forgets those of a deleted run, or of all runs of a pipeline."""
+        for key in [key for key in self._lines if key.fqn == fqn and run in (None, key.run)]:
+            del self._lines[key]
+            self._changed(key)
+
 
 _DEFAULT_LIMIT = 5
 _LOOKED_AT = 64
@@ -46,14 +221,14 @@ _METRICS = 1000
 class Statuses(NamedTuple):
     """Some statuses, and where the next ones begin; None at the end."""
 
-    reports: list[Report]
+    reports: list[RunReport]
     next: str | None
 
 
 class Metrics(NamedTuple):
     """Some batches of metrics, and what to give as `after` for the next; None at the end."""
 
-    reports: list[Report]
+    reports: list[RunReport]
     next: str | None
 
 
@@ -68,7 +243,7 @@ class RunStatus:
         runs: RunSettings,
         *,
         tail: Callable[[], Tail],
-        expiry: Expiry,
+        expiry: ReportExpiry,
         look_seconds: float = 10.0,
     ) -> None:
         self._reports = reports
@@ -76,7 +251,7 @@ class RunStatus:
         self._settings = settings
         self._runs = runs
         self._tail = tail
-        self._progress: OrderedDict[RunKey, Report] = OrderedDict()
+        self._progress: OrderedDict[RunKey, RunReport] = OrderedDict()
         self._progress_bytes = 0
         self.endings = Endings(
             self.get,
@@ -84,7 +259,7 @@ class RunStatus:
             grace_seconds=settings.finish_grace_seconds,
             look_seconds=look_seconds,
         )
-        self.unfinished = UnfinishedLines(clock, lambda key: self._tail().nudge(key))
+        self.unfinished = UnfinishedOfRuns(clock, lambda key: self._tail().nudge(key))
         self.expiry = expiry
         self.stored = {"status": 0, "progress": 0, "metrics": 0}
         self.sweep_failures = 0
@@ -96,7 +271,7 @@ class RunStatus:
 
     # --- pipelineStatus ------------------------------------------------------------
 
-    async def put(self, key: RunKey, value: Mapping[str, Any]) -> Report:
+    async def put(self, key: RunKey, value: Mapping[str, Any]) -> RunReport:
         """Keeps a status of a run, and gives the one that is kept: an end that came before a late
         `running` stays. Raises `StoreUnavailable`, `OutcomeUnknown`, `JournalFull`."""
         report = await self._reports.put(keys.STATUS, key, value, is_late)
@@ -116,7 +291,7 @@ class RunStatus:
         """
         await self._reports.close(keys.STATUS, key)
 
-    async def get(self, key: RunKey) -> Report | None:
+    async def get(self, key: RunKey) -> RunReport | None:
         """The newest status of a run. Raises `StoreUnavailable`, `Damaged`."""
         return await self._reports.get(keys.STATUS, key)
 
@@ -128,11 +303,11 @@ class RunStatus:
         """When the first status of a listed run came; None if it is deleted."""
         return await self._reports.created(info)
 
-    async def at(self, fqn: str, component: str) -> Report | None:
+    async def at(self, fqn: str, component: str) -> RunReport | None:
         """The newest status of the run with such a component."""
         return await self._reports.at(keys.STATUS, fqn, component)
 
-    async def listed(self, info: ObjectInfo) -> Report | None:
+    async def listed(self, info: ObjectInfo) -> RunReport | None:
         """The status that was just listed, or a newer one; None if it is deleted."""
         return await self._reports.listed(info)
 
@@ -191,7 +366,7 @@ class RunStatus:
 
     # --- progress and metrics ------------------------------------------------------
 
-    async def put_progress(self, key: RunKey, value: Mapping[str, Any]) -> Report:
+    async def put_progress(self, key: RunKey, value: Mapping[str, Any]) -> RunReport:
         """Keeps the newest progress of a run, and shows it to who watches."""
         report = await self._reports.put(keys.PROGRESS, key, value)
         self.stored["progress"] += 1
@@ -210,15 +385,15 @@ class RunStatus:
         report = self._progress.pop(key, None)
         self._progress_bytes -= 0 if report is None else len(report.body)
 
-    async def progress(self, key: RunKey) -> Report | None:
+    async def progress(self, key: RunKey) -> RunReport | None:
         """The newest progress of a run. Raises `StoreUnavailable`, `Damaged`."""
         return await self._reports.get(keys.PROGRESS, key)
 
-    def progress_here(self, key: RunKey) -> Report | None:
+    def progress_here(self, key: RunKey) -> RunReport | None:
         """The newest that came through this node, if it is remembered."""
         return self._progress.get(key)
 
-    async def add_metrics(self, key: RunKey, value: Mapping[str, Any]) -> Report:
+    async def add_metrics(self, key: RunKey, value: Mapping[str, Any]) -> RunReport:
         """Keeps one more batch of metrics. Raises `StoreUnavailable`, `OutcomeUnknown`."""
         report = await self._reports.add(keys.METRICS, key, value)
         self.stored["metrics"] += 1
@@ -260,7 +435,7 @@ class RunStatus:
                 self.sweep_failures += 1
 
 
-def timestamp_of(head: Head) -> int:
+def timestamp_of(head: ReportHead) -> int:
     """When the run began or said something, in milliseconds: what upstream orders by."""
     return head.created_ms if head.said.moment_ms is None else head.said.moment_ms
 
@@ -268,7 +443,7 @@ def timestamp_of(head: Head) -> int:
 _PLACE = re.compile(r"(-?[0-9]{1,19})\.([0-9A-Z]{26})")
 
 
-def _named(head: Head) -> str:
+def _named(head: ReportHead) -> str:
     """A place in the order of statuses, for who wants those behind it."""
     return f"{timestamp_of(head)}.{ulids.encode(head.version)}"
 
@@ -283,7 +458,7 @@ def _place(name: str) -> tuple[int, int]:
         raise InvalidCursor(f"not a place in the statuses: {error}", field="next") from error
 
 
-class Runs(Protocol):
+class RunLists(Protocol):
     """The lists of runs with lines."""
 
     async def newest(self, fqn: str, reported: ReportedRuns) -> Newest:
@@ -304,7 +479,7 @@ class LastRun(NamedTuple):
     """
 
     key: RunKey
-    report: Report | None
+    report: RunReport | None
     silent: tuple[str, ...] = ()
     held: bool = False
     damaged: tuple[str, ...] = ()
@@ -320,7 +495,7 @@ class NoRuns(NotFound):
         self.silent = silent
 
 
-async def last_run(status: RunStatus, text: Runs, fqn: str) -> LastRun:
+async def last_run(status: RunStatus, text: RunLists, fqn: str) -> LastRun:
     """The pipeline's last run. Raises `NoRuns` if it has none, `StoreUnavailable`."""
     try:
         newest, silent, report, damaged = await text.newest(fqn, status)
@@ -332,3 +507,77 @@ async def last_run(status: RunStatus, text: Runs, fqn: str) -> LastRun:
     if newest is None:
         raise NoRuns(fqn, silent)
     return LastRun(RunKey(fqn, newest.run), report, silent, damaged=damaged)
+
+
+# Composes the reports of a node.
+#
+# Reports look up the node's run logs and tail at each call: the node makes them when it starts,
+# and makes new ones after a fork.
+
+
+class KeepFree(NamedTuple):
+    """The folder that reports are written to, and how much of its disk stays free."""
+
+    folder: str
+    bytes: int
+
+
+class Owner(Protocol):
+    """The parts of the node that reports use."""
+
+    @property
+    def run_logs(self) -> RunLogs: ...
+    @property
+    def tail(self) -> Tail: ...
+
+
+def open_status(owner: Owner, seams: Seams, settings: Settings) -> RunStatus:
+    """The reports of `owner`, over its store."""
+    keep_free = _keep_free(settings)
+
+    def horizon(key: RunKey) -> int:
+        return owner.run_logs.deletions.horizon(key)
+
+    async def exists(key: RunKey) -> bool:
+        return await owner.run_logs.listing.exists(key)
+
+    def check_space(size: int) -> None:
+        if keep_free is not None:
+            _check_space(seams.fs, keep_free, size)
+
+    reports = Reports(
+        seams.store,
+        seams.clock,
+        seams.entropy,
+        horizon=horizon,
+        check_space=check_space,
+        cache_bytes=settings.openmetadata.report_cache_bytes,
+    )
+    return RunStatus(
+        reports,
+        seams.clock,
+        settings.openmetadata,
+        settings.runs,
+        tail=lambda: owner.tail,
+        expiry=ReportExpiry(seams.store, seams.clock, exists, ClockSkew(seams.newest_date)),
+    )
+
+
+def _keep_free(settings: Settings) -> KeepFree | None:
+    """None for a store on S3, where reports take no disk of ours."""
+    if settings.bucket is not None:
+        return None
+    return KeepFree(settings.store_folder, settings.journal.min_free_bytes)
+
+
+def _check_space(fs: FileSystem, keep: KeepFree, size: int) -> None:
+    """Reports may not take what batches are refused for. Raises `JournalFull`."""
+    try:
+        free = fs.free_bytes(keep.folder)
+    except OSError as error:
+        raise StoreUnavailable(f"the disk of the store does not answer: {error}") from error
+    if free - size < keep.bytes:
+        raise JournalFull(
+            "the disk of the store is full: reports have no room beside the "
+            f"{keep.bytes} bytes that are kept free"
+        )

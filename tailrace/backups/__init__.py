@@ -1,3 +1,7 @@
-"""Backups: `repository.py` is the folder that holds them, `save.py` copies a store into it,
-`journals.py` the data folders of nodes, and `restore.py` copies both back.
+"""Backup and restore of a store and the data folders of its nodes.
+
+repository  the folder of backups: contents by checksum, and a list for each backup
+save        copies a store and data folders into a backup while services work on them
+restore     copies a backup into an empty store and an empty data folder
+setup       opens all of these from settings
 """

@@ -22,12 +22,11 @@ from typing import Any, Final, Literal, TypeAlias
 
 import orjson
 
-from logstore import ulid as ulids
-from logstore.clock import Clock, Entropy
-from logstore.errors import Conflict, Damaged, InvalidInput, UnsupportedVersion
-from logstore.filesystem import File, FileSystem
-from logstore.objects.local import in_thread
-from logstore.objects.oserrors import translated
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.clock import Clock, Entropy
+from tailrace.logstore.errors import Conflict, Damaged, InvalidInput, UnsupportedVersion
+from tailrace.logstore.filesystem import File, FileSystem, translated
+from tailrace.logstore.objects.local import in_thread
 
 FORMAT: Final = 1
 PIECE_BYTES: Final = 1 << 22

@@ -15,19 +15,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from logstore import keys
-from logstore import ulid as ulids
-from logstore.clock import Clock, Entropy
-from logstore.errors import Conflict, Damaged
-from logstore.filesystem import FileSystem
-from logstore.objects.local import in_thread
-from logstore.objects.oserrors import translated
-from logstore.objects.store import ObjectInfo, ObjectStore, Part
-from logstore.runs.manifest import decode_manifest, encode_manifest
-from logstore.table.table import LOG
 from service.runtime.identity import UNFINISHED, DataFolder
-from tailrace.backups.journals import IDENTITY, JOURNAL, WORKERS, fork_restored
 from tailrace.backups.repository import Backup, BackupEntry, BackupFolder
+from tailrace.backups.save import IDENTITY, JOURNAL, WORKERS, fork_restored
+from tailrace.logstore import keys
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.clock import Clock, Entropy
+from tailrace.logstore.errors import Conflict, Damaged
+from tailrace.logstore.filesystem import FileSystem, translated
+from tailrace.logstore.objects.local import in_thread
+from tailrace.logstore.objects.store import ObjectInfo, ObjectPart, ObjectStore
+from tailrace.logstore.runs.manifest import decode_manifest, encode_manifest
+from tailrace.logstore.table.table import LOG
 
 _AT_ONCE: Final = 16
 _DELETE_COUNT: Final = 500
@@ -180,7 +179,7 @@ class Restore:
             if info is None:
                 info = await store.put(entry.key, piece, metadata=entry.metadata)
             else:
-                parts: list[Part | bytes] = [Part(entry.key, if_match=info.etag), piece]
+                parts: list[ObjectPart | bytes] = [ObjectPart(entry.key, if_match=info.etag), piece]
                 info = await store.compose(entry.key, parts, metadata=entry.metadata)
         if info is None:
             raise Damaged(f"{entry.key}: its contents are empty")

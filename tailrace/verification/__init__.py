@@ -1,16 +1,15 @@
 """Verification: compares every line in journal, segments, run logs and table with its copies.
 
-fault.py     what can be wrong, and where it is reported
-catalog.py   segments: numbers without gaps, bytes as they were written, quarantined ones
-records.py   a stretch of text, seen as records with their ids
-run_logs.py  manifests, chunks and indexes of runs
-journal.py   the data folder's journal, when no service holds it
-table_log.py entries and checkpoints of the table's log
-table.py     files of the table, duplicates in them, and segments that it says it holds
-compare.py   the statements: copies of lines against what segments and table have
-repair.py    quarantines segments and brings them back
-verifier.py  all of it in an order in which nothing that moves is missed
+    verifier  the order of all checks, in which no moving line is missed
+    findings  the faults that are reported
+    journal   the journal of a data folder, if no service holds it
+    segments  numbers without gaps, checksums, quarantine; also repairs segments
+    run_logs  manifests, chunks and indexes of runs
+    table     files, log and checkpoints of the table
+    state     small objects of all other kinds
+    compare   the statements that compare copies of lines
+    remembered  what an earlier verification found sound
 
-Memory is bounded by one segment, one stretch of text and what DuckDB may use; it spills the
-rest. Of a line it keeps id, position and a hash, never the message.
+One segment, one range of text and the memory limit of DuckDB bound the memory; DuckDB spills the
+rest. Of a line it keeps id, position and hash, and never the message.
 """

@@ -18,14 +18,14 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from logstore import ulid as ulids
-from logstore.batch import RunKey
-from logstore.runs.deletions import Deletion
-from logstore.runs.manifest import Manifest
-from service.query.database import Database
+from service.query.duckdb import Database
 from service.query.sql import literal
-from service.runs.openmetadata.importer import WRITER
-from tailrace.verification.fault import Findings, Kind, run_place
+from service.run_log.openmetadata import WRITER
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.runs.deletions import Deletion
+from tailrace.logstore.runs.manifest import Manifest
+from tailrace.verification.findings import Findings, Kind, run_place
 
 _RUNS: Final = pa.schema(
     [
@@ -73,7 +73,7 @@ _NOT_IN_TEXT: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredLines:
     """Where the lines are: addresses of table files, and of segments above the table's marks.
 
     `fresh` segments are above the watermarks, so their lines need not be in texts yet. Below
@@ -146,7 +146,7 @@ class Comparison:
         """Whether the group has no run."""
         return not self._names
 
-    def load(self, stored: Stored, deletions: Iterable[Deletion]) -> None:
+    def load(self, stored: StoredLines, deletions: Iterable[Deletion]) -> None:
         """Reads what is stored of the runs. Raises `Damaged` if a file is gone or unreadable."""
         self._insert()
         rows = [(*key, *flags) for key, flags in self._names.items()]
@@ -164,7 +164,7 @@ class Comparison:
         self._report("line-twice-in-text", _TWICE, f"twice in the {what}")
         self._report("line-not-in-text", _NOT_IN_TEXT, f"stored, and not in the {what}")
 
-    def _load(self, stored: Stored) -> None:
+    def _load(self, stored: StoredLines) -> None:
         low, high = self.bounds
         parts = [
             f"SELECT fqn, run_id, ulid, pos, hash(message) AS h, {fresh} AS fresh"  # noqa: S608

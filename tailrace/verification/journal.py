@@ -1,6 +1,6 @@
 """Verifies the journal of a data folder that no service holds; reads it and changes nothing.
 
-Faults are judged as at a start (`service.journal.reading`): damage, files that are no journal,
+Faults are judged as at a start (`service.journal.recovery`): damage, files that are no journal,
 and gaps in positions of lines that are in no segment. A range that no sync is known to have
 covered is a note. Lines of confirmed segments are given file by file and run by run, to be compared
 with what the store has of them.
@@ -14,18 +14,16 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from logstore.batch import BATCH, Indexes, Rows, RunKey
-from logstore.errors import UnsupportedVersion
-from logstore.filesystem import File, FileSystem
-from logstore.runs.blocks import blocks_of
 from service.journal import format as wal
-from service.journal.file import JournalFile
-from service.journal.index import select
-from service.journal.reading import Found, JournalReading, header_of, missing_newest
+from service.journal.file import JournalFile, select
+from service.journal.reader import JournalBatches
+from service.journal.recovery import DamagedRange, JournalReading, header_of, missing_newest
 from service.journal.state import JournalState
-from service.journal.view import JournalBatches
-from tailrace.verification.fault import Findings, Kind
-from tailrace.verification.records import records
+from tailrace.logstore.batch import BATCH, Indexes, Rows, RunKey
+from tailrace.logstore.errors import UnsupportedVersion
+from tailrace.logstore.filesystem import File, FileSystem
+from tailrace.logstore.runs.chunk_index import blocks_of
+from tailrace.verification.findings import Findings, Kind, records
 
 _STRETCH = 8 << 20  # bytes of text
 Copies = tuple[RunKey, pa.Table]
@@ -110,10 +108,10 @@ class JournalCheck:
         try:
             header, reason = _header(source, name)
             if header is None:
-                self._reading.lose(Found(path, 0, max(source.size(), 1), "", reason))
+                self._reading.lose(DamagedRange(path, 0, max(source.size(), 1), "", reason))
                 return
             if reason:
-                self._reading.note(Found(path, 0, header.size, "", reason))
+                self._reading.note(DamagedRange(path, 0, header.size, "", reason))
             file = self._file(path, header, source)
             self._reading.admit(file)
             self._reading.read(source, header, file, newest=newest)

@@ -22,19 +22,19 @@ from typing import Any, Final, NamedTuple
 import orjson
 import xxhash
 
-from logstore import keys
-from logstore import ulid as ulids
-from logstore.batch import RunKey
-from logstore.clock import Clock, Entropy
-from logstore.errors import InvalidInput
-from logstore.filesystem import File, FileSystem
-from logstore.names import encode
-from logstore.objects.store import ObjectInfo, ObjectStore
-from logstore.table.snapshot import Snapshot, TableFile
-from service.query.database import Database
+from service.query.duckdb import Database
 from service.query.sql import literal
-from tailrace.verification.fault import Findings
-from tailrace.verification.table import Tile, tiles
+from tailrace.logstore import keys
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.clock import Clock, Entropy
+from tailrace.logstore.errors import InvalidInput
+from tailrace.logstore.filesystem import File, FileSystem
+from tailrace.logstore.keys import encode
+from tailrace.logstore.objects.store import ObjectInfo, ObjectStore
+from tailrace.logstore.table.snapshot import TableFile, TableSnapshot
+from tailrace.verification.findings import Findings
+from tailrace.verification.table import HourRange, tiles
 
 FORMAT: Final = 1
 _PIECE_BYTES: Final = 1 << 20
@@ -183,7 +183,7 @@ class Remembered:
             return False
 
 
-class Changes:
+class ChangesSince:
     """What changed in one store since the last verification.
 
     A run is read again if an object of it changed, or if a file of the table that changed, or a
@@ -210,7 +210,7 @@ class Changes:
 
     # --- the table -------------------------------------------------------------------
 
-    async def list_table(self, snapshot: Snapshot) -> list[TableFile]:
+    async def list_table(self, snapshot: TableSnapshot) -> list[TableFile]:
         """Lists the table's objects; gives the files of tiles that did not change."""
         async for info in self._store.list(f"{keys.TABLE}/"):
             path = info.key.removeprefix(f"{keys.TABLE}/")
@@ -241,7 +241,7 @@ class Changes:
                 columns = [column.to_pylist() for column in batch.columns]
                 self._active.update(RunKey(*row) for row in zip(*columns, strict=True))
 
-    def is_unchanged_tile(self, tile: Tile) -> bool:
+    def is_unchanged_tile(self, tile: HourRange) -> bool:
         """Whether the tile was sound and did not change, and no run has vanished since."""
         stamp = self._tile_stamp(tile)
         if self._remembered.vanished or stamp not in self._unchanged:
@@ -256,7 +256,7 @@ class Changes:
         """Whether the file is in a tile that was passed over."""
         return file.path in self._passed
 
-    def take_tile(self, tile: Tile) -> None:
+    def take_tile(self, tile: HourRange) -> None:
         """The lines of a tile are sound; its skip indexes are yet to be checked."""
         if (stamp := self._tile_stamp(tile)) is not None:
             self._sound[stamp] = None
@@ -266,7 +266,7 @@ class Changes:
         for stamp in self._sound:
             self._remembered.keep_tile(stamp)
 
-    def _tile_stamp(self, tile: Tile) -> str | None:
+    def _tile_stamp(self, tile: HourRange) -> str | None:
         """None if a file was not there yet, or is not there."""
         if not all(file.path in self._table for file in tile.files):
             return None

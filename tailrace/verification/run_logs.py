@@ -16,17 +16,15 @@ import pyarrow as pa
 import xxhash
 from numpy.typing import NDArray
 
-from logstore import keys
-from logstore import ulid as ulids
-from logstore.batch import RunKey
-from logstore.errors import Damaged, InvalidInput, NotFound, PreconditionFailed
-from logstore.objects.store import ObjectInfo, ObjectStore
-from logstore.runs.blocks import Blocks
-from logstore.runs.index import Directory
-from logstore.runs.manifest import Chunk, Manifest, decode_manifest
-from service.runs.chunks import Chunks, Moved, goes_on
-from tailrace.verification.fault import Findings, Kind, place_of
-from tailrace.verification.records import records
+from service.run_log.chunks import Chunks, Moved, goes_on
+from tailrace.logstore import keys
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import Damaged, InvalidInput, NotFound, PreconditionFailed
+from tailrace.logstore.objects.store import ObjectInfo, ObjectStore
+from tailrace.logstore.runs.chunk_index import Blocks, Directory
+from tailrace.logstore.runs.manifest import Chunk, Manifest, decode_manifest
+from tailrace.verification.findings import Findings, Kind, place_of, records
 from tailrace.verification.state import StateCheck
 
 SPAN_BYTES = 8 << 20
@@ -35,7 +33,7 @@ _DAY_MS = 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class CheckedRecords:
     """Some records of a run (`records`), and who wrote each (`writer`)."""
 
     key: RunKey
@@ -70,7 +68,7 @@ class Texts:
         self.findings.count("runs")
         return manifest
 
-    async def read(self, run: RunText, where: str) -> AsyncIterator[Stretch]:
+    async def read(self, run: RunText, where: str) -> AsyncIterator[CheckedRecords]:
         """The run's records in order of its text; `where` is its manifest's key."""
         done = 0
         while True:
@@ -90,7 +88,9 @@ class Texts:
             else:
                 return
 
-    async def _from(self, run: RunText, done: int) -> AsyncIterator[tuple[int, Stretch | None]]:
+    async def _from(
+        self, run: RunText, done: int
+    ) -> AsyncIterator[tuple[int, CheckedRecords | None]]:
         """Sizes of stretches behind the first `done` bytes, and their records."""
         at = 0
         for chunk in run.manifest.chunks:
@@ -170,12 +170,12 @@ class Texts:
 
     async def _chunk(
         self, run: RunText, chunk: Chunk, info: ObjectInfo | None, skip: int
-    ) -> AsyncIterator[tuple[int, Stretch]]:
+    ) -> AsyncIterator[tuple[int, CheckedRecords]]:
         """`info` is of the text; None: it stands in the manifest."""
         key = run.manifest.key
         directory = await self.chunks.directory(key, chunk)
         _check(directory, chunk)
-        batch = _Batch(keys.run_manifest(key) if info is None else info.key, self.findings)
+        batch = _ReadBatch(keys.run_manifest(key) if info is None else info.key, self.findings)
         for number in range(len(directory.entries)):
             entry = directory.entries[number]
             blocks, writers = await self.chunks.piece(key, chunk, number)
@@ -190,7 +190,7 @@ class Texts:
                 else:
                     text = await self._text(info, offset, size)
                 starts = batch.take(part, text)
-                yield len(text), Stretch(key, _recorded(part, text, starts, names))
+                yield len(text), CheckedRecords(key, _recorded(part, text, starts, names))
                 self.findings.count("text lines", int(part["lines"].sum()))
         batch.end()
 
@@ -255,7 +255,7 @@ def _recorded(
     return table.append_column("writer", pa.array(writer, pa.string()))
 
 
-class _Batch:
+class _ReadBatch:
     """The batch that is read: its blocks come one after another, and may be in many stretches."""
 
     def __init__(self, place: str, findings: Findings) -> None:

@@ -12,22 +12,152 @@ were consumed and removed cannot be compared.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, Final
 
-from logstore import ulid as ulids
-from logstore.batch import RunKey
-from logstore.errors import Damaged
-from logstore.table.snapshot import Snapshot, TableFile
-from service.query.database import Database
-from service.query.sql import literal
-from tailrace.verification.catalog import Whole
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from compactor.placement import is_whole
+from compactor.skip_index import build
+from service.query.duckdb import Database
+from service.query.sql import READABLE, literal
+from tailrace.logstore import keys
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import Damaged, NotFound, UnsupportedVersion
+from tailrace.logstore.objects.store import ObjectStore
+from tailrace.logstore.table.file_check import check_table_file
+from tailrace.logstore.table.log import commit_name
+from tailrace.logstore.table.skip_index import parse
+from tailrace.logstore.table.snapshot import TableFile, TableSnapshot
+from tailrace.logstore.table.table import LOG
 from tailrace.verification.compare import LIVE
-from tailrace.verification.fault import Findings, Kind, run_place
-from tailrace.verification.files import TableFiles
+from tailrace.verification.findings import Findings, Kind, run_place
+from tailrace.verification.segments import Whole
+
+# Checks files of the table, each once: whether it exists and is as written, and its skip index.
+#
+# Each page is compared with its CRC, and the bounds in a file's footer with the values, since
+# readers skip row groups by them.
+#
+# A skip index is optional, and a damaged one costs speed alone, since searches then read its file
+# whole. One that is whole and wrong would hide lines from searches, so each is built again and
+# compared.
+
+
+_AT_ONCE: Final = 16
+_READ_AT_ONCE: Final = 2  # files, of each some row groups are in memory
+
+
+@dataclass(slots=True)
+class TableFiles:
+    """The state of the table's files; a file that differs from the log is reported when found."""
+
+    store: ObjectStore
+    database: Database
+    findings: Findings
+    _good: set[str] = field(default_factory=set)
+    _bad: set[str] = field(default_factory=set)
+    _unchecked: int = 0
+    _reading: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_READ_AT_ONCE))
+
+    async def usable(self, files: Iterable[TableFile]) -> list[TableFile]:
+        """The files that exist and are not known to be unreadable. Raises `StoreUnavailable`."""
+        wanted = list(files)
+        turns = asyncio.Semaphore(_AT_ONCE)
+
+        async def look(file: TableFile) -> None:
+            async with turns:
+                await self._look(file)
+
+        known = self._good | self._bad
+        await asyncio.gather(*(look(file) for file in wanted if file.path not in known))
+        return [file for file in wanted if file.path not in self._bad]
+
+    def trust(self, files: Iterable[TableFile]) -> None:
+        """Takes files that did not change since they were sound as good."""
+        self._good.update(file.path for file in files)
+
+    def unreadable(self, files: Sequence[TableFile]) -> bool:
+        """Reads each file whole, reports unreadable ones, and returns whether there are any."""
+        found = False
+        for file in files:
+            if file.path in self._bad:
+                continue
+            try:
+                self.database.number(READABLE, {"files": [literal(file.uri)]})
+            except Damaged as error:
+                self._report(file, str(error))
+                found = True
+        return found
+
+    def note_unchecked(self) -> None:
+        """Says how many files have no page CRCs, which is no fault."""
+        if self._unchecked:
+            self.findings.note(
+                f"{self._unchecked} table files have no page CRCs: an older version wrote them, and"
+                " damage in their pages is noticed only if they do not read"
+            )
+
+    async def _look(self, file: TableFile) -> None:
+        try:
+            size = (await self.store.head(f"{keys.TABLE}/{file.path}")).size
+            if size != file.size:
+                self._report(file, f"{size} bytes where the table's log says {file.size}")
+                return
+            async with self._reading:
+                if not await check_table_file(self.store, file, statistics=True):
+                    self._unchecked += 1
+        except NotFound:
+            self._bad.add(file.path)
+            detail = "the table's log names it"
+            self.findings.add("table-file-missing", file.path, detail, lines=file.rows)
+        except Damaged as error:
+            self._report(file, str(error))
+        else:
+            self._good.add(file.path)
+        finally:
+            self.findings.count("table files")
+
+    def _report(self, file: TableFile, detail: str) -> None:
+        self._bad.add(file.path)
+        self.findings.add("table-file-damaged", file.path, detail, lines=file.rows)
+
+
+_ADVICE = "remove it, the compactor makes another"
+
+
+async def check_skip_indexes(
+    store: ObjectStore, findings: Findings, files: Iterable[TableFile]
+) -> None:
+    """Compares the indexes that there are of files that read. Raises `StoreUnavailable`."""
+    for file in files:
+        key = keys.skip_index(file.path)
+        try:
+            body = (await store.get(key))[1]
+            made = await build(store, file)
+        except (NotFound, Damaged):
+            continue  # an index is optional; what is wrong with a file is said where it is read
+        findings.count("skip indexes")
+        try:
+            index = parse(body, size=file.size)
+            index.check()
+        except UnsupportedVersion:
+            findings.note(f"{key} is of another version, and was not compared")
+        except Damaged as error:
+            findings.add("skip-index-damaged", key, f"{error}: {_ADVICE}", lines=file.rows)
+        else:
+            if not index.agrees(parse(made, size=file.size)):
+                detail = f"not of its file: {_ADVICE}"
+                findings.add("skip-index-wrong", key, detail, lines=file.rows)
+
 
 TILE_BYTES: Final = 128 << 20
 _HOUR_MS: Final = 3_600_000
@@ -70,7 +200,7 @@ _NO_VALUES: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class HourRange:
     """Some hours' files, and the ULIDs for which they stand, inclusive, as text."""
 
     files: tuple[TableFile, ...]
@@ -83,7 +213,7 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True)
-class Segments:
+class SegmentsByCondition:
     """Segments by what must hold of them; one may be in several."""
 
     held: Sequence[Whole]  # at or below the table's marks
@@ -91,12 +221,12 @@ class Segments:
     fresh: Sequence[Whole]  # above the watermarks
 
 
-def oldest_kept(snapshot: Snapshot) -> str:
+def oldest_kept(snapshot: TableSnapshot) -> str:
     """The lowest ULID that the retention has left in the table."""
     return ulids.encode(ulids.lowest_at(snapshot.expired_ms))
 
 
-def tiles(files: Sequence[TableFile]) -> Iterator[Tile]:
+def tiles(files: Sequence[TableFile]) -> Iterator[HourRange]:
     """Divides the table, and all of time, into tiles in order."""
     ordered = sorted(files, key=lambda f: (f.date, f.hour, f.path))
     low, taken, size = _LOWEST, list[TableFile](), 0
@@ -104,11 +234,11 @@ def tiles(files: Sequence[TableFile]) -> Iterator[Tile]:
         after = taken and (file.date, file.hour) != (taken[-1].date, taken[-1].hour)
         if after and size + file.size > TILE_BYTES:
             high = ulids.encode(ulids.lowest_at(_hour_ms(taken[-1]) + _HOUR_MS) - 1)
-            yield Tile(tuple(taken), low, high)
+            yield HourRange(tuple(taken), low, high)
             low, taken, size = ulids.encode(ulids.decode(high) + 1), [], 0
         taken.append(file)
         size += file.size
-    yield Tile(tuple(taken), low, _HIGHEST)
+    yield HourRange(tuple(taken), low, _HIGHEST)
 
 
 def _hour_ms(file: TableFile) -> int:
@@ -125,11 +255,11 @@ class TableCheck:
     findings: Findings
     kept: str
     has_manifest: Callable[[RunKey], Awaitable[bool]]
-    is_unchanged: Callable[[Tile], bool] = lambda _: False
-    sound: Callable[[Tile], None] = lambda _: None
+    is_unchanged: Callable[[HourRange], bool] = lambda _: False
+    sound: Callable[[HourRange], None] = lambda _: None
     """Hears of tiles without a fault."""
 
-    async def check(self, snapshot: Snapshot, segments: Segments) -> None:
+    async def check(self, snapshot: TableSnapshot, segments: SegmentsByCondition) -> None:
         """Checks all tiles.
 
         Raises `StoreUnavailable`; `Damaged` if segments were removed meanwhile.
@@ -144,7 +274,7 @@ class TableCheck:
             if self.findings.total == before:
                 self.sound(tile)
 
-    async def _tile(self, tile: Tile, segments: Segments, expired: str) -> None:
+    async def _tile(self, tile: HourRange, segments: SegmentsByCondition, expired: str) -> None:
         try:
             await self._compare(tile, segments, expired)
         except Damaged:
@@ -152,7 +282,7 @@ class TableCheck:
                 raise
             await self._compare(tile, segments, expired)
 
-    async def _compare(self, tile: Tile, segments: Segments, expired: str) -> None:
+    async def _compare(self, tile: HourRange, segments: SegmentsByCondition, expired: str) -> None:
         files = {file.uri: file for file in await self.files.usable(tile.files)}
         self._load("lines", list(files), tile, ", filename")
         self._load("held", [s.uri for s in segments.held if tile.may_overlap(s)], tile)
@@ -171,7 +301,7 @@ class TableCheck:
                 text = f"{count} lines are stored, the first {first}, and no manifest names the run"
                 self.findings.add("run-lost", run_place(fqn, run), text, lines=count)
 
-    def _load(self, name: str, uris: Sequence[str], tile: Tile, more: str = "") -> None:
+    def _load(self, name: str, uris: Sequence[str], tile: HourRange, more: str = "") -> None:
         statement, values = _EMPTY, dict[str, Any]()
         if uris:
             option = ", filename = true" if more else ""
@@ -217,3 +347,94 @@ class TableCheck:
     def _rows(self, statement: str, values: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
         for batch in self.database.run(statement, values):
             yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+
+# Checks the files of the table's log, so that a log that does not read is named by its object.
+#
+# Entries have their number of actions, and a checkpoint is a Parquet file. What they say of the
+# table's files is compared with these files (`TableCheck`).
+
+
+_FOLDER: Final = f"{keys.TABLE}/{LOG}/"
+_ENTRY: Final = re.compile(r"([0-9]{20})\.json")
+_CHECKPOINT: Final = re.compile(r"([0-9]{20})\.checkpoint(\.[0-9]{10}\.[0-9]{10})?\.parquet")
+_POINTER: Final = "_last_checkpoint"
+_ENTRY_ADVICE: Final = "Put an intact version of the object back"
+_CHECKPOINT_ADVICE: Final = (
+    f"{_ENTRY_ADVICE}. If every entry since the checkpoint before is there, remove it instead, and"
+    " `_last_checkpoint` with it: readers then take the entries. On a local store the compactor"
+    " does so with a checkpoint that does not read"
+)
+
+
+async def check_table_log(store: ObjectStore, findings: Findings) -> bool:
+    """Reports each file that does not read, or is gone between others; whether there is one.
+
+    Raises `StoreUnavailable`.
+    """
+    turns = asyncio.Semaphore(_AT_ONCE)
+
+    async def look(key: str) -> bool:
+        async with turns:
+            try:
+                body = (await store.get(key))[1]
+            except NotFound:
+                return False  # cleaned away since it was listed
+            found = await asyncio.to_thread(_fault, key.rpartition("/")[2], body)
+        findings.count("files of the table's log")
+        if found:
+            findings.add("table-log-damaged", key, found)
+        return bool(found)
+
+    every = [info.key async for info in store.list(_FOLDER)]
+    damaged = await asyncio.gather(*(look(key) for key in every))
+    names = [key.rpartition("/")[2] for key in every]
+    gone = {commit_name(number): "later entries are there" for number in _missing(names)}
+    named = await _named_checkpoint(store)
+    if named is not None and not any(name.startswith(named) for name in names):
+        gone[f"{named}.parquet"] = f"`{_POINTER}` names it"
+    for name, why in gone.items():
+        advice = _ENTRY_ADVICE if _ENTRY.fullmatch(name) else _CHECKPOINT_ADVICE
+        findings.add("table-log-damaged", f"{_FOLDER}{name}", f"it is gone, and {why}. {advice}")
+    return any(damaged) or bool(gone)
+
+
+async def blame_checkpoint(store: ObjectStore, findings: Findings, error: Exception) -> bool:
+    """Reports the newest checkpoint of a log that does not read, though each of its files does.
+
+    False if the log has none. Raises `StoreUnavailable`.
+    """
+    names = [info.key.removeprefix(_FOLDER) async for info in store.list(_FOLDER)]
+    newest = max([name for name in names if _CHECKPOINT.fullmatch(name)], default=None)
+    if newest is not None:
+        detail = f"the table does not read with it: {error}. {_CHECKPOINT_ADVICE}"
+        findings.add("table-log-damaged", f"{_FOLDER}{newest}", detail)
+    return newest is not None
+
+
+async def _named_checkpoint(store: ObjectStore) -> str | None:
+    """How the name of the checkpoint begins that readers look for first."""
+    try:
+        body = (await store.get(f"{_FOLDER}{_POINTER}"))[1]
+        return f"{int(orjson.loads(body)['version']):020}.checkpoint"
+    except (NotFound, ValueError, TypeError, KeyError):
+        return None  # they list the log instead
+
+
+def _missing(names: Sequence[str]) -> list[int]:
+    """Versions without an entry since the last checkpoint, or the first entry."""
+    entries = {int(found[1]) for name in names if (found := _ENTRY.fullmatch(name))}
+    checkpoints = [int(found[1]) for name in names if (found := _CHECKPOINT.fullmatch(name))]
+    first = max(checkpoints, default=min(entries, default=0))
+    return [number for number in range(first + 1, max(entries, default=0)) if number not in entries]
+
+
+def _fault(name: str, body: bytes) -> str:
+    if _ENTRY.fullmatch(name) and not is_whole(body):
+        return f"it has not the actions that were committed. {_ENTRY_ADVICE}"
+    if _CHECKPOINT.fullmatch(name):
+        try:
+            pq.read_table(pa.BufferReader(body)).validate(full=True)
+        except (OSError, ValueError, pa.ArrowException) as error:
+            return f"the checkpoint does not read: {error}. {_CHECKPOINT_ADVICE}"
+    return ""

@@ -11,38 +11,56 @@ segments are kept after they were consumed.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
-from logstore import keys
-from logstore import ulid as ulids
-from logstore.batch import RunKey
-from logstore.clock import Clock
-from logstore.errors import Damaged, JournalFailed, NotFound, StoreUnavailable
-from logstore.filesystem import FileSystem
-from logstore.objects.store import ObjectStore
-from logstore.runs.deletions import ALL_LINES, Deletion, StoredDeletions, names_in
-from logstore.runs.manifest import Manifest, decode_manifest
-from logstore.runs.watermark import Watermark, read_watermark
-from logstore.table.snapshot import Snapshot, TableFile
-from logstore.table.table import Table
+from compactor.placement import FolderPlacement, ObjectPlacement, Placement
+from compactor.report import rfc3339
 from service.journal.recovery import recover
 from service.journal.state import Cut, JournalState
-from service.peers.forgotten import unregistered
-from service.query.database import Database
-from service.runs.chunks import Chunks
+from service.peers.register import unregistered
+from service.query.duckdb import Database, LockedDatabase
+from service.run_log.chunks import Chunks
 from service.runtime.identity import read_identity
-from service.shipping.missing import MissingSegments, find_missing
-from tailrace.verification.catalog import SegmentCatalog, SegmentRepair, nothing, settled
-from tailrace.verification.compare import Comparison, Stored, hold_deletions
-from tailrace.verification.fault import Findings
-from tailrace.verification.files import TableFiles, check_skip_indexes
+from service.runtime.process import in_thread
+from service.settings import Settings
+from service.shipping.missing import MissingSegments, find_missing, give_up_missing
+from service.shipping.watermarks import Watermarks
+from service.wiring import query_bucket
+from tailrace.logstore import keys
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.clock import Clock, SystemClock, system_entropy
+from tailrace.logstore.errors import Damaged, JournalFailed, NotFound, StoreUnavailable
+from tailrace.logstore.filesystem import Disk, FileSystem
+from tailrace.logstore.keys import encode
+from tailrace.logstore.objects.config import open_store
+from tailrace.logstore.objects.store import ObjectStore
+from tailrace.logstore.runs.deletions import ALL_LINES, Deletion, StoredDeletions, names_in
+from tailrace.logstore.runs.manifest import Manifest, decode_manifest
+from tailrace.logstore.runs.report import Watermark, read_watermark
+from tailrace.logstore.segments.file_format import check_quarantined, give_up
+from tailrace.logstore.table.snapshot import TableFile, TableSnapshot
+from tailrace.logstore.table.table import Table, open_table
+from tailrace.logstore.ulid import fresh_text
+from tailrace.verification.compare import Comparison, StoredLines, hold_deletions
+from tailrace.verification.findings import Findings
 from tailrace.verification.journal import JournalCheck
-from tailrace.verification.remembered import Changes, Remembered
+from tailrace.verification.remembered import ChangesSince, Remembered
 from tailrace.verification.run_logs import RunText, Texts
-from tailrace.verification.state import StateCheck, StateRepair
-from tailrace.verification.table import Segments, TableCheck, oldest_kept
-from tailrace.verification.table_log import blame_checkpoint, check_table_log
+from tailrace.verification.segments import Repair, SegmentRepair, VerifiedSegments, nothing, settled
+from tailrace.verification.state import StateCheck, StateRepair, unreadable_state
+from tailrace.verification.table import (
+    SegmentsByCondition,
+    TableCheck,
+    TableFiles,
+    blame_checkpoint,
+    check_skip_indexes,
+    check_table_log,
+    oldest_kept,
+)
 
 GROUP_BYTES = 128 << 20
 _PASSED_BYTES = 4096  # as much memory of a group as a run takes that is not read
@@ -65,16 +83,16 @@ class Verifier:
     repair_state: StateRepair | None = None
     remembered: Remembered | None = None
     """What an earlier verification found sound; without it everything is read."""
-    _changes: Changes | None = field(init=False, default=None)
+    _changes: ChangesSince | None = field(init=False, default=None)
     _state: StateCheck = field(init=False)
-    _catalog: SegmentCatalog = field(init=False)
+    _catalog: VerifiedSegments = field(init=False)
     _texts: Texts = field(init=False)
     _files: TableFiles = field(init=False)
     _readable: bool = True
     """Whether the table's log reads."""
 
     def __post_init__(self) -> None:
-        self._catalog = SegmentCatalog(self.store, self.findings, self.repair)
+        self._catalog = VerifiedSegments(self.store, self.findings, self.repair)
         self._files = TableFiles(self.store, self.database, self.findings)
         self._state = StateCheck(self.store, self.findings, self.repair_state)
         self._texts = Texts(
@@ -130,7 +148,7 @@ class Verifier:
         if self.remembered is None or not self._readable:
             return
         snapshot = await asyncio.to_thread(self.table.snapshot)
-        changes = Changes(self.store, self.prefix, self.remembered, self.findings)
+        changes = ChangesSince(self.store, self.prefix, self.remembered, self.findings)
         self._files.trust(await changes.list_table(snapshot))
         segments = [segment.uri for segment in self._catalog.segments()]
         changed = await self._files.usable(changes.changed)
@@ -303,18 +321,18 @@ class Verifier:
                 group.compare()
                 return
 
-    def _stored(self, snapshot: Snapshot, files: Sequence[TableFile]) -> Stored:
+    def _stored(self, snapshot: TableSnapshot, files: Sequence[TableFile]) -> StoredLines:
         marks, texts = self._table_marks(snapshot), self._catalog.marks
         segments = self._catalog.segments()
         below = {s.uri for s in settled(segments, texts)}
-        return Stored(
+        return StoredLines(
             [file.uri for file in files],
             [s.uri for s in segments if s.uri in below and s.seq > marks[s.node]],
             [s.uri for s in segments if s.uri not in below],
             oldest_kept(snapshot),
         )
 
-    def _table_marks(self, snapshot: Snapshot) -> Mapping[str, int]:
+    def _table_marks(self, snapshot: TableSnapshot) -> Mapping[str, int]:
         return snapshot.marks({segment.node for segment in self._catalog.segments()})
 
     # --- the table -------------------------------------------------------------------
@@ -327,7 +345,7 @@ class Verifier:
             hold_deletions(self.database, await self._deletions())
             marks, segments = self._table_marks(snapshot), self._catalog.segments()
             below = settled(segments, self._catalog.marks)
-            parts = Segments(
+            parts = SegmentsByCondition(
                 held=[s for s in segments if s.seq <= marks[s.node]],
                 settled=below,
                 fresh=[s for s in segments if s not in below],
@@ -363,7 +381,7 @@ class Verifier:
         stored = StoredDeletions(damaged=_of_all_lines)
         return await stored.above(self.store, 0)
 
-    def _note_outdated(self, snapshot: Snapshot) -> None:
+    def _note_outdated(self, snapshot: TableSnapshot) -> None:
         outdated = [file.size for file in snapshot.files if file.outdated]
         if outdated:
             self.findings.note(
@@ -400,3 +418,118 @@ def _of_all_lines(key: str, _body: bytes, error: Damaged) -> Deletion:
 
 def _meets(bounds: tuple[str, str], low: str, high: str) -> bool:
     return bounds[0] <= high and bounds[1] >= low
+
+
+# Opens a store from settings, and verifies it: a folder or a place on S3.
+
+
+_SPILL_BYTES: Final = 64 << 30
+
+
+async def verify(
+    settings: Settings,
+    findings: Findings,
+    spill: str,
+    *,
+    repair: bool,
+    remember: str | None = None,
+    sample: float = 0.0,
+) -> None:
+    """Compares everything into `findings`; `spill` is a folder for data that exceeds memory.
+
+    With the file `remember`, it passes over what was sound before and did not change, but for the
+    share `sample` of it.
+
+    Raises `StoreUnavailable`, `LimitReached` if memory and spill do not do, `Damaged` if the
+    store moves faster than it is read.
+    """
+    data = os.path.abspath(settings.data)  # noqa: ASYNC240 - before there is anything to hold up
+    clock, entropy, disk = SystemClock(), system_entropy(), Disk()
+    table = open_table(settings)
+    async with open_store(settings, clock, entropy, disk) as store:
+        folders = [store.uri(keys.SEGMENTS.rstrip("/")), table.uri]
+        database = _database(settings, folders, spill)
+        repairing = _database(settings, folders, spill) if repair else None
+        remembered = None
+        if remember is not None:
+            remembered = Remembered(disk, remember, clock, entropy, sample)
+        placement: Placement = (
+            FolderPlacement(disk, table.uri) if settings.bucket is None else ObjectPlacement(store)
+        )
+        try:
+            repair_segment: SegmentRepair = nothing
+            repair_state: StateRepair | None = None
+            if repairing is not None:
+                marks = Watermarks(store, clock, entropy, in_thread, table.mark)
+                repair_state = StateRepair(store, marks, clock, entropy)
+                repair_segment = Repair(store, table, placement, repairing, clock, entropy).segment
+            verifier = Verifier(
+                store,
+                table,
+                database,
+                findings,
+                clock,
+                settings.runs.prefix,
+                settings.runs.shortest_days,
+                repair_segment,
+                repair_state,
+                remembered,
+            )
+            if remembered is not None and (why := remembered.open()):
+                findings.note(why)
+            await verifier.verify(disk, data, repair=repair)
+            if remembered is not None:
+                remembered.finish()
+        finally:
+            if remembered is not None:
+                remembered.abandon()
+            database.close()
+            if repairing is not None:
+                repairing.close()
+
+
+async def give_up_segments(settings: Settings, segments: Sequence[str]) -> None:
+    """Gives up the lines of the quarantined segments at these keys, none unless all are.
+
+    The key of a node's registration stands for the missing segments that it names.
+    Raises `InvalidInput` if one is not quarantined, `StoreUnavailable`, `OutcomeUnknown`.
+    """
+    clock, entropy = SystemClock(), system_entropy()
+    async with open_store(settings, clock, entropy, Disk()) as store:
+        nodes = [key for key in segments if key.startswith(keys.NODES)]
+        quarantined = [key for key in segments if key not in nodes]
+        for key in quarantined:
+            await check_quarantined(store, key)
+        for key in nodes:
+            await give_up_missing(store, key)
+        for key in quarantined:
+            at, version = rfc3339(clock.now_ms()), fresh_text(clock, entropy)
+            await give_up(store, key, at=at, version=version)
+
+
+async def drop_objects(settings: Settings, names: Sequence[str]) -> dict[str, str]:
+    """Removes state objects that cannot be read, none unless all are; where a copy of each is.
+
+    Raises `InvalidInput` for one that reads well or is no state object, `StoreUnavailable`.
+    """
+    clock, entropy, disk = SystemClock(), system_entropy(), Disk(private=True)
+    folder, copies = os.path.join(os.path.abspath(settings.data), "dropped"), {}  # noqa: ASYNC240
+    async with open_store(settings, clock, entropy, Disk()) as store:
+        bodies = {key: await unreadable_state(store, key) for key in names}
+        disk.make_folders(folder)
+        for key, body in bodies.items():
+            copies[key] = os.path.join(folder, f"{fresh_text(clock, entropy)}.{encode(key)}")
+            file = disk.open(copies[key], "create")
+            try:
+                file.write([body])
+                file.sync()
+            finally:
+                file.close()
+        disk.sync_folder(folder)
+        await store.delete(list(names))
+    return copies
+
+
+def _database(settings: Settings, folders: list[str], spill: str) -> Database:
+    query = settings.query.model_copy(update={"spill_bytes": _SPILL_BYTES})
+    return Database(LockedDatabase(query, folders, spill, query_bucket(settings)))

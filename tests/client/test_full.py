@@ -14,8 +14,8 @@ import pytest
 
 from tailrace_client import Handler, Options, Service, system
 from tailrace_client.buffer import POLICIES, Buffer
-from tailrace_client.ids import BatchIds
-from tailrace_client.spool import Entry, Queue, Target
+from tailrace_client.records import BatchIds
+from tailrace_client.spool import SpoolEntry, SpoolQueue, Target
 from tests.client.answering import Asked, Given, answering
 from tests.client.programs import FQN, left_in, messages, records
 from tests.e2e.service_process import ServiceProcess
@@ -178,9 +178,9 @@ def test_what_another_thread_is_writing_is_no_reason_to_drop(
     target = Target("http://127.0.0.1:9", FQN, "r")
     buffer = Buffer(str(tmp_path / "spool"), target, BatchIds(), options, lambda _: None)
     writing, wanted = threading.Event(), threading.Event()
-    append, drop_oldest = Queue.append, Buffer._drop_oldest
+    append, drop_oldest = SpoolQueue.append, Buffer._drop_oldest
 
-    def slow_append(queue: Queue, entries: list[Entry], ids: BatchIds) -> None:
+    def slow_append(queue: SpoolQueue, entries: list[SpoolEntry], ids: BatchIds) -> None:
         writing.set()
         assert wanted.wait(60)
         append(queue, entries, ids)
@@ -189,7 +189,7 @@ def test_what_another_thread_is_writing_is_no_reason_to_drop(
         wanted.set()
         return drop_oldest(*given)
 
-    monkeypatch.setattr(Queue, "append", slow_append)
+    monkeypatch.setattr(SpoolQueue, "append", slow_append)
     monkeypatch.setattr(Buffer, "_drop_oldest", watched)
     assert buffer.put(b"x" * 90)
     writer = threading.Thread(target=buffer.write)

@@ -7,8 +7,8 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logstore import ulid
-from tailrace_client.ids import BatchIds, decode, encode, is_batch_id
+from tailrace.logstore import ulid
+from tailrace_client.records import BatchIds, decode, encode, is_batch_id
 
 
 @given(st.lists(st.integers(min_value=0, max_value=(1 << 47)), min_size=1), st.integers())

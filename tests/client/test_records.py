@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.http.body import Bounds
-from service.http.records import parse_records
+from service.http.json_body import parse_records
 from tailrace_client.records import encode_record, lines_of, records_of
 
 BOUNDS = Bounds(1 << 26, 1 << 24, lambda: None)

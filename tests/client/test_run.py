@@ -13,12 +13,12 @@ import httpx
 import pytest
 
 import tailrace_client as client
-from logstore import errors as theirs
-from logstore import ulid
 from service.http.errors import problem
+from tailrace.logstore import errors as theirs
+from tailrace.logstore import ulid
 from tailrace_client import BatchIds, Receipt, Run
 from tailrace_client.errors import BatchConflict, InvalidRequest, TailraceError, from_answer
-from tailrace_client.retry import Backoff, parse_retry_after
+from tailrace_client.system import RetryPause, parse_retry_after
 from tests.client.answering import Asked, Given, answering
 from tests.client.programs import FQN, messages, records, state_of
 from tests.e2e.service_process import BASE, ServiceProcess
@@ -231,11 +231,11 @@ def test_every_problem_of_the_service_has_its_exception() -> None:
 
 
 def test_pauses_are_what_was_asked_for_or_longer() -> None:
-    backoff = Backoff(first=1, longest=8, random_bits=lambda bits: (1 << bits) - 1)
+    backoff = RetryPause(first=1, longest=8, random_bits=lambda bits: (1 << bits) - 1)
     assert [round(backoff.pause(), 3) for _ in range(5)] == [1, 2, 4, 8, 8]
     assert 20 <= backoff.pause(20) <= 22
     backoff.reset()
-    assert Backoff(first=1, random_bits=lambda _: 0).pause() == 0.5
+    assert RetryPause(first=1, random_bits=lambda _: 0).pause() == 0.5
     assert parse_retry_after("7") == 7
     assert parse_retry_after("Sat, 21 Nov 2026 12:00:05 GMT", lambda: 1795262400_000) == 5
     assert parse_retry_after("soon") is parse_retry_after("-1") is parse_retry_after(None) is None

@@ -14,11 +14,11 @@ from zlib import crc32
 import pytest
 
 from tailrace_client import system
-from tailrace_client.ids import BatchIds
+from tailrace_client.records import BatchIds
 from tailrace_client.spool import (
     Closing,
-    Entry,
-    Queue,
+    SpoolEntry,
+    SpoolQueue,
     Target,
     has_work,
     parse,
@@ -32,14 +32,14 @@ HEAD = 29  # bytes before the first record
 RECORDS = [b'{"message":"one"}\n', b'{"message":"two"}\n', b'{"message":"three"}\n']
 
 
-def written(payloads: list[bytes]) -> list[Entry]:
+def written(payloads: list[bytes]) -> list[SpoolEntry]:
     """Records of this moment."""
-    return [Entry(system.steady_ms(), payload) for payload in payloads]
+    return [SpoolEntry(system.steady_ms(), payload) for payload in payloads]
 
 
-def _queue(spool: Path) -> tuple[Queue, BatchIds]:
+def _queue(spool: Path) -> tuple[SpoolQueue, BatchIds]:
     ids = BatchIds()
-    return Queue.create(str(spool), TARGET, ids), ids
+    return SpoolQueue.create(str(spool), TARGET, ids), ids
 
 
 def test_a_file_that_is_cut_anywhere_has_the_records_before(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_queue_belongs_to_one_process_until_that_has_ended(tmp_path: Path) -> 
     queue.append(written(RECORDS), ids)
     queue.closing = Closing("failed")
     code = (
-        "import sys; from tailrace_client.spool import Queue; q = Queue.take_over(sys.argv[1]);"
+        "import sys; from tailrace_client.spool import SpoolQueue; q = SpoolQueue.take_over(sys.argv[1]);"
         "print(q and (q.target, [b[:2] for b in q.sealed()], q.closing))"
     )
     command = [sys.executable, "-c", code, queue.path]
@@ -158,7 +158,7 @@ def test_after_a_deletion_what_was_written_since_is_a_batch_in_its_old_place(
     # A crash left the refused file: its records are not sent a second time.
     Path(queue.path, f"{mixed.id}.batch").write_bytes(whole)
     Path(queue.path, f"{ahead}.batch.new").write_bytes(whole[:40])
-    again = Queue.take_over(queue.path)
+    again = SpoolQueue.take_over(queue.path)
     assert again is not None
     assert [batch.id for batch in again.sealed()] == [ahead, second]
     assert not Path(queue.path, f"{mixed.id}.batch").exists()
@@ -176,7 +176,7 @@ def test_a_spool_of_the_version_before_is_read(tmp_path: Path) -> None:
     (folder / "target.json").write_text(json.dumps({"version": 1, **TARGET._asdict()}))
     (folder / f"{batch}.batch").write_bytes(b"TRBATCH1" + b"".join(entries))
     written_ms = int((folder / f"{batch}.batch").stat().st_mtime * 1000)
-    old = Queue.take_over(str(folder))
+    old = SpoolQueue.take_over(str(folder))
     assert old is not None
     assert old.read(batch) == (b"".join(RECORDS), 3, 0, False)
     new, dropped = old.send_anew(batch, ids.mint(), written_ms)
@@ -194,7 +194,7 @@ def test_what_was_refused_is_sent_again_where_that_is_asked_for(tmp_path: Path) 
     queue.release()
     assert not has_work(queue.path)
     assert len(set_aside_in(queue.path)) == 3
-    again = Queue.take_over(queue.path, refused=True)
+    again = SpoolQueue.take_over(queue.path, refused=True)
     assert again is not None
     assert again.records == 3
     assert len(set_aside_in(queue.path)) == 2
@@ -212,16 +212,16 @@ def test_a_disk_that_is_full_takes_no_half_record(tmp_path: Path) -> None:
     """The limit of a file's size stops a write in the middle, as a full disk does."""
     code = """
 import resource, signal, sys
-from tailrace_client.ids import BatchIds
-from tailrace_client.spool import Entry, Queue, Target
+from tailrace_client.records import BatchIds
+from tailrace_client.spool import SpoolEntry, SpoolQueue, Target
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 ids = BatchIds()
-queue = Queue.create(sys.argv[1], Target("http://n", "p", "r"), ids)
+queue = SpoolQueue.create(sys.argv[1], Target("http://n", "p", "r"), ids)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 kept = 0
 try:
     while True:
-        queue.append([Entry(1, b"x" * 99 + b"\\n")], ids)
+        queue.append([SpoolEntry(1, b"x" * 99 + b"\\n")], ids)
         kept += 1
 except OSError:
     pass

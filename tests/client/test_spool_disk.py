@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tailrace_client import Handler, Options
-from tailrace_client.ids import BatchIds
-from tailrace_client.spool import Entry, Queue
+from tailrace_client.records import BatchIds
+from tailrace_client.spool import SpoolEntry, SpoolQueue
 from tests.client.programs import messages, start_command, state_of
 from tests.e2e.service_process import ServiceProcess
 from tests.servers.small_disks import SmallDisk, small_disk
@@ -96,13 +96,13 @@ def test_a_full_disk_costs_an_attempt_now_and_then_and_what_is_lost_is_said(
     disk: SmallDisk, log: logging.Logger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The service hangs too: records stay in memory, and no call encodes them again."""
-    attempts, append = list[int](), Queue.append
+    attempts, append = list[int](), SpoolQueue.append
 
-    def counted(queue: Queue, entries: list[Entry], ids: BatchIds) -> None:
+    def counted(queue: SpoolQueue, entries: list[SpoolEntry], ids: BatchIds) -> None:
         attempts.append(len(entries))
         append(queue, entries, ids)
 
-    monkeypatch.setattr(Queue, "append", counted)
+    monkeypatch.setattr(SpoolQueue, "append", counted)
     said: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from logstore.clock import system_entropy
-from logstore.disk import Disk
-from logstore.objects.local import LocalStore
-from logstore.objects.remote import DateSample, Requesting
+from tailrace.logstore.clock import system_entropy
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.objects.local import LocalStore
+from tailrace.logstore.objects.store import DateSample, Requesting
 from tests.compactor.lake import Lake
 
 

@@ -10,16 +10,15 @@ from random import Random
 from typing import Any
 
 from compactor.assignment import NAME, Assignment, LeaseAssigner, Patience
-from coordination.admin.admin import LeaseAdmin, LeaseFilter
-from coordination.admin.overview import LeaseEntry, of_partition
-from coordination.coordinator.coordinator import Coordinator
-from coordination.coordinator.limits import CoordinatorLimits
-from coordination.named.stored import StoredLeases
-from coordination.object_store.store import ObjectPartitions
-from coordination.storetime import StoreTime
-from logstore.clock import SystemClock, system_entropy
-from logstore.objects.local import LocalStore, inline
-from logstore.objects.store import ObjectStore
+from tailrace.coordination.admin import LeaseAdmin, LeaseEntry, LeaseFilter, of_partition
+from tailrace.coordination.lease import StoreTime
+from tailrace.coordination.named_leases import StoredLeases
+from tailrace.coordination.object_store.store import ObjectPartitions
+from tailrace.coordination.settings import CoordinatorLimits
+from tailrace.coordination.work_queue import Coordinator
+from tailrace.logstore.clock import SystemClock, system_entropy
+from tailrace.logstore.objects.local import LocalStore, inline
+from tailrace.logstore.objects.store import ObjectStore
 from tests.simulation.faulty_store import FaultyStore, Schedule
 from tests.simulation.powercut import PowerCutFileSystem
 from tests.simulation.virtual_time import VirtualClock, simulate

@@ -9,11 +9,10 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from logstore import keys, ulid
-from logstore.table.commit import Advance, Change, commit
-from logstore.table.schema import COLUMNS, PARTITIONS
-from logstore.table.snapshot import Snapshot
-from logstore.table.stats import NewFile, describe
+from tailrace.logstore import keys, ulid
+from tailrace.logstore.table.schema import COLUMNS, PARTITIONS, NewFile, describe
+from tailrace.logstore.table.snapshot import TableSnapshot
+from tailrace.logstore.table.table import Advance, TableChange, commit
 from tests.compactor.lake import Batch, Lake, records
 
 _SCHEMA = pa.schema([field for field in COLUMNS if field.name not in PARTITIONS])
@@ -45,16 +44,16 @@ def write_file(lake: Lake, batches: Iterable[Batch], *, group_rows: int = _GROUP
     return describe(footer, path=path, size=len(body), modified_ms=lake.clock.now_ms())
 
 
-def add_files(lake: Lake, *files: Sequence[Batch]) -> Snapshot:
+def add_files(lake: Lake, *files: Sequence[Batch]) -> TableSnapshot:
     """One commit with a file for each list of batches."""
     return commit_files(lake, [write_file(lake, batches) for batches in files])
 
 
 def commit_files(
     lake: Lake, files: Sequence[NewFile], advances: Sequence[Advance] = ()
-) -> Snapshot:
+) -> TableSnapshot:
     """One commit with the files."""
     table = lake.compactor.table
     snapshot = table.create()
-    change = Change(files=files, advances=advances)
+    change = TableChange(files=files, advances=advances)
     return commit(table, snapshot, change, job=f"by hand {snapshot.version}", clock=lake.clock)

@@ -13,27 +13,25 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from compactor.commit.folder import FolderPlacement
-from compactor.commit.objects import ObjectPlacement
-from compactor.commit.placement import STAGING
 from compactor.context import Compactor
-from compactor.report import Report
+from compactor.placement import STAGING, FolderPlacement, ObjectPlacement
+from compactor.report import PassReport
 from compactor.runner import once
 from compactor.settings import Compaction
-from compactor.spark.engine import Engine
+from compactor.spark.engine import SparkEngine
 from compactor.spark.session import Session
-from logstore import keys, ulid
-from logstore.batch import RunKey
-from logstore.clock import system_entropy
-from logstore.disk import Disk
-from logstore.objects.local import LocalStore
-from logstore.objects.settings import StoreSettings
-from logstore.objects.store import ObjectStore
-from logstore.runs.deletions import Deletion, encode_deletion
-from logstore.segments.carry import Carry
-from logstore.segments.writer import encode_segment
-from logstore.table.options import open_table
-from logstore.table.snapshot import Snapshot, TableFile
+from tailrace.logstore import keys, ulid
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.clock import system_entropy
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.objects.config import StoreSettings
+from tailrace.logstore.objects.local import LocalStore
+from tailrace.logstore.objects.store import ObjectStore
+from tailrace.logstore.runs.deletions import Deletion, encode_deletion
+from tailrace.logstore.segments.detect import Carry
+from tailrace.logstore.segments.writer import encode_segment
+from tailrace.logstore.table.snapshot import TableFile, TableSnapshot
+from tailrace.logstore.table.table import open_table
 from tests.batches import make_batches
 from tests.servers.minio import Bucket
 from tests.simulation.clocks import ShiftedClock
@@ -71,7 +69,7 @@ class Lake:
     store: ObjectStore = field(init=False)
     clock: ShiftedClock = field(default_factory=ShiftedClock)
     limits: Compaction = field(default_factory=Compaction)
-    session: Engine = field(default_factory=lambda: Session("1g"))
+    session: SparkEngine = field(default_factory=lambda: Session("1g"))
     reached: Callable[[str], None] = lambda _step: None
     taken: list[Batch] = field(default_factory=list)
     _next: dict[str, int] = field(default_factory=dict)
@@ -124,7 +122,7 @@ class Lake:
         body = orjson.dumps({"seq": seq, "pos": 0, "low": 0, "version": ulid.encode(1)})
         self.run(self.store.put(keys.watermark(node), body))
 
-    def compact(self) -> Report:
+    def compact(self) -> PassReport:
         return self.run(once(self.compactor))
 
     def run(self, work: Awaitable[T]) -> T:
@@ -139,7 +137,7 @@ class Lake:
 
         return self.run(listed())
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> TableSnapshot:
         return self.compactor.table.snapshot()
 
     def table(self) -> list[Record]:

@@ -17,12 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow.fs import FileSystem
 
-from compactor.spark.engine import MergeInput, RewriteInput, Written
-from logstore import ulid
-from logstore.errors import Unavailable
-from logstore.runs.deletions import Deletion
-from logstore.table.layout import ROW_GROUP_ROWS
-from logstore.table.schema import COLUMNS, PARTITIONS
+from compactor.spark.engine import MergeInput, RewriteInput, WrittenCounts
+from tailrace.logstore import ulid
+from tailrace.logstore.errors import Unavailable
+from tailrace.logstore.runs.deletions import Deletion
+from tailrace.logstore.table.schema import COLUMNS, PARTITIONS, ROW_GROUP_ROWS
 
 Row: TypeAlias = "dict[str, Any]"
 Key: TypeAlias = tuple[str, str, str]
@@ -41,7 +40,7 @@ class PlainEngine:
     def cores(self) -> int:
         return self.parallel
 
-    def merge(self, work: MergeInput, folder: str) -> Written:
+    def merge(self, work: MergeInput, folder: str) -> WrittenCounts:
         rows = list(self._rows(work.segments))
         kept = [row for row in rows if not is_deleted(key_of(row), work.deletions)]
         with _there():
@@ -52,7 +51,7 @@ class PlainEngine:
             if key_of(row) not in held:
                 buckets[max(bisect_right(bounds, row["ulid"]) - 1, 0)].append(row)
         self._write(buckets, folder)
-        return Written(sum(map(len, buckets.values())), len(rows) - len(kept))
+        return WrittenCounts(sum(map(len, buckets.values())), len(rows) - len(kept))
 
     def rewrite(self, work: RewriteInput, folder: str) -> int:
         with _there():

@@ -7,9 +7,8 @@ import asyncio
 import pytest
 
 from compactor.assignment import Assignment
-from coordination.partitions.partition import Status
-from coordination.partitions.transitions import ruled_out
-from logstore.errors import PreconditionFailed, StoreUnavailable
+from tailrace.coordination.partitions import Status, ruled_out
+from tailrace.logstore.errors import PreconditionFailed, StoreUnavailable
 from tests.compactor.drivers import LIMITS, PATIENCE_SECONDS, SOURCE, Drivers, play
 from tests.simulation.faulty_store import Fault, Schedule
 

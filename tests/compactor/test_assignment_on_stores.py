@@ -12,18 +12,18 @@ from pathlib import Path
 import orjson
 
 from compactor.assignment import Alone, Assigner, Assignment, open_assigner
-from compactor.report import Report
+from compactor.report import PassReport
 from compactor.runner import once
 from compactor.settings import Compaction, CompactorSettings
-from coordination.admin.admin import LeaseAdmin
-from coordination.named.stored import StoredLeases
-from coordination.object_store.store import ObjectPartitions
-from coordination.settings import SourceCoordination
-from coordination.storetime import StoreTime
-from logstore import keys
-from logstore.clock import SystemClock, system_entropy
-from logstore.disk import Disk
-from logstore.errors import PreconditionFailed
+from tailrace.coordination.admin import LeaseAdmin
+from tailrace.coordination.lease import StoreTime
+from tailrace.coordination.named_leases import StoredLeases
+from tailrace.coordination.object_store.store import ObjectPartitions
+from tailrace.coordination.settings import SourceCoordination
+from tailrace.logstore import keys
+from tailrace.logstore.clock import SystemClock, system_entropy
+from tailrace.logstore.errors import PreconditionFailed
+from tailrace.logstore.filesystem import Disk
 from tests.compactor.drivers import leases_of
 from tests.compactor.lake import Lake
 
@@ -47,14 +47,14 @@ async def sharing_of(
         yield assigner
 
 
-async def compact(lake: Lake, assigner: Assigner) -> Report:
+async def compact(lake: Lake, assigner: Assigner) -> PassReport:
     return await once(replace(lake.compactor, assigner=assigner))
 
 
 def test_a_driver_takes_all_in_and_leaves_all_free(lake: Lake) -> None:
     segments_without_rows(lake, 2)
 
-    async def scenario() -> Report:
+    async def scenario() -> PassReport:
         async with sharing_of(lake) as assigner:
             report = await compact(lake, assigner)
             assert {entry.status.value for entry in await leases_of(lake.store)} == {"CLOSED"}
@@ -90,7 +90,7 @@ def test_what_another_driver_holds_is_said_and_left_alone(lake: Lake) -> None:
 def test_two_at_once_take_each_segment_in_once(lake: Lake) -> None:
     segments_without_rows(lake, 5)
 
-    async def scenario() -> list[Report]:
+    async def scenario() -> list[PassReport]:
         async with sharing_of(lake) as one, sharing_of(lake) as other:
             reports = await asyncio.gather(*[compact(lake, who) for who in (one, other)])
             return [*reports, await compact(lake, one)]

@@ -7,12 +7,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from compactor.commit.placement import STAGING
-from compactor.ingest.ingest import ingest_all
-from compactor.report import Report
-from compactor.rewrite.hours import rewrite_hours
+from compactor.ingest import ingest_all
+from compactor.placement import STAGING
+from compactor.report import PassReport
+from compactor.rewrite import rewrite_hours
 from compactor.settings import Compaction
-from logstore.errors import Unavailable
+from tailrace.logstore.errors import Unavailable
 from tests.compactor.files import add_files
 from tests.compactor.lake import HOUR, NOON, Lake, batch
 from tests.compactor.plain_engine import PlainEngine
@@ -49,7 +49,7 @@ def test_an_intake_is_not_committed(either: Lake, left: int) -> None:
     either.put("a", [batch("f", "r", NOON + i * HOUR, 20) for i in range(2)])
     assert lose(either, "written", left) == []
     with pytest.raises(Unavailable, match=f"wrote 40 rows, and its files hold {20 + left}"):
-        either.run(ingest_all(either.compactor, Report()))
+        either.run(ingest_all(either.compactor, PassReport()))
     assert either.snapshot().files == ()
     assert either.snapshot().mark("a") == 0
     either.compact()
@@ -64,9 +64,9 @@ def test_an_hour_is_not_replaced(either: Lake, left: int) -> None:
     either.limits = Compaction(settle_seconds=0)
     lose(either, "rewrite written", left)
     with pytest.raises(Unavailable, match=f"wrote 100 rows, and its files hold {left}"):
-        either.run(rewrite_hours(either.compactor, Report()))
+        either.run(rewrite_hours(either.compactor, PassReport()))
     assert either.snapshot().version == before.version
-    report = Report()
+    report = PassReport()
     either.run(rewrite_hours(either.compactor, report))
     assert report.hours_rewritten == 1
     either.holds(one for file in files for one in file)

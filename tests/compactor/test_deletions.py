@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from logstore import keys, ulid
-from logstore.batch import RunKey
-from logstore.clock import system_entropy
-from logstore.disk import Disk
-from logstore.objects.local import LocalStore
-from logstore.objects.store import ObjectInfo
-from logstore.runs.deletions import Deletion, StoredDeletions, encode_deletion
-from service.runs.deletions import Deletions as Known
-from service.runtime.clock_skew import ClockSkew
+from service.run_log.backlog import Deletions as Known
+from service.runtime.health import ClockSkew
+from tailrace.logstore import keys, ulid
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.clock import system_entropy
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.objects.local import LocalStore
+from tailrace.logstore.objects.store import ObjectInfo
+from tailrace.logstore.runs.deletions import Deletion, StoredDeletions, encode_deletion
 from tests.compactor.lake import Lake
 
 LONG = "a name that is cut " * 20

@@ -12,12 +12,12 @@ import orjson
 import pytest
 
 from compactor.dry_run import DryRun, dry_run
-from compactor.report import Report
+from compactor.report import PassReport
 from compactor.settings import Compaction
-from logstore import keys
-from logstore.batch import RunKey
-from logstore.runs.manifest import Manifest, encode_manifest
-from logstore.runs.retention import RunRetention
+from tailrace.logstore import keys
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.runs.deletions import RunRetention
+from tailrace.logstore.runs.manifest import Manifest, encode_manifest
 from tests.compactor.lake import HOUR, NOON, Lake, batch
 from tests.compactor.plain_engine import PlainEngine
 
@@ -41,7 +41,7 @@ def foreseen(lake: Lake) -> DryRun:
     return preview
 
 
-def came_true(preview: DryRun, report: Report) -> None:
+def came_true(preview: DryRun, report: PassReport) -> None:
     """The pass did as was said, but for how many cores its engine had."""
     said = [(b.segments, b.bytes, b.rows, b.hours) for b in preview.batches]
     assert [(b.segments, b.bytes, b.rows, b.hours) for b in report.batches] == said

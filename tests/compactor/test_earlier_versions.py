@@ -10,12 +10,11 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from compactor.context import Compactor
-from logstore import keys
-from logstore.clock import SystemClock
-from logstore.segments.carry import Carry
-from logstore.segments.columns import record_batches
-from logstore.segments.schema import CARRIED
-from logstore.segments.writer import encode_segment
+from tailrace.logstore import keys
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.segments.detect import Carry
+from tailrace.logstore.segments.file_format import CARRIED
+from tailrace.logstore.segments.writer import encode_segment, record_batches
 from tests.batches import make_batches
 from tests.compactor.lake import HOUR, NOON, Batch, Lake, batch
 from tests.compactor.plain_engine import PlainEngine

@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from compactor.flags import configure, seconds, settings_of, words
+from compactor.cli import configure, seconds, settings_of, words
 
 
 def parsed(given: list[str]) -> argparse.Namespace:

@@ -13,8 +13,8 @@ import pytest
 
 from compactor.assignment import open_assigner
 from compactor.settings import CompactorSettings
-from logstore.clock import SystemClock, system_entropy
-from logstore.disk import Disk
+from tailrace.logstore.clock import SystemClock, system_entropy
+from tailrace.logstore.filesystem import Disk
 from tests.compactor.lake import NOON, Lake, batch
 
 HELD = "INFO another compactor has the work: new segments of 1 node (--wait waits for it)"

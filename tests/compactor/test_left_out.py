@@ -14,16 +14,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from compactor.report import Report
-from compactor.reporting.recorder import MetricsListener
-from compactor.reporting.textfile import Textfile
-from logstore import keys
-from logstore.clock import SystemClock
-from logstore.disk import Disk
-from logstore.errors import InvalidInput
-from logstore.segments.quarantine import give_up
-from logstore.segments.schema import SCHEMA
-from service.metrics.compaction import CompactorFile
+from compactor.listeners import MetricsListener
+from compactor.metrics import Textfile
+from compactor.report import PassReport
+from service.metrics.declared import CompactorFile
+from tailrace.logstore import keys
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.errors import InvalidInput
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.segments.file_format import SCHEMA, give_up
 from tests.compactor.lake import NOON, Lake, batch
 from tests.compactor.plain_engine import PlainEngine
 from tests.servers.quick_java import quick_submit
@@ -167,13 +166,13 @@ def test_a_service_beside_it_says_so_until_it_is_decided(lake: Lake, tmp_path: P
         CompactorFile(Disk(), path),
     )
 
-    def over(report: Report) -> list[str]:
+    def over(report: PassReport) -> list[str]:
         lake.run(listener.over(report))
         return file.problems()
 
     for _ in range(2):
         (problem,) = over(lake.compact())
         assert problem.startswith("1 damaged segments are left out")
-    assert over(Report()) == []
-    (problem,) = over(Report(alarms=["a gap"]))
+    assert over(PassReport()) == []
+    (problem,) = over(PassReport(alarms=["a gap"]))
     assert "the last compaction had 1 alarms" in problem

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 import pytest
 
 from compactor.context import Compactor
-from compactor.maintenance.purge import purge
-from compactor.report import Report
-from compactor.rewrite.hours import rewrite_hours
+from compactor.purge import purge
+from compactor.report import PassReport
+from compactor.rewrite import rewrite_hours
 from compactor.settings import Compaction
-from logstore import ulid
-from logstore.clock import SystemClock
-from logstore.table.table import Table
+from tailrace.logstore import ulid
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.table.table import Table
 from tests.compactor.files import add_files
 from tests.compactor.lake import HOUR, NOON, Batch, Lake, batch
 from tests.compactor.plain_engine import PlainEngine
@@ -51,9 +51,9 @@ def opening(lake: Lake) -> tuple[Openings, Compactor]:
     return openings, replace(lake.compactor, table=Table(lake.compactor.table.uri, openings))
 
 
-def rewritten(lake: Lake) -> tuple[int, Report]:
+def rewritten(lake: Lake) -> tuple[int, PassReport]:
     openings, compactor = opening(lake)
-    report = Report()
+    report = PassReport()
     lake.run(rewrite_hours(compactor, report))
     return openings.count, report
 
@@ -74,7 +74,7 @@ def test_deletions_in_each_hour_open_the_table_once_to_see_their_commit(plain: L
     add_files(plain, *([one] for one in sent))
     plain.delete("f", "r2", ulid.highest_at(NOON + 9 * HOUR))
     openings, compactor = opening(plain)
-    report = Report()
+    report = PassReport()
     plain.run(purge(compactor, report))
     assert report.files_purged == 8
     # Also to see whether there is something, to look, to begin, to look again, and its note.

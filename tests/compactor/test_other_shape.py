@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from compactor.dry_run import dry_run
-from compactor.report import Report
+from compactor.report import PassReport
 from compactor.runner import once
-from logstore.errors import UnsupportedVersion
+from tailrace.logstore.errors import UnsupportedVersion
 from tests import reshaped
 from tests.compactor.lake import HOUR, NOON, Lake, batch
 from tests.compactor.plain_engine import PlainEngine
@@ -54,7 +54,7 @@ def test_a_pass_leaves_all_as_it_is(consumed: Lake, change: Reshape) -> None:
     before = stored(consumed)
     for _ in range(2):
         with pytest.raises(UnsupportedVersion, match="has another shape"):
-            consumed.run(once(consumed.compactor, Report()))
+            consumed.run(once(consumed.compactor, PassReport()))
         assert stored(consumed) == before
 
 

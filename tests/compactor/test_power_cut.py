@@ -13,15 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from compactor.commit.folder import FolderPlacement
-from compactor.commit.log import SETTLED_MS, is_whole
-from compactor.report import Report
+from compactor.placement import SETTLED_MS, FolderPlacement, is_whole
+from compactor.report import PassReport
 from compactor.runner import once
 from compactor.settings import Compaction
-from logstore import keys
-from logstore.clock import system_entropy
-from logstore.errors import Damaged, StoreUnavailable
-from logstore.objects.local import LocalStore, inline
+from tailrace.logstore import keys
+from tailrace.logstore.clock import system_entropy
+from tailrace.logstore.errors import Damaged, StoreUnavailable
+from tailrace.logstore.objects.local import LocalStore, inline
 from tests.compactor.lake import HOUR, NOON, Batch, Lake, batch
 from tests.compactor.plain_engine import PlainEngine
 from tests.seeds import seeds
@@ -50,7 +49,7 @@ class OnShadow(Lake):
         made = self.compactor
         placement = FolderPlacement(self.disk, made.table.uri)
         object.__setattr__(made, "placement", placement)
-        self.run(once(made, Report()))
+        self.run(once(made, PassReport()))
 
 
 def after_power_cut(data: Path, taken: Sequence[Batch], mark: int, last: int) -> None:
@@ -117,7 +116,7 @@ def test_what_another_driver_committed_and_did_not_settle_is_settled_with_the_ne
     made = lake.compactor
     object.__setattr__(made, "placement", Unsettled(lake.disk, table.uri))
     with pytest.raises(Killed):
-        lake.run(once(made, Report()))
+        lake.run(once(made, PassReport()))
     lake.put("a", [batch("f", "r", NOON + 1, 3)])
     lake.run_pass()
     for seed in seeds(20):

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from compactor.report import Report
+from compactor.report import PassReport
 from compactor.runner import repeat
 from compactor.settings import Compaction
-from logstore.clock import SystemClock
-from logstore.errors import StoreUnavailable
-from logstore.objects.local import LocalStore
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.errors import StoreUnavailable
+from tailrace.logstore.objects.local import LocalStore
 from tests.compactor.files import add_files
 from tests.compactor.lake import HOUR, NOON, Lake, batch
 from tests.compactor.plain_engine import PlainEngine
@@ -72,7 +72,7 @@ class Simulation:
     clock: Leaping
     engine: Engine
     began: list[float] = field(default_factory=list)
-    reports: list[Report] = field(default_factory=list)
+    reports: list[PassReport] = field(default_factory=list)
     every: float = EVERY
 
     def go(
@@ -89,9 +89,9 @@ class Simulation:
             asyncio.run(repeat(self.lake.compactor, self.every, self._next))
 
     @asynccontextmanager
-    async def _next(self) -> AsyncIterator[Report]:
+    async def _next(self) -> AsyncIterator[PassReport]:
         self.began.append(self.clock.slept)
-        self.reports.append(Report())
+        self.reports.append(PassReport())
         yield self.reports[-1]
 
 

@@ -19,21 +19,21 @@ import pyarrow.parquet as pq
 import pytest
 
 from compactor.assignment import HOURS, open_assigner
+from compactor.cleanup import clean_up, remove_orphans
 from compactor.context import Compactor
-from compactor.ingest.ingest import ingest_all
-from compactor.maintenance.cleanup import clean_up, remove_orphans
-from compactor.maintenance.purge import purge
-from compactor.report import Report
-from compactor.rewrite.hours import plan_hours, rewrite_hours
+from compactor.ingest import ingest_all
+from compactor.purge import purge
+from compactor.report import PassReport
+from compactor.rewrite import plan_hours, rewrite_hours
 from compactor.settings import Compaction, CompactorSettings
 from compactor.spark.engine import MergeInput
 from compactor.spark.jobs import merge
-from compactor.spark.s3a import S3A
+from compactor.spark.s3 import S3A
 from compactor.spark.session import Session
-from logstore import keys, ulid
-from logstore.clock import system_entropy
-from logstore.disk import Disk
-from logstore.errors import Unavailable
+from tailrace.logstore import keys, ulid
+from tailrace.logstore.clock import system_entropy
+from tailrace.logstore.errors import Unavailable
+from tailrace.logstore.filesystem import Disk
 from tests.compactor.in_bucket import objects, uploads
 from tests.compactor.lake import HOUR, NOON, Lake, batch, lake_in
 from tests.faults.kinds import Kind
@@ -215,14 +215,14 @@ def test_two_drivers_lease_hours(lake: Lake, tmp_path: Path) -> None:
         lake.put(
             "a", [batch("f", run, first + again + i * HOUR, 9) for i in range(2) for run in "az"]
         )
-        report = Report()
+        report = PassReport()
         lake.run(ingest_all(lake.compactor, report))
     settings = CompactorSettings(data=str(tmp_path), **lake.settings.model_dump(exclude={"data"}))
     clock, entropy = lake.clock, system_entropy()
 
-    async def scenario() -> tuple[Report, Report]:
+    async def scenario() -> tuple[PassReport, PassReport]:
         opened = [open_assigner(settings, lake.store, clock, entropy, Disk()) for _ in range(2)]
-        during, after = Report(), Report()
+        during, after = PassReport(), PassReport()
         async with opened[0] as one, opened[1] as other:
             second = replace(lake.compactor, assigner=other)
             hours = [planned.hour for planned in await plan_hours(second)]
@@ -293,7 +293,7 @@ def test_rows_that_are_lost_before_the_commit_refuse_it(lake: Lake, left: int) -
     first = lake.clock.now_ms() // HOUR * HOUR - 3 * HOUR
     lake.limits = Compaction(settle_seconds=0, purge_seconds=0)
 
-    def loses(step: str, work: Callable[[Compactor, Report], Awaitable[object]]) -> None:
+    def loses(step: str, work: Callable[[Compactor, PassReport], Awaitable[object]]) -> None:
         lost: list[str] = []
 
         def reached(name: str) -> None:
@@ -303,7 +303,7 @@ def test_rows_that_are_lost_before_the_commit_refuse_it(lake: Lake, left: int) -
 
         lake.reached, before = reached, lake.snapshot()
         with pytest.raises(Unavailable, match=r"wrote [0-9]+ rows, and its files hold") as error:
-            lake.run(work(lake.compactor, Report()))
+            lake.run(work(lake.compactor, PassReport()))
         assert "table/_staging/" in error.value.hint
         wrote, held = map(int, re.findall(r"\b[0-9]+\b", str(error.value).partition("wrote")[2]))
         assert lost
@@ -315,7 +315,7 @@ def test_rows_that_are_lost_before_the_commit_refuse_it(lake: Lake, left: int) -
     loses("written", ingest_all)
     for again in range(5):
         lake.put("a", [batch("f", f"r{again}", first + i * HOUR + 7, 20) for i in range(2)])
-        lake.run(ingest_all(lake.compactor, Report()))
+        lake.run(ingest_all(lake.compactor, PassReport()))
     loses("rewrite written", rewrite_hours)
     lake.clock.shift_ms = 120_000
     lake.delete("f", "r", ulid.highest_at(first + HOUR))
@@ -396,7 +396,7 @@ def test_what_a_killed_job_left_is_gone_a_day_later(lake: Lake) -> None:
     key = f"{bucket.prefix}/{keys.TABLE}/_staging/{dead}/part-00000-x.parquet"
     client.create_multipart_upload(Bucket=bucket.name, Key=key)
     client.close()
-    report = Report()
+    report = PassReport()
     lake.run(clean_up(lake.compactor, report))
     assert (report.orphans_removed, report.writes_swept, len(uploads(lake))) == (4, 0, 1)
     assert {key.split("/")[2] for key in objects(lake) if "_staging" in key} == {alive}

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from compactor.ingest.ingest import ingest_all
-from compactor.report import Report
+from compactor.ingest import ingest_all
+from compactor.report import PassReport
 from compactor.settings import Compaction
 from compactor.spark.session import Session
 from tests.compactor.lake import HOUR, NOON, Batch, Lake, batch
@@ -62,9 +62,9 @@ def test_a_run_that_is_nearly_all_of_a_batch_is_cut_into_files(warm: Lake) -> No
     assert rows[-1] < 2.5 * report.rows_out / len(rows)
 
 
-def taken_in(lake: Lake) -> Report:
+def taken_in(lake: Lake) -> PassReport:
     """Without the rewriting of hours, which would make one file of an hour's."""
-    report = Report()
+    report = PassReport()
     lake.run(ingest_all(lake.compactor, report))
     return report
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from compactor.settings import load_settings
-from logstore.errors import InvalidInput
+from tailrace.logstore.errors import InvalidInput
 
 
 def _file(folder: Path, text: str) -> str:

@@ -11,14 +11,14 @@ from pathlib import Path
 import orjson
 import pytest
 
-from compactor.report import Report
+from compactor.report import PassReport
 from compactor.runner import once
 from compactor.settings import Compaction
-from logstore import keys
-from logstore.clock import SystemClock
-from logstore.errors import Damaged, StoreUnavailable
-from logstore.objects.local import LocalStore
-from logstore.objects.store import ObjectInfo
+from tailrace.logstore import keys
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.errors import Damaged, StoreUnavailable
+from tailrace.logstore.objects.local import LocalStore
+from tailrace.logstore.objects.store import ObjectInfo
 from tests.compactor.files import add_files
 from tests.compactor.lake import HOUR, Lake, batch
 from tests.compactor.plain_engine import PlainEngine
@@ -93,7 +93,7 @@ def test_maintenance_that_breaks_off_holds_back_no_other(due: Lake) -> None:
     due.limits = Compaction(grace_seconds=0, retention_days=3)
     due.session = PlainEngine()
     due.store.__class__ = Partly
-    report = Report()
+    report = PassReport()
     with pytest.raises(StoreUnavailable, match="no list of deletions"):
         due.run(once(due.compactor, report))
     assert (report.segments, report.hours_expired, report.segments_removed) == (0, 1, 1)
@@ -104,7 +104,7 @@ def test_what_needs_a_person_is_raised_and_the_rest_is_told(due: Lake) -> None:
     due.limits = Compaction(grace_seconds=0, retention_days=3)
     due.session = PlainEngine()
     due.store.__class__ = Torn
-    report = Report()
+    report = PassReport()
     with pytest.raises(Damaged, match="a torn list"):
         due.run(once(due.compactor, report))
     assert report.alarms == [
@@ -118,7 +118,7 @@ def test_a_damaged_watermark_holds_back_the_segments_of_its_node_alone(due: Lake
     due.put_bytes(keys.watermark("a"), b"?")
     due.limits = Compaction(grace_seconds=0, retention_days=3)
     due.session = PlainEngine()
-    report = Report()
+    report = PassReport()
     due.run(once(due.compactor, report))
     assert (report.hours_expired, report.segments_removed) == (1, 0)
     (alarm,) = report.alarms

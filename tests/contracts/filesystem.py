@@ -1,4 +1,5 @@
-"""What every `logstore.filesystem.FileSystem` does. Subclass it and give `fs` and `root`."""
+"""What every `tailrace.logstore.filesystem.FileSystem` does. Subclass it and give `fs` and
+`root`."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import errno
 
 import pytest
 
-from logstore.filesystem import File, FileSystem, Mode
+from tailrace.logstore.filesystem import File, FileSystem, Mode
 from tests.refusals import refused
 
 MORE_THAN_IOV_MAX = 3000

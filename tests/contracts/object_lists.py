@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from logstore.objects.store import ObjectStore
+from tailrace.logstore.objects.store import ObjectStore
 
 # In the order of their bytes. No key is another's folder: a local store has no place for that.
 ORDERED = [

@@ -10,8 +10,8 @@ from contextlib import AbstractAsyncContextManager
 
 import pytest
 
-from logstore.errors import PreconditionFailed
-from logstore.objects.store import ObjectStore
+from tailrace.logstore.errors import PreconditionFailed
+from tailrace.logstore.objects.store import ObjectStore
 
 OpenStore = Callable[[], AbstractAsyncContextManager[ObjectStore]]
 PROCESSES = 3

@@ -13,8 +13,14 @@ from dataclasses import replace
 
 import pytest
 
-from logstore.errors import Conflict, InvalidInput, InvalidName, NotFound, PreconditionFailed
-from logstore.objects.store import ObjectInfo, ObjectStore, Part
+from tailrace.logstore.errors import (
+    Conflict,
+    InvalidInput,
+    InvalidName,
+    NotFound,
+    PreconditionFailed,
+)
+from tailrace.logstore.objects.store import ObjectInfo, ObjectPart, ObjectStore
 from tests.contracts.object_lists import ObjectListContract, keys_of
 
 MIB = 1 << 20
@@ -146,7 +152,7 @@ class ObjectStoreContract(ObjectListContract):
         assert (await store.head("k")).metadata == metadata
         assert (await store.get("k"))[0].metadata == metadata
         assert [info.metadata async for info in store.list("k")] == [{}]
-        composed = await store.compose("c", [Part("k")], metadata={"y": "2"})
+        composed = await store.compose("c", [ObjectPart("k")], metadata={"y": "2"})
         assert composed.metadata == (await store.head("c")).metadata == {"y": "2"}
         await store.put("k", b"1")
         assert (await store.head("k")).metadata == {}
@@ -175,7 +181,7 @@ class ObjectStoreContract(ObjectListContract):
         with pytest.raises(PreconditionFailed):
             await store.compose("k", [b"late"], if_match=first.etag)
         assert await bytes_of(store, "k") == b"second"
-        third = await store.compose("k", [Part("k"), b"+"], if_match=second.etag)
+        third = await store.compose("k", [ObjectPart("k"), b"+"], if_match=second.etag)
         assert await bytes_of(store, "k") == b"second+"
         await store.put("k", b"fourth", if_match=third.etag)
         with pytest.raises(PreconditionFailed):
@@ -215,16 +221,16 @@ class ObjectStoreContract(ObjectListContract):
     async def test_compose_ranges_and_bytes(self, store: ObjectStore) -> None:
         await store.put("s", b"0123456789")
         await store.put("e", b"")
-        parts: list[Part | bytes] = [
+        parts: list[ObjectPart | bytes] = [
             b"<",
-            Part("s"),
-            Part("e"),
+            ObjectPart("s"),
+            ObjectPart("e"),
             b"",
-            Part("s", 7),
-            Part("s", 2, 3),
-            Part("s", 8, 99),
-            Part("s", 50, 2),
-            Part("s", 0, 0),
+            ObjectPart("s", 7),
+            ObjectPart("s", 2, 3),
+            ObjectPart("s", 8, 99),
+            ObjectPart("s", 50, 2),
+            ObjectPart("s", 0, 0),
             b">",
         ]
         composed = await store.compose("target", parts)
@@ -240,17 +246,17 @@ class ObjectStoreContract(ObjectListContract):
     async def test_an_object_can_be_appended_to_itself(self, store: ObjectStore) -> None:
         await store.put("k", b"ab")
         for _ in range(3):
-            await store.compose("k", [Part("k"), Part("k", 0, 1), b"."])
+            await store.compose("k", [ObjectPart("k"), ObjectPart("k", 0, 1), b"."])
         assert await bytes_of(store, "k") == b"aba.a.a."
 
     async def test_conditions_on_sources(self, store: ObjectStore) -> None:
         old = await store.put("s", b"old")
-        await store.compose("k", [Part("s", if_match=old.etag)])
+        await store.compose("k", [ObjectPart("s", if_match=old.etag)])
         await store.put("s", b"new")
         with pytest.raises(PreconditionFailed):
-            await store.compose("k", [Part("s", if_match=old.etag)])
+            await store.compose("k", [ObjectPart("s", if_match=old.etag)])
         with pytest.raises(NotFound):
-            await store.compose("k", [b"x", Part("absent")])
+            await store.compose("k", [b"x", ObjectPart("absent")])
         assert await bytes_of(store, "k") == b"old"
 
     # -- delete
@@ -298,7 +304,7 @@ class HashedObjectContract:
 
     async def test_how_an_object_was_made_does_not_show(self, store: ObjectStore) -> None:
         await store.put("s", b"0123456789")
-        composed = await store.compose("k", [b"<", Part("s", 2, 3), b">"])
+        composed = await store.compose("k", [b"<", ObjectPart("s", 2, 3), b">"])
         assert composed.etag == (await store.put("same", b"<234>")).etag
 
 
@@ -308,10 +314,10 @@ class LargeObjectContract:
     async def test_a_large_object_takes_little_memory(self, store: ObjectStore) -> None:
         block = bytes(range(256)) * 4096 * 4
         await store.put("block", block)
-        await store.compose("large", [Part("block")] * 16)
+        await store.compose("large", [ObjectPart("block")] * 16)
         tracemalloc.start()
         try:
-            assert (await store.compose("larger", [Part("large"), b"!"])).size == 64 * MIB + 1
+            assert (await store.compose("larger", [ObjectPart("large"), b"!"])).size == 64 * MIB + 1
             total = 0
             async for piece in store.stream("larger", offset=1):
                 assert len(piece) <= 2 * MIB

@@ -10,11 +10,14 @@ from dataclasses import replace
 
 import pytest
 
-from coordination.lease import MARGIN_MS
-from coordination.partitions.partition import AGEING_MS, NewPartition, Partition, Status
-from coordination.partitions.store import PartitionStore
-from coordination.partitions.transitions import (
+from tailrace.coordination.lease import MARGIN_MS
+from tailrace.coordination.partitions import (
+    AGEING_MS,
     Claim,
+    NewPartition,
+    Partition,
+    PartitionStore,
+    Status,
     closed,
     completed,
     failed,
@@ -22,7 +25,7 @@ from coordination.partitions.transitions import (
     renewed,
     saved,
 )
-from logstore.errors import PreconditionFailed
+from tailrace.logstore.errors import PreconditionFailed
 
 SOURCE = "prefix|pipeline|file"
 

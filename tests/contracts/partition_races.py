@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from coordination.coordinator.limits import CoordinatorLimits
-from coordination.partitions.partition import NewPartition, Partition, Status
+from tailrace.coordination.partitions import NewPartition, Partition, Status
+from tailrace.coordination.settings import CoordinatorLimits
 from tests.coordination.remote import OpenPartitions, Remote
 
 SOURCE = "races|file"

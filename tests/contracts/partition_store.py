@@ -13,16 +13,14 @@ from dataclasses import replace
 
 import pytest
 
-from coordination.partitions.partition import (
+from tailrace.coordination.partitions import (
     MAX_KEY_BYTES,
     MAX_PROGRESS_BYTES,
     MAX_SOURCE_BYTES,
     NewPartition,
     Partition,
+    PartitionStore,
     Status,
-)
-from coordination.partitions.store import PartitionStore
-from coordination.partitions.transitions import (
     closed,
     completed,
     failed,
@@ -31,7 +29,7 @@ from coordination.partitions.transitions import (
     reset,
     saved,
 )
-from logstore.errors import InvalidInput, NotFound, PreconditionFailed, TooLarge
+from tailrace.logstore.errors import InvalidInput, NotFound, PreconditionFailed, TooLarge
 from tests.contracts.partition_acquire import (
     SOURCE,
     PartitionAcquireContract,

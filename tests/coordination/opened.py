@@ -9,14 +9,14 @@ from contextlib import asynccontextmanager
 from random import SystemRandom
 from unittest.mock import patch
 
-from coordination.object_store.store import ObjectPartitions
-from coordination.partitions.store import PartitionStore
-from coordination.settings import DynamoDbSettings
-from coordination.storetime import StoreTime
-from logstore.clock import Clock, SystemClock
-from logstore.disk import Disk
-from logstore.objects.local import LocalStore
-from logstore.objects.remote import newest_date_of
+from tailrace.coordination.lease import StoreTime
+from tailrace.coordination.object_store.store import ObjectPartitions
+from tailrace.coordination.partitions import PartitionStore
+from tailrace.coordination.settings import DynamoDbSettings
+from tailrace.logstore.clock import Clock, SystemClock
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.objects.local import LocalStore
+from tailrace.logstore.objects.store import newest_date_of
 from tests.coordination.dynamodb.tables import standing
 from tests.servers.dynamodb import ACCESS_KEY, SECRET_KEY
 from tests.servers.minio import Bucket

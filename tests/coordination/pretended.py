@@ -16,13 +16,17 @@ from contextlib import suppress
 from functools import partial
 from random import Random
 
-from coordination.coordinator.coordinator import Coordinator
-from coordination.coordinator.lease import Lease
-from coordination.coordinator.limits import CoordinatorLimits
-from coordination.coordinator.supply import Supplier
-from coordination.coordinator.work_queue import WorkQueue
-from coordination.storetime import StoreTime
-from logstore.errors import LeaseLost, NotFound, OutcomeUnknown, TailraceError, Unavailable
+from tailrace.coordination.lease import StoreTime
+from tailrace.coordination.leases import Lease
+from tailrace.coordination.settings import CoordinatorLimits
+from tailrace.coordination.work_queue import Coordinator, Supplier, WorkQueue
+from tailrace.logstore.errors import (
+    LeaseLost,
+    NotFound,
+    OutcomeUnknown,
+    TailraceError,
+    Unavailable,
+)
 from tests.coordination.processes import World
 from tests.simulation.clocks import MachineClock
 from tests.simulation.faulty_partitions import FaultyPartitions

@@ -8,11 +8,10 @@ from contextlib import asynccontextmanager
 from random import Random
 from typing import Any, TypeVar
 
-from coordination.coordinator.coordinator import Coordinator
-from coordination.coordinator.limits import CoordinatorLimits
-from coordination.coordinator.work_queue import WorkQueue
-from coordination.partitions.in_memory import InMemoryPartitions
-from coordination.partitions.partition import NewPartition, Partition
+from tailrace.coordination.memory_store import InMemoryPartitions
+from tailrace.coordination.partitions import NewPartition, Partition
+from tailrace.coordination.settings import CoordinatorLimits
+from tailrace.coordination.work_queue import Coordinator, WorkQueue
 from tests.simulation.faulty_partitions import FaultyPartitions
 from tests.simulation.virtual_time import VirtualClock, simulate
 

@@ -19,13 +19,12 @@ from contextlib import AbstractAsyncContextManager, suppress
 from multiprocessing.connection import Connection
 from typing import Any, TypeAlias
 
-from coordination.coordinator.coordinator import Coordinator
-from coordination.coordinator.lease import Lease
-from coordination.coordinator.limits import CoordinatorLimits
-from coordination.coordinator.work_queue import WorkQueue
-from coordination.partitions.store import PartitionStore
-from logstore.clock import Clock, system_entropy
-from logstore.errors import LeaseLost, NotFound, TailraceError
+from tailrace.coordination.leases import Lease
+from tailrace.coordination.partitions import PartitionStore
+from tailrace.coordination.settings import CoordinatorLimits
+from tailrace.coordination.work_queue import Coordinator, WorkQueue
+from tailrace.logstore.clock import Clock, system_entropy
+from tailrace.logstore.errors import LeaseLost, NotFound, TailraceError
 
 OpenPartitions: TypeAlias = Callable[
     [int], AbstractAsyncContextManager[tuple[PartitionStore, Clock]]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from random import Random
 
-from coordination.counters import CoordinationCounters
-from coordination.named.leases import NamedLeases
-from coordination.named.record import sweep_lease, text_lease
-from coordination.storetime import StoreTime
-from logstore.batch import RunKey
-from logstore.objects.local import LocalStore, inline
+from tailrace.coordination.lease import StoreTime
+from tailrace.coordination.leases import CoordinationCounters
+from tailrace.coordination.named_leases import NamedLeases, sweep_lease, text_lease
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.objects.local import LocalStore, inline
 from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
 from tests.simulation.powercut import PowerCutFileSystem
 from tests.simulation.virtual_time import VirtualClock, simulate

@@ -8,16 +8,20 @@ from random import Random
 
 import pytest
 
-from coordination.coordinator.limits import CoordinatorLimits
-from coordination.dynamodb.store import DynamoPartitions
-from coordination.object_store.store import ObjectPartitions
-from coordination.open import open_partitions
-from coordination.partitions.in_memory import InMemoryPartitions
-from coordination.settings import SourceCoordination, StoreChoice, milliseconds
-from logstore.clock import SystemClock
-from logstore.errors import InvalidInput
-from logstore.objects.local import LocalStore
 from service.settings import load_settings
+from tailrace.coordination.dynamodb.store import DynamoPartitions
+from tailrace.coordination.memory_store import InMemoryPartitions
+from tailrace.coordination.object_store.store import ObjectPartitions
+from tailrace.coordination.open import open_partitions
+from tailrace.coordination.settings import (
+    CoordinatorLimits,
+    SourceCoordination,
+    StoreChoice,
+    milliseconds,
+)
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.errors import InvalidInput
+from tailrace.logstore.objects.local import LocalStore
 from tests.simulation.powercut import PowerCutFileSystem
 
 DAY_MS = 86_400_000

@@ -8,9 +8,9 @@ from random import Random
 
 import pytest
 
-from coordination.coordinator.limits import CoordinatorLimits
-from coordination.coordinator.supply import SharedState
-from coordination.partitions.partition import NewPartition, Status
+from tailrace.coordination.partitions import NewPartition, Status
+from tailrace.coordination.settings import CoordinatorLimits
+from tailrace.coordination.work_queue import SharedState
 from tests.coordination.pretended import LINES, Process, Sink
 from tests.coordination.processes import World, told
 from tests.seeds import seeds

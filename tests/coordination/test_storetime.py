@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from coordination.storetime import WINDOW_SECONDS, StoreTime
-from logstore.objects.remote import DateSample
+from tailrace.coordination.lease import WINDOW_SECONDS, StoreTime
+from tailrace.logstore.objects.store import DateSample
 from tests.seeds import seeds
 from tests.simulation.clocks import ManualClock
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from compactor.spark.session import Session
-from logstore.java import why_no_spark
+from tailrace.logstore.java import why_no_spark
 from tests.compactor.plain_engine import PlainEngine
 from tests.damage.making import Place, begin, make_cell
 from tests.damage.matrix import COLUMNS, Cell, table

@@ -15,8 +15,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from logstore.checked import decode_checked, encode_checked, with_blank_check, without_blank_check
 from service.journal import format as wal
+from tailrace.logstore.state import (
+    decode_checked,
+    encode_checked,
+    with_blank_check,
+    without_blank_check,
+)
 from tests.edited import flips
 
 Damage = Callable[[bytes], bytes | None]
@@ -336,7 +341,7 @@ KEYS: Final = {
     "deleted_pipeline": "deletion of a pipeline",
     "run_report": "report of status",
 }
-"""Rows of the keys that `logstore.keys` spells. Its other functions give prefixes."""
+"""Rows of the keys that `tailrace.logstore.keys` spells. Its other functions give prefixes."""
 PREFIXES: Final = (
     *("manifests_of", "pipeline_texts", "run_texts", "chunks_of", "upstream_pipeline"),
     *("upstream_texts", "all_active", "active_pipeline", "active_nodes", "segments_of"),

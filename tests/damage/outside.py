@@ -26,24 +26,23 @@ from typing import Any, Final, TypeAlias
 import orjson
 import pyarrow as pa
 
-from forwarder.checkpoints.log import Checkpoints
-from logstore import ulid as ulids
-from logstore.batch import RunKey
-from logstore.clock import SystemClock
-from logstore.disk import Disk
-from logstore.objects.settings import StoreSettings
-from logstore.segments.carry import Carry
-from logstore.segments.columns import record_batches
-from pipelines.appenders.rolling.catalog import Catalog, catalog_in
-from pipelines.appenders.rolling.objects import Objects
-from pipelines.appenders.rolling.undo import UndoLog
-from pipelines.appenders.rolling.undo_objects import UndoObjects
-from pipelines.status import admin_of
 from service.query.request import QueryRequest
+from tailrace.forwarder.checkpoints import Checkpoints
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.objects.config import StoreSettings
+from tailrace.logstore.segments.detect import Carry
+from tailrace.logstore.segments.writer import record_batches
+from tailrace.pipelines.appenders.rolling.file import UndoLog
+from tailrace.pipelines.appenders.rolling.object import Objects, UndoObjects
+from tailrace.pipelines.appenders.rolling.rolled import RolledCatalog, catalog_in
+from tailrace.pipelines.world import admin_of
 from tailrace_client import system
 from tailrace_client.__main__ import main as send_spool
-from tailrace_client.ids import BatchIds
-from tailrace_client.spool import Closing, Entry, Queue, Target
+from tailrace_client.records import BatchIds
+from tailrace_client.spool import Closing, SpoolEntry, SpoolQueue, Target
 from tests.batches import make_batches
 from tests.damage.matrix import COLUMNS, Cell, damaged_file
 from tests.damage.objects import ObjectKind, flip_json, flip_middle, flip_text
@@ -132,9 +131,9 @@ async def _spool(folder: Path, harm: Damage) -> Seen:
     async with service(settings_for(folder / "data")) as (client, _):
         target = Target(str(client.base_url).rstrip("/"), "shop.orders", "r")
         ids = BatchIds()
-        queue = Queue.create(str(spool), target, ids)
+        queue = SpoolQueue.create(str(spool), target, ids)
         records = [b'{"message":"%s"}\n' % line.encode() for line in LINES]
-        queue.append([Entry(system.steady_ms(), record) for record in records], ids)
+        queue.append([SpoolEntry(system.steady_ms(), record) for record in records], ids)
         queue.closing = Closing("success")
         queue.release()
         harm(folder)
@@ -199,13 +198,13 @@ async def _catalog(folder: Path, harm: Damage) -> Seen:
     """A writer of rolling files starts again, and looks which files are its own."""
     seen, own = Seen(), folder / ".tailrace" / "p"
     own.mkdir(parents=True)
-    catalog = Catalog(Disk(), catalog_in(str(own)))
+    catalog = RolledCatalog(Disk(), catalog_in(str(own)))
     catalog.start()
     catalog.add(["a.log", "b.log", "c.log"])
     catalog.sync()
     catalog.stop()
     harm(folder)
-    again = Catalog(Disk(), catalog_in(str(own)))
+    again = RolledCatalog(Disk(), catalog_in(str(own)))
     with _warnings(seen.said):
         again.start()
     seen.data = list(again)

@@ -19,25 +19,23 @@ import httpx
 from deltalake import DeltaTable
 
 from compactor.settings import Compaction
-from compactor.spark.engine import Engine
-from coordination.object_store.store import ObjectPartitions
-from coordination.partitions.partition import NewPartition
-from coordination.partitions.transitions import Claim
-from coordination.pipelines.control import Control, Disabled, encode_control
-from coordination.storetime import StoreTime
-from logstore import keys
-from logstore import ulid as ulids
-from logstore.batch import RunKey
-from logstore.clock import SystemClock, system_entropy
-from logstore.disk import Disk
-from logstore.objects.local import LocalStore
-from service.peers.forgotten import forget
-from service.peers.register import Entry, encode_entry
+from compactor.spark.engine import SparkEngine
+from service.peers.register import NodeEntry, encode_entry, forget
 from service.peers.shedding import Slots, encode_slots
-from service.runs.unflushed import ActiveMarkers
+from service.run_log.backlog import ActiveMarkers
 from service.settings import Settings
 from service.workers import LINES_LEFT
-from tailrace.verification.wiring import give_up_segments
+from tailrace.coordination.lease import StoreTime
+from tailrace.coordination.object_store.store import ObjectPartitions
+from tailrace.coordination.partitions import Claim, NewPartition
+from tailrace.coordination.pipelines import Disabled, PipelineControl, encode_control
+from tailrace.logstore import keys
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.clock import SystemClock, system_entropy
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.objects.local import LocalStore
+from tailrace.verification.verifier import give_up_segments
 from tests.compactor.lake import Lake
 from tests.service.test_main import service
 from tests.tailrace.verification.world import BASE, BULK, PLAIN
@@ -111,7 +109,7 @@ async def _coordinate(data: Path) -> None:
     active.appended(RunKey("p", "open"), 1)
     await active.round()
     lost = f"node-02-{fresh()}"
-    entry = Entry(lost, fresh(), "http://127.0.0.1:9", renewed_ms=clock.now_ms())
+    entry = NodeEntry(lost, fresh(), "http://127.0.0.1:9", renewed_ms=clock.now_ms())
     await store.put(keys.peer(lost, entry.instance), encode_entry(entry))
     await forget(
         *(store, lost),
@@ -121,7 +119,7 @@ async def _coordinate(data: Path) -> None:
         fresh_id=fresh,
     )
     await store.put(keys.SHEDDING, encode_slots(Slots(fresh(), {entry.instance: 17})))
-    control = Control("errors", disabled={"mail": Disabled(17, "full")}, version=fresh())
+    control = PipelineControl("errors", disabled={"mail": Disabled(17, "full")}, version=fresh())
     await store.put(keys.pipeline_control("errors"), encode_control(control))
 
 
@@ -156,7 +154,7 @@ def _lose_segment(data: Path, lake: Lake) -> None:
     asyncio.run(give_up_segments(settings_for(data), [key]))
 
 
-def build(data: Path, engine: Engine) -> None:
+def build(data: Path, engine: SparkEngine) -> None:
     """Makes the store below `data`; `engine` writes the table's files."""
     asyncio.run(_first_life(settings_for(data)))
     lake = Lake(data, session=engine, limits=Compaction(index_min_bytes=1))

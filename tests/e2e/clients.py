@@ -12,8 +12,8 @@ from urllib.parse import quote
 
 import httpx
 
-from logstore import ulid as ulids
-from logstore.batch import RunKey
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import RunKey
 from tests.e2e.service_process import BASE
 
 _RETRY_SECONDS = 0.05

@@ -26,9 +26,9 @@ import duckdb
 import httpx
 from deltalake import DeltaTable
 
-from logstore.batch import RunKey
-from logstore.clock import SystemClock
-from logstore.progress import Line, Progress
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.progress import Line, ProgressLine
 from tests.e2e.clients import (
     Follower,
     batches_of,
@@ -83,7 +83,7 @@ class Demo:
 
     async def play(self) -> None:
         """All acts."""
-        with Progress(_LINE, self._progress, self._clock, say):
+        with ProgressLine(_LINE, self._progress, self._clock, say):
             await self._play()
 
     async def _play(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import httpx
 
-from logstore.batch import RunKey
+from tailrace.logstore.batch import RunKey
 from tests.e2e.clients import run_path, stream_path
 from tests.e2e.service_process import BASE
 

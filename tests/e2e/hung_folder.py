@@ -46,7 +46,7 @@ def hang(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    from tailrace.cli import main
+    from tailrace.cli.main import main
 
     hang(Path(os.environ[FOLDER]))
     sys.exit(main())

@@ -16,7 +16,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from tailrace.cli import main
+from tailrace.cli.main import main
 
 ARMED = "KILLED_IN_REPLY"
 # Longer than a loop that has nothing else to do needs to write what it was given.

@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from logstore import ulid
-from logstore.batch import RunKey
+from tailrace.logstore import ulid
+from tailrace.logstore.batch import RunKey
 from tests.client.answering import Given, answering
 from tests.e2e.service_process import BASE, ServiceProcess
 from tests.service.access.rules_file import rule, token_of, written

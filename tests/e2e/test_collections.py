@@ -18,7 +18,7 @@ class Watch(importlib.abc.MetaPathFinder):
 
 collecting = {}
 sys.meta_path.insert(0, Watch())
-from tailrace.cli import main
+from tailrace.cli.main import main
 try:
     status = main(["serve", "--data", sys.argv[1], "--port", sys.argv[2]])
 except SystemExit as error:

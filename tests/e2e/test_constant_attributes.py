@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from logstore.batch import RunKey
+from tailrace.logstore.batch import RunKey
 from tests.e2e.clients import BatchIds, close_run, run_path, stream_path
 from tests.e2e.service_process import ServiceProcess
 

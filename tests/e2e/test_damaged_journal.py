@@ -12,9 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from logstore.disk import Disk
 from service.journal import format as wal
-from service.journal.scan import Passed, read_header, scan
+from service.journal.file import Passed, read_header, scan
+from tailrace.logstore.filesystem import Disk
 from tests.e2e.service_process import BASE, ServiceProcess
 from tests.waiting import PATIENCE_SECONDS
 

@@ -13,11 +13,11 @@ import httpx
 import orjson
 import pytest
 
-from logstore import keys
-from logstore import ulid as ulids
-from logstore.checked import decode_checked, encode_checked
-from logstore.clock import SystemClock, system_entropy
-from logstore.errors import InvalidInput
+from tailrace.logstore import keys
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.clock import SystemClock, system_entropy
+from tailrace.logstore.errors import InvalidInput
+from tailrace.logstore.state import decode_checked, encode_checked
 from tests.e2e.service_process import BASE, ServiceProcess
 from tests.edited import flips
 from tests.waiting import until

@@ -18,9 +18,9 @@ from typing import Any
 import httpx
 import pytest
 
-from logstore import ulid as ulids
+from tailrace.logstore import ulid as ulids
 from tailrace_client import Run, RunDeleted, system
-from tailrace_client.ids import BatchIds
+from tailrace_client.records import BatchIds
 from tests.client.programs import left_in, until
 from tests.e2e.service_process import BASE, ServiceProcess
 from tests.forwarder.forwarder_process import ForwarderProcess

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from forwarder.followed_runs import FollowedRuns
+from tailrace.forwarder.followed_runs import FollowedRuns
 from tailrace_client.service import Service
 from tests.client.programs import until
 from tests.e2e.service_process import BASE, ServiceProcess

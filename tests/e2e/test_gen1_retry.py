@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from logstore.batch import RunKey
+from tailrace.logstore.batch import RunKey
 from tests.e2e.clients import run_path
 from tests.e2e.killed_in_reply import ARMED
 from tests.e2e.service_process import ServiceProcess

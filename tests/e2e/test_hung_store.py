@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from tailrace.cli import main
+from tailrace.cli.main import main
 from tests.e2e.hung_store import Freezer, service_over, start_all
 from tests.e2e.processes import wait_for
 from tests.e2e.service_process import BASE, ServiceProcess

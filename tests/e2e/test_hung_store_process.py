@@ -11,11 +11,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from logstore import ulid
-from logstore.errors import OutcomeUnknown, StoreUnavailable
-from service.query.cursor import RecordKey
+from service.query.request import RecordKey
 from service.runtime.store_deadline import DeadlineStore, for_request
 from service.workers import LINES_LEFT
+from tailrace.logstore import ulid
+from tailrace.logstore.errors import OutcomeUnknown, StoreUnavailable
 from tests.e2e.hung_store import Freezer, black_hole, service_over
 from tests.e2e.processes import children_of, wait_for, works
 from tests.e2e.service_process import BASE, ServiceProcess

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from logstore.batch import RunKey
+from tailrace.logstore.batch import RunKey
 from tests.e2e.clients import (
     BatchIds,
     Follower,

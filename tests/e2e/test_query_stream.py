@@ -18,10 +18,10 @@ from typing import Any
 import httpx
 import pytest
 
-from logstore import ulid as ulids
-from logstore.batch import RunKey
-from logstore.keys import SEGMENTS
-from tailrace.remote.events import EventParser
+from tailrace.cli.remote import EventParser
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.keys import SEGMENTS
 from tests.e2e.clients import run_path
 from tests.e2e.service_process import ServiceProcess
 from tests.seeds import seeds

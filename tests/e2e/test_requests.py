@@ -30,8 +30,8 @@ from schemathesis.core.result import Ok
 from schemathesis.generation import GenerationMode
 from schemathesis.schemas import APIOperation
 
-from service.access.identity import SCOPES
-from service.http.rights import need_of
+from service.access.rules import SCOPES
+from service.http.authorization import need_of
 from tests.e2e.service_process import BASE, ServiceProcess
 from tests.seeds import some
 from tests.service.access.rules_file import rule, token_of, written

@@ -10,12 +10,12 @@ from random import Random
 import httpx
 import pytest
 
-from logstore import keys
-from logstore.clock import SystemClock
-from logstore.disk import Disk
-from logstore.names import decode
-from logstore.objects.local import LocalStore
-from logstore.runs.watermark import raise_watermark, read_watermark
+from tailrace.logstore import keys
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.keys import decode
+from tailrace.logstore.objects.local import LocalStore
+from tailrace.logstore.runs.report import raise_watermark, read_watermark
 from tests.e2e.service_process import BASE, ServiceProcess
 from tests.seeds import some
 

@@ -14,7 +14,7 @@ import pytest
 from tests.e2e.processes import children_of, wait_for, works
 from tests.e2e.service_process import BASE, ServiceProcess
 
-MODULE = "service.shipping.child"
+MODULE = "service.shipping.encoding"
 LINES = 20_000
 MOVE_WITH_A_PROCESS = {"tailrace_segment_process_failures"}
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from logstore.batch import RunKey
+from tailrace.logstore.batch import RunKey
 from tests.e2e.clients import batches_of, post_all, whole_lines
 from tests.e2e.logs import made_log
 from tests.e2e.service_process import ServiceProcess

@@ -21,7 +21,7 @@ from tests.e2e.service_process import BASE, ServiceProcess
 RUN = f"{BASE}/p/r"
 A_OR_B = bytes(b"ab"[value % 2] for value in range(256))
 SLOW = {"q": "(a|b)*a(a|b){900}c", "regex": "true", "fqn": "p"}
-MODULE = "service.query.child"
+MODULE = "service.query.duckdb_process"
 
 
 @pytest.fixture

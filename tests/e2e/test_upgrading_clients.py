@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from logstore.java import find_java
+from tailrace.logstore.java import find_java
 from tests.e2e.service_process import BASE, ServiceProcess
 from tests.servers.upgrading import JAVA
 

@@ -15,8 +15,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.http.handover import owner
-from tailrace_client.ids import BatchIds
+from service.http.server import owner
+from tailrace_client.records import BatchIds
 from tests.e2e.service_process import BASE, ServiceProcess
 
 PLAIN = {"content-type": "text/plain"}

@@ -16,13 +16,12 @@ from typing import Any, Final
 
 import pyarrow.parquet as pq
 
-from logstore import keys
-from logstore.batch import RunKey
-from logstore.clock import SystemClock, system_entropy
-from logstore.disk import Disk
-from logstore.objects.open import open_store
-from logstore.objects.settings import StoreSettings
-from logstore.objects.store import ObjectStore
+from tailrace.logstore import keys
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.clock import SystemClock, system_entropy
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.objects.config import StoreSettings, open_store
+from tailrace.logstore.objects.store import ObjectStore
 from tests.faults.schedule import Schedule, evenly
 from tests.faults.thread import fault_proxy
 from tests.servers.minio import (

@@ -16,14 +16,18 @@ from tempfile import TemporaryDirectory
 import httpx
 import pytest
 
-from forwarder.delivery.delivery import Delivery
-from forwarder.delivery.opening import open_delivery
-from forwarder.delivery.token import Token
-from forwarder.delivery.verdicts import Shipment, VerdictKind
-from forwarder.entries.packer import Packer
-from forwarder.metrics import METRICS, Sources, SyncCounts, Unread, serve
-from logstore.errors import InvalidInput
-from tailrace_client.ids import BatchIds
+from tailrace.forwarder.delivery.delivery import BatchDelivery, open_delivery
+from tailrace.forwarder.delivery.targets import Shipment, Token, VerdictKind
+from tailrace.forwarder.entries.packer import EntryPacker
+from tailrace.forwarder.metrics import (
+    METRICS,
+    ForwarderMetricSources,
+    SyncCounts,
+    UnreadSince,
+    serve,
+)
+from tailrace.logstore.errors import InvalidInput
+from tailrace_client.records import BatchIds
 from tests.client.answering import Asked, Given, answering
 from tests.client.programs import until
 from tests.forwarder.delivery.test_delivery import receipt
@@ -50,7 +54,7 @@ class Watched:
     def __init__(self) -> None:
         self.shown: dict[str, set[tuple[object, ...]]] = defaultdict(set)
 
-    def look(self, sources: Sources) -> None:
+    def look(self, sources: ForwarderMetricSources) -> None:
         for declared in METRICS:
             samples = declared.family(sources).samples
             self.shown[declared.name].add(
@@ -63,7 +67,7 @@ class Watched:
 
 
 @pytest.fixture
-def idle() -> Iterator[Delivery]:
+def idle() -> Iterator[BatchDelivery]:
     """A delivery that nothing is given to."""
     delivery = open_delivery(["127.0.0.1:9"], Token(), on_verdict=print, say=print)
     yield delivery
@@ -89,7 +93,7 @@ IN_TESTS_OF_THEIR_OWN = {
 }
 
 
-def test_the_metrics_of_files(tmp_path: Path, idle: Delivery) -> None:
+def test_the_metrics_of_files(tmp_path: Path, idle: BatchDelivery) -> None:
     config = {
         "operators": [{"type": "json_parser", "if": 'body startsWith "json"'}],
         "max_log_size": 1000,
@@ -98,9 +102,9 @@ def test_the_metrics_of_files(tmp_path: Path, idle: Delivery) -> None:
     world.clock = Ticking()
     world.restart()
     name = world.config.name
-    sources = Sources(world.shared, idle, SyncCounts())
+    sources = ForwarderMetricSources(world.shared, idle, SyncCounts())
     parts = world.shared.sources[name]
-    world.shared.sources[name] = replace(parts, packer=Packer(world.config))  # type: ignore[index]
+    world.shared.sources[name] = replace(parts, packer=EntryPacker(world.config))  # type: ignore[index]
     watched = Watched()
     watched.look(sources)
     world.lines("a.log", 0, 100)
@@ -138,19 +142,19 @@ def test_the_metrics_of_files(tmp_path: Path, idle: Delivery) -> None:
     world.start()
     world.store.away = False
     world.over()
-    sources = Sources(world.shared, idle, SyncCounts())
+    sources = ForwarderMetricSources(world.shared, idle, SyncCounts())
     watched.look(sources)
     assert sources.by_source(lambda tally: tally.lost_bytes)[name] > 0
     expected = {metric.name for metric in METRICS} - IN_DELIVERY - IN_THE_LOG
     assert expected - watched.moved == IN_TESTS_OF_THEIR_OWN
 
 
-def test_a_file_that_cannot_be_opened(idle: Delivery) -> None:
+def test_a_file_that_cannot_be_opened(idle: BatchDelivery) -> None:
     root = os.geteuid() == 0
     with TemporaryDirectory() as folder:
         Path(folder).chmod(0o711)
         world, watched = World(Path(folder)), Watched()
-        watched.look(Sources(world.shared, idle, SyncCounts()))
+        watched.look(ForwarderMetricSources(world.shared, idle, SyncCounts()))
         world.logs.chmod(0o755)  # whatever the umask is
         world.lines("a.log", 0, 10)
         world.path("a.log").chmod(0)
@@ -161,20 +165,20 @@ def test_a_file_that_cannot_be_opened(idle: Delivery) -> None:
         finally:
             if root:
                 os.seteuid(0)
-        watched.look(Sources(world.shared, idle, SyncCounts()))
+        watched.look(ForwarderMetricSources(world.shared, idle, SyncCounts()))
     assert "tailrace_forwarder_open_errors" in watched.moved
 
 
-def test_a_batch_whose_answer_was_lost_is_a_duplicate(tmp_path: Path, idle: Delivery) -> None:
+def test_a_batch_whose_answer_was_lost_is_a_duplicate(tmp_path: Path, idle: BatchDelivery) -> None:
     world, watched = World(tmp_path), Watched()
     world.lines("a.log", 0, 10)
     world.engine.round()
     (sent,) = world.post.waiting
     assert isinstance(sent, Shipment)
     world.store.take(sent.run, sent.batch, sent.body)
-    watched.look(Sources(world.shared, idle, SyncCounts()))
+    watched.look(ForwarderMetricSources(world.shared, idle, SyncCounts()))
     world.poll()
-    watched.look(Sources(world.shared, idle, SyncCounts()))
+    watched.look(ForwarderMetricSources(world.shared, idle, SyncCounts()))
     assert "tailrace_forwarder_duplicate_batches" in watched.moved
 
 
@@ -196,7 +200,7 @@ def test_the_metrics_of_the_delivery(tmp_path: Path) -> None:
             longest_pause_seconds=0.05,
             resolver=Names({"127.0.0.1": ["127.0.0.1"], "known": ["127.0.0.1"]}),
         )
-        sources = Sources(world.shared, delivery, SyncCounts())
+        sources = ForwarderMetricSources(world.shared, delivery, SyncCounts())
         watched.look(sources)
         delivery.submit(Shipment("f", "a", "r", BatchIds().mint(), b"x\n", "text/plain"))
         until(lambda: delivery.counts.retries > 5)
@@ -208,9 +212,9 @@ def test_the_metrics_of_the_delivery(tmp_path: Path) -> None:
     assert IN_DELIVERY - watched.moved == set()
 
 
-def test_the_metrics_of_the_checkpoint_log(tmp_path: Path, idle: Delivery) -> None:
+def test_the_metrics_of_the_checkpoint_log(tmp_path: Path, idle: BatchDelivery) -> None:
     world, watched, syncs = World(tmp_path), Watched(), SyncCounts()
-    sources = Sources(world.shared, idle, syncs)
+    sources = ForwarderMetricSources(world.shared, idle, syncs)
     watched.look(sources)
     world.checkpoints._on_sync = syncs.add
     world.lines("a.log", 0, 10)
@@ -220,7 +224,7 @@ def test_the_metrics_of_the_checkpoint_log(tmp_path: Path, idle: Delivery) -> No
 
 
 def test_the_age_of_the_oldest_byte_is_that_of_the_oldest(tmp_path: Path) -> None:
-    world, unread = World(tmp_path), Unread()
+    world, unread = World(tmp_path), UnreadSince()
 
     def age() -> float | None:
         files = list(world.shared.registry.files.values())
@@ -248,17 +252,17 @@ def test_the_age_of_the_oldest_byte_is_that_of_the_oldest(tmp_path: Path) -> Non
     assert age() is None
 
 
-def test_prometheus_reads_them(tmp_path: Path, idle: Delivery) -> None:
+def test_prometheus_reads_them(tmp_path: Path, idle: BatchDelivery) -> None:
     world = World(tmp_path)
     world.lines("a.log", 0, 10)
     world.poll()
     port = free_port()
-    stop = serve(f"127.0.0.1:{port}", Sources(world.shared, idle, SyncCounts()))
+    stop = serve(f"127.0.0.1:{port}", ForwarderMetricSources(world.shared, idle, SyncCounts()))
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
             text = answer.read().decode()
         with pytest.raises(InvalidInput, match="cannot be used"):
-            serve(f"127.0.0.1:{port}", Sources(world.shared, idle, SyncCounts()))
+            serve(f"127.0.0.1:{port}", ForwarderMetricSources(world.shared, idle, SyncCounts()))
     finally:
         stop()
     line = f'tailrace_forwarder_acknowledged_records_total{{source="{world.config.name}"}} 10.0'
@@ -295,7 +299,9 @@ def test_a_forwarder_says_how_far_behind_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "listen", ["8791", "127.0.0.1:x", "127.0.0.1:70000", "no.such.host.invalid:1"]
 )
-def test_an_address_that_cannot_be_is_said(listen: str, tmp_path: Path, idle: Delivery) -> None:
+def test_an_address_that_cannot_be_is_said(
+    listen: str, tmp_path: Path, idle: BatchDelivery
+) -> None:
     with pytest.raises(InvalidInput, match=r"metrics\.listen") as refused:
-        serve(listen, Sources(World(tmp_path).shared, idle, SyncCounts()))
+        serve(listen, ForwarderMetricSources(World(tmp_path).shared, idle, SyncCounts()))
     assert refused.value.hint

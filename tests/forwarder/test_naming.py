@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from forwarder.naming import Name, Namer
-from logstore.errors import InvalidInput
+from tailrace.forwarder.naming import Namer, RunName
+from tailrace.logstore.errors import InvalidInput
 from tests.forwarder.entries.packing import source
 
 PODS = "/var/log/pods/"
 AIRFLOW = "/opt/airflow/logs/"
 
 
-def name(path: str, **keys: Any) -> Name:
+def name(path: str, **keys: Any) -> RunName:
     keys.setdefault("fqn", "")
     return Namer(source(**keys), host="node-1").name(path, "01ABC")
 

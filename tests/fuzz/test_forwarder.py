@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import yaml
 
-from forwarder.config.load import read
-from logstore.errors import InvalidInput
+from tailrace.forwarder.config.load import read
+from tailrace.logstore.errors import InvalidInput
 from tests.e2e.service_process import ServiceProcess
 from tests.forwarder.forwarder_process import ForwarderProcess, stored
 from tests.fuzz.hostile import NUMBERS, PATTERNS, TEXTS

@@ -18,11 +18,11 @@ import pyarrow as pa
 import pytest
 import yaml
 
-from logstore.errors import InvalidInput
-from pipelines.appenders.registry import Registry
-from pipelines.appenders.rolling.paths import PathTemplate
-from pipelines.appenders.rolling.settings import RollingFileSettings
-from pipelines.definition.config import PipelineConfig, parse, read
+from tailrace.logstore.errors import InvalidInput
+from tailrace.pipelines.appenders.registry import AppenderRegistry
+from tailrace.pipelines.appenders.rolling.paths import PathTemplate
+from tailrace.pipelines.appenders.rolling.rolled import RollingFileSettings
+from tailrace.pipelines.definition import PipelineConfig, parse, read
 from tests.e2e.service_process import BASE, ServiceProcess
 from tests.fuzz.hostile import NUMBERS, PATTERNS, SEARCHES, TEXTS
 from tests.fuzz.probe import Memory, scheduled
@@ -101,7 +101,7 @@ def hostile(folder: str) -> Iterator[dict[str, Any]]:
 def taken(content: dict[str, Any]) -> PipelineConfig | None:
     """The pipeline; None if it is refused."""
     try:
-        return parse(content, Registry())
+        return parse(content, AppenderRegistry())
     except InvalidInput:
         return None
 
@@ -235,7 +235,7 @@ def test_a_made_up_pipeline_is_one_or_is_refused_in_a_sentence(tmp_path: Path) -
             content[random.choice(KEYS)] = _made_up(random)
         path.write_text(yaml.safe_dump(content), encoding="utf-8", errors="surrogatepass")
         try:
-            read(str(path), Registry())
+            read(str(path), AppenderRegistry())
         except InvalidInput:
             refused += 1
     assert refused > 0

@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.access.identity import SCOPES
+from service.access.rules import SCOPES
 from tests.e2e.service_process import BASE, ServiceProcess
 from tests.fuzz.attack import Attack
 from tests.fuzz.hostile import Hostile, operations

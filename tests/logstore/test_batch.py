@@ -8,7 +8,14 @@ from typing import cast
 
 import numpy as np
 
-from logstore.batch import BATCH, Batches, Rows, RunKey, lowest_and_highest, newest_of_runs
+from tailrace.logstore.batch import (
+    BATCH,
+    Batches,
+    Rows,
+    RunKey,
+    lowest_and_highest,
+    newest_of_runs,
+)
 
 
 @dataclass

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from forwarder.config.load import read as read_forwarder
-from logstore.bounded_yaml import MAX_DEPTH, MAX_NODES, load_yaml
-from logstore.errors import InvalidInput
-from pipelines.appenders.registry import Registry
-from pipelines.definition.config import read as read_pipeline
 from service.access.rules import read as read_rules
 from service.settings import load_settings
+from tailrace.forwarder.config.load import read as read_forwarder
+from tailrace.logstore.bounded_yaml import MAX_DEPTH, MAX_NODES, load_yaml
+from tailrace.logstore.errors import InvalidInput
+from tailrace.pipelines.appenders.registry import AppenderRegistry
+from tailrace.pipelines.definition import read as read_pipeline
 
 LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9)
@@ -23,7 +23,7 @@ READERS: dict[str, Callable[[str], object]] = {
     "service": lambda path: load_settings({}, config=path),
     "rules": read_rules,
     "forwarder": read_forwarder,
-    "pipeline": lambda path: read_pipeline(path, Registry()),
+    "pipeline": lambda path: read_pipeline(path, AppenderRegistry()),
 }
 TEXTS = {
     "laughs": f"{LAUGHS}name: p\nappenders: *a8\n",

@@ -7,7 +7,8 @@ from random import Random
 import orjson
 import pytest
 
-from logstore.checked import (
+from tailrace.logstore.errors import Damaged
+from tailrace.logstore.state import (
     MOST_FLIP_BYTES,
     ChecksumMismatch,
     decode_checked,
@@ -18,7 +19,6 @@ from logstore.checked import (
     without_blank_check,
     without_flip,
 )
-from logstore.errors import Damaged
 from tests.edited import flips
 
 VALUE = {"seq": 3, "pos": 12000, "low": 1, "name": 'é"{}', "version": "01HF7YAVYGMDNNS70GMHHZVXGJ"}

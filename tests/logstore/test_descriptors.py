@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from logstore.descriptors import ReservedDisk
-from logstore.disk import Disk
+from tailrace.logstore.filesystem import Disk, ReservedDisk
 from tests.refusals import refused
 from tests.simulation.descriptors import no_descriptors
 

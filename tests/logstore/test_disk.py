@@ -12,10 +12,16 @@ from typing import Any, cast
 
 import pytest
 
-from logstore.descriptors import ReservedDisk
-from logstore.disk import Disk, syncer_for
-from logstore.filesystem import File, FileSystem
-from logstore.syncer import AioSyncer, QuickSyncer, ThreadSyncer
+from tailrace.logstore.filesystem import (
+    AioSyncer,
+    Disk,
+    File,
+    FileSystem,
+    QuickSyncer,
+    ReservedDisk,
+    ThreadSyncer,
+    syncer_for,
+)
 from tests.contracts.filesystem import FileSystemContract
 from tests.refusals import refused
 from tests.simulation.powercut import DirectSyncer, PowerCutFileSystem
@@ -63,7 +69,7 @@ def test_no_descriptor_is_inherited(tmp_path: Path) -> None:
 
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     path = str(tmp_path / "lock")
-    code = "from logstore.disk import Disk\n"
+    code = "from tailrace.logstore.filesystem import Disk\n"
     code += f"l = Disk().lock({path!r}, wait=True); print('held'); input()"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from logstore.garbage import collection_paused
+from tailrace.logstore.process import collection_paused
 
 
 def test_nothing_is_collected_while_modules_are_loaded() -> None:

@@ -9,11 +9,11 @@ from random import Random
 
 import pytest
 
-from logstore.clock import SystemClock, system_entropy
-from logstore.disk import Disk
-from logstore.errors import Conflict, InvalidName, PreconditionFailed
-from logstore.objects.local import LocalStore, inline
-from logstore.objects.store import ObjectStore
+from tailrace.logstore.clock import SystemClock, system_entropy
+from tailrace.logstore.errors import Conflict, InvalidName, PreconditionFailed
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.objects.local import LocalStore, inline
+from tailrace.logstore.objects.store import ObjectStore
 from tests.contracts.object_lists import keys_of
 from tests.contracts.object_races import ObjectRacesContract, OpenStore
 from tests.contracts.object_store import (

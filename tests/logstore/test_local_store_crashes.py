@@ -16,16 +16,16 @@ from random import Random
 
 import pytest
 
-from logstore.clock import SystemClock
-from logstore.errors import (
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.errors import (
     NotFound,
     OutcomeUnknown,
     PreconditionFailed,
     StoreUnavailable,
     TailraceError,
 )
-from logstore.objects.local import LocalStore, inline
-from logstore.objects.store import ObjectStore, Part
+from tailrace.logstore.objects.local import LocalStore, inline
+from tailrace.logstore.objects.store import ObjectPart, ObjectStore
 from tests.seeds import seeds, some
 from tests.simulation.powercut import PowerCut, PowerCutFileSystem
 
@@ -79,7 +79,7 @@ async def _create(store: ObjectStore) -> None:
 
 
 async def _compose(store: ObjectStore) -> None:
-    await store.compose("a/k", [Part("parts/one"), NEW[7000:]])
+    await store.compose("a/k", [ObjectPart("parts/one"), NEW[7000:]])
 
 
 async def _delete(store: ObjectStore) -> None:

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from logstore.log_lines import LineFormatter, escaped
+from tailrace.logstore.log_lines import LineFormatter, escaped
 
 
 @pytest.mark.parametrize(

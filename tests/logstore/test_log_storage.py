@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import yaml
 
-from logstore.errors import InvalidInput
-from logstore.log_storage import translate
-from logstore.objects.s3.settings import S3Settings
-from logstore.objects.settings import StoreSettings
 from service.settings import Settings
+from tailrace.logstore.errors import InvalidInput
+from tailrace.logstore.objects.config import StoreSettings
+from tailrace.logstore.objects.s3.settings import S3Settings
+from tailrace.logstore.openmetadata_settings import translate
 
 WHOLE = """
 logStorageConfiguration:

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from logstore import memory
+from tailrace.logstore import process
 
 
 def test_the_memory_is_the_least_of_the_machine_and_the_limits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = [tmp_path / "memory.max", tmp_path / "limit_in_bytes"]
-    monkeypatch.setattr(memory, "_LIMITS", limits)
-    whole = memory.memory_limit()
+    monkeypatch.setattr(process, "_LIMITS", limits)
+    whole = process.memory_limit()
     assert whole > 1 << 26
     limits[0].write_text("max\n")
     limits[1].write_text(f"{1 << 62}\n")
-    assert memory.memory_limit() == whole
+    assert process.memory_limit() == whole
     limits[1].write_text(f"{1 << 26}\n")
-    assert memory.memory_limit() == 1 << 26
+    assert process.memory_limit() == 1 << 26

@@ -7,8 +7,8 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logstore import ulid as ulids
-from logstore.runs.deletions import horizon_above, moment_of
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.runs.deletions import horizon_above, moment_of
 from tests.simulation.clocks import ManualClock
 
 ULID = st.integers(0, (1 << 127) - 1)

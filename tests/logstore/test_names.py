@@ -4,10 +4,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from logstore import keys
-from logstore.batch import RunKey
-from logstore.errors import InvalidName
-from logstore.names import check_name, decode, encode
+from tailrace.logstore import keys
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import InvalidName
+from tailrace.logstore.keys import check_name, decode, encode
 
 NAMES = st.text(st.characters(codec="utf-8"), max_size=400)
 HARD = st.text(st.sampled_from("./%~\0 _-aé\U0001f600"), max_size=120)

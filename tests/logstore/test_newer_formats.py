@@ -9,19 +9,18 @@ from functools import partial
 import google_crc32c
 import pytest
 
-from coordination.groups import decode_group
-from coordination.object_store.source import decode_source
-from coordination.pipelines import checkpoint
-from coordination.pipelines.control import decode_control
-from logstore.checked import encode_checked
-from logstore.errors import UnsupportedVersion
-from logstore.runs.deletions import decode_deletion
-from logstore.runs.manifest import decode_manifest
-from logstore.runs.report import decode_report
 from service.journal import format as wal
-from service.peers.forgotten import decode_forgotten
-from service.peers.register import decode_entry
+from service.peers.register import decode_entry, decode_forgotten
 from service.peers.shedding import decode_slots
+from tailrace.coordination import pipelines
+from tailrace.coordination.groups import decode_group
+from tailrace.coordination.object_store.store import decode_source
+from tailrace.coordination.pipelines import decode_control
+from tailrace.logstore.errors import UnsupportedVersion
+from tailrace.logstore.runs.deletions import decode_deletion
+from tailrace.logstore.runs.manifest import decode_manifest
+from tailrace.logstore.runs.report import decode_report
+from tailrace.logstore.state import encode_checked
 
 NEWER = encode_checked({"format": 99})
 
@@ -36,7 +35,7 @@ def journal(_: bytes) -> object:
     [
         *(decode_manifest, decode_deletion, decode_report, decode_entry, decode_forgotten),
         *(decode_slots, partial(decode_group, "key"), partial(decode_control, "key")),
-        *(partial(decode_source, "key"), lambda body: checkpoint.decode(body.decode()), journal),
+        *(partial(decode_source, "key"), lambda body: pipelines.decode(body.decode()), journal),
     ],
 )
 def test_a_newer_format_is_refused_with_what_to_do(decode: Callable[[bytes], object]) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from compactor.settings import load_settings as load_compactor
-from logstore.errors import InvalidInput
 from service.settings import Settings, load_settings
+from tailrace.logstore.errors import InvalidInput
 
 SECTION = """
 pipelineServiceClientConfiguration:

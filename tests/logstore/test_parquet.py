@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from logstore.clock import SystemClock, system_entropy
-from logstore.disk import Disk
-from logstore.errors import Damaged, PreconditionFailed
-from logstore.objects.local import LocalStore
-from logstore.objects.parquet import fetch_tail, opened
+from tailrace.logstore.clock import SystemClock, system_entropy
+from tailrace.logstore.errors import Damaged, PreconditionFailed
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.objects.local import LocalStore
+from tailrace.logstore.parquet import fetch_tail, opened
 
 
 @pytest.fixture

@@ -12,18 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forwarder.files.globs import Glob
-from logstore.errors import InvalidInput
-from logstore.patterns import LinearRegex, name_test, wildcard_test
+from tailrace.forwarder.files.finder import Glob
+from tailrace.logstore.errors import InvalidInput
+from tailrace.logstore.patterns import LinearRegex, name_test, wildcard_test
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = [
-    "logstore",
-    "coordination",
     "service",
     "compactor",
-    "forwarder",
-    "pipelines",
     "tailrace",
 ]
 CALLS = {"compile", "match", "fullmatch", "search", "sub", "subn", "split", "findall", "finditer"}
@@ -151,12 +147,12 @@ def caches_by_text() -> Iterator[str]:
 
 def test_only_short_texts_are_keys_of_a_cache_that_counts_its_entries() -> None:
     assert sorted(caches_by_text()) == [
-        "forwarder/entries/operators/container.py: second_of",  # 20 to 25 characters
-        "forwarder/entries/operators/times.py: _offset",  # an offset from UTC
-        "forwarder/entries/operators/times.py: begin",  # digits of a minute
-        "forwarder/files/globs.py: _part",  # of the file of settings, which is read once
-        "logstore/search/foreign.py: _regex",  # constants of the module
-        "logstore/segments/levels.py: regex_of",  # constants of the package
-        "logstore/state_kinds.py: _pattern",  # constants of the module
-        "service/query/part_filter.py: _slots",  # 32 bytes
+        "service/query/scan_copies.py: _slots",  # 32 bytes
+        "tailrace/forwarder/files/finder.py: _part",  # of the file of settings, which is read once
+        "tailrace/forwarder/operators/container.py: second_of",  # 20 to 25 characters
+        "tailrace/forwarder/operators/times.py: _offset",  # an offset from UTC
+        "tailrace/forwarder/operators/times.py: begin",  # digits of a minute
+        "tailrace/logstore/search/language.py: _regex",  # constants of the module
+        "tailrace/logstore/segments/levels.py: regex_of",  # constants of the package
+        "tailrace/logstore/state.py: _pattern",  # constants of the module
     ]

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logstore import ulid as ulids
-from logstore.errors import InvalidCursor
-from logstore.position import MOST_NEWEST, MOST_NODES, MOST_OF_ALL, Cursor, Position
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.errors import InvalidCursor
+from tailrace.logstore.position import MOST_NEWEST, MOST_NODES, MOST_OF_ALL, Cursor, Position
 
 _HIGHEST = (1 << 128) - 1
 _NAMES = st.text(min_size=1, max_size=8)

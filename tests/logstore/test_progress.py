@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from logstore.progress import Line, Pace, Progress, size
+from tailrace.logstore.progress import Line, Pace, ProgressLine, size
 from tests.simulation.clocks import ManualClock
 
 
@@ -44,7 +44,7 @@ def test_a_file_gets_a_sentence_a_minute_if_it_is_another_one() -> None:
     said: list[str] = []
     texts = iter(["one", "one", "two"])
     out = io.StringIO()
-    progress = Progress(Line(out), lambda: next(texts), clock, said.append)
+    progress = ProgressLine(Line(out), lambda: next(texts), clock, said.append)
     for _ in range(10):
         progress.look()
         clock.pass_seconds(29)
@@ -54,7 +54,7 @@ def test_a_file_gets_a_sentence_a_minute_if_it_is_another_one() -> None:
 
 def test_the_line_goes_with_the_work() -> None:
     out = Terminal()
-    with Progress(Line(out), lambda: "at work", ManualClock(), print) as progress:
+    with ProgressLine(Line(out), lambda: "at work", ManualClock(), print) as progress:
         progress.look()
     assert out.getvalue().endswith("at work\r\r\x1b[2K")
 

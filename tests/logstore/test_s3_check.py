@@ -9,8 +9,8 @@ from contextlib import suppress
 
 import pytest
 
-from logstore.errors import StoreUnavailable
-from logstore.objects.s3.store import S3Store
+from tailrace.logstore.errors import StoreUnavailable
+from tailrace.logstore.objects.s3.store import S3Store
 from tests.faults.kinds import HIDDEN, Kind
 from tests.faults.requests import Request
 from tests.faults.schedule import Schedule

@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from botocore import exceptions as vendor
 
-from logstore.errors import (
+from tailrace.logstore.errors import (
     Conflict,
     InvalidInput,
     InvalidName,
@@ -18,7 +18,7 @@ from logstore.errors import (
     TailraceError,
     TooLarge,
 )
-from logstore.objects.s3.errors import Meaning, failure_of
+from tailrace.logstore.objects.s3.requests import Meaning, failure_of
 
 URL = "http://store"
 

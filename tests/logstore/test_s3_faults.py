@@ -15,15 +15,19 @@ from typing import Any, cast
 
 import pytest
 
-from logstore.clock import SystemClock, system_entropy
-from logstore.errors import NotFound, OutcomeUnknown, PreconditionFailed, StoreUnavailable
-from logstore.objects.s3.blocking import BlockingBucket
-from logstore.objects.s3.client import open_client
-from logstore.objects.s3.credentials import Credentials
-from logstore.objects.s3.place import Place
-from logstore.objects.s3.requests import Tries
-from logstore.objects.s3.store import S3Store
-from logstore.objects.store import Body, ObjectInfo, ObjectStore, Part
+from tailrace.logstore.clock import SystemClock, system_entropy
+from tailrace.logstore.errors import (
+    NotFound,
+    OutcomeUnknown,
+    PreconditionFailed,
+    StoreUnavailable,
+)
+from tailrace.logstore.objects.s3.client import BlockingBucket, open_client
+from tailrace.logstore.objects.s3.credentials import Credentials
+from tailrace.logstore.objects.s3.keys import BucketPlace
+from tailrace.logstore.objects.s3.requests import Tries
+from tailrace.logstore.objects.s3.store import S3Store
+from tailrace.logstore.objects.store import Body, ObjectInfo, ObjectPart, ObjectStore
 from tests.contracts.object_store import LargeObjectContract, ObjectStoreContract
 from tests.faults.kinds import HIDDEN, KNOWABLE, Kind
 from tests.faults.proxy import FaultProxy
@@ -66,7 +70,7 @@ async def standing(
         async with open_client(settings, Credentials(settings), clock) as client:
             store = S3Store(
                 client,
-                Place(bucket.name, bucket.prefix),
+                BucketPlace(bucket.name, bucket.prefix),
                 clock,
                 system_entropy(),
                 blocking=BlockingBucket(settings, Credentials(settings), bucket.name),
@@ -95,11 +99,13 @@ class Asking:
     async def put(self, key: str, body: Body, **how: Any) -> ObjectInfo:
         return await self._asked(key, bytes(body), lambda: self._inner.put(key, body, **how))
 
-    async def compose(self, key: str, parts: Sequence[Part | bytes], **how: Any) -> ObjectInfo:
+    async def compose(
+        self, key: str, parts: Sequence[ObjectPart | bytes], **how: Any
+    ) -> ObjectInfo:
         whole = b"".join([await self._part(part) for part in parts])
         return await self._asked(key, whole, lambda: self._inner.compose(key, parts, **how))
 
-    async def _part(self, part: Part | bytes) -> bytes:
+    async def _part(self, part: ObjectPart | bytes) -> bytes:
         if isinstance(part, bytes):
             return part
         try:
@@ -166,10 +172,10 @@ async def test_each_fault_of_each_request_is_hidden(site: Site, kind: Kind) -> N
     with pytest.raises(PreconditionFailed):
         await store.put("k", b"third", if_absent=True)
     big = await store.put("big", bytes(6 * MIB), metadata={"a": "b"})
-    made = await store.compose("made", [Part("big", if_match=big.etag), b"!"], if_absent=True)
-    await store.compose("made", [Part("big"), Part("k")], if_match=made.etag)
+    made = await store.compose("made", [ObjectPart("big", if_match=big.etag), b"!"], if_absent=True)
+    await store.compose("made", [ObjectPart("big"), ObjectPart("k")], if_match=made.etag)
     with pytest.raises(PreconditionFailed):
-        await store.compose("made", [Part("big"), b"?"], if_match=made.etag)
+        await store.compose("made", [ObjectPart("big"), b"?"], if_match=made.etag)
     assert (await store.get("made", offset=6 * MIB))[1] == b"second"
     assert sum([len(piece) async for piece in store.stream("big")]) == 6 * MIB
     assert [info.key async for info in store.list("")] == ["big", "k", "made"]
@@ -232,7 +238,7 @@ async def test_an_upload_that_fails_is_aborted(site: Site) -> None:
     await site.store.put("big", bytes(6 * MIB))
     site.schedule.plan(Kind.RESET, times=99, applies=is_part)
     with pytest.raises(StoreUnavailable):
-        await site.store.compose("made", [Part("big"), b"!"])
+        await site.store.compose("made", [ObjectPart("big"), b"!"])
     assert site.schedule.injected[Kind.RESET] >= 5
     assert site.uploads() == []
 
@@ -241,7 +247,7 @@ async def test_what_a_lost_answer_began_is_swept_once_it_is_old(site: Site) -> N
     await site.store.put("big", bytes(6 * MIB))
     begins = lambda request: "uploads" in request.query  # noqa: E731
     site.schedule.plan(Kind.DROPPED, applies=begins)
-    await site.store.compose("made", [Part("big"), b"!"])
+    await site.store.compose("made", [ObjectPart("big"), b"!"])
     assert len(site.uploads()) == 1
     assert await site.store.sweep(SystemClock().now_ms() - 60_000) == 0
     assert await site.store.sweep(SystemClock().now_ms() + 60_000) == 1

@@ -10,22 +10,21 @@ from typing import Any
 
 import pytest
 
-from logstore.clock import SystemClock, system_entropy
-from logstore.errors import (
+from tailrace.logstore.clock import SystemClock, system_entropy
+from tailrace.logstore.errors import (
     InvalidInput,
     NotFound,
     OutcomeUnknown,
     PreconditionFailed,
     StoreUnavailable,
 )
-from logstore.objects.s3.blocking import BlockingBucket
-from logstore.objects.s3.client import open_client
-from logstore.objects.s3.credentials import Credentials
-from logstore.objects.s3.place import Place
-from logstore.objects.s3.plan import PartLimits
-from logstore.objects.s3.settings import S3Settings
-from logstore.objects.s3.store import S3Store, keeping_of
-from logstore.objects.store import Part
+from tailrace.logstore.objects.s3.client import BlockingBucket, open_client
+from tailrace.logstore.objects.s3.credentials import Credentials
+from tailrace.logstore.objects.s3.keys import BucketPlace
+from tailrace.logstore.objects.s3.settings import S3Settings
+from tailrace.logstore.objects.s3.store import S3Store, keeping_of
+from tailrace.logstore.objects.s3.writes import PartLimits
+from tailrace.logstore.objects.store import ObjectPart
 from tests.servers.minio import KMS_KEY, Bucket, Minio
 
 MIB = 1 << 20
@@ -39,7 +38,7 @@ async def store_with(bucket: Bucket, limits: PartLimits) -> AsyncIterator[S3Stor
     async with open_client(settings.s3, Credentials(settings.s3), clock) as client:
         yield S3Store(
             client,
-            Place(*settings.bucket),
+            BucketPlace(*settings.bucket),
             clock,
             system_entropy(),
             blocking=BlockingBucket(settings.s3, Credentials(settings.s3), bucket.name),
@@ -108,7 +107,14 @@ async def test_stored_ranges_are_copied_and_only_small_ones_pass_through(bucket:
         await store.put("small", b"small")
         asked = dict(store.requests.made)
         await store.compose(
-            "b", [b"<", Part("a", 3, 30 * MIB), Part("small", 0, 5), Part("a", 7, 12 * MIB), b">"]
+            "b",
+            [
+                b"<",
+                ObjectPart("a", 3, 30 * MIB),
+                ObjectPart("small", 0, 5),
+                ObjectPart("a", 7, 12 * MIB),
+                b">",
+            ],
         )
         made = {op: n - asked.get(op, 0) for op, n in store.requests.made.items()}
         expected = b"<" + body[3 : 3 + 30 * MIB] + b"small" + body[7 : 7 + 12 * MIB] + b">"
@@ -130,7 +136,7 @@ async def test_more_parts_than_s3_takes_are_merged(bucket: Bucket) -> None:
     body = blocks(6 * MIB)
     async with store_with(bucket, limits) as store:
         await store.put("a", body)
-        composed = await store.compose("b", [Part("a")] * 9)
+        composed = await store.compose("b", [ObjectPart("a")] * 9)
         assert composed.size == 54 * MIB
         assert (await store.get("b"))[1] == body * 9
         parts = store.requests.made.get("upload_part", 0)
@@ -143,7 +149,7 @@ async def test_a_range_that_is_shorter_than_said_is_what_there_is(bucket: Bucket
     async with store_with(bucket, SMALL) as store:
         await store.put("a", body)
         for size in (13 * MIB, 11 * MIB + 1):
-            part = Part("a", 2 * MIB, size)
+            part = ObjectPart("a", 2 * MIB, size)
             await store.compose("b", [part, b"."])
             assert (await store.get("b"))[1] == body[2 * MIB : 2 * MIB + size] + b"."
 
@@ -204,12 +210,14 @@ async def test_every_way_of_writing_encrypts_and_only_logs_have_a_class(
     async with store_with(bucket, SMALL) as store:
         await store.put("chunks/1.txt", body[:100])
         await store.put("chunks/2.txt", body)
-        await store.compose("partial.txt", [Part("chunks/1.txt"), b"+"])
+        await store.compose("partial.txt", [ObjectPart("chunks/1.txt"), b"+"])
         for key in ("logs.txt", "run/logs.txt", "run/partial.txt"):
-            await store.compose(key, [Part("chunks/2.txt"), Part("chunks/1.txt")])
+            await store.compose(key, [ObjectPart("chunks/2.txt"), ObjectPart("chunks/1.txt")])
         await store.put("small/logs.txt", b"x")
         for name in ("J-00000-R1.parquet", "J-00000-R1-L1.parquet"):  # fresh, and written anew
-            await store.compose(f"table/date=2026-11-22/hour=01/{name}", [Part("chunks/1.txt")])
+            await store.compose(
+                f"table/date=2026-11-22/hour=01/{name}", [ObjectPart("chunks/1.txt")]
+            )
         keys = [info.key async for info in store.list("")]
     client = bucket.client()
     try:
@@ -233,13 +241,13 @@ async def test_an_upload_that_fails_is_aborted(bucket: Bucket, boto: Any) -> Non
     async with store_with(bucket, SMALL) as store:
         etag = (await store.put("a", blocks(12 * MIB))).etag
         with pytest.raises(NotFound):
-            await store.compose("b", [Part("a", 0, 12 * MIB), Part("gone", 0, 9 * MIB)])
+            await store.compose("b", [ObjectPart("a", 0, 12 * MIB), ObjectPart("gone", 0, 9 * MIB)])
         with pytest.raises(PreconditionFailed):
-            await store.compose("b", [Part("a", 0, 9 * MIB, if_match="0" * 32), b"x"])
+            await store.compose("b", [ObjectPart("a", 0, 9 * MIB, if_match="0" * 32), b"x"])
         with pytest.raises(PreconditionFailed):
-            await store.compose("a", [Part("a", 0, 12 * MIB), b"x"], if_absent=True)
+            await store.compose("a", [ObjectPart("a", 0, 12 * MIB), b"x"], if_absent=True)
         assert (await store.head("a")).etag == etag
-        writing = asyncio.create_task(store.compose("b", [Part("a", 0, 12 * MIB)] * 20))
+        writing = asyncio.create_task(store.compose("b", [ObjectPart("a", 0, 12 * MIB)] * 20))
         while not store.requests.made.get("upload_part_copy", 0) > 3:
             await asyncio.sleep(0.001)
         writing.cancel()

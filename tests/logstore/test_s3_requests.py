@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from botocore import exceptions as vendor
 
-from logstore.errors import (
+from tailrace.logstore.errors import (
     InvalidInput,
     NotFound,
     OutcomeUnknown,
@@ -17,10 +17,9 @@ from logstore.errors import (
     StoreUnavailable,
     TailraceError,
 )
-from logstore.objects.s3.place import MARK, Keeping, Place
-from logstore.objects.s3.plan import PartLimits
-from logstore.objects.s3.requests import Requests, Tries
-from logstore.objects.s3.writes import Target, Writes
+from tailrace.logstore.objects.s3.keys import MARK, BucketPlace, ObjectProtection
+from tailrace.logstore.objects.s3.requests import S3Requests, Tries
+from tailrace.logstore.objects.s3.writes import ObjectWrites, PartLimits, WriteTarget
 from tests.simulation.clocks import ManualClock
 
 LOST = vendor.ReadTimeoutError(endpoint_url="http://store")
@@ -86,10 +85,10 @@ SINCE = Since()
 
 def put(client: Scripted, *, if_absent: bool) -> Callable[[], Awaitable[Any]]:
     clock, dice = ManualClock(), Random(1)
-    requests = Requests(client, "bucket", clock, dice, Tries(3, 0.1))
-    place = Place("bucket", "")
-    writes = Writes(requests, place, Keeping(), PartLimits(), clock, dice)
-    return lambda: writes.put(Target("k", if_absent, None, {}), b"x")
+    requests = S3Requests(client, "bucket", clock, dice, Tries(3, 0.1))
+    place = BucketPlace("bucket", "")
+    writes = ObjectWrites(requests, place, ObjectProtection(), PartLimits(), clock, dice)
+    return lambda: writes.put(WriteTarget("k", if_absent, None, {}), b"x")
 
 
 @pytest.mark.parametrize("if_absent", [False, True])
@@ -156,7 +155,7 @@ async def test_tries_are_bounded_and_pauses_grow_with_jitter() -> None:
     clock = ManualClock()
 
     def pauses(seed: int, count: int) -> list[float]:
-        return list(Requests(None, "b", clock, Random(seed), Tries(count, 0.1)).pauses())
+        return list(S3Requests(None, "b", clock, Random(seed), Tries(count, 0.1)).pauses())
 
     assert pauses(1, 1) == [0.0]
     for seed in range(20):
@@ -174,7 +173,7 @@ async def test_a_read_says_at_last_what_the_server_said() -> None:
         async def head_object(self, **_: Any) -> None:
             raise SLOW
 
-    requests = Requests(Away(), "b", ManualClock(), Random(1), Tries(3, 0.1))
+    requests = S3Requests(Away(), "b", ManualClock(), Random(1), Tries(3, 0.1))
     with pytest.raises(StoreUnavailable, match="head k: SlowDown"):
         await requests.ask("head_object", "head k", Key="k")
     assert requests.made == {"head_object": 3}
@@ -187,7 +186,7 @@ async def test_what_is_not_there_is_asked_for_once() -> None:
         async def head_object(self, **_: Any) -> None:
             raise refusal("404", 404)
 
-    requests = Requests(Empty(), "b", ManualClock(), Random(1), Tries(3, 0.1))
+    requests = S3Requests(Empty(), "b", ManualClock(), Random(1), Tries(3, 0.1))
     with pytest.raises(NotFound):
         await requests.ask("head_object", "head k", Key="k")
     assert requests.made == {"head_object": 1}

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from logstore.objects.store import ObjectStore
+from tailrace.logstore.objects.store import ObjectStore
 from tests.contracts.object_races import ObjectRacesContract, OpenStore
 from tests.contracts.object_store import (
     HashedObjectContract,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from logstore.errors import InvalidInput
-from logstore.settings import substituted
+from tailrace.logstore.errors import InvalidInput
+from tailrace.logstore.settings import substituted
 
 VARIABLES = {
     "TEST": "test_value",

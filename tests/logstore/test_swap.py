@@ -10,16 +10,23 @@ from random import Random
 import orjson
 import pytest
 
-from logstore.clock import SystemClock
-from logstore.errors import (
+from tailrace.logstore.cas import (
+    Backoff,
+    Document,
+    RetryBudget,
+    Revision,
+    swap,
+    write_until_known,
+)
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.errors import (
     Conflict,
     Damaged,
     OutcomeUnknown,
     PreconditionFailed,
     StoreUnavailable,
 )
-from logstore.objects.store import Body, ObjectInfo, ObjectStore
-from logstore.swap import Backoff, Document, RetryBudget, Revision, swap, write_until_known
+from tailrace.logstore.objects.store import Body, ObjectInfo, ObjectStore
 from tests.faults.schedule import Schedule as NetworkSchedule
 from tests.simulation.backing import open_store
 from tests.simulation.faulty_store import WRITES, Fault, FaultyStore, Schedule

@@ -8,8 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from ulid import ULID
 
-from logstore import ulid
-from logstore.errors import InvalidInput
+from tailrace.logstore import ulid
+from tailrace.logstore.errors import InvalidInput
 
 ANY = st.integers(0, (1 << 128) - 1)
 

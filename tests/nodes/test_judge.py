@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from logstore import ulid as ulids
-from logstore.batch import RunKey
-from logstore.position import Cursor, Position
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.position import Cursor, Position
 from tests.nodes.torture.producers import Given, Written
 
 LINES = [f"run-0 p0 {number:06d} x" for number in range(6)]

@@ -24,17 +24,16 @@ from urllib.parse import urlencode
 import httpx
 import orjson
 
-from logstore import keys
-from logstore.batch import RunKey
-from logstore.objects.store import ObjectStore
-from logstore.runs.manifest import INLINE_BYTES
 from service.http.app import Application, HttpApi, build_app
-from service.metrics.declared import Sources
+from service.metrics.declared import MetricSources
 from service.metrics.scrape import METRICS
 from service.node import Node
 from service.query.engine import QueryEngine
-from service.runs.settings import Tuning
-from service.settings import Settings
+from service.settings import Settings, Tuning
+from tailrace.logstore import keys
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.objects.store import ObjectStore
+from tailrace.logstore.runs.manifest import INLINE_BYTES
 from tests.service.simulated_node import START_MS, Life
 from tests.settings import SETTINGS, settings_with
 from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
@@ -268,7 +267,7 @@ class Server:
     def metric(self, name: str) -> float:
         """A metric as it is now, all labels together."""
         (declared,) = [metric for metric in METRICS if metric.name == name]
-        found = declared.read(Sources(self.node, cast("QueryEngine", None)))
+        found = declared.read(MetricSources(self.node, cast("QueryEngine", None)))
         values = list(found.values()) if isinstance(found, Mapping) else [found]
         return sum([value for value in values if isinstance(value, int | float)])
 

@@ -15,9 +15,9 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from logstore.errors import InvalidInput
-from logstore.objects.settings import StoreSettings
 from service.settings import Settings
+from tailrace.logstore.errors import InvalidInput
+from tailrace.logstore.objects.config import StoreSettings
 from tests.openmetadata.server import numbered
 from tests.servers.minio import Bucket
 from tests.service.test_main import scrape, service

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
-from logstore import ulid
-from pipelines.events import EVENTS
+from tailrace.logstore import ulid
+from tailrace.pipelines.events import EVENTS
 
 BASE_MS = 1_700_000_000_000
 

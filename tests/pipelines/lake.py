@@ -12,23 +12,21 @@ from pathlib import Path
 import pyarrow as pa
 from deltalake import CommitProperties, Transaction, WriterProperties, write_deltalake
 
-from logstore import keys, ulid
-from logstore.batch import RunKey
-from logstore.clock import SystemClock
-from logstore.disk import Disk
-from logstore.objects.local import LocalStore
-from logstore.objects.settings import PipelineSettings
-from logstore.runs.watermark import raise_watermark
-from logstore.segments.carry import Carry
-from logstore.segments.reader import open_segment
-from logstore.segments.writer import encode_segment
-from logstore.table.schema import COLUMNS, application
-from logstore.table.table import Table
-from pipelines.definition.config import PipelineConfig
-from pipelines.definition.folder import Folder
-from pipelines.process import PipelinesProcess
-from pipelines.settings import PipelinesSettings
-from pipelines.world import World, open_world
+from tailrace.logstore import keys, ulid
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.objects.config import PipelineSettings
+from tailrace.logstore.objects.local import LocalStore
+from tailrace.logstore.runs.report import raise_watermark
+from tailrace.logstore.segments.detect import Carry
+from tailrace.logstore.segments.reader import open_segment
+from tailrace.logstore.segments.writer import encode_segment
+from tailrace.logstore.table.schema import COLUMNS, application
+from tailrace.logstore.table.table import Table
+from tailrace.pipelines.definition import PipelineConfig, PipelineFolder
+from tailrace.pipelines.process import PipelinesProcess
+from tailrace.pipelines.world import PipelinesSettings, World, open_world
 from tests.batches import make_batches
 
 
@@ -114,7 +112,7 @@ class Lake:
     async def running(
         self,
         *pipelines: PipelineConfig,
-        read_again: Callable[[], Folder] | None = None,
+        read_again: Callable[[], PipelineFolder] | None = None,
     ) -> AsyncIterator[PipelinesProcess]:
         """A process that runs these."""
         async with self.world() as world:

@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from pipelines.appenders.contract import AppenderFailed, Context
-from pipelines.appenders.contract import State as AppenderState
-from pipelines.appenders.registry import Registry
-from pipelines.definition.config import AppenderConfig, AppenderPart, PipelineConfig, parse
-from pipelines.definition.section import Section
+from tailrace.pipelines.appenders.contract import AppenderContext, AppenderFailed
+from tailrace.pipelines.appenders.contract import State as AppenderState
+from tailrace.pipelines.appenders.registry import AppenderRegistry
+from tailrace.pipelines.definition import AppenderConfig, AppenderPart, PipelineConfig, parse
+from tailrace.pipelines.section import Section
 
 PATIENCE_SECONDS = 60.0
 FAST = {
@@ -45,9 +45,9 @@ class Remembering:
     hanging: ClassVar[threading.Event] = threading.Event()
 
     def __init__(self, settings: Nothing) -> None:
-        self._context: Context | None = None
+        self._context: AppenderContext | None = None
 
-    def start(self, context: Context, state: AppenderState | None) -> None:
+    def start(self, context: AppenderContext, state: AppenderState | None) -> None:
         self._context = context
         del self._mine[0 if state is None else int(state["count"]) :]
 
@@ -99,7 +99,7 @@ def forget() -> None:
 def pipeline(*names: str, **settings: Any) -> PipelineConfig:
     made = parse(
         {"name": "p", **FAST, **settings, "appenders": [{"type": "stdout", "name": "unused"}]},
-        Registry(),
+        AppenderRegistry(),
     )
     appenders = tuple(
         AppenderConfig(AppenderPart(type="memory", name=name), Remembering, Nothing())

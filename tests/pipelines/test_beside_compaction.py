@@ -25,7 +25,7 @@ _STUCK = '''
 import threading
 from typing import ClassVar
 
-from pipelines.definition.section import Section
+from tailrace.pipelines.section import Section
 
 
 class Nothing(Section):

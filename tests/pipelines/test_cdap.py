@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
-from coordination.pipelines.checkpoint import decode
-from logstore.clock import SystemClock
-from pipelines.definition.config import PipelineConfig
+from tailrace.coordination.pipelines import decode
+from tailrace.logstore.clock import SystemClock
+from tailrace.pipelines.definition import PipelineConfig
 from tests.pipelines.lake import Lake
 from tests.pipelines.remembering import Remembering, forget, pipeline, until
 

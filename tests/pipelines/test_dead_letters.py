@@ -14,13 +14,12 @@ from typing import Any
 import pytest
 import yaml
 
-from coordination.pipelines.admin import PipelinesAdmin
-from logstore import keys
-from logstore.errors import InvalidInput
-from pipelines.appenders.registry import Registry
-from pipelines.definition.config import PipelineConfig, parse
-from pipelines.status import admin_of
-from pipelines.world import World
+from tailrace.coordination.pipelines import PipelinesAdmin
+from tailrace.logstore import keys
+from tailrace.logstore.errors import InvalidInput
+from tailrace.pipelines.appenders.registry import AppenderRegistry
+from tailrace.pipelines.definition import PipelineConfig, parse
+from tailrace.pipelines.world import World, admin_of
 from tests.pipelines.appenders.receiver import Receiver
 from tests.pipelines.lake import Lake
 from tests.pipelines.remembering import FAST
@@ -44,7 +43,7 @@ def receiver() -> Iterator[Receiver]:
 
 def pipeline(*appenders: dict[str, Any], **settings: Any) -> PipelineConfig:
     made = [{"name": "a", **one} for one in appenders]
-    return parse({"name": "p", **FAST, **settings, "appenders": made}, Registry())
+    return parse({"name": "p", **FAST, **settings, "appenders": made}, AppenderRegistry())
 
 
 def posting(receiver: Receiver, kind: str, **settings: Any) -> dict[str, Any]:

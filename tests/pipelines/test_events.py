@@ -8,8 +8,8 @@ from itertools import pairwise
 import pyarrow as pa
 import pytest
 
-from logstore import ulid
-from pipelines.events import EVENTS, ORDER, Counts, EventBuffer, Origin, ordered
+from tailrace.logstore import ulid
+from tailrace.pipelines.events import EVENTS, ORDER, EventBuffer, EventCounts, Origin, ordered
 from tests.pipelines.events import BASE_MS, events
 from tests.seeds import seeds
 
@@ -30,7 +30,7 @@ def test_events_come_in_the_order_of_their_time() -> None:
     assert buffer.oldest("n") == 1
     assert messages(buffer.take((BASE_MS + 49) * US)) == []
     assert messages(buffer.take((BASE_MS + 50) * US)) == ["5"]
-    assert buffer.counts == Counts()
+    assert buffer.counts == EventCounts()
 
 
 def test_an_event_that_comes_too_late_goes_first_and_is_counted() -> None:
@@ -43,7 +43,7 @@ def test_an_event_that_comes_too_late_goes_first_and_is_counted() -> None:
     assert messages(taken) == ["1", "2b"]
     assert taken.column(ORDER).to_pylist() == ["late", None]
     assert ORDER not in buffer.take((BASE_MS + 30) * US).column_names
-    assert buffer.counts == Counts(late=1)
+    assert buffer.counts == EventCounts(late=1)
 
 
 def test_more_than_fits_goes_before_its_time() -> None:
@@ -132,7 +132,7 @@ def test_a_clock_that_is_wrong_by_years_holds_up_nothing() -> None:
     buffer.add(Origin("m", 1), copy)
     buffer.add(Origin("n", 2), events(["now"], at_ms=BASE_MS, batch=1))
     assert messages(buffer.take((BASE_MS + 60_000) * US)) == ["now", "future"]
-    assert buffer.counts == Counts(copies=1, clamped=1)
+    assert buffer.counts == EventCounts(copies=1, clamped=1)
 
 
 def test_copies_of_a_record_are_one_event() -> None:
@@ -141,7 +141,7 @@ def test_copies_of_a_record_are_one_event() -> None:
         buffer.add(Origin(node, 1), events(["a", "b"], step_ms=1))
     buffer.add(Origin("n", 2), events(["a"], fqn="other"))
     assert messages(buffer.take((BASE_MS + 1) * US)) == ["a", "a", "b"]
-    assert buffer.counts == Counts(copies=2)
+    assert buffer.counts == EventCounts(copies=2)
 
 
 def test_what_was_given_out_before_a_crash_is_not_given_out_again() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from logstore import ulid
-from logstore.clock import SystemClock
+from tailrace.logstore import ulid
+from tailrace.logstore.clock import SystemClock
 from tests.pipelines.lake import Lake
 from tests.pipelines.torture.torture import PipelinesProcess, Torture
 from tests.seeds import seeds, some

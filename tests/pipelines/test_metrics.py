@@ -13,18 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from coordination.groups import change_group, evict, pipeline_group
-from coordination.pipelines.control import ask_for_replay
-from coordination.pipelines.replay import Replay
-from logstore import keys, ulid
-from logstore.clock import SystemClock, system_entropy
-from logstore.errors import InvalidInput
-from logstore.prometheus import Health, serve
-from logstore.runs.deletions import Deletion, encode_deletion
-from pipelines.definition.folder import Folder
-from pipelines.metrics import METRICS, collect, health
-from pipelines.process import PipelinesProcess
-from pipelines.status import admin_of
+from tailrace.coordination.groups import PipelineReplay, change_group, evict, pipeline_group
+from tailrace.coordination.pipelines import ask_for_replay
+from tailrace.logstore import keys, ulid
+from tailrace.logstore.clock import SystemClock, system_entropy
+from tailrace.logstore.errors import InvalidInput
+from tailrace.logstore.prometheus import ProgramHealth, serve
+from tailrace.logstore.runs.deletions import Deletion, encode_deletion
+from tailrace.pipelines.definition import PipelineFolder
+from tailrace.pipelines.process import METRICS, PipelinesProcess, collect, health
+from tailrace.pipelines.world import admin_of
 from tests.pipelines.lake import Lake
 from tests.pipelines.remembering import Remembering, forget, named, pipeline, until
 from tests.servers.ports import free_port
@@ -83,7 +81,7 @@ async def test_each_metric_moves(lake: Lake, tmp_path: Path) -> None:
         await until(lambda: sample(process, "forced_events", "tight") >= 3)
         await until(lambda: len(Remembering.lines["x"]) == 4)
         fresh = ulid.fresh_text(clock, system_entropy())
-        asked = Replay(fresh, ulid.encode(0), clock.now_ms())
+        asked = PipelineReplay(fresh, ulid.encode(0), clock.now_ms())
         await ask_for_replay(lake.store, "p", asked, fresh_id=lambda: fresh)
         await until(lambda: sample(process, "again_events", "p") == 4)
         await change_group(
@@ -109,7 +107,7 @@ async def test_each_metric_moves(lake: Lake, tmp_path: Path) -> None:
     await lake.put(f"{ahead:%Y-%m-%dT%H:%M:%SZ} ahead", node="a")
     watched = True
     made, wrong = pipeline("x"), {"w.yaml": InvalidInput("w.yaml: unknown key filtr")}
-    async with lake.running(made, read_again=lambda: Folder([made], wrong)) as process:
+    async with lake.running(made, read_again=lambda: PipelineFolder([made], wrong)) as process:
         task = asyncio.ensure_future(watch(process))
         await until(lambda: sample(process, "lost_segments", "p") == 1)
         await until(lambda: "tailrace_pipelines_lost_segments" in moved)
@@ -167,12 +165,12 @@ async def test_it_is_served_with_health(lake: Lake) -> None:
 @pytest.mark.parametrize(
     ("state", "live", "ready"),
     [
-        (Health(), 200, 200),
-        (Health(ready=False, problems=("no store",)), 200, 503),
-        (Health(live=False, problems=("stuck",)), 503, 503),
+        (ProgramHealth(), 200, 200),
+        (ProgramHealth(ready=False, problems=("no store",)), 200, 503),
+        (ProgramHealth(live=False, problems=("stuck",)), 503, 503),
     ],
 )
-def test_probes(state: Health, live: int, ready: int) -> None:
+def test_probes(state: ProgramHealth, live: int, ready: int) -> None:
     port = free_port()
     stop = serve(f"127.0.0.1:{port}", list, lambda: state)
     try:

@@ -12,15 +12,14 @@ from typing import Any
 
 import pytest
 
-from coordination.groups import change_group, evict, pipeline_group, read_group
-from coordination.pipelines.control import change_control
-from logstore import keys
-from logstore.errors import InvalidInput
-from logstore.objects.settings import PipelineSettings
-from logstore.runs.deletions import Deletion, encode_deletion
-from pipelines.definition.config import PipelineConfig
-from pipelines.definition.folder import Folder
-from pipelines.status import rows
+from tailrace.coordination.groups import change_group, evict, pipeline_group, read_group
+from tailrace.coordination.pipelines import change_control
+from tailrace.logstore import keys
+from tailrace.logstore.errors import InvalidInput
+from tailrace.logstore.objects.config import PipelineSettings
+from tailrace.logstore.runs.deletions import Deletion, encode_deletion
+from tailrace.pipelines.definition import PipelineConfig, PipelineFolder
+from tailrace.pipelines.world import rows
 from tests.pipelines.lake import Lake
 from tests.pipelines.remembering import (
     PATIENCE_SECONDS,
@@ -126,7 +125,7 @@ async def test_segments_that_were_removed_unread_are_counted(lake: Lake) -> None
         await until(has("a", "1"))
     for line in ("2", "3", "4"):
         await lake.put(line)
-    from logstore.runs.watermark import raise_watermark
+    from tailrace.logstore.runs.report import raise_watermark
 
     await raise_watermark(lake.store, "n", fresh_id=lambda: "v", low=4)
     await lake.store.delete([keys.segment("n", 2), keys.segment("n", 3)])
@@ -243,10 +242,10 @@ async def test_files_that_change_are_taken_over_without_a_restart(
     files = [of_file("x", "a"), of_file("y", "b")]
     wrong: dict[str, InvalidInput] = {}
 
-    def read_again() -> Folder:
+    def read_again() -> PipelineFolder:
         if "" in wrong:
             raise wrong[""]
-        return Folder(list(files), dict(wrong))
+        return PipelineFolder(list(files), dict(wrong))
 
     await lake.put("INFO 1")
     async with lake.running(*files, read_again=read_again) as process:
@@ -360,7 +359,7 @@ async def test_the_group_has_the_bound_of_its_pipelines_file(lake: Lake) -> None
             while await bound() != most_bytes:
                 await asyncio.sleep(0.02)
 
-    async with lake.running(*files, read_again=lambda: Folder(files)):
+    async with lake.running(*files, read_again=lambda: PipelineFolder(files)):
         await becomes(1 << 20)
         files[:] = [pipeline("x")]
         await becomes(0)

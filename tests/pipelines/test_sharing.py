@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from logstore.clock import SystemClock
-from logstore.objects.settings import PipelineSettings
-from pipelines.appenders.registry import Registry
-from pipelines.definition.config import parse
-from pipelines.definition.folder import Folder
-from pipelines.process import PipelinesProcess, run_pipelines
-from pipelines.settings import PipelinesSettings
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.objects.config import PipelineSettings
+from tailrace.pipelines.appenders.registry import AppenderRegistry
+from tailrace.pipelines.definition import PipelineFolder, parse
+from tailrace.pipelines.process import PipelinesProcess, run_pipelines
+from tailrace.pipelines.world import PipelinesSettings
 from tests.pipelines.lake import Lake
 from tests.pipelines.remembering import FAST, Remembering, forget, has, named, pipeline, until
 
@@ -36,7 +35,7 @@ async def test_a_part_goes_to_a_second_process_and_back_and_each_line_is_written
     )
     out = tmp_path / "out"
     files = {"type": "rolling_file", "name": "f", "dir": str(out), "path": "{fqn}.log"}
-    made = parse({"name": "p", **FAST, "parts": 4, "appenders": [files]}, Registry())
+    made = parse({"name": "p", **FAST, "parts": 4, "appenders": [files]}, AppenderRegistry())
     names = [f"shop.p{number}" for number in range(12)]
     put: Counter[str] = Counter()
 
@@ -96,7 +95,7 @@ async def test_a_process_makes_its_data_folder_and_is_known_by_it(
             owners.append(process.identity)
             process.stop()
 
-        await run_pipelines(settings, [made], lambda: Folder([made]), started)
+        await run_pipelines(settings, [made], lambda: PipelineFolder([made]), started)
         assert [one.endswith(f"/{data}") for one in owners] == [data != "/proc/none"]
 
 
@@ -120,7 +119,7 @@ async def test_an_appender_that_is_stuck_for_ten_minutes_holds_up_nobody(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither the other appender of its pipeline, nor other pipelines; then it gets everything."""
-    monkeypatch.setattr("pipelines.world.SystemClock", FasterClock)
+    monkeypatch.setattr("tailrace.pipelines.world.SystemClock", FasterClock)
     lake.settings = lake.settings.model_copy(
         update={"pipelines": PipelineSettings(poll_seconds=5, lease_seconds=3600)}
     )

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from coordination.coordinator.lease import Lease
-from coordination.groups import pipeline_group, read_group
-from logstore import keys
-from logstore.errors import OutcomeUnknown, StoreUnavailable
-from pipelines.appenders.registry import Registry
-from pipelines.definition.config import parse
-from pipelines.sources.segments import SegmentSource
-from pipelines.status import rows
+from tailrace.coordination.groups import pipeline_group, read_group
+from tailrace.coordination.leases import Lease
+from tailrace.logstore import keys
+from tailrace.logstore.errors import OutcomeUnknown, StoreUnavailable
+from tailrace.pipelines.appenders.registry import AppenderRegistry
+from tailrace.pipelines.definition import parse
+from tailrace.pipelines.sources.segments import SegmentSource
+from tailrace.pipelines.world import rows
 from tests.pipelines.lake import Lake
 from tests.pipelines.remembering import FAST, Remembering, forget, has, named, pipeline, until
 
@@ -145,7 +145,7 @@ async def test_older_checkpoints_that_were_put_back_double_no_line(
         {"type": "rolling_file", "name": "files", "dir": str(tmp_path / "out"), "path": "all.log"},
         {"type": "rolling_object", "name": "objects", "store": str(tmp_path / "bucket")},
     ]
-    made = parse({"name": "p", "appenders": appenders, **FAST}, Registry())
+    made = parse({"name": "p", "appenders": appenders, **FAST}, AppenderRegistry())
     state = tmp_path / "store" / "coordination"
 
     def lines() -> list[str]:

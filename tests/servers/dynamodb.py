@@ -24,7 +24,7 @@ from urllib.request import urlopen
 
 import boto3
 
-from logstore.java import find_java, why_no_java
+from tailrace.logstore.java import find_java, why_no_java
 from tests.servers.cached import cache_folder, why_not_fetched
 from tests.servers.ports import free_port
 

@@ -19,7 +19,7 @@ def why_no_jars() -> str | None:
     return why_not_fetched(
         jars_folder(),
         "Spark's jars for S3",
-        lambda made: [sys.executable, "-m", "compactor.spark.jars", str(made)],
+        lambda made: [sys.executable, "-m", "compactor.spark.s3", str(made)],
         cwd=ROOT,
     )
 

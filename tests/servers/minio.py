@@ -30,12 +30,11 @@ from urllib.request import urlopen
 
 import boto3
 
-from logstore.clock import SystemClock, system_entropy
-from logstore.disk import Disk
-from logstore.objects.open import open_store
-from logstore.objects.s3.settings import S3Settings
-from logstore.objects.settings import StoreSettings
-from logstore.objects.store import ObjectStore
+from tailrace.logstore.clock import SystemClock, system_entropy
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.objects.config import StoreSettings, open_store
+from tailrace.logstore.objects.s3.settings import S3Settings
+from tailrace.logstore.objects.store import ObjectStore
 from tests.servers.cached import TRIES, alone, cache_folder
 from tests.servers.ports import free_port
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from compactor.spark.class_archive import archive_file
+from compactor.spark.session import archive_file
 
 _OPTIONS: Final = "-XX:TieredStopAtLevel=1"
 QUICK: Final = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 
-from logstore.java import why_no_java
+from tailrace.logstore.java import why_no_java
 
 JAVA = """
 import java.net.URI;

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TypeVar
 
-from logstore import ulid as ulids
-from logstore.batch import RunKey
-from logstore.clock import Clock
-from logstore.errors import OutcomeUnknown, TailraceError, Unavailable
-from service.ingest.batch import Durability, IncomingBatch, Receipt
+from service.ingest.batch import AppendReceipt, Durability, IncomingBatch
 from service.node import Node
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.clock import Clock
+from tailrace.logstore.errors import OutcomeUnknown, TailraceError, Unavailable
 
 T = TypeVar("T")
 _TRIES = 200
@@ -32,7 +32,7 @@ class Sent:
     text: bytes
     ulid: int | None
     durability: Durability
-    receipt: Receipt | None = None
+    receipt: AppendReceipt | None = None
 
     @property
     def promised(self) -> bool:

@@ -11,15 +11,15 @@ from dataclasses import replace
 from random import Random
 from typing import Any, TypeVar
 
-from logstore import keys
-from logstore.batch import RunKey
-from logstore.errors import OutcomeUnknown, StoreUnavailable
-from logstore.objects.store import ObjectStore
-from logstore.runs.watermark import read_watermark
 from service.ingest.batch import Durability
 from service.node import Node
-from service.peers.transport import Network
+from service.peers.rpc import Network
 from service.settings import Settings
+from tailrace.logstore import keys
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import OutcomeUnknown, StoreUnavailable
+from tailrace.logstore.objects.store import ObjectStore
+from tailrace.logstore.runs.report import read_watermark
 from tests.service.client_model import PatientClients, downloaded, paged
 from tests.service.simulated_network import SimulatedTransport, Switchboard
 from tests.service.simulated_node import SMALL, START_MS, TUNING, Life

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from service.runtime import spare_disk
+from service.runtime import free_disk
 
 
 @pytest.fixture(autouse=True)
@@ -18,4 +18,4 @@ def room_on_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
         total = shutil.disk_usage(folder).total
         return SimpleNamespace(total=total, free=total)
 
-    monkeypatch.setattr(spare_disk, "disk_usage", empty)
+    monkeypatch.setattr(free_disk, "disk_usage", empty)

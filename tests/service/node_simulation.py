@@ -12,10 +12,10 @@ from random import Random
 
 import pytest
 
-from logstore.batch import RunKey
-from logstore.errors import RunDeleted
 from service.ingest.batch import Durability
 from service.node import Node
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import RunDeleted
 from tests.service.client_model import Clients, downloaded, exists, paged
 from tests.service.simulated_node import START_MS, Life
 from tests.service.store_checks import (

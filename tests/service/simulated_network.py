@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from random import Random
 
-from logstore.errors import TailraceError
 from service.node import Node
-from service.peers.answers import Answers
-from service.peers.transport import Address, PeerRefused, PeerSilent
+from service.peers.handlers import Answers
+from service.peers.rpc import NodeAddress, PeerRefused, PeerSilent
+from tailrace.logstore.errors import TailraceError
 
 _PAUSES = (0.0, 0.0, 0.001, 0.02)
 
@@ -51,7 +51,7 @@ class SimulatedTransport:
         self._board = board
         self._url = url
 
-    async def ask(self, address: Address, verb: str, body: bytes, seconds: float) -> bytes:
+    async def ask(self, address: NodeAddress, verb: str, body: bytes, seconds: float) -> bytes:
         board = self._board
         board.asked += 1
         try:

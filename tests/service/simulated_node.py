@@ -10,13 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from logstore.objects.store import ObjectStore
 from service.node import Node
-from service.peers.transport import Network
-from service.runs.settings import Tuning
-from service.runtime.seams import Seams
-from service.runtime.threads import in_place
-from service.settings import Settings
+from service.peers.rpc import Network
+from service.runtime.environment import Seams
+from service.runtime.process import in_place
+from service.settings import Settings, Tuning
+from tailrace.logstore.objects.store import ObjectStore
 from tests.settings import SETTINGS, changed, settings_with
 from tests.simulation.backing import open_store
 from tests.simulation.powercut import EPOCH_NS, DirectSyncer, PowerCutFileSystem

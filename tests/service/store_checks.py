@@ -10,14 +10,13 @@ from itertools import pairwise
 
 import numpy as np
 
-from logstore import keys
-from logstore.batch import RunKey, digest, ulid_of
-from logstore.errors import NotFound
-from logstore.objects.store import ObjectStore
-from logstore.runs.manifest import Manifest, decode_manifest
-from logstore.runs.watermark import read_watermark
-from logstore.segments.reader import open_segment, verify_segment
-from logstore.segments.stored import SegmentBatches
+from tailrace.logstore import keys
+from tailrace.logstore.batch import RunKey, digest, ulid_of
+from tailrace.logstore.errors import NotFound
+from tailrace.logstore.objects.store import ObjectStore
+from tailrace.logstore.runs.manifest import Manifest, decode_manifest
+from tailrace.logstore.runs.report import read_watermark
+from tailrace.logstore.segments.reader import SegmentBatches, open_segment, verify_segment
 from tests.service.client_model import Clients, batches_in
 from tests.simulation.backing import STORE, on_disk
 from tests.simulation.powercut import PowerCutFileSystem

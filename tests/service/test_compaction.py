@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from compactor.settings import load_settings
-from logstore.clock import SystemClock
 from service.compaction import CompactionChild, RestartPolicy, job_command, job_environment
 from service.settings import Settings
+from tailrace.logstore.clock import SystemClock
 from tests.waiting import until
 
 QUICK = RestartPolicy(first_pause_seconds=0.01, longest_pause_seconds=0.05, stop_seconds=120)
@@ -170,7 +170,7 @@ def test_the_command_names_a_program_that_exists() -> None:
 
 _KEEPER = """
 import asyncio, sys
-from logstore.clock import SystemClock
+from tailrace.logstore.clock import SystemClock
 from service.compaction import CompactionChild
 text = "import os, sys, time; print(os.getpid(), file=sys.stderr); time.sleep(600)"
 asyncio.run(CompactionChild([sys.executable, "-S", "-c", text], SystemClock()).run())

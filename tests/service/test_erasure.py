@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from logstore import keys
-from logstore.table.snapshot import Snapshot
 from service.erasure import DeletionState, Erasure
+from tailrace.logstore import keys
+from tailrace.logstore.table.snapshot import TableSnapshot
 from tests.marker import holds
 from tests.openmetadata.server import OTHER, RUN, Server, numbered, play
 from tests.servers.minio import Bucket, Minio
@@ -23,7 +23,7 @@ async def erasure_of(server: Server) -> DeletionState:
     node = server.node
     erasure = Erasure(
         server.disk_store,
-        lambda: Snapshot("nowhere"),
+        lambda: TableSnapshot("nowhere"),
         lambda: node.places,
         lambda: node.members.peers,
         lambda: (node.identity.node, *node.identity.parents),

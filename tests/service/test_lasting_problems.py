@@ -12,14 +12,12 @@ import pytest
 from aiohttp import web
 from pydantic import SecretStr
 
-from logstore.errors import StoreUnavailable
-from logstore.objects.remote import DateSample
-from logstore.objects.s3.settings import S3Settings
 from service.main import ProblemLog
-from service.runtime.clock_skew import ClockSkew
-from service.runtime.insist import insist
-from service.runtime.ongoing import LONG_SECONDS, Ongoing
-from service.runtime.problem import by_name, name_of
+from service.runtime.concurrency import insist
+from service.runtime.health import LONG_SECONDS, ClockSkew, Ongoing, by_name, name_of
+from tailrace.logstore.errors import StoreUnavailable
+from tailrace.logstore.objects.s3.settings import S3Settings
+from tailrace.logstore.objects.store import DateSample
 from tests.service.test_main import PLAIN, service, settings_for
 from tests.simulation.clocks import ManualClock
 from tests.waiting import until

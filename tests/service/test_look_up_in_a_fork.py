@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from random import Random
 
-from logstore import ulid
-from logstore.batch import RunKey
-from logstore.errors import NodeNotReady
 from service.http.errors import problem
-from service.ingest.batch import IncomingBatch, Receipt
+from service.ingest.batch import AppendReceipt, IncomingBatch
+from tailrace.logstore import ulid
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import NodeNotReady
 from tests.service.client_model import downloaded
 from tests.service.shipping.test_readers_in_a_fork import take_next_number, until_forked
 from tests.service.simulated_node import START_MS, Life
@@ -22,12 +22,12 @@ ASKED = RunKey("service.pipeline", "asked")
 OTHER = RunKey("service.pipeline", "other")
 
 
-def sent_after(tenths: int) -> Receipt | BaseException:
+def sent_after(tenths: int) -> AppendReceipt | BaseException:
     """What the batch is told that was sent so long after the line which shows the fork.
 
     Whatever that is, its retry is answered, and it is stored once.
     """
-    told: list[Receipt | BaseException] = []
+    told: list[AppendReceipt | BaseException] = []
 
     async def go(clock: VirtualClock) -> None:
         fs = PowerCutFileSystem()
@@ -48,7 +48,7 @@ def sent_after(tenths: int) -> Receipt | BaseException:
         told.extend(await asyncio.gather(sent, return_exceptions=True))
         await until_forked(node, clock, 1)
         again = await node.append(batch)
-        assert again.duplicate is isinstance(told[0], Receipt)
+        assert again.duplicate is isinstance(told[0], AppendReceipt)
         assert (await node.append(batch)).duplicate
         await clock.sleep(10.0)
         assert await downloaded(node, ASKED) == b"asked\n"

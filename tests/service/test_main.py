@@ -14,12 +14,12 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from logstore.clock import SystemClock
-from logstore.errors import FolderLocked, Unavailable
 from service.main import ProblemLog, run
 from service.metrics.scrape import METRICS
 from service.settings import Settings
 from service.workers import LINES_LEFT
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.errors import FolderLocked, Unavailable
 
 RUN = "/api/v1/services/ingestionPipelines/logs/p/r"
 STREAM = "/api/v1/services/ingestionPipelines/logs/p/stream/r"

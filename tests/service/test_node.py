@@ -8,9 +8,9 @@ from random import Random
 
 import pytest
 
-from logstore import keys
-from logstore.batch import RunKey
-from logstore.errors import FolderLocked, NodeNotReady
+from tailrace.logstore import keys
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import FolderLocked, NodeNotReady
 from tests.service.client_model import Clients, downloaded
 from tests.service.simulated_node import START_MS, Life
 from tests.simulation.backing import open_store

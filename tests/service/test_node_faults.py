@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from logstore.errors import TailraceError
+from tailrace.logstore.errors import TailraceError
 from tests.seeds import choose, first_of, seeds, some
 from tests.service.client_model import PatientClients
 from tests.service.node_simulation import end_well, first_life

@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 
-from logstore.batch import RunKey
 from service.journal.file import JournalFile
 from service.node import Node
+from tailrace.logstore.batch import RunKey
 from tests.service.client_model import Clients, downloaded
 from tests.service.simulated_node import SMALL, START_MS, Life
 from tests.settings import settings_with

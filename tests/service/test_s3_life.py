@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from logstore.errors import InvalidInput
 from service.main import run
+from tailrace.logstore.errors import InvalidInput
 from tests.servers.minio import KMS_KEY, Bucket, Minio
 from tests.service.runtime.test_store_check import forgetful_server
 from tests.service.test_main import RUN, service, settings_for

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from logstore.errors import InvalidInput
-from logstore.objects.s3.settings import S3Settings
-from logstore.settings import read_file
 from service.settings import Settings, load_settings
+from tailrace.logstore.errors import InvalidInput
+from tailrace.logstore.objects.s3.settings import S3Settings
+from tailrace.logstore.settings import read_file
 
 
 @pytest.fixture(autouse=True)

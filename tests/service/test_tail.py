@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from logstore.batch import RunKey
-from logstore.position import Cursor, Position
-from service.journal.writer import Appended
+from service.journal.journal import Appended
 from service.tail import Channel, SseSettings, Tail, Watcher
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.position import Cursor, Position
 from tests.settings import changed
 
 KEY = RunKey("p", "r")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from logstore.position import MOST_NEWEST, Cursor, Position
-from logstore.ulid import LINE_BITS
-from service.ticks import Tick
+from service.tail import Tick
+from tailrace.logstore.position import MOST_NEWEST, Cursor, Position
+from tailrace.logstore.ulid import LINE_BITS
 
 
 @dataclass

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from service.http.handover import owner
+from service.http.server import owner
 from service.http.targets import BASE
 from service.metrics.workers import WorkerPlace
 from service.settings import Settings, load_settings
-from service.workers import DIVIDED, Assignment, Worker, left_behind, settings_of
+from service.workers import DIVIDED, WorkerAssignment, WorkerProcess, left_behind, settings_of
 from tests.settings import settings_with
 
 
@@ -99,10 +99,12 @@ async def test_a_stop_reaches_a_worker_that_is_just_being_started(tmp_path: Path
         place = WorkerPlace(0, ())
         settings = Settings(data=str(tmp_path / "data"))
 
-        def assign(ready: int) -> Assignment:
-            return Assignment(settings, place, None, own.fileno(), (), serving.fileno(), ready)
+        def assign(ready: int) -> WorkerAssignment:
+            return WorkerAssignment(
+                settings, place, None, own.fileno(), (), serving.fileno(), ready
+            )
 
-        worker = Worker(0, assign, lambda _: None, drains=False)
+        worker = WorkerProcess(0, assign, lambda _: None, drains=False)
         life = asyncio.create_task(worker.live())
         await asyncio.sleep(0)
         await worker.stop(60)

@@ -17,15 +17,14 @@ from dataclasses import dataclass, replace
 from random import Random
 from weakref import WeakKeyDictionary
 
-from logstore.clock import Clock, Entropy, SystemClock
-from logstore.objects.local import LocalStore, inline
-from logstore.objects.s3.blocking import BlockingBucket
-from logstore.objects.s3.client import open_client
-from logstore.objects.s3.credentials import Credentials
-from logstore.objects.s3.place import Place as S3Place
-from logstore.objects.s3.requests import Tries
-from logstore.objects.s3.store import S3Store
-from logstore.objects.store import ObjectStore
+from tailrace.logstore.clock import Clock, Entropy, SystemClock
+from tailrace.logstore.objects.local import LocalStore, inline
+from tailrace.logstore.objects.s3.client import BlockingBucket, open_client
+from tailrace.logstore.objects.s3.credentials import Credentials
+from tailrace.logstore.objects.s3.keys import BucketPlace as S3Place
+from tailrace.logstore.objects.s3.requests import Tries
+from tailrace.logstore.objects.s3.store import S3Store
+from tailrace.logstore.objects.store import ObjectStore
 from tests.servers.minio import Bucket
 from tests.simulation.outside import Outside, OutsideStore
 from tests.simulation.powercut import PowerCutFileSystem

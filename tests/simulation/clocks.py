@@ -13,7 +13,7 @@ import asyncio
 import math
 from dataclasses import dataclass
 
-from logstore.clock import Clock, SystemClock
+from tailrace.logstore.clock import Clock, SystemClock
 
 NOW_MS = 1_795_255_200_000
 

@@ -7,7 +7,7 @@ import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from logstore.descriptors import NO_DESCRIPTOR
+from tailrace.logstore.filesystem import NO_DESCRIPTOR
 
 _ROOM = 64
 

@@ -10,13 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from coordination.partitions.partition import NewPartition, Partition, Status
-from coordination.partitions.store import Acquired, Page, PartitionStore
-from coordination.partitions.transitions import Claim
-from coordination.storetime import StoreTime
-from logstore.clock import Clock
-from logstore.errors import OutcomeUnknown, StoreUnavailable
-from logstore.objects.remote import DateSample
+from tailrace.coordination.lease import StoreTime
+from tailrace.coordination.partitions import (
+    Acquired,
+    Claim,
+    NewPartition,
+    Partition,
+    PartitionPage,
+    PartitionStore,
+    Status,
+)
+from tailrace.logstore.clock import Clock
+from tailrace.logstore.errors import OutcomeUnknown, StoreUnavailable
+from tailrace.logstore.objects.store import DateSample
 from tests.simulation.faulty_store import Fault
 
 T = TypeVar("T")
@@ -84,7 +90,7 @@ class FaultyPartitions:
         status: Status | None = None,
         after: str | None = None,
         limit: int = 1000,
-    ) -> Page:
+    ) -> PartitionPage:
         done = self.inner.page(source, status=status, after=after, limit=limit)
         return await self._call("page", done)
 

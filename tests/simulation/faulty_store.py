@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequenc
 from enum import Enum
 from typing import Any, TypeVar
 
-from logstore.errors import OutcomeUnknown, StoreUnavailable
-from logstore.objects.store import Body, Listing, ObjectInfo, ObjectStore, Part
+from tailrace.logstore.errors import OutcomeUnknown, StoreUnavailable
+from tailrace.logstore.objects.store import Body, Listing, ObjectInfo, ObjectPart, ObjectStore
 
 T = TypeVar("T")
 
@@ -114,7 +114,7 @@ class FaultyStore:
     async def compose(
         self,
         key: str,
-        parts: Sequence[Part | bytes],
+        parts: Sequence[ObjectPart | bytes],
         *,
         if_absent: bool = False,
         if_match: str | None = None,

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from logstore.objects.store import ObjectStore
+from tailrace.logstore.objects.store import ObjectStore
 from tests.simulation.faulty_store import FaultyStore, Schedule
 
 T = TypeVar("T")

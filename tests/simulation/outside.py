@@ -22,8 +22,8 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from logstore.clock import Clock, SystemClock
-from logstore.objects.store import Body, Listing, ObjectInfo, ObjectStore, Part
+from tailrace.logstore.clock import Clock, SystemClock
+from tailrace.logstore.objects.store import Body, Listing, ObjectInfo, ObjectPart, ObjectStore
 from tests.simulation.virtual_time import VirtualLoop
 
 T = TypeVar("T")
@@ -124,7 +124,7 @@ class OutsideStore:
     async def compose(
         self,
         key: str,
-        parts: Sequence[Part | bytes],
+        parts: Sequence[ObjectPart | bytes],
         *,
         if_absent: bool = False,
         if_match: str | None = None,

@@ -1,4 +1,4 @@
-"""A file system in memory that loses power: `logstore.filesystem.FileSystem` for tests.
+"""A file system in memory that loses power: `tailrace.logstore.filesystem.FileSystem` for tests.
 
     fs = PowerCutFileSystem(fail_at=7)      # the 7th call and all later raise PowerCut
     with pytest.raises(PowerCut): work(fs)
@@ -18,7 +18,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from random import Random
 
-from logstore.filesystem import File, Lock, Mode, OpenFolder, Stat
+from tailrace.logstore.filesystem import File, Lock, Mode, OpenFolder, Stat
 from tests.simulation.inodes import Folder, Inode, Node, Rename
 from tests.simulation.simulated_files import (
     SimulatedFile,
@@ -330,7 +330,7 @@ class _Call:
 
 
 class DirectSyncer:
-    """`logstore.syncer.Syncer` for simulated files."""
+    """`tailrace.logstore.filesystem.Syncer` for simulated files."""
 
     async def sync(self, file: File, _size: int = 0, /) -> None:
         file.sync()

@@ -12,8 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from logstore.disk import Disk
-from logstore.filesystem import File, Lock, Mode, OpenFolder, Stat
+from tailrace.logstore.filesystem import Disk, File, Lock, Mode, OpenFolder, Stat
 from tests.simulation.inodes import Folder, Inode
 from tests.simulation.powercut import PowerCutFileSystem
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from logstore.filesystem import Mode, Stat
+from tailrace.logstore.filesystem import Mode, Stat
 from tests.simulation.inodes import Folder, Inode
 
 if TYPE_CHECKING:

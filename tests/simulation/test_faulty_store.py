@@ -6,10 +6,10 @@ from random import Random
 
 import pytest
 
-from logstore.clock import SystemClock
-from logstore.errors import NotFound, OutcomeUnknown, StoreUnavailable
-from logstore.objects.local import LocalStore, inline
-from logstore.objects.store import ObjectStore
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.errors import NotFound, OutcomeUnknown, StoreUnavailable
+from tailrace.logstore.objects.local import LocalStore, inline
+from tailrace.logstore.objects.store import ObjectStore
 from tests.simulation.faulty_store import Crash, Fault, FaultyStore, Schedule
 from tests.simulation.powercut import PowerCutFileSystem
 

@@ -10,10 +10,10 @@ from random import Random
 
 import pytest
 
-from logstore.clock import SystemClock
-from logstore.disk import Disk
-from logstore.objects.local import LocalStore
-from logstore.objects.store import ObjectStore
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.objects.local import LocalStore
+from tailrace.logstore.objects.store import ObjectStore
 from tests.contracts.object_store import ObjectStoreContract
 from tests.simulation.outside import Outside, OutsideStore
 from tests.simulation.virtual_time import VirtualClock, simulate

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from logstore.filesystem import FileSystem
+from tailrace.logstore.filesystem import FileSystem
 from tests.refusals import refused
 from tests.seeds import seeds
 from tests.simulation.powercut import PowerCut, PowerCutFileSystem

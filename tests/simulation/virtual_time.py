@@ -89,7 +89,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class VirtualClock:
-    """`logstore.clock.Clock` over the loop's time; `start_ms` is the wall time at its 0."""
+    """`tailrace.logstore.clock.Clock` over the loop's time; `start_ms` is the wall time at its
+    0."""
 
     def __init__(self, loop: VirtualLoop, start_ms: int) -> None:
         self._loop = loop

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.cli import VERBS, main
-from tailrace.serve import flags
+from tailrace.cli.main import VERBS, main
+from tailrace.cli.serve import flags
 
 
 def _tailrace(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -110,7 +110,7 @@ def test_flags_not_given_are_left_to_the_environment() -> None:
 
 def test_tail_does_not_load_the_service() -> None:
     program = (
-        "import sys; from tailrace.cli import VERBS; VERBS['tail'].parser('tail');"
+        "import sys; from tailrace.cli.main import VERBS; VERBS['tail'].parser('tail');"
         "print(sorted({m.split('.')[0] for m in sys.modules} & {'service', 'duckdb', 'pyarrow'}))"
     )
     done = subprocess.run(

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tailrace.cli import main
+from tailrace.cli.main import main
 from tests.marker import holds
 from tests.service.test_main import service, settings_for
 

@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from forwarder.checkpoints.encoding import decode
-from forwarder.checkpoints.log import Checkpoints
-from forwarder.checkpoints.reading import read_states
-from forwarder.config.forwarder import default_storage
-from forwarder.model import FileState
-from tailrace.cli import main
+from tailrace.cli.main import main
+from tailrace.forwarder.checkpoints import Checkpoints, decode, read_states
+from tailrace.forwarder.config.source import default_storage
+from tailrace.forwarder.model import FileState
 from tests.forwarder.checkpoints.states import batch, state
 
 NOT_UTF8 = replace(state(3, 5), path="/logs/\udcff.log", fqn="", run="")

@@ -11,19 +11,24 @@ from typing import Any
 import orjson
 import pytest
 
-from coordination.groups import Cursor, Failed, Group, Start, State, group_document
-from coordination.named.leases import NamedLeases
-from coordination.named.record import text_lease
-from coordination.object_store.store import ObjectPartitions
-from coordination.partitions.partition import NewPartition
-from coordination.partitions.transitions import Claim, completed
-from coordination.storetime import StoreTime
-from logstore import ulid
-from logstore.clock import SystemClock, system_entropy
-from logstore.disk import Disk
-from logstore.objects.local import LocalStore
-from tailrace.cli import main
-from tailrace.lease_admin.table import details, duration, table
+from tailrace.cli.leases import details, duration, table
+from tailrace.cli.main import main
+from tailrace.coordination.groups import (
+    ConsumerGroup,
+    FailedSegment,
+    GroupCursor,
+    GroupStart,
+    State,
+    group_document,
+)
+from tailrace.coordination.lease import StoreTime
+from tailrace.coordination.named_leases import NamedLeases, text_lease
+from tailrace.coordination.object_store.store import ObjectPartitions
+from tailrace.coordination.partitions import Claim, NewPartition, completed
+from tailrace.logstore import ulid
+from tailrace.logstore.clock import SystemClock, system_entropy
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.objects.local import LocalStore
 from tests.service.test_main import service, settings_for
 
 SOURCE = "logs|file"
@@ -46,8 +51,14 @@ async def fill(data: Path) -> None:
     await partitions.close()
     await NamedLeases(store, clock, entropy, time, node="node-A").acquire(text_lease("node-A"))
     now = clock.now_ms()
-    at = {NODE: Cursor(2, failed={seq: Failed(seq, now, 5, f"bad {seq}") for seq in (1, 2)})}
-    group = Group("g", State.ACTIVE, Start.NOW, now, now, cursors=at, version=ulid.encode(1))
+    at = {
+        NODE: GroupCursor(
+            2, failed={seq: FailedSegment(seq, now, 5, f"bad {seq}") for seq in (1, 2)}
+        )
+    }
+    group = ConsumerGroup(
+        "g", State.ACTIVE, GroupStart.NOW, now, now, cursors=at, version=ulid.encode(1)
+    )
     await group_document(store, "g").write(group, None)
 
 

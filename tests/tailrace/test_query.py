@@ -11,14 +11,22 @@ from typing import Any
 import orjson
 import pytest
 
-from logstore import keys
-from logstore.clock import SystemClock, system_entropy
-from logstore.disk import Disk
-from logstore.errors import InvalidInput, TailraceError
-from logstore.objects.local import LocalStore
-from tailrace.query import PARTIAL, _lines, _verdict, configure, parameters, run
-from tailrace.searching.follow import follow
-from tailrace.searching.output import Printer, chart
+from tailrace.cli.query import (
+    PARTIAL,
+    RecordPrinter,
+    _lines,
+    _verdict,
+    chart,
+    configure,
+    follow,
+    parameters,
+    run,
+)
+from tailrace.logstore import keys
+from tailrace.logstore.clock import SystemClock, system_entropy
+from tailrace.logstore.errors import InvalidInput, TailraceError
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.objects.local import LocalStore
 from tests.service.test_main import PLAIN, RUN, service, settings_for
 from tests.settings import changed
 
@@ -66,14 +74,14 @@ def test_words_need_no_quotes_around_all_of_them() -> None:
 )
 def test_records_are_printed(whole: bool, named: bool, printed: str) -> None:
     out = io.StringIO()
-    printer = Printer(out, whole=whole, named=named)
+    printer = RecordPrinter(out, whole=whole, named=named)
     printer.take([line(RECORD), line({"stats": COMPLETE})])
     assert out.getvalue() == printed
     assert printer.stats == COMPLETE
 
 
 def test_a_search_that_broke_off_is_an_error_after_what_it_found() -> None:
-    printer = Printer(io.StringIO(), whole=False, named=False)
+    printer = RecordPrinter(io.StringIO(), whole=False, named=False)
     with pytest.raises(TailraceError, match="too long") as caught:
         printer.take([line({"error": {"detail": "too long", "hint": "narrow it"}})])
     assert caught.value.hint == "narrow it"
@@ -81,7 +89,7 @@ def test_a_search_that_broke_off_is_an_error_after_what_it_found() -> None:
 
 def test_groups_around_hits_look_as_those_of_grep() -> None:
     out = io.StringIO()
-    printer = Printer(out, whole=False, named=True)
+    printer = RecordPrinter(out, whole=False, named=True)
     groups = [(0, False), (0, True), (1, True)]
     printer.take([line(RECORD | {"group": group, "hit": hit}) for group, hit in groups])
     assert out.getvalue() == "svc.p/r1- hello\nsvc.p/r1: hello\n--\nsvc.p/r1: hello\n"
@@ -174,7 +182,7 @@ async def test_a_search_is_followed_over_a_restart(tmp_path: Path) -> None:
         async with service(settings) as (client, _):
             url = str(client.base_url)
             port = client.base_url.port
-            printer = Printer(out, whole=False, named=True)
+            printer = RecordPrinter(out, whole=False, named=True)
             asked = {"q": "found", "from": "now-5m"}
             following = asyncio.create_task(follow(url, asked, printer))
             await client.post(RUN, content=b"found 1\nother\n", headers=PLAIN)

@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Callable
 import httpx
 import pytest
 
-from logstore.errors import NotFound, TailraceError, Unavailable
-from tailrace.remote.events import EventParser
-from tailrace.tail import Follower, newest_run
+from tailrace.cli.remote import EventParser
+from tailrace.cli.tail import Follower, newest_run
+from tailrace.logstore.errors import NotFound, TailraceError, Unavailable
 from tests.simulation.clocks import ManualClock
 
 Handler = Callable[[httpx.Request], httpx.Response]

@@ -14,11 +14,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from logstore.errors import InvalidInput, NotFound
-from tailrace.tail import _run, configure
-from tailrace.tail import run as tail
-from tailrace.tailing.attempts import before
-from tailrace.tailing.many import condition, regex
+from tailrace.cli.tail import _run, before, condition, configure, regex
+from tailrace.cli.tail import run as tail
+from tailrace.logstore.errors import InvalidInput, NotFound
 from tests.service.test_main import PLAIN, service, settings_for
 from tests.settings import changed
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from compactor.ingest.ingest import ingest_all
-from compactor.maintenance.purge import purge
-from compactor.report import Report
-from compactor.rewrite.hours import rewrite_hours
-from compactor.spark.engine import RewriteInput, Written
+from compactor.ingest import ingest_all
+from compactor.purge import purge
+from compactor.report import PassReport
+from compactor.rewrite import rewrite_hours
+from compactor.spark.engine import RewriteInput, WrittenCounts
 from compactor.spark.session import Session
-from logstore import keys
-from logstore.clock import SystemClock
-from logstore.errors import Unavailable
+from tailrace.logstore import keys
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.errors import Unavailable
 from tests.compactor.files import add_files
 from tests.compactor.histories.leased import Some
 from tests.compactor.lake import HOUR, NOON, Lake, batch
@@ -37,8 +37,8 @@ def either(request: pytest.FixtureRequest, lake: Lake) -> Lake:
     return lake
 
 
-def taken_in(lake: Lake) -> Report:
-    report = Report()
+def taken_in(lake: Lake) -> PassReport:
+    report = PassReport()
     lake.run(ingest_all(lake.compactor, report))
     return report
 
@@ -112,8 +112,8 @@ def test_its_hour_is_not_rewritten_and_all_others_are(either: Lake) -> None:
     either.holds(one for files in hours for batches in files for one in batches)
 
 
-def rewritten(lake: Lake) -> Report:
-    report = Report()
+def rewritten(lake: Lake) -> PassReport:
+    report = PassReport()
     lake.run(rewrite_hours(lake.compactor, report))
     return report
 
@@ -121,7 +121,7 @@ def rewritten(lake: Lake) -> Report:
 class Failing(PlainEngine):
     """Whatever it is told to do."""
 
-    def merge(self, work: object, folder: str) -> Written:
+    def merge(self, work: object, folder: str) -> WrittenCounts:
         raise Unavailable("it does not work today")
 
     def rewrite(self, work: object, folder: str) -> int:
@@ -159,7 +159,7 @@ def test_gone_between_a_merge_and_its_commit_it_stops_only_what_needs_it(either:
         other = Lake(either.data, session=PlainEngine(), limits=either.limits)
         made = other.compactor
         object.__setattr__(made, "assigner", Some(["a"]))
-        other.run(ingest_all(made, Report()))
+        other.run(ingest_all(made, PassReport()))
         (file,) = other.snapshot().files
         bodies[0] = (file.path, taken_away(other, file.path))
 
@@ -199,12 +199,12 @@ def test_gone_just_as_it_is_purged_all_other_files_are(lake: Lake) -> None:
     body = (store / keys.TABLE / path).read_bytes()
     engine.lost = (store / keys.TABLE / path).unlink
     lake.delete("f", "r1", LATEST[1])
-    report = Report()
+    report = PassReport()
     lake.run(purge(lake.compactor, report))
     assert len(report.alarms) == 1
     assert report.alarms[0].startswith(f"hour 2026-11-21T12 is not purged: {path} of the table")
     assert report.rows_purged == 30
     assert lake.snapshot().purged_ms == 0
     lake.put_bytes(f"{keys.TABLE}/{path}", body)
-    lake.run(purge(lake.compactor, Report()))
+    lake.run(purge(lake.compactor, PassReport()))
     lake.holds([SAME_HOUR, batch("f", "r2", NOON + HOUR + 1, 30)])

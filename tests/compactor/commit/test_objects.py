@@ -9,10 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from compactor.commit.objects import ObjectPlacement
-from compactor.commit.placement import STAGING
-from logstore import keys, ulid
-from logstore.table.schema import COLUMNS, PARTITIONS
+from compactor.placement import STAGING, ObjectPlacement
+from tailrace.logstore import keys, ulid
+from tailrace.logstore.table.schema import COLUMNS, PARTITIONS
 from tests.compactor.lake import NOON, Lake, lake_in
 from tests.servers.minio import Bucket
 from tests.simulation.faulty_store import Fault, FaultyStore, Schedule

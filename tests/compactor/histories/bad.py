@@ -11,15 +11,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from logstore.segments import seal
+from tailrace.logstore.segments import file_format
 
 
 def newer(body: bytes) -> bytes:
     """The segment with a seal of a kind that this program does not know, itself intact."""
     changed = bytearray(body)
-    start = seal.footer_start(memoryview(changed)) - seal.SIZE
+    start = file_format.footer_start(memoryview(changed)) - file_format.SIZE
     head = b"TRSEAL99" + bytes(changed[start + 8 : start + 24])
-    changed[start : start + seal.SIZE] = head + xxhash.xxh3_64_intdigest(head).to_bytes(8, "little")
+    changed[start : start + file_format.SIZE] = head + xxhash.xxh3_64_intdigest(head).to_bytes(
+        8, "little"
+    )
     return bytes(changed)
 
 

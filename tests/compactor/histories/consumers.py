@@ -6,12 +6,12 @@ from collections.abc import Collection
 from random import Random
 from typing import Final
 
-from coordination.groups import Start, State, read_groups
-from coordination.storetime import StoreTime
-from logstore.errors import GroupEvicted, UnsupportedVersion
-from logstore.objects.store import ObjectStore
 from service.queue.queue import SegmentQueue
-from service.queue.settings import QueueSettings
+from service.settings import QueueSettings
+from tailrace.coordination.groups import GroupStart, State, read_groups
+from tailrace.coordination.lease import StoreTime
+from tailrace.logstore.errors import GroupEvicted, UnsupportedVersion
+from tailrace.logstore.objects.store import ObjectStore
 from tests.compactor.histories.dated import MovedClock
 from tests.service.queue.world import commit, never, take
 from tests.settings import changed
@@ -33,7 +33,7 @@ async def consume(store: ObjectStore, clock: MovedClock, dice: Random) -> str:
     try:
         done = [await _one(queue, name, dice) for _ in range(dice.randrange(1, 5))]
     except GroupEvicted:
-        await queue.reset(name, Start.OLDEST)
+        await queue.reset(name, GroupStart.OLDEST)
         return f"{name} is evicted and begins anew"
     except UnsupportedVersion:
         return f"{name} does not know a segment"
@@ -66,7 +66,7 @@ async def keep_one(
             else:
                 await commit(queue, given, name)
     except GroupEvicted:
-        await queue.reset(name, Start.OLDEST)
+        await queue.reset(name, GroupStart.OLDEST)
         return f"{name} is evicted and begins anew"
     except UnsupportedVersion:
         return f"{name} does not know a segment"

@@ -15,9 +15,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from logstore.clock import SystemClock
-from logstore.disk import Disk, DiskFile
-from logstore.filesystem import Mode
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.filesystem import Disk, DiskFile, Mode
 
 T = TypeVar("T")
 HOUR_MS: Final = 3_600_000

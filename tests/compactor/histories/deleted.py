@@ -13,12 +13,16 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final
 
-from logstore import keys, ulid
-from logstore.batch import RunKey
-from logstore.objects.store import ObjectStore
-from logstore.runs.deletions import Deletion, decode_deletion, encode_deletion
-from logstore.runs.manifest import Manifest, encode_manifest
-from logstore.runs.retention import RunRetention
+from tailrace.logstore import keys, ulid
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.objects.store import ObjectStore
+from tailrace.logstore.runs.deletions import (
+    Deletion,
+    RunRetention,
+    decode_deletion,
+    encode_deletion,
+)
+from tailrace.logstore.runs.manifest import Manifest, encode_manifest
 from tests.compactor.histories.dated import MovedClock
 from tests.compactor.histories.model import Model
 

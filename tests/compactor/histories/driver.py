@@ -19,7 +19,7 @@ from typing import Any, Final
 import orjson
 
 from compactor.settings import Compaction
-from logstore.runs.retention import RunRetention
+from tailrace.logstore.runs.deletions import RunRetention
 from tests.compactor.histories.dated import MovedClock
 from tests.compactor.histories.troubles import Troubles
 from tests.compactor.histories.world import World

@@ -10,10 +10,10 @@ from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from coordination.groups import Group, State, read_groups
-from logstore import keys
-from logstore.objects.store import ObjectStore
-from logstore.runs.watermark import Watermark, read_watermark
+from tailrace.coordination.groups import ConsumerGroup, State, read_groups
+from tailrace.logstore import keys
+from tailrace.logstore.objects.store import ObjectStore
+from tailrace.logstore.runs.report import Watermark, read_watermark
 from tests.compactor.histories.dated import HOUR_MS, MovedClock
 from tests.compactor.histories.lossy import Versions
 
@@ -34,7 +34,7 @@ class Kept:
     texts: dict[str, int] = field(default_factory=dict)
     _gone: set[Segment] = field(default_factory=set)
     _lows: dict[str, int] = field(default_factory=dict)
-    _groups: dict[str, Group] = field(default_factory=dict)
+    _groups: dict[str, ConsumerGroup] = field(default_factory=dict)
 
     def check(
         self, every: Mapping[str, int], left: Collection[Segment], aside: Collection[Segment]
@@ -73,7 +73,7 @@ class Kept:
         assert mark.low <= mark.seq + 1, f"low of {node} is {mark.low}, its texts have {mark.seq}"
         self._lows[node] = mark.low
 
-    def _check_groups(self, groups: Mapping[str, Group]) -> None:
+    def _check_groups(self, groups: Mapping[str, ConsumerGroup]) -> None:
         for name, before in self._groups.items():
             now = groups[name]
             if now.evictions > before.evictions and now.state is State.EVICTED:

@@ -11,11 +11,11 @@ from collections.abc import Collection, Sequence
 from random import Random
 
 from compactor.assignment import NAME, Alone, LeaseAssigner, Patience
-from coordination.coordinator.coordinator import Coordinator
-from coordination.coordinator.limits import CoordinatorLimits
-from coordination.object_store.store import ObjectPartitions
-from coordination.storetime import StoreTime
-from logstore.objects.store import ObjectStore
+from tailrace.coordination.lease import StoreTime
+from tailrace.coordination.object_store.store import ObjectPartitions
+from tailrace.coordination.settings import CoordinatorLimits
+from tailrace.coordination.work_queue import Coordinator
+from tailrace.logstore.objects.store import ObjectStore
 from tests.compactor.histories.dated import MovedClock
 
 LIMITS = CoordinatorLimits(max_attempts=0)

@@ -16,11 +16,10 @@ from typing import Any, Final
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
-from logstore.clock import SystemClock
-from logstore.table.log import Log
-from logstore.table.log_folder import LocalLogFolder, LogFile, Look
-from logstore.table.snapshot import EMPTY, Snapshot
-from logstore.table.table import LOG, Table
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.table.log import LocalLogFolder, Log, LogFile, Look
+from tailrace.logstore.table.snapshot import EMPTY, TableSnapshot
+from tailrace.logstore.table.table import LOG, Table
 from tests.compactor.histories.dated import HOUR_MS, MovedClock
 from tests.simulation.faulty_store import Crash
 
@@ -91,9 +90,9 @@ class Versions:
     uri: str
     made: list[int] = field(default_factory=list)
     said: dict[int, Mapping[str, int] | None] = field(default_factory=dict)
-    _opened: Snapshot | None = None
+    _opened: TableSnapshot | None = None
 
-    def newest(self) -> Snapshot:
+    def newest(self) -> TableSnapshot:
         """As `Table.snapshot`."""
         version = self.number()
         if self._opened is None or self._opened.version != version:
@@ -110,12 +109,12 @@ class Versions:
         names = os.listdir(log) if os.path.isdir(log) else []
         return max((int(n[:20]) for n in names if n[20:] == ".json"), default=EMPTY)
 
-    def at(self, version: int) -> Snapshot:
+    def at(self, version: int) -> TableSnapshot:
         """That one."""
         if version == EMPTY:
-            return Snapshot(self.uri)
+            return TableSnapshot(self.uri)
         log = _RememberingLog(LocalLogFolder(os.path.join(self.uri, LOG)), self.said)
-        return Snapshot(self.uri, version, DeltaTable(self.uri, version=version), log)
+        return TableSnapshot(self.uri, version, DeltaTable(self.uri, version=version), log)
 
     def note(self, now_ms: int) -> None:
         """Those that came to be since the last look did so now."""
@@ -162,7 +161,7 @@ class LossyTable(Table):
     losses: Losses = field(default_factory=Losses)
     versions: Versions = field(default_factory=lambda: Versions(""))
 
-    def create(self) -> Snapshot:
+    def create(self) -> TableSnapshot:
         found = super().create()
         first = Path(self.uri) / "_delta_log" / f"{0:020d}.json"
         text = first.read_text()
@@ -172,7 +171,7 @@ class LossyTable(Table):
             return self.snapshot()
         return found
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> TableSnapshot:
         return self._lossy(self.versions.newest())
 
     @property
@@ -188,11 +187,11 @@ class LossyTable(Table):
     def note(self) -> None:
         self.versions.note(self.clock.ms)
 
-    def _lossy(self, snapshot: Snapshot) -> Snapshot:
+    def _lossy(self, snapshot: TableSnapshot) -> TableSnapshot:
         if snapshot.delta is None:
             return snapshot
         lossy: Any = _LossyDelta(snapshot.delta, self)
-        return Snapshot(self.uri, snapshot.version, lossy, self.log)
+        return TableSnapshot(self.uri, snapshot.version, lossy, self.log)
 
 
 class _LossyDelta:

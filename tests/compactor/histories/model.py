@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from logstore import ulid
-from logstore.runs.deletions import Deletion
+from tailrace.logstore import ulid
+from tailrace.logstore.runs.deletions import Deletion
 from tests.compactor.histories.dated import HOUR_MS
 from tests.compactor.lake import Record
 from tests.compactor.plain_engine import is_deleted

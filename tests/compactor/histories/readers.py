@@ -9,7 +9,7 @@ from typing import Final
 
 import pyarrow.parquet as pq
 
-from logstore.table.snapshot import Snapshot, TableFile
+from tailrace.logstore.table.snapshot import TableFile, TableSnapshot
 from tests.compactor.histories.dated import HOUR_MS, MovedClock
 from tests.compactor.histories.lossy import Versions
 from tests.compactor.histories.model import Model, Said, end_of_hour
@@ -26,7 +26,7 @@ class Readers:
     model: Model
     clock: MovedClock
     _checked: int = -1
-    _pins: list[tuple[int, Snapshot, list[Record]]] = field(default_factory=list)
+    _pins: list[tuple[int, TableSnapshot, list[Record]]] = field(default_factory=list)
     _contents: dict[str, list[Record]] = field(default_factory=dict)
 
     def pin(self) -> None:
@@ -51,12 +51,12 @@ class Readers:
         versions = range(self._oldest(), self.versions.number() + 1)
         return {file.path for version in versions for file in self.versions.at(version).files}
 
-    def said(self, snapshot: Snapshot) -> Said:
+    def said(self, snapshot: TableSnapshot) -> Said:
         """What the version says of itself."""
         marks = {node: snapshot.mark(node) for node in self.model.segments}
         return Said(marks, snapshot.purged_ms, snapshot.expired_ms)
 
-    def read(self, snapshot: Snapshot) -> list[Record]:
+    def read(self, snapshot: TableSnapshot) -> list[Record]:
         """All of the version, after looking that each of its files is as it must be."""
         found: list[Record] = []
         for file in snapshot.files:
@@ -69,7 +69,7 @@ class Readers:
     def _oldest(self) -> int:
         return max(bisect_right(self.versions.made, self.clock.ms - PINNED_MS) - 1, 0)
 
-    def _check_version(self, snapshot: Snapshot) -> None:
+    def _check_version(self, snapshot: TableSnapshot) -> None:
         self.model.check(self.read(snapshot), self.said(snapshot))
 
 

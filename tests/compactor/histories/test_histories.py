@@ -24,8 +24,8 @@ from random import Random
 import pytest
 
 from compactor.settings import Compaction
-from logstore import ulid
-from logstore.runs.retention import FOR_EVER, RunRetention
+from tailrace.logstore import ulid
+from tailrace.logstore.runs.deletions import FOR_EVER, RunRetention
 from tests.compactor.histories.borders import BORDERS
 from tests.compactor.histories.dated import HOUR_MS
 from tests.compactor.histories.episodes import EPISODES

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from logstore.objects.store import ObjectStore
+from tailrace.logstore.objects.store import ObjectStore
 from tests.compactor.histories.lossy import Losses
 from tests.simulation.faulty_store import Crash, FaultyStore, Schedule
 

@@ -14,24 +14,23 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
-from compactor.commit.folder import FolderPlacement
 from compactor.context import Compactor
-from compactor.maintenance.skip_index import build
-from compactor.report import Report
+from compactor.placement import FolderPlacement
+from compactor.report import PassReport
 from compactor.runner import once
 from compactor.settings import Compaction
-from compactor.spark.engine import Engine
-from logstore import keys, ulid
-from logstore.batch import RunKey
-from logstore.errors import OutcomeUnknown, Unavailable
-from logstore.objects.local import LocalStore, inline
-from logstore.runs.retention import FOR_EVER, RunRetention
-from logstore.runs.watermark import raise_watermark
-from logstore.segments.carry import Carry
-from logstore.segments.writer import encode_segment
-from logstore.table.commit import Change, commit
-from logstore.table.snapshot import Snapshot
-from logstore.table.table import Table
+from compactor.skip_index import build
+from compactor.spark.engine import SparkEngine
+from tailrace.logstore import keys, ulid
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import OutcomeUnknown, Unavailable
+from tailrace.logstore.objects.local import LocalStore, inline
+from tailrace.logstore.runs.deletions import FOR_EVER, RunRetention
+from tailrace.logstore.runs.report import raise_watermark
+from tailrace.logstore.segments.detect import Carry
+from tailrace.logstore.segments.writer import encode_segment
+from tailrace.logstore.table.snapshot import TableSnapshot
+from tailrace.logstore.table.table import Table, TableChange, commit
 from tests.batches import make_batches
 from tests.compactor.histories.bad import CORRUPTED, newer
 from tests.compactor.histories.consumers import check_kept, consume
@@ -59,7 +58,7 @@ class World:
 
     root: Path
     dice: Random
-    engine: Engine = field(default_factory=PlainEngine)
+    engine: SparkEngine = field(default_factory=PlainEngine)
     limits: Compaction = field(default_factory=Compaction)
     runs: RunRetention = FOR_EVER
     clock: MovedClock = field(default_factory=MovedClock)
@@ -163,7 +162,7 @@ class World:
         """Somebody's commit that changes no line: the table is busy."""
         self.tell("somebody commits")
         job = ulid.fresh_text(self.clock, self.dice)
-        commit(self.table, self.table.create(), Change(), job=job, clock=self.clock)
+        commit(self.table, self.table.create(), TableChange(), job=job, clock=self.clock)
         self.versions.note(self.clock.ms)
 
     def pass_time(self, ms: int) -> None:
@@ -172,7 +171,7 @@ class World:
 
     # Drivers.
 
-    def drive(self, troubles: Troubles | None = None) -> Report | None:
+    def drive(self, troubles: Troubles | None = None) -> PassReport | None:
         """One pass. None if it did not come to its end."""
         met = troubles or Troubles()
         self.tell("a pass begins")
@@ -195,7 +194,7 @@ class World:
         self.check()
         return report
 
-    def attempt(self, troubles: Troubles) -> Report:
+    def attempt(self, troubles: Troubles) -> PassReport:
         """The pass alone. Raises what ends it."""
         return self.run(once(self._compactor(troubles)))
 
@@ -251,7 +250,7 @@ class World:
         }
         assert self.left_segments() == self.kept_aside() | waiting
 
-    def _check_indexes(self, snapshot: Snapshot, data: set[str]) -> None:
+    def _check_indexes(self, snapshot: TableSnapshot, data: set[str]) -> None:
         """Each file of the newest version has its own skip index; no index is without a file."""
         indexes = self.run(self._listed(keys.SKIP_INDEXES))
         assert {keys.indexed_file(key).removeprefix(f"{keys.TABLE}/") for key in indexes} <= data
@@ -294,7 +293,7 @@ class World:
         if self.limits.retention_bytes is None:
             assert expired_ms <= self._oldest_ms()
 
-    def _check_segments(self, snapshot: Snapshot) -> None:
+    def _check_segments(self, snapshot: TableSnapshot) -> None:
         left = self.left_segments()
         every = {(n, seq) for n, some in self.model.segments.items() for seq in _up_to(len(some))}
         above = {(node, seq) for node, seq in every if seq > snapshot.mark(node)}

@@ -8,9 +8,8 @@ from collections import Counter
 
 import pytest
 
-from compactor.ingest.buckets import Buckets, buckets_of
-from compactor.ingest.prune import TimeRange, hour_of
-from logstore import ulid
+from compactor.plan import Buckets, TimeRange, buckets_of, hour_of
+from tailrace.logstore import ulid
 from tests.compactor.lake import HOUR, NOON
 
 MIB = 1 << 20

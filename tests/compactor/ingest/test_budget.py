@@ -6,9 +6,8 @@ import random
 
 import pytest
 
-from compactor.ingest.buckets import BatchBudget
-from compactor.ingest.prune import Coverage, TimeRange
-from logstore import ulid
+from compactor.plan import BatchBudget, Coverage, TimeRange
+from tailrace.logstore import ulid
 from tests.compactor.lake import HOUR, NOON
 
 

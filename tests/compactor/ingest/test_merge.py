@@ -15,12 +15,12 @@ from compactor.settings import Compaction
 from compactor.spark.engine import MergeInput
 from compactor.spark.jobs import merge
 from compactor.spark.session import Session
-from logstore import keys, ulid
-from logstore.batch import RecordMeta, RunKey
-from logstore.errors import Unavailable
-from logstore.segments.carry import Carry
-from logstore.segments.writer import encode_segment
-from logstore.table.schema import COLUMNS
+from tailrace.logstore import keys, ulid
+from tailrace.logstore.batch import RecordMeta, RunKey
+from tailrace.logstore.errors import Unavailable
+from tailrace.logstore.segments.detect import Carry
+from tailrace.logstore.segments.writer import encode_segment
+from tailrace.logstore.table.schema import COLUMNS
 from tests.batches import Entry, make_batches
 from tests.compactor.lake import HOUR, NOON, Batch, Lake, batch
 
@@ -139,11 +139,13 @@ def newer(body: bytearray) -> bytes:
     """The segment with a seal of a kind that this program does not know, itself intact."""
     import xxhash
 
-    from logstore.segments import seal
+    from tailrace.logstore.segments import file_format
 
-    start = seal.footer_start(memoryview(body)) - seal.SIZE
+    start = file_format.footer_start(memoryview(body)) - file_format.SIZE
     head = b"TRSEAL99" + bytes(body[start + 8 : start + 24])
-    body[start : start + seal.SIZE] = head + xxhash.xxh3_64_intdigest(head).to_bytes(8, "little")
+    body[start : start + file_format.SIZE] = head + xxhash.xxh3_64_intdigest(head).to_bytes(
+        8, "little"
+    )
     return bytes(body)
 
 

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from compactor.ingest.pack import SMALL_BYTES, SmallSegments
-from compactor.spark.engine import MergeInput, Written
-from logstore import keys
-from logstore.errors import Unavailable
-from logstore.segments.reader import open_segment
+from compactor.spark.engine import MergeInput, WrittenCounts
+from compactor.verify import SMALL_BYTES, SmallSegments
+from tailrace.logstore import keys
+from tailrace.logstore.errors import Unavailable
+from tailrace.logstore.segments.reader import open_segment
 from tests.compactor.lake import NOON, Lake, batch
 from tests.compactor.plain_engine import PlainEngine
 from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
@@ -29,7 +29,7 @@ class Watched(PlainEngine):
     given: dict[str, int] = field(default_factory=dict)
     fails: bool = False
 
-    def merge(self, work: MergeInput, folder: str) -> Written:
+    def merge(self, work: MergeInput, folder: str) -> WrittenCounts:
         self.given = dict(work.segments)
         if self.fails:
             raise Unavailable("no engine")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from compactor.ingest.plan import (
+from compactor.plan import (
     MOST_SEGMENTS,
+    ListedSegment,
     Plan,
-    StoredSegment,
     Waiting,
     choose,
     nodes_of,
@@ -19,32 +19,34 @@ from compactor.ingest.plan import (
     tally,
     waiting_above,
 )
-from compactor.report import Lag, Report
+from compactor.report import Lag, PassReport
 from compactor.runner import once
 from compactor.settings import Compaction
-from logstore import keys
-from logstore.clock import SystemClock
-from logstore.disk import Disk
-from logstore.objects.local import LocalStore
-from logstore.objects.store import ObjectInfo
-from logstore.table.commit import Advance, commit_segments
-from logstore.table.snapshot import Snapshot
+from tailrace.logstore import keys
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.objects.local import LocalStore
+from tailrace.logstore.objects.store import ObjectInfo
+from tailrace.logstore.table.snapshot import TableSnapshot
+from tailrace.logstore.table.table import Advance, commit_segments
 from tests.compactor.lake import Lake
 
 
-def stored(node: str, seq: int, *, size: int = 10, at: int = 0) -> StoredSegment:
-    return StoredSegment(node, seq, keys.segment(node, seq), size, at)
+def stored(node: str, seq: int, *, size: int = 10, at: int = 0) -> ListedSegment:
+    return ListedSegment(node, seq, keys.segment(node, seq), size, at)
 
 
 def chosen(plan: Plan) -> list[tuple[str, int]]:
     return [(segment.node, segment.seq) for segment in plan.segments]
 
 
-def plan_of(*segments: StoredSegment, snapshot: Snapshot | None = None, limit: int = 1000) -> Plan:
-    listed: dict[str, list[StoredSegment]] = {}
+def plan_of(
+    *segments: ListedSegment, snapshot: TableSnapshot | None = None, limit: int = 1000
+) -> Plan:
+    listed: dict[str, list[ListedSegment]] = {}
     for segment in segments:
         listed.setdefault(segment.node, []).append(segment)
-    base = snapshot or Snapshot("none")
+    base = snapshot or TableSnapshot("none")
     return choose(base, listed, batch_bytes=limit, gap_before_ms=100)
 
 
@@ -135,7 +137,7 @@ class ListedStore(LocalStore):
             yield ObjectInfo(keys.segment(node, seq), size, "etag", seq * 1000)
 
 
-def segments_in(waiting: Mapping[str, Waiting]) -> dict[str, tuple[StoredSegment, ...]]:
+def segments_in(waiting: Mapping[str, Waiting]) -> dict[str, tuple[ListedSegment, ...]]:
     return {node: of_node.segments for node, of_node in waiting.items()}
 
 
@@ -157,7 +159,7 @@ def test_a_batch_has_no_more_segments_than_a_driver_has_room_for(
 ) -> None:
     store = ListedStore(tmp_path / "listed", {"a": [0] * (2 * MOST_SEGMENTS)})
     listed = lake.run(waiting_above(store, {"a": 0}, batch_bytes=1 << 40))
-    plan = choose(Snapshot("none"), segments_in(listed), batch_bytes=1 << 40, gap_before_ms=0)
+    plan = choose(TableSnapshot("none"), segments_in(listed), batch_bytes=1 << 40, gap_before_ms=0)
     assert store.given <= MOST_SEGMENTS + 2
     assert len(plan.segments) == MOST_SEGMENTS
 
@@ -171,8 +173,8 @@ def test_what_is_not_listed_would_not_have_been_chosen(
     store = ListedStore(tmp_path / "listed", sizes)
     limit = dice.randrange(200)
 
-    def chosen_of(listed: Mapping[str, tuple[StoredSegment, ...]]) -> list[tuple[str, int]]:
-        base = Snapshot("none")
+    def chosen_of(listed: Mapping[str, tuple[ListedSegment, ...]]) -> list[tuple[str, int]]:
+        base = TableSnapshot("none")
         return chosen(choose(base, listed, batch_bytes=limit, gap_before_ms=0))
 
     near = lake.run(waiting_above(store, dict.fromkeys("abc", 0), batch_bytes=limit))
@@ -227,7 +229,7 @@ def test_the_lag_is_of_all_that_waits_at_first_and_at_last(lake: Lake) -> None:
     lake.limits = Compaction(batch_bytes=30)
     seen: list[tuple[int, int]] = []
 
-    report = Report()
+    report = PassReport()
 
     def look(step: str) -> None:
         if step == "committed" and report.lag is not None:

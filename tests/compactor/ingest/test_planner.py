@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from compactor.ingest.ingest import ingest_all
-from compactor.maintenance.purge import purge
-from compactor.report import Lag, Report
+from compactor.ingest import ingest_all
+from compactor.purge import purge
+from compactor.report import Lag, PassReport
 from compactor.runner import once
 from compactor.settings import Compaction
-from logstore import keys, ulid
-from logstore.clock import SystemClock
-from logstore.disk import Disk
-from logstore.objects.local import LocalStore
-from logstore.objects.store import ObjectInfo
-from logstore.table.commit import Advance, commit_segments
-from logstore.table.log_folder import LocalLogFolder, LogFile, Look
+from tailrace.logstore import keys, ulid
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.objects.local import LocalStore
+from tailrace.logstore.objects.store import ObjectInfo
+from tailrace.logstore.table.log import LocalLogFolder, LogFile, Look
+from tailrace.logstore.table.table import Advance, commit_segments
 from tests.compactor.another_driver import elsewhere
 from tests.compactor.files import add_files
 from tests.compactor.ingest.test_rebase import Only
@@ -136,7 +136,7 @@ def test_what_others_commit_of_their_nodes_holds_no_planning_up(lake: Lake) -> N
 
     store.on_list = another_takes_one
     lake.store = store
-    report = Report()
+    report = PassReport()
     lake.run(ingest_all(replace(lake.compactor, assigner=Only("a")), report))
     marks = lake.snapshot().marks("ab")
     assert (marks["a"], report.segments, report.commits) == (2, 2, 1)
@@ -211,6 +211,6 @@ def test_the_log_is_read_beside_the_loop_and_no_oftener_for_more_nodes(tmp_path:
         table = replace(lake.compactor.table, log_folder=log)
         report = lake.run(once(replace(lake.compactor, table=table)))
         assert (report.segments, report.rows_purged, report.hours_rewritten) == (count, 20, 1)
-        lake.run(purge(replace(lake.compactor, table=table), Report()))
+        lake.run(purge(replace(lake.compactor, table=table), PassReport()))
         lists.append(log.lists)
     assert lists[0] == lists[1]

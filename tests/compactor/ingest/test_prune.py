@@ -11,21 +11,28 @@ from random import Random
 import pyarrow.parquet as pq
 import pytest
 
-from compactor.ingest.buckets import BatchBudget
-from compactor.ingest.ingest import ingest_all
-from compactor.ingest.plan import segments_of
-from compactor.ingest.prune import HOUR_MS, BatchRanges, RunRange, RunRanges, TimeRange, hour_of
-from compactor.ingest.verify import Verified, verify
-from compactor.report import Report
-from compactor.rewrite.hours import rewrite_hours
+from compactor.ingest import ingest_all
+from compactor.plan import (
+    HOUR_MS,
+    BatchBudget,
+    BatchRanges,
+    RunRange,
+    RunRanges,
+    TimeRange,
+    hour_of,
+    segments_of,
+)
+from compactor.report import PassReport
+from compactor.rewrite import rewrite_hours
 from compactor.settings import Compaction
-from compactor.spark.engine import MergeInput, Written
+from compactor.spark.engine import MergeInput, WrittenCounts
 from compactor.spark.session import Session
-from logstore import ulid
-from logstore.batch import RunKey
-from logstore.clock import SystemClock
-from logstore.runs.deletions import Deletion
-from logstore.table.snapshot import TableFile
+from compactor.verify import Verified, verify
+from tailrace.logstore import ulid
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.runs.deletions import Deletion
+from tailrace.logstore.table.snapshot import TableFile
 from tests.compactor.files import add_files
 from tests.compactor.lake import HOUR, NOON, Batch, Lake, Record, batch, records
 from tests.compactor.plain_engine import PlainEngine
@@ -43,7 +50,7 @@ class Reading(PlainEngine):
     held: list[list[str]] = field(default_factory=list)
     deletions: list[list[Deletion]] = field(default_factory=list)
 
-    def merge(self, work: MergeInput, folder: str) -> Written:
+    def merge(self, work: MergeInput, folder: str) -> WrittenCounts:
         self.held.append(list(work.held))
         self.deletions.append(list(work.deletions))
         return super().merge(work, folder)
@@ -62,8 +69,8 @@ def plain(lake: Lake, reading: Reading) -> Lake:
     return lake
 
 
-def took_in(lake: Lake) -> Report:
-    report = Report()
+def took_in(lake: Lake) -> PassReport:
+    report = PassReport()
     lake.run(ingest_all(lake.compactor, report))
     return report
 
@@ -89,7 +96,7 @@ def rewritten_hour(lake: Lake) -> list[Batch]:
     add_files(lake, *(sent[start::4] for start in range(4)))
     size = sum(file.size for file in lake.snapshot().files)
     lake.limits = Compaction(settle_seconds=0, file_bytes=size // 10)
-    report = Report()
+    report = PassReport()
     lake.run(rewrite_hours(lake.compactor, report))
     assert len(lake.snapshot().files) == 10
     return sent

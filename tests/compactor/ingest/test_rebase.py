@@ -10,15 +10,15 @@ import pytest
 
 from compactor.assignment import Alone
 from compactor.context import Compactor
-from compactor.ingest.ingest import ingest_all
-from compactor.maintenance.purge import purge
-from compactor.report import Report
-from compactor.rewrite.files import replace as replace_files
-from compactor.rewrite.files import rewrite
+from compactor.ingest import ingest_all
+from compactor.purge import purge
+from compactor.report import PassReport
+from compactor.rewrite import replace as replace_files
+from compactor.rewrite import rewrite
 from compactor.settings import Compaction
-from logstore import ulid
-from logstore.clock import SystemClock
-from logstore.table.commit import Change, commit
+from tailrace.logstore import ulid
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.table.table import TableChange, commit
 from tests.compactor.another_driver import elsewhere
 from tests.compactor.lake import HOUR, NOON, Batch, Lake, batch
 from tests.compactor.plain_engine import PlainEngine
@@ -53,15 +53,15 @@ class Race:
     meanwhile: Callable[[Race], object]
     steps: list[str] = field(default_factory=list)
 
-    def run(self) -> Report:
-        report = Report()
+    def run(self) -> PassReport:
+        report = PassReport()
         self.lake.reached = self._reached
         self.lake.run(ingest_all(self._driver("a"), report))
         self.lake.reached = lambda _step: None
         return report
 
     def other_takes_in(self, node: str = "b") -> None:
-        self.lake.run(ingest_all(self._driver(node), Report()))
+        self.lake.run(ingest_all(self._driver(node), PassReport()))
 
     def _driver(self, node: str) -> Compactor:
         return replace(self.lake.compactor, assigner=Only(node))
@@ -135,7 +135,7 @@ def test_hours_that_expire_while_lines_are_merged_are_looked_at_again(plain: Lak
 
     def expired(race: Race) -> None:
         table, clock = race.lake.compactor.table, SystemClock()
-        commit(table, table.snapshot(), Change(expired_ms=NOON), job="OTHER", clock=clock)
+        commit(table, table.snapshot(), TableChange(expired_ms=NOON), job="OTHER", clock=clock)
 
     race = Race(plain, expired)
     race.run()
@@ -153,7 +153,7 @@ def test_lines_deleted_while_they_were_merged_do_not_slip_past_the_purge(plain: 
     def deleted(race: Race) -> None:
         lake = race.lake
         lake.delete("f", "r", ulid.highest_at(NOON + HOUR))
-        lake.run(purge(lake.compactor, Report()))
+        lake.run(purge(lake.compactor, PassReport()))
 
     shift, plain.clock.shift_ms = plain.clock.shift_ms, 3_600_000  # stored well before it is listed
     race = Race(plain, deleted)
@@ -176,8 +176,8 @@ def test_what_was_held_and_is_rewritten_meanwhile_is_no_reason_to_merge_again(
 
     async def rewritten(compactor: Compactor) -> None:
         snapshot = compactor.table.snapshot()
-        made = await rewrite(compactor, snapshot, snapshot.files, [], Report(), level=1)
-        change = Change(made, removed=snapshot.files, same_lines=True)
+        made = await rewrite(compactor, snapshot, snapshot.files, [], PassReport(), level=1)
+        change = TableChange(made, removed=snapshot.files, same_lines=True)
         await replace_files(compactor, snapshot, change)
 
     race = Race(plain, lambda race: race.lake.run(rewritten(race.lake.compactor)))
@@ -215,14 +215,14 @@ def test_random_races_end_as_the_model_says(plain: Lake, seed: int) -> None:
             if victim is not None:
                 gone.add(victim)
                 race.lake.delete("f", victim, ulid.highest_at(NOON + 3 * HOUR))
-                race.lake.run(purge(race.lake.compactor, Report()))
+                race.lake.run(purge(race.lake.compactor, PassReport()))
 
         race = Race(plain, meanwhile)
         race.run()
         rebased += "rebased" in race.steps
         merges += race.merges
         Race(plain, lambda _race: None).other_takes_in()
-    plain.run(purge(plain.compactor, Report()))
+    plain.run(purge(plain.compactor, PassReport()))
     kept = [one for one in sent if one[0].run not in gone]
     found = plain.table()
     assert len(found) == len(set(found))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from compactor.ingest.buckets import BatchBudget
-from compactor.ingest.plan import StoredSegment, segments_of
-from compactor.ingest.verify import Corrupt, Stopped, Verdict, Verified, verify
-from logstore import keys, ulid
+from compactor.plan import BatchBudget, ListedSegment, segments_of
+from compactor.verify import Corrupt, Stopped, Verdict, Verified, verify
+from tailrace.logstore import keys, ulid
 from tests.compactor.lake import HOUR, NOON, Lake, batch
 
 
@@ -15,7 +14,7 @@ def verdicts(lake: Lake, node: str = "n") -> list[Verdict]:
     return verified(lake, lake.run(segments_of(lake.store, node)))
 
 
-def verified(lake: Lake, listed: list[StoredSegment]) -> list[Verdict]:
+def verified(lake: Lake, listed: list[ListedSegment]) -> list[Verdict]:
     return lake.run(verify(lake.store, listed, BatchBudget(1 << 27))).verdicts
 
 

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from compactor.maintenance.cleanup import remove_orphans, remove_segments
-from compactor.report import Report
+from compactor.cleanup import remove_orphans, remove_segments
+from compactor.report import PassReport
 from compactor.settings import Compaction
-from logstore import keys, ulid
-from logstore.clock import SystemClock, system_entropy
-from logstore.disk import Disk
-from logstore.objects.local import LocalStore
-from logstore.runs.watermark import read_watermark
-from logstore.table.commit import Advance, commit_segments
+from tailrace.logstore import keys, ulid
+from tailrace.logstore.clock import SystemClock, system_entropy
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.objects.local import LocalStore
+from tailrace.logstore.runs.report import read_watermark
+from tailrace.logstore.table.table import Advance, commit_segments
 from tests.compactor.dated_store import DatedStore
 from tests.compactor.lake import HOUR, NOON, Lake, batch
 from tests.simulation.clocks import ShiftedClock
@@ -41,19 +41,19 @@ def left(lake: Lake) -> list[int]:
 
 def test_segments_stay_until_the_grace_is_over(any_lake: Lake) -> None:
     lake = consumed(any_lake, segments=3, mark=3, text=3)
-    assert lake.run(remove_segments(lake.compactor, Report())) == 0
+    assert lake.run(remove_segments(lake.compactor, PassReport())) == 0
     lake.clock.shift_ms = HOUR - 60_000
-    assert lake.run(remove_segments(lake.compactor, Report())) == 0
+    assert lake.run(remove_segments(lake.compactor, PassReport())) == 0
     assert left(lake) == [1, 2, 3]
     lake.clock.shift_ms = HOUR + 1_000
-    assert lake.run(remove_segments(lake.compactor, Report())) == 3
+    assert lake.run(remove_segments(lake.compactor, PassReport())) == 3
     assert left(lake) == []
 
 
 def test_the_grace_counts_from_the_commit_not_from_the_upload(any_lake: Lake) -> None:
     lake = consumed(any_lake, segments=2, mark=1, text=2)
     lake.clock.shift_ms = 2 * HOUR
-    assert lake.run(remove_segments(lake.compactor, Report())) == 1
+    assert lake.run(remove_segments(lake.compactor, PassReport())) == 1
     assert left(lake) == [2]
 
 
@@ -90,25 +90,25 @@ def test_segments_go_though_the_table_is_busy(any_lake: Lake) -> None:
         commit_segments(table, table.snapshot(), [], marks, job=f"J{seq}", clock=clock)
     lake.limits = Compaction(grace_seconds=100)
     lake.clock = Standing(at_ms=written_ms(lake, 2) + 100_000 - 1)
-    assert lake.run(remove_segments(lake.compactor, Report())) == 2
+    assert lake.run(remove_segments(lake.compactor, PassReport())) == 2
     assert left(lake) == [3, 4]
     assert lake.run(read_watermark(lake.store, "n")).low == 3
     lake.clock.at_ms += 1
-    assert lake.run(remove_segments(lake.compactor, Report())) == 1
+    assert lake.run(remove_segments(lake.compactor, PassReport())) == 1
     assert left(lake) == [4]
 
 
 def test_both_marks_must_be_past_a_segment(any_lake: Lake) -> None:
     lake = consumed(any_lake, segments=3, mark=3, text=1)
     lake.clock.shift_ms = 2 * HOUR
-    assert lake.run(remove_segments(lake.compactor, Report())) == 1
+    assert lake.run(remove_segments(lake.compactor, PassReport())) == 1
     assert left(lake) == [2, 3]
 
 
 def test_without_a_watermark_nothing_goes(lake: Lake) -> None:
     consumed(lake, segments=1, mark=1, text=0)
     lake.clock.shift_ms = 2 * HOUR
-    assert lake.run(remove_segments(lake.compactor, Report())) == 0
+    assert lake.run(remove_segments(lake.compactor, PassReport())) == 0
 
 
 def test_low_is_raised_before_the_first_goes(lake: Lake) -> None:
@@ -125,7 +125,7 @@ def test_low_is_raised_before_the_first_goes(lake: Lake) -> None:
         seen.append((step, low, [int(name.stem) for name in names]))
 
     lake.reached = look
-    lake.run(remove_segments(lake.compactor, Report()))
+    lake.run(remove_segments(lake.compactor, PassReport()))
     assert seen == [
         ("low raised", 4, [1, 2, 3]),
         ("segment removed", 4, []),
@@ -141,7 +141,7 @@ def test_many_go_in_a_request(any_lake: Lake) -> None:
     lake.limits = Compaction(grace_seconds=0, retention_days=1)
     lake.clock.shift_ms = 3 * 24 * HOUR
     counting = FaultyStore(lake.store, Schedule.none())
-    assert lake.run(remove_segments(replace(lake.compactor, store=counting), Report())) == 200
+    assert lake.run(remove_segments(replace(lake.compactor, store=counting), PassReport())) == 200
     assert len([call for call in counting.calls if call.startswith("delete")]) == 2
     assert (left(lake), lake.keys(keys.QUARANTINE)) == ([], [])
 
@@ -161,10 +161,10 @@ def test_what_a_crash_leaves_between_others_goes_next_time(lake: Lake) -> None:
 
     lake.reached = killed
     with pytest.raises(Crash):
-        lake.run(remove_segments(lake.compactor, Report()))
+        lake.run(remove_segments(lake.compactor, PassReport()))
     lake.reached = lambda _step: None
     assert left(lake) == [2, 4]
-    assert lake.run(remove_segments(lake.compactor, Report())) == 2
+    assert lake.run(remove_segments(lake.compactor, PassReport())) == 2
     assert left(lake) == []
 
 
@@ -172,7 +172,7 @@ def test_a_segment_that_is_set_aside_stays_for_repair(any_lake: Lake) -> None:
     lake = consumed(any_lake, segments=3, mark=3, text=3)
     lake.put_bytes(keys.quarantine_marker("n", 2), b"{}")
     lake.clock.shift_ms = 2 * HOUR
-    assert lake.run(remove_segments(lake.compactor, Report())) == 2
+    assert lake.run(remove_segments(lake.compactor, PassReport())) == 2
     assert left(lake) == [2]
 
 
@@ -195,7 +195,7 @@ def test_of_a_segment_that_is_set_aside_the_marker_goes_first(lake: Lake) -> Non
     store = Recording(lake.settings.store_folder, Disk(), lake.clock, system_entropy())
     store.deleted = []
     lake.store = store
-    assert lake.run(remove_segments(lake.compactor, Report())) == 2
+    assert lake.run(remove_segments(lake.compactor, PassReport())) == 2
     assert store.deleted == [
         keys.give_up_marker("n", 1),
         keys.quarantine_marker("n", 1),
@@ -209,10 +209,10 @@ def test_a_segment_that_is_set_aside_goes_when_its_lines_would_have_expired(any_
     lake.put_bytes(keys.quarantine_marker("n", 2), b"{}")
     lake.limits = Compaction(retention_days=10)
     lake.clock.shift_ms = 11 * 24 * HOUR - 60_000
-    lake.run(remove_segments(lake.compactor, Report()))
+    lake.run(remove_segments(lake.compactor, PassReport()))
     assert left(lake) == [2]
     lake.clock.shift_ms += 120_000
-    assert lake.run(remove_segments(lake.compactor, Report())) == 1
+    assert lake.run(remove_segments(lake.compactor, PassReport())) == 1
     assert (left(lake), lake.keys(keys.QUARANTINE)) == ([], [])
 
 
@@ -279,7 +279,7 @@ def test_of_a_segment_that_is_set_aside_no_marker_stays_whenever_the_compactor_d
     )
     lake.store = FaultyStore(store, schedule)
     with pytest.raises(Crash):
-        lake.run(remove_segments(lake.compactor, Report()))
+        lake.run(remove_segments(lake.compactor, PassReport()))
     lake.store = store
-    lake.run(remove_segments(lake.compactor, Report()))
+    lake.run(remove_segments(lake.compactor, PassReport()))
     assert (left(lake), lake.keys(keys.QUARANTINE)) == ([], [])

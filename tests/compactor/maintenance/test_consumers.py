@@ -10,27 +10,27 @@ from typing import Any, TypeVar
 import orjson
 import pytest
 
-from compactor.maintenance.cleanup import remove_segments
-from compactor.report import Report
+from compactor.cleanup import remove_segments
+from compactor.report import PassReport
 from compactor.settings import Compaction
-from coordination.groups import (
-    Cursor,
-    Group,
-    Start,
+from service.queue.queue import SegmentQueue
+from service.settings import QueueSettings
+from tailrace.coordination.groups import (
+    ConsumerGroup,
+    GroupCursor,
+    GroupStart,
     State,
     create_group,
     pipeline_group,
     read_group,
 )
-from coordination.storetime import StoreTime
-from logstore import keys, ulid
-from logstore.clock import SystemClock
-from logstore.errors import GroupEvicted
-from logstore.objects.store import ObjectStore
-from logstore.runs.watermark import read_watermark
-from logstore.table.commit import Advance, commit_segments
-from service.queue.queue import SegmentQueue
-from service.queue.settings import QueueSettings
+from tailrace.coordination.lease import StoreTime
+from tailrace.logstore import keys, ulid
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.errors import GroupEvicted
+from tailrace.logstore.objects.store import ObjectStore
+from tailrace.logstore.runs.report import read_watermark
+from tailrace.logstore.table.table import Advance, commit_segments
 from tests.compactor.lake import HOUR, Lake
 from tests.compactor.maintenance.test_cleanup import Standing, consumed, later, left, written_ms
 from tests.service.queue.world import commit, consume_all, never, take, taken
@@ -55,11 +55,11 @@ def queue_of(lake: Lake, store: ObjectStore | None = None) -> SegmentQueue:
 def removed(lake: Lake, hours: float) -> list[int]:
     """What is left so many hours after the beginning."""
     lake.clock.shift_ms = round(hours * HOUR)
-    lake.run(remove_segments(lake.compactor, Report()))
+    lake.run(remove_segments(lake.compactor, PassReport()))
     return left(lake)
 
 
-def group(lake: Lake) -> Group:
+def group(lake: Lake) -> ConsumerGroup:
     found = lake.run(read_group(lake.store, "g"))
     assert found is not None
     return found
@@ -82,7 +82,7 @@ def test_what_a_group_has_not_committed_stays(any_lake: Lake) -> None:
     lake.run(first_two())
     assert removed(lake, 2) == [3, 4], "one is leased, one was not handed out"
     assert lake.run(read_watermark(lake.store, "n")).low == 3
-    lake.run(queue_of(lake).reset("g", Start.OLDEST))
+    lake.run(queue_of(lake).reset("g", GroupStart.OLDEST))
     lake.run(the_rest())
     assert removed(lake, 3) == []
     assert group(lake).state is State.ACTIVE
@@ -97,8 +97,8 @@ def test_what_table_or_text_lack_stays_though_all_groups_have_it(any_lake: Lake)
 def test_a_pipelines_group_is_evicted_by_what_it_keeps_and_never_by_age(any_lake: Lake) -> None:
     lake = consumed(any_lake, segments=3, mark=3, text=3)
     name = pipeline_group("files")
-    made = Group(name, State.ACTIVE, Start.OLDEST, 0, 0, version="v")
-    made = made.at("n", Cursor(seq=1))
+    made = ConsumerGroup(name, State.ACTIVE, GroupStart.OLDEST, 0, 0, version="v")
+    made = made.at("n", GroupCursor(seq=1))
 
     async def kept() -> int:
         await create_group(lake.store, made)
@@ -107,7 +107,7 @@ def test_a_pipelines_group_is_evicted_by_what_it_keeps_and_never_by_age(any_lake
 
     def removed_within(most_bytes: int, hours: float) -> list[int]:
         lake.clock.shift_ms = round(hours * HOUR)
-        lake.run(remove_segments(replace(lake.compactor, pipeline_bytes=most_bytes), Report()))
+        lake.run(remove_segments(replace(lake.compactor, pipeline_bytes=most_bytes), PassReport()))
         return left(lake)
 
     size = lake.run(kept())
@@ -127,17 +127,19 @@ def test_a_pipelines_file_says_how_much_is_kept_for_it(
 ) -> None:
     """Whether that is more than the setting, or less."""
     lake = consumed(any_lake, segments=3, mark=3, text=3)
-    made = Group(pipeline_group("files"), State.ACTIVE, Start.OLDEST, 0, 0, version="v")
+    made = ConsumerGroup(
+        pipeline_group("files"), State.ACTIVE, GroupStart.OLDEST, 0, 0, version="v"
+    )
 
     async def bounded() -> int:
         infos = [info async for info in lake.store.list(keys.segments_of("n"))]
         size = sum(info.size for info in infos[1:]) + beyond
-        await create_group(lake.store, replace(made.at("n", Cursor(seq=1)), max_bytes=size))
+        await create_group(lake.store, replace(made.at("n", GroupCursor(seq=1)), max_bytes=size))
         return size
 
     size = lake.run(bounded())
     setting, lake.clock.shift_ms = 1 if kept else 1 << 40, 1_000 * HOUR
-    lake.run(remove_segments(replace(lake.compactor, pipeline_bytes=setting), Report()))
+    lake.run(remove_segments(replace(lake.compactor, pipeline_bytes=setting), PassReport()))
     assert left(lake) == kept
     found = lake.run(read_group(lake.store, made.name))
     assert found is not None
@@ -158,7 +160,7 @@ def test_a_dead_group_is_evicted_after_its_time_and_not_before(any_lake: Lake) -
     assert "kept segment 1 of n" in found.evicted.reason
     with pytest.raises(GroupEvicted):
         lake.run(take(queue_of(lake)))
-    lake.run(queue_of(lake).reset("g", Start.OLDEST))
+    lake.run(queue_of(lake).reset("g", GroupStart.OLDEST))
     assert lake.run(take(queue_of(lake))) is None
 
 
@@ -169,13 +171,13 @@ def test_a_group_that_cannot_be_read_keeps_segments_and_is_an_alarm(any_lake: La
     lake.put_bytes(key, b"{}")
     lake.limits = Compaction(grace_seconds=0)
     later(lake, 1)
-    report = Report()
+    report = PassReport()
     assert lake.run(remove_segments(lake.compactor, report)) == 0
     (alarm,) = report.alarms
     assert key in alarm
     assert [one.name for one in lake.run(queue_of(lake).groups())] == ["g"]
     lake.run(lake.store.delete([key]))
-    assert lake.run(remove_segments(lake.compactor, Report())) == 2
+    assert lake.run(remove_segments(lake.compactor, PassReport())) == 2
 
 
 def test_a_dead_group_is_evicted_though_the_table_is_busy(any_lake: Lake) -> None:
@@ -188,7 +190,7 @@ def test_a_dead_group_is_evicted_though_the_table_is_busy(any_lake: Lake) -> Non
     lake.limits = Compaction(grace_seconds=0)
     lake.clock = Standing(at_ms=written_ms(lake, 2) - 1)
     compactor = replace(lake.compactor, evict_after_hours=0)
-    assert lake.run(remove_segments(compactor, Report())) == 1
+    assert lake.run(remove_segments(compactor, PassReport())) == 1
     assert left(lake) == [2]
     found = group(lake)
     assert (found.state, found.evictions) == (State.EVICTED, 1)
@@ -199,7 +201,7 @@ def test_a_group_that_was_made_or_reset_lately_has_its_time_before_it(any_lake: 
     lake = consumed(any_lake, segments=2, mark=2, text=2)
     lake.run(taken(queue_of(lake), "other"))
     lake.clock.shift_ms = 20 * HOUR
-    lake.run(queue_of(lake).reset("other", Start.OLDEST))
+    lake.run(queue_of(lake).reset("other", GroupStart.OLDEST))
     lake.clock.shift_ms = 30 * HOUR
     lake.run(taken(queue_of(lake)))
     assert removed(lake, 43) == [1, 2]
@@ -279,7 +281,7 @@ def begin(queue: SegmentQueue) -> Awaitable[Any]:
 
 
 def reset(queue: SegmentQueue) -> Awaitable[Any]:
-    return queue.reset("g", Start.OLDEST)
+    return queue.reset("g", GroupStart.OLDEST)
 
 
 @pytest.mark.in_turn(4)
@@ -306,7 +308,7 @@ def test_a_group_that_joins_while_segments_are_deleted_misses_nothing(
         lake.clock.shift_ms = 2 * HOUR
 
         async def delete() -> None:
-            await remove_segments(lake.compactor, Report())
+            await remove_segments(lake.compactor, PassReport())
 
         async def join() -> None:
             await joins(queue_of(lake, store))

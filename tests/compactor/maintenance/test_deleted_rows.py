@@ -6,10 +6,10 @@ from random import Random
 
 import pytest
 
-from compactor.maintenance.deleted_rows import Horizons, taken
-from logstore import keys, ulid
-from logstore.errors import Damaged, NotFound
-from logstore.runs.deletions import Deletion
+from compactor.purge import PurgeHorizons, taken
+from tailrace.logstore import keys, ulid
+from tailrace.logstore.errors import Damaged, NotFound
+from tailrace.logstore.runs.deletions import Deletion
 from tests.compactor.files import add_files
 from tests.compactor.lake import NOON, Batch, Lake, batch, records
 from tests.compactor.plain_engine import is_deleted
@@ -39,7 +39,7 @@ def some(dice: Random) -> tuple[list[Batch], list[Deletion]]:
 def test_the_lines_and_runs_are_those_that_a_look_at_each_line_finds(lake: Lake, seed: int) -> None:
     batches, deletions = some(Random(seed))
     (file,) = add_files(lake, batches).files
-    horizons = Horizons.of(deletions)
+    horizons = PurgeHorizons.of(deletions)
     gone = {row[:3] for row in records(batches) if is_deleted(row[:3], deletions)}
     found = lake.run(taken(lake.store, file, horizons))
     assert found.rows == len(gone)
@@ -56,8 +56,8 @@ def test_a_file_is_left_alone_that_can_hold_nothing(lake: Lake) -> None:
         ("b", "r6", ever),
         ("b", None, before),
     ):
-        assert not Horizons.of([Deletion(fqn, run, t)]).may_take_of(file)
-    assert Horizons.of([Deletion("b", "r3", ever)]).may_take_of(file)
+        assert not PurgeHorizons.of([Deletion(fqn, run, t)]).may_take_of(file)
+    assert PurgeHorizons.of([Deletion("b", "r3", ever)]).may_take_of(file)
 
 
 def test_the_line_that_is_the_deletions_own_is_taken_and_the_next_is_not(lake: Lake) -> None:
@@ -65,10 +65,10 @@ def test_the_line_that_is_the_deletions_own_is_taken_and_the_next_is_not(lake: L
     one = batch("f", "r", NOON, 5)
     (file,) = add_files(lake, [one]).files
     for lines in range(1, 6):
-        horizons = Horizons.of([Deletion("f", "r", one[1] + lines - 1)])
+        horizons = PurgeHorizons.of([Deletion("f", "r", one[1] + lines - 1)])
         assert horizons.may_take_of(file)
         assert lake.run(taken(lake.store, file, horizons)).rows == lines
-    assert not Horizons.of([Deletion("f", "r", one[1] - 1)]).may_take_of(file)
+    assert not PurgeHorizons.of([Deletion("f", "r", one[1] - 1)]).may_take_of(file)
 
 
 @pytest.mark.parametrize("cut", [0, 3, 40, -1, -30])
@@ -77,7 +77,7 @@ def test_a_file_that_is_not_as_the_log_says_is_damaged(lake: Lake, cut: int) -> 
     key = f"{keys.TABLE}/{file.path}"
     body = lake.run(lake.store.get(key))[1]
     lake.put_bytes(key, body[:cut])
-    horizons = Horizons.of([Deletion("b", None, ulid.highest_at(NOON))])
+    horizons = PurgeHorizons.of([Deletion("b", None, ulid.highest_at(NOON))])
     with pytest.raises(Damaged):
         lake.run(taken(lake.store, file, horizons))
     lake.run(lake.store.delete([key]))

@@ -10,20 +10,19 @@ from itertools import count
 
 import pytest
 
-from compactor.maintenance.deletion_records import remove_deletion_records
-from compactor.report import Report
+from compactor.cleanup import remove_deletion_records
+from compactor.report import PassReport
 from compactor.settings import Compaction
-from logstore import keys, ulid
-from logstore.batch import RunKey
-from logstore.clock import SystemClock
-from logstore.errors import OutcomeUnknown, Unavailable
-from logstore.objects.store import ObjectStore
-from logstore.runs.deletions import Deletion, deletions_above
-from logstore.runs.manifest import Manifest, encode_manifest
-from logstore.runs.retention import RunRetention
-from logstore.table.commit import Change, commit
-from service.runs.deletions import Deletions
-from service.runtime.clock_skew import ClockSkew
+from service.run_log.backlog import Deletions
+from service.runtime.health import ClockSkew
+from tailrace.logstore import keys, ulid
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.errors import OutcomeUnknown, Unavailable
+from tailrace.logstore.objects.store import ObjectStore
+from tailrace.logstore.runs.deletions import Deletion, RunRetention, deletions_above
+from tailrace.logstore.runs.manifest import Manifest, encode_manifest
+from tailrace.logstore.table.table import TableChange, commit
 from tests.compactor.lake import HOUR, Lake
 from tests.simulation.faulty_store import Crash, Fault, FaultyStore, Schedule
 
@@ -37,7 +36,7 @@ def deleted(lake: Lake) -> Lake:
     now = SystemClock().now_ms()
     lake.delete(*RUN, ulid.highest_at(now))
     table = lake.compactor.table
-    done = Change(purged_ms=now + DAY)
+    done = TableChange(purged_ms=now + DAY)
     commit(table, table.create(), done, job="J", clock=lake.clock)
     lake.limits = Compaction(away_days=30)
     return lake
@@ -45,7 +44,7 @@ def deleted(lake: Lake) -> Lake:
 
 def forgotten(lake: Lake, days: float, runs: RunRetention | None = None) -> int:
     lake.clock.shift_ms = round(days * DAY)
-    report, kept = Report(), runs or RunRetention(expiration_days=30)
+    report, kept = PassReport(), runs or RunRetention(expiration_days=30)
     lake.run(remove_deletion_records(replace(lake.compactor, runs=kept), report))
     left = len(lake.keys(keys.DELETED))
     assert left + report.deletions_removed >= 1
@@ -183,7 +182,7 @@ def forget_in(lake: Lake, store: ObjectStore) -> None:
     """A hundred days later, by a compactor that has looked at nothing yet."""
     lake.clock.shift_ms = 100 * DAY
     kept = RunRetention(expiration_days=30)
-    lake.run(remove_deletion_records(replace(lake.compactor, store=store, runs=kept), Report()))
+    lake.run(remove_deletion_records(replace(lake.compactor, store=store, runs=kept), PassReport()))
 
 
 def recorded(lake: Lake) -> set[int]:

@@ -7,18 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from compactor.maintenance.purge import MARGIN_MS
-from compactor.report import Report
+from compactor.purge import MARGIN_MS
+from compactor.report import PassReport
 from compactor.runner import once
 from compactor.settings import Compaction
-from logstore import keys, ulid
-from logstore.batch import RunKey
-from logstore.errors import NotFound
-from logstore.runs.deletions import Deletion
-from logstore.table.commit import Advance
-from logstore.table.stats import NewFile
 from service.erasure import Erasure
-from service.peers.forgotten import Forgotten, forget, returned
+from service.peers.register import ForgottenNode, forget, returned
+from tailrace.logstore import keys, ulid
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import NotFound
+from tailrace.logstore.runs.deletions import Deletion
+from tailrace.logstore.table.schema import NewFile
+from tailrace.logstore.table.table import Advance
 from tests.compactor.files import commit_files, write_file
 from tests.compactor.lake import NOON, Batch, Lake, batch
 from tests.compactor.plain_engine import PlainEngine
@@ -62,7 +62,7 @@ def state(lake: Lake) -> tuple[str, list[str]]:
     return lake.run(looked())
 
 
-def pass_(lake: Lake, *, erase: bool = False) -> Report:
+def pass_(lake: Lake, *, erase: bool = False) -> PassReport:
     return lake.run(once(lake.compactor, erase=erase))
 
 
@@ -139,7 +139,7 @@ def test_a_node_that_stopped_in_good_order_is_let_go_and_counts_again_once_it_wa
     async def nobody(_: str) -> str | None:
         return None
 
-    def let_go() -> Forgotten:
+    def let_go() -> ForgottenNode:
         return lake.run(
             forget(
                 *(lake.store, "b"),

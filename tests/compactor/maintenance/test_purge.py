@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 from compactor.assignment import Alone
-from compactor.maintenance.purge import pending, purge
-from compactor.maintenance.retention import expire
-from compactor.report import Report
+from compactor.cleanup import expire
+from compactor.purge import pending, purge
+from compactor.report import PassReport
 from compactor.settings import Compaction
-from compactor.spark.engine import MergeInput, RewriteInput, Written
-from logstore import keys, ulid
-from logstore.clock import SystemClock
-from logstore.errors import PreconditionFailed
-from logstore.runs.deletions import Deletion, StoredDeletion
-from logstore.table.commit import Advance, Change, commit
-from logstore.table.snapshot import Snapshot
+from compactor.spark.engine import MergeInput, RewriteInput, WrittenCounts
+from tailrace.logstore import keys, ulid
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.errors import PreconditionFailed
+from tailrace.logstore.runs.deletions import Deletion, StoredDeletion
+from tailrace.logstore.table.snapshot import TableSnapshot
+from tailrace.logstore.table.table import Advance, TableChange, commit
 from tests.compactor.another_driver import elsewhere
 from tests.compactor.dated_store import DatedStore
 from tests.compactor.files import add_files, commit_files, write_file
@@ -40,7 +40,7 @@ class NoEngine:
     def cores(self) -> int:
         raise AssertionError("an engine was started")
 
-    def merge(self, work: MergeInput, folder: str) -> Written:
+    def merge(self, work: MergeInput, folder: str) -> WrittenCounts:
         raise AssertionError("an engine was started")
 
     def rewrite(self, work: RewriteInput, folder: str) -> int:
@@ -60,8 +60,8 @@ def plain(lake: Lake) -> Lake:
     return lake
 
 
-def purged(lake: Lake) -> Report:
-    report = Report()
+def purged(lake: Lake) -> PassReport:
+    report = PassReport()
     lake.run(purge(lake.compactor, report))
     return report
 
@@ -71,7 +71,7 @@ def later(lake: Lake, seconds: float = 61) -> None:
     lake.clock.shift_ms += round(seconds * 1000)
 
 
-def paths(snapshot: Snapshot) -> set[str]:
+def paths(snapshot: TableSnapshot) -> set[str]:
     return {file.path for file in snapshot.files}
 
 
@@ -232,7 +232,7 @@ def test_what_expires_soon_is_left_to_the_retention(lake: Lake) -> None:
     report = purged(lake)
     assert (report.deletions_waiting, report.rows_purged) == (1, 0)
     later(lake, 3_601)
-    lake.run(expire(lake.compactor, Report()))
+    lake.run(expire(lake.compactor, PassReport()))
     assert purged(lake).deletions_waiting == 0
     lake.holds([later_on])
 
@@ -325,11 +325,11 @@ def test_two_at_once_take_each_line_out_once(plain: Lake) -> None:
         def rewrite(self, work: RewriteInput, folder: str) -> int:
             rows = super().rewrite(work, folder)
             if not reports:
-                reports.append(Report())
+                reports.append(PassReport())
                 other.run(purge(other.compactor, reports[0]))
             return rows
 
-    reports: list[Report] = []
+    reports: list[PassReport] = []
     plain.session = Meanwhile()
     assert purged(plain).rows_purged == 0
     assert reports[0].rows_purged == 20
@@ -346,7 +346,7 @@ class Losing(Alone):
 def test_an_hour_whose_lease_is_lost_is_left_to_who_has_it(plain: Lake) -> None:
     before = add_files(plain, [of("gone", 0), of("kept", 0)])
     plain.delete("f", "gone", EVER)
-    report = Report()
+    report = PassReport()
     plain.run(purge(replace(plain.compactor, assigner=Losing()), report))
     assert (report.rows_purged, report.deletions_waiting) == (0, 1)
     assert plain.snapshot().version == before.version
@@ -375,7 +375,7 @@ def stored(run: str, modified_ms: int) -> StoredDeletion:
 
 
 def test_what_is_said_to_be_done_is_what_was_surely_listed() -> None:
-    snapshot = Snapshot("nowhere")
+    snapshot = TableSnapshot("nowhere")
     two = [stored("b", 5_000), stored("a", 4_000)]
     assert pending(snapshot, two, 60_000).until_ms == 5_000
     assert pending(snapshot, two, 4_500).until_ms == 4_500
@@ -386,7 +386,7 @@ def test_what_is_said_to_be_done_is_what_was_surely_listed() -> None:
 def test_what_was_stored_at_the_very_time_that_is_said_is_done(plain: Lake) -> None:
     """Else it would be looked for in every pass, and the time be said again."""
     table = plain.compactor.table
-    change, clock = Change(purged_ms=5_000), SystemClock()
+    change, clock = TableChange(purged_ms=5_000), SystemClock()
     snapshot = commit(table, table.create(), change, job="J", clock=clock)
     three = [stored("a", 4_999), stored("b", 5_000), stored("c", 5_001)]
     found = pending(snapshot, three, 60_000)
@@ -396,11 +396,11 @@ def test_what_was_stored_at_the_very_time_that_is_said_is_done(plain: Lake) -> N
 
 def test_of_very_many_the_oldest_are_done_first_those_of_one_moment_together() -> None:
     every = [stored(f"{i}", 1_000 * (i // 2)) for i in range(2, 8)]
-    some = pending(Snapshot("nowhere"), every, 60_000, most=3)
+    some = pending(TableSnapshot("nowhere"), every, 60_000, most=3)
     assert [one.deletion.run for one in some.deletions] == ["2", "3"]
     assert some.until_ms == 1_999
     same = [stored(f"{i}", 1_000) for i in range(5)]
-    assert len(pending(Snapshot("nowhere"), same, 60_000, most=3).deletions) == 5
+    assert len(pending(TableSnapshot("nowhere"), same, 60_000, most=3).deletions) == 5
 
 
 @pytest.mark.spark

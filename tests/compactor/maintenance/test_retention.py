@@ -6,16 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from compactor.cleanup import expire
 from compactor.context import Compactor
-from compactor.maintenance.retention import expire
-from compactor.report import Report
+from compactor.report import PassReport
 from compactor.settings import Compaction
-from logstore import keys
-from logstore.clock import SystemClock
-from logstore.runs.retention import RunRetention
-from logstore.table.commit import Advance, commit_segments
-from logstore.table.snapshot import Snapshot
-from logstore.table.table import Table
+from tailrace.logstore import keys
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.runs.deletions import RunRetention
+from tailrace.logstore.table.snapshot import TableSnapshot
+from tailrace.logstore.table.table import Advance, Table, commit_segments
 from tests.compactor.dated_store import DatedStore
 from tests.compactor.files import add_files
 from tests.compactor.lake import HOUR, NOON, Lake, batch
@@ -33,8 +32,8 @@ def hours(lake: Lake) -> list[int]:
     return sorted((file.start_ms - NOON) // HOUR for file in lake.snapshot().files)
 
 
-def after_expiry(lake: Lake, compactor: Compactor | None = None) -> Report:
-    report = Report()
+def after_expiry(lake: Lake, compactor: Compactor | None = None) -> PassReport:
+    report = PassReport()
     lake.run(expire(compactor or lake.compactor, report))
     return report
 
@@ -133,7 +132,7 @@ def test_who_loses_to_another_commit_plans_anew(lake: Lake) -> None:
     class Racing(Table):
         """Somebody commits between our look and our commit, three times."""
 
-        def snapshot(self) -> Snapshot:
+        def snapshot(self) -> TableSnapshot:
             nonlocal seq
             found = super().snapshot()
             if seq < 3:

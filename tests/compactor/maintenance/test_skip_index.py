@@ -7,17 +7,16 @@ from itertools import count
 import numpy as np
 import pytest
 
-from compactor.maintenance import skip_index
-from compactor.maintenance.cleanup import remove_orphans
-from compactor.maintenance.skip_index import index_files
-from compactor.report import Report
+from compactor import skip_index
+from compactor.cleanup import remove_orphans
+from compactor.report import PassReport
 from compactor.settings import Compaction
-from logstore import keys
-from logstore.errors import OutcomeUnknown, StoreUnavailable
-from logstore.table.commit import Change, commit
-from logstore.table.ngrams import grams_of
-from logstore.table.skip_index import SkipIndex, parse
-from logstore.table.snapshot import Snapshot, TableFile
+from compactor.skip_index import index_files
+from tailrace.logstore import keys
+from tailrace.logstore.errors import OutcomeUnknown, StoreUnavailable
+from tailrace.logstore.table.skip_index import SkipIndex, grams_of, parse
+from tailrace.logstore.table.snapshot import TableFile, TableSnapshot
+from tailrace.logstore.table.table import TableChange, commit
 from tests.compactor.files import add_files
 from tests.compactor.lake import HOUR, NOON, Batch, Lake, batch
 from tests.simulation.faulty_store import AT_EACH_STEP, Crash, Fault, FaultyStore, Schedule
@@ -29,8 +28,8 @@ def some(number: int) -> list[Batch]:
     return [batch("f", f"run-{number}-{i}", NOON + number * HOUR, 40) for i in range(3)]
 
 
-def indexed(lake: Lake, report: Report | None = None) -> int:
-    report = report or Report()
+def indexed(lake: Lake, report: PassReport | None = None) -> int:
+    report = report or PassReport()
     before = report.files_indexed
     lake.run(index_files(lake.compactor, report))
     return report.files_indexed - before
@@ -47,13 +46,13 @@ def names(lake: Lake) -> set[str]:
     return {keys.indexed_file(key) for key in lake.keys(keys.SKIP_INDEXES)}
 
 
-def files(snapshot: Snapshot) -> set[str]:
+def files(snapshot: TableSnapshot) -> set[str]:
     return {f"{keys.TABLE}/{file.path}" for file in snapshot.files}
 
 
-def removed(lake: Lake, snapshot: Snapshot) -> None:
+def removed(lake: Lake, snapshot: TableSnapshot) -> None:
     """A version without the files of this one."""
-    change = Change(removed=snapshot.files, same_lines=False)
+    change = TableChange(removed=snapshot.files, same_lines=False)
     commit(lake.compactor.table, snapshot, change, job="removing", clock=lake.clock)
 
 
@@ -115,7 +114,7 @@ def test_what_waits_goes_first_and_the_newest_hour_before_others(lake: Lake) -> 
     async def hurry() -> bool:
         return True
 
-    report, newest_first = Report(), sorted(snapshot.files, key=lambda file: -file.start_ms)
+    report, newest_first = PassReport(), sorted(snapshot.files, key=lambda file: -file.start_ms)
     for number in range(1, 4):
         lake.run(index_files(lake.compactor, report, hurry))
         assert names(lake) == {f"{keys.TABLE}/{file.path}" for file in newest_first[:number]}
@@ -163,7 +162,7 @@ def test_a_file_that_is_gone_or_does_not_read_is_an_alarm(lake: Lake) -> None:
     )
     lake.run(lake.store.delete([f"{keys.TABLE}/{gone.path}"]))
     lake.put_bytes(f"{keys.TABLE}/{rotten.path}", bytes(rotten.size))
-    report = Report()
+    report = PassReport()
     assert indexed(lake, report) == 1
     assert names(lake) == {f"{keys.TABLE}/{whole.path}"}
     assert [alarm.split(" of the table")[0] for alarm in report.alarms] == [rotten.path, gone.path]

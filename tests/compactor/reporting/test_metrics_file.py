@@ -12,16 +12,24 @@ from typing import Any, cast
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from compactor.report import Lag, Report
-from compactor.reporting.metrics import COUNTERS, GAUGES, LEASES, METRICS, STOPPED, Samples
-from compactor.reporting.passes import Passes
-from compactor.reporting.recorder import MetricsListener
-from compactor.reporting.textfile import Textfile, parse, render
-from coordination.counters import CoordinationCounters
-from logstore.clock import SystemClock
-from logstore.disk import Disk
-from logstore.errors import StoreUnavailable, Unavailable
-from logstore.filesystem import File, Mode
+from compactor.listeners import MetricsListener
+from compactor.metrics import (
+    COUNTERS,
+    GAUGES,
+    LEASES,
+    METRICS,
+    STOPPED,
+    Samples,
+    Textfile,
+    parse,
+    render,
+)
+from compactor.passes import Passes
+from compactor.report import Lag, PassReport
+from tailrace.coordination.leases import CoordinationCounters
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.errors import StoreUnavailable, Unavailable
+from tailrace.logstore.filesystem import Disk, File, Mode
 from tests.simulation.virtual_time import VirtualClock, simulate
 
 SOURCE = "compactor|compact"
@@ -43,7 +51,7 @@ def work(acquired: int) -> Any:
     )
 
 
-def tell(listener: MetricsListener, report: Report) -> None:
+def tell(listener: MetricsListener, report: PassReport) -> None:
     asyncio.run(listener.over(report))
 
 
@@ -52,7 +60,7 @@ def test_counters_rise_over_passes_and_restarts(tmp_path: Path) -> None:
     for _ in range(2):  # two lives of a job that cron starts
         listener = MetricsListener(SystemClock(), file)
         for _ in range(2):
-            report = Report(segments=3, rows_in=10, seconds={"merge": 0.5}, lag=Lag(1, 2, 3.0))
+            report = PassReport(segments=3, rows_in=10, seconds={"merge": 0.5}, lag=Lag(1, 2, 3.0))
             report.works.append(work(2))
             tell(listener, report)
     samples = file.read()
@@ -85,12 +93,12 @@ def test_a_pass_that_goes_on_is_counted_as_it_goes_and_once(tmp_path: Path) -> N
 
 def test_what_a_pass_has_not_looked_at_stays_as_it_was(tmp_path: Path) -> None:
     file = Textfile(Disk(), str(tmp_path / "c.prom"))
-    tell(MetricsListener(SystemClock(), file), Report(lag=Lag(5, 6, 7.0)))
+    tell(MetricsListener(SystemClock(), file), PassReport(lag=Lag(5, 6, 7.0)))
     first = file.read()
     later = MetricsListener(SystemClock(), file)
-    asyncio.run(later.look(Report()))  # nobody has listed yet: the lag is not 0 because of that
-    tell(later, Report(error="the store is away"))
-    tell(later, Report(error="the store is away"))
+    asyncio.run(later.look(PassReport()))  # nobody has listed yet: the lag is not 0 because of that
+    tell(later, PassReport(error="the store is away"))
+    tell(later, PassReport(error="the store is away"))
     samples = file.read()
     assert value(samples, "lag_segments") == 5
     assert value(samples, "failures_in_a_row") == 2
@@ -98,7 +106,7 @@ def test_what_a_pass_has_not_looked_at_stays_as_it_was(tmp_path: Path) -> None:
     assert value(samples, success) == value(first, success)
     told = "reported_timestamp_seconds"
     assert (value(samples, told) or 0) > (value(first, told) or 0)
-    tell(later, Report(alarms=["a gap"]))
+    tell(later, PassReport(alarms=["a gap"]))
     assert value(file.read(), "failures_in_a_row") == 0
     assert value(file.read(), "alarms") == 1
 
@@ -106,13 +114,13 @@ def test_what_a_pass_has_not_looked_at_stays_as_it_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("report", "outcome"),
     [
-        (Report(took_seconds=2.5), "done"),
-        (Report(took_seconds=2.5, alarms=["x"]), "alarmed"),
-        (Report(took_seconds=2.5, error="x"), "failed"),
-        (Report(took_seconds=2.5, error=STOPPED), "stopped"),
+        (PassReport(took_seconds=2.5), "done"),
+        (PassReport(took_seconds=2.5, alarms=["x"]), "alarmed"),
+        (PassReport(took_seconds=2.5, error="x"), "failed"),
+        (PassReport(took_seconds=2.5, error=STOPPED), "stopped"),
     ],
 )
-def test_each_end_of_a_pass_has_its_word(tmp_path: Path, report: Report, outcome: str) -> None:
+def test_each_end_of_a_pass_has_its_word(tmp_path: Path, report: PassReport, outcome: str) -> None:
     file = Textfile(Disk(), str(tmp_path / "c.prom"))
     tell(MetricsListener(SystemClock(), file), report)
     found = {name: n for (name, labels), n in file.read().items() if outcome in labels}
@@ -127,7 +135,7 @@ def test_many_writers_at_once_lose_nothing(tmp_path: Path) -> None:
     def write(_: int) -> None:
         listener = MetricsListener(SystemClock(), Textfile(Disk(), path))
         for _ in range(5):
-            tell(listener, Report(commits=1))
+            tell(listener, PassReport(commits=1))
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(write, range(4)))
@@ -140,16 +148,16 @@ def test_many_writers_at_once_lose_nothing(tmp_path: Path) -> None:
 def test_a_file_that_is_something_else_is_begun_anew(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "c.prom"
     path.write_bytes(content)
-    tell(MetricsListener(SystemClock(), Textfile(Disk(), str(path))), Report(segments=2))
+    tell(MetricsListener(SystemClock(), Textfile(Disk(), str(path))), PassReport(segments=2))
     assert value(parse(path.read_bytes()), "segments") == 2
 
 
 def test_a_killed_writer_leaves_the_old_file_and_holds_nobody_up(tmp_path: Path) -> None:
     file = Textfile(Disk(), str(tmp_path / "c.prom"))
-    tell(MetricsListener(SystemClock(), file), Report(segments=2))
+    tell(MetricsListener(SystemClock(), file), PassReport(segments=2))
     (tmp_path / "c.prom.new").write_bytes(b"# TYPE tailrace_comp")
     assert value(file.read(), "segments") == 2
-    tell(MetricsListener(SystemClock(), file), Report(segments=2))
+    tell(MetricsListener(SystemClock(), file), PassReport(segments=2))
     assert value(file.read(), "segments") == 4
     assert not (tmp_path / "c.prom.new").exists()
 
@@ -198,11 +206,11 @@ def test_what_could_not_be_written_is_owed_and_an_alarm(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
     listener = MetricsListener(SystemClock(), Textfile(Disk(), str(tmp_path / "no" / "c.prom")))
     with pytest.raises(Unavailable, match=r"no/c\.prom cannot be written"):
-        tell(listener, Report())
+        tell(listener, PassReport())
 
 
 def test_every_metric_that_is_declared_is_told_and_reads_back() -> None:
-    report = Report(seconds={"plan": 1}, lag=Lag(1, 1, 1.0))
+    report = PassReport(seconds={"plan": 1}, lag=Lag(1, 1, 1.0))
     report.works.append(work(1))
     listener = MetricsListener(SystemClock(), None)
     tell(listener, report)
@@ -215,7 +223,7 @@ def test_every_metric_that_is_declared_is_told_and_reads_back() -> None:
 
 def test_the_time_of_passes_adds_up_by_whether_they_changed_the_table(tmp_path: Path) -> None:
     file = Textfile(Disk(), str(tmp_path / "c.prom"))
-    for report in (Report(took_seconds=1), Report(took_seconds=2, commits=1), Report()):
+    for report in (PassReport(took_seconds=1), PassReport(took_seconds=2, commits=1), PassReport()):
         tell(MetricsListener(SystemClock(), file), report)
     content = (tmp_path / "c.prom").read_text()
     families = {one.name: one for one in text_string_to_metric_families(content)}
@@ -231,7 +239,7 @@ def test_the_time_of_passes_adds_up_by_whether_they_changed_the_table(tmp_path: 
 
 def test_the_file_has_the_same_samples_under_aliases() -> None:
     listener = MetricsListener(SystemClock(), None)
-    tell(listener, Report(set_aside=3))
+    tell(listener, PassReport(set_aside=3))
     content = render(listener.totals.read()).decode()
     found = {one.name: one for one in text_string_to_metric_families(content)}
     renamed = {metric.alias: metric for metric in METRICS if metric.alias}
@@ -251,7 +259,7 @@ def test_what_an_older_compactor_counted_is_counted_on(tmp_path: Path) -> None:
         "# TYPE tailrace_compactor_set_aside_total counter\ntailrace_compactor_set_aside_total 5\n"
     )
     for _ in range(2):
-        tell(MetricsListener(SystemClock(), Textfile(Disk(), str(path))), Report(set_aside=2))
+        tell(MetricsListener(SystemClock(), Textfile(Disk(), str(path))), PassReport(set_aside=2))
     lines = path.read_text().splitlines()
     assert "tailrace_compactor_segments_quarantined_total 9.0" in lines
     assert "tailrace_compactor_set_aside_total 9.0" in lines
@@ -274,7 +282,7 @@ def test_a_metrics_own_name_decides_over_its_alias(names: tuple[str, str]) -> No
 def test_a_pass_that_breaks_off_is_told_and_goes_on_breaking_off(tmp_path: Path) -> None:
     file = Textfile(Disk(), str(tmp_path / "c.prom"))
 
-    async def scenario(clock: VirtualClock) -> Report:
+    async def scenario(clock: VirtualClock) -> PassReport:
         passes = Passes(clock, [MetricsListener(clock, file)])
         with pytest.raises(StoreUnavailable):
             async with passes.next() as report:

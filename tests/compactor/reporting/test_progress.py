@@ -10,14 +10,12 @@ from collections.abc import Iterator
 import orjson
 import pytest
 
-from compactor.report import Batch, Lag, Report
-from compactor.reporting.listeners import SummaryListener, listeners
-from compactor.reporting.logs import configure
-from compactor.reporting.passes import Passes
-from compactor.reporting.progress import Progress
+from compactor.listeners import PassProgress, SummaryListener, configure, listeners
+from compactor.passes import Passes
+from compactor.report import BatchReport, Lag, PassReport
 from compactor.settings import CompactorSettings
-from logstore.disk import Disk
-from logstore.progress import size
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.progress import size
 from tests.simulation.virtual_time import VirtualClock, simulate
 
 LOG = logging.getLogger("tailrace.compactor")
@@ -45,14 +43,14 @@ def _logs_as_before() -> Iterator[None]:
     LOG.setLevel(level)
 
 
-async def _pass(clock: VirtualClock, passes: Passes) -> Report:
+async def _pass(clock: VirtualClock, passes: Passes) -> PassReport:
     """Two batches of 40 and 60 of 100 MB, of ten seconds each."""
     async with passes.next() as report:
         with report.timed("plan", clock):
             await clock.sleep(1)
             report.lag = Lag(10, 100_000_000, 5.0)
         for part in (40_000_000, 60_000_000):
-            report.planned(Batch(5, part, 100, 1, 4))
+            report.planned(BatchReport(5, part, 100, 1, 4))
             with report.timed("merge", clock):
                 await clock.sleep(10)
             report.segment_bytes += part
@@ -71,7 +69,7 @@ def test_it_goes_from_nothing_to_all_and_leaves_nothing_behind() -> None:
         return 1, 4
 
     async def scenario(clock: VirtualClock) -> None:
-        await _pass(clock, Passes(clock, [Progress(clock, terminal, tasks)]))
+        await _pass(clock, Passes(clock, [PassProgress(clock, terminal, tasks)]))
 
     simulate(scenario, start_ms=1_795_262_400_000)
     lines = terminal.lines

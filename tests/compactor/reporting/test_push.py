@@ -10,13 +10,13 @@ from threading import Thread
 
 import pytest
 
-from compactor.report import Report
-from compactor.reporting.passes import Passes
-from compactor.reporting.recorder import MetricsListener, PushGateway
-from compactor.reporting.textfile import parse
+from compactor.listeners import MetricsListener, PushGateway
+from compactor.metrics import parse
+from compactor.passes import Passes
+from compactor.report import PassReport
 from compactor.settings import load_settings
-from logstore.clock import SystemClock
-from logstore.errors import InvalidInput
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.errors import InvalidInput
 
 Request = tuple[str, str | None, bytes]
 
@@ -48,10 +48,10 @@ def gateway(*, status: int = 200) -> Iterator[tuple[str, list[Request]]]:
         thread.join()
 
 
-def told(address: str, *reports: int) -> list[Report]:
+def told(address: str, *reports: int) -> list[PassReport]:
     """Passes of so many segments each, told to the gateway at their ends."""
 
-    async def scenario() -> list[Report]:
+    async def scenario() -> list[PassReport]:
         made = []
         listener = MetricsListener(SystemClock(), None, PushGateway(address, "host/1"))
         passes = Passes(SystemClock(), [listener])

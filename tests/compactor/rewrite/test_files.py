@@ -8,16 +8,16 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from compactor.report import Report
-from compactor.rewrite.hours import rewrite_hours
+from compactor.report import PassReport
+from compactor.rewrite import rewrite_hours
 from compactor.settings import Compaction
 from compactor.spark.engine import RewriteInput
 from compactor.spark.jobs import cuts, rewrite
 from compactor.spark.session import Session
-from logstore import ulid
-from logstore.clock import SystemClock
-from logstore.errors import Unavailable
-from logstore.table.snapshot import TableFile
+from tailrace.logstore import ulid
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.errors import Unavailable
+from tailrace.logstore.table.snapshot import TableFile
 from tests.compactor.files import add_files
 from tests.compactor.lake import HOUR, NOON, Lake, batch
 
@@ -38,7 +38,7 @@ def test_a_run_with_nearly_all_lines_is_cut_by_time(warm: Lake) -> None:
     warm.limits = Compaction(file_bytes=sum(sizes) // 4)
     warm.delete("g", None, ulid.highest_at(NOON))
     warm.clock.shift_ms = NOON + 6 * HOUR - SystemClock().now_ms()
-    report = Report()
+    report = PassReport()
     warm.run(rewrite_hours(warm.compactor, report))
     warm.holds([*big, *small])
     made = sorted(warm.snapshot().files, key=lambda file: file.path)

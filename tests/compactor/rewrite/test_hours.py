@@ -14,20 +14,20 @@ import pyarrow.parquet as pq
 import pytest
 
 from compactor.assignment import HOURS, Alone, Assigner, Assignment, open_assigner
-from compactor.ingest.ingest import ingest_all
-from compactor.maintenance.cleanup import ORPHAN_HOURS
-from compactor.report import Report
-from compactor.rewrite.files import replace as replace_files
-from compactor.rewrite.hours import rewrite_hours
+from compactor.cleanup import ORPHAN_HOURS
+from compactor.ingest import ingest_all
+from compactor.report import PassReport
+from compactor.rewrite import replace as replace_files
+from compactor.rewrite import rewrite_hours
 from compactor.runner import once
 from compactor.settings import Compaction, CompactorSettings
-from logstore import keys
-from logstore import ulid as ulids
-from logstore.clock import SystemClock, system_entropy
-from logstore.disk import Disk
-from logstore.errors import PreconditionFailed
-from logstore.table.commit import Advance, Change, commit
-from logstore.table.layout import ROW_GROUP_ROWS, level_of
+from tailrace.logstore import keys
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.clock import SystemClock, system_entropy
+from tailrace.logstore.errors import PreconditionFailed
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.table.schema import ROW_GROUP_ROWS, level_of
+from tailrace.logstore.table.table import Advance, TableChange, commit
 from tests.compactor.another_driver import elsewhere
 from tests.compactor.files import add_files, commit_files, write_file
 from tests.compactor.lake import HOUR, NOON, Batch, Lake, batch
@@ -54,14 +54,14 @@ def parts(count: int, *, salt: int = 0) -> list[Batch]:
     return [batch("f", f"r{i % 3}", NOON + i, 20, salt=salt + i) for i in range(count)]
 
 
-def rewritten(lake: Lake) -> Report:
-    report = Report()
+def rewritten(lake: Lake) -> PassReport:
+    report = PassReport()
     lake.run(rewrite_hours(lake.compactor, report))
     return report
 
 
-def took_in(lake: Lake) -> Report:
-    report = Report()
+def took_in(lake: Lake) -> PassReport:
+    report = PassReport()
     lake.run(ingest_all(lake.compactor, report))
     return report
 
@@ -173,7 +173,7 @@ def test_deleted_lines_do_not_survive_a_rewriting(plain: Lake) -> None:
 def test_two_that_rewrite_one_hour_replace_it_once(plain: Lake) -> None:
     sent = parts(5)
     add_files(plain, *([one] for one in sent))
-    reports: list[Report] = []
+    reports: list[PassReport] = []
     with meanwhile(plain, "rewrite placed", lambda other: reports.append(rewritten(other))):
         reports.append(rewritten(plain))
     assert [report.hours_rewritten for report in reports] == [1, 0]
@@ -189,10 +189,10 @@ def test_files_of_which_some_are_gone_are_not_replaced(plain: Lake, gone: int) -
     made = write_file(plain, sent)
     table, clock = plain.compactor.table, SystemClock()
     removed = planned.files[:gone]
-    commit(table, planned, Change(removed=removed), job="OTHER", clock=clock)
+    commit(table, planned, TableChange(removed=removed), job="OTHER", clock=clock)
     steps: list[str] = []
     plain.reached = steps.append
-    change = Change([made], removed=planned.files)
+    change = TableChange([made], removed=planned.files)
     with pytest.raises(PreconditionFailed, match="moved"):
         plain.run(replace_files(plain.compactor, planned, change))
     assert steps == []
@@ -205,8 +205,8 @@ def test_all_files_of_the_table_are_replaced_though_others_commit(plain: Lake) -
     planned = add_files(plain, *([one] for one in sent))
     made = write_file(plain, sent)
     table, clock = plain.compactor.table, SystemClock()
-    commit(table, planned, Change(advances=[Advance("x", 1, 1)]), job="OTHER", clock=clock)
-    change = Change([made], removed=planned.files)
+    commit(table, planned, TableChange(advances=[Advance("x", 1, 1)]), job="OTHER", clock=clock)
+    change = TableChange([made], removed=planned.files)
     after = plain.run(replace_files(plain.compactor, planned, change))
     assert [file.path for file in after.files] == [made.path]
     plain.holds(sent)
@@ -221,7 +221,7 @@ def test_a_rewriting_does_deletions_that_came_after_the_last_purge(
     plain.delete("f", "r1", ulids.highest_at(NOON + HOUR))
     (stored,) = plain.run(plain.compactor.deletions.all(plain.store))
     table, clock = plain.compactor.table, SystemClock()
-    done = Change(purged_ms=stored.modified_ms - later_ms)
+    done = TableChange(purged_ms=stored.modified_ms - later_ms)
     commit(table, table.snapshot(), done, job="OTHER", clock=clock)
     assert rewritten(plain).hours_rewritten == 1
     assert sorted({record[1] for record in plain.table()}) == runs
@@ -324,13 +324,13 @@ def test_hours_are_shared_by_leases_that_are_gone_afterwards(plain: Lake, tmp_pa
         settings = CompactorSettings(data=str(data))
         return open_assigner(settings, plain.store, SystemClock(), system_entropy(), Disk())
 
-    async def scenario() -> tuple[Report, Report]:
+    async def scenario() -> tuple[PassReport, PassReport]:
         async with assigner(tmp_path / "one") as one, assigner(tmp_path / "two") as two:
             async with two.joined(HOURS) as assignment:
                 assert await assignment.claim(held, held) == held
-                first, compactor = Report(), replace(plain.compactor, assigner=one)
+                first, compactor = PassReport(), replace(plain.compactor, assigner=one)
                 await rewrite_hours(compactor, first)
-            second = Report()
+            second = PassReport()
             await rewrite_hours(replace(plain.compactor, assigner=two), second)
             return first, second
 
@@ -356,7 +356,7 @@ class Losing(Alone):
 
 def test_an_hour_whose_lease_is_lost_is_not_committed(plain: Lake) -> None:
     add_files(plain, *([one] for one in parts(5)))
-    report = Report()
+    report = PassReport()
     plain.run(rewrite_hours(replace(plain.compactor, assigner=Losing()), report))
     assert report.hours_rewritten == 0
     assert levels(plain) == [0] * 5

@@ -9,10 +9,10 @@ from datetime import date
 
 import pytest
 
-from compactor.rewrite.plan import Rewriting, key_range, rewriting, rewritings
-from logstore import ulid
-from logstore.table.layout import LAYOUT, ROW_GROUP_ROWS, file_name, layout_of, level_of
-from logstore.table.snapshot import TableFile
+from compactor.rewrite import Rewriting, key_range, rewriting, rewritings
+from tailrace.logstore import ulid
+from tailrace.logstore.table.schema import LAYOUT, ROW_GROUP_ROWS, file_name, layout_of, level_of
+from tailrace.logstore.table.snapshot import TableFile
 from tests.seeds import seeds
 
 NOON = 1_795_262_400_000  # 2026-11-21T12:00:00Z

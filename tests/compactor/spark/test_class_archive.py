@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from compactor.spark.class_archive import archive_conf, archive_file, make_archive
-from logstore.errors import Unavailable
+from compactor.spark.session import archive_conf, archive_file, make_archive
+from tailrace.logstore.errors import Unavailable
 
 OPTIONS = "spark.driver.defaultJavaOptions"
 _START = """
-from compactor.spark.conf import SparkWishes
+from compactor.spark.engine import SparkWishes
 from compactor.spark.session import Session
 session = Session(SparkWishes("512m", json_log=True))
 print(session.get().range(5).count(), "SharedArchiveFile" in

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from compactor.commit.placement import STAGING
-from compactor.report import Report
-from compactor.spark.conf import SparkWishes
+from compactor.placement import STAGING
+from compactor.report import PassReport
+from compactor.spark.engine import SparkWishes
 from compactor.spark.session import Session, check_rows, try_folder
-from logstore import ulid
-from logstore.errors import Unavailable
+from tailrace.logstore import ulid
+from tailrace.logstore.errors import Unavailable
 from tests.compactor.lake import HOUR, NOON, Lake, batch
 from tests.compactor.spark.executors import Executor, executors_of, halted_while_writing, until
 from tests.compactor.spark.standalone import standalone
@@ -78,7 +78,9 @@ def lake(lake: Lake, cluster: Session) -> Lake:
 
 
 @contextmanager
-def caught_writing(lake: Lake, cluster: Session) -> Iterator[tuple[Executor, Future[Report], int]]:
+def caught_writing(
+    lake: Lake, cluster: Session
+) -> Iterator[tuple[Executor, Future[PassReport], int]]:
     """A halted executor, the pass that it works for, and the lines that this has of each hour.
 
     The faster a machine, the more lines it takes. What was sent is in `lake.taken`.

@@ -9,10 +9,10 @@ from py4j.protocol import Py4JError
 from pyspark.sql import Observation
 from pyspark.sql import functions as F  # noqa: N812 - the name that Spark's users know
 
-from compactor.spark.lines import rows_of
+from compactor.spark.jobs import rows_of
 from compactor.spark.session import Session
-from logstore import ulid
-from logstore.errors import Unavailable
+from tailrace.logstore import ulid
+from tailrace.logstore.errors import Unavailable
 from tests.compactor.lake import HOUR, NOON, Batch, Lake, batch, records
 
 pytestmark = pytest.mark.spark

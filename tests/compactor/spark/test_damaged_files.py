@@ -13,18 +13,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from compactor.ingest.ingest import ingest_all
-from compactor.report import Report
-from compactor.rewrite.hours import rewrite_hours
+from compactor.ingest import ingest_all
+from compactor.report import PassReport
+from compactor.rewrite import rewrite_hours
 from compactor.settings import Compaction
 from compactor.spark.engine import RewriteInput
-from logstore import keys
-from logstore.errors import Damaged, Unavailable
-from logstore.search.conditions import Contains
-from logstore.table.file_check import check_table_file
-from logstore.table.snapshot import TableFile
 from service.query.engine import QueryEngine
 from service.query.request import QueryRequest
+from tailrace.logstore import keys
+from tailrace.logstore.errors import Damaged, Unavailable
+from tailrace.logstore.search.conditions import Contains
+from tailrace.logstore.table.file_check import check_table_file
+from tailrace.logstore.table.snapshot import TableFile
 from tests.compactor.lake import HOUR, NOON, Lake, batch
 from tests.compactor.test_left_out import tailrace
 from tests.service.query.world import World, engine_of
@@ -170,7 +170,7 @@ def test_a_damaged_hour_is_not_rewritten_and_everything_says_so(warm: Lake) -> N
     other = batch("f", "r", NOON + HOUR, 10)
     for one in sent:
         warm.put("a", [one])
-        warm.run(ingest_all(warm.compactor, Report()))
+        warm.run(ingest_all(warm.compactor, PassReport()))
     file = warm.snapshot().files[1]
     body = warm.run(warm.store.get(key_of(file)))[1]
     metadata = pq.read_metadata(pa.BufferReader(body))
@@ -182,7 +182,7 @@ def test_a_damaged_hour_is_not_rewritten_and_everything_says_so(warm: Lake) -> N
     warm.limits = Compaction(settle_seconds=0)
     before = warm.snapshot()
     for _ in range(2):
-        report = Report()
+        report = PassReport()
         warm.run(rewrite_hours(warm.compactor, report))
         (alarm,) = report.alarms
         assert alarm.startswith("hour 2026-11-21T12 is not rewritten: ")
@@ -199,7 +199,7 @@ def test_a_damaged_hour_is_not_rewritten_and_everything_says_so(warm: Lake) -> N
     assert (fault["place"], fault["lines"]) == (file.path, 30)
     assert fault["detail"].startswith("row group 0, column message: ")
     Path(file.uri).write_bytes(body)  # an intact copy
-    report = Report()
+    report = PassReport()
     warm.run(rewrite_hours(warm.compactor, report))
     assert (report.alarms, report.hours_rewritten) == ([], 1)
     warm.holds([*sent, other])

@@ -12,9 +12,9 @@ import pytest
 from compactor.settings import Compaction
 from compactor.spark.engine import RewriteInput
 from compactor.spark.session import Session
-from logstore import ulid
-from logstore.batch import RunKey
-from logstore.table.layout import ROW_GROUP_BYTES, ROW_GROUP_ROWS
+from tailrace.logstore import ulid
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.table.schema import ROW_GROUP_BYTES, ROW_GROUP_ROWS
 from tests.compactor.lake import NOON, Batch, Lake, batch
 from tests.logstore.table.pages.mapped import expected, given, made
 

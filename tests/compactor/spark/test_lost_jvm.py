@@ -22,7 +22,7 @@ STARTS_TWICE = """
 import os, signal
 from pyspark import SparkContext
 from compactor.spark.session import Session
-from logstore.errors import Unavailable
+from tailrace.logstore.errors import Unavailable
 SparkContext._ensure_initialized()
 os.kill(SparkContext._gateway.proc.pid, signal.SIGKILL)
 session = Session("1g")

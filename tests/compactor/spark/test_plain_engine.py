@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from compactor.spark.engine import Engine, MergeInput, RewriteInput
+from compactor.spark.engine import MergeInput, RewriteInput, SparkEngine
 from compactor.spark.session import Session
-from logstore import ulid
-from logstore.runs.deletions import Deletion
+from tailrace.logstore import ulid
+from tailrace.logstore.runs.deletions import Deletion
 from tests.compactor.lake import NOON, Batch, Lake, batch
 from tests.compactor.plain_engine import PlainEngine
 from tests.seeds import seeds
@@ -80,14 +80,14 @@ def _sizes(files: list[str]) -> dict[str, int]:
     return {file: Path(file).stat().st_size for file in files}
 
 
-def _merged(engine: Engine, work: MergeInput, folder: Path) -> tuple[int, list[list[Any]]]:
+def _merged(engine: SparkEngine, work: MergeInput, folder: Path) -> tuple[int, list[list[Any]]]:
     place = folder / f"merged by {type(engine).__name__}"
     written, parts = engine.merge(work, str(place)), _parts(place, len(work.bounds))
     assert written.rows == sum(map(len, parts))
     return written.deleted, parts
 
 
-def _rewritten(engine: Engine, work: RewriteInput, folder: Path) -> list[list[Any]]:
+def _rewritten(engine: SparkEngine, work: RewriteInput, folder: Path) -> list[list[Any]]:
     place = folder / f"rewritten by {type(engine).__name__}"
     rows, parts = engine.rewrite(work, str(place)), _parts(place, work.parts)
     assert rows == sum(map(len, parts))

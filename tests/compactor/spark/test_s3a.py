@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from compactor.spark.jars import LEFT_OUT, PACKAGES, SUBMIT, jars_conf
-from compactor.spark.s3a import S3A, address
-from logstore.errors import InvalidInput
-from logstore.objects.s3.settings import S3Settings
+from compactor.spark.s3 import LEFT_OUT, PACKAGES, S3A, SUBMIT, address, jars_conf
+from tailrace.logstore.errors import InvalidInput
+from tailrace.logstore.objects.s3.settings import S3Settings
 from tests.servers.jars import LOCK, ROOT, jars_folder
 from tests.servers.minio import ACCESS_KEY, Bucket
 

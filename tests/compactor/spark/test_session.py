@@ -10,7 +10,7 @@ import sys
 sys.modules["pyspark"] = sys.modules["py4j"] = None
 import compactor.cli
 from compactor.spark.session import Session
-from logstore.errors import Unavailable
+from tailrace.logstore.errors import Unavailable
 try:
     Session("512m").get()
 except Unavailable as error:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from deltalake import DeltaTable
 
-from compactor.maintenance.cleanup import remove_orphans
-from logstore import keys
-from logstore.table.snapshot import EMPTY, Snapshot, TableFile
+from compactor.cleanup import remove_orphans
+from tailrace.logstore import keys
+from tailrace.logstore.table.snapshot import EMPTY, TableFile, TableSnapshot
 from tests.compactor.histories.model import Model, Said
 from tests.compactor.lake import HOUR, Lake, Record
 from tests.compactor.torture.simulation import KEPT_DAYS
@@ -46,12 +46,12 @@ class Checker:
         self._judged = newest.version
         return "; ".join(filter(None, map(self._fault, fresh))) or None
 
-    def _at(self, version: int, newest: Snapshot) -> Snapshot:
+    def _at(self, version: int, newest: TableSnapshot) -> TableSnapshot:
         options = dict(self.lake.compactor.table.options()) or None
         delta = DeltaTable(newest.uri, version=version, storage_options=options)
-        return Snapshot(newest.uri, version, delta)
+        return TableSnapshot(newest.uri, version, delta)
 
-    def _lacking(self, fresh: Sequence[Snapshot]) -> str | None:
+    def _lacking(self, fresh: Sequence[TableSnapshot]) -> str | None:
         """Files of any version, which queries may read for a day, that are gone."""
         for snapshot in fresh:
             for file in snapshot.files:
@@ -62,7 +62,7 @@ class Checker:
         version = min(self._named[key] for key in gone)
         return f"version {version} lacks {sorted(k for k in gone if self._named[k] == version)[:3]}"
 
-    def _fault(self, snapshot: Snapshot) -> str | None:
+    def _fault(self, snapshot: TableSnapshot) -> str | None:
         said = _said(snapshot, self.model)
         if said.expired_ms > self.lake.clock.now_ms() - KEPT_DAYS * 24 * HOUR:
             return (
@@ -111,7 +111,7 @@ def vacuumed(lake: Lake) -> str | None:
     return f"{len(uploads)} uploads are left" if uploads else None
 
 
-def _said(snapshot: Snapshot, model: Model) -> Said:
+def _said(snapshot: TableSnapshot, model: Model) -> Said:
     marks = {node: snapshot.mark(node) for node in model.segments}
     return Said(marks, snapshot.purged_ms, snapshot.expired_ms)
 

@@ -24,13 +24,12 @@ from typing import Any, Final
 
 from deltalake.exceptions import CommitFailedError
 
-from compactor.report import Report
+from compactor.report import PassReport
 from compactor.runner import once
 from compactor.settings import Compaction
-from logstore import keys
-from logstore.table.commit import Change, commit
-from logstore.table.snapshot import Snapshot
-from logstore.table.table import Table
+from tailrace.logstore import keys
+from tailrace.logstore.table.snapshot import TableSnapshot
+from tailrace.logstore.table.table import Table, TableChange, commit
 from tests.compactor.plain_engine import is_deleted
 from tests.compactor.torture.simulation import KEPT_DAYS
 from tests.compactor.torture.torture import Torture
@@ -65,7 +64,7 @@ class Meetings:
     """Of one torture, whose lake has an engine."""
 
     torture: Torture
-    _reports: list[Report] = field(default_factory=list)
+    _reports: list[PassReport] = field(default_factory=list)
 
     def have(self, names: Sequence[str]) -> None:
         """Each of these, of `MEETINGS`, one after another."""
@@ -99,7 +98,7 @@ class Meetings:
         self._pass(lambda _step: None)
         time.sleep(2 * _GRACE_SECONDS)
         table, job = lake.compactor.table, lake.compactor.fresh_id()
-        commit(table, table.create(), Change(), job=job, clock=lake.clock)
+        commit(table, table.create(), TableChange(), job=job, clock=lake.clock)
         self._pass(lambda _step: None)
         if left := lake.keys(keys.SEGMENTS):  # a slow machine's first pass removes them itself
             self._fault(f"{len(left)} segments stay while the table is busy, as {left[0]}")
@@ -155,18 +154,18 @@ class Meetings:
             self._fault(f"{len(left)} deleted lines are there when {when}, as {left[:3]}")
 
     def _met_at(self, step: str) -> None:
-        met: list[Report] = []
+        met: list[PassReport] = []
 
         def reached(name: str) -> None:
             if name == step and not met:
-                met.append(Report())
+                met.append(PassReport())
                 self._apart(lambda: self._pass(lambda _step: None))
 
         self._pass(reached)
         if not met:
             self._fault(f"a pass never came to {step!r}")
 
-    def _pass(self, reached: Callable[[str], None], table: Table | None = None) -> Report:
+    def _pass(self, reached: Callable[[str], None], table: Table | None = None) -> PassReport:
         lake = self.torture.lake
         lake.reached, before = reached, lake.reached
         try:
@@ -219,12 +218,12 @@ class _Unheard(Table):
         super().__init__(table.uri, table.options, table.log_folder)
         object.__setattr__(self, "commits", [0])
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> TableSnapshot:
         found = super().snapshot()
         if found.delta is None:
             return found
         unheard: Any = _UnheardDelta(found.delta, self.commits)  # type: ignore[attr-defined]
-        return Snapshot(self.uri, found.version, unheard, self.log)
+        return TableSnapshot(self.uri, found.version, unheard, self.log)
 
 
 class _UnheardDelta:

@@ -16,14 +16,14 @@ _SPARK: Final = ("--meetings", "deleted_to_the_line")
 MUTATIONS: Final = (
     Mutation(
         "a mark is not checked at the commit, nor before",
-        "logstore/table/commit.py",
+        "tailrace/logstore/table/table.py",
         "if mark != advance.first - 1 or advance.last < advance.first:",
         "if advance.last < advance.first:",
         (*_PLAIN, "another_takes_in_the_same"),
         (
             Mutation(
                 "nor before",
-                "compactor/ingest/commit.py",
+                "compactor/ingest.py",
                 "return await _holds(compactor, snapshot, newest, merged)",
                 "return newest.version > 0",
             ),
@@ -31,21 +31,21 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "segments are removed one ahead of the mark",
-        "compactor/maintenance/cleanup.py",
+        "compactor/cleanup.py",
         "if s.seq <= mark]",
         "if s.seq <= mark + 1]",
         (*_PLAIN, "segments_come_late"),
     ),
     Mutation(
         "files are replaced that are gone",
-        "compactor/rewrite/files.py",
+        "compactor/rewrite.py",
         "return paths <= {file.path for file in newest.files}",
         "return bool(paths)",
         (*_PLAIN, "another_rewrites_the_same_hour"),
         (
             Mutation(
                 "nor looked for at the commit",
-                "logstore/table/commit.py",
+                "tailrace/logstore/table/table.py",
                 "        if file.path not in there:",
                 "        if there is None:",
             ),
@@ -53,35 +53,35 @@ MUTATIONS: Final = (
     ),
     Mutation(
         "an own commit whose answer was lost is taken for another's",
-        "logstore/table/commit.py",
+        "tailrace/logstore/table/table.py",
         "mine = job in table.log.jobs(JOB, before, newest.version)",
         "mine = before > newest.version",
         (*_PLAIN, "answers_are_lost"),
     ),
     Mutation(
         "`<` for `<=` in what Spark leaves out of a batch",
-        "compactor/spark/lines.py",
+        "compactor/spark/jobs.py",
         'F.col("ulid") <= F.col(',
         'F.col("ulid") < F.col(',
         _SPARK,
     ),
     Mutation(
         "`<` for `<=` in what Spark leaves out of files",
-        "compactor/spark/lines.py",
+        "compactor/spark/jobs.py",
         'match = lines["ulid"] <= gone["t"]',
         'match = lines["ulid"] < gone["t"]',
         _SPARK,
     ),
     Mutation(
         "`<` for `<=` where files are looked at",
-        "compactor/maintenance/deleted_rows.py",
+        "compactor/purge.py",
         "pc.less_equal(group",
         "pc.less(group",
         (*_PLAIN, "deleted_to_the_line"),
     ),
     Mutation(
         "a batch is not compared with the table",
-        "compactor/ingest/ingest.py",
+        "compactor/ingest.py",
         "held = {file.uri: file.size for file in snapshot.files if ranges.may_overlap(file)}",
         "held: dict[str, int] = {}",
         (*_PLAIN, "deleted_to_the_line"),

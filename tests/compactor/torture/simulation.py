@@ -18,11 +18,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from coordination.groups import Group, Start, State, group_document
-from logstore import ulid
-from logstore.batch import RunKey
-from logstore.runs.deletions import Deletion
-from logstore.runs.watermark import raise_watermark
+from tailrace.coordination.groups import ConsumerGroup, GroupStart, State, group_document
+from tailrace.logstore import ulid
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.runs.deletions import Deletion
+from tailrace.logstore.runs.report import raise_watermark
 from tests.compactor.histories.model import Model
 from tests.compactor.lake import HOUR, Batch, Lake, batch, records
 
@@ -89,7 +89,7 @@ class Simulation:
         """A consumer group that keeps all segments, and is late."""
         self._groups += 1
         name = f"late-{self._groups}"
-        group = Group(name, State.ACTIVE, Start.OLDEST, 1, 1, version=self._fresh_id())
+        group = ConsumerGroup(name, State.ACTIVE, GroupStart.OLDEST, 1, 1, version=self._fresh_id())
         self.lake.run(group_document(self.lake.store, name).write(group, None))
 
     def _fresh(self) -> list[Batch]:

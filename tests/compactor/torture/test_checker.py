@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from compactor.settings import Compaction
-from logstore import keys, ulid
-from logstore.table.commit import Change, commit
-from logstore.table.snapshot import TableFile
-from logstore.table.stats import describe, read_footer
+from tailrace.logstore import keys, ulid
+from tailrace.logstore.table.schema import describe, read_footer
+from tailrace.logstore.table.snapshot import TableFile
+from tailrace.logstore.table.table import TableChange, commit
 from tests.compactor.lake import HOUR, Lake, Record
 from tests.compactor.plain_engine import PlainEngine, Row, is_deleted, key_of, write_part
 from tests.compactor.torture.checker import Checker, is_as_demanded, vacuumed
@@ -87,7 +87,7 @@ class Told:
             size=target.stat().st_size,
             modified_ms=self.lake.clock.now_ms(),
         )
-        change = Change(files=[made], removed=removed, expired_ms=expired_ms)
+        change = TableChange(files=[made], removed=removed, expired_ms=expired_ms)
         commit(table, snapshot, change, job="by hand", clock=self.lake.clock)
         return next(file for file in table.snapshot().files if file.path == path)
 

@@ -14,9 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 
-from logstore import ulid
-from logstore.errors import PreconditionFailed
-from logstore.table.commit import Change, commit
+from tailrace.logstore import ulid
+from tailrace.logstore.errors import PreconditionFailed
+from tailrace.logstore.table.table import TableChange, commit
 from tests.compactor.lake import Lake
 from tests.compactor.torture.checker import Checker, is_as_demanded
 from tests.compactor.torture.processes import Place, Running, Victim, Way
@@ -189,7 +189,7 @@ class Torture:
             time.sleep(0.5)
             job = ulid.fresh_text(self.lake.clock, self.dice)
             with suppress(PreconditionFailed):
-                commit(table, table.create(), Change(), job=job, clock=self.lake.clock)
+                commit(table, table.create(), TableChange(), job=job, clock=self.lake.clock)
 
     def _wait_until_deletions_are_forgotten(self) -> None:
         """What was stored a minute ago is done for good, and only then forgotten."""

@@ -9,26 +9,30 @@ from typing import Any
 
 import pytest
 
-from coordination.admin.admin import LeaseAdmin, LeaseFilter
-from coordination.admin.overview import Kind, LeaseEntry
-from coordination.named.leases import NamedLeases
-from coordination.named.record import sweep_lease, text_lease
-from coordination.named.stored import StoredLeases
-from coordination.partitions.in_memory import InMemoryPartitions
-from coordination.partitions.partition import NewPartition, Partition, Status
-from coordination.partitions.transitions import Claim, closed, completed, failed
-from coordination.storetime import StoreTime
-from logstore import keys
-from logstore.batch import RunKey
-from logstore.errors import (
+from tailrace.coordination.admin import Kind, LeaseAdmin, LeaseEntry, LeaseFilter
+from tailrace.coordination.lease import StoreTime
+from tailrace.coordination.memory_store import InMemoryPartitions
+from tailrace.coordination.named_leases import NamedLeases, StoredLeases, sweep_lease, text_lease
+from tailrace.coordination.partitions import (
+    Claim,
+    NewPartition,
+    Partition,
+    Status,
+    closed,
+    completed,
+    failed,
+)
+from tailrace.logstore import keys
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import (
     Conflict,
     InvalidCursor,
     InvalidInput,
     NotFound,
     StoreUnavailable,
 )
-from logstore.objects.local import LocalStore, inline
-from logstore.objects.remote import DateSample
+from tailrace.logstore.objects.local import LocalStore, inline
+from tailrace.logstore.objects.store import DateSample
 from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
 from tests.simulation.powercut import PowerCutFileSystem
 from tests.simulation.virtual_time import VirtualClock, simulate

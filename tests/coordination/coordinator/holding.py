@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from coordination.coordinator.lease import Lease
-from coordination.coordinator.work_queue import WorkQueue
-from coordination.partitions.partition import Status
+from tailrace.coordination.leases import Lease
+from tailrace.coordination.partitions import Status
+from tailrace.coordination.work_queue import WorkQueue
 from tests.coordination.processes import put
 
 ENDS: dict[str, Callable[[Lease], Awaitable[None]]] = {

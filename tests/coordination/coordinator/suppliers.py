@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 
-from coordination.coordinator.supply import SharedState, Supplier
-from coordination.partitions.partition import NewPartition, Partition
+from tailrace.coordination.partitions import NewPartition, Partition
+from tailrace.coordination.work_queue import SharedState, Supplier
 from tests.coordination.processes import World
 
 GLOBAL = "pipeline|GLOBAL"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from coordination.coordinator.lease import Lease
-from coordination.partitions.partition import Status
-from logstore.errors import LeaseLost, NotFound, StoreUnavailable
+from tailrace.coordination.leases import Lease
+from tailrace.coordination.partitions import Status
+from tailrace.logstore.errors import LeaseLost, NotFound, StoreUnavailable
 from tests.coordination.coordinator.holding import ENDS, STATUS, counted, one_held
 from tests.coordination.processes import LIMITS, World, put, told
 from tests.simulation.faulty_store import Fault

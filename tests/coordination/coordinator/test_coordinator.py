@@ -6,10 +6,16 @@ import asyncio
 
 import pytest
 
-from coordination.coordinator.limits import CoordinatorLimits
-from coordination.partitions.partition import NewPartition, Status
-from coordination.storetime import StoreTime
-from logstore.errors import Conflict, InvalidInput, NotFound, OutcomeUnknown, StoreUnavailable
+from tailrace.coordination.lease import StoreTime
+from tailrace.coordination.partitions import NewPartition, Status
+from tailrace.coordination.settings import CoordinatorLimits
+from tailrace.logstore.errors import (
+    Conflict,
+    InvalidInput,
+    NotFound,
+    OutcomeUnknown,
+    StoreUnavailable,
+)
 from tests.coordination.processes import LIMITS, World, put, told
 from tests.simulation.faulty_partitions import FaultyPartitions
 from tests.simulation.faulty_store import Fault

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from coordination.coordinator.limits import CoordinatorLimits
-from coordination.partitions.partition import Status
-from logstore.errors import LeaseLost, NotFound, TooLarge
+from tailrace.coordination.partitions import Status
+from tailrace.coordination.settings import CoordinatorLimits
+from tailrace.logstore.errors import LeaseLost, NotFound, TooLarge
 from tests.coordination.coordinator.holding import ENDS, STATUS, counted, one_held
 from tests.coordination.processes import LIMITS, World, put, told
 from tests.simulation.faulty_partitions import FaultyPartitions

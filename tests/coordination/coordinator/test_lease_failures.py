@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from coordination.coordinator.lease import Lease
-from coordination.partitions.partition import Status
-from logstore.errors import LeaseLost, OutcomeUnknown, StoreUnavailable
+from tailrace.coordination.leases import Lease
+from tailrace.coordination.partitions import Status
+from tailrace.logstore.errors import LeaseLost, OutcomeUnknown, StoreUnavailable
 from tests.coordination.coordinator.holding import ENDS, STATUS, counted, one_held
 from tests.coordination.processes import LIMITS, World, told
 from tests.simulation.faulty_store import Fault

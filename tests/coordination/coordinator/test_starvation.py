@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
-from coordination.coordinator.limits import CoordinatorLimits
-from coordination.coordinator.work_queue import WorkQueue
-from coordination.partitions.partition import NewPartition, Status
+from tailrace.coordination.partitions import NewPartition, Status
+from tailrace.coordination.settings import CoordinatorLimits
+from tailrace.coordination.work_queue import WorkQueue
 from tests.coordination.processes import World, told
 from tests.seeds import seeds
 

@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from coordination.coordinator.limits import CoordinatorLimits
-from coordination.coordinator.supply import SharedState
-from coordination.partitions.partition import NewPartition, Status
-from logstore.errors import StoreUnavailable
+from tailrace.coordination.partitions import NewPartition, Status
+from tailrace.coordination.settings import CoordinatorLimits
+from tailrace.coordination.work_queue import SharedState
+from tailrace.logstore.errors import StoreUnavailable
 from tests.coordination.coordinator.suppliers import counting, global_of, of
 from tests.coordination.processes import LIMITS, World, put, told
 from tests.simulation.faulty_partitions import FaultyPartitions

@@ -10,12 +10,10 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from coordination.coordinator.limits import CoordinatorLimits
-from coordination.coordinator.supply import BATCH_CHARACTERS, SharedState
-from coordination.partitions.partition import NewPartition, Status
-from coordination.partitions.store import PartitionStore
-from coordination.partitions.transitions import expired
-from logstore.errors import Damaged, TooLarge
+from tailrace.coordination.partitions import NewPartition, PartitionStore, Status, expired
+from tailrace.coordination.settings import CoordinatorLimits
+from tailrace.coordination.work_queue import BATCH_CHARACTERS, SharedState
+from tailrace.logstore.errors import Damaged, TooLarge
 from tests.coordination.coordinator.suppliers import GLOBAL, counting, global_of
 from tests.coordination.processes import LIMITS, World, told
 from tests.simulation.faulty_partitions import FaultyPartitions

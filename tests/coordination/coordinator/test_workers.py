@@ -8,11 +8,9 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordination.coordinator.coordinator import Coordinator
-from coordination.coordinator.limits import CoordinatorLimits
-from coordination.coordinator.work_queue import WorkQueue
-from coordination.coordinator.workers import fair_share
-from coordination.partitions.partition import NewPartition
+from tailrace.coordination.partitions import NewPartition
+from tailrace.coordination.settings import CoordinatorLimits
+from tailrace.coordination.work_queue import Coordinator, WorkQueue, fair_share
 from tests.coordination.processes import World, put, told
 
 LIMITS = CoordinatorLimits(lease_seconds=600.0, worker_seconds=60.0, rotate_seconds=300.0)

@@ -7,13 +7,12 @@ from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
 
-from coordination.dynamodb.open import open_dynamodb
-from coordination.dynamodb.requests import TRIES
-from coordination.dynamodb.store import DynamoPartitions
-from coordination.settings import DynamoDbSettings
-from coordination.storetime import StoreTime
-from logstore.clock import Clock, SystemClock
-from logstore.objects.s3.requests import Tries
+from tailrace.coordination.dynamodb.requests import TRIES
+from tailrace.coordination.dynamodb.store import DynamoPartitions, open_dynamodb
+from tailrace.coordination.lease import StoreTime
+from tailrace.coordination.settings import DynamoDbSettings
+from tailrace.logstore.clock import Clock, SystemClock
+from tailrace.logstore.objects.s3.requests import Tries
 from tests.servers.dynamodb import REGION, DynamoDb
 
 

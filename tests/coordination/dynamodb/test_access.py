@@ -11,10 +11,10 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from coordination.dynamodb.open import credentials_of
-from logstore.clock import SystemClock
-from logstore.errors import InvalidInput, StoreUnavailable
-from logstore.objects.s3.requests import Tries
+from tailrace.coordination.dynamodb.store import credentials_of
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.errors import InvalidInput, StoreUnavailable
+from tailrace.logstore.objects.s3.requests import Tries
 from tests.contracts.partition_acquire import SOURCE, got, put
 from tests.coordination.dynamodb.tables import settings_of, standing
 from tests.servers.dynamodb import DynamoDb

@@ -14,13 +14,17 @@ from itertools import count
 
 import pytest
 
-from coordination.dynamodb.store import DynamoPartitions
-from coordination.partitions.partition import NewPartition, Status
-from coordination.partitions.transitions import completed, reset, saved
-from coordination.storetime import StoreTime
-from logstore.clock import SystemClock
-from logstore.errors import NotFound, OutcomeUnknown, PreconditionFailed, StoreUnavailable
-from logstore.objects.s3.requests import Tries
+from tailrace.coordination.dynamodb.store import DynamoPartitions
+from tailrace.coordination.lease import StoreTime
+from tailrace.coordination.partitions import NewPartition, Status, completed, reset, saved
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.errors import (
+    NotFound,
+    OutcomeUnknown,
+    PreconditionFailed,
+    StoreUnavailable,
+)
+from tailrace.logstore.objects.s3.requests import Tries
 from tests.contracts.partition_acquire import SOURCE, claim_of, got, keys_taken, put, taken
 from tests.contracts.partition_store import PartitionStoreContract
 from tests.coordination.dynamodb.tables import settings_of, standing

@@ -13,16 +13,20 @@ from typing import Any
 
 import pytest
 
-from coordination.dynamodb.item import SHARDS
-from coordination.dynamodb.open import open_client
-from coordination.dynamodb.requests import Requests
-from coordination.dynamodb.store import DynamoPartitions
-from coordination.dynamodb.table import Table
-from coordination.dynamodb.writes import Keeping
-from coordination.partitions.partition import AGEING_MS, NewPartition, Status
-from coordination.partitions.transitions import closed, completed, given_up, saved
-from coordination.storetime import StoreTime
-from logstore.errors import Damaged, InvalidInput
+from tailrace.coordination.dynamodb.item import SHARDS, DynamoTable
+from tailrace.coordination.dynamodb.requests import DynamoRequests
+from tailrace.coordination.dynamodb.store import DynamoPartitions, ItemRetention, open_client
+from tailrace.coordination.lease import StoreTime
+from tailrace.coordination.partitions import (
+    AGEING_MS,
+    NewPartition,
+    Status,
+    closed,
+    completed,
+    given_up,
+    saved,
+)
+from tailrace.logstore.errors import Damaged, InvalidInput
 from tests.contracts.partition_acquire import SOURCE, claim_of, got, keys_taken, put, taken
 from tests.coordination.dynamodb.tables import settings_of
 from tests.servers.dynamodb import DynamoDb
@@ -66,13 +70,13 @@ async def watched(server: DynamoDb) -> AsyncIterator[tuple[DynamoPartitions, Bet
     clock, settings = ManualClock(), settings_of(server)
     async with open_client(settings, clock, 8) as client:
         between = Between(client)
-        requests = Requests(between, settings.table_name, clock, Random(1))
+        requests = DynamoRequests(between, settings.table_name, clock, Random(1))
         store = DynamoPartitions(
             requests,
-            Table(requests, settings, clock),
+            DynamoTable(requests, settings, clock),
             clock,
             Random(2),
-            Keeping(AGEING_MS),
+            ItemRetention(AGEING_MS),
             time=StoreTime(clock, None),
         )
         await store.start()

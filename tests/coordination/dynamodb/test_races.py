@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coordination.partitions.partition import NewPartition, Status
+from tailrace.coordination.partitions import NewPartition, Status
 from tests.contracts.partition_acquire import SOURCE
 from tests.coordination.dynamodb.tables import settings_of, standing
 from tests.coordination.dynamodb.workers import HELD, Job, effects, hold, work

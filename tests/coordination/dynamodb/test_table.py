@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from coordination.dynamodb.open import open_client
-from coordination.dynamodb.requests import Requests
-from coordination.dynamodb.store import DynamoPartitions
-from coordination.dynamodb.table import Table
-from coordination.partitions.partition import NewPartition, Status
-from coordination.partitions.transitions import (
+from tailrace.coordination.dynamodb.item import DynamoTable
+from tailrace.coordination.dynamodb.requests import DynamoRequests
+from tailrace.coordination.dynamodb.store import DynamoPartitions, open_client
+from tailrace.coordination.lease import StoreTime
+from tailrace.coordination.partitions import (
+    NewPartition,
+    Status,
     closed,
     completed,
     failed,
@@ -27,8 +28,7 @@ from coordination.partitions.transitions import (
     reset,
     saved,
 )
-from coordination.storetime import StoreTime
-from logstore.errors import InvalidInput, NotFound, StoreUnavailable
+from tailrace.logstore.errors import InvalidInput, NotFound, StoreUnavailable
 from tests.contracts.partition_acquire import SOURCE, claim_of, got, keys_taken, put, taken
 from tests.coordination.dynamodb.tables import settings_of, standing
 from tests.servers.dynamodb import DynamoDb
@@ -196,13 +196,13 @@ async def test_a_table_is_used_when_it_and_its_index_are_complete(
     ]
     async with open_client(settings, clock, 4) as real:
         slow = Slow(real, states)
-        requests = Requests(slow, settings.table_name, clock, Random(1))
-        await Table(requests, settings, clock).ready()
+        requests = DynamoRequests(slow, settings.table_name, clock, Random(1))
+        await DynamoTable(requests, settings, clock).ready()
         assert slow.looks == 5
         slow = Slow(real, [{"table": "CREATING"} for _ in range(1000)])
-        requests = Requests(slow, settings.table_name, clock, Random(1))
+        requests = DynamoRequests(slow, settings.table_name, clock, Random(1))
         with pytest.raises(StoreUnavailable, match="does not become active"):
-            await Table(requests, settings, clock).ready()
+            await DynamoTable(requests, settings, clock).ready()
 
 
 # -- TTL

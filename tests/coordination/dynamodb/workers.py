@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coordination.dynamodb.store import DynamoPartitions
-from coordination.partitions.partition import Partition, Status
-from coordination.partitions.transitions import completed
-from coordination.settings import DynamoDbSettings
-from logstore.errors import PreconditionFailed
+from tailrace.coordination.dynamodb.store import DynamoPartitions
+from tailrace.coordination.partitions import Partition, Status, completed
+from tailrace.coordination.settings import DynamoDbSettings
+from tailrace.logstore.errors import PreconditionFailed
 from tests.contracts.partition_acquire import SOURCE, claim_of
 from tests.coordination.dynamodb.tables import standing
 from tests.simulation.clocks import ShiftedClock

@@ -10,16 +10,22 @@ from typing import Any, TypeVar
 import orjson
 import pytest
 
-from coordination.named.leases import NamedLease, NamedLeases
-from coordination.named.record import LeaseName, decode_lease, encode_lease, sweep_lease, text_lease
-from coordination.storetime import StoreTime
-from logstore.batch import RunKey
-from logstore.checked import decode_checked
-from logstore.clock import Clock
-from logstore.errors import Damaged, OutcomeUnknown, StoreUnavailable
-from logstore.objects.local import LocalStore, inline
-from logstore.objects.remote import DateSample
-from logstore.objects.store import ObjectStore
+from tailrace.coordination.lease import StoreTime
+from tailrace.coordination.named_leases import (
+    LeaseName,
+    NamedLease,
+    NamedLeases,
+    decode_lease,
+    encode_lease,
+    sweep_lease,
+    text_lease,
+)
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.clock import Clock
+from tailrace.logstore.errors import Damaged, OutcomeUnknown, StoreUnavailable
+from tailrace.logstore.objects.local import LocalStore, inline
+from tailrace.logstore.objects.store import DateSample, ObjectStore
+from tailrace.logstore.state import decode_checked
 from tests.seeds import seeds
 from tests.simulation.clocks import MachineClock
 from tests.simulation.faulty_store import Fault, FaultyStore, Schedule

@@ -7,14 +7,13 @@ from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any, TypeVar
 
-from coordination.object_store.store import ObjectPartitions
-from coordination.partitions.partition import NewPartition, Partition
-from coordination.partitions.transitions import Claim
-from coordination.storetime import StoreTime
-from logstore.clock import Clock
-from logstore.errors import PreconditionFailed
-from logstore.objects.local import LocalStore, inline
-from logstore.objects.store import ObjectStore
+from tailrace.coordination.lease import StoreTime
+from tailrace.coordination.object_store.store import ObjectPartitions
+from tailrace.coordination.partitions import Claim, NewPartition, Partition
+from tailrace.logstore.clock import Clock
+from tailrace.logstore.errors import PreconditionFailed
+from tailrace.logstore.objects.local import LocalStore, inline
+from tailrace.logstore.objects.store import ObjectStore
 from tests.simulation.faulty_store import FaultyStore, Schedule
 from tests.simulation.powercut import PowerCutFileSystem
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 
-from coordination.object_store.cache import EXPANSION, Cache
+from tailrace.coordination.object_store.writer import EXPANSION, RowCache
 from tests.coordination.object_store.counted import START_MS
 from tests.simulation.virtual_time import VirtualClock, simulate
 
@@ -21,7 +21,7 @@ class Holder:
 
 
 def test_those_used_last_are_kept() -> None:
-    cache = Cache(30 * EXPANSION)
+    cache = RowCache(30 * EXPANSION)
     holders = [Holder() for _ in range(5)]
     for one in holders:
         cache.used(one, 10)
@@ -35,7 +35,7 @@ def test_those_used_last_are_kept() -> None:
 
 def test_what_is_under_way_takes_the_room_of_what_is_kept() -> None:
     async def scenario(_: VirtualClock) -> None:
-        cache = Cache(40 * EXPANSION)
+        cache = RowCache(40 * EXPANSION)
         holders = [Holder() for _ in range(4)]
         for one in holders:
             cache.used(one, 10)
@@ -49,7 +49,7 @@ def test_what_is_under_way_takes_the_room_of_what_is_kept() -> None:
 
 def test_as_many_at_a_time_as_half_of_the_memory_holds_in_the_order_in_which_they_came() -> None:
     async def scenario(clock: VirtualClock) -> None:
-        cache = Cache(40 * EXPANSION)
+        cache = RowCache(40 * EXPANSION)
         inside: list[int] = []
         came: list[int] = []
         most = 0
@@ -73,7 +73,7 @@ def test_as_many_at_a_time_as_half_of_the_memory_holds_in_the_order_in_which_the
 
 def test_what_is_larger_than_all_memory_goes_alone() -> None:
     async def scenario(clock: VirtualClock) -> None:
-        cache = Cache(10)
+        cache = RowCache(10)
         inside = 0
 
         async def work() -> None:
@@ -91,7 +91,7 @@ def test_what_is_larger_than_all_memory_goes_alone() -> None:
 
 def test_who_gives_up_waiting_leaves_the_room_to_others() -> None:
     async def scenario(clock: VirtualClock) -> None:
-        cache = Cache(10)
+        cache = RowCache(10)
 
         async def stay() -> None:
             async with cache.reserved(Holder(), 1000):

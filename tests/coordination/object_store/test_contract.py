@@ -14,18 +14,17 @@ from random import Random
 import pytest
 import pytest_asyncio
 
-from coordination.object_store.store import ObjectPartitions
-from coordination.storetime import StoreTime
-from logstore.clock import SystemClock
-from logstore.disk import Disk
-from logstore.objects.local import LocalStore
-from logstore.objects.s3.blocking import BlockingBucket
-from logstore.objects.s3.client import open_client
-from logstore.objects.s3.credentials import Credentials
-from logstore.objects.s3.place import Place
-from logstore.objects.s3.requests import Tries
-from logstore.objects.s3.store import S3Store
-from logstore.objects.store import ObjectStore
+from tailrace.coordination.lease import StoreTime
+from tailrace.coordination.object_store.store import ObjectPartitions
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.objects.local import LocalStore
+from tailrace.logstore.objects.s3.client import BlockingBucket, open_client
+from tailrace.logstore.objects.s3.credentials import Credentials
+from tailrace.logstore.objects.s3.keys import BucketPlace
+from tailrace.logstore.objects.s3.requests import Tries
+from tailrace.logstore.objects.s3.store import S3Store
+from tailrace.logstore.objects.store import ObjectStore
 from tests.contracts.partition_store import PartitionStoreContract
 from tests.faults.schedule import Schedule, evenly
 from tests.faults.thread import fault_proxy
@@ -72,7 +71,7 @@ async def places(bucket: Bucket) -> AsyncIterator[Callable[[], ObjectStore]]:
     async with open_client(settings, Credentials(settings), clock) as client:
         yield lambda: S3Store(
             client,
-            Place(bucket.name, f"{next(number)}"),
+            BucketPlace(bucket.name, f"{next(number)}"),
             clock,
             Random(9),
             blocking=BlockingBucket(settings, Credentials(settings), bucket.name),

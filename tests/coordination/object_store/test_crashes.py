@@ -8,10 +8,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from coordination.lease import MARGIN_MS
-from coordination.object_store.store import ObjectPartitions
-from coordination.partitions.partition import Status
-from coordination.partitions.transitions import completed, saved
+from tailrace.coordination.lease import MARGIN_MS
+from tailrace.coordination.object_store.store import ObjectPartitions
+from tailrace.coordination.partitions import Status, completed, saved
 from tests.coordination.object_store.counted import (
     SOURCE,
     START_MS,

@@ -9,7 +9,7 @@ import orjson
 import pytest
 import zstandard
 
-from coordination.object_store.shard import (
+from tailrace.coordination.object_store.shard import (
     PLAIN_BYTES,
     Shard,
     compressed,
@@ -20,11 +20,10 @@ from coordination.object_store.shard import (
     shard_of,
     spelled,
 )
-from coordination.partitions.partition import NewPartition, Partition, Status
-from coordination.partitions.transitions import completed
-from logstore import keys
-from logstore.errors import Damaged, UnsupportedVersion
-from logstore.objects.store import ObjectStore
+from tailrace.coordination.partitions import NewPartition, Partition, Status, completed
+from tailrace.logstore import keys
+from tailrace.logstore.errors import Damaged, UnsupportedVersion
+from tailrace.logstore.objects.store import ObjectStore
 from tests.coordination.object_store.counted import (
     SOURCE,
     START_MS,

@@ -8,12 +8,23 @@ from typing import Any
 
 import pytest
 
-from coordination.object_store.shard import RECENT
-from coordination.object_store.store import ObjectPartitions
-from coordination.partitions.partition import NewPartition, Partition, Status
-from coordination.partitions.transitions import completed, given_up, saved
-from logstore.errors import NotFound, OutcomeUnknown, PreconditionFailed, StoreUnavailable
-from logstore.objects.store import Body, ObjectInfo, ObjectStore
+from tailrace.coordination.object_store.shard import RECENT
+from tailrace.coordination.object_store.store import ObjectPartitions
+from tailrace.coordination.partitions import (
+    NewPartition,
+    Partition,
+    Status,
+    completed,
+    given_up,
+    saved,
+)
+from tailrace.logstore.errors import (
+    NotFound,
+    OutcomeUnknown,
+    PreconditionFailed,
+    StoreUnavailable,
+)
+from tailrace.logstore.objects.store import Body, ObjectInfo, ObjectStore
 from tests.coordination.object_store.counted import (
     SOURCE,
     START_MS,

@@ -6,9 +6,9 @@ import tracemalloc
 from pathlib import Path
 from random import Random
 
-from coordination.partitions.partition import NewPartition
-from logstore.disk import Disk
-from logstore.objects.local import LocalStore, inline
+from tailrace.coordination.partitions import NewPartition
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.objects.local import LocalStore, inline
 from tests.coordination.object_store.counted import SOURCE, START_MS, Slow, process
 from tests.simulation.virtual_time import VirtualClock, simulate
 

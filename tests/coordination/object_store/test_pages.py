@@ -6,11 +6,10 @@ from random import Random
 
 import pytest
 
-from coordination.object_store.store import ObjectPartitions
-from coordination.partitions.partition import NewPartition, Partition, Status
-from coordination.partitions.transitions import completed, given_up
-from logstore import keys
-from logstore.errors import Damaged
+from tailrace.coordination.object_store.store import ObjectPartitions
+from tailrace.coordination.partitions import NewPartition, Partition, Status, completed, given_up
+from tailrace.logstore import keys
+from tailrace.logstore.errors import Damaged
 from tests.coordination.object_store.counted import (
     SOURCE,
     START_MS,

@@ -15,16 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from coordination.object_store.store import ObjectPartitions
-from coordination.partitions.partition import NewPartition, Partition, Status
-from coordination.partitions.transitions import Claim, completed
-from coordination.storetime import StoreTime
-from logstore.clock import SystemClock, system_entropy
-from logstore.disk import Disk
-from logstore.errors import PreconditionFailed
-from logstore.objects.local import LocalStore
-from logstore.objects.remote import newest_date_of
-from logstore.objects.store import ObjectStore
+from tailrace.coordination.lease import StoreTime
+from tailrace.coordination.object_store.store import ObjectPartitions
+from tailrace.coordination.partitions import Claim, NewPartition, Partition, Status, completed
+from tailrace.logstore.clock import SystemClock, system_entropy
+from tailrace.logstore.errors import PreconditionFailed
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.objects.local import LocalStore
+from tailrace.logstore.objects.store import ObjectStore, newest_date_of
 from tests.servers.minio import Bucket
 
 PROCESSES = 3

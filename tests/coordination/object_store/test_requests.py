@@ -6,8 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-from coordination.partitions.partition import NewPartition, Status
-from coordination.partitions.transitions import Claim, completed, saved
+from tailrace.coordination.partitions import Claim, NewPartition, Status, completed, saved
 from tests.coordination.object_store.counted import (
     SOURCE,
     START_MS,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from coordination.object_store.acquire import STAY_SECONDS, ShardRoute, ShardRoutes
-from coordination.object_store.cache import EXPANSION, Cache
-from coordination.partitions.partition import NewPartition
-from coordination.partitions.transitions import completed
+from tailrace.coordination.object_store.store import STAY_SECONDS, ShardRoute, ShardRoutes
+from tailrace.coordination.object_store.writer import EXPANSION, RowCache
+from tailrace.coordination.partitions import NewPartition, completed
 from tests.coordination.object_store.counted import (
     SOURCE,
     START_MS,
@@ -57,7 +56,7 @@ class Holder:
 
 
 def test_what_was_used_longest_ago_goes_first() -> None:
-    cache, holders = Cache(300 * EXPANSION), [Holder() for _ in range(4)]
+    cache, holders = RowCache(300 * EXPANSION), [Holder() for _ in range(4)]
     for holder in holders[:3]:
         cache.used(holder, 100)
     cache.used(holders[0], 100)

@@ -13,13 +13,12 @@ from typing import TypeVar
 
 import pytest
 
-from coordination.lease import MARGIN_MS
-from coordination.object_store.store import ObjectPartitions
-from coordination.partitions.partition import Partition, Status
-from coordination.partitions.transitions import completed, given_up, saved
-from logstore.clock import Clock
-from logstore.errors import OutcomeUnknown, PreconditionFailed, StoreUnavailable
-from logstore.objects.store import ObjectStore
+from tailrace.coordination.lease import MARGIN_MS
+from tailrace.coordination.object_store.store import ObjectPartitions
+from tailrace.coordination.partitions import Partition, Status, completed, given_up, saved
+from tailrace.logstore.clock import Clock
+from tailrace.logstore.errors import OutcomeUnknown, PreconditionFailed, StoreUnavailable
+from tailrace.logstore.objects.store import ObjectStore
 from tests.coordination.object_store.counted import (
     SOURCE,
     START_MS,

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from coordination.partitions.in_memory import InMemoryPartitions
+from tailrace.coordination.memory_store import InMemoryPartitions
 from tests.contracts.partition_store import PartitionStoreContract
 from tests.simulation.clocks import ManualClock
 

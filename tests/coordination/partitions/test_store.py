@@ -6,13 +6,17 @@ import asyncio
 from collections.abc import Callable
 from random import Random
 
-from coordination.open import open_partitions
-from coordination.partitions.in_memory import InMemoryPartitions
-from coordination.partitions.partition import Status
-from coordination.partitions.store import PartitionStore, expire, expire_for_ever
-from coordination.partitions.transitions import completed
-from coordination.settings import StoreChoice
-from logstore.objects.local import LocalStore, inline
+from tailrace.coordination.memory_store import InMemoryPartitions
+from tailrace.coordination.open import open_partitions
+from tailrace.coordination.partitions import (
+    PartitionStore,
+    Status,
+    completed,
+    expire,
+    expire_for_ever,
+)
+from tailrace.coordination.settings import StoreChoice
+from tailrace.logstore.objects.local import LocalStore, inline
 from tests.contracts.partition_acquire import SOURCE, put, taken
 from tests.simulation.faulty_partitions import FaultyPartitions
 from tests.simulation.faulty_store import Fault

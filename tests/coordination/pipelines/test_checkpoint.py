@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from coordination.pipelines.checkpoint import Checkpoint, EventKey, Reading, decode, encode
-from logstore.errors import Damaged
+from tailrace.coordination.pipelines import Checkpoint, EventKey, Reading, decode, encode
+from tailrace.logstore.errors import Damaged
 
 WHOLE = Checkpoint(
     {"a": Reading(12, 4711, 1_764_000_000_000), "b": Reading(1, 1)},

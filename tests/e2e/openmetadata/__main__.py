@@ -32,7 +32,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from logstore.batch import RunKey
+from tailrace.logstore.batch import RunKey
 from tests.e2e.openmetadata.checks import ROWS, Shipped, all_rows_once, as_sent, common, fetch
 from tests.e2e.openmetadata.environments import CLIENTS, Client, interpreter
 from tests.e2e.openmetadata.proxy import Loss, LossyProxy, Sent

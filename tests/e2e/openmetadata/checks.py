@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from logstore.batch import RunKey
+from tailrace.logstore.batch import RunKey
 from tests.e2e.clients import differences, run_path
 from tests.e2e.openmetadata.proxy import Sent
 

@@ -51,7 +51,7 @@ MUTATIONS = [
     ),
     Mutation(
         "some entries of the journal are not read back",
-        "service/journal/replay.py",
+        "service/journal/state.py",
         "        if batch.pos < file.end_pos:\n",
         "        if batch.pos % 5 == 0:\n"
         "            file.end_pos = batch.pos + batch.records\n"
@@ -60,25 +60,25 @@ MUTATIONS = [
     ),
     Mutation(
         "a flush tells that it is further than it is",
-        "service/runs/pending.py",
+        "service/run_log/contracts.py",
         "        return self.pending.low(self.confirmed_pos) if self._started.is_set() else 0\n",
         "        return self.confirmed_pos if self._started.is_set() else 0\n",
     ),
     Mutation(
         "a chunk takes in copies of what is in others",
-        "service/runs/flush.py",
+        "service/run_log/flush.py",
         "return (await news([source], [part], manifest, self._chunks, horizon))[0]",
         "return part",
     ),
     Mutation(
         "a deletion hides nothing",
-        "service/runs/deletions.py",
+        "service/run_log/backlog.py",
         "        return max(self._runs.get(key, 0), self._pipelines.get(key.fqn, 0))\n",
         "        return 0\n",
     ),
     Mutation(
         "a reader that comes back gets its last line again",
-        "service/runs/cursors.py",
+        "service/run_log/cursors.py",
         """at, seen + 1 - int(stretch.rows["pos"][at]))\n""",
         """at, seen - int(stretch.rows["pos"][at]))\n""",
     ),

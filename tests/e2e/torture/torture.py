@@ -19,7 +19,7 @@ from pathlib import Path
 
 import httpx
 
-from logstore.batch import RunKey
+from tailrace.logstore.batch import RunKey
 from tests.e2e.clients import (
     Follower,
     close_run,

@@ -25,7 +25,7 @@ from typing import Final, Protocol
 import httpx
 import zstandard
 
-from logstore.batch import RunKey
+from tailrace.logstore.batch import RunKey
 from tests.e2e.clients import BatchIds, differences, run_path
 
 _RETRY_SECONDS: Final = 0.05

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from forwarder.model import Cursor, FileFacts, FileState, Prepared
+from tailrace.forwarder.model import EntryCursor, FileFacts, FileState, Prepared
 
 FINGERPRINT = bytes(range(256)) * 4
 
@@ -13,8 +13,8 @@ def batch(number: int, start: int, end: int) -> Prepared:
     """A batch of a byte range."""
     return Prepared(
         batch=f"{number:021d}00000",
-        start=Cursor(start, start // 10),
-        end=Cursor(end, end // 10, {"host": "a"}, end % 3),
+        start=EntryCursor(start, start // 10),
+        end=EntryCursor(end, end // 10, {"host": "a"}, end % 3),
         digest=(1 << 64) - 1 - number,
         content=number * 7919,
         facts=FileFacts("/logs/a.log", {"log.file.name": "a.log"}),
@@ -35,7 +35,7 @@ def state(number: int, offset: int = 0, *prepared: Prepared) -> FileState:
         inode=number,
         size=offset + 100,
         seen_ms=1_790_000_000_000 + offset,
-        cursor=Cursor(offset, offset // 10),
+        cursor=EntryCursor(offset, offset // 10),
         prepared=prepared,
         fqn="shop.orders",
         run=f"run-{number}",

@@ -9,11 +9,9 @@ from random import Random
 
 import pytest
 
-from forwarder.checkpoints.errors import StorageDamaged
-from forwarder.checkpoints.log import Checkpoints
-from forwarder.checkpoints.reading import read_states
-from forwarder.model import FileState
-from logstore.errors import UnsupportedVersion
+from tailrace.forwarder.checkpoints import Checkpoints, StorageDamaged, read_states
+from tailrace.forwarder.model import FileState
+from tailrace.logstore.errors import UnsupportedVersion
 from tests.forwarder.checkpoints.states import batch, state
 
 ROUNDS = 6
@@ -132,7 +130,7 @@ def test_a_file_of_a_newer_program_is_not_guessed_at(tmp_path: Path) -> None:
     log.close()
     (path,) = tmp_path.glob("*.checkpoints")
     data = path.read_bytes()
-    from forwarder.checkpoints.generation import frame
+    from tailrace.forwarder.checkpoints import frame
 
     later = json.dumps({"version": 2, "states": 0}).encode() + b"\n"
     path.write_bytes(b"TRFCKPT1" + frame(later) + later)

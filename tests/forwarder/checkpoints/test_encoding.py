@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forwarder.checkpoints.encoding import Forget, decode, encode, encode_forget
-from forwarder.model import Cursor, FileFacts, FileState, Prepared, Stage
+from tailrace.forwarder.checkpoints import Forget, decode, encode, encode_forget
+from tailrace.forwarder.model import EntryCursor, FileFacts, FileState, Prepared, Stage
 from tests.forwarder.checkpoints.states import batch, state
 
 # Names of files may have bytes that are no UTF-8: `os.fsdecode` makes surrogates of them.
 TEXTS = st.text(st.characters())
 NUMBERS = st.integers(0, (1 << 64) - 1)
 MAPPINGS = st.dictionaries(TEXTS, TEXTS, max_size=3)
-CURSORS = st.builds(Cursor, NUMBERS, NUMBERS, st.none() | MAPPINGS)
+CURSORS = st.builds(EntryCursor, NUMBERS, NUMBERS, st.none() | MAPPINGS)
 FACTS = st.builds(FileFacts, TEXTS, MAPPINGS)
 BATCHES = st.builds(Prepared, TEXTS, CURSORS, CURSORS, NUMBERS, NUMBERS, FACTS, TEXTS, TEXTS)
 STATES = st.builds(

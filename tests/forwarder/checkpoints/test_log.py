@@ -11,11 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from forwarder.checkpoints.errors import StorageFailed, StorageInUse
-from forwarder.checkpoints.log import Checkpoints
-from forwarder.checkpoints.reading import read_states
-from forwarder.model import FileState
-from logstore.errors import NotFound
+from tailrace.forwarder.checkpoints import Checkpoints, StorageFailed, StorageInUse, read_states
+from tailrace.forwarder.model import FileState
+from tailrace.logstore.errors import NotFound
 from tests.forwarder.checkpoints.states import batch, state
 
 ROOT = Path(__file__).parents[3]
@@ -64,7 +62,7 @@ def test_everything_in_the_folder_is_its_owners_alone(tmp_path: Path) -> None:
 def test_a_second_forwarder_refuses_to_start_until_the_first_is_killed(tmp_path: Path) -> None:
     code = (
         "import sys, time\n"
-        "from forwarder.checkpoints.log import Checkpoints\n"
+        "from tailrace.forwarder.checkpoints import Checkpoints\n"
         "log = Checkpoints(sys.argv[1], say=print)\n"
         "print('open', flush=True)\n"
         "time.sleep(600)\n"

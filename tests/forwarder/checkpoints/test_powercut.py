@@ -13,11 +13,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from forwarder.checkpoints.errors import StorageFailed
-from forwarder.checkpoints.log import Checkpoints
-from forwarder.checkpoints.reading import read_states
-from forwarder.model import FileState
-from logstore.errors import NotFound
+from tailrace.forwarder.checkpoints import Checkpoints, StorageFailed, read_states
+from tailrace.forwarder.model import FileState
+from tailrace.logstore.errors import NotFound
 from tests.forwarder.checkpoints.states import batch, state
 from tests.seeds import seeds
 from tests.simulation.powercut import PowerCut, PowerCutFileSystem

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from forwarder.config.forwarder import Forwarder, default_storage
-from forwarder.config.load import parse, read
-from forwarder.config.source import Source
-from logstore.errors import InvalidInput
+from tailrace.forwarder.config.load import parse, read
+from tailrace.forwarder.config.source import FileSource, Forwarder, default_storage
+from tailrace.logstore.errors import InvalidInput
 
 LEAST = {"targets": ["127.0.0.1:8790"], "include": ["/var/log/*.log"], "fqn": "host.logs"}
 
@@ -19,7 +18,7 @@ def parsed(**more: Any) -> Forwarder:
     return parse({**LEAST, **more})
 
 
-def source(**more: Any) -> Source:
+def source(**more: Any) -> FileSource:
     return parsed(**more).sources[0]
 
 
@@ -205,5 +204,5 @@ def test_nothing_in_it_changes_and_every_key_is_described() -> None:
     only = source()
     with pytest.raises(ValueError, match="frozen"):
         only.include = ()
-    fields = {**Source.model_fields, **Forwarder.model_fields}
+    fields = {**FileSource.model_fields, **Forwarder.model_fields}
     assert [name for name, one in fields.items() if name != "name" and not one.description] == []

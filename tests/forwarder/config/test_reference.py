@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from docs import forwarder_reference
-from forwarder.config.forwarder import Forwarder
-from forwarder.config.load import read
-from forwarder.config.source import Source
-from forwarder.entries.packer import Packer
-from forwarder.model import Cursor, FileFacts
-from forwarder.naming import Namer
+from tailrace.forwarder.config.load import read
+from tailrace.forwarder.config.source import FileSource, Forwarder
+from tailrace.forwarder.entries.packer import EntryPacker
+from tailrace.forwarder.model import EntryCursor, FileFacts
+from tailrace.forwarder.naming import Namer
 from tests.forwarder.entries.packing import HUGE, records
 
 ROOT = Path(__file__).parents[3]
@@ -45,7 +44,7 @@ def test_the_configurations_that_are_shipped_can_be_used(path: Path) -> None:
     name, line = LINES[path.stem]
     assert Namer(source, host="node-1").name(name, "01A") == NAMES[path.stem]
     data = f"{line}\n".encode()
-    packed = Packer(source).pack(data, Cursor(), FileFacts(name), final=True, most=HUGE)
+    packed = EntryPacker(source).pack(data, EntryCursor(), FileFacts(name), final=True, most=HUGE)
     found = records(packed)
     assert [record.get("level") for record in found] == [LEVELS[path.stem]]
     assert packed is not None
@@ -71,9 +70,9 @@ AIRFLOW_3 = """\
 
 
 def of_airflow(text: str) -> list[dict[str, Any]]:
-    packer = Packer(read(str(ROOT / "deploy/forwarder/airflow.yaml")).sources[0])
+    packer = EntryPacker(read(str(ROOT / "deploy/forwarder/airflow.yaml")).sources[0])
     name = FileFacts(LINES["airflow"][0])
-    packed = packer.pack(text.encode(), Cursor(), name, final=True, most=HUGE)
+    packed = packer.pack(text.encode(), EntryCursor(), name, final=True, most=HUGE)
     assert packed is not None
     assert packed.failed == 0
     return records(packed)
@@ -118,7 +117,7 @@ def test_every_key_is_read_or_said_to_have_no_effect() -> None:
     )
     unread = {
         name: field.description
-        for model in (Source, Forwarder)
+        for model in (FileSource, Forwarder)
         for name, field in model.model_fields.items()
         if f".{name}" not in code
     }

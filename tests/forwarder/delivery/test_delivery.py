@@ -13,13 +13,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from forwarder.delivery.delivery import Delivery
-from forwarder.delivery.encodings import BodyEncoding
-from forwarder.delivery.opening import open_delivery
-from forwarder.delivery.token import Token
-from forwarder.delivery.verdicts import Shipment, Verdict
-from logstore.errors import InvalidInput
-from tailrace_client.ids import BatchIds
+from tailrace.forwarder.delivery.delivery import BatchDelivery, BodyEncoding, open_delivery
+from tailrace.forwarder.delivery.targets import Shipment, Token, Verdict
+from tailrace.logstore.errors import InvalidInput
+from tailrace_client.records import BatchIds
 from tests.client.answering import Asked, Given, answering
 from tests.client.programs import FQN, messages, records, state_of, until
 from tests.e2e.service_process import ServiceProcess
@@ -36,7 +33,7 @@ class Sent:
     """A delivery, its verdicts in order, and what it said."""
 
     def __init__(
-        self, delivery: Delivery, verdicts: queue.SimpleQueue[tuple[str, Verdict]]
+        self, delivery: BatchDelivery, verdicts: queue.SimpleQueue[tuple[str, Verdict]]
     ) -> None:
         self.delivery = delivery
         self.said: list[str] = []

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from random import Random
 
-from forwarder.delivery.pool import Place, Pool
-from forwarder.delivery.targets import Address, parse_target
-from tailrace_client.retry import Backoff
+from tailrace.forwarder.delivery.targets import Pool, TargetAddress, TargetPlace, parse_target
 from tailrace_client.service import Service
+from tailrace_client.system import RetryPause
 from tests.forwarder.delivery.test_targets import Names
 
 
@@ -34,22 +33,22 @@ class Rig:
         self.names = names
         self.clock = Clock()
         self.said: list[str] = []
-        self.connected: list[Address] = []
+        self.connected: list[TargetAddress] = []
         self.pool = Pool(
             [parse_target(target) for target in targets],
             connect=self._connect,
-            backoff=lambda: Backoff(2.0, 16.0, lambda _: 0),
+            backoff=lambda: RetryPause(2.0, 16.0, lambda _: 0),
             resolver=names,
             clock=self.clock,
             dice=Random(seed),
             say=self.said.append,
         )
 
-    def _connect(self, address: Address) -> Service:
+    def _connect(self, address: TargetAddress) -> Service:
         self.connected.append(address)
         return Service(address.url)
 
-    def pick(self) -> Place:
+    def pick(self) -> TargetPlace:
         place, seconds = self.pool.pick()
         assert place is not None
         assert seconds == 0

@@ -8,8 +8,15 @@ from dataclasses import replace
 
 import pytest
 
-from forwarder.delivery.requests import Again, perform
-from forwarder.delivery.verdicts import CloseRun, Question, Shipment, Task, Verdict
+from tailrace.forwarder.delivery.targets import (
+    Again,
+    CloseRun,
+    Question,
+    Shipment,
+    Task,
+    Verdict,
+    perform,
+)
 from tailrace_client.service import Service
 from tests.client.answering import Asked, Given, answering
 

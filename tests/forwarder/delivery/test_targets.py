@@ -13,15 +13,15 @@ import dns.rcode
 import dns.rrset
 import pytest
 
-from forwarder.delivery.targets import (
-    Address,
+from tailrace.forwarder.delivery.targets import (
+    DeliveryTarget,
     ServiceRecord,
     SystemResolver,
-    Target,
+    TargetAddress,
     addresses_of,
     parse_target,
 )
-from logstore.errors import InvalidInput
+from tailrace.logstore.errors import InvalidInput
 
 
 class Names:
@@ -47,17 +47,17 @@ class Names:
 @pytest.mark.parametrize(
     ("text", "target"),
     [
-        ("logs", Target("http", "logs", 8790, "", False)),
-        ("logs:1234", Target("http", "logs", 1234, "", False)),
-        ("[::1]:1234", Target("http", "::1", 1234, "", False)),
-        ("http://logs", Target("http", "logs", 80, "", False)),
-        ("https://logs/tailrace/", Target("https", "logs", 443, "/tailrace", False)),
-        ("https://logs:8443", Target("https", "logs", 8443, "", False)),
-        ("srv+http://_t._tcp.a.org", Target("http", "_t._tcp.a.org", 80, "", True)),
-        ("srv+https://_t._tcp.a.org/x", Target("https", "_t._tcp.a.org", 443, "/x", True)),
+        ("logs", DeliveryTarget("http", "logs", 8790, "", False)),
+        ("logs:1234", DeliveryTarget("http", "logs", 1234, "", False)),
+        ("[::1]:1234", DeliveryTarget("http", "::1", 1234, "", False)),
+        ("http://logs", DeliveryTarget("http", "logs", 80, "", False)),
+        ("https://logs/tailrace/", DeliveryTarget("https", "logs", 443, "/tailrace", False)),
+        ("https://logs:8443", DeliveryTarget("https", "logs", 8443, "", False)),
+        ("srv+http://_t._tcp.a.org", DeliveryTarget("http", "_t._tcp.a.org", 80, "", True)),
+        ("srv+https://_t._tcp.a.org/x", DeliveryTarget("https", "_t._tcp.a.org", 443, "/x", True)),
     ],
 )
-def test_a_target_is_read(text: str, target: Target) -> None:
+def test_a_target_is_read(text: str, target: DeliveryTarget) -> None:
     assert parse_target(text) == target
 
 
@@ -89,7 +89,7 @@ def test_each_address_of_a_name_is_a_place_and_the_order_is_drawn() -> None:
     assert len(found) == 6
     url = "https://logs:443/x"
     assert {*next(iter(found))} == {
-        Address(url, ip, 443) for ip in ("10.0.0.1", "10.0.0.2", "fe80::3")
+        TargetAddress(url, ip, 443) for ip in ("10.0.0.1", "10.0.0.2", "fe80::3")
     }
 
 
@@ -104,7 +104,7 @@ def test_srv_records_are_tried_by_priority_and_drawn_by_weight() -> None:
     first: Counter[str] = Counter()
     for seed in range(1000):
         found = list(addresses_of(parse_target("srv+http://_t._tcp.x"), names, Random(seed)))
-        assert found[-1] == Address("http://c:1003", "10.0.0.99", 1003)
+        assert found[-1] == TargetAddress("http://c:1003", "10.0.0.99", 1003)
         first[found[0].url] += 1
     assert 650 < first["http://a:1001"] < 850
     assert 150 < first["http://b:1002"] < 350
@@ -167,6 +167,6 @@ def test_hosts_of_this_machine() -> None:
     assert resolver.addresses("127.0.0.1") == ["127.0.0.1"]
     assert {"127.0.0.1", "::1"} & set(resolver.addresses("localhost"))
     local = list(addresses_of(parse_target("localhost:99"), resolver, Random(1)))
-    assert local == [Address("http://localhost:99", "", 99)]
+    assert local == [TargetAddress("http://localhost:99", "", 99)]
     with pytest.raises(OSError, match=r"."):
         resolver.addresses("no-such-host.invalid")

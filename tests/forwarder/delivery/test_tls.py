@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from forwarder.delivery.opening import open_delivery
-from forwarder.delivery.token import Token
-from logstore.errors import InvalidInput
-from tailrace_client.ids import BatchIds
+from tailrace.forwarder.delivery.delivery import open_delivery
+from tailrace.forwarder.delivery.targets import Token
+from tailrace.logstore.errors import InvalidInput
+from tailrace_client.records import BatchIds
 from tests.client.programs import messages
 from tests.e2e.service_process import ServiceProcess
 from tests.forwarder.delivery.test_delivery import sending, shipment

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from forwarder.delivery.verdicts import Shipment
+from tailrace.forwarder.delivery.targets import Shipment
 from tests.forwarder.engine.world import World
 
 _KEEP = 4

@@ -21,7 +21,7 @@ from pathlib import Path
 from random import Random
 from typing import Literal
 
-from forwarder.delivery.verdicts import Shipment
+from tailrace.forwarder.delivery.targets import Shipment
 from tests.forwarder.engine.world import World
 
 _PIECE_SHARES = (0.3, 0.7)

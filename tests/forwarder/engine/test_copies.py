@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from forwarder.delivery.verdicts import Shipment
-from forwarder.engine.archives import Archives
-from forwarder.engine.compare import Comparer, Is
-from forwarder.engine.opening import Opener
-from forwarder.files.content import PlainContent
-from forwarder.files.finder import Found, look
+from tailrace.forwarder.delivery.targets import Shipment
+from tailrace.forwarder.engine.identify import Archives, Comparer, FileRelation
+from tailrace.forwarder.engine.reader import Opener
+from tailrace.forwarder.files.content import PlainContent
+from tailrace.forwarder.files.finder import FoundFile, look
 from tests.forwarder.engine.steps import Ends, Names, run_steps
 from tests.forwarder.engine.test_stillness import Interrupted
 from tests.forwarder.engine.world import World
@@ -339,7 +338,7 @@ def test_a_log_that_is_truncated_while_its_copy_is_compared_with_it(tmp_path: Pa
         fingerprint = content.read(0, source.config.fingerprint_size)
         original, relation = comparer.compare(source, found, content, fingerprint)
     assert original is not None
-    assert (original.path, relation) == (str(log), Is.SAME)
+    assert (original.path, relation) == (str(log), FileRelation.SAME)
 
 
 class Replacing(World):
@@ -347,7 +346,7 @@ class Replacing(World):
 
     replaces = False
 
-    def listed(self, found: list[Found]) -> list[Found]:
+    def listed(self, found: list[FoundFile]) -> list[FoundFile]:
         if self.replaces:
             self.replaces = False
             whole = self.path("a.log").read_bytes()

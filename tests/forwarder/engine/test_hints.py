@@ -10,9 +10,9 @@ from typing import cast
 
 import pytest
 
-from forwarder.delivery.verdicts import Shipment
-from forwarder.engine.hints import Hints, is_remote
-from logstore.clock import SystemClock
+from tailrace.forwarder.delivery.targets import Shipment
+from tailrace.forwarder.engine.watch import Hints, is_remote
+from tailrace.logstore.clock import SystemClock
 from tests.forwarder.engine.world import HandClock, Post, World
 
 _PATIENCE_SECONDS = 30.0

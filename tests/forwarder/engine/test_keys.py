@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from forwarder.delivery.verdicts import Shipment
+from tailrace.forwarder.delivery.targets import Shipment
 from tests.forwarder.engine.world import World
 
 # --- duplicates ---------------------------------------------------------------------

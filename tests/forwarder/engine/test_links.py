@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from forwarder.files.finder import Found
+from tailrace.forwarder.files.finder import FoundFile
 from tests.forwarder.engine.world import World
 
 
@@ -49,7 +49,7 @@ def test_a_link_out_of_the_folders_is_said_once_and_everything_else_is_read(
 class Swapping(World):
     """Somebody changes the link between the scan's look at it and its opening."""
 
-    def listed(self, found: list[Found]) -> list[Found]:
+    def listed(self, found: list[FoundFile]) -> list[FoundFile]:
         link, secret = self.path("a.log"), self.logs.parent / "secret" / "shadow"
         if found and os.readlink(link) != str(secret):
             there = os.stat(link)
@@ -57,7 +57,7 @@ class Swapping(World):
             link.symlink_to(secret)
             changed = os.stat(link)
             return [
-                Found(
+                FoundFile(
                     one.path,
                     changed.st_dev,
                     changed.st_ino,

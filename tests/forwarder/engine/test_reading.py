@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from forwarder.delivery.verdicts import Shipment
+from tailrace.forwarder.delivery.targets import Shipment
 from tests.forwarder.engine.world import World
 
 

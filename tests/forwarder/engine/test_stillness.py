@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from forwarder.engine.stillness import Stillness, folders_of
-from forwarder.files.finder import Found
+from tailrace.forwarder.engine.state import Stillness, folders_of
+from tailrace.forwarder.files.finder import FoundFile
 from tests.forwarder.engine.world import World
 
 
@@ -20,7 +20,7 @@ class Interrupted(World):
 
     meanwhile: Callable[[], None] | None = None
 
-    def listed(self, found: list[Found]) -> list[Found]:
+    def listed(self, found: list[FoundFile]) -> list[FoundFile]:
         call, self.meanwhile = self.meanwhile, None
         if call is not None:
             call()
@@ -104,7 +104,7 @@ def test_stillness_is_that_of_the_folders_that_were_seen(tmp_path: Path) -> None
     log = tmp_path / "a.log"
     log.touch()
     os.utime(tmp_path, ns=(0, 1_000_000_000_000))
-    found = [Found(str(log), 0, 0, 0, 0)]
+    found = [FoundFile(str(log), 0, 0, 0, 0)]
     folders = folders_of(found)
     assert Stillness(folders, 2_000_000).holds(folders_of(found))
     assert not Stillness(folders, 1_000_010).holds(folders_of(found)), "in the same tick"

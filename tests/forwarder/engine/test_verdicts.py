@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from forwarder.delivery.verdicts import Shipment, VerdictKind
+from tailrace.forwarder.delivery.targets import Shipment, VerdictKind
 from tailrace_client import system
-from tailrace_client.ids import BatchIds
+from tailrace_client.records import BatchIds
 from tests.forwarder.engine.world import World
 
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from forwarder.checkpoints.log import Checkpoints
-from forwarder.config.source import Source
-from forwarder.delivery.verdicts import (
+from tailrace.forwarder.checkpoints import Checkpoints
+from tailrace.forwarder.config.source import FileSource
+from tailrace.forwarder.delivery.targets import (
     CloseRun,
     Question,
     Shipment,
@@ -23,19 +23,16 @@ from forwarder.delivery.verdicts import (
     Verdict,
     VerdictKind,
 )
-from forwarder.engine.engine import Engine
-from forwarder.engine.parts import Shared, SourceParts, Tally
-from forwarder.engine.registry import Registry
-from forwarder.entries.overwritten import Rest, rest_of_lines
-from forwarder.entries.packer import Packer
-from forwarder.files.finder import Finder, Found
-from forwarder.files.globs import Glob
-from forwarder.files.handles import Handles
-from forwarder.files.links import Confines
-from forwarder.model import Cursor, FileFacts, Packed
-from forwarder.naming import Namer
-from logstore.filesystem import FileSystem
-from tailrace_client.ids import BatchIds, id_after
+from tailrace.forwarder.engine.engine import ForwarderEngine
+from tailrace.forwarder.engine.state import EngineParts, FileRegistry, SourceParts, SourceTally
+from tailrace.forwarder.entries.packer import EntryPacker
+from tailrace.forwarder.entries.splitting import Rest, rest_of_lines
+from tailrace.forwarder.files.content import Handles
+from tailrace.forwarder.files.finder import Confines, Finder, FoundFile, Glob
+from tailrace.forwarder.model import EntryCursor, FileFacts, Packed
+from tailrace.forwarder.naming import Namer
+from tailrace.logstore.filesystem import FileSystem
+from tailrace_client.records import BatchIds, id_after
 
 FQN = "shop.orders"
 
@@ -63,7 +60,7 @@ class LinePacker:
 
     longest = 1 << 20
 
-    def rest(self, data: bytes, start: Cursor) -> Rest:
+    def rest(self, data: bytes, start: EntryCursor) -> Rest:
         assert start.offset >= 0
         return rest_of_lines(data)
 
@@ -71,7 +68,7 @@ class LinePacker:
         self._prefix = prefix
 
     def pack(
-        self, data: bytes, start: Cursor, file: FileFacts, *, final: bool, most: int
+        self, data: bytes, start: EntryCursor, file: FileFacts, *, final: bool, most: int
     ) -> Packed | None:
         end = len(data) if final else data.rfind(b"\n") + 1
         if end > most:
@@ -80,7 +77,7 @@ class LinePacker:
             return None
         body = self._prefix.join([b"", *data[:end].splitlines(keepends=True)])
         records = body.count(b"\n") + (not body.endswith(b"\n"))
-        cursor = Cursor(start.offset + end, start.records + records)
+        cursor = EntryCursor(start.offset + end, start.records + records)
         return Packed(cursor, body, "text/plain", records)
 
 
@@ -117,7 +114,7 @@ class Post:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.engine: Engine | None = None
+        self.engine: ForwarderEngine | None = None
         self.waiting: deque[Task] = deque()
 
     def submit(self, shipment: Shipment) -> None:
@@ -184,7 +181,7 @@ class World:
         self.batch_bytes: int = config.pop("batch_bytes", 1 << 20)
         include = config.pop("include", [str(self.logs / "*.log*")])
         config = {"start_at": "beginning", "fqn": FQN, "hints": False, **config}
-        self.config = Source(include=include, **config)
+        self.config = FileSource(include=include, **config)
         self.ids = BatchIds(now_ms=self.clock.now_ms)
         self.memory_bytes = 16 << 20
         self.prefix = b""
@@ -199,15 +196,15 @@ class World:
             confines=Confines(config.within),
             finder=self.finder(),
             archives=tuple(Glob(each) for each in config.archive_include),
-            packer=Packer(config) if self.packs else LinePacker(self.prefix),
+            packer=EntryPacker(config) if self.packs else LinePacker(self.prefix),
             name=Namer(config, host="here").name,
             facts=lambda path: FileFacts(path, {}),
         )
         self.post = post(self.store)
         self.handles = Handles(config.max_concurrent_files)
-        self.shared = Shared(
+        self.shared = EngineParts(
             sources={config.name: source},
-            registry=Registry(),
+            registry=FileRegistry(),
             handles=self.handles,
             checkpoints=self.checkpoints,
             clock=self.clock,
@@ -215,9 +212,9 @@ class World:
             correct=self.ids.correct,
             say=self.said.append,
             show=lambda _fqn, _run, file, line: self.shown.append((file, line.decode())),
-            tallies={config.name: Tally()},
+            tallies={config.name: SourceTally()},
         )
-        self.engine = Engine(
+        self.engine = ForwarderEngine(
             self.shared,
             self.post,
             batch_bytes=self.batch_bytes,
@@ -238,12 +235,12 @@ class World:
             order=self.listed,
         )
 
-    def listed(self, found: list[Found]) -> list[Found]:
+    def listed(self, found: list[FoundFile]) -> list[FoundFile]:
         """The list of a scan, before the files are looked into."""
         return found
 
     @property
-    def tally(self) -> Tally:
+    def tally(self) -> SourceTally:
         return self.shared.tallies[self.config.name]
 
     def settle(self, seconds: float = 0.0) -> None:

@@ -7,23 +7,23 @@ from typing import Any
 
 import orjson
 
-from forwarder.config.load import parse
-from forwarder.config.source import Source
-from forwarder.entries.packer import Packer
-from forwarder.model import Cursor, FileFacts, Packed
+from tailrace.forwarder.config.load import parse
+from tailrace.forwarder.config.source import FileSource
+from tailrace.forwarder.entries.packer import EntryPacker
+from tailrace.forwarder.model import EntryCursor, FileFacts, Packed
 
 FILE = FileFacts("/var/log/app.log")
 NAMED = FileFacts("/var/log/app.log", {"log.file.name": "app.log"})
 HUGE = 1 << 62
 
 
-def source(**keys: Any) -> Source:
+def source(**keys: Any) -> FileSource:
     least = {"targets": ["127.0.0.1:1"], "include": ["/var/log/*.log"], "fqn": "f"}
     return parse({**least, **keys}).sources[0]
 
 
-def packer(**keys: Any) -> Packer:
-    return Packer(source(**keys))
+def packer(**keys: Any) -> EntryPacker:
+    return EntryPacker(source(**keys))
 
 
 def records(packed: Packed | None) -> list[dict[str, Any]]:
@@ -44,7 +44,7 @@ def messages(
     data: bytes, *, final: bool = False, file: FileFacts = FILE, most: int = HUGE, **keys: Any
 ) -> list[str]:
     """The messages of one call."""
-    packed = packer(**keys).pack(data, Cursor(), file, final=final, most=most)
+    packed = packer(**keys).pack(data, EntryCursor(), file, final=final, most=most)
     return [record["message"] for record in records(packed)]
 
 
@@ -57,7 +57,7 @@ def read(
     """
     one = packer(**keys)
     found: list[dict[str, Any]] = []
-    cursor, seen = Cursor(), step
+    cursor, seen = EntryCursor(), step
     while cursor.offset < len(data):
         final = seen >= len(data)
         packed = one.pack(data[cursor.offset : seen], cursor, file, final=final, most=most)

@@ -7,10 +7,10 @@ from typing import Any
 import orjson
 import pytest
 
-from forwarder.entries.codec import Codec
-from forwarder.model import Cursor, FileFacts
-from logstore.errors import InvalidInput
-from service.http.text import without_mark
+from service.http.json_body import without_mark
+from tailrace.forwarder.entries.splitting import Codec
+from tailrace.forwarder.model import EntryCursor, FileFacts
+from tailrace.logstore.errors import InvalidInput
 from tests.forwarder.entries.packing import (
     FILE,
     HUGE,
@@ -22,14 +22,14 @@ from tests.forwarder.entries.packing import (
     source,
 )
 
-START = Cursor()
+START = EntryCursor()
 
 
 def test_lines_without_attributes_travel_as_text() -> None:
     packed = packer().pack(b"a\nb\nhalf", START, FILE, final=False, most=HUGE)
     assert packed is not None
     assert (packed.kind, packed.body, packed.records) == ("text/plain", b"a\nb\n", 2)
-    assert packed.end == Cursor(offset=4, records=2)
+    assert packed.end == EntryCursor(offset=4, records=2)
 
 
 def test_attributes_of_all_lines_stand_beside_them() -> None:

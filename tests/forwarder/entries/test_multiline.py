@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from forwarder.model import Cursor
-from logstore.errors import InvalidInput
+from tailrace.forwarder.model import EntryCursor
+from tailrace.logstore.errors import InvalidInput
 from tests.forwarder.entries.packing import FILE, HUGE, packer, read, records, source
 
 PYTHON = """\
@@ -120,8 +120,8 @@ def test_an_entry_ends_at_its_limits() -> None:
 def test_an_open_entry_waits_until_nothing_came_for_long() -> None:
     one = packer(multiline={"line_start_pattern": "^START"})
     data = b"START a\nb\n"
-    assert one.pack(data, Cursor(), FILE, final=False, most=HUGE) is None
-    flushed = one.pack(data, Cursor(), FILE, final=True, most=HUGE)
+    assert one.pack(data, EntryCursor(), FILE, final=False, most=HUGE) is None
+    flushed = one.pack(data, EntryCursor(), FILE, final=True, most=HUGE)
     assert [r["message"] for r in records(flushed)] == ["START a\nb"]
 
 
@@ -150,7 +150,7 @@ def test_a_header_gives_attributes_and_no_records(step: int) -> None:
 
 def test_a_header_goes_on_after_a_restart_in_its_middle() -> None:
     one = packer(start_at="beginning", header=HEADER)
-    first = one.pack(b"#host: a\n", Cursor(), FILE, final=True, most=HUGE)
+    first = one.pack(b"#host: a\n", EntryCursor(), FILE, final=True, most=HUGE)
     assert first is not None
     assert (first.body, first.records) == (b"", 0)
     changed = {**HEADER, "metadata_operators": [{"type": "regex_parser", "regex": "^#(?P<b>.*)"}]}

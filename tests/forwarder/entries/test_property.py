@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forwarder.model import FileFacts
+from tailrace.forwarder.model import FileFacts
 from tests.forwarder.entries.packing import FILE, NAMED, read
 
 PIECES = [

@@ -11,9 +11,17 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from forwarder.files.content import Content, open_content
-from forwarder.files.identity import NO_WINDOW, WINDOW, Known, begins, holds, window_of
-from logstore.errors import Damaged
+from tailrace.forwarder.files.content import (
+    NO_WINDOW,
+    WINDOW,
+    FileContent,
+    KnownContent,
+    begins,
+    holds,
+    open_content,
+    window_of,
+)
+from tailrace.logstore.errors import Damaged
 
 TEXT = b"".join(b"line %d of a file that is compressed\n" % number for number in range(20_000))
 Zip = Callable[[bytes], bytes]
@@ -21,7 +29,7 @@ ZIPS = pytest.mark.parametrize("zipped", [gzip.compress, zstandard.compress], id
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Content]:
+def _opened(path: Path) -> Iterator[FileContent]:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         content = open_content(descriptor, compression=True)
@@ -110,8 +118,8 @@ def test_what_is_too_short_to_tell(tmp_path: Path) -> None:
         os.close(descriptor)
 
 
-def _known(text: bytes, offset: int) -> Known:
-    return Known(text[:1000], window_of(text[:offset], offset))
+def _known(text: bytes, offset: int) -> KnownContent:
+    return KnownContent(text[:1000], window_of(text[:offset], offset))
 
 
 def test_a_file_holds_what_was_read(tmp_path: Path) -> None:
@@ -123,7 +131,7 @@ def test_a_file_holds_what_was_read(tmp_path: Path) -> None:
         assert holds(content, _known(TEXT, 0))
         assert not holds(content, _known(TEXT[:5000] + b"other" * 1000, 10_000))
         assert not holds(content, _known(TEXT + b"more", len(TEXT) + 4))
-        assert not holds(content, Known(b"other", (0, 0, 0)))
+        assert not holds(content, KnownContent(b"other", (0, 0, 0)))
 
 
 def test_a_file_is_too_short_for_what_batches_were_made_of(tmp_path: Path) -> None:
@@ -133,9 +141,9 @@ def test_a_file_is_too_short_for_what_batches_were_made_of(tmp_path: Path) -> No
     packed.write_bytes(gzip.compress(TEXT))
     for each in (path, packed):
         with _opened(each) as content:
-            assert holds(content, Known(TEXT[:1000], NO_WINDOW, least=len(TEXT)))
-            assert not holds(content, Known(TEXT[:1000], NO_WINDOW, least=len(TEXT) + 1))
-            assert not holds(content, Known(TEXT[:1000], NO_WINDOW, blind=True))
+            assert holds(content, KnownContent(TEXT[:1000], NO_WINDOW, least=len(TEXT)))
+            assert not holds(content, KnownContent(TEXT[:1000], NO_WINDOW, least=len(TEXT) + 1))
+            assert not holds(content, KnownContent(TEXT[:1000], NO_WINDOW, blind=True))
 
 
 def test_the_beginning_of_another(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forwarder.files.family import family, find_date, may_be_rotation, written_names
+from tailrace.forwarder.files.finder import family, find_date, may_be_rotation, written_names
 
 
 @pytest.mark.parametrize(

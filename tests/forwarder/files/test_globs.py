@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from forwarder.files.finder import Finder
-from forwarder.files.globs import Glob, expand_braces
-from logstore.errors import InvalidInput
+from tailrace.forwarder.files.finder import Finder, Glob, expand_braces
+from tailrace.logstore.errors import InvalidInput
 
 FILES = [
     "a1.log", "a2.log", "b1.log", "b2.txt", ".hidden.log",

@@ -6,16 +6,15 @@ from typing import Any
 
 import pytest
 
-from forwarder.config.source import OrderingCriteria
-from forwarder.files.finder import Found
-from forwarder.files.ordering import Ordering
+from tailrace.forwarder.config.source import OrderingCriteria
+from tailrace.forwarder.files.finder import FoundFile, Ordering
 
 RUN = r"run_(?P<number>\d+)_(?P<name>[a-z]+)"
 
 
 def _order(names: list[str], **criteria: Any) -> tuple[list[str], list[str]]:
     left_out: list[str] = []
-    files = [Found(name, 1, number, 1, number) for number, name in enumerate(names)]
+    files = [FoundFile(name, 1, number, 1, number) for number, name in enumerate(names)]
     order = Ordering(OrderingCriteria(**criteria), left_out.append)
     result = [file.path for file in order(files)]
     order(files)

@@ -9,10 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logstore.batch import RecordMeta, RunKey
-from logstore.errors import Damaged, UnsupportedVersion
-from logstore.runs.blocks import BLOCK_BYTES, Blocks, blocks_of
-from logstore.runs.index import Directory, build_index, decode_tail, encode_tail, joined, open_piece
+from tailrace.logstore.batch import RecordMeta, RunKey
+from tailrace.logstore.errors import Damaged, UnsupportedVersion
+from tailrace.logstore.runs.chunk_index import (
+    BLOCK_BYTES,
+    Blocks,
+    Directory,
+    blocks_of,
+    build_index,
+    decode_tail,
+    encode_tail,
+    joined,
+    open_piece,
+)
 from tests.batches import Entry, make_batches
 
 RUN = RunKey("pipeline", "run")

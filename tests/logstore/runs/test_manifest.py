@@ -9,30 +9,30 @@ from random import Random
 import orjson
 import pytest
 
-from logstore import keys
-from logstore.batch import RunKey
-from logstore.checked import decode_checked, encode_checked
-from logstore.clock import SystemClock
-from logstore.errors import Damaged, UnsupportedVersion
-from logstore.names import encode
-from logstore.objects.store import ObjectStore
-from logstore.runs.deletions import (
+from tailrace.logstore import keys
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.errors import Damaged, UnsupportedVersion
+from tailrace.logstore.keys import encode
+from tailrace.logstore.objects.store import ObjectStore
+from tailrace.logstore.runs.deletions import (
     Deletion,
     decode_deletion,
     deletion_at,
     encode_deletion,
     names_in,
 )
-from logstore.runs.manifest import (
+from tailrace.logstore.runs.manifest import (
     Chunk,
-    Closing,
     Manifest,
+    Manifests,
     Partial,
+    PendingSeal,
     decode_manifest,
     encode_manifest,
 )
-from logstore.runs.manifests import Manifests
-from logstore.runs.watermark import raise_watermark, read_watermark
+from tailrace.logstore.runs.report import raise_watermark, read_watermark
+from tailrace.logstore.state import decode_checked, encode_checked
 from tests.edited import edited
 from tests.simulation.backing import open_store
 from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
@@ -50,7 +50,7 @@ FULL = Manifest(
     writers={"n": 5},
     closes={"n": 5},
     partial=Partial(10, 2, 7),
-    closing=Closing("put", 20, ("a", "b")),
+    closing=PendingSeal("put", 20, ("a", "b")),
     first_ms=1,
     last_ms=2,
     flushed_ms=3,

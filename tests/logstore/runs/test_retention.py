@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from logstore.runs.retention import FOR_EVER, RunRetention, time_text
+from tailrace.logstore.runs.deletions import FOR_EVER, RunRetention, time_text
 
 
 def test_the_first_pattern_that_matches_counts() -> None:

@@ -8,10 +8,10 @@ from random import Random
 import numpy as np
 import pytest
 
-from logstore import ulid as ulids
-from logstore.batch import digest
-from logstore.runs.index import decode_tail, open_piece
-from logstore.runs.scan import Scanned, TextScan
+from service.run_log.openmetadata import Scanned, TextScan
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import digest
+from tailrace.logstore.runs.chunk_index import decode_tail, open_piece
 
 FIRST = ulids.lowest_at(1_700_000_000_000)
 

@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from logstore.objects.store import Body, ObjectInfo, ObjectStore
-from logstore.runs.watermark import Watermark, raise_watermark, read_watermark
+from tailrace.logstore.objects.store import Body, ObjectInfo, ObjectStore
+from tailrace.logstore.runs.report import Watermark, raise_watermark, read_watermark
 from tests.simulation.backing import open_store
 from tests.simulation.faulty_store import FaultyStore, Schedule
 from tests.simulation.powercut import PowerCutFileSystem

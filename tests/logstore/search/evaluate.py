@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from logstore.search.conditions import (
+from tailrace.logstore.search.conditions import (
     MESSAGE,
     All,
     AnyAttribute,
@@ -21,8 +21,8 @@ from logstore.search.conditions import (
     Exists,
     Field,
     Is,
-    Json,
-    Logfmt,
+    JsonField,
+    LogfmtField,
     Matches,
     Not,
     OneOf,
@@ -99,9 +99,9 @@ def value_of(field: Field, row: Mapping[str, Any]) -> Any:
             return row[name]
         case Attribute(key):
             return (row["attributes"] or {}).get(key)
-        case Json(path):
+        case JsonField(path):
             return _in_json(row["message"], path)
-        case Logfmt(key):
+        case LogfmtField(key):
             return _in_logfmt(_SEQUENCE.sub("", row["message"]), key)
         case AnyAttribute():
             return None if row["attributes"] is None else list(row["attributes"].values())
@@ -117,7 +117,7 @@ def _compares(field: Field, value: Any, order: str, bound: Any) -> bool:
 
 def _elements(message: str, field: Field) -> list[str]:
     """What arrays hold that are at a path in JSON or on the way, as text."""
-    if not isinstance(field, Json):
+    if not isinstance(field, JsonField):
         return []
     try:
         value = json.loads(message)

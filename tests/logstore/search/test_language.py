@@ -15,8 +15,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from logstore.errors import InvalidInput, TailraceError, TooLarge
-from logstore.search.conditions import (
+from tailrace.logstore.errors import InvalidInput, TailraceError, TooLarge
+from tailrace.logstore.search.conditions import (
     MESSAGE,
     All,
     AnyAttribute,
@@ -29,8 +29,8 @@ from logstore.search.conditions import (
     Exists,
     Field,
     Is,
-    Json,
-    Logfmt,
+    JsonField,
+    LogfmtField,
     Matches,
     Not,
     OneOf,
@@ -38,10 +38,10 @@ from logstore.search.conditions import (
     patterns,
     required,
 )
-from logstore.search.language import parse
-from logstore.search.where import Where
-from logstore.segments.schema import LEVELS
-from logstore.table.schema import COLUMNS
+from tailrace.logstore.search.language import parse
+from tailrace.logstore.search.translate import Where
+from tailrace.logstore.segments.file_format import LEVELS
+from tailrace.logstore.table.schema import COLUMNS
 from tests.logstore.search.evaluate import holds
 
 ROOT: Final = Path(__file__).parents[3]
@@ -141,25 +141,25 @@ def level(*names: str) -> Condition:
         ("attributes.region:eu", Is("eu", Attribute("region"))),
         ('attributes."a \\"key\\"":*', Exists(Attribute('a "key"'))),
         ("attributes.a.b>=x", Compares(Attribute("a.b"), ">=", "x")),
-        ("json.user.id=7", Compares(Json(("user", "id")), "=", 7.0)),
-        ('json.user.id="7"', Is("7", Json(("user", "id")))),
-        ("json.id:1234567890123456789", Is("1234567890123456789", Json(("id",)))),
-        ("logfmt.status!=503.0", Not(Compares(Logfmt("status"), "=", 503.0))),
+        ("json.user.id=7", Compares(JsonField(("user", "id")), "=", 7.0)),
+        ('json.user.id="7"', Is("7", JsonField(("user", "id")))),
+        ("json.id:1234567890123456789", Is("1234567890123456789", JsonField(("id",)))),
+        ("logfmt.status!=503.0", Not(Compares(LogfmtField("status"), "=", 503.0))),
         ("attributes.n:(1 OR x)", AnyOf((Compares(Attribute("n"), "=", 1.0),
                                          Is("x", Attribute("n"))))),
-        ("json.ms:>1.5 json.ms:<=9", All((Compares(Json(("ms",)), ">", 1.5),
-                                         Compares(Json(("ms",)), "<=", 9.0)))),
-        ('json."a.b".0:x', Is("x", Json(("a.b", "0")))),
-        ("json.ms>1.5e3", Compares(Json(("ms",)), ">", 1500.0)),
-        ('json.ms>"1.5"', Compares(Json(("ms",)), ">", "1.5")),
-        ("logfmt.status>=500", Compares(Logfmt("status"), ">=", 500.0)),
+        ("json.ms:>1.5 json.ms:<=9", All((Compares(JsonField(("ms",)), ">", 1.5),
+                                         Compares(JsonField(("ms",)), "<=", 9.0)))),
+        ('json."a.b".0:x', Is("x", JsonField(("a.b", "0")))),
+        ("json.ms>1.5e3", Compares(JsonField(("ms",)), ">", 1500.0)),
+        ('json.ms>"1.5"', Compares(JsonField(("ms",)), ">", "1.5")),
+        ("logfmt.status>=500", Compares(LogfmtField("status"), ">=", 500.0)),
         ('json.id:in(1, 2.0, "3",\n "a, \\"b\\")", x)',
-         OneOf(("3", 'a, "b")', "x"), Json(("id",)), (1.0, 2.0))),
+         OneOf(("3", 'a, "b")', "x"), JsonField(("id",)), (1.0, 2.0))),
         ("NOT fqn:in(a.b, 7)", Not(OneOf(("a.b", "7"), FQN))),
         ("fqn!=in(a)", Not(OneOf(("a",), FQN))),
         ("level:in(warning, ERROR)", AnyOf((Is("WARN", LEVEL), Is("ERROR", LEVEL)))),
         ('message:in("a b", c)', OneOf(("a b", "c"), MESSAGE)),
-        ("json.tags:a", Is("a", Json(("tags",)))),
+        ("json.tags:a", Is("a", JsonField(("tags",)))),
         ("*:*", Exists(MESSAGE)),
         ("*:12345", anywhere(lambda f: Contains("12345") if f == MESSAGE else
                              Is("12345", f) if isinstance(f, Column) else
@@ -168,8 +168,8 @@ def level(*names: str) -> Condition:
         ("*:/x/i", anywhere(lambda f: Matches("x", f, ignore_case=True))),
         ("*:in(a, b)", anywhere(lambda f: OneOf(("a", "b"), f))),
         ('logfmt.k:(a OR /b/ OR "c d"i)',
-         AnyOf((Is("a", Logfmt("k")), Matches("b", Logfmt("k")),
-                Is("c d", Logfmt("k"), ignore_case=True)))),
+         AnyOf((Is("a", LogfmtField("k")), Matches("b", LogfmtField("k")),
+                Is("c d", LogfmtField("k"), ignore_case=True)))),
     ],
 )  # fmt: skip
 def test_what_a_search_says(text: str, condition: Condition) -> None:
@@ -356,9 +356,10 @@ MESSAGES = (
 )  # fmt: skip
 FIELDS = (
     Column("fqn"), Column("run_id"), LEVEL, Column("connector_id"), Column("message"),
-    Attribute("k"), Attribute("no such"), AnyAttribute(), Json(("k",)), Json(("u", "l")),
-    Json(("u", "a")), Json(("u", "l", "1")),
-    Json(("1", "k")), Json(("n",)), Logfmt("k"), Logfmt("q"), Logfmt("z"), Logfmt("a.c"),
+    Attribute("k"), Attribute("no such"), AnyAttribute(), JsonField(("k",)), JsonField(("u", "l")),
+    JsonField(("u", "a")), JsonField(("u", "l", "1")),
+    JsonField(("1", "k")), JsonField(("n",)), LogfmtField("k"), LogfmtField("q"), LogfmtField("z"),
+    LogfmtField("a.c"),
 )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from logstore.search.conditions import (
+from tailrace.logstore.search.conditions import (
     MESSAGE,
     All,
     AnyOf,
@@ -19,14 +19,20 @@ from logstore.search.conditions import (
     Exists,
     Field,
     Is,
-    Json,
-    Logfmt,
+    JsonField,
+    LogfmtField,
     Matches,
     Not,
     StartsWith,
 )
-from logstore.search.needs import literals, may_hold, needed_texts, needs_of, sure_texts
-from logstore.table.skip_index import Builder, SkipIndex, parse
+from tailrace.logstore.search.translate import (
+    literals,
+    may_hold,
+    needed_texts,
+    needs_of,
+    sure_texts,
+)
+from tailrace.logstore.table.skip_index import Builder, SkipIndex, parse
 from tests.logstore.search.evaluate import holds
 from tests.seeds import seeds
 
@@ -64,7 +70,13 @@ def condition(dice: random.Random, depth: int = 0) -> Condition:
         parts = tuple(condition(dice, depth + 1) for _ in range(dice.randrange(1, 4)))
         joined: list[Condition] = [All(parts), AnyOf(parts), Not(parts[0])]
         return dice.choice(joined)
-    fields: list[Field] = [MESSAGE, MESSAGE, Logfmt(dice.choice(KEYS)), Column("fqn"), Json(("k",))]
+    fields: list[Field] = [
+        MESSAGE,
+        MESSAGE,
+        LogfmtField(dice.choice(KEYS)),
+        Column("fqn"),
+        JsonField(("k",)),
+    ]
     text, field = dice.choice(WORDS)[: dice.randrange(1, 9)], dice.choice(fields)
     ignore_case = dice.random() < 0.3
     single: list[Condition] = [
@@ -72,10 +84,12 @@ def condition(dice: random.Random, depth: int = 0) -> Condition:
         StartsWith(text, field, ignore_case),
         Is(text, field, ignore_case),
         Matches(re.escape(text) + r"\d?", field, ignore_case),
-        Exists(Logfmt(dice.choice(KEYS))),
+        Exists(LogfmtField(dice.choice(KEYS))),
         Exists(Attribute("stream")),
-        Compares(Logfmt(dice.choice(KEYS)), ">", 100),
-        Compares(Logfmt(dice.choice(KEYS)), "=", dice.choice([12345678.0, 4711.0, 123456780.0])),
+        Compares(LogfmtField(dice.choice(KEYS)), ">", 100),
+        Compares(
+            LogfmtField(dice.choice(KEYS)), "=", dice.choice([12345678.0, 4711.0, 123456780.0])
+        ),
     ]
     return dice.choice(single)
 
@@ -101,7 +115,7 @@ def test_no_row_group_with_a_match_lacks_what_is_needed(seed: int) -> None:
 
 def test_an_index_finds_a_number_in_each_of_its_spellings_and_leaves_out_others() -> None:
     index = index_of([[f"k={spelled}"] for spelled in SPELLED])
-    needs = needs_of(Compares(Logfmt("k"), "=", 12345678.0))
+    needs = needs_of(Compares(LogfmtField("k"), "=", 12345678.0))
     assert needs is not None
     assert may_hold(needs, index).tolist() == [True] * 6 + [False]
 
@@ -143,7 +157,7 @@ def test_each_match_has_one_of_the_sure_texts_and_of_each_group_that_is_needed(s
         (Matches(r"a\d+bcd"), ("bcd",)),
         (Matches("abc", ignore_case=True), ()),
         (Matches("(?i)abc"), ()),
-        (Compares(Logfmt("ms"), ">", 5), ("ms=",)),
+        (Compares(LogfmtField("ms"), ">", 5), ("ms=",)),
         (Not(Contains("ab")), ()),
         (None, ()),
     ],
@@ -169,8 +183,8 @@ def test_of_all_parts_each_says_what_it_needs() -> None:
         (All((Contains("abcd"), Not(Contains("efgh")))), True),
         (AnyOf((Contains("abcd"), Contains("e"))), False),
         (AnyOf(()), False),
-        (Is("abcd", Json(("k",))), False),
-        (Is("a", Logfmt("user")), True),
+        (Is("abcd", JsonField(("k",))), False),
+        (Is("a", LogfmtField("user")), True),
         (Matches("abcd|efgh"), False),
         (Matches("abcd[|]e"), True),
         (None, False),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from logstore.batch import RecordMeta, RunKey
-from logstore.segments.schema import LEVELS
-from logstore.ulid import LINE_BITS, RANDOM_BITS
+from tailrace.logstore.batch import RecordMeta, RunKey
+from tailrace.logstore.segments.file_format import LEVELS
+from tailrace.logstore.ulid import LINE_BITS, RANDOM_BITS
 from tests.batches import Entry, MemoryBatches, make_batches
 
 PIECES = (

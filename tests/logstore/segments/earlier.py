@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from logstore.segments import footer, seal
-from logstore.segments.reader import open_segment
-from logstore.segments.schema import CARRIED, SCHEMAS
-from logstore.segments.writer import EncodedSegment
-from logstore.table.schema import COLUMNS, PARTITIONS
-from logstore.table.table import Table
+from tailrace.logstore.segments import file_format
+from tailrace.logstore.segments.file_format import CARRIED, SCHEMAS
+from tailrace.logstore.segments.reader import open_segment
+from tailrace.logstore.segments.writer import EncodedSegment
+from tailrace.logstore.table.schema import COLUMNS, PARTITIONS
+from tailrace.logstore.table.table import Table
 
 EARLIER_COLUMNS: Final[Any] = COLUMNS.remove(COLUMNS.get_field_index(CARRIED))
 
@@ -25,8 +25,8 @@ def earlier_segment(encoded: EncodedSegment) -> bytes:
     with pq.ParquetWriter(sink, SCHEMAS[1], compression="zstd", write_page_checksum=True) as writer:
         for rows in open_segment(encoded.body).groups():
             writer.write_table(rows.select(SCHEMAS[1].names), row_group_size=max(len(rows), 1))
-        writer.add_key_value_metadata(footer.encode(replace(encoded.footer, version=1)))
-    return seal.sealed(memoryview(sink.getvalue()))
+        writer.add_key_value_metadata(file_format.encode(replace(encoded.footer, version=1)))
+    return file_format.sealed(memoryview(sink.getvalue()))
 
 
 def earlier_table(table: Table) -> DeltaTable:

@@ -8,16 +8,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from logstore import ulid
-from logstore.batch import RunKey
-from logstore.segments.continuations import Continuations, Place
-from logstore.segments.first_words import find_first_words
-from logstore.segments.levels import Lines, find_levels, find_levels_of
-from logstore.segments.prefixes import prefixes
-from logstore.segments.schema import LEVELS
-from logstore.segments.short_times import find_short_times
-from logstore.segments.spellings import NO_LEVEL
-from logstore.segments.times import NO_TIME
+from tailrace.logstore import ulid
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.segments.continuations import BatchPlaces, Continuations
+from tailrace.logstore.segments.file_format import LEVELS
+from tailrace.logstore.segments.levels import (
+    NO_LEVEL,
+    TextRecords,
+    find_first_words,
+    find_levels,
+    find_levels_of,
+    prefixes,
+)
+from tailrace.logstore.segments.times import NO_TIME, find_short_times
 from tests.batches import MemoryBatches
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -89,10 +92,10 @@ def level_of(line: bytes) -> str | None:
 def continued(lines: list[bytes]) -> list[bool]:
     """Which lines of a run continue the record before them."""
     text, ends = b"".join(lines), np.cumsum([len(line) for line in lines])
-    words, whole = find_first_words(prefixes(text, ends)), Lines(text, ends)
+    words, whole = find_first_words(prefixes(text, ends)), TextRecords(text, ends)
     none = np.zeros(1, np.int64)
     starts, last = np.arange(len(lines)) == 0, np.array([len(lines) - 1])
-    place = Place(starts, last, {}, {}, None, none, none > 0, none + NO_LEVEL, none)
+    place = BatchPlaces(starts, last, {}, {}, None, none, none > 0, none + NO_LEVEL, none)
     found = Continuations().find(whole, words, find_levels(whole, words), place)
     return [bool(one) for one in found.lines]
 

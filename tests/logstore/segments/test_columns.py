@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logstore.batch import WINDOW, RecordMeta, RunKey
-from logstore.segments.carry import Carry
-from logstore.segments.columns import record_batches
-from logstore.segments.levels import find_levels_of
-from logstore.segments.prefixes import prefixes
-from logstore.segments.schema import LEVELS, SCHEMA
-from logstore.segments.slices import Limits
-from logstore.segments.times import NO_TIME, find_times
+from tailrace.logstore.batch import WINDOW, RecordMeta, RunKey
+from tailrace.logstore.segments.detect import Carry
+from tailrace.logstore.segments.file_format import LEVELS, SCHEMA
+from tailrace.logstore.segments.levels import find_levels_of, prefixes
+from tailrace.logstore.segments.slices import Limits
+from tailrace.logstore.segments.times import NO_TIME, find_times
+from tailrace.logstore.segments.writer import record_batches
 from tests.batches import MemoryBatches, make_batches
 from tests.logstore.segments.corpora import LINES, many_batches
 from tests.logstore.segments.model import Row, by_identity, level_of, rows_of, time_of

@@ -7,12 +7,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from logstore import ulid
-from logstore.batch import RunKey
-from logstore.segments.carry import Carry
-from logstore.segments.columns import record_batches
-from logstore.segments.levels import find_levels_of
-from logstore.segments.schema import LEVELS
+from tailrace.logstore import ulid
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.segments.detect import Carry
+from tailrace.logstore.segments.file_format import LEVELS
+from tailrace.logstore.segments.levels import find_levels_of
+from tailrace.logstore.segments.writer import record_batches
 from tests.batches import make_batches
 from tests.logstore.segments.model import continued as continued_of
 

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logstore.segments.prefixes import WIDTH, prefixes
-from logstore.segments.times import find_times
+from tailrace.logstore.segments.levels import WIDTH, prefixes
+from tailrace.logstore.segments.times import find_times
 from tests.logstore.segments.corpora import LINES
 
 TEXTS = st.lists(LINES, min_size=1, max_size=20).map(

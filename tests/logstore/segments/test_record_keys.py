@@ -6,7 +6,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logstore.segments.record_keys import KEY_COLUMNS, distinct, keys_of, repeats
+from tailrace.logstore.segments.file_format import KEY_COLUMNS, distinct, keys_of, repeats
 
 KEYS = st.lists(st.tuples(*[st.sampled_from("ab")] * 3), max_size=12)
 

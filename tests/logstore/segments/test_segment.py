@@ -10,15 +10,15 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 
-from logstore.batch import RunKey
-from logstore.errors import Damaged, UnsupportedVersion
-from logstore.segments import footer, seal
-from logstore.segments.carry import Carry
-from logstore.segments.reader import open_segment, verify_segment
-from logstore.segments.schema import SCHEMA
-from logstore.segments.slices import Limits
-from logstore.segments.writer import EncodedSegment, encode_segment
-from logstore.ulid import encode
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import Damaged, UnsupportedVersion
+from tailrace.logstore.segments import file_format
+from tailrace.logstore.segments.detect import Carry
+from tailrace.logstore.segments.file_format import SCHEMA
+from tailrace.logstore.segments.reader import open_segment, verify_segment
+from tailrace.logstore.segments.slices import Limits
+from tailrace.logstore.segments.writer import EncodedSegment, encode_segment
+from tailrace.logstore.ulid import encode
 from tests.batches import MemoryBatches, make_batches
 from tests.logstore.segments.corpora import many_batches
 from tests.logstore.segments.model import rows_of
@@ -86,11 +86,13 @@ def test_the_footer_says_whether_a_line_has_colours(line: str, coloured: bool) -
 
 
 def test_a_footer_that_does_not_say_so_may_have_colours() -> None:
-    written = footer.encode(verify_segment(encoded(some()).body))
-    about = orjson.loads(written[footer.KEY.decode()])
+    written = file_format.encode(verify_segment(encoded(some()).body))
+    about = orjson.loads(written[file_format.KEY.decode()])
     del about["coloured"]
-    older = written | {footer.KEY.decode(): orjson.dumps(about).decode()}
-    assert footer.decode({name.encode(): text.encode() for name, text in older.items()}).coloured
+    older = written | {file_format.KEY.decode(): orjson.dumps(about).decode()}
+    assert file_format.decode_footer(
+        {name.encode(): text.encode() for name, text in older.items()}
+    ).coloured
 
 
 def test_a_segment_without_rows() -> None:
@@ -151,31 +153,31 @@ def parquet_of(table: pa.Table) -> memoryview:
 
 def test_foreign_parquet_is_damaged_even_under_a_seal() -> None:
     foreign = pa.table({"x": [1]})
-    for body in (bytes(parquet_of(foreign)), seal.sealed(parquet_of(foreign))):
+    for body in (bytes(parquet_of(foreign)), file_format.sealed(parquet_of(foreign))):
         with pytest.raises(Damaged):
             verify_segment(body)
-    about = {k.encode(): v.encode() for k, v in footer.encode(encoded(some()).footer).items()}
+    about = {k.encode(): v.encode() for k, v in file_format.encode(encoded(some()).footer).items()}
     with pytest.raises(Damaged, match="columns"):
-        verify_segment(seal.sealed(parquet_of(foreign.replace_schema_metadata(about))))
+        verify_segment(file_format.sealed(parquet_of(foreign.replace_schema_metadata(about))))
 
 
 def test_a_newer_format_is_told_from_damage() -> None:
-    about = footer.encode(encoded(some()).footer)
+    about = file_format.encode(encoded(some()).footer)
     about["tailrace.segment"] = about["tailrace.segment"].replace('"version":2', '"version":3')
     newer = pa.table({"x": [1]}, metadata=about)
     with pytest.raises(UnsupportedVersion):
-        verify_segment(seal.sealed(parquet_of(newer)))
+        verify_segment(file_format.sealed(parquet_of(newer)))
 
 
 def test_other_rows_under_the_footer_are_damaged() -> None:
-    about = footer.encode(encoded(some()).footer)
+    about = file_format.encode(encoded(some()).footer)
     rows = encoded(make_batches("n", [(A, 1 << 80, b"other\n" * 52)]))
     table = pa.concat_tables(open_segment(rows.body).groups())
-    body = seal.sealed(parquet_of(table.replace_schema_metadata(about)))
+    body = file_format.sealed(parquet_of(table.replace_schema_metadata(about)))
     with pytest.raises(Damaged, match="checksum"):
         verify_segment(body)
     with pytest.raises(Damaged, match="checksum"):
-        open_segment(body).group(0, ["message", *footer.CHECKED])
+        open_segment(body).group(0, ["message", *file_format.CHECKED])
     assert open_segment(body).group(0, ["message"]).num_rows == 52
 
 

@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pytest
 
-from logstore import ulid
-from logstore.batch import RunKey
-from logstore.segments.carry import Carry
-from logstore.segments.columns import record_batches
+from tailrace.logstore import ulid
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.segments.detect import Carry
+from tailrace.logstore.segments.writer import record_batches
 from tests.batches import make_batches
 
 ARRIVAL = datetime(2026, 1, 2, 3, 0, tzinfo=UTC)

@@ -5,16 +5,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logstore.batch import BATCH, Batches, RunKey, of_run
-from logstore.clock import SystemClock, system_entropy
-from logstore.errors import Damaged, NotFound
-from logstore.objects.store import ObjectInfo, ObjectStore
-from logstore.segments.carry import Carry
-from logstore.segments.columns import record_batches
-from logstore.segments.reader import fetch_segment, open_segment, read_footer
-from logstore.segments.slices import Limits
-from logstore.segments.stored import SegmentBatches
-from logstore.segments.writer import encode_segment
+from tailrace.logstore.batch import BATCH, Batches, RunKey, of_run
+from tailrace.logstore.clock import SystemClock, system_entropy
+from tailrace.logstore.errors import Damaged, NotFound
+from tailrace.logstore.objects.store import ObjectInfo, ObjectStore
+from tailrace.logstore.segments.detect import Carry
+from tailrace.logstore.segments.reader import (
+    SegmentBatches,
+    fetch_segment,
+    open_segment,
+    read_footer,
+)
+from tailrace.logstore.segments.slices import Limits
+from tailrace.logstore.segments.writer import encode_segment, record_batches
 from tests.batches import MemoryBatches, make_batches
 from tests.logstore.segments.corpora import many_batches
 from tests.logstore.segments.model import rows_of

@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
-from logstore.segments.prefixes import prefixes
-from logstore.segments.times import NO_TIME, find_times
+from tailrace.logstore.segments.levels import prefixes
+from tailrace.logstore.segments.times import NO_TIME, find_times
 
 
 def time(line: str) -> str | None:

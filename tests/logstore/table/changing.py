@@ -12,11 +12,10 @@ from pathlib import Path
 
 import orjson
 
-from logstore import ulid
-from logstore.table.commit import Advance, Change, commit
-from logstore.table.log_folder import commit_name
-from logstore.table.stats import NewFile
-from logstore.table.table import LOG, Table
+from tailrace.logstore import ulid
+from tailrace.logstore.table.log import commit_name
+from tailrace.logstore.table.schema import NewFile
+from tailrace.logstore.table.table import LOG, Advance, Table, TableChange, commit
 from tests import reshaped
 from tests.logstore.table.conftest import HOUR, NOON
 from tests.simulation.clocks import ManualClock
@@ -50,13 +49,13 @@ class ChangingTable:
         node = self.dice.choice(NODES)
         first = self.table.create().mark(node) + 1
         files = [self.file() for _ in range(self.dice.randrange(3))]
-        self.commit(Change(files, [Advance(node, first, first + self.dice.randrange(3))]))
+        self.commit(TableChange(files, [Advance(node, first, first + self.dice.randrange(3))]))
 
     def replace(self) -> None:
         """Some files by another."""
         there = self.table.create().files
         gone = self.dice.sample(there, min(len(there), self.dice.randrange(4)))
-        self.commit(Change([self.file()], removed=gone, purged_ms=self.made, same_lines=True))
+        self.commit(TableChange([self.file()], removed=gone, purged_ms=self.made, same_lines=True))
 
     def many(self) -> None:
         """More than to the next checkpoint."""
@@ -80,7 +79,7 @@ class ChangingTable:
         for path in self.log.iterdir():
             moment = path.stat().st_mtime - 3 * 86_400
             os.utime(path, (moment, moment))
-        self.commit(Change([self.file()]))
+        self.commit(TableChange([self.file()]))
 
     def remove(self) -> None:
         """All of it."""
@@ -96,12 +95,12 @@ class ChangingTable:
         *_, newest = self._commits()
         if newest.name != commit_name(0) and not list(self.log.glob(f"{newest.name[:20]}.ch*")):
             newest.rename(f"{newest}.torn")
-            self.commit(Change([self.file()]))
+            self.commit(TableChange([self.file()]))
 
     def nothing(self) -> None:
         """No change at all."""
 
-    def commit(self, change: Change) -> None:
+    def commit(self, change: TableChange) -> None:
         """As a compactor does."""
         self.made += 1
         job = f"J{self.made}"

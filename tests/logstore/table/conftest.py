@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from logstore import ulid
-from logstore.table.stats import NewFile, describe, read_footer
-from logstore.table.table import Table
+from tailrace.logstore import ulid
+from tailrace.logstore.table.schema import NewFile, describe, read_footer
+from tailrace.logstore.table.table import Table
 from tests.simulation.clocks import ManualClock
 
 HOUR = 3_600_000

@@ -10,25 +10,29 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
-from logstore.errors import NotFound, OutcomeUnknown, PreconditionFailed, StoreUnavailable
-from logstore.table.commit import Advance, Change, commit, commit_segments
-from logstore.table.snapshot import Snapshot
-from logstore.table.stats import NewFile
-from logstore.table.table import Table
+from tailrace.logstore.errors import (
+    NotFound,
+    OutcomeUnknown,
+    PreconditionFailed,
+    StoreUnavailable,
+)
+from tailrace.logstore.table.schema import NewFile
+from tailrace.logstore.table.snapshot import TableSnapshot
+from tailrace.logstore.table.table import Advance, Table, TableChange, commit, commit_segments
 from tests.logstore.table.conftest import HOUR, WriteFile
 from tests.simulation.clocks import ManualClock
 
 
 def ingest(
     table: Table,
-    snapshot: Snapshot,
+    snapshot: TableSnapshot,
     clock: ManualClock,
     *files: NewFile,
     node: str = "n1",
     first: int = 1,
     last: int = 1,
     job: str = "J",
-) -> Snapshot:
+) -> TableSnapshot:
     return commit_segments(
         table, snapshot, files, [Advance(node, first, last)], job=job, clock=clock
     )
@@ -114,11 +118,11 @@ class Unanswered:
         return getattr(self._delta, name)
 
 
-def unanswered(table: Table, *, lost: int, done: int = 0) -> tuple[Snapshot, Unanswered]:
+def unanswered(table: Table, *, lost: int, done: int = 0) -> tuple[TableSnapshot, Unanswered]:
     base = table.create()
     assert base.delta is not None
     delta: Any = Unanswered(base.delta, lost=lost, done=done)
-    return Snapshot(base.uri, base.version, delta, table.log), delta
+    return TableSnapshot(base.uri, base.version, delta, table.log), delta
 
 
 def test_a_commit_that_failed_and_is_not_there_is_tried_again(
@@ -235,7 +239,7 @@ def test_files_go_and_come_in_one_version(
 ) -> None:
     before = ingest(table, table.create(), clock, write_file("a"), write_file("b"))
     gone = [file for file in before.files if file.path.endswith("a.parquet")]
-    change = Change(files=[write_file("c")], removed=gone, purged_ms=17, same_lines=True)
+    change = TableChange(files=[write_file("c")], removed=gone, purged_ms=17, same_lines=True)
     after = commit(table, before, change, job="J2", clock=clock)
     assert after.version == before.version + 1
     names = sorted(file.path.rpartition("/")[2] for file in after.files)
@@ -247,9 +251,9 @@ def test_a_file_that_the_snapshot_has_not_is_not_removed(
     table: Table, clock: ManualClock, write_file: WriteFile
 ) -> None:
     before = ingest(table, table.create(), clock, write_file("a"))
-    after = commit(table, before, Change(removed=before.files), job="J2", clock=clock)
+    after = commit(table, before, TableChange(removed=before.files), job="J2", clock=clock)
     with pytest.raises(PreconditionFailed, match="to remove"):
-        commit(table, after, Change(removed=before.files), job="J3", clock=clock)
+        commit(table, after, TableChange(removed=before.files), job="J3", clock=clock)
     assert (after.files, table.snapshot().version) == ((), after.version)
 
 
@@ -257,7 +261,7 @@ def test_of_two_that_remove_the_same_file_one_is_refused(
     table: Table, clock: ManualClock, write_file: WriteFile
 ) -> None:
     before = ingest(table, table.create(), clock, write_file("a"))
-    same = [Change(files=[write_file(name)], removed=before.files) for name in ("b", "c")]
+    same = [TableChange(files=[write_file(name)], removed=before.files) for name in ("b", "c")]
     commit(table, before, same[0], job="J2", clock=clock)
     with pytest.raises(PreconditionFailed):
         commit(table, before, same[1], job="J3", clock=clock)

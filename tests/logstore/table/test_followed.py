@@ -10,16 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from logstore import ulid
-from logstore.clock import SystemClock
-from logstore.errors import StoreUnavailable, UnsupportedVersion
-from logstore.table.commit import Advance, Change, commit
-from logstore.table.file_index import FileIndex
-from logstore.table.followed import FollowedTable, TableVersion
-from logstore.table.log_folder import LocalLogFolder, LogFile, LogFolder, Look, commit_name
-from logstore.table.options import open_table
-from logstore.table.snapshot import Snapshot
-from logstore.table.table import LOG, Table
+from tailrace.logstore import ulid
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.errors import StoreUnavailable, UnsupportedVersion
+from tailrace.logstore.table.followed import FollowedTable, TableVersion
+from tailrace.logstore.table.log import LocalLogFolder, LogFile, LogFolder, Look, commit_name
+from tailrace.logstore.table.snapshot import FileIndex, TableSnapshot
+from tailrace.logstore.table.table import LOG, Advance, Table, TableChange, commit, open_table
 from tests import reshaped
 from tests.faults.kinds import Kind
 from tests.faults.schedule import Schedule, evenly
@@ -63,7 +60,7 @@ class Opened(Table):
 
     opened: list[int] = field(default_factory=list)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> TableSnapshot:
         found = super().snapshot()
         self.opened.append(found.version)
         return found
@@ -83,7 +80,7 @@ def check(found: TableVersion, table: Table) -> None:
     assert found.files.count == len(expected.files)
 
 
-def check_choice(files: FileIndex, expected: Snapshot, dice: random.Random) -> None:
+def check_choice(files: FileIndex, expected: TableSnapshot, dice: random.Random) -> None:
     """Of some hours, fqn and run it has the files that a look at each of all gives."""
     low, high = sorted(ulid.lowest_at(NOON + dice.randrange(-HOUR, 13 * HOUR)) for _ in range(2))
     low, high = dice.choice([(low, high), (0, HIGHEST), (low, low), (0, high)])
@@ -144,7 +141,7 @@ def test_behind_a_gap_and_far_behind_it_is_opened_anew(table: Table) -> None:
     check(followed.newest(), table)
     assert len(counted.opened) == 2
     for _ in range(101):
-        changing.commit(Change([]))
+        changing.commit(TableChange([]))
     check(followed.newest(), table)
     assert len(counted.opened) == 3
 
@@ -192,7 +189,7 @@ def test_a_commit_that_was_cut_off_is_judged_by_delta_rs_and_not_kept(table: Tab
     _, counted = watched(table)
     followed = FollowedTable(counted)
     followed.newest()
-    changing.commit(Change([changing.file(), changing.file()]))
+    changing.commit(TableChange([changing.file(), changing.file()]))
     newest = changing.log / commit_name(table.snapshot().version)
     whole = newest.read_bytes()
     newest.write_bytes(b"".join(whole.splitlines(keepends=True)[:-1]))
@@ -211,14 +208,14 @@ def test_a_commit_whose_bytes_are_not_there_yet_is_not_an_empty_one(table: Table
     changing.add()
     followed = FollowedTable(table)
     followed.newest()
-    changing.commit(Change([changing.file()]))
+    changing.commit(TableChange([changing.file()]))
     late = changing.log / commit_name(table.snapshot().version)
     body = late.read_bytes()
-    changing.commit(Change([changing.file()]))
+    changing.commit(TableChange([changing.file()]))
     late.write_bytes(b"")
     followed.newest()
     late.write_bytes(body)
-    changing.commit(Change([changing.file()]))
+    changing.commit(TableChange([changing.file()]))
     check(followed.newest(), table)
 
 
@@ -227,7 +224,7 @@ def test_another_shape_is_refused_as_long_as_it_lasts(
     table: Table, change: reshaped.Reshape
 ) -> None:
     changing = ChangingTable(table, random.Random(1))
-    changing.commit(Change([changing.file(), changing.file()]))
+    changing.commit(TableChange([changing.file(), changing.file()]))
     followed = FollowedTable(table)
     before = followed.newest()
     change(Path(table.uri))
@@ -282,7 +279,9 @@ def test_in_a_bucket_any_request_may_fail(bucket: Bucket, seed: int) -> None:
             if number % 3 == 0:
                 at += 1
                 advance = [Advance("a", at, at)]
-                commit(straight, straight.create(), Change([], advance), job=f"{at}", clock=clock)
+                commit(
+                    straight, straight.create(), TableChange([], advance), job=f"{at}", clock=clock
+                )
             try:
                 found = followed.newest()
             except StoreUnavailable:
@@ -300,7 +299,7 @@ def test_in_a_bucket_it_is_one_request(bucket: Bucket) -> None:
     followed = FollowedTable(replace(table, log_folder=folder))
     for at in range(1, 24):
         advance = [Advance("a", at, at)]
-        commit(table, table.create(), Change([], advance), job=f"{at}", clock=clock)
+        commit(table, table.create(), TableChange([], advance), job=f"{at}", clock=clock)
         assert followed.newest().marks(["a"]) == {"a": at}
     folder.calls.clear()
     assert followed.newest() is followed.newest()

@@ -12,17 +12,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from logstore.errors import Damaged
-from logstore.table.footers import footer_at, footer_of
-from logstore.table.schema import COLUMNS, PARTITIONS
+from tailrace.logstore.errors import Damaged
+from tailrace.logstore.parquet import footer_at, footer_of
+from tailrace.logstore.table.schema import COLUMNS, PARTITIONS
 from tests.seeds import some
 
 _LOOKS = """
 import json, sys
 from pathlib import Path
-from logstore.errors import Damaged
-from logstore.table.file_check import check_schema
-from logstore.table.footers import footer_of
+from tailrace.logstore.errors import Damaged
+from tailrace.logstore.table.file_check import check_schema
+from tailrace.logstore.parquet import footer_of
 
 data, refused = Path(sys.argv[1]).read_bytes(), 0
 start = len(data) - 8 - int.from_bytes(data[-8:-4], "little")

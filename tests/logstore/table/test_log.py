@@ -14,13 +14,11 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from logstore.errors import NotFound, StoreUnavailable
-from logstore.table.commit import Advance, Change, commit
-from logstore.table.log import Log
-from logstore.table.log_folder import LocalLogFolder, LogFile, Look
-from logstore.table.schema import JOB
-from logstore.table.snapshot import Snapshot
-from logstore.table.table import LOG, Table
+from tailrace.logstore.errors import NotFound, StoreUnavailable
+from tailrace.logstore.table.log import LocalLogFolder, Log, LogFile, Look
+from tailrace.logstore.table.schema import JOB
+from tailrace.logstore.table.snapshot import TableSnapshot
+from tailrace.logstore.table.table import LOG, Advance, Table, TableChange, commit
 from tests.simulation.clocks import ManualClock
 
 NODES = ("a", "b", "c")
@@ -51,7 +49,7 @@ def folder_of(table: Table) -> Path:
     return Path(table.uri) / LOG
 
 
-def grown(table: Table, clock: ManualClock, commits: int) -> Snapshot:
+def grown(table: Table, clock: ManualClock, commits: int) -> TableSnapshot:
     """Nodes advance in turn; a commit in five is of no node."""
     snapshot = table.create()
     at = dict.fromkeys(NODES, 0)
@@ -59,7 +57,7 @@ def grown(table: Table, clock: ManualClock, commits: int) -> Snapshot:
         node = NODES[number % len(NODES)]
         advances = [Advance(node, at[node] + 1, at[node] + 2)] if number % 5 else []
         at[node] += 2 * len(advances)
-        change = Change(advances=advances, purged_ms=number if number > 9 else None)
+        change = TableChange(advances=advances, purged_ms=number if number > 9 else None)
         snapshot = commit(table, snapshot, change, job=f"J{number}", clock=clock)
     return snapshot
 
@@ -83,7 +81,7 @@ def test_also_of_one_whose_first_commits_are_cleaned_up(table: Table, clock: Man
     for path in folder_of(table).iterdir():
         moment = path.stat().st_mtime - 3 * 86_400
         os.utime(path, (moment, moment))
-    change = Change(advances=[Advance("d", 1, 9)])
+    change = TableChange(advances=[Advance("d", 1, 9)])
     after = commit(table, snapshot, change, job="last", clock=clock)
     assert not (folder_of(table) / f"{20:020}.json").exists()
     assert table.log.transactions(after.version) == by_delta(table, 45) | {"segments/d": 9}

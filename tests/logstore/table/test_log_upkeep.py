@@ -7,18 +7,19 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from logstore.table.commit import Advance, Change, commit
-from logstore.table.snapshot import Snapshot
-from logstore.table.table import Table
+from tailrace.logstore.table.snapshot import TableSnapshot
+from tailrace.logstore.table.table import Advance, Table, TableChange, commit
 from tests.logstore.table.conftest import WriteFile
 from tests.simulation.clocks import ManualClock
 
 DAY_SECONDS = 86_400
 
 
-def commits(table: Table, snapshot: Snapshot, clock: ManualClock, numbers: range) -> Snapshot:
+def commits(
+    table: Table, snapshot: TableSnapshot, clock: ManualClock, numbers: range
+) -> TableSnapshot:
     for i in numbers:
-        change = Change(advances=[Advance("n", i, i)], purged_ms=i, expired_ms=i)
+        change = TableChange(advances=[Advance("n", i, i)], purged_ms=i, expired_ms=i)
         snapshot = commit(table, snapshot, change, job=f"J{i}", clock=clock)
     return snapshot
 
@@ -38,7 +39,7 @@ def test_marks_survive_when_the_commits_that_made_them_are_gone(
 ) -> None:
     clock.ms = 1  # transactions are as old as they can be
     first = [Advance("quiet", 1, 7)]
-    made = commit(table, table.create(), Change(advances=first), job="first", clock=clock)
+    made = commit(table, table.create(), TableChange(advances=first), job="first", clock=clock)
     snapshot = commits(table, made, clock, range(1, 45))
     assert "00000000000000000001.json" in log_of(table)
     grow_old(table, days=3)
@@ -70,12 +71,12 @@ def test_a_file_that_was_removed_is_no_orphan_for_a_day(
         moment = time.time() - 30 * DAY_SECONDS
         os.utime(Path(table.uri) / file.path, (moment, moment))
     fresh = [replace(file, modified_ms=clock.ms) for file in files]
-    snapshot = commit(table, table.create(), Change(files=fresh), job="A", clock=clock)
+    snapshot = commit(table, table.create(), TableChange(files=fresh), job="A", clock=clock)
     by_name = {file.path.rpartition("/")[2]: file for file in snapshot.files}
-    change = Change(removed=[by_name["today.parquet"]])
+    change = TableChange(removed=[by_name["today.parquet"]])
     snapshot = commit(table, snapshot, change, job="B", clock=clock)
     clock.ms -= 25 * 3_600_000
-    change = Change(removed=[by_name["long-ago.parquet"]])
+    change = TableChange(removed=[by_name["long-ago.parquet"]])
     snapshot = commit(table, snapshot, change, job="C", clock=clock)
     assert table.orphans(24) == [by_name["long-ago.parquet"].path]
     commits(table, snapshot, clock, range(1, 25))

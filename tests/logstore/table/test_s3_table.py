@@ -9,15 +9,19 @@ from typing import Any
 
 import pytest
 
-from logstore.clock import SystemClock
-from logstore.errors import OutcomeUnknown, PreconditionFailed, StoreUnavailable
-from logstore.objects.s3.credentials import Credentials
-from logstore.objects.s3.settings import S3Settings
-from logstore.table.commit import Advance, commit_segments
-from logstore.table.options import open_table, storage_options
-from logstore.table.schema import JOB
-from logstore.table.snapshot import Snapshot
-from logstore.table.table import Table
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.errors import OutcomeUnknown, PreconditionFailed, StoreUnavailable
+from tailrace.logstore.objects.s3.credentials import Credentials
+from tailrace.logstore.objects.s3.settings import S3Settings
+from tailrace.logstore.table.schema import JOB
+from tailrace.logstore.table.snapshot import TableSnapshot
+from tailrace.logstore.table.table import (
+    Advance,
+    Table,
+    commit_segments,
+    open_table,
+    storage_options,
+)
 from tests.faults.kinds import Kind
 from tests.faults.requests import Request
 from tests.faults.schedule import Schedule
@@ -32,7 +36,7 @@ KEY = {"access_key_id": "somebody", "secret_access_key": "s3cret"}
 minio = pytest.mark.minio
 
 
-def ingest(table: Table, planned: Snapshot, seq: int, job: str) -> Snapshot:
+def ingest(table: Table, planned: TableSnapshot, seq: int, job: str) -> TableSnapshot:
     advances = [Advance("n", seq, seq)]
     return commit_segments(table, planned, [], advances, job=job, clock=SystemClock())
 
@@ -273,5 +277,5 @@ def test_keys_are_asked_for_at_each_opening() -> None:
         return {}
 
     table = Table("/nowhere/that/is", renewed)
-    opened: Callable[[], Snapshot] = table.snapshot
+    opened: Callable[[], TableSnapshot] = table.snapshot
     assert (opened().version, opened().version, len(asked)) == (-1, -1, 2)

@@ -9,10 +9,9 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from logstore.errors import UnsupportedVersion
-from logstore.table.commit import Advance, commit_segments
-from logstore.table.snapshot import Snapshot
-from logstore.table.table import Table
+from tailrace.logstore.errors import UnsupportedVersion
+from tailrace.logstore.table.snapshot import TableSnapshot
+from tailrace.logstore.table.table import Advance, Table, commit_segments
 from tests import reshaped
 from tests.logstore.table.conftest import WriteFile
 from tests.reshaped import Action, Reshape
@@ -20,7 +19,7 @@ from tests.simulation.clocks import ManualClock
 
 
 @pytest.fixture
-def filled(table: Table, clock: ManualClock, write_file: WriteFile) -> Snapshot:
+def filled(table: Table, clock: ManualClock, write_file: WriteFile) -> TableSnapshot:
     """Version 1, with five lines and a mark."""
     made = write_file("a", rows=5)
     return commit_segments(
@@ -72,7 +71,7 @@ HARMLESS: list[Reshape] = [
 ]
 
 
-def test_what_is_refused_is_a_real_one(filled: Snapshot) -> None:
+def test_what_is_refused_is_a_real_one(filled: TableSnapshot) -> None:
     """delta-rs, which knows deletion vectors, has three lines; the file as it stands five."""
     (file,) = filled.files
     reshaped.with_deletion_vector(Path(filled.uri), [0, 2])
@@ -84,7 +83,7 @@ def test_what_is_refused_is_a_real_one(filled: Snapshot) -> None:
 
 @pytest.mark.parametrize(("change", "reason"), REFUSED)
 def test_a_table_of_another_shape_is_not_read(
-    filled: Snapshot, table: Table, change: Reshape, reason: str
+    filled: TableSnapshot, table: Table, change: Reshape, reason: str
 ) -> None:
     change(Path(table.uri))
     for opened in (
@@ -101,7 +100,7 @@ def test_a_table_of_another_shape_is_not_read(
 
 @pytest.mark.parametrize(("change", "reason"), REFUSED + NOT_WRITTEN)
 def test_nor_written_to(
-    filled: Snapshot,
+    filled: TableSnapshot,
     table: Table,
     clock: ManualClock,
     write_file: WriteFile,
@@ -110,7 +109,7 @@ def test_nor_written_to(
 ) -> None:
     """A snapshot of before does not help: what it plans is not the next version."""
     change(Path(table.uri))
-    newest = Snapshot(table.uri, 2, DeltaTable(table.uri))
+    newest = TableSnapshot(table.uri, 2, DeltaTable(table.uri))
     advance = Advance("n", 2, 2)
     with pytest.raises(UnsupportedVersion, match=reason):
         commit_segments(table, newest, [write_file("b")], [advance], job="K", clock=clock)
@@ -119,7 +118,7 @@ def test_nor_written_to(
 
 @pytest.mark.parametrize("change", [change for change, _ in NOT_WRITTEN])
 def test_what_only_writers_must_know_is_read(
-    filled: Snapshot, table: Table, change: Reshape
+    filled: TableSnapshot, table: Table, change: Reshape
 ) -> None:
     change(Path(table.uri))
     assert [file.path for file in table.snapshot().files] == [file.path for file in filled.files]
@@ -127,7 +126,7 @@ def test_what_only_writers_must_know_is_read(
 
 @pytest.mark.parametrize("change", HARMLESS)
 def test_what_changes_nothing_is_read_and_written(
-    filled: Snapshot, table: Table, clock: ManualClock, write_file: WriteFile, change: Reshape
+    filled: TableSnapshot, table: Table, clock: ManualClock, write_file: WriteFile, change: Reshape
 ) -> None:
     change(Path(table.uri))
     newest = table.snapshot()

@@ -12,15 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from logstore.errors import Damaged, UnsupportedVersion
-from logstore.table import skip_index
-from logstore.table.ngrams import grams_of
-from logstore.table.pages import line_map
-from logstore.table.skip_index import (
+from tailrace.logstore.errors import Damaged, UnsupportedVersion
+from tailrace.logstore.table import line_map, skip_index
+from tailrace.logstore.table.skip_index import (
     PAGE_BYTES,
     SHARE,
     Builder,
     SkipIndex,
+    grams_of,
     head_bytes,
     parse,
     parse_head,

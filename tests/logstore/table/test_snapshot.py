@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from logstore import ulid
-from logstore.table.commit import Advance, commit_segments
-from logstore.table.snapshot import Snapshot
-from logstore.table.stats import NewFile
-from logstore.table.table import Table
+from tailrace.logstore import ulid
+from tailrace.logstore.table.schema import NewFile
+from tailrace.logstore.table.snapshot import TableSnapshot
+from tailrace.logstore.table.table import Advance, Table, commit_segments
 from tests.logstore.table.conftest import HOUR, NOON, WriteFile
 from tests.simulation.clocks import ManualClock
 
 
-def commit(table: Table, clock: ManualClock, *files: NewFile, last: int = 1) -> Snapshot:
+def commit(table: Table, clock: ManualClock, *files: NewFile, last: int = 1) -> TableSnapshot:
     advance = Advance("n1", last, last)
     return commit_segments(table, table.create(), files, [advance], job=f"J{last}", clock=clock)
 

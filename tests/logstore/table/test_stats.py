@@ -8,9 +8,9 @@ from pathlib import Path
 import orjson
 import pytest
 
-from logstore import ulid
-from logstore.errors import Damaged, StoreUnavailable
-from logstore.table.stats import read_footer
+from tailrace.logstore import ulid
+from tailrace.logstore.errors import Damaged, StoreUnavailable
+from tailrace.logstore.table.schema import read_footer
 from tests.logstore.table.conftest import NOON, WriteFile
 
 

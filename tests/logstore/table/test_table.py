@@ -9,9 +9,8 @@ from pathlib import Path
 
 import duckdb
 
-from logstore.clock import SystemClock
-from logstore.table.commit import Advance, commit_segments
-from logstore.table.table import Table
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.table.table import Advance, Table, commit_segments
 from tests.logstore.table.conftest import WriteFile
 from tests.simulation.clocks import ManualClock
 

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 
-from tailrace.cli import main
+from tailrace.cli.main import main
 
 AHEAD = "CLOCK_AHEAD_MS"
 

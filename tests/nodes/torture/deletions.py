@@ -14,9 +14,9 @@ from typing import Final
 
 import httpx
 
-from logstore.batch import RunKey
+from tailrace.logstore.batch import RunKey
 from tailrace_client import system as client_system
-from tailrace_client.ids import BatchIds
+from tailrace_client.records import BatchIds
 from tests.e2e.clients import run_path
 from tests.nodes.torture.harm import SILENT, SLOW, Harm
 from tests.nodes.torture.nodes import Nodes, TorturedNode

@@ -13,14 +13,14 @@ from typing import Final
 
 import orjson
 
-from logstore import keys
-from logstore.clock import SystemClock, system_entropy
-from logstore.errors import NotFound, OutcomeUnknown, PreconditionFailed, Unavailable
-from logstore.objects.store import ObjectStore
-from logstore.state_kinds import kind_of
-from service.runtime.threads import in_thread
+from service.runtime.process import in_thread
 from service.shipping.watermarks import Watermarks
-from tailrace.verification.fault import Fault, Findings
+from tailrace.logstore import keys
+from tailrace.logstore.clock import SystemClock, system_entropy
+from tailrace.logstore.errors import NotFound, OutcomeUnknown, PreconditionFailed, Unavailable
+from tailrace.logstore.objects.store import ObjectStore
+from tailrace.logstore.state import kind_of
+from tailrace.verification.findings import Fault, Findings
 from tailrace.verification.state import StateCheck, StateRepair
 from tests.nodes.torture.harm import FLIP, Harm
 from tests.servers.minio import Bucket

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import httpx
 
-from logstore.batch import RunKey
+from tailrace.logstore.batch import RunKey
 from tests.e2e.clients import run_path
 from tests.nodes.torture.harm import ANSWER, Harm
 from tests.nodes.torture.nodes import Nodes, TorturedNode

@@ -20,12 +20,12 @@ from typing import Final, Protocol
 
 import httpx
 
-from logstore import ulid as ulids
-from logstore.batch import RunKey
-from logstore.position import Cursor
-from service.http.line_ids import parse_start
+from service.http.sse import parse_start
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.position import Cursor
 from tailrace_client import BatchFromTheFuture, Run, RunDeleted, Unavailable, system
-from tailrace_client.ids import BatchIds, id_after, is_ahead
+from tailrace_client.records import BatchIds, id_after, is_ahead
 from tests.e2e.clients import run_path
 from tests.nodes.torture.nodes import Nodes
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from logstore.batch import RunKey
+from tailrace.logstore.batch import RunKey
 from tests.e2e.clients import Follower, run_path
 from tests.nodes.torture.nodes import Nodes
 from tests.nodes.torture.producers import Given

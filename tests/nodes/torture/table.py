@@ -13,9 +13,9 @@ from typing import Any, Final
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 
-from logstore.batch import RunKey
-from logstore.objects.s3.credentials import Credentials
-from logstore.table.options import open_table, storage_options
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.objects.s3.credentials import Credentials
+from tailrace.logstore.table.table import open_table, storage_options
 from tests.e2e.torture_store import TorturedStore
 from tests.servers.jars import jars_folder, why_no_jars
 from tests.servers.quick_java import QUICK

@@ -25,10 +25,10 @@ import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from logstore import keys
-from logstore.batch import RunKey
-from logstore.segments.quarantine import quarantined_segments
-from service.queue.catalog import Name
+from service.queue.catalog import SegmentName
+from tailrace.logstore import keys
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.segments.file_format import quarantined_segments
 from tests.e2e.clients import query_text, read_pages, run_path
 from tests.e2e.doors import disagreements, statements
 from tests.e2e.torture_store import TorturedStore
@@ -253,7 +253,7 @@ class Torture:
                 here = lines & set(table.column("message").to_pylist())
                 if here:
                     node, seq = name
-                    times = taken.count(Name(node, seq).id)
+                    times = taken.count(SegmentName(node, seq).id)
                     out = " and is quarantined" if seq in quarantined.get(node, ()) else ""
                     found.append(
                         f"{info.key} has {len(here)} of them, was given {times} times{out}"

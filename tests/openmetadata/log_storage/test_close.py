@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from botocore.exceptions import ClientError
 
-from logstore.errors import NotFound
-from logstore.objects.s3.errors import failure_of
+from tailrace.logstore.errors import NotFound
+from tailrace.logstore.objects.s3.requests import failure_of
 from tests.openmetadata.log_storage.test_flush import THEIRS, written_by_openmetadata
 from tests.openmetadata.server import LONG_LINE, NODE, Server, play
 from tests.settings import settings_with

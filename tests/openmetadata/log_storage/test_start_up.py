@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
-from logstore.clock import SystemClock
-from logstore.errors import InvalidInput
-from logstore.objects.s3.client import open_client
-from logstore.objects.s3.credentials import Credentials
-from logstore.objects.s3.settings import S3Settings
 from service.settings import Settings, load_settings
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.errors import InvalidInput
+from tailrace.logstore.objects.s3.client import open_client
+from tailrace.logstore.objects.s3.credentials import Credentials
+from tailrace.logstore.objects.s3.settings import S3Settings
 from tests.openmetadata.server import FQN, ROOT, RUN
 from tests.servers.minio import ACCESS_KEY, SECRET_KEY, Bucket
 from tests.service.test_main import service

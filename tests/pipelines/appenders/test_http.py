@@ -13,15 +13,15 @@ import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
-from logstore.clock import SystemClock
-from logstore.disk import Disk
-from logstore.errors import InvalidInput
-from pipelines.appenders import http
-from pipelines.appenders.contract import AppenderFailed, Context
-from pipelines.appenders.http import HttpSettings, Poster, is_allowed
-from pipelines.appenders.registry import Registry
-from pipelines.appenders.webhook import Webhook, WebhookSettings
-from pipelines.definition.config import parse
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.errors import InvalidInput
+from tailrace.logstore.filesystem import Disk
+from tailrace.pipelines.appenders import http
+from tailrace.pipelines.appenders.contract import AppenderContext, AppenderFailed
+from tailrace.pipelines.appenders.http import HttpTargetSettings, Poster, is_allowed
+from tailrace.pipelines.appenders.otlp import Webhook, WebhookSettings
+from tailrace.pipelines.appenders.registry import AppenderRegistry
+from tailrace.pipelines.definition import parse
 from tests.pipelines.appenders.receiver import Receiver
 from tests.pipelines.events import events
 
@@ -32,8 +32,8 @@ def receiver() -> Iterator[Receiver]:
         yield found
 
 
-def context() -> Context:
-    return Context("p", "x", 0, 1, Disk(), SystemClock(), lambda: True)
+def context() -> AppenderContext:
+    return AppenderContext("p", "x", 0, 1, Disk(), SystemClock(), lambda: True)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_where_a_request_may_go(address: str, private: bool, public: bool) -> No
     "host", ["127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "2130706433", "0x7f.1"]
 )
 def test_this_machine_is_not_reached_by_any_name_of_it(receiver: Receiver, host: str) -> None:
-    poster = Poster(HttpSettings(url=f"http://{host}:{receiver.port}/x"))
+    poster = Poster(HttpTargetSettings(url=f"http://{host}:{receiver.port}/x"))
     with pytest.raises(AppenderFailed, match=r"no request is sent to|cannot be resolved"):
         poster.post(b"x", {})
     assert receiver.requests == []
@@ -121,7 +121,7 @@ def test_an_answer_that_comes_a_byte_a_time_is_broken_off(head: bytes) -> None:
         thread = threading.Thread(target=drip)
         thread.start()
         url = f"http://127.0.0.1:{server.getsockname()[1]}/"
-        poster = Poster(HttpSettings(url=url, allow_private=True, timeout=1))
+        poster = Poster(HttpTargetSettings(url=url, allow_private=True, timeout=1))
         if head.endswith(b"\n"):
             assert poster.post(b"x", {}).status == 200
         else:
@@ -150,7 +150,7 @@ def test_a_name_that_changes_its_address_leads_nowhere_else(
     monkeypatch.setattr(http, "is_allowed", lambda address, private: address == "192.0.2.1")
     monkeypatch.setattr(socket, "getaddrinfo", resolved)
     monkeypatch.setattr(socket, "create_connection", connect)
-    poster = Poster(HttpSettings(url=f"http://rebound.example:{receiver.port}/x"))
+    poster = Poster(HttpTargetSettings(url=f"http://rebound.example:{receiver.port}/x"))
     with pytest.raises(AppenderFailed, match=r"rebound\.example:.* did not answer"):
         poster.post(b"x", {})
     assert (asked, connected) == (["rebound.example"], ["192.0.2.1"])
@@ -161,7 +161,7 @@ def test_a_name_that_changes_its_address_leads_nowhere_else(
 
 
 def test_redirects_are_not_followed_and_failures_show_no_secret(receiver: Receiver) -> None:
-    settings = HttpSettings(url=f"{receiver.url}/secret?token=secret", allow_private=True)
+    settings = HttpTargetSettings(url=f"{receiver.url}/secret?token=secret", allow_private=True)
     poster = Poster(settings)
     receiver.answers = [(302, {"Location": f"{receiver.url}/other"}, b""), (503, {}, b"secret")]
     with pytest.raises(AppenderFailed, match="answered 302: redirects are not followed") as first:
@@ -171,7 +171,7 @@ def test_redirects_are_not_followed_and_failures_show_no_secret(receiver: Receiv
     assert "secret" not in f"{first.value}{second.value}{settings!r}"
     assert [one.path for one in receiver.requests] == ["/secret?token=secret"] * 2
     with pytest.raises(AppenderFailed, match="did not answer: ConnectionRefused"):
-        Poster(HttpSettings(url="http://127.0.0.1:9/", allow_private=True)).post(b"", {})
+        Poster(HttpTargetSettings(url="http://127.0.0.1:9/", allow_private=True)).post(b"", {})
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_redirects_are_not_followed_and_failures_show_no_secret(receiver: Receiv
 )
 def test_what_cannot_be_asked_for_is_refused(given: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
-        HttpSettings.model_validate(given)
+        HttpTargetSettings.model_validate(given)
 
 
 def test_a_webhook_gets_events_in_requests_of_bounded_size(receiver: Receiver) -> None:
@@ -230,7 +230,7 @@ def test_a_wrong_configuration_is_told_without_its_secrets() -> None:
     hook = {"type": "webhook", "name": "x", "url": "ftp://hooks/secret"}
     for more in ({}, {"url": "http://x/", "headers": {"X": ["secret"]}}):
         with pytest.raises(InvalidInput, match=r"appenders\.0\.(url|headers)") as raised:
-            parse({"name": "p", "appenders": [{**hook, **more}]}, Registry())
+            parse({"name": "p", "appenders": [{**hook, **more}]}, AppenderRegistry())
         assert "secret" not in str(raised.value)
 
 

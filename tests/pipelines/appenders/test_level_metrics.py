@@ -11,17 +11,19 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ValidationError
 
-from coordination.partitions.partition import MAX_PROGRESS_BYTES
-from logstore.clock import SystemClock
-from logstore.disk import Disk
-from pipelines.appenders.contract import AppenderFailed, Context, State
-from pipelines.appenders.level_metrics import LevelMetrics, MetricsSettings
+from tailrace.coordination.partitions import MAX_PROGRESS_BYTES
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.filesystem import Disk
+from tailrace.pipelines.appenders.contract import AppenderContext, AppenderFailed, State
+from tailrace.pipelines.appenders.simple import LevelMetrics, MetricsSettings
 from tests.pipelines.events import events
 
 
 def counting(path: Path, state: State | None = None, **more: Any) -> LevelMetrics:
     made = LevelMetrics(MetricsSettings(file=str(path), **more))
-    made.start(Context("p", "levels", 0, 1, Disk(private=True), SystemClock(), lambda: True), state)
+    made.start(
+        AppenderContext("p", "levels", 0, 1, Disk(private=True), SystemClock(), lambda: True), state
+    )
     return made
 
 
@@ -92,4 +94,4 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         MetricsSettings(file="/x", labels=("host",))
     metrics = LevelMetrics(MetricsSettings(file=str(tmp_path / "x")))
     with pytest.raises(AppenderFailed, match="several parts"):
-        metrics.start(Context("p", "x", 0, 2, Disk(), SystemClock(), lambda: True), None)
+        metrics.start(AppenderContext("p", "x", 0, 2, Disk(), SystemClock(), lambda: True), None)

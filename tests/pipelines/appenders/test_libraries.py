@@ -11,25 +11,24 @@ from pathlib import Path
 
 import pytest
 
-from logstore.errors import InvalidInput
-from pipelines.appenders.libraries import Libraries
-from pipelines.appenders.registry import Registry
-from pipelines.appenders.stdout import Stdout
-from pipelines.definition.config import parse
+from tailrace.logstore.errors import InvalidInput
+from tailrace.pipelines.appenders.registry import AppenderRegistry, Libraries
+from tailrace.pipelines.appenders.simple import Stdout
+from tailrace.pipelines.definition import parse
 
 PLUGIN = Path(__file__).parents[1] / "plugin"
 SOURCE = (PLUGIN / "tailrace_plugin_for_tests.py").read_text()
 APPENDERS = '\nAPPENDERS = {"counts": Counting}\n'
 
 
-def wrong(registry: Registry) -> str:
+def wrong(registry: AppenderRegistry) -> str:
     """What is wrong with the one plugin that is."""
     (error,) = registry.wrong.values()
     return str(error)
 
 
-def registry(folder: Path) -> Registry:
-    return Registry(Libraries([str(folder)]))
+def registry(folder: Path) -> AppenderRegistry:
+    return AppenderRegistry(Libraries([str(folder)]))
 
 
 def one(type_: str, **more: str) -> dict[str, object]:
@@ -52,10 +51,10 @@ def test_a_file_is_a_plugin_and_is_loaded_again_when_it_changes(tmp_path: Path) 
     path = tmp_path / "counts.py"
     path.write_text(SOURCE + APPENDERS)
     libraries = Libraries([str(tmp_path)])
-    first = parse(one("counts", file="/x"), Registry(libraries))
-    assert parse(one("counts", file="/x"), Registry(libraries)) == first
+    first = parse(one("counts", file="/x"), AppenderRegistry(libraries))
+    assert parse(one("counts", file="/x"), AppenderRegistry(libraries)) == first
     path.write_text(SOURCE + APPENDERS + "# changed\n")
-    assert parse(one("counts", file="/x"), Registry(libraries)) != first
+    assert parse(one("counts", file="/x"), AppenderRegistry(libraries)) != first
 
 
 def test_a_change_that_keeps_second_and_size_is_loaded(
@@ -67,7 +66,7 @@ def test_a_change_that_keeps_second_and_size_is_loaded(
     for moment, name in enumerate(("counts", "events")):
         path.write_text(SOURCE + APPENDERS.replace("counts", name))
         os.utime(path, ns=(0, 1_700_000_000_000_000_000 + moment))
-        assert name in Registry(libraries).names
+        assert name in AppenderRegistry(libraries).names
     assert os.listdir(tmp_path) == ["counts.py"], "nothing is written beside it"
 
 
@@ -111,7 +110,7 @@ def test_a_file_that_is_no_plugin_is_named(tmp_path: Path, source: str) -> None:
 BAD_KINDS = {
     "APPENDERS = {'x': 1}": "it needs `settings`",
     "class X:\n    settings = dict\nAPPENDERS = {'x': X}": "must be a class that is derived from",
-    "from pipelines.definition.section import Section\nclass X:\n    settings = Section\n"
+    "from tailrace.pipelines.section import Section\nclass X:\n    settings = Section\n"
     "    def start(self): ...\nAPPENDERS = {'x': X}": "it has no append, sync, saved, stop",
 }
 

@@ -11,10 +11,10 @@ from google.protobuf.json_format import ParseDict, ParseError
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from orjson import loads
 
-from logstore.clock import SystemClock
-from logstore.disk import Disk
-from pipelines.appenders.contract import AppenderFailed, Context
-from pipelines.appenders.otlp import Otlp, OtlpSettings
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.filesystem import Disk
+from tailrace.pipelines.appenders.contract import AppenderContext, AppenderFailed
+from tailrace.pipelines.appenders.otlp import Otlp, OtlpSettings
 from tests.pipelines.appenders.receiver import Receiver
 from tests.pipelines.events import BASE_MS, events
 
@@ -27,7 +27,7 @@ def receiver() -> Iterator[Receiver]:
 
 def appender(receiver: Receiver, **more: Any) -> Otlp:
     made = Otlp(OtlpSettings(url=f"{receiver.url}/v1/logs", allow_private=True, **more))
-    made.start(Context("p", "x", 0, 1, Disk(), SystemClock(), lambda: True), None)
+    made.start(AppenderContext("p", "x", 0, 1, Disk(), SystemClock(), lambda: True), None)
     return made
 
 
@@ -114,7 +114,9 @@ def test_rejected_records_are_refused_and_failures_are_failures(receiver: Receiv
         refused.append((some.column("message").to_pylist(), reason.partition(" ")[2], detail))
 
     otlp = appender(receiver)
-    otlp.start(Context("p", "x", 0, 1, Disk(), SystemClock(), lambda: True, refuse=refuse), None)
+    otlp.start(
+        AppenderContext("p", "x", 0, 1, Disk(), SystemClock(), lambda: True, refuse=refuse), None
+    )
     partial = b'{"partialSuccess":{"rejectedLogRecords":"2","errorMessage":"too old"}}'
     receiver.answers = [(200, {}, partial), (429, {}, b""), (200, {}, b"\x00 no JSON")]
     otlp.append(events(["a", "b", "c"]))

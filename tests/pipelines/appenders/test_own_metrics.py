@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from logstore.errors import InvalidInput
-from pipelines.appenders.own_metrics import MOST, AppenderMetrics, Names, collect_own
+from tailrace.logstore.errors import InvalidInput
+from tailrace.pipelines.appenders.contract import (
+    MOST,
+    AppenderMetrics,
+    DeclaredMetrics,
+    collect_own,
+)
 
 PART = ("p", "a", "0")
 
@@ -20,7 +25,7 @@ def test_a_name_is_one_number() -> None:
 
 
 def test_appenders_with_the_same_name_are_one_metric_with_their_labels() -> None:
-    names = Names()
+    names = DeclaredMetrics()
     parts: dict[tuple[str, ...], AppenderMetrics] = {
         PART: AppenderMetrics(names),
         ("q", "b", "1"): AppenderMetrics(names),
@@ -37,7 +42,7 @@ def test_appenders_with_the_same_name_are_one_metric_with_their_labels() -> None
 
 
 def test_a_name_of_the_other_kind_is_refused_in_any_appender() -> None:
-    names = Names()
+    names = DeclaredMetrics()
     AppenderMetrics(names).counter("rows", "Rows.")
     other = AppenderMetrics(names)
     with pytest.raises(InvalidInput, match="is a counter already"):

@@ -11,29 +11,38 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pytest
 
-from logstore.clock import SystemClock
-from logstore.disk import Disk
-from logstore.errors import InvalidInput
-from pipelines.appenders.contract import Appender, AppenderFailed, Context, State
-from pipelines.appenders.registry import Registry
-from pipelines.appenders.rolling.file import RollingFile
-from pipelines.appenders.rolling.settings import RollingFileSettings
-from pipelines.appenders.wrappers.queueing import Async, AsyncSettings
-from pipelines.appenders.wrappers.retrying import Retry, RetrySettings
-from pipelines.definition.config import PipelineConfig, parse
-from pipelines.deletions import Deleted
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.errors import InvalidInput
+from tailrace.logstore.filesystem import Disk
+from tailrace.pipelines.appenders.contract import (
+    AppenderContext,
+    AppenderFailed,
+    PipelineAppender,
+    State,
+)
+from tailrace.pipelines.appenders.registry import AppenderRegistry
+from tailrace.pipelines.appenders.rolling.file import RollingFile
+from tailrace.pipelines.appenders.rolling.rolled import RollingFileSettings
+from tailrace.pipelines.appenders.wrappers import (
+    Async,
+    AsyncSettings,
+    RetryingAppender,
+    RetrySettings,
+)
+from tailrace.pipelines.definition import PipelineConfig, parse
+from tailrace.pipelines.events import Deleted
 from tests.pipelines.events import events
 
 
-def context() -> Context:
-    return Context("p", "x", 0, 1, Disk(), SystemClock(), lambda: True)
+def context() -> AppenderContext:
+    return AppenderContext("p", "x", 0, 1, Disk(), SystemClock(), lambda: True)
 
 
 def pipeline(**appender: Any) -> PipelineConfig:
-    return parse({"name": "p", "appenders": [{"name": "x", **appender}]}, Registry())
+    return parse({"name": "p", "appenders": [{"name": "x", **appender}]}, AppenderRegistry())
 
 
-def write(appender: Appender, *tables: pa.Table) -> None:
+def write(appender: PipelineAppender, *tables: pa.Table) -> None:
     """Gives events to an appender, and checkpoints."""
     appender.start(context(), None)
     for table in tables:
@@ -117,7 +126,7 @@ def test_what_is_masked_is_masked_in_the_dead_letters_too(tmp_path: Path) -> Non
             "dead_letter_dir": str(tmp_path),
             "appenders": [{"name": "x", **content}],
         },
-        Registry(),
+        AppenderRegistry(),
     )
     write(config.appenders[0].make_dead_letter(config.settings), events(["a secret"]))
     letter = json.loads((tmp_path / "p.x.0.json").read_text())
@@ -189,7 +198,7 @@ class Failing(RollingFile):
             raise AppenderFailed(f"call {cls.calls}")
 
 
-def failing(folder: Path, *calls: int) -> Callable[[], Appender]:
+def failing(folder: Path, *calls: int) -> Callable[[], PipelineAppender]:
     Failing.failing, Failing.calls = set(calls), 0
     return lambda: Failing(RollingFileSettings(dir=str(folder), path="all.log", max_file_size=4))
 
@@ -197,7 +206,7 @@ def failing(folder: Path, *calls: int) -> Callable[[], Appender]:
 @pytest.mark.parametrize("calls", [[1], [2], [3], [4], [5], [2, 3], [3, 4], [1, 3, 5]])
 def test_what_is_tried_again_is_written_once(tmp_path: Path, calls: list[int]) -> None:
     settings = RetrySettings(attempts=3, pause=0.0)
-    appender = Retry(settings, failing(tmp_path, *calls))
+    appender = RetryingAppender(settings, failing(tmp_path, *calls))
     appender.start(context(), None)
     appender.append(events(["a", "b", "c"]))
     appender.sync()
@@ -221,7 +230,7 @@ def test_what_fails_again_and_again_is_said_once(
             raise AppenderFailed("nobody answers")
 
     down = RollingFileSettings(dir=str(tmp_path))
-    appender = Retry(RetrySettings(attempts=5, pause=0.0), lambda: Down(down))
+    appender = RetryingAppender(RetrySettings(attempts=5, pause=0.0), lambda: Down(down))
     appender.start(context(), None)
     for _ in range(2):
         with pytest.raises(AppenderFailed, match="nobody answers"):
@@ -231,7 +240,7 @@ def test_what_fails_again_and_again_is_said_once(
 
 
 def test_attempts_end(tmp_path: Path) -> None:
-    appender = Retry(RetrySettings(attempts=2, pause=0.0), failing(tmp_path, 1, 2, 3))
+    appender = RetryingAppender(RetrySettings(attempts=2, pause=0.0), failing(tmp_path, 1, 2, 3))
     appender.start(context(), None)
     with pytest.raises(AppenderFailed, match="call 3"):
         appender.append(events(["a"]))
@@ -242,7 +251,7 @@ def test_no_more_is_kept_for_another_attempt_than_may_be(tmp_path: Path) -> None
     """With too much since the checkpoint a failure is the pipeline's, and nothing is kept."""
     table = events(["a", "b", "c"])
     settings = RetrySettings(attempts=3, pause=0.0, buffer_size=table.nbytes * 2)
-    appender = Retry(settings, failing(tmp_path, 4, 8))
+    appender = RetryingAppender(settings, failing(tmp_path, 4, 8))
     appender.start(context(), None)
     before = pa.total_allocated_bytes()
     for _ in range(3):
@@ -251,7 +260,7 @@ def test_no_more_is_kept_for_another_attempt_than_may_be(tmp_path: Path) -> None
     with pytest.raises(AppenderFailed, match="call 4"):
         appender.append(table)
     appender.stop()
-    appender = Retry(settings, failing(tmp_path / "2", 8))
+    appender = RetryingAppender(settings, failing(tmp_path / "2", 8))
     appender.start(context(), None)
     for _ in range(3):
         appender.append(table)
@@ -276,7 +285,7 @@ class Slow:
         self.told: list[object] = []
         self.fails = self.flush_fails = False
 
-    def start(self, context: Context, state: State | None) -> None:
+    def start(self, context: AppenderContext, state: State | None) -> None:
         self.told.append(state)
 
     def append(self, events: pa.Table) -> None:

@@ -9,19 +9,25 @@ import pytest
 import yaml
 from pydantic import BaseModel, TypeAdapter
 
-from logstore.errors import InvalidInput
-from logstore.objects.settings import PipelineDefaults, SegmentRetention
-from logstore.objects.settings import PipelineSettings as ProcessSettings
-from pipelines.appenders.contract import Kind
-from pipelines.appenders.notification.notify import Rule
-from pipelines.appenders.registry import OURS, Registry
-from pipelines.appenders.rolling.file import RollingFile
-from pipelines.definition.config import AppenderPart, PipelineSettings, parse, read
-from pipelines.definition.folder import beside, read_folder
-from pipelines.definition.section import Seconds, Section
-from pipelines.definition.selection import Selection
-from pipelines.settings import load_settings
-from tailrace.cli import main
+from tailrace.cli.main import main
+from tailrace.logstore.errors import InvalidInput
+from tailrace.logstore.objects.config import PipelineDefaults, SegmentRetention
+from tailrace.logstore.objects.config import PipelineSettings as ProcessSettings
+from tailrace.pipelines.appenders.contract import AppenderKind
+from tailrace.pipelines.appenders.notify import NoticeRule
+from tailrace.pipelines.appenders.registry import OURS, AppenderRegistry
+from tailrace.pipelines.appenders.rolling.file import RollingFile
+from tailrace.pipelines.definition import (
+    AppenderPart,
+    PipelineDefinition,
+    beside,
+    parse,
+    read,
+    read_folder,
+)
+from tailrace.pipelines.section import Seconds, Section
+from tailrace.pipelines.selection import Selection
+from tailrace.pipelines.world import load_settings
 from tests.pipelines.events import events
 
 OF_THE_PROCESS = {"auto_buffer_ratio", "prefetch_bytes", "segments_max_bytes"}
@@ -36,7 +42,7 @@ def pipeline(**more: Any) -> dict[str, Any]:
 def test_a_pipeline_has_defaults(tmp_path: Path) -> None:
     path = tmp_path / "p.yaml"
     path.write_text("name: p\nappenders: [{type: stdout, name: ${NAME:-out}}]\n")
-    (found,) = read_folder(str(tmp_path), Registry()).pipelines
+    (found,) = read_folder(str(tmp_path), AppenderRegistry()).pipelines
     assert (found.settings.event_delay_ms, found.settings.checkpoint_interval_ms) == (2000, 10_000)
     assert [one.name for one in found.appenders] == ["out"]
 
@@ -56,7 +62,7 @@ def test_a_variable_that_is_not_set_is_named(
     assert "p.yaml: appenders.0.dir needs ${LOG_DIR}; appenders.0.dir needs ${OTHER}: the" in said
     monkeypatch.setenv("LOG_DIR", "/logs")
     monkeypatch.setenv("OTHER", "app")
-    found = read(str(path), Registry())
+    found = read(str(path), AppenderRegistry())
     assert found.settings.description == "${X}  set"
     assert found.appenders[0].settings.model_dump()["dir"] == "/logs/app"
 
@@ -74,7 +80,7 @@ def test_a_variable_in_a_default_is_refused_by_name(
         "appenders:\n- {type: rolling_file, name: a, dir: '/logs/${OUTER:-${INNER}}'}\n"
     )
     with pytest.raises(InvalidInput, match=r"appenders.0.dir has .* in the default of \$\{OUTER\}"):
-        read(str(path), Registry())
+        read(str(path), AppenderRegistry())
 
 
 @pytest.mark.parametrize(
@@ -107,7 +113,7 @@ def test_a_variable_in_a_default_is_refused_by_name(
 )
 def test_what_is_wrong_is_named(content: Any, says: str) -> None:
     with pytest.raises(InvalidInput, match=says):
-        parse(content, Registry())
+        parse(content, AppenderRegistry())
 
 
 def test_all_that_is_wrong_is_named() -> None:
@@ -122,7 +128,7 @@ def test_all_that_is_wrong_is_named() -> None:
         },
     ]
     with pytest.raises(InvalidInput) as caught:
-        parse(pipeline(event_delay_ms=-1, evnt=1, appenders=appenders), Registry())
+        parse(pipeline(event_delay_ms=-1, evnt=1, appenders=appenders), AppenderRegistry())
     said = str(caught.value).split("; ")
     assert [one.split(":")[0] for one in said] == [
         "event_delay_ms",
@@ -139,7 +145,7 @@ def test_an_error_names_the_file(tmp_path: Path) -> None:
     path = tmp_path / "p.yaml"
     path.write_text("name: [\n")
     with pytest.raises(InvalidInput, match=r"p\.yaml cannot be read"):
-        read(str(path), Registry())
+        read(str(path), AppenderRegistry())
 
 
 @pytest.mark.parametrize(
@@ -172,7 +178,7 @@ def test_a_filter_takes_what_all_of_it_holds_for(settings: Any, taken: list[str]
 def test_every_key_is_documented() -> None:
     page = (Path(__file__).parents[3] / "docs" / "pipelines.md").read_text()
     kinds: list[type[Section]] = [kind.settings for kind in OURS.values()]
-    known: list[type[BaseModel]] = [PipelineSettings, AppenderPart, Selection, Rule]
+    known: list[type[BaseModel]] = [PipelineDefinition, AppenderPart, Selection, NoticeRule]
     for section in [*known, *kinds]:
         for name in section.model_fields:
             assert f"`{name}`" in page, f"{name} of {section.__name__}"
@@ -182,7 +188,9 @@ def test_what_a_file_does_not_say_is_as_the_settings_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = parse(
-        pipeline(retry_ms=5), Registry(), defaults=PipelineDefaults(event_delay_ms=7, retry_ms=9)
+        pipeline(retry_ms=5),
+        AppenderRegistry(),
+        defaults=PipelineDefaults(event_delay_ms=7, retry_ms=9),
     )
     assert (made.settings.event_delay_ms, made.settings.retry_ms) == (7, 5)
     path, config = tmp_path / "p.yaml", tmp_path / "tailrace.yaml"
@@ -213,17 +221,17 @@ def test_each_default_can_be_overridden_by_a_pipelines_file(
     if name in PipelineDefaults.model_fields:
         monkeypatch.setenv(f"TAILRACE_PIPELINES__DEFAULTS__{name.upper()}", str(given))
     defaults = load_settings({}, None).pipelines.defaults
-    plain = parse(pipeline(), Registry(), "", defaults).settings
+    plain = parse(pipeline(), AppenderRegistry(), "", defaults).settings
     assert getattr(plain, name) == (given if name in PipelineDefaults.model_fields else None)
-    made = parse(pipeline(**{name: other}), Registry(), "", defaults).settings
+    made = parse(pipeline(**{name: other}), AppenderRegistry(), "", defaults).settings
     assert getattr(made, name) == other
 
 
 def test_a_ratio_of_a_file_counts_before_a_size_of_the_defaults() -> None:
     defaults = PipelineDefaults(buffer_size_bytes=9)
-    made = parse(pipeline(auto_buffer_ratio=0.2), Registry(), "", defaults).settings
+    made = parse(pipeline(auto_buffer_ratio=0.2), AppenderRegistry(), "", defaults).settings
     assert (made.auto_buffer_ratio, made.buffer_size_bytes) == (0.2, 0)
-    assert parse(pipeline(), Registry(), "", defaults).settings.buffer_size_bytes == 9
+    assert parse(pipeline(), AppenderRegistry(), "", defaults).settings.buffer_size_bytes == 9
 
 
 def test_what_no_pipelines_file_can_say_is_a_processs_and_documented() -> None:
@@ -231,7 +239,7 @@ def test_what_no_pipelines_file_can_say_is_a_processs_and_documented() -> None:
     table = page.partition("Other settings are those of a process")[2].partition("\n\nAn ")[0]
     ours = {*ProcessSettings.model_fields} - {"defaults"}
     ours |= {f"segments_{name}" for name in SegmentRetention.model_fields}
-    left = ours - PipelineSettings.model_fields.keys()
+    left = ours - PipelineDefinition.model_fields.keys()
     assert ours - left == OF_THE_PROCESS, "each has a key in a file"
     for name in left:
         assert f"`pipelines.{name}`" in table or f"`{name}`" in table, name
@@ -240,20 +248,20 @@ def test_what_no_pipelines_file_can_say_is_a_processs_and_documented() -> None:
 def test_each_default_may_be_written_down() -> None:
     """Such as the 0 of a size that the documentation says means something."""
     kinds: list[type[BaseModel]] = [kind.settings for kind in OURS.values()]
-    kinds += [PipelineSettings, AppenderPart, Selection, Rule, ProcessSettings]
+    kinds += [PipelineDefinition, AppenderPart, Selection, NoticeRule, ProcessSettings]
     for section in kinds:
         for name, field in section.model_fields.items():
             default = field.get_default(call_default_factory=True)
             if not field.is_required() and default is not None:
                 kind: Any = Annotated.__class_getitem__((field.annotation, "", *field.metadata))  # type: ignore[attr-defined]
                 assert TypeAdapter(kind).validate_python(default) == default, name
-    made = parse(pipeline(buffer_size_bytes="2TiB"), Registry())
+    made = parse(pipeline(buffer_size_bytes="2TiB"), AppenderRegistry())
     assert made.settings.buffer_size_bytes == 2 << 40
 
 
 def test_the_examples_are_pipelines() -> None:
     folder = Path(__file__).parents[3] / "deploy" / "pipelines"
-    found = {one.name: one for one in read_folder(str(folder), Registry()).pipelines}
+    found = {one.name: one for one in read_folder(str(folder), AppenderRegistry()).pipelines}
     assert sorted(found) == ["audit", "by-application", "objects"]
     audit, metrics, debug = found["by-application"].appenders
     table = events(["in", "out"], attributes={"logger": "audit.login"})
@@ -268,19 +276,19 @@ def test_two_appenders_that_write_the_same_files_are_refused(tmp_path: Path) -> 
     other = {"type": "rolling_file", "dir": "/out/", "path": "x/{fqn}.log"}
     wrapped = {"type": "async", "name": "b", "to": other}
     with pytest.raises(InvalidInput, match=r"p/a and p/b both write /out/x/\{fqn\}\.log"):
-        parse(pipeline(appenders=[one, wrapped]), Registry())
+        parse(pipeline(appenders=[one, wrapped]), AppenderRegistry())
     for name, appender in (("p", one), ("q", wrapped)):
         content = {"name": name, "appenders": [appender]}
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(content))
-    folder = beside(read_folder(str(tmp_path), Registry()))
+    folder = beside(read_folder(str(tmp_path), AppenderRegistry()))
     assert [one.name for one in folder.pipelines] == ["p"]
     assert "p/a and q/b both write" in str(folder.wrong[str(tmp_path / "q.yaml")])
     stores = [{"type": "rolling_object", "name": name} for name in "ab"]
-    parse(pipeline(appenders=stores), Registry())
+    parse(pipeline(appenders=stores), AppenderRegistry())
     for one in stores:
         one["store"] = "s3://bucket/logs/"
     with pytest.raises(InvalidInput, match="p/a and p/b both write s3://bucket/logs/logs/"):
-        parse(pipeline(appenders=stores), Registry())
+        parse(pipeline(appenders=stores), AppenderRegistry())
 
 
 class TokenSettings(Section):
@@ -291,8 +299,8 @@ class WithToken(RollingFile):
     settings = TokenSettings
 
 
-class OfToken(Registry):
-    def kind(self, name: str) -> Kind:
+class OfToken(AppenderRegistry):
+    def kind(self, name: str) -> AppenderKind:
         return WithToken
 
 

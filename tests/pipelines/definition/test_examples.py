@@ -9,19 +9,18 @@ import pyarrow as pa
 import pytest
 import yaml
 
-from logstore.clock import SystemClock
-from logstore.disk import Disk
-from pipelines.appenders.contract import Context
-from pipelines.appenders.registry import Registry
-from pipelines.definition.config import read
-from pipelines.definition.folder import beside, read_folder
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.filesystem import Disk
+from tailrace.pipelines.appenders.contract import AppenderContext
+from tailrace.pipelines.appenders.registry import AppenderRegistry
+from tailrace.pipelines.definition import beside, read, read_folder
 from tests.pipelines.events import BASE_MS, events
 
 FOLDER = Path(__file__).parents[3] / "deploy" / "pipelines"
 
 
 def test_every_example_is_right() -> None:
-    folder = beside(read_folder(str(FOLDER), Registry()))
+    folder = beside(read_folder(str(FOLDER), AppenderRegistry()))
     found = {one.name: one for one in folder.pipelines}
     assert folder.wrong == {}
     assert {"audit", "by-application"} <= set(found)
@@ -33,7 +32,7 @@ def test_each_application_has_its_audit_metrics_and_debug_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOGS", str(tmp_path))
-    config = read(str(FOLDER / "by-application.yaml"), Registry())
+    config = read(str(FOLDER / "by-application.yaml"), AppenderRegistry())
 
     def lines(logger: str, level: str, *messages: str, at: int) -> pa.Table:
         attributes = {"logger": logger, "thread": "main"}
@@ -50,7 +49,7 @@ def test_each_application_has_its_audit_metrics_and_debug_log(
     for one in config.appenders:
         appender = one.make()
         appender.start(
-            Context(config.name, one.name, 0, 1, Disk(), SystemClock(), lambda: True), None
+            AppenderContext(config.name, one.name, 0, 1, Disk(), SystemClock(), lambda: True), None
         )
         appender.append(one.part.filter.of(table))
         appender.sync()

@@ -7,11 +7,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from logstore.errors import InvalidInput
-from logstore.search.language import parse as parse_search
-from pipelines.appenders.registry import Registry
-from pipelines.definition.config import parse
-from pipelines.definition.selection import Selection
+from tailrace.logstore.errors import InvalidInput
+from tailrace.logstore.search.language import parse as parse_search
+from tailrace.pipelines.appenders.registry import AppenderRegistry
+from tailrace.pipelines.definition import parse
+from tailrace.pipelines.selection import Selection
 from tests.logstore.search.evaluate import holds
 from tests.pipelines.events import BASE_MS, events
 
@@ -83,4 +83,4 @@ def test_what_is_wrong_is_said_with_its_place(text: str, says: str) -> None:
     content: dict[str, Any] = {"name": "p", "filter": {"where": text}}
     content["appenders"] = [{"type": "stdout", "name": "out"}]
     with pytest.raises(InvalidInput, match=says):
-        parse(content, Registry())
+        parse(content, AppenderRegistry())

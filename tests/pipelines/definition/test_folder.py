@@ -8,16 +8,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipelines.appenders.libraries import Libraries
-from pipelines.appenders.registry import Registry
-from pipelines.definition.config import PipelineConfig
-from pipelines.definition.folder import Folder, beside, read_folder
-from tailrace.cli import main
+from tailrace.cli.main import main
+from tailrace.pipelines.appenders.registry import AppenderRegistry, Libraries
+from tailrace.pipelines.definition import PipelineConfig, PipelineFolder, beside, read_folder
 
 OUT = "appenders: [{type: stdout, name: out}]\n"
 PLUGIN = """
-from pipelines.appenders.stdout import Stdout
-from pipelines.definition.section import Section
+from tailrace.pipelines.appenders.simple import Stdout
+from tailrace.pipelines.section import Section
 from pydantic import field_validator
 
 class Odd(Section):
@@ -60,16 +58,16 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def read(folder: Path, running: Folder | None = None) -> Folder:
-    found = read_folder(str(folder), Registry(Libraries([str(folder / "lib")])))
-    return beside(found, {one.name: one for one in (running or Folder()).pipelines})
+def read(folder: Path, running: PipelineFolder | None = None) -> PipelineFolder:
+    found = read_folder(str(folder), AppenderRegistry(Libraries([str(folder / "lib")])))
+    return beside(found, {one.name: one for one in (running or PipelineFolder()).pipelines})
 
 
-def names(folder: Folder) -> list[str]:
+def names(folder: PipelineFolder) -> list[str]:
     return [one.name for one in folder.pipelines]
 
 
-def wrong(folder: Folder) -> dict[str, str]:
+def wrong(folder: PipelineFolder) -> dict[str, str]:
     return {os.path.basename(path): str(error) for path, error in folder.wrong.items()}
 
 

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
-from pipelines.events import ORDER
-from pipelines.layouts import Json, Logfmt, Pattern, Raw
+from tailrace.pipelines.events import ORDER
+from tailrace.pipelines.layouts import Json, Logfmt, Pattern, Raw
 from tests.pipelines.events import BASE_MS, events
 
 ONE = events(

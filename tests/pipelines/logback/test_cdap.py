@@ -6,7 +6,7 @@ As `cdap-log-pipeline.xml` and `test-appender.xml` of cdap-watchdog, and cdap-st
 
 from __future__ import annotations
 
-from pipelines.logback.convert import convert
+from tailrace.pipelines.logback import convert
 
 CDAP_DEFAULT = """<?xml version="1.0" encoding="UTF-8"?>
 <configuration>

@@ -9,12 +9,11 @@ import pyarrow as pa
 import pytest
 import yaml
 
-from logstore.errors import InvalidInput
-from pipelines.appenders.registry import Registry
-from pipelines.definition.config import parse
-from pipelines.logback.convert import convert
-from pipelines.logback.words import converted
-from tailrace.cli import main
+from tailrace.cli.main import main
+from tailrace.logstore.errors import InvalidInput
+from tailrace.pipelines.appenders.registry import AppenderRegistry
+from tailrace.pipelines.definition import parse
+from tailrace.pipelines.logback import convert, converted
 from tests.pipelines.events import events
 
 
@@ -22,7 +21,7 @@ def of(text: str) -> tuple[dict[str, Any], list[tuple[int, str]]]:
     """The pipeline of what is in a configuration, checked, and the remarks."""
     found = convert(f"<configuration>\n{text}\n</configuration>".encode(), "logback")
     content = dict(found.content)
-    parse(content, Registry())
+    parse(content, AppenderRegistry())
     return content, [(one.line, one.what) for one in found.remarks]
 
 
@@ -71,7 +70,7 @@ def test_loggers_levels_and_additivity_are_those_of_logback() -> None:
     )
     got = {
         one.name: one.part.filter.of(table).column("message").to_pylist()
-        for one in parse(content, Registry()).appenders
+        for one in parse(content, AppenderRegistry()).appenders
     }
     all_of = [f"{name}/{level}" for name in ("", "x") for level in levels]
     rest = [f"test.errors/{level}" for level in levels]

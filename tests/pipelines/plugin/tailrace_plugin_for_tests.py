@@ -9,15 +9,15 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from pipelines.appenders.contract import AppenderFailed, Context, State
-from pipelines.definition.section import Section, key
+from tailrace.pipelines.appenders.contract import AppenderContext, AppenderFailed, State
+from tailrace.pipelines.section import Section, setting
 
 
 class CountingSettings(Section):
     """Where the counts go."""
 
-    file: str = key(..., "the file of the counts")
-    fail_while: str = key("", "it fails as long as this file is there")
+    file: str = setting(..., "the file of the counts")
+    fail_while: str = setting("", "it fails as long as this file is there")
 
 
 class Counting:
@@ -29,7 +29,7 @@ class Counting:
         self._settings = settings
         self._counts: Counter[str] = Counter()
 
-    def start(self, context: Context, state: State | None) -> None:
+    def start(self, context: AppenderContext, state: State | None) -> None:
         self._counts = Counter((state or {}).get("counts", {}))
 
     def append(self, events: pa.Table) -> None:

@@ -8,15 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from logstore.clock import SystemClock
-from logstore.errors import StoreUnavailable
-from pipelines.events import Origin
-from pipelines.process import PipelinesProcess
-from pipelines.sources.ahead import Ahead, Prefetch
-from pipelines.sources.contract import Fetched, Segment
-from pipelines.sources.segments import SegmentSource
-from pipelines.sources.stored import StoredSegments
-from pipelines.worker.worker import Worker
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.errors import StoreUnavailable
+from tailrace.pipelines.events import Origin
+from tailrace.pipelines.process import PipelinesProcess
+from tailrace.pipelines.sources.segments import (
+    EventSegment,
+    Fetched,
+    Prefetch,
+    Prefetcher,
+    SegmentSource,
+)
+from tailrace.pipelines.sources.stored import StoredSegments
+from tailrace.pipelines.worker import AppenderWorker
 from tests.pipelines.events import events
 from tests.pipelines.lake import Lake
 from tests.pipelines.remembering import Remembering, forget, pipeline, until
@@ -37,7 +41,7 @@ class Store:
         await self.go.wait()
         if origin.seq in self.failing:
             raise StoreUnavailable("it is away")
-        return lambda: Segment(events([f"{origin.seq}"]), 0)
+        return lambda: EventSegment(events([f"{origin.seq}"]), 0)
 
 
 class Clock(SystemClock):
@@ -61,8 +65,8 @@ class Counting(StoredSegments):
         return await super().fetch(origin)
 
 
-def ahead(store: Store, most_bytes: int) -> Ahead:
-    return Ahead(store.fetch, SystemClock(), most_bytes)
+def ahead(store: Store, most_bytes: int) -> Prefetcher:
+    return Prefetcher(store.fetch, SystemClock(), most_bytes)
 
 
 async def test_no_more_is_fetched_than_may_be_held() -> None:
@@ -96,7 +100,7 @@ async def test_what_could_not_be_fetched_is_asked_for_again() -> None:
 
 async def test_what_nobody_takes_makes_room() -> None:
     store, clock = Store(), Clock()
-    fetches = Ahead(store.fetch, clock, 100)
+    fetches = Prefetcher(store.fetch, clock, 100)
     assert fetches.begin(Origin("n", 1), 100)
     assert not fetches.begin(Origin("n", 2), 100)
     clock.shift = 61
@@ -123,7 +127,7 @@ async def test_a_source_reads_each_segment_once(tmp_path: Path) -> None:
 async def test_a_pipeline_has_a_bound_of_its_own_beside_the_others() -> None:
     """And all together have one, whatever their files say."""
     store = Store()
-    fetches = Ahead(store.fetch, SystemClock(), 100, 250)
+    fetches = Prefetcher(store.fetch, SystemClock(), 100, 250)
     own, none = Prefetch("own", 100), Prefetch("none", 0)
     assert fetches.begin(Origin("n", 1), 100)
     assert not fetches.begin(Origin("n", 2), 1), "of those that share"
@@ -161,5 +165,5 @@ async def test_a_pipelines_file_says_what_is_fetched_ahead_for_it(
     assert found == asked
 
 
-def gives(worker: Worker) -> bool:
+def gives(worker: AppenderWorker) -> bool:
     return worker.progress is not None and worker.progress.buffer.frontier is not None

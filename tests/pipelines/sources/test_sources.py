@@ -13,23 +13,20 @@ from typing import Any
 import httpx
 import pytest
 
-from coordination.groups import change_group, evict, remote_group
-from coordination.pipelines.control import read_control
-from logstore import ulid
-from logstore.clock import SystemClock
-from logstore.disk import Disk
-from logstore.errors import InvalidInput, NotFound, StoreUnavailable
-from logstore.objects.local import LocalStore
-from logstore.objects.settings import PipelineSettings
-from pipelines.appenders.registry import Registry
-from pipelines.definition.config import PipelineConfig, parse
-from pipelines.events import Origin
-from pipelines.process import PipelinesProcess
-from pipelines.sources.client import ServiceClient
-from pipelines.sources.memory import MemorySegments
-from pipelines.sources.service import ServiceSegments
-from pipelines.status import admin_of
-from pipelines.world import open_world
+from tailrace.coordination.groups import change_group, evict, remote_group
+from tailrace.coordination.pipelines import read_control
+from tailrace.logstore import ulid
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.errors import InvalidInput, NotFound, StoreUnavailable
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.objects.config import PipelineSettings
+from tailrace.logstore.objects.local import LocalStore
+from tailrace.pipelines.appenders.registry import AppenderRegistry
+from tailrace.pipelines.definition import PipelineConfig, parse
+from tailrace.pipelines.events import Origin
+from tailrace.pipelines.process import PipelinesProcess
+from tailrace.pipelines.sources.service import MemorySegments, ServiceClient, ServiceSegments
+from tailrace.pipelines.world import admin_of, open_world
 from tests.e2e.service_process import BASE, ServiceProcess
 from tests.pipelines.events import events
 from tests.pipelines.lake import Lake
@@ -107,7 +104,7 @@ async def test_a_pipeline_over_http_writes_each_line_once_and_lets_segments_go(
     over_http(lake, service, CONSUMER)
     out = tmp_path / "out"
     files = {"type": "rolling_file", "name": "f", "dir": str(out), "path": "{fqn}.log"}
-    made = parse({"name": "files", **FAST, "appenders": [files]}, Registry())
+    made = parse({"name": "files", **FAST, "appenders": [files]}, AppenderRegistry())
 
     def written_lines() -> list[str]:
         path = out / "shop.load.log"
@@ -225,7 +222,7 @@ async def test_an_eviction_by_the_service_stops_the_pipeline(
 async def test_lists_are_read_by_pages_behind_what_is_known(
     lake: Lake, service: ServiceProcess, operator: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipelines.sources.service._PAGE", 2)
+    monkeypatch.setattr("tailrace.pipelines.sources.service._PAGE", 2)
     file = lake.folder / "token"
     file.write_text(CONSUMER)
     async with ServiceClient(service.url, token_file=str(file)) as client:

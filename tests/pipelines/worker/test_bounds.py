@@ -12,16 +12,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from logstore import keys
-from logstore.objects.store import ObjectInfo
-from pipelines.definition.folder import Folder
-from pipelines.sources.segments import SegmentSource
-from pipelines.sources.stored import StoredSegments
-from pipelines.worker.gate import Gate
-from pipelines.worker.hooks import Hooks
-from pipelines.worker.memory import cached, for_events, pieces, share
-from pipelines.worker.progress import Progress
-from pipelines.worker.worker import Worker
+from tailrace.logstore import keys
+from tailrace.logstore.objects.store import ObjectInfo
+from tailrace.pipelines.definition import PipelineFolder
+from tailrace.pipelines.progress import AppenderProgress
+from tailrace.pipelines.sources.segments import SegmentSource
+from tailrace.pipelines.sources.stored import StoredSegments
+from tailrace.pipelines.waiting import TurnLimiter, cached, for_events, pieces, share
+from tailrace.pipelines.worker import AppenderWorker, Hooks
 from tests.pipelines.events import events
 from tests.pipelines.lake import Lake
 from tests.pipelines.remembering import Remembering, forget, has, named, pipeline, until
@@ -51,7 +49,7 @@ async def test_a_pipeline_that_is_given_up_frees_what_waited(lake: Lake) -> None
     files = [named("x", pipeline("x", **waits)), named("y", pipeline("y", **waits))]
     for number in range(3):
         await lake.put(*[f"{number} {line} " + "x" * 1000 for line in range(1000)])
-    async with lake.running(*files, read_again=lambda: Folder(files)) as process:
+    async with lake.running(*files, read_again=lambda: PipelineFolder(files)) as process:
         await until(lambda: len(process.workers) == 2)
         await until(
             lambda: all(
@@ -72,15 +70,15 @@ async def test_what_waits_stays_within_the_size_of_the_buffer(
 ) -> None:
     """After each turn, whatever came: no event is lost for it."""
     sizes: list[int] = []
-    original = Worker._turn
+    original = AppenderWorker._turn
 
-    async def turn(self: Worker, progress: Progress, hooks: Hooks) -> bool:
+    async def turn(self: AppenderWorker, progress: AppenderProgress, hooks: Hooks) -> bool:
         try:
             return await original(self, progress, hooks)
         finally:
             sizes.append(progress.buffer.size)
 
-    monkeypatch.setattr(Worker, "_turn", turn)
+    monkeypatch.setattr(AppenderWorker, "_turn", turn)
     waits = {"event_delay_ms": 900_000, "idle_node_ms": 900_000, "buffer_size_bytes": 700_000}
     for number in range(6):
         await lake.put(*[f"{number} {line:03d} " + "x" * 1000 for line in range(500)])
@@ -96,7 +94,7 @@ async def test_a_slow_turn_holds_up_nobody(load: float) -> None:
     """Also while others compute, which keeps it for some times as long."""
     started = time.monotonic()
     spent = lambda: (time.monotonic() - started) * load  # noqa: E731
-    gate, done = Gate(1, seconds=0.01, spent=spent), asyncio.Event()
+    gate, done = TurnLimiter(1, seconds=0.01, spent=spent), asyncio.Event()
 
     async def hangs() -> None:
         async with gate.turn():
@@ -118,7 +116,7 @@ async def test_a_turn_that_computes_lasts_longer_than_one_that_waits(
 ) -> None:
     """Counted in looks at the processors' time: on a busy machine each turn takes longer."""
     looks = itertools.count()
-    gate = Gate(1, seconds=0.001, spent=lambda: next(looks) * 0.001 * load)
+    gate = TurnLimiter(1, seconds=0.001, spent=lambda: next(looks) * 0.001 * load)
     async with gate.turn():
         async with asyncio.timeout(60), gate.turn():
             first = next(looks)
@@ -148,7 +146,7 @@ async def test_a_pipelines_file_says_its_part_of_the_memory_for_events(lake: Lak
     has = named("has", pipeline("a", "b", auto_buffer_ratio=0.3))
     plain, greedy = named("plain", pipeline("c")), named("greedy", pipeline("d"))
     files = [has, plain]
-    async with lake.running(*files, read_again=lambda: Folder(files)) as process:
+    async with lake.running(*files, read_again=lambda: PipelineFolder(files)) as process:
 
         def limits() -> dict[str, int]:
             return {one.appender: one.buffer_limit for one in process.workers}

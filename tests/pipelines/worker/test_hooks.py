@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from logstore.runs.deletions import Deletion, encode_deletion
-from pipelines.appenders.registry import Registry
-from pipelines.definition.config import parse
+from tailrace.logstore.runs.deletions import Deletion, encode_deletion
+from tailrace.pipelines.appenders.registry import AppenderRegistry
+from tailrace.pipelines.definition import parse
 from tests.pipelines.lake import Lake
 from tests.waiting import until
 
@@ -30,7 +30,7 @@ async def test_an_appender_is_flushed_and_told_of_deletions_while_nothing_comes(
     lake, out = Lake(tmp_path), tmp_path / "out"
     files: dict[str, Any] = {"type": "rolling_file", "name": "files", "dir": str(out)}
     more = {"path": "{fqn}/{run}/x.log", "roll_idle": "300ms", "on_delete": "remove"}
-    config = parse({"name": "p", **FAST, "appenders": [{**files, **more}]}, Registry())
+    config = parse({"name": "p", **FAST, "appenders": [{**files, **more}]}, AppenderRegistry())
     first = await lake.put("1", "2", run="r")
     async with lake.running(config):
         await until(has(out, "shop.load/r/x.000001.log", "1\n2\n"))

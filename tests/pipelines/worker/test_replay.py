@@ -10,20 +10,25 @@ from pathlib import Path
 import orjson
 import pytest
 
-from coordination.groups import change_group, evict, pipeline_group, read_group
-from coordination.pipelines.control import ask_for_replay
-from coordination.pipelines.replay import Replay
-from logstore import ulid
-from logstore.clock import SystemClock, system_entropy
-from logstore.errors import NotFound
-from pipelines.appenders.registry import Registry
-from pipelines.definition.config import parse
-from pipelines.process import PipelinesProcess
-from pipelines.sources import table as table_module
-from pipelines.sources.segments import SegmentSource
-from pipelines.sources.stored import StoredSegments
-from pipelines.sources.table import TableSource
-from pipelines.status import rows
+from tailrace.coordination.groups import (
+    PipelineReplay,
+    change_group,
+    evict,
+    pipeline_group,
+    read_group,
+)
+from tailrace.coordination.pipelines import ask_for_replay
+from tailrace.logstore import ulid
+from tailrace.logstore.clock import SystemClock, system_entropy
+from tailrace.logstore.errors import NotFound
+from tailrace.pipelines.appenders.registry import AppenderRegistry
+from tailrace.pipelines.definition import parse
+from tailrace.pipelines.process import PipelinesProcess
+from tailrace.pipelines.sources import table as table_module
+from tailrace.pipelines.sources.segments import SegmentSource
+from tailrace.pipelines.sources.stored import StoredSegments
+from tailrace.pipelines.sources.table import TableSource
+from tailrace.pipelines.world import rows
 from tests.pipelines.appenders.receiver import Receiver
 from tests.pipelines.lake import Lake
 from tests.pipelines.remembering import FAST, Remembering, forget, has, named, pipeline, until
@@ -39,7 +44,7 @@ def lake(tmp_path: Path) -> Lake:
 
 async def ask(lake: Lake, low: int | None = 0, pipeline: str = "p") -> None:
     clock = SystemClock()
-    asked = Replay(
+    asked = PipelineReplay(
         ulid.fresh_text(clock, system_entropy()),
         None if low is None else ulid.encode(low),
         clock.now_ms(),
@@ -193,7 +198,7 @@ async def test_a_rolling_file_keeps_what_it_had_apart(
 ) -> None:
     out = tmp_path / "out"
     files = {"type": "rolling_file", "name": "f", "dir": str(out), "path": path}
-    made = parse({"name": "p", **FAST, "appenders": [files]}, Registry())
+    made = parse({"name": "p", **FAST, "appenders": [files]}, AppenderRegistry())
 
     def found() -> list[tuple[str, str]]:
         paths = [one for one in out.rglob("*") if one.is_file() and ".tailrace" not in one.parts]
@@ -225,7 +230,7 @@ async def test_objects_counts_and_notices_have_nothing_twice(lake: Lake, tmp_pat
             {"type": "notify", "name": "n", "url": receiver.url, "allow_private": True}
             | {"rules": rules, "every": "1ms"},
         ]
-        made = parse({"name": "p", **FAST, "appenders": appenders}, Registry())
+        made = parse({"name": "p", **FAST, "appenders": appenders}, AppenderRegistry())
 
         def objects() -> list[tuple[str, str]]:
             # Unlike `rglob`, it passes over a folder that goes meanwhile.

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from logstore import ulid
-from pipelines.process import PipelinesProcess
+from tailrace.logstore import ulid
+from tailrace.pipelines.process import PipelinesProcess
 from tests.pipelines.events import BASE_MS
 from tests.pipelines.lake import Lake
 from tests.pipelines.remembering import Remembering, forget, has, pipeline, until

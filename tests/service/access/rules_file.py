@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from service.access.tokens import hashed, id_of
+from service.access.rules import hashed, id_of
 
 Scopes = Mapping[str, Sequence[str]]
 

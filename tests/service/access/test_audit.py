@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from logstore.disk import Disk
-from logstore.errors import Unavailable
 from service.access.audit import REFUSALS, AuditLog
+from tailrace.logstore.errors import Unavailable
+from tailrace.logstore.filesystem import Disk
 from tests.servers.small_disks import small_disk
 from tests.simulation.clocks import ManualClock
 

@@ -14,9 +14,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from logstore.errors import Forbidden, NotAuthenticated, Unavailable
 from service.access.access import Access
-from service.access.identity import Identity
+from service.access.rules import Identity
+from tailrace.logstore.errors import Forbidden, NotAuthenticated, Unavailable
 from tests.service.access.rules_file import written
 from tests.simulation.clocks import ManualClock
 

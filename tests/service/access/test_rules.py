@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from logstore.errors import InvalidInput, NotAuthenticated, OverQuota
 from service.access.access import Access
-from service.access.names import Names
-from service.access.quota import BURST_SECONDS, Quota
-from service.access.rules import parse
+from service.access.rules import BURST_SECONDS, PipelineNames, Quota, parse
+from tailrace.logstore.errors import InvalidInput, NotAuthenticated, OverQuota
 from tests.service.access.rules_file import rule, token_of, written
 from tests.simulation.clocks import ManualClock
 
@@ -46,12 +44,12 @@ def test_what_cannot_be_is_refused_without_a_secret(content: dict[str, Any], why
 
 
 def test_patterns_are_names_and_beginnings() -> None:
-    names = Names.parse(["shop.*", "bank"])
+    names = PipelineNames.parse(["shop.*", "bank"])
     for fqn, held in {"shop.a": 1, "shop.": 1, "shop": 0, "shopping": 0, "bank": 1, "": 0}.items():
         assert names.hold(fqn) == bool(held), fqn
     assert not names.every
-    assert Names.parse(["*", "a"]).every
-    assert Names.parse(["*"]).condition() is None
+    assert PipelineNames.parse(["*", "a"]).every
+    assert PipelineNames.parse(["*"]).condition() is None
     for text, wanted in (("shop.a", True), ("bank", True), ("banker", False), ("a\nshop.a", False)):
         seen = names.within(None)
         assert seen is not None

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from logstore.errors import Forbidden, NotAuthenticated
 from service.access.access import REMEMBERED_SECONDS, Access
-from service.access.tokens import hashed, id_of, make_token
+from service.access.rules import hashed, id_of, make_token
+from tailrace.logstore.errors import Forbidden, NotAuthenticated
 from tests.service.access.rules_file import rule, token_of, written
 from tests.simulation.clocks import ManualClock
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from logstore.batch import RunKey
-from service.runs.read import LogSize
+from service.run_log.read_text import LogSize
+from tailrace.logstore.batch import RunKey
 from tests.service.http.memory_node import MemoryRunLogs
 
 

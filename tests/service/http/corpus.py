@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from logstore import ulid as ulids
+from tailrace.logstore import ulid as ulids
 from tests.service.http.wires import RUNS, post
 from tests.service.simulated_node import START_MS
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from logstore.batch import RunKey
-from service.ingest.batch import IncomingBatch, Receipt, Submitted
+from service.ingest.batch import AppendReceipt, IncomingBatch, Submitted
+from tailrace.logstore.batch import RunKey
 from tests.service.http.memory_node import MemoryNode
 from tests.service.ingest.gated_appender import GatedAppender
 
@@ -22,7 +22,7 @@ class JournalNode(MemoryNode):
         self.taken += submitted is not None
         return submitted
 
-    async def append(self, batch: IncomingBatch) -> Receipt:
+    async def append(self, batch: IncomingBatch) -> AppendReceipt:
         return await self.gated.appender.append(batch)
 
     async def open_run(self, key: RunKey, connector: str) -> int:

@@ -10,25 +10,13 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from logstore.batch import RunKey
-from logstore.clock import SystemClock, system_entropy
-from logstore.errors import BatchConflict, InvalidCursor, NodeNotReady, NotFound
-from logstore.names import encode
-from logstore.objects.local import LocalStore, inline
-from logstore.patterns import TextTest
-from logstore.position import Cursor, Position
-from logstore.ulid import Minter
-from service.ingest.batch import IncomingBatch, Receipt, Submitted
+from service.ingest.batch import AppendReceipt, IncomingBatch, Submitted
 from service.journal.format import decode_meta
-from service.journal.writer import Appended
-from service.runs.delete import Wanted, always
-from service.runs.held_place import HeldPlace
-from service.runs.outcomes import RunOutcomes
-from service.runs.pages import Page
-from service.runs.parts import RecordPart, as_records
-from service.runs.read import LogPiece, LogSize
-from service.runs.records import ArrowRecords, RecordPage, RecordPiece
-from service.runs.run_pages import (
+from service.journal.journal import Appended
+from service.run_log.cursors import After, LinePage
+from service.run_log.delete import Wanted, always
+from service.run_log.lines import HeldPlace, RecordPart, as_records
+from service.run_log.listing import (
     ListedRun,
     NamePage,
     Newest,
@@ -37,13 +25,21 @@ from service.runs.run_pages import (
     RunPage,
     RunSummary,
 )
-from service.runs.settings import RunSettings
-from service.runs.source_pieces import After
-from service.runtime.clock_skew import ClockSkew
-from service.status.reports import Expiry, Reports
-from service.status.settings import OpenMetadataSettings
+from service.run_log.read_records import ArrowRecords, RecordPage, RecordPiece
+from service.run_log.read_text import LogPiece, LogSize
+from service.runtime.health import ClockSkew
+from service.settings import OpenMetadataSettings, RunSettings
+from service.status.reports import ReportExpiry, Reports, RunOutcomes
 from service.status.status import RunStatus
 from service.tail import SseSettings, Tail
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.clock import SystemClock, system_entropy
+from tailrace.logstore.errors import BatchConflict, InvalidCursor, NodeNotReady, NotFound
+from tailrace.logstore.keys import encode
+from tailrace.logstore.objects.local import LocalStore, inline
+from tailrace.logstore.patterns import TextTest
+from tailrace.logstore.position import Cursor, Position
+from tailrace.logstore.ulid import Minter
 from tests.simulation.powercut import PowerCutFileSystem
 
 NODE = "node-01"
@@ -152,7 +148,7 @@ class MemoryRunLogs:
         around: int | None = None,
         max_bytes: int = 1 << 62,
         stored: bool = False,
-    ) -> Page:
+    ) -> LinePage:
         assert around is None, "the node in memory knows no ids of records"
         if self.failures:
             raise self.failures.pop(0)
@@ -163,7 +159,7 @@ class MemoryRunLogs:
         wanted = end = min(start + limit, len(lines))
         while end > start + 1 and sum(map(len, lines[start:end])) > max_bytes:
             end -= 1
-        return Page(
+        return LinePage(
             text=b"".join(lines[start:end]),
             lines=end - start,
             after=str(end) if end < len(lines) else None,
@@ -381,7 +377,7 @@ class MemoryNode:
             self.openmetadata,
             RunSettings(),
             tail=lambda: self.tail,
-            expiry=Expiry(self.store, clock, exists, ClockSkew(None)),
+            expiry=ReportExpiry(self.store, clock, exists, ClockSkew(None)),
             look_seconds=self.look_seconds,
         )
 
@@ -408,7 +404,7 @@ class MemoryNode:
             self._keep(batch, ulid)
             done.set_result(None)
 
-    async def append(self, batch: IncomingBatch) -> Receipt:
+    async def append(self, batch: IncomingBatch) -> AppendReceipt:
         if self.gate is not None:
             await self.gate.wait()
         if not self.ready:
@@ -422,7 +418,7 @@ class MemoryNode:
         if known is None:
             self._keep(batch, ulid)
         last = ulid + batch.records - 1
-        return Receipt(ulid, batch.records, known is not None, batch.durability, last)
+        return AppendReceipt(ulid, batch.records, known is not None, batch.durability, last)
 
     def _keep(self, batch: IncomingBatch, ulid: int) -> None:
         held = self._known[batch.key, ulid] = Held(ulid, self.next_pos, batch)

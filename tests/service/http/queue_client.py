@@ -10,18 +10,18 @@ from typing import Any, cast
 
 import httpx
 
-from coordination.storetime import StoreTime
-from logstore import keys
-from logstore.batch import RunKey
-from logstore.clock import SystemClock
-from logstore.objects.local import LocalStore, inline
-from logstore.segments.carry import Carry
-from logstore.segments.writer import encode_segment
 from service.http.app import HttpApi, build_app
-from service.query.view import Deletion
+from service.query.sources import Deletion
 from service.queue.contents import Contents
 from service.queue.queue import SegmentQueue
-from service.queue.settings import QueueSettings
+from service.settings import QueueSettings
+from tailrace.coordination.lease import StoreTime
+from tailrace.logstore import keys
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.objects.local import LocalStore, inline
+from tailrace.logstore.segments.detect import Carry
+from tailrace.logstore.segments.writer import encode_segment
 from tests.batches import Entry, make_batches
 from tests.service.http.memory_node import MemoryNode
 from tests.service.queue.world import body_of, never

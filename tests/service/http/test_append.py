@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import zstandard
 
-from logstore import errors
-from logstore.batch import RunKey
 from service.journal.format import decode_meta
+from tailrace.logstore import errors
+from tailrace.logstore.batch import RunKey
 from tests.gzipped import gzipped
 from tests.service.http.conftest import Serve
 from tests.service.http.memory_node import MemoryNode

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from logstore.batch import RunKey
-from service.http.ids import echoed, run_tag
+from service.http.targets import echoed, run_tag
+from tailrace.logstore.batch import RunKey
 from tests.gzipped import gzipped
 from tests.service.http.conftest import Serve
 

@@ -17,10 +17,10 @@ import orjson
 import pytest
 import zstandard
 
-from logstore import errors
 from service.http.body import Bounds
 from service.http.decode import decode
 from service.journal.format import decode_meta
+from tailrace.logstore import errors
 from tests.gzipped import gzipped
 from tests.seeds import seeds
 

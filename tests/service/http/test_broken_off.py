@@ -10,7 +10,7 @@ import httpx
 import pytest
 import yaml
 
-from logstore.errors import NodeNotReady
+from tailrace.logstore.errors import NodeNotReady
 from tests.service.http.breaks_off import BreaksOff
 from tests.service.http.conftest import RUNS, Serve
 from tests.service.http.memory_node import MemoryNode

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from logstore.errors import InvalidInput
-from service.http.docs import POLICY
+from service.http.static import DOCS_POLICY
 from service.settings import load_settings
 from service.wiring import browser_guard
+from tailrace.logstore.errors import InvalidInput
 from tests.service.http.conftest import RUNS, Serve
 from tests.service.http.journal_node import JournalNode
 
@@ -67,8 +67,8 @@ async def test_the_page_of_routes_loads_what_the_service_has_and_nothing_else(
 ) -> None:
     served = await serve()
     page = await served.client.get("/docs")
-    assert page.headers["content-security-policy"] == POLICY
-    assert "http" not in POLICY
+    assert page.headers["content-security-policy"] == DOCS_POLICY
+    assert "http" not in DOCS_POLICY
     loaded = re.findall(r'(?:src|href)="([^"]+)"', page.text)
     assert len(loaded) == 4
     texts = {}

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service.http.cdap_events import FIELDS, parse_filter
+from service.http.cdap import FIELDS, parse_filter
 from tests.service.test_main import RUN, service, settings_for
 
 NDJSON = {"content-type": "application/x-ndjson"}

@@ -12,10 +12,10 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from logstore import ulid
 from service.http import errors
-from service.http.completion import completion_routes
+from service.http.query_facets import completion_routes
 from service.query.engine import QueryEngine
+from tailrace.logstore import ulid
 from tests.service.http.test_query import Connection, mixed
 from tests.service.query.test_limits import TIGHT, big, endless
 from tests.service.query.world import NOW_MS, RUNS, World, engine_of, entry

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from service.http.clients import peer_of
+from service.http.body import peer_of
 from service.http.connection import SHUT, watch
 from service.http.targets import ROOT
 from tests.service.http.wires import RUNS, Client, Side, post, statuses

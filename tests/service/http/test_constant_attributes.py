@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from logstore.errors import InvalidInput
-from service.http.attributes import TEXT_AND_ATTRIBUTES, parse_attributes
+from service.http.decode import TEXT_AND_ATTRIBUTES, parse_attributes
 from service.journal.format import decode_attributes
+from tailrace.logstore.errors import InvalidInput
 from tests.service.http.conftest import Serve
 from tests.service.http.test_append import JSON, NDJSON, PLAIN
 

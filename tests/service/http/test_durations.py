@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from service.http.durations import APPEND, CLOSE, NO_ROUTE
+from service.http.replies import APPEND, CLOSE, NO_ROUTE
 from service.http.targets import BASE
 from tests.service.http.conftest import Serve, Served
 

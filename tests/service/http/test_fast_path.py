@@ -15,10 +15,10 @@ from typing import Any
 import orjson
 import pytest
 
-from logstore import ulid as ulids
-from logstore.batch import RunKey
-from service.http.durations import appended
-from service.http.ids import run_tag
+from service.http.replies import appended
+from service.http.targets import run_tag
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import RunKey
 from tests.service.http.conftest import RUNS, Serve, Served
 from tests.service.http.journal_node import JournalNode
 from tests.service.ingest.gated_appender import GatedAppender, at

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from logstore.clock import SystemClock
 from service.http.app import HttpApi, build_app
 from service.http.server import address, listen, serving
+from tailrace.logstore.clock import SystemClock
 from tests.service.http.conftest import Served
 from tests.service.http.journal_node import JournalNode
 from tests.service.http.test_fast_path import known, wire

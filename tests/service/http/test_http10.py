@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from logstore.errors import NodeNotReady
+from tailrace.logstore.errors import NodeNotReady
 from tests.service.http.breaks_off import BreaksOff
 from tests.service.http.conftest import RUNS, Serve, Served
 from tests.service.http.memory_node import MemoryNode

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from logstore.batch import RunKey
-from logstore.errors import StoreUnavailable
-from service.http.last import TASKS
+from service.http.listing import TASKS
 from service.ingest.batch import IncomingBatch
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import StoreUnavailable
 from tests.service.http.conftest import Serve
 from tests.service.http.memory_node import MemoryNode
 

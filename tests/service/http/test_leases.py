@@ -12,22 +12,19 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from coordination.admin.admin import LeaseAdmin, LeaseFilter
-from coordination.named.leases import NamedLeases
-from coordination.named.record import text_lease
-from coordination.named.stored import StoredLeases
-from coordination.partitions.in_memory import InMemoryPartitions
-from coordination.partitions.partition import NewPartition
-from coordination.partitions.transitions import Claim
-from coordination.settings import SourceCoordination
-from coordination.storetime import StoreTime
-from logstore.clock import SystemClock, system_entropy
-from logstore.disk import Disk
-from logstore.errors import StoreUnavailable
-from logstore.objects.local import LocalStore
+from service.http.admin import lease_routes, open_leases
 from service.http.app import HttpApi, build_app
-from service.http.leases import lease_routes, open_leases
-from service.runtime.seams import Seams
+from service.runtime.environment import Seams
+from tailrace.coordination.admin import LeaseAdmin, LeaseFilter
+from tailrace.coordination.lease import StoreTime
+from tailrace.coordination.memory_store import InMemoryPartitions
+from tailrace.coordination.named_leases import NamedLeases, StoredLeases, text_lease
+from tailrace.coordination.partitions import Claim, NewPartition
+from tailrace.coordination.settings import SourceCoordination
+from tailrace.logstore.clock import SystemClock, system_entropy
+from tailrace.logstore.errors import StoreUnavailable
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.objects.local import LocalStore
 from tests.service.http.memory_node import MemoryNode
 from tests.simulation.backing import open_store
 from tests.simulation.faulty_store import Fault, FaultyStore, Schedule

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from logstore.errors import InvalidCursor
-from logstore.position import Cursor, Position
-from service.http.line_ids import Batch, Group, LiveStart, line_ids, parse_start, record_ids
-from service.runs.source_pieces import Begun
+from service.http.sse import EventBatch, EventGroup, LiveStart, line_ids, parse_start, record_ids
+from service.run_log.cursors import Begun
+from tailrace.logstore.errors import InvalidCursor
+from tailrace.logstore.position import Cursor, Position
 
 ULID = 7 << 80
 BEFORE = Cursor({"a": Position("FILE", 3), "b": Position("OTHER", 8)}, {"b": (ULID - 1,)})
-GROUP = Group("a", "FILE", (Batch(ULID, 4, 2, 2), Batch(ULID + (1 << 25), 6, 2, 5)))
+GROUP = EventGroup("a", "FILE", (EventBatch(ULID, 4, 2, 2), EventBatch(ULID + (1 << 25), 6, 2, 5)))
 
 
 def places(ids: list[bytes]) -> list[LiveStart]:
@@ -36,7 +36,7 @@ def test_a_line_is_behind_a_record_of_its_node() -> None:
 
 
 def test_a_line_within_a_record_is_behind_lines_of_its_whole_batch() -> None:
-    part = GROUP._replace(batches=(Batch(ULID, 6, 1, 3, first=2, before=4),))
+    part = GROUP._replace(batches=(EventBatch(ULID, 6, 1, 3, first=2, before=4),))
     at = BEFORE.advanced("a", Position("FILE", 3))
     assert places(line_ids(BEFORE.encode(), part)) == [
         LiveStart(at, begun=Begun(ULID, 5)),
@@ -46,13 +46,13 @@ def test_a_line_within_a_record_is_behind_lines_of_its_whole_batch() -> None:
 
 
 def test_before_the_first_record_of_a_node_nothing_of_it_was_seen() -> None:
-    first = Group("c", "FILE", (Batch(ULID, 0, 1, 2),))
+    first = EventGroup("c", "FILE", (EventBatch(ULID, 0, 1, 2),))
     start = places(line_ids(BEFORE.encode(), first))[0]
     assert start == LiveStart(BEFORE, begun=Begun(ULID, 1))
 
 
 def test_a_record_is_behind_itself_also_in_a_part_of_a_batch() -> None:
-    part = GROUP._replace(batches=(Batch(ULID, 6, 2, 9, first=2),))
+    part = GROUP._replace(batches=(EventBatch(ULID, 6, 2, 9, first=2),))
     assert places(record_ids(BEFORE.encode(), part)) == [
         LiveStart(behind(6, ULID + 2)),
         LiveStart(behind(7, ULID + 3)),

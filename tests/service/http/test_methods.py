@@ -8,8 +8,8 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from logstore.batch import RunKey
 from service.http.app import HttpApi, build_app
+from tailrace.logstore.batch import RunKey
 from tests.service.http.conftest import RUNS, Serve
 from tests.service.http.memory_node import MemoryNode
 

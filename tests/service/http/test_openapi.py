@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from service.http.app import HttpApi, all_routers, documented
-from service.http.methods import api_routes
-from service.http.openapi import complete, render
+from service.http.app import HttpApi, all_routers, complete, documented, render
+from service.http.errors import api_routes
 from tests.service.http.memory_node import MemoryNode
 
 ROOT = Path(__file__).parents[3]

@@ -10,9 +10,11 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from coordination.groups import (
-    Group,
-    Start,
+from service.http.admin import pipeline_routes
+from service.http.app import HttpApi, build_app
+from tailrace.coordination.groups import (
+    ConsumerGroup,
+    GroupStart,
     State,
     change_group,
     create_group,
@@ -20,19 +22,21 @@ from coordination.groups import (
     pipeline_group,
     read_group,
 )
-from coordination.partitions.in_memory import InMemoryPartitions
-from coordination.partitions.partition import NewPartition
-from coordination.partitions.transitions import Claim
-from coordination.pipelines.admin import PipelinesAdmin
-from coordination.pipelines.checkpoint import Checkpoint, Reading, encode
-from coordination.pipelines.control import change_control, read_control
-from logstore import keys, ulid
-from logstore.clock import SystemClock, system_entropy
-from logstore.disk import Disk
-from logstore.errors import StoreUnavailable
-from logstore.objects.local import LocalStore
-from service.http.app import HttpApi, build_app
-from service.http.pipelines import pipeline_routes
+from tailrace.coordination.memory_store import InMemoryPartitions
+from tailrace.coordination.partitions import Claim, NewPartition
+from tailrace.coordination.pipelines import (
+    Checkpoint,
+    PipelinesAdmin,
+    Reading,
+    change_control,
+    encode,
+    read_control,
+)
+from tailrace.logstore import keys, ulid
+from tailrace.logstore.clock import SystemClock, system_entropy
+from tailrace.logstore.errors import StoreUnavailable
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.objects.local import LocalStore
 from tests.service.http.memory_node import MemoryNode
 
 CLOCK, ENTROPY = SystemClock(), system_entropy()
@@ -54,7 +58,9 @@ async def client(store: LocalStore) -> AsyncIterator[httpx.AsyncClient]:
     for seq in (1, 2, 3):
         await store.put(keys.segment("n", seq), b"x" * 10 * seq)
     for name in ("p", "q"):
-        made = Group(pipeline_group(name), State.ACTIVE, Start.OLDEST, 1, 1, version=fresh_id())
+        made = ConsumerGroup(
+            pipeline_group(name), State.ACTIVE, GroupStart.OLDEST, 1, 1, version=fresh_id()
+        )
         await create_group(store, made)
     for key, at in (("a/0-1", 4), ("b/0-1", 2)):
         counts = {"events": at, "late": 1}

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from logstore.errors import JournalFull
 from service.http.errors import problem
+from tailrace.logstore.errors import JournalFull
 from tests.service.http.conftest import Serve
 from tests.service.http.memory_node import MemoryNode
 

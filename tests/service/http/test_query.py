@@ -18,13 +18,12 @@ import pyarrow.parquet as pq
 import pytest
 from fastapi import FastAPI
 
-from logstore import ulid
 from service.http import errors
 from service.http.query import router
-from service.http.query_count import count_routes
+from service.http.query_facets import count_routes
 from service.query.engine import QueryEngine
-from service.query.request import QueryRequest
-from service.query.tiles import TileSizes
+from service.query.request import QueryRequest, TileSizes
+from tailrace.logstore import ulid
 from tests.service.query.test_limits import TIGHT, big, endless
 from tests.service.query.world import NOW_MS, RUNS, World, engine_of, entry
 from tests.simulation.hand_clock import HandClock

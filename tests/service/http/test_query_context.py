@@ -10,7 +10,7 @@ import httpx
 import orjson
 import pytest
 
-from service.query.cursor import RecordKey
+from service.query.request import RecordKey
 from tests.seeds import seeds
 from tests.service.http.test_query import client_of, records
 from tests.service.query.world import World, engine_of, entry

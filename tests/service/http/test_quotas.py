@@ -12,12 +12,12 @@ from typing import Any
 import httpx
 import pytest
 
-from logstore.disk import Disk
-from logstore.errors import TooManyAtOnce
 from service.access.access import REMEMBERED_SECONDS, Access
 from service.access.audit import AuditLog
-from service.access.quota import BURST_SECONDS
-from service.http.gate import Gate
+from service.access.rules import BURST_SECONDS
+from service.http.authorization import Gate
+from tailrace.logstore.errors import TooManyAtOnce
+from tailrace.logstore.filesystem import Disk
 from tests.service.access.rules_file import rule, token_of, written
 from tests.service.http.conftest import RUNS, Serve, Served
 from tests.service.http.journal_node import JournalNode

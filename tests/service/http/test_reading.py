@@ -8,8 +8,8 @@ import re
 
 import pytest
 
-from logstore.batch import RunKey
 from service.ingest.batch import IncomingBatch
+from tailrace.logstore.batch import RunKey
 from tests.service.http.conftest import Serve, Served
 from tests.service.http.memory_node import MemoryNode
 

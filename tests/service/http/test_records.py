@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from logstore import keys
-from logstore.clock import SystemClock, system_entropy
-from logstore.disk import Disk
-from logstore.objects.local import LocalStore
+from tailrace.logstore import keys
+from tailrace.logstore.clock import SystemClock, system_entropy
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.objects.local import LocalStore
 from tests.service.test_main import PLAIN, RUN, STREAM, service, settings_for
 
 NDJSON = {"content-type": "application/x-ndjson"}

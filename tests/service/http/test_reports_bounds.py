@@ -8,11 +8,11 @@ import httpx
 import orjson
 import pytest
 
-from logstore import keys
-from logstore.batch import RunKey
-from logstore.errors import InvalidInput
 from service.http.body import MAX_DEPTH, MAX_VALUES, parse_object
-from service.status.settings import OpenMetadataSettings
+from service.settings import OpenMetadataSettings
+from tailrace.logstore import keys
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import InvalidInput
 from tests.edited import edited
 from tests.service.http.conftest import Serve, Served
 from tests.service.http.memory_node import MemoryNode

@@ -15,18 +15,16 @@ import httpx
 import pytest
 import yaml
 
-from logstore.clock import SystemClock
-from logstore.disk import Disk
-from logstore.errors import NotAuthenticated
 from service.access.access import Access
 from service.access.audit import AuditLog
 from service.http.app import Application, HttpApi, build_app
-from service.http.gate import Gate
+from service.http.authorization import Gate, Pipelines, need_of
 from service.http.internal import internal_routes
-from service.http.rights import Pipelines, need_of
 from service.metrics.http import HTTP
-from service.peers.contact import Contacts
-from service.peers.http import ASKER, PATH
+from service.peers.rpc import ASKER, PATH, Contacts
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.errors import NotAuthenticated
+from tailrace.logstore.filesystem import Disk
 from tests.service.access.rules_file import rule, token_of, written
 from tests.service.http.memory_node import MemoryNode
 from tests.simulation.clocks import ManualClock

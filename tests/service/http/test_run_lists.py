@@ -9,9 +9,9 @@ from typing import Any
 
 import httpx
 
-from logstore import keys
-from logstore.batch import RunKey
-from service.runs.settings import RunSettings
+from service.settings import RunSettings
+from tailrace.logstore import keys
+from tailrace.logstore.batch import RunKey
 from tests.service.test_main import PLAIN, service, settings_for
 
 BASE = "/api/v1/services/ingestionPipelines"

@@ -10,10 +10,10 @@ import orjson
 import pyarrow.parquet as pq
 import pytest
 
-from logstore import keys
-from logstore import ulid as ulids
-from logstore.batch import RunKey
-from logstore.segments.reader import verify_segment
+from tailrace.logstore import keys
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.segments.reader import verify_segment
 from tests.service.http.queue_client import NOW_MS, QueueClient, batch, queue_client
 
 ONE, TWO = RunKey("svc.one", "r1"), RunKey("svc.two", "r2")

@@ -7,7 +7,7 @@ from datetime import datetime
 
 import pytest
 
-from coordination.groups import change_group, evict
+from tailrace.coordination.groups import change_group, evict
 from tests.service.http.queue_client import queue_client
 
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from service.metrics.declared import Sources
+from service.metrics.declared import MetricSources
 from service.metrics.scrape import METRICS
 from tests.service.http.conftest import Serve, Served
 
@@ -17,7 +17,7 @@ BATCH = "01ARZ3NDEKTSV4RRFFQ6900000"
 
 
 def shown(served: Served) -> dict[str, Any]:
-    sources = cast("Sources", SimpleNamespace(http=served.counters, node=served.node))
+    sources = cast("MetricSources", SimpleNamespace(http=served.counters, node=served.node))
     return {m.name: m.read(sources) for m in METRICS if m.name in MOVE_BY_SHEDDING}
 
 

@@ -9,11 +9,11 @@ import httpx
 import orjson
 import pytest
 
-from logstore.batch import RunKey
-from logstore.runs.retention import RunRetention
 from service.ingest.batch import IncomingBatch
-from service.status.settings import OpenMetadataSettings
+from service.settings import OpenMetadataSettings
 from service.tail import SseSettings
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.runs.deletions import RunRetention
 from tests.service.http.conftest import Serve, Served
 from tests.service.http.memory_node import MemoryNode
 from tests.service.http.test_stream import drained, events, put, watching

@@ -16,14 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logstore.batch import RunKey
-from logstore.errors import StoreUnavailable
 from service.http import sse
 from service.ingest.batch import IncomingBatch
-from service.runs.read import LogPiece
-from service.runs.source_pieces import After
-from service.tail import SseSettings, Watcher, Woken
-from service.ticks import Tick
+from service.run_log.cursors import After
+from service.run_log.read_text import LogPiece
+from service.tail import SseSettings, Tick, Watcher, Woken
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import StoreUnavailable
 from tests.service.http.conftest import RUNS, Serve, Served
 from tests.service.http.memory_node import MemoryNode
 from tests.settings import changed

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from service.http.text import count_lines
+from service.http.json_body import count_lines
 
 
 @pytest.mark.parametrize("size", [0, 1, 2047, 2048, 5000, 300_000])

@@ -11,9 +11,9 @@ from typing import Any
 import orjson
 import pytest
 
-from logstore.errors import Conflict, Unavailable
-from service.http.verify import ReportLines, Verification, verify_environment
+from service.http.system import ReportLines, VerificationCommand, verify_environment
 from service.settings import Settings
+from tailrace.logstore.errors import Conflict, Unavailable
 from tests.service.test_main import PLAIN, RUN, service, settings_for
 
 QUIET = 600.0
@@ -22,9 +22,9 @@ FAULT, SUMMARY = b'{"kind":"run-lost"}\n', b'{"summary":{"sound":false}}\n'
 
 def child(
     program: str, *, quiet_seconds: float = QUIET, stop_seconds: float = 10.0
-) -> Verification:
+) -> VerificationCommand:
     words = [sys.executable, "-S", "-c", f"import os, signal, sys, time\n{program}"]
-    return Verification(words, {}, quiet_seconds=quiet_seconds, stop_seconds=stop_seconds)
+    return VerificationCommand(words, {}, quiet_seconds=quiet_seconds, stop_seconds=stop_seconds)
 
 
 def said(line: bytes) -> str:
@@ -106,7 +106,7 @@ async def test_what_breaks_off_says_why() -> None:
 
 
 async def test_what_cannot_be_started_is_said_and_tried_again() -> None:
-    nothing = Verification(["/nowhere/tailrace"], {}, quiet_seconds=QUIET)
+    nothing = VerificationCommand(["/nowhere/tailrace"], {}, quiet_seconds=QUIET)
     for _ in range(2):
         with pytest.raises(Unavailable):
             await nothing.begin(repair=False)
@@ -133,7 +133,7 @@ async def test_it_is_told_where_the_store_is(tmp_path: Path) -> None:
     assert verify_environment(settings)["TAILRACE_STORE"] == str(tmp_path / "elsewhere")
     program = "sys.stdout.write('{\"summary\":\"' + os.environ['TAILRACE_STORE'] + '\"}')"
     words = [sys.executable, "-S", "-c", f"import os, sys\n{program}"]
-    one = Verification(words, verify_environment(settings), quiet_seconds=QUIET)
+    one = VerificationCommand(words, verify_environment(settings), quiet_seconds=QUIET)
     assert await all_of(await one.begin(repair=False)) == [{"summary": str(tmp_path / "elsewhere")}]
     assert "TAILRACE_STORE" not in os.environ
 

@@ -20,12 +20,11 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from service.http.app import HttpApi, build_app
-from service.http.clients import Clients
+from service.http.body import Clients
 from service.http.connection import QUIET, SHUT, Connection
 from service.http.server import configured
-from service.http.settings import HttpSettings
-from service.runs.settings import Tuning
 from service.runtime.counters import HttpCounters
+from service.settings import HttpSettings, Tuning
 from tests.service.simulated_node import Life
 from tests.settings import SETTINGS
 from tests.simulation.powercut import PowerCutFileSystem

@@ -5,19 +5,16 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from logstore import ulid as ulids
-from logstore.batch import RunKey, digest
-from logstore.errors import StoreUnavailable
-from logstore.filesystem import File
-from service.ingest.active_runs import ActiveRuns
-from service.ingest.appender import Appender
+from service.ingest.appender import ActiveRuns, Appender
 from service.ingest.batch import Durability, IncomingBatch
-from service.ingest.settings import IngestSettings
 from service.journal.journal import Journal
-from service.journal.settings import JournalSettings
-from service.runs.deletions import Deletions
-from service.runs.settings import RunSettings
-from service.runtime.clock_skew import ClockSkew
+from service.run_log.backlog import Deletions
+from service.runtime.health import ClockSkew
+from service.settings import IngestSettings, JournalSettings, RunSettings
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import RunKey, digest
+from tailrace.logstore.errors import StoreUnavailable
+from tailrace.logstore.filesystem import File
 from tests.service.journal.rig import RUN, START_MS, Rig, held, journal_settings
 from tests.simulation.backing import open_store
 from tests.simulation.powercut import PowerCutFileSystem

@@ -6,12 +6,11 @@ import asyncio
 
 import pytest
 
-from logstore import ulid as ulids
-from logstore.batch import RunKey
-from logstore.errors import BatchConflict
-from service.ingest.active_runs import ActiveRuns
-from service.ingest.appender import Appender
-from service.ingest.settings import IngestSettings
+from service.ingest.appender import ActiveRuns, Appender
+from service.settings import IngestSettings
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import BatchConflict
 from tests.service.ingest.gated_appender import GatedAppender, at, batch
 
 LIMIT = 3

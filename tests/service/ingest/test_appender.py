@@ -7,9 +7,10 @@ import errno
 
 import pytest
 
-from logstore import ulid as ulids
-from logstore.batch import RunKey, ulid_of
-from logstore.errors import (
+from service.ingest.batch import IncomingBatch
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import RunKey, ulid_of
+from tailrace.logstore.errors import (
     BatchConflict,
     BatchFromTheFuture,
     BatchTooOld,
@@ -17,7 +18,6 @@ from logstore.errors import (
     JournalFull,
     RunDeleted,
 )
-from service.ingest.batch import IncomingBatch
 from tests.service.ingest.gated_appender import GatedAppender, at, batch
 from tests.service.journal.rig import RUN, START_MS, held, journal_settings
 from tests.simulation.turns import turns

@@ -12,11 +12,11 @@ from random import Random
 
 import pytest
 
-from logstore import ulid as ulids
-from logstore.batch import RunKey
-from logstore.errors import RunDeleted
 from service.ingest.batch import Durability, IncomingBatch
 from service.node import Node
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import RunDeleted
 from tests.service.client_model import downloaded
 from tests.service.simulated_node import SMALL, START_MS, Life
 from tests.settings import settings_with

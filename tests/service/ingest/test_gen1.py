@@ -8,12 +8,12 @@ from random import Random
 
 import pytest
 
-from logstore.batch import RunKey
-from logstore.errors import JournalFailed, JournalFull
 from service.ingest.appender import RETRY_MS
-from service.ingest.batch import Receipt
-from service.journal.connectors import MOST, NAME_BYTES
-from service.journal.settings import JournalSettings
+from service.ingest.batch import AppendReceipt
+from service.journal.state import MOST, NAME_BYTES
+from service.settings import JournalSettings
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import JournalFailed, JournalFull
 from tests.seeds import seeds
 from tests.service.ingest.gated_appender import GatedAppender, at, batch
 from tests.service.journal.rig import RUN, journal_settings
@@ -31,7 +31,7 @@ async def send(
     above: int = 0,
     name: str = NAME,
     key: RunKey = RUN,
-) -> Receipt:
+) -> AppendReceipt:
     return await gated.appender.append(batch(text, above=above, connector=name, key=key))
 
 

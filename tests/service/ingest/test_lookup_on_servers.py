@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from logstore import ulid as ulids
-from logstore.batch import RunKey
-from logstore.clock import SystemClock
-from logstore.errors import BatchConflict
 from service.ingest.batch import IncomingBatch
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.errors import BatchConflict
 from tests.service.client_model import downloaded
 from tests.service.simulated_node import SMALL, START_MS, Life
 from tests.service.test_main import PLAIN, RUN, service, settings_for

@@ -11,11 +11,11 @@ from random import Random
 
 import pytest
 
-from logstore import ulid as ulids
-from logstore.batch import RecordMeta, RunKey
-from logstore.errors import BatchConflict, JournalFull, RunDeleted
 from service.ingest.batch import Durability, IncomingBatch
 from service.journal.format import encode_attributes, encode_meta
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import RecordMeta, RunKey
+from tailrace.logstore.errors import BatchConflict, JournalFull, RunDeleted
 from tests.service.client_model import downloaded
 from tests.service.ingest.gated_appender import GatedAppender, at, batch
 from tests.service.journal.rig import RUN

@@ -8,17 +8,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from logstore import ulid as ulids
-from logstore.batch import RunKey, digest, ulid_of
-from logstore.filesystem import FileSystem
-from logstore.syncer import Syncer
-from service.journal.journal import SPARE_FILES, Journal
+from service.journal.journal import SPARE_FILES, Appended, Journal
+from service.journal.reader import JournalPin
 from service.journal.recovery import Recovered, recover
-from service.journal.settings import JournalSettings
 from service.journal.state import JournalState
-from service.journal.view import JournalPin
-from service.journal.writer import Appended
-from service.runtime.threads import Offload
+from service.runtime.process import Offload
+from service.settings import JournalSettings
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import RunKey, digest, ulid_of
+from tailrace.logstore.filesystem import FileSystem, Syncer
 from tests.settings import changed
 from tests.simulation.clocks import ManualClock
 from tests.simulation.powercut import DirectSyncer, PowerCutFileSystem

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from logstore.batch import RecordMeta, RunKey
 from service.ingest.batch import IncomingBatch
 from service.journal import format as wal
 from service.journal.format import encode_meta
 from service.node import Node
+from tailrace.logstore.batch import RecordMeta, RunKey
 from tests.service.client_model import downloaded
 from tests.service.journal.test_damage import read
 from tests.service.simulated_node import SMALL, START_MS, Life

@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 import pytest
 
-from logstore.batch import RunKey
-from logstore.errors import UnsupportedVersion
-from logstore.filesystem import FileSystem
 from service.journal import format as wal
 from service.journal.journal import Journal
 from service.journal.recovery import recover
 from service.journal.state import Cut
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import UnsupportedVersion
+from tailrace.logstore.filesystem import FileSystem
 from tests.service.journal.rig import NODE, RUN, Rig, held, journal_settings, put
 from tests.simulation.powercut import PowerCutFileSystem
 

@@ -11,13 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from logstore.descriptors import ReservedDisk
-from logstore.disk import Disk
-from logstore.errors import NodeNotReady
-from logstore.syncer import ThreadSyncer
 from service.journal.file import MOST, ReadHandles
 from service.journal.journal import Journal
 from service.journal.recovery import recover
+from tailrace.logstore.errors import NodeNotReady
+from tailrace.logstore.filesystem import Disk, ReservedDisk, ThreadSyncer
 from tests.service.journal.rig import Rig, held, journal_settings, put
 from tests.service.journal.test_powercut import Simulation, check_after_restart
 from tests.simulation.descriptors import no_descriptors

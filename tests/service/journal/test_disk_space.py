@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from logstore.errors import JournalFailed, JournalFull
+from tailrace.logstore.errors import JournalFailed, JournalFull
 from tests.service.journal.rig import Rig, journal_settings, put
 from tests.simulation.powercut import PowerCutFileSystem
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from logstore.batch import RunKey
-from logstore.disk import Disk
-from logstore.errors import JournalFull
 from service.journal.journal import Journal
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import JournalFull
+from tailrace.logstore.filesystem import Disk
 from tests.openmetadata.server import FQN, OTHER, RUN, Server, play
 from tests.service.journal.rig import Rig, held, journal_settings, put
 from tests.simulation.powercut import PowerCutFileSystem

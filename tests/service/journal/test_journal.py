@@ -9,19 +9,16 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from logstore import ulid as ulids
-from logstore.batch import RecordMeta, RunKey, digest
-from logstore.disk import Disk
-from logstore.errors import InvalidName, JournalFailed, JournalFull, NodeNotReady
-from logstore.filesystem import File
-from logstore.syncer import syncer_for
 from service.journal import format as wal
 from service.journal.file import back_from
 from service.journal.format import encode_meta
-from service.journal.journal import Journal
+from service.journal.journal import Appended, Journal
 from service.journal.recovery import recover
 from service.journal.state import Cut, JournalState
-from service.journal.writer import Appended
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import RecordMeta, RunKey, digest
+from tailrace.logstore.errors import InvalidName, JournalFailed, JournalFull, NodeNotReady
+from tailrace.logstore.filesystem import Disk, File, syncer_for
 from tests.service.journal.rig import NODE, RUN, Rig, held, journal_settings, put, texts
 from tests.simulation.powercut import PowerCutFileSystem
 from tests.simulation.turns import turns

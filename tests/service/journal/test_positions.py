@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from service.journal import format as wal
+from service.journal.file import Damage, JournalEntry, Passed, Torn, scan
 from service.journal.recovery import recover
-from service.journal.scan import Damage, Entry, Passed, Torn, scan
 from tests.edited import flips
 from tests.service.journal.rig import NODE, Rig, put
 from tests.service.journal.test_damage import SETTINGS, read, wals, write
@@ -101,15 +101,15 @@ def test_a_mark_that_claims_all_up_to_the_bad_entry_does_not_claim_the_entry(
     header = wal.FileHeader(FILE, SECRET, 0, NODE, size)
     found = [item for item in scan(file, header) if not isinstance(item, Passed)]
     if damaged:
-        assert [type(item) for item in found] == [Entry, Entry, Damage, Entry]
+        assert [type(item) for item in found] == [JournalEntry, JournalEntry, Damage, JournalEntry]
         assert isinstance(found[2], Damage)
         assert found[2].offset == bad
         assert wal.MARK in data[found[2].offset + found[2].size :]
     else:
-        assert [type(item) for item in found] == [Entry, Entry, Torn, Entry]
+        assert [type(item) for item in found] == [JournalEntry, JournalEntry, Torn, JournalEntry]
         assert isinstance(found[2], Torn)
         assert found[2].followed
-    assert sum(isinstance(item, Entry) for item in found) == 3
+    assert sum(isinstance(item, JournalEntry) for item in found) == 3
 
 
 @pytest.mark.parametrize(("synced", "damaged"), [(-1, False), (0, False), (1, True)])

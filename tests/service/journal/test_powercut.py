@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from logstore import ulid as ulids
-from logstore.batch import RunKey
-from logstore.errors import JournalFailed, JournalFull
 from service.journal.journal import Journal
 from service.journal.state import Cut
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import JournalFailed, JournalFull
 from tests.seeds import some
 from tests.service.journal.rig import RUN, START_MS, Rig, held, journal_settings, put
 from tests.simulation.powercut import PowerCut, PowerCutFileSystem

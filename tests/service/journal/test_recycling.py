@@ -9,14 +9,12 @@ from copy import deepcopy
 
 import pytest
 
-from logstore import ulid as ulids
-from logstore.disk import Disk
-from logstore.errors import JournalFull
-from logstore.filesystem import FileSystem
-from logstore.syncer import ThreadSyncer
 from service.journal import format as wal
 from service.journal.journal import SPARE_FILES, Journal
-from service.runtime.threads import in_place
+from service.runtime.process import in_place
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.errors import JournalFull
+from tailrace.logstore.filesystem import Disk, FileSystem, ThreadSyncer
 from tests.seeds import seeds, some
 from tests.service.journal.rig import START_MS, Rig, held, journal_settings, put, texts
 from tests.service.journal.test_damage import read, wals, write

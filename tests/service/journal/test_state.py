@@ -6,9 +6,9 @@ import errno
 
 import pytest
 
-from logstore import ulid as ulids
-from logstore.batch import RunKey
 from service.journal.state import MOST, decode_state
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import RunKey
 from tests.service.journal.rig import RUN, START_MS, Rig, journal_settings, put
 from tests.simulation.powercut import PowerCutFileSystem
 from tests.simulation.turns import turns

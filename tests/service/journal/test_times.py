@@ -6,10 +6,10 @@ import random
 
 import numpy as np
 
-from logstore import ulid as ulids
-from logstore.batch import RunKey, ulid_of
-from service.journal.index import BLOCK_ROWS
-from service.journal.view import JournalPin
+from service.journal.file import BLOCK_ROWS
+from service.journal.reader import JournalPin
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import RunKey, ulid_of
 from tests.service.journal.rig import RUN, START_MS, Rig, journal_settings, put
 
 OTHER = RunKey("service.other", "run-2")

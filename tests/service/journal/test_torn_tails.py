@@ -9,7 +9,7 @@ import pytest
 
 from service.journal import format as wal
 from service.journal.journal import Journal
-from tailrace.verification.fault import Fault, Findings
+from tailrace.verification.findings import Fault, Findings
 from tailrace.verification.journal import JournalCheck
 from tests.seeds import some
 from tests.service.journal.rig import RUN, Rig, held, journal_settings, put

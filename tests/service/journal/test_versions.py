@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import struct
 
-from logstore.batch import digest, has_record_meta
 from service.journal import format as wal
 from service.journal.format import encode_attributes
 from service.journal.journal import Journal
+from tailrace.logstore.batch import digest, has_record_meta
 from tests.service.journal.rig import RUN, Rig, held, put, texts
 from tests.service.journal.test_damage import copy_with, opened, read, wals, written
 

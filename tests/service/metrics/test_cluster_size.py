@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from service.metrics.oklog import OKLOG
+from service.metrics.aliases import OKLOG
 from service.node import Node
 from tests.service.cluster import Cluster
 from tests.service.simulated_network import Switchboard

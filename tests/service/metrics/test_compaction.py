@@ -14,12 +14,11 @@ from prometheus_client.core import CollectorRegistry, CounterMetricFamily, Metri
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from logstore.clock import SystemClock
-from logstore.disk import Disk
 from service.compaction import CompactionChild, RestartPolicy
-from service.metrics.compaction import COMPACTION, CompactorFile, joined
-from service.metrics.declared import Sources
+from service.metrics.declared import COMPACTION, CompactorFile, MetricSources, joined
 from service.metrics.scrape import family
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.filesystem import Disk
 
 MOVE_WITH_COMPACTION = {metric.name for metric in COMPACTION}
 FILE = """\
@@ -108,7 +107,7 @@ async def scenario(tmp_path: Path) -> dict[str, list[float]]:
     until_told = tmp_path / "told"
     os.mkfifo(until_told)
     child = CompactionChild(["cat", str(until_told)], SystemClock(), restart=restart)
-    sources = Sources(
+    sources = MetricSources(
         cast("Any", SimpleNamespace()),
         cast("Any", None),
         compaction=child,

@@ -10,17 +10,14 @@ from typing import Any, cast
 
 import pytest
 
-from coordination.coordinator.supply import SharedState
-from coordination.named.leases import NamedLeases
-from coordination.named.record import text_lease
-from coordination.partitions.partition import NewPartition
-from coordination.partitions.transitions import reset
-from coordination.storetime import StoreTime
-from logstore.errors import LeaseLost, NotFound, StoreUnavailable
-from logstore.objects.local import LocalStore, inline
-from service.metrics.declared import Sources
-from service.metrics.leases import LEASES
+from service.metrics.declared import LEASES, MetricSources
 from service.metrics.scrape import family
+from tailrace.coordination.lease import StoreTime
+from tailrace.coordination.named_leases import NamedLeases, text_lease
+from tailrace.coordination.partitions import NewPartition, reset
+from tailrace.coordination.work_queue import SharedState
+from tailrace.logstore.errors import LeaseLost, NotFound, StoreUnavailable
+from tailrace.logstore.objects.local import LocalStore, inline
 from tests.coordination.processes import LIMITS, World, told
 from tests.simulation.faulty_store import Fault
 from tests.simulation.powercut import PowerCutFileSystem
@@ -41,14 +38,14 @@ def named(clock: VirtualClock, name: str = "node-A") -> NamedLeases:
     return NamedLeases(store, clock, Random(1), StoreTime(clock, None), node=name)
 
 
-def sources_of(clock: VirtualClock, leases: NamedLeases, *work: Any) -> Sources:
+def sources_of(clock: VirtualClock, leases: NamedLeases, *work: Any) -> MetricSources:
     node = SimpleNamespace(
         run_logs=SimpleNamespace(leases=leases), seams=SimpleNamespace(clock=clock)
     )
-    return Sources(cast("Any", node), cast("Any", None), work=work)
+    return MetricSources(cast("Any", node), cast("Any", None), work=work)
 
 
-def shown(sources: Sources) -> dict[str, dict[tuple[str, ...], float]]:
+def shown(sources: MetricSources) -> dict[str, dict[tuple[str, ...], float]]:
     """Values by the labels' values, of each metric by its name."""
     families = [(metric, family(metric, metric.read(sources))) for metric in LEASES]
     return {

@@ -13,23 +13,21 @@ from typing import Any, cast
 import pyarrow.parquet as pq
 import pytest
 
-from logstore import keys
-from logstore import ulid as ulids
-from logstore.batch import RunKey
-from logstore.errors import LimitReached, Unavailable
-from logstore.table.ngrams import grams_of
-from logstore.table.schema import COLUMNS
-from logstore.table.snapshot import TableFile
 from service.ingest.batch import IncomingBatch
-from service.journal.scan import Unused, read_header, scan
-from service.metrics.declared import Sources
+from service.journal.file import Unused, read_header, scan
+from service.metrics.aliases import OKLOG, OPENMETADATA
+from service.metrics.declared import MetricSources
 from service.metrics.http import HTTP
-from service.metrics.node import NODE, STORE
-from service.metrics.oklog import OKLOG
-from service.metrics.openmetadata import OPENMETADATA
-from service.metrics.runs import RUN_LOGS
+from service.metrics.node import NODE, RUN_LOGS, STORE
 from service.metrics.scrape import METRICS
 from service.node import Node
+from tailrace.logstore import keys
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import LimitReached, Unavailable
+from tailrace.logstore.table.schema import COLUMNS
+from tailrace.logstore.table.skip_index import grams_of
+from tailrace.logstore.table.snapshot import TableFile
 from tests.e2e.test_segment_process import MOVE_WITH_A_PROCESS
 from tests.service.client_model import Clients
 from tests.service.http.test_rights import MOVE_BY_ACCESS
@@ -276,7 +274,7 @@ async def test_the_metrics_of_searches(tmp_path: Path) -> None:
     shown: dict[str, set[Any]] = {metric.name: set() for metric in HTTP}
     world = endless(tmp_path)
     async with engine_of(world, max_concurrent=1, max_waiting=1) as engine:
-        sources = Sources(cast("Node", SimpleNamespace()), engine)
+        sources = MetricSources(cast("Node", SimpleNamespace()), engine)
 
         def look() -> None:
             for metric in HTTP:

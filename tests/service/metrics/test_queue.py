@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from coordination.groups import Start, change_group, drop_failed
-from logstore import keys
-from logstore.errors import LeaseLost
-from service.metrics.declared import Sources
-from service.metrics.queue import QUEUE
+from service.metrics.declared import MetricSources
+from service.metrics.http import QUEUE
 from service.queue.catalog import RELIST_SECONDS
+from tailrace.coordination.groups import GroupStart, change_group, drop_failed
+from tailrace.logstore import keys
+from tailrace.logstore.errors import LeaseLost
 from tests.service.queue.world import SETTINGS, QueueWorld, commit, playing, take, taken
 from tests.settings import changed
 from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
@@ -28,7 +28,7 @@ def test_the_metrics_of_queues() -> None:
     async def scenario(world: QueueWorld) -> None:
         queue, other = world.queue(settings=ONCE), world.queue()
         nobody = cast("Any", SimpleNamespace())
-        sources = Sources(nobody, nobody, queue=queue.counters)
+        sources = MetricSources(nobody, nobody, queue=queue.counters)
 
         def look() -> None:
             for metric in QUEUE:
@@ -70,7 +70,7 @@ def test_the_metrics_of_queues() -> None:
         await world.clock.sleep(6)
         look()
         running.cancel()
-        await queue.reset("g", Start.NOW)
+        await queue.reset("g", GroupStart.NOW)
 
     async def away(world: QueueWorld) -> None:
         faults = dict.fromkeys(range(1, 5), Fault.UNAVAILABLE)

@@ -7,15 +7,13 @@ from typing import cast
 
 import pytest
 
-from logstore.clock import SystemClock
-from logstore.objects.remote import requests_of
-from logstore.objects.store import Part
-from service.metrics.declared import Sources
+from service.metrics.declared import MetricSources
 from service.metrics.scrape import METRICS
 from service.node import Node
 from service.query.engine import QueryEngine
-from service.runtime.counters import StoreCounters
-from service.runtime.metered import MeteredStore
+from service.runtime.counters import MeteredStore, StoreCounters
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.objects.store import ObjectPart, requests_of
 from tests.servers.minio import Bucket
 from tests.service.metrics.test_moves import MOVE_ON_S3
 
@@ -25,7 +23,7 @@ pytestmark = pytest.mark.minio
 async def test_the_metric_of_requests_to_s3(bucket: Bucket) -> None:
     counters = StoreCounters()
     nobody = SimpleNamespace()
-    sources = Sources(cast("Node", nobody), cast("QueryEngine", nobody), store=counters)
+    sources = MetricSources(cast("Node", nobody), cast("QueryEngine", nobody), store=counters)
     (metric,) = [metric for metric in METRICS if metric.name in MOVE_ON_S3]
     async with bucket.open() as inner:
         counters.s3_requests = requests_of(inner)
@@ -33,7 +31,7 @@ async def test_the_metric_of_requests_to_s3(bucket: Bucket) -> None:
         assert metric.read(sources) == {}
         await store.put("a", b"x" * (6 << 20))
         await store.put("b", b"y")
-        await store.compose("c", [Part("a"), Part("b")])
+        await store.compose("c", [ObjectPart("a"), ObjectPart("b")])
         assert counters.calls() == 3
         made = dict(cast("dict[str, int]", metric.read(sources)))
     assert made["put_object"] == 2

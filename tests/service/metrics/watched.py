@@ -12,18 +12,16 @@ from typing import Any
 
 from prometheus_client.core import Metric
 
-from logstore.filesystem import File
-from logstore.objects.remote import DateSample
-from logstore.objects.store import ObjectStore
-from service.metrics.declared import Sources
+from service.metrics.declared import MetricSources
 from service.metrics.scrape import METRICS, families
 from service.node import Node
-from service.runs.settings import Tuning
-from service.runtime.metered import MeteredStore, MeteredSyncer
-from service.runtime.seams import Seams
-from service.runtime.threads import in_place
-from service.settings import Settings
+from service.runtime.counters import MeteredStore, MeteredSyncer
+from service.runtime.environment import Seams
+from service.runtime.process import in_place
+from service.settings import Settings, Tuning
 from service.wiring import Machine, make_engine, make_sources
+from tailrace.logstore.filesystem import File
+from tailrace.logstore.objects.store import DateSample, ObjectStore
 from tests.service.simulated_node import DATA, SMALL, START_MS, TUNING, nothing_taken
 from tests.settings import changed
 from tests.simulation.backing import open_store
@@ -91,7 +89,7 @@ class Watched:
             await node.start()
             scratch = Settings(data=str(self.scratch))
             engine = make_engine(scratch, machine, node, make_sources(scratch, node))
-            sources = Sources(node, engine, machine.http, machine.store, machine.fsync)
+            sources = MetricSources(node, engine, machine.http, machine.store, machine.fsync)
             watching = asyncio.create_task(self._watch(sources, clock))
             await scenario(node, clock)
             self.look(sources)
@@ -118,12 +116,12 @@ class Watched:
         now, second = clock.monotonic(), clock.now_ms() // 1000 - self.ahead_seconds
         return DateSample(second * 1000, now, now, clock.now_ms())
 
-    async def _watch(self, sources: Sources, clock: VirtualClock) -> None:
+    async def _watch(self, sources: MetricSources, clock: VirtualClock) -> None:
         while True:
             self.look(sources)
             await clock.sleep(_EVERY_SECONDS)
 
-    def look(self, sources: Sources) -> None:
+    def look(self, sources: MetricSources) -> None:
         """Reads all metrics, as a scrape does; an alias says what its metric says."""
         for declared in METRICS:
             own, *aliases = map(_readings, families(declared, declared.read(sources)))

@@ -9,11 +9,11 @@ from typing import Any
 
 import orjson
 
-from logstore.batch import RunKey
 from service.http.live import EventStream, Form
 from service.node import Node
+from service.runtime.concurrency import SharedCalls
 from service.runtime.counters import HttpCounters
-from service.runtime.shared_calls import SharedCalls
+from tailrace.logstore.batch import RunKey
 
 
 @dataclass

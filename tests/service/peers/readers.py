@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
-from logstore.batch import RunKey
-from logstore.errors import NotFound, Unavailable
-from logstore.position import Cursor
 from service.node import Node
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import NotFound, Unavailable
+from tailrace.logstore.position import Cursor
 
 
 @dataclass

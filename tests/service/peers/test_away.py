@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.peers.away import AwayTooLong
+from service.peers.register import AwayTooLong
 from tests.service.client_model import batches_in, downloaded
 from tests.service.cluster import RUN
 from tests.service.peers.worlds import LAZY, cluster

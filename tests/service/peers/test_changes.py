@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from logstore import keys
-from logstore.batch import RunKey
-from logstore.clock import Clock
-from logstore.errors import RunDeleted, StoreUnavailable
 from service.node import Node
-from service.runs.run_pages import RunFilter
-from service.runtime.pulse import STALL_SECONDS, Pulse
+from service.run_log.listing import RunFilter
+from service.runtime.health import STALL_SECONDS, Pulse
+from tailrace.logstore import keys
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.clock import Clock
+from tailrace.logstore.errors import RunDeleted, StoreUnavailable
 from tests.seeds import seeds, some
 from tests.service.client_model import batches_in, downloaded, exists
 from tests.service.cluster import OTHER, RUN

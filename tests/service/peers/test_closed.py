@@ -14,8 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from logstore import keys
-from logstore.batch import RunKey
+from tailrace.logstore import keys
+from tailrace.logstore.batch import RunKey
 from tests.e2e.clients import run_path
 from tests.e2e.doors import HEARTBEATS, Statement, disagreements, look
 from tests.e2e.service_process import ServiceProcess

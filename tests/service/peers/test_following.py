@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from logstore import ulid as ulids
+from tailrace.logstore import ulid as ulids
 from tests.e2e.service_process import BASE, ServiceProcess
 from tests.service.peers.processes import Nodes
 from tests.service.peers.test_over_http import (  # noqa: F401  fixtures

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from logstore.position import MOST_NEWEST
+from tailrace.logstore.position import MOST_NEWEST
 from tests.e2e.service_process import BASE, ServiceProcess
 from tests.service.peers.processes import Nodes
 from tests.service.peers.test_over_http import events, found, lines, node, post

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tailrace_client import Run, RunDeleted, Unavailable
-from tailrace_client.ids import BatchIds
+from tailrace_client.records import BatchIds
 from tests.client.programs import until
 from tests.e2e.service_process import BASE, ServiceProcess
 from tests.service.peers.processes import running

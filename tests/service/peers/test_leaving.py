@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from logstore import keys
+from tailrace.logstore import keys
 from tests.service.cluster import RUN
 from tests.service.peers.worlds import cluster
 from tests.simulation.faulty_store import Fault, Schedule

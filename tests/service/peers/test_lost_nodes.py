@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from coordination.named.record import text_lease
-from logstore import keys
-from logstore.batch import RunKey
-from logstore.runs.manifest import Manifest
 from service.node import Node
-from service.peers.forgotten import forget
+from service.peers.register import forget
+from tailrace.coordination.named_leases import text_lease
+from tailrace.logstore import keys
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.runs.manifest import Manifest
 from tests.service.client_model import batches_in, downloaded
 from tests.service.cluster import LEASE, OTHER, RUN
 from tests.service.peers.worlds import PATIENT, cluster

@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from logstore.errors import InvalidInput
 from service.settings import load_settings
+from tailrace.logstore.errors import InvalidInput
 from tests.e2e.service_process import BASE, ServiceProcess
 from tests.servers.openssl import Authority
 from tests.servers.ports import free_port

@@ -10,9 +10,9 @@ import httpx
 import orjson
 import pytest
 
-from logstore import keys
-from logstore import ulid as ulids
-from logstore.batch import RunKey
+from tailrace.logstore import keys
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import RunKey
 from tests.e2e.service_process import BASE, ServiceProcess
 from tests.service.peers.processes import Nodes, running
 

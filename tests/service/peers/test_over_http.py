@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from logstore import ulid as ulids
+from tailrace.logstore import ulid as ulids
 from tests.e2e.service_process import BASE, ServiceProcess
 from tests.service.access.rules_file import rule, token_of, written
 from tests.service.peers.processes import Nodes, running

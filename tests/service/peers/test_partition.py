@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from logstore.batch import RunKey
+from tailrace.logstore.batch import RunKey
 from tests.e2e.clients import run_path
 from tests.e2e.doors import HEARTBEATS, disagreements, statements
 from tests.e2e.service_process import ServiceProcess

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from logstore.batch import RunKey
-from logstore.errors import NotFound, Unavailable
 from service.node import Node
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import NotFound, Unavailable
 from tests.service.client_model import downloaded
 from tests.service.cluster import OTHER, RUN, Cluster
 from tests.service.peers.worlds import LAZY, cluster

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from logstore.position import Cursor
 from service.node import Node
+from tailrace.logstore.position import Cursor
 from tests.seeds import seeds, some
 from tests.service.client_model import batches_in, downloaded, paged
 from tests.service.cluster import RUN

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from logstore import keys
-from logstore.checked import encode_checked
-from logstore.errors import NodeNotReady
-from logstore.objects.local import LocalStore, inline
-from service.peers.forgotten import entries, forget
-from service.peers.register import READER, Register
-from service.peers.transport import Address, Network, PeerSilent
+from service.peers.register import READER, Register, entries, forget
+from service.peers.rpc import Network, NodeAddress, PeerSilent
+from tailrace.logstore import keys
+from tailrace.logstore.errors import NodeNotReady
+from tailrace.logstore.objects.local import LocalStore, inline
+from tailrace.logstore.state import encode_checked
 from tests.simulation.faulty_store import FaultyStore, Schedule
 from tests.simulation.powercut import PowerCutFileSystem
 from tests.simulation.virtual_time import VirtualClock, simulate
@@ -25,7 +24,7 @@ START_MS = 1_780_000_000_000
 class Nobody:
     """A network in which nobody answers."""
 
-    async def ask(self, address: Address, verb: str, body: bytes, seconds: float) -> bytes:
+    async def ask(self, address: NodeAddress, verb: str, body: bytes, seconds: float) -> bytes:
         raise PeerSilent(f"{address.node} gives no answer to {verb}")
 
     async def close(self) -> None:

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from logstore import ulid as ulids
-from logstore.batch import RecordMeta
 from service.http.live import Form
 from service.ingest.batch import IncomingBatch
 from service.journal.format import encode_meta
 from service.node import Node
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import RecordMeta
 from tests.seeds import seeds
 from tests.service.client_model import downloaded
 from tests.service.cluster import RUN

@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from logstore.errors import InvalidInput
 from service.settings import load_settings
-from tailrace.cli import main
+from tailrace.cli.main import main
+from tailrace.logstore.errors import InvalidInput
 from tests.e2e.service_process import BASE, ServiceProcess
 from tests.service.peers.test_over_http import LAZY, SECRET, events, lines, post
 

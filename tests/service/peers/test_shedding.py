@@ -9,13 +9,12 @@ from random import Random
 
 import pytest
 
-from coordination.storetime import StoreTime
-from logstore import keys
-from logstore.errors import Damaged, StoreUnavailable
-from logstore.objects.remote import DateSample
-from logstore.objects.store import ObjectStore
-from service.peers.settings import NodesSettings
 from service.peers.shedding import SLOT_MS, Load, Shedding, decode_slots
+from service.settings import NodesSettings
+from tailrace.coordination.lease import StoreTime
+from tailrace.logstore import keys
+from tailrace.logstore.errors import Damaged, StoreUnavailable
+from tailrace.logstore.objects.store import DateSample, ObjectStore
 from tests.seeds import seeds
 from tests.service.cluster import Line
 from tests.simulation.backing import open_store

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tailrace.cli import main
+from tailrace.cli.main import main
 from tests.e2e.service_process import BASE, ServiceProcess
 from tests.service.peers.processes import Nodes
 from tests.service.peers.test_following import Following

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from logstore.table import skip_index
+from tailrace.logstore.table import skip_index
 
 
 @pytest.fixture(autouse=True)

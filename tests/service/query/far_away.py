@@ -9,12 +9,11 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from threading import Event
 
-from logstore import keys
-from logstore.errors import NotFound, StoreUnavailable
-from logstore.table.file_index import FileIndex
-from logstore.table.followed import TableVersion, Transactions
-from logstore.table.snapshot import HOUR_MS, TableFile
 from service.query.file_cache import FileCache
+from tailrace.logstore import keys
+from tailrace.logstore.errors import NotFound, StoreUnavailable
+from tailrace.logstore.table.followed import TableVersion, Transactions
+from tailrace.logstore.table.snapshot import HOUR_MS, FileIndex, TableFile
 from tests.simulation.hand_clock import NOW_MS, HandClock
 from tests.waiting import until
 

@@ -11,16 +11,16 @@ from typing import cast
 
 import pytest
 
-from logstore import keys
-from logstore.errors import NotFound, StoreUnavailable
-from service.query import index_files
-from service.query.bucket import Bucket, Get
+from service.query import skip_indexes
+from service.query.duckdb import Get, SearchedBucket
+from tailrace.logstore import keys
+from tailrace.logstore.errors import NotFound, StoreUnavailable
 from tests.service.query.world import World
 
 
 def noted_opens(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Paths of the indexes on this machine that are opened from now on, in order."""
-    opened, open_ = list[str](), index_files._open
+    opened, open_ = list[str](), skip_indexes._open
 
     @contextmanager
     def noting(path: str) -> Iterator[int]:
@@ -28,7 +28,7 @@ def noted_opens(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         with open_(path) as number:
             yield number
 
-    monkeypatch.setattr(index_files, "_open", noting)
+    monkeypatch.setattr(skip_indexes, "_open", noting)
     return opened
 
 
@@ -41,7 +41,7 @@ class Remote:
         self._counting = Lock()
 
     def get(self, uri: str, range_: str) -> bytes:
-        """What a reader of its bucket gives: `service.query.bucket.Get`."""
+        """What a reader of its bucket gives: `service.query.duckdb.Get`."""
         assert range_ == ""
         with self._counting:
             self.got += 1
@@ -56,9 +56,9 @@ class Remote:
         return self.world.store.uri(keys.skip_index(path))
 
     @property
-    def bucket(self) -> Bucket:
+    def bucket(self) -> SearchedBucket:
         """What an engine is given, so that it takes indexes from here."""
-        return cast(Bucket, _Elsewhere(self.get))
+        return cast(SearchedBucket, _Elsewhere(self.get))
 
     def _before(self, uri: str) -> None:
         """What happens before an index is given."""

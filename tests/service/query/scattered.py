@@ -6,9 +6,9 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from logstore import ulid
-from logstore.search.conditions import Contains
 from service.query.request import QueryRequest
+from tailrace.logstore import ulid
+from tailrace.logstore.search.conditions import Contains
 from tests.batches import Entry
 from tests.service.query.world import HOUR_MS, NODE, NOW_MS, RUNS, World, entry
 

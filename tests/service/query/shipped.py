@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from logstore import keys
-from logstore.segments.carry import Carry
-from logstore.segments.writer import encode_segment
 from service.journal.journal import Journal
-from service.journal.view import JournalPin
+from service.journal.reader import JournalPin
+from tailrace.logstore import keys
+from tailrace.logstore.segments.detect import Carry
+from tailrace.logstore.segments.writer import encode_segment
 from tests.batches import Entry
 from tests.service.journal.rig import NODE, Rig, put
 from tests.service.query.world import World

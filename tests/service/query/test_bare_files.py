@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from logstore import keys
-from logstore.search.conditions import Attribute, Contains, Exists, Not
-from logstore.table.skip_index import SkipIndex, parse
 from service.query.engine import QueryEngine
+from tailrace.logstore import keys
+from tailrace.logstore.search.conditions import Attribute, Contains, Exists, Not
+from tailrace.logstore.table.skip_index import SkipIndex, parse
 from tests.seeds import seeds
 from tests.service.query.scattered import ALL
 from tests.service.query.test_scan_copies import files_of, put_given, records

@@ -13,14 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from logstore import keys
-from logstore.errors import Damaged, LimitReached, StoreUnavailable
-from logstore.objects.s3.blocking import BlockingBucket
-from logstore.table.options import open_table
-from service.query.database import Database
-from service.query.locked import Connect, LockedDatabase, in_this_process
-from service.query.process import ProcessConnection
-from service.query.settings import QuerySettings
+from service.query.duckdb import Connect, Database, LockedDatabase, in_this_process
+from service.query.duckdb_process import ProcessConnection
+from service.settings import QuerySettings
+from tailrace.logstore import keys
+from tailrace.logstore.errors import Damaged, LimitReached, StoreUnavailable
+from tailrace.logstore.objects.s3.client import BlockingBucket
+from tailrace.logstore.table.table import open_table
 from tests.faults.kinds import Kind
 from tests.faults.schedule import Schedule, evenly
 from tests.faults.thread import fault_proxy

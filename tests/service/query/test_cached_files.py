@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from logstore import keys
-from logstore.search.conditions import Contains, Matches, Not
 from service.query.engine import QueryEngine
 from service.query.request import QueryRequest
+from tailrace.logstore import keys
+from tailrace.logstore.search.conditions import Contains, Matches, Not
 from tests.seeds import seeds, some
 from tests.servers.minio import Bucket
 from tests.service.query.scattered import ALL, scattered, some_requests

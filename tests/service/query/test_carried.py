@@ -9,13 +9,12 @@ from typing import Any
 import orjson
 import pytest
 
-from logstore import ulid
-from logstore.search.language import parse
-from service.query.count import CountRequest, count_by
 from service.query.engine import QueryEngine
-from service.query.histogram import HistogramRequest, histogram
+from service.query.facets import CountRequest, HistogramRequest, count_by, histogram
 from service.query.output import lines
 from service.query.request import QueryRequest
+from tailrace.logstore import ulid
+from tailrace.logstore.search.language import parse
 from tests.batches import Entry
 from tests.service.query.world import NOW_MS, RUNS, World, engine_of
 

@@ -12,17 +12,25 @@ from typing import Any
 
 import pytest
 
-from logstore import ulid
-from logstore.errors import InvalidInput
-from logstore.search.conditions import Compares, Exists, Field, Json, Logfmt
-from logstore.search.language import parse
-from service.query import fields
+from service.query import facets
 from service.query.engine import QueryEngine
-from service.query.fields import MAX_FIELDS, MAX_NAME_CHARS, SeenField, SeenFields
-from service.query.request import QueryRequest
-from service.query.sample import DEFAULT_SAMPLE, MAX_SAMPLE
-from service.query.spelling import field_of, name_of, value_of
-from service.query.values import MAX_VALUE_CHARS, SeenValues, ValuesRequest, values
+from service.query.facets import (
+    DEFAULT_SAMPLE,
+    MAX_FIELDS,
+    MAX_NAME_CHARS,
+    MAX_SAMPLE,
+    MAX_VALUE_CHARS,
+    SeenField,
+    SeenFields,
+    SeenValues,
+    ValuesRequest,
+    values,
+)
+from service.query.request import QueryRequest, field_of, name_of, value_of
+from tailrace.logstore import ulid
+from tailrace.logstore.errors import InvalidInput
+from tailrace.logstore.search.conditions import Compares, Exists, Field, JsonField, LogfmtField
+from tailrace.logstore.search.language import parse
 from tests.batches import Entry
 from tests.logstore.search.evaluate import value_of as model_value
 from tests.seeds import some
@@ -70,9 +78,9 @@ def rich(given: Entry) -> Entry:
 
 
 async def seen_fields(engine: QueryEngine, text: str = "from=0") -> SeenFields:
-    sample = fields.parse(pairs(text), now_ms=NOW_MS)
+    sample = facets.parse(pairs(text), now_ms=NOW_MS)
     async with await engine.open(sample.search) as running:
-        return await running.totals(lambda search: fields.fields(search, sample))
+        return await running.totals(lambda search: facets.fields(search, sample))
 
 
 async def seen_values(engine: QueryEngine, **parameters: str) -> SeenValues:
@@ -122,7 +130,12 @@ async def test_fields_and_values_are_those_of_a_model(tmp_path: Path, seed: int)
     """A plain loop over the newest records that were acknowledged."""
     world = await scattered(World(tmp_path), seed, rich)
     rng = random.Random(seed)
-    names: list[Field] = [Logfmt("status"), Logfmt("path"), Logfmt("t"), Json(("user id",))]
+    names: list[Field] = [
+        LogfmtField("status"),
+        LogfmtField("path"),
+        LogfmtField("t"),
+        JsonField(("user id",)),
+    ]
     async with engine_of(world) as engine:
         for size in (1, rng.randrange(2, 60), len(world.records), DEFAULT_SAMPLE):
             newest = world.expected(QueryRequest(limit=size))
@@ -233,7 +246,7 @@ async def test_names_are_bounded_in_number_and_length(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_names_and_values_are_spelled_as_the_language_reads_them(text: str) -> None:
-    for field in (Logfmt(text), Json((text, "x", text))):
+    for field in (LogfmtField(text), JsonField((text, "x", text))):
         assert field_of(name_of(field)) == field
         said: Any = parse(f"{name_of(field)}:{value_of(text)}", now_ms=NOW_MS)
         assert said.field == field
@@ -273,5 +286,5 @@ def test_what_is_wrong_is_named(text: str, field: str) -> None:
 @pytest.mark.parametrize("name", ["field", "limit", "prefix"])
 def test_fields_take_no_parameters_of_values(name: str) -> None:
     with pytest.raises(InvalidInput) as caught:
-        fields.parse({name: "1"}, now_ms=NOW_MS)
+        facets.parse({name: "1"}, now_ms=NOW_MS)
     assert caught.value.field == name

@@ -14,12 +14,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from logstore import ulid
-from logstore.search.conditions import Contains
-from logstore.segments.carry import Carry
-from logstore.segments.columns import record_batches
-from service.query.histogram import HistogramRequest, histogram
+from service.query.facets import HistogramRequest, histogram
 from service.query.request import QueryRequest
+from tailrace.logstore import ulid
+from tailrace.logstore.search.conditions import Contains
+from tailrace.logstore.segments.detect import Carry
+from tailrace.logstore.segments.writer import record_batches
 from tests.batches import Entry, make_batches
 from tests.service.query.world import NODE, NOW_MS, RUNS, World, engine_of
 

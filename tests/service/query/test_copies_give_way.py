@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from logstore.table.snapshot import TableFile
 from service.query import scan_copies
+from tailrace.logstore.table.snapshot import TableFile
 from tests.service.query.scattered import ALL
 from tests.service.query.test_scan_copies import files_of, kept, one_file
 from tests.service.query.test_skipping import batch_at, put_in_table

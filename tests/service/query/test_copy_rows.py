@@ -11,14 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from logstore import ulid
-from service.query import copy_rows
-from service.query.copy_rows import CopyRows, write_rows
-from service.query.footers import Footer
-from service.query.found_rows import batch_of
-from service.query.hot import SCHEMA
-from service.query.scan_copies import ENCODING
-from service.query.text_rows import places
+from service.query import scan_copies
+from service.query.footers import TableFileFooter, batch_of
+from service.query.scan_copies import ENCODING, CopyRows, write_rows
+from service.query.sources import SCHEMA
+from service.query.text_scan import places
+from tailrace.logstore import ulid
 from tests.seeds import seeds
 
 PIECES = ["", "a", "aa", "späße", "🎉", "\n", "\x00", "needle", "x" * 300]
@@ -54,7 +52,7 @@ def copy_of(
 @pytest.fixture(params=[0, 1 << 30], ids=["by parts", "whole"])
 def by_parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the part filters of row groups however small, and without."""
-    monkeypatch.setattr(copy_rows, "_WORTH_A_LOOK", request.param)
+    monkeypatch.setattr(scan_copies, "_WORTH_A_LOOK", request.param)
 
 
 @pytest.mark.usefixtures("by_parts")
@@ -65,7 +63,7 @@ def test_each_row_with_a_text_is_read_as_it_is(tmp_path: Path, seed: int) -> Non
     path = tmp_path / "copy.parquet"
     rows = copy_of(path, table, group_rows=group_rows)
     assert rows is not None
-    for group in Footer(str(path), pq.read_metadata(path)).groups:
+    for group in TableFileFooter(str(path), pq.read_metadata(path)).groups:
         for text in ("a", "aa", "needle", "needlea", "späße🎉", "ß", "\n"):
             texts = [text.encode()]
             spans = rows.spans(group.number, None, None, [texts])
@@ -166,7 +164,7 @@ def test_files_that_are_gone_or_cut_off_are_said(tmp_path: Path, which: str, gon
 def test_a_part_filter_that_cannot_be_read_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: bool
 ) -> None:
-    monkeypatch.setattr(copy_rows, "_WORTH_A_LOOK", 0)
+    monkeypatch.setattr(scan_copies, "_WORTH_A_LOOK", 0)
     path, beside = tmp_path / "copy.parquet", tmp_path / "copy.parquet.rows"
     rows = copy_of(path, table_of(random.Random(1), 100))
     assert rows is not None
@@ -182,7 +180,7 @@ def test_of_a_rare_text_one_part_in_sixteen_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each part is of about the same size, whatever its lines are."""
-    monkeypatch.setattr(copy_rows, "_WORTH_A_LOOK", 0)
+    monkeypatch.setattr(scan_copies, "_WORTH_A_LOOK", 0)
     rng = random.Random(1)
     table = table_of(rng, 4_000)
     lines = [f"{rng.getrandbits(40)} took {rng.randrange(9)} s" * (n % 7) for n in range(4_000)]

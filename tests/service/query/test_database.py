@@ -11,12 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from logstore.errors import Damaged, LimitReached, StoreUnavailable, TailraceError
-from service.query.database import Database
-from service.query.locked import LockedDatabase, in_this_process
-from service.query.process import ProcessConnection
-from service.query.settings import QuerySettings
+from service.query.duckdb import Database, LockedDatabase, in_this_process
+from service.query.duckdb_process import ProcessConnection
 from service.query.sql import literal
+from service.settings import QuerySettings
+from tailrace.logstore.errors import Damaged, LimitReached, StoreUnavailable, TailraceError
 
 
 @pytest.fixture(params=[in_this_process, ProcessConnection])

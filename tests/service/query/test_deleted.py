@@ -9,16 +9,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from logstore import ulid
-from service.query.deleted import live
-from service.query.hot import SCHEMA
-from service.query.request import QueryRequest
+from service.query.request import QueryRequest, UlidRange
+from service.query.sources import SCHEMA, Deletion, live
 from service.query.sql import Scans, Statement
-from service.query.tiles import Tile
-from service.query.view import Deletion
+from tailrace.logstore import ulid
 
 LOW, HIGH = ulid.lowest_at(1_000), ulid.highest_at(2_000)
-TILE = Tile(LOW, HIGH)
+TILE = UlidRange(LOW, HIGH)
 
 
 @pytest.mark.parametrize("count", [1, 64, 65])

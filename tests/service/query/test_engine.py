@@ -10,13 +10,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from logstore import keys, ulid
-from logstore.errors import InvalidInput
-from logstore.search.conditions import Matches
-from logstore.segments.quarantine import give_up
-from service.query.request import QueryRequest
-from service.query.tiles import Tile, Tiles, TileSizes
-from service.query.view import Deletion
+from service.query.request import QueryRequest, Tiles, TileSizes, UlidRange
+from service.query.sources import Deletion
+from tailrace.logstore import keys, ulid
+from tailrace.logstore.errors import InvalidInput
+from tailrace.logstore.search.conditions import Matches
+from tailrace.logstore.segments.file_format import give_up
 from tests.batches import Entry
 from tests.service.query.scattered import ALL, scattered, some_requests
 from tests.service.query.world import HOUR_MS, NODE, NOW_MS, RUNS, World, engine_of, entry, search
@@ -68,7 +67,7 @@ async def test_tiles_grow_and_those_of_one_pipeline_begin_larger(
         world.merge([(RUNS[0], ulid.lowest_at(NOW_MS - hour * HOUR_MS), b"a line\n")], {})
     taken, take = list[int](), Tiles.take
 
-    def noting(self: Tiles, budget: int) -> Tile | None:
+    def noting(self: Tiles, budget: int) -> UlidRange | None:
         taken.append(budget)
         return take(self, budget)
 

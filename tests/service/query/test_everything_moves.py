@@ -14,16 +14,25 @@ from pathlib import Path
 import pytest
 
 from compactor.context import Compactor
-from compactor.report import Report
+from compactor.report import PassReport
 from compactor.runner import once
 from compactor.settings import Compaction
-from logstore import ulid
-from logstore.errors import NotFound
-from logstore.runs.deletions import Deletion, encode_deletion
-from logstore.search.conditions import All, AnyOf, Column, Condition, Contains, Is, Matches, Not
 from service.query import skip_indexes
 from service.query.engine import QueryEngine
 from service.query.request import QueryRequest
+from tailrace.logstore import ulid
+from tailrace.logstore.errors import NotFound
+from tailrace.logstore.runs.deletions import Deletion, encode_deletion
+from tailrace.logstore.search.conditions import (
+    All,
+    AnyOf,
+    Column,
+    Condition,
+    Contains,
+    Is,
+    Matches,
+    Not,
+)
 from tests.compactor.lake import Lake
 from tests.compactor.plain_engine import PlainEngine
 from tests.seeds import seeds, some
@@ -83,7 +92,7 @@ async def delete(world: World, dice: random.Random) -> None:
     world.deletions.append((gone.fqn, gone.run, gone.t))
 
 
-async def move(node: Shipped, compactor: Compactor, report: Report, steps: list[str]) -> None:
+async def move(node: Shipped, compactor: Compactor, report: PassReport, steps: list[str]) -> None:
     for step in steps:
         if step == "flush":
             await node.flush()
@@ -112,7 +121,7 @@ async def test_each_answer_is_that_of_a_plain_list(
 ) -> None:
     monkeypatch.setattr(skip_indexes, "_AGAIN_SECONDS", 0)  # used as soon as it is there
     dice, world = random.Random(seed), World(tmp_path)
-    node, lake, report = Shipped(world), Lake(tmp_path), Report()
+    node, lake, report = Shipped(world), Lake(tmp_path), PassReport()
     lake.session = PlainEngine()
     lake.limits = Compaction(index_min_bytes=1, settle_seconds=0, batch_bytes=20_000)
 

@@ -9,13 +9,13 @@ from typing import cast
 
 import pytest
 
-from logstore import keys
-from logstore.clock import SystemClock
-from logstore.search.conditions import Contains
-from logstore.search.needs import Needs, needs_of
-from logstore.table.skip_index import SHARE
-from service.query import fetched_indexes
-from service.query.fetched_indexes import FetchedIndexes
+from service.query import skip_indexes
+from service.query.skip_indexes import FetchedIndexes
+from tailrace.logstore import keys
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.search.conditions import Contains
+from tailrace.logstore.search.translate import Needs, needs_of
+from tailrace.logstore.table.skip_index import SHARE
 from tests.service.query.indexed import Hanging, Refusing, Remote
 from tests.service.query.test_skipping import RARE, alike, altered, rare_word
 from tests.service.query.world import World, engine_of, search
@@ -42,7 +42,7 @@ async def test_it_is_fetched_once_and_tells_what_a_file_tells(tmp_path: Path) ->
 async def test_an_index_that_does_not_come_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Remote]
 ) -> None:
-    monkeypatch.setattr(fetched_indexes, "_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(skip_indexes, "_WAIT_SECONDS", 0.05)
     world = World(tmp_path)
     await rare_word(world)
     store = kind(world)
@@ -140,10 +140,10 @@ async def test_a_fetch_that_ends_leaves_its_file_to_be_read(
 ) -> None:
     world = World(tmp_path)
     files = await alike(world, await rare_word(world), 2)
-    monkeypatch.setattr(fetched_indexes, "_AT_ONCE", 1)
+    monkeypatch.setattr(skip_indexes, "_FETCHES_AT_ONCE", 1)
     store = Hanging(world)
     indexes = FetchedIndexes(store.get, store.place, SystemClock(), 1 << 20)
-    monkeypatch.setattr(fetched_indexes, "_WAIT_SECONDS", 60)
+    monkeypatch.setattr(skip_indexes, "_WAIT_SECONDS", 60)
     assert indexes.ahead(files, NEEDS) == {}
     waiting = asyncio.ensure_future(asyncio.to_thread(indexes.of, files[1:]))
     await until(lambda: store.got == 1)

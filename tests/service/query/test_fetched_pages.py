@@ -15,16 +15,15 @@ from typing import Any
 
 import pytest
 
-from logstore import keys, ulid
-from logstore.errors import LimitReached
-from logstore.objects.s3.blocking import BlockingBucket
-from logstore.search.conditions import AnyOf, Contains
-from logstore.table.options import open_table
-from logstore.table.skip_index import parse
-from service.query import fetched_pages, looking, mapped_lines
-from service.query.prefilter import Prefilter
-from service.query.request import QueryRequest
-from service.query.tiles import TileSizes
+from service.query import text_scan
+from service.query.request import QueryRequest, TileSizes
+from service.query.text_scan import Prefilter
+from tailrace.logstore import keys, ulid
+from tailrace.logstore.errors import LimitReached
+from tailrace.logstore.objects.s3.client import BlockingBucket
+from tailrace.logstore.search.conditions import AnyOf, Contains
+from tailrace.logstore.table.skip_index import parse
+from tailrace.logstore.table.table import open_table
 from tests.faults.kinds import Kind
 from tests.faults.schedule import Schedule, evenly
 from tests.faults.thread import fault_proxy
@@ -109,7 +108,7 @@ async def test_row_groups_side_by_side_come_with_one_request(
         everything = await by_maps_alone(engine, NEEDLE, monkeypatch)
         assert [end for end, _ in noted] == ["skip3", "parquet"]
         noted.clear()
-        monkeypatch.setattr(looking, "FETCHED_BYTES", 3 * file.size // groups)
+        monkeypatch.setattr(text_scan, "FETCHED_BYTES", 3 * file.size // groups)
         assert await by_maps_alone(engine, NEEDLE, monkeypatch) == everything
     assert len(noted) == -(-groups // 3)
     ranges = [range_.removeprefix("bytes=").split("-") for _, range_ in noted]
@@ -125,7 +124,7 @@ async def test_in_one_pipeline_its_row_groups_are_fetched_and_the_footer(
     async with engine_of(world, scan_copies_bytes=0, file_cache_bytes=0) as engine:
         await by_maps_alone(engine, NEEDLE, monkeypatch)
         noted = noted_gets(monkeypatch)
-        monkeypatch.setattr(fetched_pages, "_TAIL_BYTES", 16)  # less than a footer
+        monkeypatch.setattr(text_scan, "_TAIL_BYTES", 16)  # less than a footer
         await by_maps_alone(engine, IN_PIPELINE, monkeypatch)
         first, second, *pages = [range_.removeprefix("bytes=") for _, range_ in noted]
         assert first == "-16"
@@ -177,7 +176,7 @@ async def test_a_map_that_does_not_read_leaves_the_search_to_duckdb(world: World
 async def test_row_groups_of_very_long_lines_are_left_to_duckdb(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetched_pages, "_MOST_BYTES", 100)
+    monkeypatch.setattr(text_scan, "_MOST_BYTES", 100)
     put(world)
     await world.index()
     async with engine_of(world, scan_copies_bytes=0, file_cache_bytes=0) as engine:
@@ -228,8 +227,8 @@ async def test_a_search_that_is_stopped_asks_for_no_more(
 ) -> None:
     put(world, group_rows=7)
     await world.index()
-    monkeypatch.setattr(fetched_pages, "_AT_ONCE", 1)
-    monkeypatch.setattr(looking, "FETCHED_BYTES", 1)
+    monkeypatch.setattr(text_scan, "_PAGES_AT_ONCE", 1)
+    monkeypatch.setattr(text_scan, "FETCHED_BYTES", 1)
     silent = Silent(monkeypatch)
     async with engine_of(world, file_cache_bytes=0) as engine:
         running = await engine.open(NEEDLE)
@@ -254,8 +253,8 @@ async def test_so_much_is_asked_for_ahead_and_no_more(
     put(world, group_rows=20)
     groups = await groups_of(world)
     (file,) = world.table.snapshot().files
-    monkeypatch.setattr(looking, "FETCHED_BYTES", 1)
-    monkeypatch.setattr(looking, "_FETCHED_AHEAD", 3 * (file.size // groups))
+    monkeypatch.setattr(text_scan, "FETCHED_BYTES", 1)
+    monkeypatch.setattr(text_scan, "_FETCHED_AHEAD", 3 * (file.size // groups))
     silent, waits, wait_for = Silent(monkeypatch), threading.Event(), Prefilter.wait_for
 
     def noting(self: Prefilter, fetched: Future[Any]) -> None:
@@ -310,9 +309,9 @@ async def test_once_the_text_is_in_many_lines_no_more_is_fetched(
     put(world, every=2, group_rows=20)
     groups = await groups_of(world)
     expected = world.expected(NEEDLE)
-    monkeypatch.setattr(mapped_lines, "_MOST_LINES", 5)
-    monkeypatch.setattr(looking, "FETCHED_BYTES", 1)
-    monkeypatch.setattr(fetched_pages, "_AT_ONCE", 1)
+    monkeypatch.setattr(text_scan, "_MOST_LINES", 5)
+    monkeypatch.setattr(text_scan, "FETCHED_BYTES", 1)
+    monkeypatch.setattr(text_scan, "_PAGES_AT_ONCE", 1)
     noted = noted_gets(monkeypatch)
     async with engine_of(world, scan_copies_bytes=0, file_cache_bytes=0) as engine:
         assert (await search(engine, NEEDLE))[0] == expected
@@ -329,7 +328,7 @@ async def test_it_survives_single_faults_of_any_request(world: World) -> None:
     schedule = Schedule(1, rates, most_in_a_row=1, delay_seconds=0.005)
     assert straight is not None
     with pytest.MonkeyPatch.context() as patch, fault_proxy(straight.endpoint_url, schedule) as url:
-        patch.setattr(looking, "FETCHED_BYTES", file.size // 8)
+        patch.setattr(text_scan, "FETCHED_BYTES", file.size // 8)
         through = straight.through(url, backoff_milliseconds=5)
         async with through.open() as store:
             world.bucket, world.store, world.table = through, store, open_table(through.settings)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from logstore import keys
-from service.metrics.declared import Sources
+from service.metrics.declared import MetricSources
 from service.metrics.http import HTTP
 from service.query import file_cache
-from service.runtime import spare_disk
+from service.runtime import free_disk
+from tailrace.logstore import keys
 from tests.service.query.far_away import (
     SIZE,
     FarAway,
@@ -78,7 +78,7 @@ async def test_when_the_disk_is_short_the_cache_shrinks(
         await settled(clock)
         assert here(cache, files) == [True, True, False]
     monkeypatch.undo()
-    monkeypatch.setattr(spare_disk, "_FREE_BYTES", 1 << 60)
+    monkeypatch.setattr(free_disk, "_FREE_BYTES", 1 << 60)
     async with cache_of(away, tmp_path, clock) as cache:
         await until(lambda: not list(Path(cache.folder).iterdir()))
         cache.note_search()
@@ -138,7 +138,7 @@ async def test_its_metrics(tmp_path: Path) -> None:
     clock, away = WallClock(), FarAway([file_at(1)])
     async with cache_of(away, tmp_path, clock) as cache:
         engine = cast("QueryEngine", SimpleNamespace(files=cache))
-        sources = Sources(cast("Node", SimpleNamespace()), engine)
+        sources = MetricSources(cast("Node", SimpleNamespace()), engine)
         metrics = [metric for metric in HTTP if metric.name in MOVE_IN_FILE_CACHES]
         assert [str(metric.read(sources)) for metric in metrics] == ["0", "0", "0"]
         away.down = True

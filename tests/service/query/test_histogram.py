@@ -10,14 +10,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from logstore import ulid
-from logstore.errors import InvalidInput
-from logstore.segments.carry import Carry
-from logstore.segments.columns import record_batches
-from logstore.segments.schema import LEVELS
 from service.query.engine import QueryEngine
-from service.query.histogram import MAX_BUCKETS, Bucket, HistogramRequest, histogram
-from service.query.tiles import TileSizes
+from service.query.facets import MAX_BUCKETS, HistogramBucket, HistogramRequest, histogram
+from service.query.request import TileSizes
+from tailrace.logstore import ulid
+from tailrace.logstore.errors import InvalidInput
+from tailrace.logstore.segments.detect import Carry
+from tailrace.logstore.segments.file_format import LEVELS
+from tailrace.logstore.segments.writer import record_batches
 from tests.batches import Entry, make_batches
 from tests.service.query.scattered import ALL, scattered, some_requests
 from tests.service.query.world import HOUR_MS, NODE, NOW_MS, RUNS, World, engine_of
@@ -33,7 +33,7 @@ def levelled(given: Entry) -> Entry:
     return run, batch, "".join(f"{line}\n" for line in own).encode(), *rest
 
 
-async def counted(engine: QueryEngine, asked: HistogramRequest) -> list[Bucket]:
+async def counted(engine: QueryEngine, asked: HistogramRequest) -> list[HistogramBucket]:
     async with await engine.open(asked.search) as running:
         found = await running.totals(lambda search: histogram(search, asked))
         stats = running.stats()
@@ -42,7 +42,7 @@ async def counted(engine: QueryEngine, asked: HistogramRequest) -> list[Bucket]:
         return found
 
 
-def expected(world: World, asked: HistogramRequest) -> list[Bucket]:
+def expected(world: World, asked: HistogramRequest) -> list[HistogramBucket]:
     """A plain loop over what was acknowledged."""
     counts: dict[int, Counter[str | None]] = {}
     for key in world.expected(asked.search):
@@ -52,7 +52,7 @@ def expected(world: World, asked: HistogramRequest) -> list[Bucket]:
     begin = asked.start_ms // asked.step_ms * asked.step_ms
     edges = range(begin, asked.end_ms + 1, asked.step_ms)
     assert counts.keys() <= set(edges)
-    return [Bucket(at, counts.get(at, {})) for at in edges]
+    return [HistogramBucket(at, counts.get(at, {})) for at in edges]
 
 
 def request(text: str = "", now_ms: int = NOW_MS) -> HistogramRequest:
@@ -100,8 +100,8 @@ async def test_a_record_has_the_level_of_its_oldest_copy_and_counts_once(tmp_pat
     asked = HistogramRequest(replace(ALL, high=ulid.highest_at(NOW_MS)), NOW_MS)
     async with engine_of(world) as engine:
         assert await counted(engine, asked) == [
-            Bucket(0, {}),
-            Bucket(NOW_MS, {"FATAL": 1, "INFO": 1, None: 1}),
+            HistogramBucket(0, {}),
+            HistogramBucket(NOW_MS, {"FATAL": 1, "INFO": 1, None: 1}),
         ]
 
 
@@ -115,9 +115,9 @@ async def test_edges_belong_to_the_bucket_that_they_begin(tmp_path: Path) -> Non
     async with engine_of(world) as engine:
         found = await counted(engine, asked)
     assert found == [
-        Bucket(at - 60_000, {"WARN": 4}),
-        Bucket(at, {"WARN": 4}),
-        Bucket(at + 60_000, {"WARN": 2}),
+        HistogramBucket(at - 60_000, {"WARN": 4}),
+        HistogramBucket(at, {"WARN": 4}),
+        HistogramBucket(at + 60_000, {"WARN": 2}),
     ]
 
 

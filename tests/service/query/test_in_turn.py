@@ -11,15 +11,14 @@ from unittest.mock import Mock
 
 import pytest
 
-from logstore.search.conditions import Contains
-from logstore.search.needs import Needs, needs_of
-from service.query import looking, prefilter
+from service.query import text_scan
 from service.query.engine import QueryEngine
 from service.query.footers import Footers
 from service.query.page_checks import PageChecks
-from service.query.request import QueryRequest
+from service.query.request import QueryRequest, UlidRange
 from service.query.table_reads import table_reads
-from service.query.tiles import Tile
+from tailrace.logstore.search.conditions import Contains
+from tailrace.logstore.search.translate import Needs, needs_of
 from tests.service.query.scattered import ALL
 from tests.service.query.test_scan_copies import copied, files_of
 from tests.service.query.test_skipping import batch_at, put_in_table
@@ -42,7 +41,7 @@ async def in_threads(engine: QueryEngine, world: World, request: QueryRequest) -
     with pytest.MonkeyPatch.context() as patch:
         submit = Mock(side_effect=engine._scanning.submit)
         patch.setattr(engine._scanning, "submit", submit)
-        patch.setattr(prefilter.Prefilter, "ahead", lambda *_: None)
+        patch.setattr(text_scan.Prefilter, "ahead", lambda *_: None)
         assert (await search(engine, request))[0] == world.expected(request)
     return submit.call_count
 
@@ -64,7 +63,7 @@ async def test_copies_of_which_little_is_looked_through_take_no_other_thread(
     asked: QueryRequest,
     expected: int,
 ) -> None:
-    monkeypatch.setattr(prefilter, "_QUICK_BYTES", quick_bytes)
+    monkeypatch.setattr(text_scan, "_QUICK_BYTES", quick_bytes)
     world = World(tmp_path)
     put(world, 0)
     async with engine_of(world) as engine:
@@ -78,12 +77,12 @@ async def test_what_is_cancelled_is_not_looked_at(
     world = World(tmp_path)
     put(world, 0)
     await world.index()
-    everything, looked = Tile(0, (1 << 128) - 1), list[Any]()
+    everything, looked = UlidRange(0, (1 << 128) - 1), list[Any]()
     request = replace(ALL, condition=Contains(" line "))  # it is in all row groups
-    monkeypatch.setattr(prefilter.Prefilter, "candidates", lambda _, *work: looked.append(work))
+    monkeypatch.setattr(text_scan.Prefilter, "candidates", lambda _, *work: looked.append(work))
     busy, threads = threading.Event(), ThreadPoolExecutor(1)
     async with engine_of(world, scan_copies_bytes=0) as engine:
-        made = prefilter.Prefilter(
+        made = text_scan.Prefilter(
             request, Footers(), PageChecks(Footers(), threads), None, threads, lambda: None
         )
         files, indexes = files_of(world), engine.indexes
@@ -102,7 +101,7 @@ async def test_files_beside_copies_are_decoded_in_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However little was looked through in the copies before them."""
-    monkeypatch.setattr(looking, "_FEW", 1)
+    monkeypatch.setattr(text_scan, "_FEW", 1)
     world = World(tmp_path)
     for hour in range(3):
         put(world, hour)

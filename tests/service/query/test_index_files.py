@@ -13,15 +13,15 @@ from typing import cast
 import numpy as np
 import pytest
 
-from logstore import keys
-from logstore.errors import Damaged
-from logstore.search.conditions import AnyOf, Contains
-from logstore.search.needs import Needs, needs_of
-from logstore.table import skip_index
-from logstore.table.skip_index import PAGE_BYTES, Builder, head_bytes
-from logstore.table.snapshot import TableFile
-from service.query import index_files
-from service.query.index_files import IndexFiles
+from service.query import skip_indexes
+from service.query.skip_indexes import IndexFiles
+from tailrace.logstore import keys
+from tailrace.logstore.errors import Damaged
+from tailrace.logstore.search.conditions import AnyOf, Contains
+from tailrace.logstore.search.translate import Needs, needs_of
+from tailrace.logstore.table import skip_index
+from tailrace.logstore.table.skip_index import PAGE_BYTES, Builder, head_bytes
+from tailrace.logstore.table.snapshot import TableFile
 from tests.service.query.indexed import noted_opens
 from tests.service.query.test_skipping import alike, altered, rare_word
 from tests.service.query.world import World
@@ -163,9 +163,9 @@ async def test_many_files_are_not_open_at_once(
 ) -> None:
     world, file, _ = there
     files = await alike(world, file, 10)
-    monkeypatch.setattr(index_files, "_AT_ONCE", 3)
+    monkeypatch.setattr(skip_indexes, "_FILES_AT_ONCE", 3)
     most = 0
-    now, opened = 0, index_files._open
+    now, opened = 0, skip_indexes._open
 
     @contextmanager
     def counting(path: str) -> Iterator[int]:
@@ -176,7 +176,7 @@ async def test_many_files_are_not_open_at_once(
             yield number
             now -= 1
 
-    monkeypatch.setattr(index_files, "_open", counting)
+    monkeypatch.setattr(skip_indexes, "_open", counting)
     assert len(indexes_of(world, HandClock()).which(files, NEEDS)) == 10
     assert most == 3
     assert now == 0

@@ -16,15 +16,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from logstore import ulid
-from logstore.batch import Batches
-from logstore.clock import SystemClock
-from logstore.errors import LimitReached, Unavailable
-from logstore.search.conditions import Contains
-from logstore.segments.carry import Carry
-from logstore.segments.columns import record_batches
+from service.query.engine import RunningSearch
 from service.query.request import QueryRequest
-from service.query.running import RunningSearch
+from tailrace.logstore import ulid
+from tailrace.logstore.batch import Batches
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.errors import LimitReached, Unavailable
+from tailrace.logstore.search.conditions import Contains
+from tailrace.logstore.segments.detect import Carry
+from tailrace.logstore.segments.writer import record_batches
 from tests.service.query.world import NOW_MS, RUNS, World, engine_of, search
 from tests.simulation.hand_clock import HandClock
 

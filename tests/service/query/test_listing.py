@@ -11,15 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from logstore import keys
-from logstore.clock import SystemClock
-from logstore.objects.store import Listing
-from logstore.segments.carry import Carry
-from logstore.segments.writer import encode_segment
-from service.query import segments
+from service.query import sources as segments
 from service.query.request import QueryRequest
-from service.query.segments import above_marks, list_above
-from service.query.view import open_view
+from service.query.sources import above_marks, list_above, open_view
+from tailrace.logstore import keys
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.objects.store import Listing
+from tailrace.logstore.segments.detect import Carry
+from tailrace.logstore.segments.writer import encode_segment
 from tests.batches import Entry, make_batches
 from tests.service.query.live.rig import batch
 from tests.service.query.world import NOW_MS, World, engine_of, lake_in, search

@@ -11,15 +11,14 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from logstore import keys, ulid
-from logstore.search.conditions import AnyOf, Contains
-from logstore.table.pages.line_map import PagePlace
-from logstore.table.pages.reader import GroupReader
-from logstore.table.skip_index import parse
-from service.query import mapped_lines, prefilter, row_groups
+from service.query import table_reads, text_scan
 from service.query.engine import QueryEngine
-from service.query.prefilter import Prefilter
 from service.query.request import QueryRequest
+from service.query.text_scan import Prefilter
+from tailrace.logstore import keys, ulid
+from tailrace.logstore.search.conditions import AnyOf, Contains
+from tailrace.logstore.table.line_map import GroupReader, PagePlace
+from tailrace.logstore.table.skip_index import parse
 from tests.service.query.scattered import ALL
 from tests.service.query.test_prefilter import statements
 from tests.service.query.test_scan_copies import files_of, put_with_attributes, records
@@ -56,7 +55,7 @@ async def by_maps_alone(
 async def test_a_text_that_is_everywhere_is_found_by_maps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group_rows: int
 ) -> None:
-    monkeypatch.setattr(row_groups, "_BATCH_LINES", 20)
+    monkeypatch.setattr(table_reads, "_BATCH_LINES", 20)
     world = World(tmp_path)
     put(world, group_rows=group_rows)
     await world.index()
@@ -69,7 +68,7 @@ async def test_a_text_that_is_everywhere_is_found_by_maps(
             found = await by_maps_alone(engine, request, monkeypatch)
             assert (await search(engine, request))[0] == world.expected(request)
             with monkeypatch.context() as patch:
-                patch.setattr(prefilter, "sure_texts", lambda _: ())
+                patch.setattr(text_scan, "sure_texts", lambda _: ())
                 assert await records(engine, request) == found
         assert len(found) == 0 < len(await records(engine, NEEDLE))
 
@@ -82,7 +81,7 @@ async def test_what_is_in_too_many_lines_is_left_to_duckdb(
     await world.index()
     async with engine_of(world, scan_copies_bytes=0) as engine:
         expected = await by_maps_alone(engine, NEEDLE, monkeypatch)
-        monkeypatch.setattr(mapped_lines, "_MOST_LINES", 20)
+        monkeypatch.setattr(text_scan, "_MOST_LINES", 20)
         with statements() as made:
             assert await records(engine, NEEDLE) == expected
         assert len(made) == 1

@@ -15,14 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from logstore.clock import SystemClock
-from logstore.disk import Disk
-from logstore.objects.local import LocalStore
-from logstore.objects.store import Listing
 from service.query.request import QueryRequest
-from service.query.view import Deletion, Sources
-from service.runtime.counters import StoreCounters
-from service.runtime.metered import MeteredStore
+from service.query.sources import Deletion, SearchSources
+from service.runtime.counters import MeteredStore, StoreCounters
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.objects.local import LocalStore
+from tailrace.logstore.objects.store import Listing
 from tests.service.query.shipped import Shipped
 from tests.service.query.world import World, engine_of, entry, search
 
@@ -71,7 +70,7 @@ async def moving(world: World) -> Shipped:
     return node
 
 
-def sources_of(world: World, node: Shipped, moment: str, steps: Sequence[str]) -> Sources:
+def sources_of(world: World, node: Shipped, moment: str, steps: Sequence[str]) -> SearchSources:
     """Sources that do the steps at the moment, once; their store is counted, as a node's is."""
     left = list(steps)
 

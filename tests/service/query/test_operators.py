@@ -16,24 +16,13 @@ from typing import Any, Final
 
 import pytest
 
-from logstore import ulid
-from logstore.batch import RunKey
-from logstore.search.conditions import (
-    MESSAGE,
-    All,
-    AnyOf,
-    Condition,
-    Exists,
-    Field,
-    Not,
-)
-from logstore.search.language import parse
-from service.query.count import CountRequest, count_by
-from service.query.cursor import RecordKey
 from service.query.engine import QueryEngine
-from service.query.histogram import HistogramRequest, histogram
-from service.query.request import QueryRequest
-from service.query.spelling import field_of, name_of
+from service.query.facets import CountRequest, HistogramRequest, count_by, histogram
+from service.query.request import QueryRequest, RecordKey, field_of, name_of
+from tailrace.logstore import ulid
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.search.conditions import MESSAGE, All, AnyOf, Condition, Exists, Field, Not
+from tailrace.logstore.search.language import parse
 from tests.batches import Entry
 from tests.logstore.search.evaluate import holds, value_of
 from tests.seeds import seeds, some

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from logstore import ulid as ulids
-from service.query.hot import SCHEMA
-from service.query.output import Ndjson, Output, Parquet, Text, pieces
+from service.query.output import Ndjson, Parquet, ResultEncoder, Text, pieces
+from service.query.sources import SCHEMA
+from tailrace.logstore import ulid as ulids
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _CONTROLS = "".join(map(chr, range(32)))
@@ -66,7 +66,7 @@ def record(message: str, number: int = 0, **other: Any) -> dict[str, Any]:
     }
 
 
-def encoded(output: Output, batches: Iterable[pa.RecordBatch]) -> bytes:
+def encoded(output: ResultEncoder, batches: Iterable[pa.RecordBatch]) -> bytes:
     return b"".join(piece for batch in batches for piece in output.records(batch))
 
 

@@ -7,13 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from service.query.part_filter import (
-    ALL_PARTS,
-    PARTS,
-    filter_bytes,
-    part_filter,
-    parts_with,
-)
+from service.query.scan_copies import ALL_PARTS, PARTS, filter_bytes, part_filter, parts_with
 from tests.seeds import seeds
 
 

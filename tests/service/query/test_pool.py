@@ -13,12 +13,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from logstore.errors import Damaged, InvalidInput, LimitReached, TailraceError
-from service.query.database import Database
-from service.query.locked import Connection, LockedDatabase, in_this_process
-from service.query.pool import DatabasePool
-from service.query.process import Check, ProcessConnection
-from service.query.settings import QuerySettings
+from service.query.duckdb import Connection, Database, LockedDatabase, in_this_process
+from service.query.duckdb_process import Check, ProcessConnection
+from service.query.engine import DatabasePool
+from service.settings import QuerySettings
+from tailrace.logstore.errors import Damaged, InvalidInput, LimitReached, TailraceError
 from tests.e2e.processes import works as works_on
 from tests.settings import changed
 from tests.simulation.hand_clock import HandClock

@@ -14,9 +14,18 @@ from unittest.mock import Mock
 
 import pytest
 
-from logstore import ulid
-from logstore.errors import LimitReached
-from logstore.search.conditions import (
+from service.query import scan_copies, text_scan
+from service.query import search as search_module
+from service.query import table_reads as row_groups
+from service.query.duckdb import Database
+from service.query.engine import QueryEngine
+from service.query.footers import TableFileFooter
+from service.query.request import QueryRequest, RecordKey, UlidRange
+from service.query.table_reads import TableReads, table_reads
+from service.query.text_scan import places
+from tailrace.logstore import ulid
+from tailrace.logstore.errors import LimitReached
+from tailrace.logstore.search.conditions import (
     All,
     AnyOf,
     Column,
@@ -26,16 +35,6 @@ from logstore.search.conditions import (
     Matches,
     Not,
 )
-from service.query import copy_rows, decoded_rows, looking, prefilter, row_groups
-from service.query import search as search_module
-from service.query.cursor import RecordKey
-from service.query.database import Database
-from service.query.engine import QueryEngine
-from service.query.footers import Footer
-from service.query.request import QueryRequest
-from service.query.table_reads import TableReads, table_reads
-from service.query.text_rows import places
-from service.query.tiles import Tile
 from tests.seeds import seeds, some
 from tests.service.query.scattered import ALL, scattered, some_requests
 from tests.service.query.test_scan_copies import copied, files_of, put_with_attributes, records
@@ -125,13 +124,13 @@ async def test_each_answer_is_that_of_duckdb_alone_and_of_a_plain_loop(
     await filled(world, words, rng)
     if seed % 4 > 1:
         await world.index()
-    monkeypatch.setattr(decoded_rows, "_PIECE_ROWS", 7 + seed % 3 * 100)
+    monkeypatch.setattr(text_scan, "_PIECE_ROWS", 7 + seed % 3 * 100)
     monkeypatch.setattr(row_groups, "_BATCH_LINES", 1 + seed % 3 * 10)
-    monkeypatch.setattr(copy_rows, "_WORTH_A_LOOK", seed % 2 << 20)
+    monkeypatch.setattr(scan_copies, "_WORTH_A_LOOK", seed % 2 << 20)
     asked = [*plain_requests(words, rng), *requests_like(words, rng), *some_requests(rng)]
     paged = asked[:6]
     with monkeypatch.context() as patch:
-        patch.setattr(prefilter, "sure_texts", lambda _: ())
+        patch.setattr(text_scan, "sure_texts", lambda _: ())
         async with engine_of(world, scan_copies_bytes=0) as engine:
             expected = [await records(engine, request) for request in asked]
             pages = [await in_pages(engine, request) for request in paged]
@@ -222,7 +221,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return places(path, span, *given)
 
     with monkeypatch.context() as patch:
-        patch.setattr("service.query.prefilter.places", noting)
+        patch.setattr("service.query.text_scan.places", noting)
         yield begun
 
 
@@ -291,7 +290,7 @@ async def test_of_copies_no_row_group_with_the_text_is_decoded(
     request = replace(ALL, condition=Contains("needle"))
     async with engine_of(world) as engine:
         await copied(engine, 1)
-        monkeypatch.setattr(Footer, "open", None)
+        monkeypatch.setattr(TableFileFooter, "open", None)
         made, looked = await watched(engine, world, request, monkeypatch)
         assert (len(made), len(looked)) == (0, 7)
 
@@ -335,9 +334,9 @@ async def test_what_is_beyond_a_limit_is_left_to_duckdb(
         if with_copies:
             await copied(engine, 1)
         assert (await watched(engine, world, request, monkeypatch))[0] == []
-        module = next(one for one in (decoded_rows, looking, prefilter) if hasattr(one, limit))
+        module = next(one for one in (text_scan, text_scan, text_scan) if hasattr(one, limit))
         monkeypatch.setattr(module, limit, value)
-        monkeypatch.setattr(decoded_rows, "_MOST_SHARE", 1_000)
+        monkeypatch.setattr(text_scan, "_MOST_SHARE", 1_000)
         assert len((await watched(engine, world, request, monkeypatch))[0]) == 1
 
 
@@ -395,8 +394,8 @@ async def test_it_ends_between_two_row_groups(tmp_path: Path) -> None:
         files = files_of(world)
         made = engine.prefilter(request, check)
         reads = table_reads(
-            Tile(0, (1 << 128) - 1), files, {}, engine.copies.of, engine.indexes.maps
+            UlidRange(0, (1 << 128) - 1), files, {}, engine.copies.of, engine.indexes.maps
         )
         with pytest.raises(LimitReached):
-            await asyncio.to_thread(made.begin(reads, Tile(0, (1 << 128) - 1)).finish)
+            await asyncio.to_thread(made.begin(reads, UlidRange(0, (1 << 128) - 1)).finish)
         assert looked == 6

@@ -12,14 +12,13 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from logstore import ulid
-from logstore.search.conditions import Contains
-from service.query import fetched_indexes, prefilter
-from service.query.footers import Footer, Footers, Group
-from service.query.looking import Looking
-from service.query.prefilter import Prefilter
+from service.query import skip_indexes, text_scan
+from service.query.footers import FooterRowGroup, Footers, TableFileFooter
+from service.query.request import Tiles, TileSizes, UlidRange
 from service.query.table_reads import TableReads
-from service.query.tiles import Tile, Tiles, TileSizes
+from service.query.text_scan import Looking, Prefilter
+from tailrace.logstore import ulid
+from tailrace.logstore.search.conditions import Contains
 from tests.service.query.indexed import Hanging, Remote, noted_opens
 from tests.service.query.scattered import ALL
 from tests.service.query.test_scan_copies import copied, files_of
@@ -63,7 +62,7 @@ async def test_a_search_of_all_hours_reads_ahead_what_tells_of_later_ones(
     footers, of = set[str](), Footers.of
     opened = noted_opens(monkeypatch)
 
-    def noting(self: Footers, path: str) -> Footer:
+    def noting(self: Footers, path: str) -> TableFileFooter:
         footers.add(path)
         return of(self, path)
 
@@ -91,18 +90,18 @@ async def test_no_footer_waits_behind_what_is_announced(
 ) -> None:
     world = await three_hours(tmp_path)
     calls: list[str] = []
-    of, announce = Footers.of, Footer.announce
+    of, announce = Footers.of, TableFileFooter.announce
 
-    def noting(self: Footers, path: str) -> Footer:
+    def noting(self: Footers, path: str) -> TableFileFooter:
         calls.append("footer")
         return of(self, path)
 
-    def noting_too(self: Footer, groups: Sequence[Group], most: int) -> int:
+    def noting_too(self: TableFileFooter, groups: Sequence[FooterRowGroup], most: int) -> int:
         calls.append("rows")
         return announce(self, groups, most)
 
     monkeypatch.setattr(Footers, "of", noting)
-    monkeypatch.setattr(Footer, "announce", noting_too)
+    monkeypatch.setattr(TableFileFooter, "announce", noting_too)
     request = replace(RARE, limit=1_000)  # without one, footers are read from other threads too
     async with engine_of(world) as engine:
         assert len((await search(engine, request))[0]) == 3 * GROUP_ROWS
@@ -139,7 +138,7 @@ async def test_the_system_is_told_which_row_groups_will_be_read(
                 assert first + chunk.total_compressed_size <= begin + size
             assert size < file.size / 10
         told.clear()
-        monkeypatch.setattr(prefilter, "_MOST_ANNOUNCED", 1)
+        monkeypatch.setattr(text_scan, "_MOST_ANNOUNCED", 1)
         await search(engine, request)
         assert len(told) == 1
         told.clear()
@@ -155,7 +154,7 @@ async def test_the_next_tile_is_begun_before_lines_of_one_are_given(
     world, looked = await three_hours(tmp_path), list[Looking]()
     begin = Prefilter.begin
 
-    def noting(self: Prefilter, reads: TableReads, tile: Tile) -> Looking:
+    def noting(self: Prefilter, reads: TableReads, tile: UlidRange) -> Looking:
         looked.append(begin(self, reads, tile))
         return looked[-1]
 
@@ -170,7 +169,7 @@ async def test_the_next_tile_is_begun_before_lines_of_one_are_given(
 async def test_lines_do_not_wait_for_the_index_of_the_next_tile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetched_indexes, "_WAIT_SECONDS", 60)
+    monkeypatch.setattr(skip_indexes, "_WAIT_SECONDS", 60)
     world = await three_hours(tmp_path)
     store = Slow(world)
     async with (
@@ -217,9 +216,9 @@ async def test_a_tile_has_the_hours_of_which_indexes_leave_little(
         at = ulid.lowest_at(NOW_MS - hour * HOUR_MS)
         put_in_table(world, [(RUN, at, "\n".join(lines).encode() + b"\n")], group_rows=50)
     sizes = [file.size for file in await world.index()]
-    taken, take = list[Tile | None](), Tiles.take
+    taken, take = list[UlidRange | None](), Tiles.take
 
-    def noting(self: Tiles, budget: int) -> Tile | None:
+    def noting(self: Tiles, budget: int) -> UlidRange | None:
         taken.append(take(self, budget))
         return taken[-1]
 
@@ -235,13 +234,13 @@ async def test_of_what_has_a_map_the_system_is_not_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world, told = await three_hours(tmp_path), list[int]()
-    announce = Footer.announce
+    announce = TableFileFooter.announce
 
-    def noting(self: Footer, groups: Sequence[Group], most: int) -> int:
+    def noting(self: TableFileFooter, groups: Sequence[FooterRowGroup], most: int) -> int:
         told.extend(group.number for group in groups)
         return announce(self, groups, most)
 
-    monkeypatch.setattr(Footer, "announce", noting)
+    monkeypatch.setattr(TableFileFooter, "announce", noting)
     async with engine_of(world) as engine:
         assert (await search(engine, RARE))[0] == world.expected(RARE)
     assert told == []
@@ -258,7 +257,7 @@ async def test_a_tile_is_as_large_as_gives_so_many_matches(
     size = max(file.size for file in files_of(world))
     take = Tiles.take
 
-    def noting(self: Tiles, budget: int) -> Tile | None:
+    def noting(self: Tiles, budget: int) -> UlidRange | None:
         budgets.append(budget)
         return take(self, budget)
 

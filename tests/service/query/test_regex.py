@@ -18,11 +18,11 @@ from threading import Event
 import pyarrow as pa
 import pytest
 
-from logstore import ulid
-from logstore.batch import Batches
-from logstore.errors import InvalidInput, LimitReached, Unavailable
-from logstore.search.conditions import Matches
 from service.query.engine import QueryEngine
+from tailrace.logstore import ulid
+from tailrace.logstore.batch import Batches
+from tailrace.logstore.errors import InvalidInput, LimitReached, Unavailable
+from tailrace.logstore.search.conditions import Matches
 from tests.e2e.processes import children_of, works
 from tests.service.query.test_limits import ALL, big
 from tests.service.query.world import NOW_MS, RUNS, World, engine_of, search
@@ -96,7 +96,7 @@ async def test_one_whose_process_is_stopped_ends_at_its_limit(tmp_path: Path, mo
     world, asked = slow(tmp_path)
     async with engine_of(world, clock, time_limit_seconds=5) as engine:
         async with await engine.open(SLOW) as running:
-            (child,) = children_of(os.getpid(), "service.query.child")
+            (child,) = children_of(os.getpid(), "service.query.duckdb_process")
             if moment == "before it":
                 os.kill(child, signal.SIGSTOP)
             counting = asyncio.ensure_future(running.count())
@@ -123,8 +123,8 @@ async def test_one_whose_process_is_stopped_while_it_starts_ends_at_its_limit(
 
     async with engine_of(world, clock, time_limit_seconds=5) as engine:
         counting = asyncio.ensure_future(counted(engine))
-        await until(lambda: bool(children_of(os.getpid(), "service.query.child")))
-        (child,) = children_of(os.getpid(), "service.query.child")
+        await until(lambda: bool(children_of(os.getpid(), "service.query.duckdb_process")))
+        (child,) = children_of(os.getpid(), "service.query.duckdb_process")
         os.kill(child, signal.SIGSTOP)
         while not counting.done():
             await clock.advance(5.1)

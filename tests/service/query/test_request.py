@@ -8,14 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logstore import ulid
-from logstore.errors import InvalidCursor, InvalidInput
-from logstore.position import Cursor, Position
-from logstore.search.conditions import All, Contains, Matches
-from logstore.search.moments import parse_moment, parse_span
-from service.query import cursor
-from service.query.cursor import RecordKey
-from service.query.request import QueryRequest
+from service.query import request
+from service.query.request import QueryRequest, RecordKey
+from tailrace.logstore import ulid
+from tailrace.logstore.errors import InvalidCursor, InvalidInput
+from tailrace.logstore.position import Cursor, Position
+from tailrace.logstore.search.conditions import All, Contains, Matches, parse_moment, parse_span
 
 NOW = 1_795_255_200_000
 
@@ -126,7 +124,7 @@ def test_any_text_is_a_moment_or_invalid_input(text: str) -> None:
 @given(st.integers(0, (1 << 128) - 1), st.text(), st.text())
 def test_a_cursor_comes_back(value: int, fqn: str, run: str) -> None:
     key = RecordKey(ulid.encode(value), fqn, run)
-    assert cursor.decode(key.encode()) == key
+    assert request.decode(key.encode()) == key
 
 
 @pytest.mark.parametrize(

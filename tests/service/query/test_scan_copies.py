@@ -14,16 +14,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from logstore import keys
-from logstore.search.conditions import Attribute, Contains, Exists
-from logstore.segments.carry import Carry
-from logstore.segments.columns import record_batches
-from logstore.table.snapshot import TableFile
-from service.query import settings as settings_module
+from service import settings as settings_module
 from service.query.engine import QueryEngine
 from service.query.request import QueryRequest
-from service.query.settings import QuerySettings
-from service.runtime import spare_disk
+from service.runtime import free_disk
+from service.settings import QuerySettings
+from tailrace.logstore import keys
+from tailrace.logstore.search.conditions import Attribute, Contains, Exists
+from tailrace.logstore.segments.detect import Carry
+from tailrace.logstore.segments.writer import record_batches
+from tailrace.logstore.table.snapshot import TableFile
 from tests.batches import Entry, make_batches
 from tests.seeds import seeds, some
 from tests.servers.minio import Bucket as S3Bucket
@@ -268,7 +268,7 @@ async def test_copies_keep_to_their_budget_and_those_in_use_stay(tmp_path: Path)
 async def test_without_enough_free_disk_nothing_is_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spare_disk, "_FREE_BYTES", 1 << 60)
+    monkeypatch.setattr(free_disk, "_FREE_BYTES", 1 << 60)
     world = World(tmp_path)
     file = await one_file(world)
     async with engine_of(world) as engine:

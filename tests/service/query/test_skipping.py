@@ -11,15 +11,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from logstore import keys, ulid
-from logstore.batch import RunKey
-from logstore.search.conditions import All, AnyOf, Condition, Contains, Is, Logfmt, Matches, Not
-from logstore.segments.carry import Carry
-from logstore.segments.columns import record_batches
-from logstore.table.skip_index import PAGE_BYTES, head_bytes
-from logstore.table.snapshot import TableFile
 from service.query import table_reads
 from service.query.request import QueryRequest
+from tailrace.logstore import keys, ulid
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.search.conditions import (
+    All,
+    AnyOf,
+    Condition,
+    Contains,
+    Is,
+    LogfmtField,
+    Matches,
+    Not,
+)
+from tailrace.logstore.segments.detect import Carry
+from tailrace.logstore.segments.writer import record_batches
+from tailrace.logstore.table.skip_index import PAGE_BYTES, head_bytes
+from tailrace.logstore.table.snapshot import TableFile
 from tests.batches import Entry, make_batches
 from tests.seeds import seeds, some
 from tests.service.query.scattered import scattered, some_requests
@@ -53,7 +62,7 @@ def requests_like(words: Sequence[str], rng: random.Random) -> list[QueryRequest
         Not(a),
         All((a, Not(b))),
         Matches(rf"{rng.choice(words)}\d?"),
-        Is(rng.choice(words), Logfmt("key")),
+        Is(rng.choice(words), LogfmtField("key")),
         Contains("nowhere to be found"),
     ]
     limits = [None, 1, 7, 500]

@@ -8,14 +8,13 @@ from itertools import pairwise
 
 import pytest
 
-from logstore import ulid
-from logstore.table.snapshot import HOUR_MS, TableFile
-from service.query.slices import slices
-from service.query.tiles import Tile
+from service.query.request import UlidRange, slices
+from tailrace.logstore import ulid
+from tailrace.logstore.table.snapshot import HOUR_MS, TableFile
 
 HOUR = 494_000  # since the epoch
 START = HOUR * HOUR_MS
-TILE = Tile(ulid.lowest_at(START), ulid.highest_at(START + HOUR_MS - 1))
+TILE = UlidRange(ulid.lowest_at(START), ulid.highest_at(START + HOUR_MS - 1))
 DAY = date.fromordinal(date(1970, 1, 1).toordinal() + HOUR // 24)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from service.query.text_rows import TooMany, candidate_rows, places
+from service.query.text_scan import TooMany, candidate_rows, places
 from tests.seeds import seeds
 
 

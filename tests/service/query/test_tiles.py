@@ -7,16 +7,16 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logstore import ulid
-from service.query.tiles import HOUR_MS, MOST_RANGES, Tile, Tiles, Weight, hour_of
+from service.query.request import HOUR_MS, MOST_RANGES, Tiles, UlidRange, Weight, hour_of
+from tailrace.logstore import ulid
 
-BOUNDS = Tile(ulid.lowest_at(5 * HOUR_MS + 17), ulid.highest_at(40 * HOUR_MS + 3))
+BOUNDS = UlidRange(ulid.lowest_at(5 * HOUR_MS + 17), ulid.highest_at(40 * HOUR_MS + 3))
 
 
 WEIGHTS = st.builds(Weight, st.integers(0, 100), st.integers(0, 40))
 
 
-def all_tiles(tiles: Tiles, budget: int) -> list[Tile]:
+def all_tiles(tiles: Tiles, budget: int) -> list[UlidRange]:
     found = []
     while (tile := tiles.take(budget)) is not None:
         found.append(tile)

@@ -13,15 +13,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from logstore import ulid
-from logstore.errors import LimitReached
-from logstore.search.conditions import Contains
-from service.query.cursor import RecordKey
-from service.query.prefilter import Prefilter
-from service.query.request import QueryRequest
-from service.query.running import RunningSearch
+from service.query.engine import RunningSearch
+from service.query.request import QueryRequest, RecordKey, TileSizes
 from service.query.search import Search
-from service.query.tiles import TileSizes
+from service.query.text_scan import Prefilter
+from tailrace.logstore import ulid
+from tailrace.logstore.errors import LimitReached
+from tailrace.logstore.search.conditions import Contains
 from tests.service.query.test_limits import ALL, at_rest, big, endless
 from tests.service.query.test_skipping import GROUP_ROWS, RARE, RUN, batch_at, put_in_table
 from tests.service.query.world import HOUR_MS, NOW_MS, RUNS, World, engine_of, search

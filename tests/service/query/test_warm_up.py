@@ -13,13 +13,13 @@ from typing import Any
 import duckdb
 import pytest
 
-from logstore.errors import StoreUnavailable
-from logstore.memory import memory_limit
 from service.query import engine as engine_module
-from service.query import prefault as module
-from service.query.locked import LockedDatabase
-from service.query.prefault import prefault, read_only
-from service.query.process import Check
+from service.query import engine as module
+from service.query.duckdb import LockedDatabase
+from service.query.duckdb_process import Check
+from service.query.engine import prefault, read_only
+from tailrace.logstore.errors import StoreUnavailable
+from tailrace.logstore.process import memory_limit
 from tests.service.query.scattered import ALL
 from tests.service.query.test_pool import Opening, clock, opening, pool, works
 from tests.service.query.test_scan_copies import one_file

@@ -24,31 +24,25 @@ from deltalake import (
     write_deltalake,
 )
 
-from compactor.maintenance.skip_index import build
-from logstore import keys, ulid
-from logstore.batch import Batches, RunKey
-from logstore.clock import SystemClock
-from logstore.disk import Disk
-from logstore.objects.local import LocalStore
-from logstore.objects.s3.credentials import Credentials
-from logstore.objects.store import ObjectStore
-from logstore.segments.carry import Carry
-from logstore.segments.columns import record_batches
-from logstore.segments.writer import encode_segment
-from logstore.table.followed import FollowedTable
-from logstore.table.options import open_table
-from logstore.table.schema import COLUMNS
-from logstore.table.snapshot import TableFile
-from logstore.table.table import Table
-from service.query.bucket import Bucket
-from service.query.cursor import RecordKey
+from compactor.skip_index import build
+from service.query.duckdb import SearchedBucket
 from service.query.engine import QueryEngine
-from service.query.hot import Encode
-from service.query.request import QueryRequest
-from service.query.segments import SegmentCatalog
-from service.query.settings import QuerySettings
-from service.query.tiles import TileSizes
-from service.query.view import Deletion, Sources
+from service.query.request import QueryRequest, RecordKey, TileSizes
+from service.query.sources import Deletion, Encode, FooterCatalog, SearchSources
+from service.settings import QuerySettings
+from tailrace.logstore import keys, ulid
+from tailrace.logstore.batch import Batches, RunKey
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.objects.local import LocalStore
+from tailrace.logstore.objects.s3.credentials import Credentials
+from tailrace.logstore.objects.store import ObjectStore
+from tailrace.logstore.segments.detect import Carry
+from tailrace.logstore.segments.writer import encode_segment, record_batches
+from tailrace.logstore.table.followed import FollowedTable
+from tailrace.logstore.table.schema import COLUMNS
+from tailrace.logstore.table.snapshot import TableFile
+from tailrace.logstore.table.table import Table, open_table
 from tests.batches import Entry, MemoryBatches, make_batches
 from tests.logstore.search.evaluate import holds
 from tests.logstore.segments.earlier import EARLIER_COLUMNS, earlier_segment, earlier_table
@@ -100,7 +94,7 @@ class FakePin:
         self._world.pins -= 1
 
 
-# As `compactor/spark/conf.py` has it.
+# As `compactor/spark/engine.py` has it.
 _PLAIN = dict.fromkeys(("message", "ulid", "ts", "pos"), ColumnProperties(dictionary_enabled=False))
 
 
@@ -220,14 +214,14 @@ class World:
     async def deleted(self) -> Sequence[Deletion]:
         return self.deletions
 
-    def sources(self) -> Sources:
-        return Sources(
+    def sources(self) -> SearchSources:
+        return SearchSources(
             store=self.store,
             table=FollowedTable(self.table),
             pin=self.pin,
             encode=self.encode,
             deletions=self.deleted,
-            catalog=SegmentCatalog(),
+            catalog=FooterCatalog(),
         )
 
     def expected(self, request: QueryRequest, matches: Any = None) -> list[RecordKey]:
@@ -278,11 +272,11 @@ def entry(rng: random.Random, *, at_ms: int | None = None, lines: int | None = N
     return rng.choice(RUNS), batch, text.encode()
 
 
-def bucket_of(bucket: S3Bucket) -> Bucket:
+def bucket_of(bucket: S3Bucket) -> SearchedBucket:
     """How DuckDB reads it."""
     settings = bucket.settings
     assert settings.bucket is not None
-    return Bucket(settings.bucket.uri, settings.s3, Credentials(settings.s3))
+    return SearchedBucket(settings.bucket.uri, settings.s3, Credentials(settings.s3))
 
 
 @asynccontextmanager
@@ -290,9 +284,9 @@ async def engine_of(
     world: World,
     clock: Any = None,
     *,
-    sources: Sources | None = None,
+    sources: SearchSources | None = None,
     sizes: TileSizes | None = None,
-    bucket: Bucket | None = None,
+    bucket: SearchedBucket | None = None,
     **values: Any,
 ) -> AsyncIterator[QueryEngine]:
     """An engine that has given everything back at the end, or the test fails.

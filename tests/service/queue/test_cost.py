@@ -6,9 +6,9 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 
-from logstore import keys
-from service.query.view import Deletion
+from service.query.sources import Deletion
 from service.queue.contents import Contents
+from tailrace.logstore import keys
 from tests.service.queue.world import (
     SETTINGS,
     QueueWorld,

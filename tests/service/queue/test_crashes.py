@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 
 import pytest
 
-from coordination.groups import Start, State
-from logstore import keys
-from logstore.errors import OutcomeUnknown, StoreUnavailable
-from logstore.objects.store import ObjectStore
-from service.queue.catalog import Name
+from service.queue.catalog import SegmentName
 from service.queue.queue import SegmentQueue
+from tailrace.coordination.groups import GroupStart, State
+from tailrace.logstore import keys
+from tailrace.logstore.errors import OutcomeUnknown, StoreUnavailable
+from tailrace.logstore.objects.store import ObjectStore
 from tests.seeds import some
 from tests.service.queue.world import QueueWorld, commit, consume_all, playing, take
 from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
@@ -48,8 +48,8 @@ class Dying(FaultyStore):
 class Consumer:
     """Takes, renews, gives the second back once, and commits; knows what it was told."""
 
-    delivered: list[Name] = field(default_factory=list)
-    committed: list[Name] = field(default_factory=list)
+    delivered: list[SegmentName] = field(default_factory=list)
+    committed: list[SegmentName] = field(default_factory=list)
 
     async def work(self, queue: SegmentQueue) -> None:
         while (given := await take(queue, wait=2.0)) is not None:
@@ -63,7 +63,7 @@ class Consumer:
             self.committed.append(name)
 
 
-async def three(world: QueueWorld) -> list[Name]:
+async def three(world: QueueWorld) -> list[SegmentName]:
     return [await world.put(node) for node in "aab"]
 
 
@@ -127,8 +127,10 @@ def test_an_answer_is_lost_at_any_write(fault: Fault) -> None:
 
 
 @pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("to", list(Start))
-def test_a_reset_that_is_killed_at_any_step_is_done_or_not_begun(to: Start, after: bool) -> None:
+@pytest.mark.parametrize("to", list(GroupStart))
+def test_a_reset_that_is_killed_at_any_step_is_done_or_not_begun(
+    to: GroupStart, after: bool
+) -> None:
     async def scenario(world: QueueWorld, step: int) -> bool:
         names = await three(world)
         await consume_all(world.queue())
@@ -137,7 +139,7 @@ def test_a_reset_that_is_killed_at_any_step_is_done_or_not_begun(to: Start, afte
         ends = {working, asyncio.ensure_future(line.dead.wait())}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         found = await consume_all(world.queue())
-        assert sorted(found) in ([], sorted(names) if to is Start.OLDEST else [])
+        assert sorted(found) in ([], sorted(names) if to is GroupStart.OLDEST else [])
         assert (await world.queue().group("g")).state is State.ACTIVE
         return working.done()
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from coordination.groups import Start, State
-from logstore.errors import (
+from tailrace.coordination.groups import GroupStart, State
+from tailrace.logstore.errors import (
     GroupEvicted,
     InvalidInput,
     LeaseLost,
@@ -76,7 +76,7 @@ def test_a_group_that_nobody_uses_gives_its_place_to_one_that_is_needed() -> Non
             await world.put("a")
         await commit(queue, await taken(queue, "worked"), "worked")
         for name in ("asked", "idle"):
-            await take(queue, name, start=Start.NOW)
+            await take(queue, name, start=GroupStart.NOW)
         with pytest.raises(OverQuota):
             await take(queue, "new")
         await world.clock.sleep(400)
@@ -106,7 +106,7 @@ def test_a_group_below_what_was_deleted_is_evicted_until_somebody_resets_it() ->
                 await refused
         found = await one.group("g")
         assert (found.state, found.evictions, found.committed_segments) == (State.EVICTED, 1, 0)
-        again = await one.reset("g", Start.OLDEST)
+        again = await one.reset("g", GroupStart.OLDEST)
         assert again.state is State.ACTIVE
         first = await taken(one)
         assert first.lease.name == names[3]
@@ -123,11 +123,11 @@ def test_a_reset_takes_leases_away_and_starts_over() -> None:
         one, other = world.queue(), world.queue()
         await commit(one, await taken(one))
         held = await taken(one)
-        await other.reset("g", Start.OLDEST)
+        await other.reset("g", GroupStart.OLDEST)
         with pytest.raises(LeaseLost):
             await commit(one, held)
         assert await consume_all(one) == names
-        await other.reset("g", Start.NOW)
+        await other.reset("g", GroupStart.NOW)
         assert await consume_all(one) == []
 
     playing(scenario)
@@ -158,6 +158,6 @@ def test_a_group_begins_with_what_is_kept() -> None:
         await world.low("a", 3)
         await world.delete(*names[:2])
         assert await consume_all(world.queue()) == names[2:]
-        assert await consume_all(world.queue(), "other", start=Start.NOW) == []
+        assert await consume_all(world.queue(), "other", start=GroupStart.NOW) == []
 
     playing(scenario)

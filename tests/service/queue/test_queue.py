@@ -6,14 +6,10 @@ import asyncio
 
 import pytest
 
-from coordination.groups import Start
-from logstore import keys
-from logstore.errors import (
-    LeaseLost,
-    NodeNotReady,
-    NotFound,
-)
-from service.queue.catalog import RELIST_SECONDS, Name
+from service.queue.catalog import RELIST_SECONDS, SegmentName
+from tailrace.coordination.groups import GroupStart
+from tailrace.logstore import keys
+from tailrace.logstore.errors import LeaseLost, NodeNotReady, NotFound
 from tests.faults.schedule import Schedule as Proxy
 from tests.service.queue.world import (
     SETTINGS,
@@ -31,14 +27,15 @@ pytestmark = pytest.mark.usefixtures("every_store")
 
 
 def test_oldest_first_over_all_nodes_and_each_nodes_in_sequence(every_store: Proxy | None) -> None:
-    async def scenario(world: QueueWorld) -> list[Name]:
+    async def scenario(world: QueueWorld) -> list[SegmentName]:
         for node, seconds in (("a", 10), ("b", 5), ("a", 1), ("b", 30), ("c", 20)):
             await world.put(node, START_MS + seconds * 1000)
         return await consume_all(world.queue())
 
     # a's second is the oldest of all, and still comes behind a's first.
     assert playing(scenario) == [
-        Name("b", 1), Name("a", 1), Name("a", 2), Name("c", 1), Name("b", 2),
+        SegmentName("b", 1), SegmentName("a", 1), SegmentName("a", 2), SegmentName("c", 1),
+        SegmentName("b", 2),
     ]  # fmt: skip
 
 
@@ -75,7 +72,7 @@ def test_a_group_that_starts_now_gets_what_comes_later() -> None:
         for _ in range(3):
             await world.put("a")
         queue = world.queue()
-        assert await take(queue, start=Start.NOW) is None
+        assert await take(queue, start=GroupStart.NOW) is None
         names = [await world.put("a"), await world.put("b")]
         await world.clock.sleep(2)
         assert sorted(await consume_all(queue)) == names
@@ -298,7 +295,7 @@ def test_leases_of_a_group_are_bounded() -> None:
         given = [await taken(queue) for _ in range(3)]
         assert await take(queue) is None
         await commit(queue, given[1])
-        assert (await taken(queue)).lease.name == Name("a", 4)
+        assert (await taken(queue)).lease.name == SegmentName("a", 4)
         assert await take(queue) is None
         cursor = (await queue.group("g")).cursor("a")
         assert (cursor.decided, sorted(cursor.pending)) == (0, [1, 3, 4])
@@ -313,8 +310,8 @@ def test_what_is_unknown_is_not_found_and_what_is_not_held_is_lost() -> None:
         queue = world.queue()
         await taken(queue)
         with pytest.raises(NotFound, match="no consumer group"):
-            await queue.commit("nobody", Name("a", 1), 1)
-        for unknown in (Name("a", 99), Name("z", 1)):
+            await queue.commit("nobody", SegmentName("a", 1), 1)
+        for unknown in (SegmentName("a", 99), SegmentName("z", 1)):
             with pytest.raises(NotFound):
                 await queue.commit("g", unknown, 1)
         with pytest.raises(LeaseLost):

@@ -8,9 +8,9 @@ from random import Random
 
 import pytest
 
-from logstore.errors import LeaseLost, OutcomeUnknown, StoreUnavailable
-from service.queue.catalog import Name
+from service.queue.catalog import SegmentName
 from service.queue.queue import SegmentQueue
+from tailrace.logstore.errors import LeaseLost, OutcomeUnknown, StoreUnavailable
 from tests.service.cluster import Line
 from tests.service.queue.world import SETTINGS, QueueWorld, playing, take
 from tests.settings import changed
@@ -26,10 +26,10 @@ class Simulation:
         self.world = world
         self.dice = dice
         self.nodes = [self._node() for _ in range(2)]
-        self.delivered: set[Name] = set()
-        self.acknowledged: dict[Name, set[int]] = defaultdict(set)
+        self.delivered: set[SegmentName] = set()
+        self.acknowledged: dict[SegmentName, set[int]] = defaultdict(set)
         self.refused = 0
-        self.poison = {Name("a", 3), Name("b", 1)}
+        self.poison = {SegmentName("a", 3), SegmentName("b", 1)}
 
     def _node(self) -> tuple[SegmentQueue, Line]:
         line = Line(self.world.way(), Random(self.dice.random()))
@@ -94,7 +94,7 @@ def test_everything_is_delivered_and_committed_once(chunk: int) -> None:
             one.cancel()
         await asyncio.wait(work)
         group = await world.queue().group("g")
-        failed = {Name(n, seq) for n, c in group.cursors.items() for seq in c.failed}
+        failed = {SegmentName(n, seq) for n, c in group.cursors.items() for seq in c.failed}
         assert told.delivered == set(names)
         assert told.poison & set(names) <= failed
         assert not any(cursor.pending for cursor in group.cursors.values())

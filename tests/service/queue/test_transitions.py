@@ -6,34 +6,38 @@ from dataclasses import replace
 
 import pytest
 
-from coordination.groups import (
-    Cursor,
-    Failed,
-    Group,
-    Start,
+from service.queue import transitions
+from service.queue.catalog import Segment, SegmentName, parse_id
+from service.queue.transitions import TimeInterval
+from service.settings import QueueSettings
+from tailrace.coordination.groups import (
+    ConsumerGroup,
+    FailedSegment,
+    GroupCursor,
+    GroupStart,
     State,
     decode_group,
     encode_group,
 )
-from logstore.errors import Damaged, LeaseLost, UnsupportedVersion
-from service.queue import transitions
-from service.queue.catalog import Name, Segment, parse_id
-from service.queue.settings import QueueSettings
-from service.queue.transitions import Moment
+from tailrace.logstore.errors import Damaged, LeaseLost, UnsupportedVersion
 from tests.edited import edited
 from tests.settings import changed
 
 SETTINGS = QueueSettings()
-NAME = Name("a", 1)
-SEGMENTS = [Segment(Name("a", seq), 10, "e", 0, 1, f"{seq:026}", f"{seq:026}") for seq in (1, 2, 3)]
-GROUP = Group("g", State.ACTIVE, Start.OLDEST, 0, 0)
+NAME = SegmentName("a", 1)
+SEGMENTS = [
+    Segment(SegmentName("a", seq), 10, "e", 0, 1, f"{seq:026}", f"{seq:026}") for seq in (1, 2, 3)
+]
+GROUP = ConsumerGroup("g", State.ACTIVE, GroupStart.OLDEST, 0, 0)
 
 
-def at(at_least_ms: int, at_most_ms: int | None = None) -> Moment:
-    return Moment(at_least_ms, at_least_ms if at_most_ms is None else at_most_ms)
+def at(at_least_ms: int, at_most_ms: int | None = None) -> TimeInterval:
+    return TimeInterval(at_least_ms, at_least_ms if at_most_ms is None else at_most_ms)
 
 
-def leased(group: Group, moment: Moment, lease_ms: int = 10_000) -> tuple[Group, int]:
+def leased(
+    group: ConsumerGroup, moment: TimeInterval, lease_ms: int = 10_000
+) -> tuple[ConsumerGroup, int]:
     after, found = transitions.lease(group, SEGMENTS, str(moment), lease_ms, moment, SETTINGS)
     assert found is not None
     assert found.name == NAME
@@ -79,7 +83,7 @@ def test_a_repetition_is_known_for_hundreds_of_commits_and_not_for_ever() -> Non
     group, first = leased(GROUP, at(0))
     group, _ = transitions.commit(group, NAME, first, at(0))
     for seq in range(2, 1000):
-        segment = Segment(Name("a", seq), 10, "e", 0, 1, f"{seq:026}", f"{seq:026}")
+        segment = Segment(SegmentName("a", seq), 10, "e", 0, 1, f"{seq:026}", f"{seq:026}")
         group, found = transitions.lease(group, [segment], str(seq), 1000, at(seq), SETTINGS)
         assert found is not None
         group, _ = transitions.commit(group, found.name, found.epoch, at(seq))
@@ -95,7 +99,7 @@ def test_a_consumer_that_fails_everything_is_remembered_within_bounds() -> None:
     settings = changed(QueueSettings(), max_attempts=1)
     group = GROUP
     for seq in range(1, 1101):
-        segment = Segment(Name("a", seq), 10, "e", 0, 1, f"{seq:026}", f"{seq:026}")
+        segment = Segment(SegmentName("a", seq), 10, "e", 0, 1, f"{seq:026}", f"{seq:026}")
         group, found = transitions.lease(group, [segment], str(seq), 1000, at(seq), settings)
         assert found is not None
         group, _ = transitions.fail(group, found.name, found.epoch, "x" * 900, at(seq), settings)
@@ -128,7 +132,9 @@ def test_a_group_is_the_same_after_a_write_and_keeps_what_it_does_not_know() -> 
     group, epoch = leased(GROUP, at(7))
     group, _ = transitions.commit(group, NAME, epoch, at(8))
     group, _ = transitions.lease(group, SEGMENTS, "x", 1000, at(9), SETTINGS)
-    cursor = Cursor(5, {4: group.cursor("a").pending[2]}, {3: Failed(1, 2, 3, "why", "low", 9)})
+    cursor = GroupCursor(
+        5, {4: group.cursor("a").pending[2]}, {3: FailedSegment(1, 2, 3, "why", "low", 9)}
+    )
     group = group.at("b", cursor)
     body = encode_group(group)
     assert decode_group("key", body) == group

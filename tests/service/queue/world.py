@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, TypeVar
 
-from coordination.groups import Group, Start
-from coordination.storetime import StoreTime
-from logstore import keys, ulid
-from logstore.batch import RunKey
-from logstore.objects.store import ObjectStore
-from logstore.runs.watermark import raise_watermark
-from logstore.segments.carry import Carry
-from logstore.segments.writer import encode_segment
-from service.queue.catalog import Name
-from service.queue.queue import Given, SegmentQueue
-from service.queue.settings import QueueSettings
+from service.queue.catalog import SegmentName
+from service.queue.queue import GivenLease, SegmentQueue
+from service.settings import QueueSettings
+from tailrace.coordination.groups import ConsumerGroup, GroupStart
+from tailrace.coordination.lease import StoreTime
+from tailrace.logstore import keys, ulid
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.objects.store import ObjectStore
+from tailrace.logstore.runs.report import raise_watermark
+from tailrace.logstore.segments.detect import Carry
+from tailrace.logstore.segments.writer import encode_segment
 from tests.batches import make_batches
 from tests.settings import changed
 from tests.simulation.backing import open_store
@@ -72,12 +72,12 @@ class QueueWorld:
             woken=never,
         )
 
-    async def put(self, node: str, at_ms: int | None = None, lines: int = 2) -> Name:
+    async def put(self, node: str, at_ms: int | None = None, lines: int = 2) -> SegmentName:
         """The node's next segment."""
         seq = self.seqs[node] = self.seqs.get(node, 0) + 1
         at = self.clock.now_ms() if at_ms is None else at_ms
         await self.store.put(keys.segment(node, seq), body_of(node, seq, at, lines))
-        return Name(node, seq)
+        return SegmentName(node, seq)
 
     async def low(self, node: str, low: int) -> None:
         """As the compactor raises it before it deletes."""
@@ -88,7 +88,7 @@ class QueueWorld:
 
         await raise_watermark(self.store, node, fresh_id=fresh_id, low=low)
 
-    async def delete(self, *names: Name) -> None:
+    async def delete(self, *names: SegmentName) -> None:
         await self.store.delete([name.key for name in names])
 
 
@@ -111,30 +111,32 @@ async def take(
     *,
     wait: float = 0.0,
     lease: float = 60.0,
-    start: Start = Start.OLDEST,
+    start: GroupStart = GroupStart.OLDEST,
     peer: str = "",
-) -> Given | None:
+) -> GivenLease | None:
     return await queue.next(group, wait_seconds=wait, lease_seconds=lease, start=start, peer=peer)
 
 
-async def taken(queue: SegmentQueue, group: str = "g", **how: Any) -> Given:
+async def taken(queue: SegmentQueue, group: str = "g", **how: Any) -> GivenLease:
     given = await take(queue, group, **how)
     assert given is not None, "there is nothing to take"
     return given
 
 
-async def commit(queue: SegmentQueue, given: Given, group: str = "g") -> None:
+async def commit(queue: SegmentQueue, given: GivenLease, group: str = "g") -> None:
     await queue.commit(group, given.lease.name, given.lease.epoch)
 
 
-async def consume_all(queue: SegmentQueue, group: str = "g", **how: Any) -> list[Name]:
+async def consume_all(queue: SegmentQueue, group: str = "g", **how: Any) -> list[SegmentName]:
     """Takes and commits until there is nothing."""
-    found: list[Name] = []
+    found: list[SegmentName] = []
     while (given := await take(queue, group, **how)) is not None:
         await commit(queue, given, group)
         found.append(given.lease.name)
     return found
 
 
-def open_in(group: Group) -> Sequence[Name]:
-    return [Name(node, seq) for node, cursor in group.cursors.items() for seq in cursor.pending]
+def open_in(group: ConsumerGroup) -> Sequence[SegmentName]:
+    return [
+        SegmentName(node, seq) for node, cursor in group.cursors.items() for seq in cursor.pending
+    ]

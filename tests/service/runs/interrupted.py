@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from logstore.objects.store import ObjectStore
+from tailrace.logstore.objects.store import ObjectStore
 from tests.simulation.faulty_store import FaultyStore, Schedule
 
 T = TypeVar("T")

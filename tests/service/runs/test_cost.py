@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from logstore import keys
-from logstore.batch import RunKey
-from service.runs.settings import Tuning
+from service.settings import Tuning
+from tailrace.logstore import keys
+from tailrace.logstore.batch import RunKey
 from tests.service.runs.world import World
 from tests.settings import SETTINGS, settings_with
 from tests.simulation.backing import on_disk

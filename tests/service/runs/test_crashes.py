@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from logstore.batch import RunKey
-from logstore.errors import NotFound
-from service.runs.chunks import Moved
-from service.runs.settings import Tuning
+from service.run_log.chunks import Moved
+from service.settings import Tuning
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import NotFound
 from tests.seeds import some
 from tests.service.runs.world import World
 from tests.simulation.backing import on_disk

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import pytest
 
-from logstore import ulid as ulids
-from logstore.objects.remote import DateSample
-from logstore.runs.deletions import horizon_above
-from service.runs.deletions import Deletions
-from service.runtime.clock_skew import MOST_MS, ClockSkew
+from service.run_log.backlog import Deletions
+from service.runtime.health import MOST_MS, ClockSkew
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.objects.store import DateSample
+from tailrace.logstore.runs.deletions import horizon_above
 from tests.simulation.backing import open_store
 from tests.simulation.clocks import ManualClock
 from tests.simulation.powercut import PowerCutFileSystem

@@ -10,13 +10,12 @@ import asyncio
 
 import pytest
 
-from coordination.named.record import text_lease
-from logstore import keys
-from logstore.batch import RunKey
-from logstore.errors import JournalFull, NotFound, StoreUnavailable
-from logstore.runs.manifest import Manifest, decode_manifest
-from service.runs.settings import Tuning
-from service.settings import Settings
+from service.settings import Settings, Tuning
+from tailrace.coordination.named_leases import text_lease
+from tailrace.logstore import keys
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import JournalFull, NotFound, StoreUnavailable
+from tailrace.logstore.runs.manifest import Manifest, decode_manifest
 from tests.service.runs.interrupted import Interrupted
 from tests.service.runs.world import FakeJournal, World
 from tests.settings import SETTINGS, settings_with

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from logstore import keys
-from logstore import ulid as ulids
-from logstore.batch import RunKey
-from logstore.runs.manifest import Manifest, decode_manifest
+from tailrace.logstore import keys
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.runs.manifest import Manifest, decode_manifest
 from tests.service.runs.world import NODE, World
 
 RUN = RunKey("service.pipeline", "run-1")

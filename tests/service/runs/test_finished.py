@@ -12,14 +12,14 @@ from random import Random
 
 import pytest
 
-from logstore import keys
-from logstore import ulid as ulids
-from logstore.batch import RunKey
-from logstore.errors import NotFound, RunDeleted
 from service.ingest.batch import IncomingBatch
 from service.journal.recovery import recover
 from service.node import Node
 from service.tail import Watcher
+from tailrace.logstore import keys
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import NotFound, RunDeleted
 from tests.service.client_model import downloaded
 from tests.service.simulated_node import DATA, START_MS, Life
 from tests.simulation.backing import open_store

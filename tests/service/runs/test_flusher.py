@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 import pytest
 
-from logstore.batch import RunKey
-from logstore.errors import StoreUnavailable
-from logstore.objects.store import ObjectStore
-from service.runs.settings import Tuning
-from service.runtime.ongoing import LONG_SECONDS
+from service.runtime.health import LONG_SECONDS
+from service.settings import Tuning
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import StoreUnavailable
+from tailrace.logstore.objects.store import ObjectStore
 from tests.service.runs.world import World
 from tests.settings import SETTINGS, settings_with
 from tests.simulation.backing import on_disk

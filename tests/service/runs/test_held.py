@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from logstore.batch import RunKey
-from logstore.errors import Conflict
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import Conflict
 from tests.service.runs.world import World
 
 RUN = RunKey("service.pipeline", "run-1")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from logstore.errors import InvalidCursor
-from logstore.position import Cursor, Position, as_number
-from service.runs.cursors import parse_token
-from service.runs.held_place import HeldPlace, given
+from service.run_log.cursors import parse_token
+from service.run_log.lines import HeldPlace, given
+from tailrace.logstore.errors import InvalidCursor
+from tailrace.logstore.position import Cursor, Position, as_number
 
 SEEN = Cursor({"a": Position("file", 7)})
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logstore.batch import RunKey
-from logstore.errors import NotFound, TailraceError
-from service.runs.settings import Tuning
+from service.settings import Tuning
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import NotFound, TailraceError
 from tests.seeds import some
 from tests.service.runs.world import World
 from tests.simulation.backing import on_disk

@@ -13,17 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logstore.batch import Batches, RecordMeta, RunKey, line_ends
-from logstore.errors import Unavailable
-from logstore.position import Cursor
-from logstore.runs.manifest import Manifest
-from service.runs import large_batch
-from service.runs.chunks import Chunks
-from service.runs.cursors import cursor_at, line_of, unseen
-from service.runs.large_batch import LineIndexes
-from service.runs.lines import read_lines
-from service.runs.read import download
-from service.runs.snapshot import Snapshot, Snapshots
+from service.run_log import snapshot as large_batch
+from service.run_log.chunks import Chunks
+from service.run_log.cursors import cursor_at, line_of, unseen
+from service.run_log.lines import read_lines
+from service.run_log.read_text import download
+from service.run_log.snapshot import LineIndexes, RunSnapshot, Snapshots
+from tailrace.logstore.batch import Batches, RecordMeta, RunKey, line_ends
+from tailrace.logstore.errors import Unavailable
+from tailrace.logstore.position import Cursor
+from tailrace.logstore.runs.manifest import Manifest
 from tests.batches import Entry, MemoryBatches, make_batches
 from tests.logstore.segments.corpora import many_batches
 from tests.service.runs.world import FakePin
@@ -40,10 +39,10 @@ def short_steps() -> Iterator[None]:
         yield
 
 
-def snapshot_of(batches: Batches, end: int) -> Snapshot:
+def snapshot_of(batches: Batches, end: int) -> RunSnapshot:
     pin = FakePin(make_batches(batches.node, []), 0, 0, end)
     every = np.arange(len(batches.rows))
-    return Snapshot(Manifest(KEY), cast("Chunks", None), pin, [(batches, every)], LineIndexes())
+    return RunSnapshot(Manifest(KEY), cast("Chunks", None), pin, [(batches, every)], LineIndexes())
 
 
 def whole(batches: MemoryBatches) -> bytes:
@@ -175,9 +174,9 @@ async def test_pages_of_a_large_batch_do_not_read_it_again_and_again(
 class OneSnapshot:
     """Gives every reader the same snapshot."""
 
-    snapshot: Snapshot
+    snapshot: RunSnapshot
 
-    async def with_one(self, _key: RunKey, read: Callable[[Snapshot], Awaitable[T]]) -> T:
+    async def with_one(self, _key: RunKey, read: Callable[[RunSnapshot], Awaitable[T]]) -> T:
         return await read(self.snapshot)
 
 

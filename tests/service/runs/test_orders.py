@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from logstore import keys
-from logstore.batch import RunKey
-from logstore.errors import Damaged, NotFound, TailraceError
-from logstore.runs.manifest import Manifest, decode_manifest
-from service.runs.settings import Tuning
+from service.settings import Tuning
+from tailrace.logstore import keys
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import Damaged, NotFound, TailraceError
+from tailrace.logstore.runs.manifest import Manifest, decode_manifest
 from tests.service.runs.interrupted import Interrupted
 from tests.service.runs.world import FakeJournal, World
 from tests.simulation.faulty_store import Crash, Fault, FaultyStore, Schedule

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from logstore.batch import RunKey
-from logstore.runs.report import Report, make_report
-from service.runs.outcomes import RunOutcomes, filter_words
-from service.runs.run_pages import RunSummary
+from service.run_log.listing import RunSummary
+from service.status.reports import RunOutcomes, filter_words
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.runs.report import RunReport, make_report
 from tests.service.runs.world import World
 
 RUN = RunKey("shop.orders", "run-1")
@@ -23,7 +23,7 @@ def summary(state: str, *, silent: float = 0, abandoned: bool = False) -> RunSum
     return RunSummary(RUN.run, state, 1, 1, last, last, abandoned)
 
 
-def said(silent: float, **value: Any) -> Report:
+def said(silent: float, **value: Any) -> RunReport:
     stored = NOW - round(silent * 1000)
     return make_report(RUN, 1 << 80, stored, stored, value)
 
@@ -58,7 +58,9 @@ def said(silent: float, **value: Any) -> Report:
         (summary("unknown", silent=86_401), None, None),
     ],
 )
-def test_the_outcome_of_a_run(run: RunSummary, report: Report | None, outcome: str | None) -> None:
+def test_the_outcome_of_a_run(
+    run: RunSummary, report: RunReport | None, outcome: str | None
+) -> None:
     assert OUTCOMES.decide(run, report, NOW) == outcome
 
 

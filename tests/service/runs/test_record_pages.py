@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logstore import ulid as ulids
-from logstore.batch import RunKey
-from logstore.errors import NotFound
-from service.runs.cursors import line_of_record
+from service.run_log.cursors import line_of_record
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import NotFound
 from tests.batches import MemoryBatches
 from tests.logstore.segments.corpora import many_batches
 from tests.service.runs.test_large_batch import snapshot_of

@@ -10,14 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logstore import ulid as ulids
-from logstore.batch import RunKey, line_ends
-from logstore.errors import InvalidCursor, NotFound
-from logstore.position import Cursor
-from service.runs.held_place import HeldPlace
-from service.runs.part_lines import read_parts
-from service.runs.parts import RecordPart, as_records
-from service.runs.ulid_order import encode_place
+from service.run_log.lines import HeldPlace, RecordPart, as_records, read_parts
+from service.run_log.read_records import encode_place
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import RunKey, line_ends
+from tailrace.logstore.errors import InvalidCursor, NotFound
+from tailrace.logstore.position import Cursor
 from tests.batches import MemoryBatches
 from tests.logstore.segments.corpora import many_batches
 from tests.seeds import some

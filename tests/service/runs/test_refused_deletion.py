@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from logstore import keys
+from tailrace.logstore import keys
 from tests.openmetadata.server import FQN, KEY, ROOT, RUN, Server, play
 
 RUN_URL = f"{ROOT}/logs/{FQN}/{RUN}"

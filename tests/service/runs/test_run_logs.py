@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from logstore import keys
-from logstore import ulid as ulids
-from logstore.batch import RunKey
-from logstore.errors import NotFound, StoreUnavailable
-from service.runs.deletions import Deletions
-from service.runtime.clock_skew import ClockSkew
+from service.run_log.backlog import Deletions
+from service.runtime.health import ClockSkew
+from tailrace.logstore import keys
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import NotFound, StoreUnavailable
 from tests.service.runs.world import World
 from tests.settings import SETTINGS, settings_with
 from tests.simulation.backing import on_disk

@@ -7,13 +7,7 @@ from itertools import chain
 
 import pytest
 
-from logstore.batch import RunKey
-from logstore.errors import InvalidCursor
-from logstore.objects.store import ObjectInfo
-from logstore.patterns import name_test
-from logstore.runs.report import Report, make_report
-from service.runs.outcomes import RunOutcomes
-from service.runs.run_pages import (
+from service.run_log.listing import (
     ReportedRuns,
     RunEntry,
     RunFilter,
@@ -22,6 +16,12 @@ from service.runs.run_pages import (
     RunSummary,
     TimeSpan,
 )
+from service.status.reports import RunOutcomes
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import InvalidCursor
+from tailrace.logstore.objects.store import ObjectInfo
+from tailrace.logstore.patterns import name_test
+from tailrace.logstore.runs.report import RunReport, make_report
 from tests.service.runs.world import NothingSaid, World
 
 FQN = "service.pipeline"
@@ -180,7 +180,7 @@ async def test_filters_by_state_time_name_and_outcome() -> None:
         async def created(self, info: ObjectInfo) -> int | None:
             return world.clock.ms
 
-        async def listed(self, info: ObjectInfo) -> Report | None:
+        async def listed(self, info: ObjectInfo) -> RunReport | None:
             key, now = RunKey(FQN, info.key), world.clock.ms
             return make_report(key, 1 << 100, now, now, {"pipelineState": "failed"})
 

@@ -10,10 +10,10 @@ import orjson
 import pytest
 
 from benchmarks.wire import counted
-from logstore import keys
-from logstore.batch import RunKey
-from logstore.errors import NotFound
-from logstore.runs.manifest import INLINE_BYTES, Manifest, decode_manifest
+from tailrace.logstore import keys
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import NotFound
+from tailrace.logstore.runs.manifest import INLINE_BYTES, Manifest, decode_manifest
 from tests.seeds import some
 from tests.servers.minio import Minio
 from tests.service.runs.test_crashes import RUN, check, close, delete, killed_everywhere, lines

@@ -7,12 +7,12 @@ from random import Random
 
 import pytest
 
-from logstore import keys
-from logstore.batch import RunKey
-from logstore.position import Cursor
-from logstore.runs.manifest import Manifest, decode_manifest
-from service.runs.elsewhere import NoOtherNodes
-from service.runs.settings import Tuning
+from service.run_log.backlog import NoOtherNodes
+from service.settings import Tuning
+from tailrace.logstore import keys
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.position import Cursor
+from tailrace.logstore.runs.manifest import Manifest, decode_manifest
 from tests.seeds import seeds, some
 from tests.service.runs.world import FakeJournal, World
 from tests.simulation.backing import on_disk

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from coordination.named.record import SWEEP, sweep_lease, text_lease
-from logstore import keys
-from logstore.batch import RunKey
-from logstore.errors import StoreUnavailable
-from logstore.objects.remote import DateSample
-from service.runs.settings import Tuning
+from service.settings import Tuning
+from tailrace.coordination.named_leases import SWEEP, sweep_lease, text_lease
+from tailrace.logstore import keys
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import StoreUnavailable
+from tailrace.logstore.objects.store import DateSample
 from tests.service.runs.world import FakeJournal, World
 from tests.settings import SETTINGS, settings_with
 from tests.simulation.faulty_store import Fault, FaultyStore, Schedule

@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from coordination.named.record import sweep_lease
-from logstore import keys
-from logstore.batch import RunKey
-from service.runs.settings import Tuning
+from service.settings import Tuning
+from tailrace.coordination.named_leases import sweep_lease
+from tailrace.logstore import keys
+from tailrace.logstore.batch import RunKey
 from tests.service.runs.interrupted import Interrupted
 from tests.service.runs.world import FakeJournal, World
 

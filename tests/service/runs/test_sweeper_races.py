@@ -12,12 +12,12 @@ from random import Random
 
 import pytest
 
-from coordination.named.record import SWEEP
-from logstore import keys
-from logstore.batch import RunKey
-from logstore.errors import NotFound
-from logstore.objects.store import ObjectStore
 from service.node import Node
+from tailrace.coordination.named_leases import SWEEP
+from tailrace.logstore import keys
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import NotFound
+from tailrace.logstore.objects.store import ObjectStore
 from tests.seeds import seeds, some
 from tests.service.cluster import QUICK, RUN, Cluster, read_whole
 from tests.settings import settings_with

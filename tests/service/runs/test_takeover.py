@@ -13,10 +13,10 @@ from random import Random
 
 import pytest
 
-from logstore import keys
-from logstore.errors import TailraceError
-from logstore.runs.watermark import read_watermark
 from service.node import Node
+from tailrace.logstore import keys
+from tailrace.logstore.errors import TailraceError
+from tailrace.logstore.runs.report import read_watermark
 from tests.seeds import seeds, some
 from tests.service.client_model import downloaded, exists, paged
 from tests.service.cluster import LEASE, OTHER, RUN, Cluster, read_whole, until_no_news

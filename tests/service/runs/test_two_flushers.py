@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 
 import pytest
 
-from coordination.named.record import text_lease
-from logstore import keys
-from logstore.batch import RunKey
-from logstore.errors import Damaged, NotFound
-from logstore.objects.store import ObjectStore
-from logstore.runs.watermark import read_watermark
-from service.runs.cursors import parse_token
-from service.runs.settings import Tuning
+from service.run_log.cursors import parse_token
+from service.settings import Tuning
+from tailrace.coordination.named_leases import text_lease
+from tailrace.logstore import keys
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import Damaged, NotFound
+from tailrace.logstore.objects.store import ObjectStore
+from tailrace.logstore.runs.report import read_watermark
 from tests.seeds import some
 from tests.service.runs.world import FakeJournal, World
 from tests.simulation.backing import on_disk

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from logstore import keys
-from logstore.batch import RunKey
-from logstore.errors import OutcomeUnknown, StoreUnavailable
+from tailrace.logstore import keys
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import OutcomeUnknown, StoreUnavailable
 from tests.seeds import some
 from tests.service.runs.world import NODE, World
 from tests.simulation.backing import on_disk

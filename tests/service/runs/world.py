@@ -8,26 +8,23 @@ from random import Random
 from types import TracebackType
 from typing import Self
 
-from logstore import keys
-from logstore import ulid as ulids
-from logstore.batch import RunKey
-from logstore.objects.remote import DateSample
-from logstore.objects.store import ObjectInfo, ObjectStore
-from logstore.position import Position
-from logstore.runs.manifest import INLINE_BYTES
-from logstore.runs.report import Report
-from logstore.segments.carry import Carry
-from logstore.segments.writer import encode_segment
-from service.runs.elsewhere import NoOtherNodes, OtherNodes
-from service.runs.repair.rebuild import Records
-from service.runs.run_logs import RunLogs
-from service.runs.run_pages import RunFilter, RunSummary
-from service.runs.settings import Tuning
-from service.runs.wiring import Surroundings, open_run_logs
-from service.runtime.threads import in_place
-from service.settings import Settings
+from service.run_log.backlog import NoOtherNodes, RunLogPeers
+from service.run_log.listing import RunFilter, RunSummary
+from service.run_log.repair import Records
+from service.run_log.run_logs import RunLogs, Surroundings, open_run_logs
+from service.runtime.process import in_place
+from service.settings import Settings, Tuning
 from service.shipping.watermarks import Watermarks
 from service.status.reports import Reports
+from tailrace.logstore import keys
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.objects.store import DateSample, ObjectInfo, ObjectStore
+from tailrace.logstore.position import Position
+from tailrace.logstore.runs.manifest import INLINE_BYTES
+from tailrace.logstore.runs.report import RunReport
+from tailrace.logstore.segments.detect import Carry
+from tailrace.logstore.segments.writer import encode_segment
 from tests.batches import MemoryBatches, make_batches
 from tests.settings import SETTINGS, settings_with
 from tests.simulation.backing import on_disk, open_store
@@ -53,10 +50,10 @@ class NothingSaid:
     async def created(self, info: ObjectInfo) -> int | None:
         raise NotImplementedError
 
-    async def at(self, fqn: str, component: str) -> Report | None:
+    async def at(self, fqn: str, component: str) -> RunReport | None:
         return None
 
-    async def listed(self, info: ObjectInfo) -> Report | None:
+    async def listed(self, info: ObjectInfo) -> RunReport | None:
         raise NotImplementedError
 
     async def pipelines(self) -> list[str]:
@@ -126,7 +123,7 @@ class World:
 
     records: Records | None = None
     newest_date: Callable[[], DateSample | None] | None = None
-    others: OtherNodes = NoOtherNodes()
+    others: RunLogPeers = NoOtherNodes()
     inline_bytes = 0
     """All texts of tests are small: in objects nonetheless, unless a test asks for others."""
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from logstore.batch import RunKey
-from logstore.errors import NodeNotReady
-from logstore.objects.remote import DateSample
 from service.node import Node
-from service.runtime.clock_skew import ClockSkew
+from service.runtime.health import ClockSkew
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import NodeNotReady
+from tailrace.logstore.objects.store import DateSample
 from tests.service.client_model import Clients
 from tests.service.metrics.watched import Watched
 from tests.simulation.virtual_time import VirtualClock

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from service.runtime.disk_reserve import INODES, DiskReserve
+from service.runtime.free_disk import INODES, DiskReserve
 from tests.simulation.powercut import PowerCutFileSystem
 
 SIZE = 1 << 20

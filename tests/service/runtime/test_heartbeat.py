@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.runtime.heartbeat import Heartbeat
+from service.runtime.health import Heartbeat
 from tests.simulation.virtual_time import VirtualClock, simulate
 
 

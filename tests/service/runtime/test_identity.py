@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from logstore.batch import RunKey
-from logstore.errors import Damaged, FolderLocked, InvalidName
-from logstore.names import MAX_NAME_BYTES
-from service.runtime.identity import DataFolder, Identity
+from service.runtime.identity import DataFolder, NodeIdentity
 from service.shipping.missing import MissingSegments
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import Damaged, FolderLocked, InvalidName
+from tailrace.logstore.keys import MAX_NAME_BYTES
 from tests.service.journal.rig import Rig
 from tests.simulation.powercut import PowerCut, PowerCutFileSystem
 
@@ -107,7 +107,7 @@ def test_a_power_cut_at_every_call_leaves_the_old_identity_or_the_new_one() -> N
     while True:
         call += 1
         fs = PowerCutFileSystem(fail_at=call)
-        known: list[Identity] = []
+        known: list[NodeIdentity] = []
         try:
             place = folder(fs)
             known.append(place.identity("node"))

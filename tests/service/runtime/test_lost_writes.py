@@ -8,7 +8,7 @@ import gc
 import aiohttp
 import pytest
 
-from service.runtime.lost_writes import log_but_lost_writes
+from service.runtime.process import log_but_lost_writes
 
 
 async def failed(error: Exception) -> None:

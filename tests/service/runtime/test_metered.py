@@ -11,30 +11,30 @@ from typing import cast
 
 import pytest
 
-from logstore.batch import RunKey
-from logstore.clock import SystemClock
-from logstore.disk import Disk
-from logstore.errors import (
+from service.ingest.batch import AppendReceipt, IncomingBatch
+from service.runtime.counters import (
+    LINES,
+    Distribution,
+    HttpCounters,
+    MeteredStore,
+    MeteredSyncer,
+    StoreCounters,
+    SyncCounters,
+    Throughput,
+    metered_append,
+)
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.errors import (
     InvalidInput,
     NotFound,
     OutcomeUnknown,
     PreconditionFailed,
     StoreUnavailable,
 )
-from logstore.filesystem import File
-from logstore.objects.local import LocalStore
-from logstore.objects.store import ObjectInfo, ObjectStore, Part
-from logstore.syncer import ThreadSyncer
-from service.ingest.batch import IncomingBatch, Receipt
-from service.runtime.counters import (
-    LINES,
-    Distribution,
-    HttpCounters,
-    StoreCounters,
-    SyncCounters,
-    Throughput,
-)
-from service.runtime.metered import MeteredStore, MeteredSyncer, metered_append
+from tailrace.logstore.filesystem import Disk, File, ThreadSyncer
+from tailrace.logstore.objects.local import LocalStore
+from tailrace.logstore.objects.store import ObjectInfo, ObjectPart, ObjectStore
 from tests.contracts.object_store import ObjectStoreContract
 from tests.simulation.faulty_store import Fault, FaultyStore, Schedule
 
@@ -62,7 +62,7 @@ async def test_calls_bytes_and_time_are_counted_by_operation(tmp_path: Path) -> 
     assert [info.key async for info in store.list("")] == ["a"]
     assert [name async for name in store.folders("")] == []
     assert b"".join([piece async for piece in store.stream("a")]) == b"12345"
-    await store.compose("b", [Part("a", size=3), b"678", Part("a", offset=4)])
+    await store.compose("b", [ObjectPart("a", size=3), b"678", ObjectPart("a", offset=4)])
     await store.delete(["b"])
     assert counters.requests == {
         ("put", "done"): 1,
@@ -181,10 +181,10 @@ async def test_a_sync_that_hangs_shows_how_long_it_has_taken(tmp_path: Path) -> 
 
 
 async def test_appends_are_counted_timed_and_measured() -> None:
-    async def append(batch: IncomingBatch) -> Receipt:
+    async def append(batch: IncomingBatch) -> AppendReceipt:
         if not batch.records:
             raise InvalidInput("no records")
-        return Receipt(1, batch.records, False, "durable", 1)
+        return AppendReceipt(1, batch.records, False, "durable", 1)
 
     counters = HttpCounters()
     counted = metered_append(append, SystemClock(), counters)

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from service.runtime.shared_calls import SharedCalls
+from service.runtime.concurrency import SharedCalls
 
 
 class Store:

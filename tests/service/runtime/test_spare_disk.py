@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from service.runtime import spare_disk
-from service.runtime.spare_disk import spare_bytes
+from service.runtime import free_disk
+from service.runtime.free_disk import spare_bytes
 
 GIB = 1 << 30
 
@@ -25,5 +25,5 @@ def test_a_tenth_and_a_gibibyte_stay_free(
     monkeypatch: pytest.MonkeyPatch, total: int, free: int, spare: int
 ) -> None:
     disk = SimpleNamespace(total=total, free=free)
-    monkeypatch.setattr(spare_disk, "disk_usage", {"/data": disk}.__getitem__)
+    monkeypatch.setattr(free_disk, "disk_usage", {"/data": disk}.__getitem__)
     assert spare_bytes("/data") == spare

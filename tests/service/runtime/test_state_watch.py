@@ -7,13 +7,12 @@ from random import Random
 
 import orjson
 
-from coordination.object_store.shard import Shard, compressed, encode_shard
-from logstore import keys
-from logstore.checked import encode_checked
-from logstore.runs.watermark import Watermark
-from service.runtime.counters import StoreCounters
-from service.runtime.metered import MeteredStore
-from service.runtime.state_watch import StateWatch
+from service.runtime.counters import MeteredStore, StoreCounters
+from service.runtime.health import StateWatch
+from tailrace.coordination.object_store.shard import Shard, compressed, encode_shard
+from tailrace.logstore import keys
+from tailrace.logstore.runs.report import Watermark
+from tailrace.logstore.state import encode_checked
 from tests.edited import flips
 from tests.simulation.backing import open_store
 from tests.simulation.powercut import PowerCutFileSystem

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from logstore.clock import SystemClock
-from logstore.errors import InvalidInput
-from logstore.objects.s3.check import PROBES
-from logstore.objects.s3.store import S3Store
-from logstore.objects.store import ObjectStore
-from service.runtime.store_check import StoreCheck
+from service.runtime.health import StoreCheck
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.errors import InvalidInput
+from tailrace.logstore.objects.s3.store import PROBES, S3Store
+from tailrace.logstore.objects.store import ObjectStore
 from tests.servers.minio import KMS_KEY, Bucket, Minio
 from tests.simulation.clocks import ManualClock
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from logstore.clock import SystemClock, system_entropy
-from logstore.disk import Disk
-from logstore.errors import NotFound, StoreUnavailable
-from logstore.objects.local import LocalStore
 from service.runtime.store_deadline import DeadlineStore, for_request
+from tailrace.logstore.clock import SystemClock, system_entropy
+from tailrace.logstore.errors import NotFound, StoreUnavailable
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.objects.local import LocalStore
 
 HUNG, GOOD = "runs/hung.json", "runs/good.json"
 

@@ -13,8 +13,8 @@ from subprocess import PIPE
 
 import pytest
 
-from service.runtime import threads
-from service.runtime.threads import in_thread, lower_priority, lower_priority_of_session
+from service.runtime import process
+from service.runtime.process import in_thread, lower_priority, lower_priority_of_session
 
 _NOBODY = 2**22 + 1
 """Above the highest number that Linux gives."""
@@ -84,7 +84,7 @@ async def test_one_whose_session_may_not_be_changed_has_the_priority_of_its_own(
     def refuses(path: str, _: str) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
 
-    monkeypatch.setattr(threads, "_write", refuses)
+    monkeypatch.setattr(process, "_write", refuses)
     ours = priority()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=PIPE) as child:
         await lower_priority_of_session(child.pid)

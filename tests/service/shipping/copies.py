@@ -1,7 +1,7 @@
 """A world of data folders that are cloned and restored, over one store.
 
 `consume` stands for the compactor: it notes what the table holds from then on, raises the
-mark and `low`, and removes the segments, as `compactor/maintenance/cleanup.py` does.
+mark and `low`, and removes the segments, as `compactor/cleanup.py` does.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from random import Random
 
-from logstore import keys
-from logstore.batch import RunKey
-from logstore.objects.store import ObjectStore
-from logstore.runs.watermark import raise_watermark, read_watermark
 from service.node import Node
+from tailrace.logstore import keys
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.objects.store import ObjectStore
+from tailrace.logstore.runs.report import raise_watermark, read_watermark
 from tests.service.client_model import PatientClients, batches_in
 from tests.service.node_simulation import check_end, check_reads, sweeping_life
 from tests.service.simulated_node import DATA, START_MS, Life

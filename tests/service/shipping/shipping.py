@@ -8,15 +8,13 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TypeVar
 
-from logstore import keys
-from logstore.segments.reader import verify_segment
 from service.journal.state import Cut
-from service.runtime.threads import Offload, in_place
-from service.shipping.confirmations import Confirmations
-from service.shipping.lineage import Lineage
-from service.shipping.settings import FlushSettings
+from service.runtime.process import Offload, in_place
+from service.settings import FlushSettings
 from service.shipping.shipper import SegmentShipper
-from service.shipping.watermarks import Watermarks
+from service.shipping.watermarks import Confirmations, Lineage, Watermarks
+from tailrace.logstore import keys
+from tailrace.logstore.segments.reader import verify_segment
 from tests.service.journal.rig import Rig, put
 from tests.simulation.backing import open_store
 from tests.simulation.faulty_store import FaultyStore, Schedule

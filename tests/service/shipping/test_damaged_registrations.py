@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from logstore import keys
-from logstore.checked import decode_checked
-from service.peers.registrations import decode_registration
+from service.peers.register import decode_registration
+from tailrace.logstore import keys
+from tailrace.logstore.state import decode_checked
 from tests.edited import flips
 from tests.service.shipping.copies import MINE, Copies
 from tests.service.simulated_node import DATA

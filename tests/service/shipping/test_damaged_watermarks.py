@@ -7,9 +7,9 @@ from random import Random
 import orjson
 import pytest
 
-from logstore import keys
-from logstore.errors import Damaged
-from logstore.runs.watermark import decode_watermark, read_watermark
+from tailrace.logstore import keys
+from tailrace.logstore.errors import Damaged
+from tailrace.logstore.runs.report import decode_watermark, read_watermark
 from tests.service.shipping.copies import COMMON, MINE, YOURS, Copies
 from tests.service.simulated_node import DATA
 from tests.simulation.backing import open_store

@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 import pyarrow.parquet as pq
 import pytest
 
-from logstore import keys
-from logstore.errors import NodeNotReady
-from logstore.segments.spellings import NO_LEVEL, level_of_word
-from service.runtime.ongoing import LONG_SECONDS
-from service.shipping.lineage import Forked
+from service.runtime.health import LONG_SECONDS
+from service.shipping.watermarks import Forked
+from tailrace.logstore import keys
+from tailrace.logstore.errors import NodeNotReady
+from tailrace.logstore.segments.levels import NO_LEVEL, level_of_word
 from tests.service.journal.rig import NODE, RUN
 from tests.service.shipping.shipping import Ship, is_put, sail
 from tests.simulation.faulty_store import Fault, Schedule

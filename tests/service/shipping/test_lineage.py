@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from logstore.runs.watermark import raise_watermark
-from service.shipping.lineage import Forked
-from service.shipping.settings import FlushSettings
+from service.settings import FlushSettings
+from service.shipping.watermarks import Forked
+from tailrace.logstore.runs.report import raise_watermark
 from tests.service.journal.rig import NODE
 from tests.service.shipping.shipping import Ship, sail
 from tests.settings import changed

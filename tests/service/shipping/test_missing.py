@@ -11,18 +11,18 @@ from typing import Any
 import httpx
 import pytest
 
-from logstore import keys
-from logstore.batch import RunKey
-from logstore.clock import SystemClock, system_entropy
-from logstore.disk import Disk
-from logstore.errors import InvalidInput
-from logstore.names import decode
-from logstore.objects.local import LocalStore
-from logstore.runs.watermark import Watermark
 from service.journal.state import Cut, JournalState
 from service.settings import Settings
 from service.shipping.missing import consumed_seq, find_missing
-from tailrace.verification.wiring import give_up_segments
+from tailrace.logstore import keys
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.clock import SystemClock, system_entropy
+from tailrace.logstore.errors import InvalidInput
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.keys import decode
+from tailrace.logstore.objects.local import LocalStore
+from tailrace.logstore.runs.report import Watermark
+from tailrace.verification.verifier import give_up_segments
 from tests.service.test_main import service, settings_for
 from tests.tailrace.verification.world import BASE, BULK, PLAIN, Verified, look
 

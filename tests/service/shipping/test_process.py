@@ -18,16 +18,21 @@ from pathlib import Path
 
 import pytest
 
-from logstore.batch import RecordMeta, RunKey, digest
-from logstore.disk import Disk
-from logstore.segments.carry import Carry
 from service.journal.format import encode_attributes, encode_meta
 from service.journal.journal import Journal
-from service.journal.view import JournalPin
-from service.runtime.threads import in_thread
-from service.shipping import process
-from service.shipping.cut_work import CutWork, EncodedCut
-from service.shipping.process import Child, EncoderFailed, EncoderProcess
+from service.journal.reader import JournalPin
+from service.runtime.process import in_thread
+from service.shipping import encoding
+from service.shipping.encoding import (
+    CutWork,
+    EncodedCut,
+    EncoderFailed,
+    EncoderProcess,
+    EncodingWorker,
+)
+from tailrace.logstore.batch import RecordMeta, RunKey, digest
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.segments.detect import Carry
 from tests.e2e.processes import works
 from tests.service.journal.rig import Rig, journal_settings
 from tests.simulation.clocks import ManualClock
@@ -43,7 +48,7 @@ TEXTS = [
 
 @pytest.fixture(autouse=True)
 def _all_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "LARGE_BYTES", 1)
+    monkeypatch.setattr(encoding, "LARGE_BYTES", 1)
 
 
 def _batch(dice: random.Random) -> tuple[bytes, bytes, int]:
@@ -153,10 +158,10 @@ async def test_while_it_starts_and_for_small_ones_nothing_waits_for_it(
 ) -> None:
     async with _site(tmp_path) as site:
         work = site.work(1, 0, Carry())
-        monkeypatch.setattr(process, "LARGE_BYTES", work.text_bytes + 1)
+        monkeypatch.setattr(encoding, "LARGE_BYTES", work.text_bytes + 1)
         _same(await site.encoder(work), work)
         assert pid_of(site.encoder) is None
-        monkeypatch.setattr(process, "LARGE_BYTES", work.text_bytes)
+        monkeypatch.setattr(encoding, "LARGE_BYTES", work.text_bytes)
         _same(await site.encoder(work), work)
         pid = pid_of(site.encoder)
         assert pid is not None
@@ -245,16 +250,16 @@ async def test_one_that_is_started_while_all_is_closed_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
 ) -> None:
     """Who asked for it is cancelled; the thread that starts it is not."""
-    starting, may_start, made = threading.Event(), threading.Event(), list[Child]()
+    starting, may_start, made = threading.Event(), threading.Event(), list[EncodingWorker]()
 
-    class Late(Child):
+    class Late(EncodingWorker):
         def __init__(self) -> None:
             starting.set()
             may_start.wait(10)
             super().__init__()
             made.append(self)
 
-    monkeypatch.setattr(process, "Child", Late)
+    monkeypatch.setattr(encoding, "EncodingWorker", Late)
     async with _site(tmp_path) as site:
         ready = partial(site.encoder._ready, site.encoder._closed)
         asking = asyncio.ensure_future(in_thread(ready)) if begun else None
@@ -275,8 +280,8 @@ async def test_one_that_is_started_while_all_is_closed_ends(
 
 def test_it_ends_with_a_service_that_is_killed() -> None:
     code = (
-        "import time; from service.shipping.process import Child\n"
-        "child = Child()\n"
+        "import time; from service.shipping.encoding import EncodingWorker\n"
+        "child = EncodingWorker()\n"
         "while not child.ready(): time.sleep(0.01)\n"
         "print(child.pid, flush=True); time.sleep(1000)"
     )
@@ -290,8 +295,8 @@ def test_it_ends_with_a_service_that_is_killed() -> None:
 
 
 @pytest.fixture
-def child() -> Iterator[Child]:
-    made = Child()
+def child() -> Iterator[EncodingWorker]:
+    made = EncodingWorker()
     yield made
     made.close()
 
@@ -316,12 +321,14 @@ async def test_it_works_beside_a_thousand_connections(tmp_path: Path) -> None:
         assert site.encoder.failures == 0
 
 
-async def test_it_offers_itself_to_a_kernel_without_memory(child: Child) -> None:
+async def test_it_offers_itself_to_a_kernel_without_memory(child: EncodingWorker) -> None:
     await until(child.ready)
     assert Path(f"/proc/{child.pid}/oom_score_adj").read_text() == "1000\n"
 
 
-async def test_a_journal_that_cannot_be_read_there_is_told(tmp_path: Path, child: Child) -> None:
+async def test_a_journal_that_cannot_be_read_there_is_told(
+    tmp_path: Path, child: EncodingWorker
+) -> None:
     await until(child.ready)
     async with _site(tmp_path) as site:
         work = site.work(1, 0, Carry())

@@ -12,13 +12,13 @@ from random import Random
 import numpy as np
 import pytest
 
-from logstore import keys
-from logstore.batch import RunKey
-from logstore.errors import NodeNotReady
 from service.ingest.batch import IncomingBatch
-from service.journal.view import JournalPin
+from service.journal.reader import JournalPin
 from service.node import Node
-from service.runs.locks import OncePerRun
+from service.run_log.contracts import OncePerRun
+from tailrace.logstore import keys
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import NodeNotReady
 from tests.service.client_model import PatientClients, downloaded
 from tests.service.simulated_node import SMALL, START_MS, Life
 from tests.settings import settings_with

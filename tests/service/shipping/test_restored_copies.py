@@ -12,9 +12,9 @@ from random import Random
 
 import pytest
 
-from logstore.errors import NodeNotReady
 from service.ingest.batch import Durability
 from service.node import Node
+from tailrace.logstore.errors import NodeNotReady
 from tests.seeds import some
 from tests.service.client_model import Sent, downloaded
 from tests.service.cluster import Line

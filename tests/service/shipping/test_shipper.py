@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from logstore import keys
 from service.journal.state import Cut
-from service.shipping.lineage import Forked
-from service.shipping.settings import FlushSettings
+from service.settings import FlushSettings
+from service.shipping.watermarks import Forked
+from tailrace.logstore import keys
 from tests.service.journal.rig import NODE
 from tests.service.shipping.shipping import Ship, is_put, sail
 from tests.settings import changed

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from logstore import keys
-from logstore.batch import RunKey
-from logstore.errors import OutcomeUnknown, PreconditionFailed
-from logstore.objects.store import Body, ObjectInfo
 from service.status.reports import Reports
+from tailrace.logstore import keys
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import OutcomeUnknown, PreconditionFailed
+from tailrace.logstore.objects.store import Body, ObjectInfo
 from tests.service.runs.world import World
 from tests.simulation.clocks import ManualClock
 from tests.simulation.faulty_store import FaultyStore, Schedule

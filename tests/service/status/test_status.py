@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from logstore.batch import RunKey
+from tailrace.logstore.batch import RunKey
 from tests.openmetadata.server import FQN, KEY, NODE, OTHER, ROOT, RUN, Server, play
 from tests.settings import settings_with
 from tests.simulation.powercut import PowerCutFileSystem

@@ -17,19 +17,17 @@ import pytest
 from deltalake import DeltaTable
 from pyarrow.fs import S3FileSystem
 
-from compactor.commit.folder import FolderPlacement
-from compactor.commit.objects import ObjectPlacement
-from compactor.commit.placement import Placement
 from compactor.context import Compactor
+from compactor.placement import FolderPlacement, ObjectPlacement, Placement
 from compactor.runner import once
 from compactor.settings import Compaction
-from logstore.clock import SystemClock, system_entropy
-from logstore.disk import Disk
-from logstore.objects.open import open_store
-from logstore.objects.store import ObjectStore
-from logstore.table.options import open_table
 from service.settings import Settings, load_settings
-from tailrace.cli import main
+from tailrace.cli.main import main
+from tailrace.logstore.clock import SystemClock, system_entropy
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.objects.config import open_store
+from tailrace.logstore.objects.store import ObjectStore
+from tailrace.logstore.table.table import open_table
 from tests.compactor.plain_engine import PlainEngine
 from tests.e2e.service_process import BASE, ServiceProcess
 from tests.servers.minio import Minio

@@ -8,12 +8,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from logstore.clock import SystemClock, system_entropy
-from logstore.disk import Disk, DiskFile
-from logstore.filesystem import Mode
 from service.journal.recovery import recover
-from tailrace.backups.journals import copy_journals
 from tailrace.backups.repository import BackupEntry, BackupFolder
+from tailrace.backups.save import copy_journals
+from tailrace.logstore.clock import SystemClock, system_entropy
+from tailrace.logstore.filesystem import Disk, DiskFile, Mode
 from tests.service.test_main import STOPS_AT_ONCE, service, settings_for
 from tests.tailrace.verification.world import BASE, PLAIN
 

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from logstore import keys
-from logstore.batch import RunKey
-from logstore.clock import SystemClock, system_entropy
-from logstore.disk import Disk
-from logstore.errors import Conflict
-from logstore.objects.local import LocalStore
-from logstore.runs.manifest import Chunk, Manifest, decode_manifest, encode_manifest
 from service.runtime.identity import UNFINISHED, DataFolder
 from tailrace.backups.repository import Backup, BackupEntry, BackupFolder
 from tailrace.backups.restore import Restore
-from tailrace.cli import main
+from tailrace.cli.main import main
+from tailrace.logstore import keys
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.clock import SystemClock, system_entropy
+from tailrace.logstore.errors import Conflict
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.objects.local import LocalStore
+from tailrace.logstore.runs.manifest import Chunk, Manifest, decode_manifest, encode_manifest
 from tests.simulation.powercut import PowerCutFileSystem
 
 LARGE = bytes(range(256)) * (5 << 12)

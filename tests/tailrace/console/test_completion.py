@@ -11,7 +11,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from tailrace.cli import main
+from tailrace.cli.main import main
 from tests.client.answering import Asked, Given, answering
 
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.console.terminal import coloured, shown
+from tailrace.cli.terminal import coloured, shown
 from tests.client.answering import Asked, Given, answering
 
 SGR = re.compile(r"\x1b\[[0-9;:]*m")
@@ -215,6 +215,6 @@ def test_nothing_is_printed_past_what_knows_terminals() -> None:
             or ast.unparse(node.func) in ("sys.stdout.write", "sys.stderr.write")
         )
     }
-    assert found == {"completion.py", "forward_state.py"}, (
+    assert found == {"remote.py", "forward.py"}, (
         "the first prints a script of ours, the second ASCII: use say()"
     )

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from logstore.errors import StoreUnavailable
-from pipelines.appenders.contract import AppenderFailed
-from pipelines.appenders.http import HttpSettings, Poster
-from pipelines.sources.client import ServiceClient
-from tailrace.cli import VERBS
+from tailrace.cli.main import VERBS
+from tailrace.logstore.errors import StoreUnavailable
+from tailrace.pipelines.appenders.contract import AppenderFailed
+from tailrace.pipelines.appenders.http import HttpTargetSettings, Poster
+from tailrace.pipelines.sources.service import ServiceClient
 from tailrace_client import Handler, Run
 from tests.client.programs import FQN, messages
 from tests.e2e.service_process import ServiceProcess
@@ -104,7 +104,7 @@ async def test_pipelines_are_told_their_own_settings(address: str, ours: Authori
     async with ServiceClient(address, ca_file=str(ours.file)) as source:
         assert (await source.ask("GET", "/health/ready", {})).status_code == 200
     with pytest.raises(AppenderFailed) as failed:
-        Poster(HttpSettings(url=address, allow_private=True)).post(b"", {})
+        Poster(HttpTargetSettings(url=address, allow_private=True)).post(b"", {})
     assert "the appender's ca_file" in str(failed.value.hint)
 
 

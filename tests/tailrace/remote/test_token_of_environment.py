@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from logstore.errors import InvalidInput
-from tailrace.remote.api import authorization
-from tailrace_client.environment import token_of_environment
+from tailrace.cli.remote import authorization
+from tailrace.logstore.errors import InvalidInput
+from tailrace_client.command import token_of_environment
 from tailrace_client.errors import InvalidRequest
 from tests.client.answering import Asked, Given, answering
 from tests.forwarder.delivery.test_delivery import receipt

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from logstore.clock import SystemClock, system_entropy
-from logstore.disk import Disk
-from logstore.objects.open import open_store
-from logstore.table.options import open_table
 from service.settings import Settings
+from tailrace.logstore.clock import SystemClock, system_entropy
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.objects.config import open_store
+from tailrace.logstore.table.table import open_table
 from tests.tailrace.verification.world import World, ingest, live, live_on, settings_for
 
 

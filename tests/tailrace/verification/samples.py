@@ -4,24 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from coordination.groups import Cursor, Failed, Group, Pending, Start, State, encode_group
-from coordination.named.record import LeaseRecord, encode_lease, text_lease
-from coordination.object_store.shard import Shard, encode_shard, fresh_row
-from coordination.object_store.source import Source, encode_source
-from coordination.partitions.partition import NewPartition
-from coordination.pipelines.control import Control, Disabled, encode_control
-from logstore import keys
-from logstore import ulid as ulids
-from logstore.batch import RunKey
-from logstore.checked import encode_checked
-from logstore.runs.deletions import Deletion, encode_deletion
-from logstore.runs.manifest import Chunk, Manifest, encode_manifest
-from logstore.runs.report import encode_report, make_report
-from logstore.runs.watermark import Watermark
-from logstore.segments.quarantine import encode_give_up, encode_marker
-from service.peers.forgotten import Forgotten, encode_forgotten
-from service.peers.register import Entry, encode_entry
+from service.peers.register import ForgottenNode, NodeEntry, encode_entry, encode_forgotten
 from service.peers.shedding import Slots, encode_slots
+from tailrace.coordination.groups import (
+    ConsumerGroup,
+    FailedSegment,
+    GroupCursor,
+    GroupStart,
+    PendingSegment,
+    State,
+    encode_group,
+)
+from tailrace.coordination.named_leases import LeaseRecord, encode_lease, text_lease
+from tailrace.coordination.object_store.shard import Shard, encode_shard, fresh_row
+from tailrace.coordination.object_store.store import PartitionSource, encode_source
+from tailrace.coordination.partitions import NewPartition
+from tailrace.coordination.pipelines import Disabled, PipelineControl, encode_control
+from tailrace.logstore import keys
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.runs.deletions import Deletion, encode_deletion
+from tailrace.logstore.runs.manifest import Chunk, Manifest, encode_manifest
+from tailrace.logstore.runs.report import Watermark, encode_report, make_report
+from tailrace.logstore.segments.file_format import encode_give_up, encode_marker
+from tailrace.logstore.state import encode_checked
 
 T0 = ulids.lowest_at(1_700_000_000_000)
 VERSION = ulids.encode(T0 | 12345)
@@ -31,13 +37,17 @@ _CHUNK = Chunk(VERSION, "chunk", 4096, 40, 40, T0, T0 + 39, 2, 300, 120, {NODE: 
 _MANIFEST = Manifest(
     RUN, "closing", 9, 3, NODE, (_CHUNK,), {NODE: 47}, {NODE: 47}, last_ms=1, version=VERSION
 )
-_GROUP = Group(
+_GROUP = ConsumerGroup(
     "siem",
     State.ACTIVE,
-    Start.OLDEST,
+    GroupStart.OLDEST,
     1_700_000_000_000,
     1_700_000_000_000,
-    cursors={NODE: Cursor(9, {8: Pending(1, 2, 1, VERSION)}, {3: Failed(1, 2, 3, "why")})},
+    cursors={
+        NODE: GroupCursor(
+            9, {8: PendingSegment(1, 2, 1, VERSION)}, {3: FailedSegment(1, 2, 3, "why")}
+        )
+    },
     version=VERSION,
 )
 _REGISTRATION = {
@@ -79,11 +89,11 @@ SAMPLES: Mapping[str, tuple[str, bytes]] = {
     "node registration": (keys.node_registration(NODE), encode_checked(_REGISTRATION)),
     "register entry": (
         keys.peer(NODE, VERSION),
-        encode_entry(Entry(NODE, VERSION, "http://10.0.0.1:8790", renewed_ms=17)),
+        encode_entry(NodeEntry(NODE, VERSION, "http://10.0.0.1:8790", renewed_ms=17)),
     ),
     "forgotten node": (
         keys.forgotten(NODE),
-        encode_forgotten(Forgotten(NODE, 17, 15, 9, 12000, (RUN,), version=VERSION)),
+        encode_forgotten(ForgottenNode(NODE, 17, 15, 9, 12000, (RUN,), version=VERSION)),
     ),
     "shedding slots": (keys.SHEDDING, encode_slots(Slots(VERSION, {VERSION: 17}))),
     "named lease": (
@@ -92,13 +102,15 @@ SAMPLES: Mapping[str, tuple[str, bytes]] = {
     ),
     "source of partitions": (
         keys.partition_source("feed"),
-        encode_source(Source("feed", 64, 1_700_000_000_000)),
+        encode_source(PartitionSource("feed", 64, 1_700_000_000_000)),
     ),
     "shard of partitions": (keys.partition_shard("feed", 3), encode_shard(_SHARD)),
     "consumer group": (_GROUP.key, encode_group(_GROUP)),
     "pipeline control": (
         keys.pipeline_control("errors"),
-        encode_control(Control("errors", disabled={"mail": Disabled(17, "full")}, version=VERSION)),
+        encode_control(
+            PipelineControl("errors", disabled={"mail": Disabled(17, "full")}, version=VERSION)
+        ),
     ),
     "report of status": (keys.run_report(keys.STATUS, RUN), _report({"pipelineState": "success"})),
     "report of progress": (keys.run_report(keys.PROGRESS, RUN), _report({"done": 7, "of": 9})),

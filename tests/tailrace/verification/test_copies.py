@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from logstore import ulid
-from logstore.clock import SystemClock, system_entropy
-from logstore.disk import Disk
-from logstore.objects.open import open_store
-from logstore.table.options import open_table
 from service.settings import Settings
+from tailrace.logstore import ulid
+from tailrace.logstore.clock import SystemClock, system_entropy
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.objects.config import open_store
+from tailrace.logstore.table.table import open_table
 from tests.service.test_main import service
 from tests.tailrace.verification.world import BASE, BULK, as_it_is, ingest, look, settings_for
 

@@ -14,22 +14,21 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from compactor.maintenance.skip_index import build
-from logstore import keys, ulid
-from logstore.batch import RunKey
-from logstore.clock import SystemClock, system_entropy
-from logstore.disk import Disk
-from logstore.objects.local import LocalStore
-from logstore.objects.store import ObjectInfo
-from logstore.runs.deletions import Deletion, encode_deletion
-from logstore.segments.carry import Carry
-from logstore.segments.writer import encode_segment
-from logstore.table.commit import Change, commit
-from logstore.table.skip_index import Builder
-from service.peers.forgotten import unregistered
-from service.peers.register import Entry, encode_entry
-from tailrace.verification.catalog import SegmentCatalog
-from tailrace.verification.fault import Fault, Findings
+from compactor.skip_index import build
+from service.peers.register import NodeEntry, encode_entry, unregistered
+from tailrace.logstore import keys, ulid
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.clock import SystemClock, system_entropy
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.objects.local import LocalStore
+from tailrace.logstore.objects.store import ObjectInfo
+from tailrace.logstore.runs.deletions import Deletion, encode_deletion
+from tailrace.logstore.segments.detect import Carry
+from tailrace.logstore.segments.writer import encode_segment
+from tailrace.logstore.table.skip_index import Builder
+from tailrace.logstore.table.table import TableChange, commit
+from tailrace.verification.findings import Fault, Findings
+from tailrace.verification.segments import VerifiedSegments
 from tests.batches import make_batches
 from tests.compactor.lake import NOON, batch
 from tests.edited import edited
@@ -116,7 +115,7 @@ def test_segments_that_are_removed_meanwhile_are_no_fault(world: World) -> None:
 
     store.raised = removed
     told: list[Fault] = []
-    catalog = SegmentCatalog(store, Findings(told.append))
+    catalog = VerifiedSegments(store, Findings(told.append))
 
     async def looked() -> None:
         await catalog.read_marks()
@@ -296,7 +295,9 @@ def test_lines_of_a_taken_in_segment_that_the_table_has_not(world: World) -> Non
 def test_hours_that_the_retention_took_are_no_fault(world: World) -> None:
     table = world.table
     snapshot = table.snapshot()
-    gone = Change(removed=snapshot.files, expired_ms=max(file.end_ms for file in snapshot.files))
+    gone = TableChange(
+        removed=snapshot.files, expired_ms=max(file.end_ms for file in snapshot.files)
+    )
     commit(table, snapshot, gone, job="J", clock=SystemClock())
     found = world.look()
     assert found.faults == []
@@ -411,7 +412,7 @@ def test_a_node_whose_entry_somebody_removed_is_named_by_its_markers(world: Worl
     put(keys.active(keys.PREFIX, RunKey("p", "open"), "silent-1"), b"")
     assert missed() == {}, "no node asks others"
     for node in ("silent-1", "node-1"):
-        put(keys.peer(node, "i"), encode_entry(Entry(node, "i", "http://127.0.0.1:9")))
+        put(keys.peer(node, "i"), encode_entry(NodeEntry(node, "i", "http://127.0.0.1:9")))
     assert missed() == {}
     asyncio.run(world.store.delete([keys.peer("silent-1", "i")]))
     assert missed() == {"silent-1": 1}

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from logstore import ulid
-from logstore.batch import RunKey
-from logstore.filesystem import FileSystem
-from tailrace.verification.fault import Fault, Findings
+from tailrace.logstore import ulid
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.filesystem import FileSystem
+from tailrace.verification.findings import Fault, Findings
 from tailrace.verification.journal import JournalCheck
 from tests.service.journal.rig import RUN, Rig, journal_settings, put
 from tests.simulation.powercut import PowerCutFileSystem

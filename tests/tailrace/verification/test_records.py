@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from logstore import ulid
-from logstore.batch import RecordMeta, RunKey
-from logstore.errors import Damaged
-from logstore.runs.blocks import blocks_of
-from tailrace.verification.records import records
+from tailrace.logstore import ulid
+from tailrace.logstore.batch import RecordMeta, RunKey
+from tailrace.logstore.errors import Damaged
+from tailrace.logstore.runs.chunk_index import blocks_of
+from tailrace.verification.findings import records
 from tests.batches import Entry, make_batches
 
 RUN = RunKey("f", "r")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from logstore.errors import InvalidInput
+from tailrace.logstore.errors import InvalidInput
 from tests.seeds import some
 from tests.tailrace.verification.world import Verified, World, ingest, look
 

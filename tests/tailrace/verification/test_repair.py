@@ -9,17 +9,16 @@ from typing import Any
 
 import pytest
 
-from compactor.commit.folder import FolderPlacement
-from compactor.ingest.plan import segments_of
-from logstore.clock import SystemClock, system_entropy
-from logstore.disk import Disk
-from logstore.objects.local import LocalStore
-from logstore.objects.store import ObjectInfo
-from logstore.table.table import Table
-from service.query.database import Database
-from service.query.locked import LockedDatabase
-from service.query.settings import QuerySettings
-from tailrace.verification.repair import Repair
+from compactor.placement import FolderPlacement
+from compactor.plan import segments_of
+from service.query.duckdb import Database, LockedDatabase
+from service.settings import QuerySettings
+from tailrace.logstore.clock import SystemClock, system_entropy
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.objects.local import LocalStore
+from tailrace.logstore.objects.store import ObjectInfo
+from tailrace.logstore.table.table import Table
+from tailrace.verification.segments import Repair
 from tests.tailrace.verification.world import World
 
 

@@ -12,17 +12,16 @@ from random import Random
 import orjson
 import pytest
 
-from logstore import keys
-from logstore.clock import SystemClock, system_entropy
-from logstore.errors import Damaged
-from logstore.objects.store import ObjectStore
-from logstore.runs.watermark import decode_watermark
-from logstore.state_kinds import STATE_KINDS, kind_of
-from service.runtime.threads import in_thread
+from service.runtime.process import in_thread
 from service.shipping.watermarks import Watermarks
-from tailrace.verification.fault import Fault, Findings
-from tailrace.verification.state import StateCheck, StateRepair
-from tailrace.verification.state_decoders import decode_state
+from tailrace.logstore import keys
+from tailrace.logstore.clock import SystemClock, system_entropy
+from tailrace.logstore.errors import Damaged
+from tailrace.logstore.objects.store import ObjectStore
+from tailrace.logstore.runs.report import decode_watermark
+from tailrace.logstore.state import STATE_KINDS, kind_of
+from tailrace.verification.findings import Fault, Findings
+from tailrace.verification.state import StateCheck, StateRepair, decode_state
 from tests.edited import flips
 from tests.simulation.backing import open_store
 from tests.simulation.powercut import PowerCutFileSystem

@@ -10,15 +10,15 @@ import numpy as np
 import orjson
 import pytest
 
-from logstore import keys, ulid
-from logstore.batch import RunKey
-from logstore.clock import SystemClock, system_entropy
-from logstore.disk import Disk
-from logstore.objects.local import LocalStore
-from logstore.objects.store import ObjectInfo
-from logstore.runs.blocks import BLOCK
-from service.runs.chunks import Chunks
-from tailrace.verification.fault import Fault, Findings
+from service.run_log.chunks import Chunks
+from tailrace.logstore import keys, ulid
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.clock import SystemClock, system_entropy
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.objects.local import LocalStore
+from tailrace.logstore.objects.store import ObjectInfo
+from tailrace.logstore.runs.chunk_index import BLOCK
+from tailrace.verification.findings import Fault, Findings
 from tailrace.verification.run_logs import SPAN_BYTES, RunText, Texts, spans
 from tailrace.verification.state import StateCheck
 from tests.tailrace.verification.world import World

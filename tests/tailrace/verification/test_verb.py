@@ -8,13 +8,13 @@ from pathlib import Path
 import orjson
 import pytest
 
-from logstore.clock import SystemClock, system_entropy
-from logstore.disk import Disk
-from logstore.objects.open import open_store
-from logstore.table.layout import ROW_GROUP_ROWS
-from logstore.table.options import open_table
 from service.runtime.identity import DataFolder
-from tailrace.cli import main
+from tailrace.cli.main import main
+from tailrace.logstore.clock import SystemClock, system_entropy
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.objects.config import open_store
+from tailrace.logstore.table.schema import ROW_GROUP_ROWS
+from tailrace.logstore.table.table import open_table
 from tests.reshaped import Reshape, with_column_mapping, with_deletion_vector
 from tests.servers.minio import Bucket
 from tests.tailrace.verification.world import (

@@ -20,24 +20,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from compactor.ingest.plan import nodes_of, segments_of
-from logstore import keys, ulid
-from logstore.clock import SystemClock, system_entropy
-from logstore.disk import Disk
-from logstore.objects.local import LocalStore
-from logstore.objects.store import ObjectStore
-from logstore.runs.deletions import Deletion, encode_deletion
-from logstore.segments.quarantine import quarantine
-from logstore.segments.reader import open_segment
-from logstore.table.commit import Advance, commit_segments
-from logstore.table.layout import ROW_GROUP_ROWS
-from logstore.table.options import open_table
-from logstore.table.schema import COLUMNS
-from logstore.table.stats import NewFile, describe
-from logstore.table.table import Table
+from compactor.plan import nodes_of, segments_of
 from service.settings import Settings
-from tailrace.verification.fault import Fault, Findings
-from tailrace.verification.wiring import verify
+from tailrace.logstore import keys, ulid
+from tailrace.logstore.clock import SystemClock, system_entropy
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.objects.local import LocalStore
+from tailrace.logstore.objects.store import ObjectStore
+from tailrace.logstore.runs.deletions import Deletion, encode_deletion
+from tailrace.logstore.segments.file_format import quarantine
+from tailrace.logstore.segments.reader import open_segment
+from tailrace.logstore.table.schema import COLUMNS, ROW_GROUP_ROWS, NewFile, describe
+from tailrace.logstore.table.table import Advance, Table, commit_segments, open_table
+from tailrace.verification.findings import Fault, Findings
+from tailrace.verification.verifier import verify
 from tests.edited import edited
 from tests.service.test_main import service
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from forwarder.model import FileFacts
+from tailrace.forwarder.model import FileFacts
 from tests.forwarder.entries.packing import FILE, read
 
 POD = FileFacts(

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from forwarder.entries.entry import Entry
-from forwarder.entries.operators.build import stages_of
-from forwarder.entries.operators.expression import holds, parse_expression
-from forwarder.entries.operators.fields import parse_field
-from forwarder.entries.operators.times import time_parser
-from forwarder.model import Cursor, FileFacts
-from logstore.errors import InvalidInput
+from tailrace.forwarder.entries.entry import Entry
+from tailrace.forwarder.model import EntryCursor, FileFacts
+from tailrace.forwarder.operators.build import stages_of
+from tailrace.forwarder.operators.expression import holds, parse_expression, parse_field
+from tailrace.forwarder.operators.times import time_parser
+from tailrace.logstore.errors import InvalidInput
 from tests.forwarder.entries.packing import FILE, HUGE, packer, read, source
 
 
@@ -54,7 +53,9 @@ def test_a_field_may_become_the_message() -> None:
 def test_what_cannot_be_parsed(on_error: str, messages: list[str]) -> None:
     operator = {"type": "json_parser", "on_error": on_error}
     assert [r["message"] for r in read(b"{\n{}\n", operators=[operator])] == messages
-    packed = packer(operators=[operator]).pack(b"{\n{}\n", Cursor(), FILE, final=True, most=HUGE)
+    packed = packer(operators=[operator]).pack(
+        b"{\n{}\n", EntryCursor(), FILE, final=True, most=HUGE
+    )
     assert packed is not None
     assert packed.failed == len(messages) - 1
 

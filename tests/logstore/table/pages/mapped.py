@@ -8,10 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from logstore import ulid
-from logstore.table.pages.line_map import LineMap
-from logstore.table.pages.made import MAPPED, map_of
-from logstore.table.pages.reader import GroupReader, Scratch
+from tailrace.logstore import ulid
+from tailrace.logstore.table.line_map import MAPPED, GroupReader, LineMap, Scratch, map_of
 
 
 def read_of(path: Path) -> Any:

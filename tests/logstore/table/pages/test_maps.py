@@ -10,13 +10,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from logstore import ulid
-from logstore.errors import Damaged
-from logstore.table.pages import line_map
-from logstore.table.pages.headers import UnknownPages, pages_of
-from logstore.table.pages.line_map import EVERY, LineMap
-from logstore.table.pages.reader import GroupReader, Scratch
-from logstore.table.schema import COLUMNS
+from tailrace.logstore import ulid
+from tailrace.logstore.errors import Damaged
+from tailrace.logstore.table import line_map
+from tailrace.logstore.table.line_map import (
+    EVERY,
+    GroupReader,
+    LineMap,
+    Scratch,
+    UnknownPages,
+    pages_of,
+)
+from tailrace.logstore.table.schema import COLUMNS
 from tests.logstore.table.pages.mapped import expected, given, made, read_of
 from tests.seeds import seeds
 

@@ -12,17 +12,17 @@ import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
-from coordination.partitions.partition import MAX_PROGRESS_BYTES
-from logstore import keys, ulid
-from logstore.batch import RunKey
-from logstore.clock import SystemClock
-from logstore.disk import Disk
-from logstore.runs.manifest import Manifest, encode_manifest
-from logstore.runs.report import encode_report, make_report
-from pipelines.appenders.contract import AppenderFailed, Context, State
-from pipelines.appenders.notification.notify import Notify, NotifySettings
-from pipelines.events import ORDER, REDELIVERED
-from pipelines.settings import PipelinesSettings
+from tailrace.coordination.partitions import MAX_PROGRESS_BYTES
+from tailrace.logstore import keys, ulid
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.runs.manifest import Manifest, encode_manifest
+from tailrace.logstore.runs.report import encode_report, make_report
+from tailrace.pipelines.appenders.contract import AppenderContext, AppenderFailed, State
+from tailrace.pipelines.appenders.notify import Notify, NotifySettings
+from tailrace.pipelines.events import ORDER, REDELIVERED
+from tailrace.pipelines.world import PipelinesSettings
 from tests.pipelines.appenders.receiver import Receiver
 from tests.pipelines.appenders.rolling.test_rolling_clock import HandClock
 from tests.pipelines.events import BASE_MS, events
@@ -55,7 +55,9 @@ class World:
     def start(self, state: State | None = None) -> None:
         self.notify = Notify(self.settings)
         self.refused: list[pa.Table] = []
-        context = Context("p", "x", 0, 1, Disk(), self.clock, lambda: True, refuse=self.refuse)
+        context = AppenderContext(
+            "p", "x", 0, 1, Disk(), self.clock, lambda: True, refuse=self.refuse
+        )
         self.notify.start(replace(context, store=self.store), state)
 
     def told(self) -> list[dict[str, Any]]:
@@ -245,5 +247,5 @@ def test_what_cannot_be_is_refused(more: dict[str, Any], says: str) -> None:
 def test_rules_about_runs_need_the_store() -> None:
     notify = Notify(NotifySettings.model_validate({"url": "http://x/", "rules": RUNS}))
     with pytest.raises(AppenderFailed, match="need the store"):
-        notify.start(Context("p", "x", 0, 1, Disk(), SystemClock(), lambda: True), None)
+        notify.start(AppenderContext("p", "x", 0, 1, Disk(), SystemClock(), lambda: True), None)
     notify.stop()

@@ -13,17 +13,20 @@ import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
-from logstore import ulid
-from logstore.clock import SystemClock
-from logstore.disk import Disk
-from pipelines.appenders.contract import AppenderFailed, Context, State
-from pipelines.appenders.rolling.file import RollingFile
-from pipelines.appenders.rolling.generations import Generations
-from pipelines.appenders.rolling.paths import PathTemplate
-from pipelines.appenders.rolling.settings import RollingFileSettings
-from pipelines.appenders.wrappers.queueing import Async, AsyncSettings
-from pipelines.appenders.wrappers.retrying import Retry, RetrySettings
-from pipelines.deletions import Deleted
+from tailrace.logstore import ulid
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.filesystem import Disk
+from tailrace.pipelines.appenders.contract import AppenderContext, AppenderFailed, State
+from tailrace.pipelines.appenders.rolling.file import RollingFile
+from tailrace.pipelines.appenders.rolling.paths import PathTemplate
+from tailrace.pipelines.appenders.rolling.rolled import Generations, RollingFileSettings
+from tailrace.pipelines.appenders.wrappers import (
+    Async,
+    AsyncSettings,
+    RetryingAppender,
+    RetrySettings,
+)
+from tailrace.pipelines.events import Deleted
 from tests.pipelines.appenders.rolling.test_rolling_clock import Files
 from tests.pipelines.appenders.rolling.test_rolling_object import World, texts
 from tests.pipelines.events import BASE_MS, events
@@ -156,8 +159,8 @@ class Failing(RollingFile):
 def test_a_retry_gives_nothing_again_that_was_deleted_meanwhile(tmp_path: Path) -> None:
     deleted: Deleted = {}
     settings = RollingFileSettings(dir=str(tmp_path), path="{fqn}/{run}.log")
-    retry = Retry(RetrySettings(pause=0), lambda: Failing(settings))
-    context = Context("p", "x", 0, 1, Disk(private=True), SystemClock(), lambda: True)
+    retry = RetryingAppender(RetrySettings(pause=0), lambda: Failing(settings))
+    context = AppenderContext("p", "x", 0, 1, Disk(private=True), SystemClock(), lambda: True)
     retry.start(replace(context, deletions=lambda: deleted), None)
     retry.append(old("old", run="r"))
     retry.append(old("kept", run="s"))
@@ -176,7 +179,7 @@ class Told:
         self.generations: list[int] = []
         self.go = threading.Event()
 
-    def start(self, context: Context, state: State | None) -> None:
+    def start(self, context: AppenderContext, state: State | None) -> None:
         self.context = context
 
     def append(self, events: pa.Table) -> None:
@@ -197,7 +200,7 @@ def test_a_queue_keeps_the_generation_that_its_events_were_looked_at_with() -> N
     deleted: Deleted = {}
     told = Told()
     queue = Async(AsyncSettings(), lambda: told)
-    context = Context("p", "x", 0, 1, Disk(private=True), SystemClock(), lambda: True)
+    context = AppenderContext("p", "x", 0, 1, Disk(private=True), SystemClock(), lambda: True)
     queue.start(replace(context, deletions=lambda: deleted), None)
     queue.append(old("old"))
     deleted = {("a.b", "r"): T1}

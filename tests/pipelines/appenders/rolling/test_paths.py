@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from pipelines.appenders.rolling.paths import PathTemplate
+from tailrace.pipelines.appenders.rolling.paths import PathTemplate
 from tests.pipelines.events import events
 
 NAMES = "abcdefg"

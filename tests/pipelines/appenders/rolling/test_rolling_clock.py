@@ -11,14 +11,12 @@ import orjson
 import pytest
 from pydantic import ValidationError
 
-from logstore.clock import SystemClock
-from logstore.disk import Disk
-from logstore.filesystem import FileSystem
-from pipelines.appenders.contract import AppenderFailed, Context, State
-from pipelines.appenders.rolling.catalog import Catalog
-from pipelines.appenders.rolling.file import RollingFile
-from pipelines.appenders.rolling.settings import RollingFileSettings
-from pipelines.deletions import Deleted
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.filesystem import Disk, FileSystem
+from tailrace.pipelines.appenders.contract import AppenderContext, AppenderFailed, State
+from tailrace.pipelines.appenders.rolling.file import RollingFile
+from tailrace.pipelines.appenders.rolling.rolled import RolledCatalog, RollingFileSettings
+from tailrace.pipelines.events import Deleted
 from tests.pipelines.events import BASE_MS, events
 
 HOUR_MS = 3_600_000
@@ -51,7 +49,7 @@ class Files:
 
     def start(self, state: State | None = None) -> None:
         self.files = RollingFile(self.settings)
-        context = Context("p", "files", 0, 1, self.fs, self.clock, lambda: True)
+        context = AppenderContext("p", "files", 0, 1, self.fs, self.clock, lambda: True)
         self.files.start(replace(context, deletions=lambda: self.deletions), state)
 
     def write(self, *messages: str, **more: Any) -> None:
@@ -195,8 +193,8 @@ def test_empty_folders_go_with_their_files(tmp_path: Path) -> None:
     assert (tmp_path / "a" / "2023-11-14" / "a.one" / "x.log").read_text() == "4\n"
 
 
-def _catalog(files: Files) -> Catalog:
-    catalog = Catalog(files.fs, f"{files.folder}/.tailrace/p.files.0/catalog")
+def _catalog(files: Files) -> RolledCatalog:
+    catalog = RolledCatalog(files.fs, f"{files.folder}/.tailrace/p.files.0/catalog")
     catalog.start()
     catalog.stop()
     return catalog

@@ -10,17 +10,16 @@ from typing import Any
 
 import pytest
 
-from logstore.clock import SystemClock
-from logstore.disk import Disk
-from logstore.filesystem import FileSystem
-from pipelines.appenders.contract import AppenderFailed, Context, State
-from pipelines.appenders.rolling.file import RollingFile
-from pipelines.appenders.rolling.settings import RollingFileSettings
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.filesystem import Disk, FileSystem
+from tailrace.pipelines.appenders.contract import AppenderContext, AppenderFailed, State
+from tailrace.pipelines.appenders.rolling.file import RollingFile
+from tailrace.pipelines.appenders.rolling.rolled import RollingFileSettings
 from tests.pipelines.events import events
 
 
-def context(fs: FileSystem, *, parts: int = 1) -> Context:
-    return Context("p", "files", 0, parts, fs, SystemClock(), lambda: True)
+def context(fs: FileSystem, *, parts: int = 1) -> AppenderContext:
+    return AppenderContext("p", "files", 0, parts, fs, SystemClock(), lambda: True)
 
 
 def appender(folder: str, **settings: Any) -> RollingFile:
@@ -175,7 +174,9 @@ def test_paths_that_differ_and_lead_to_one_file_have_one_writer(tmp_path: Any) -
 
     def files(name: str, path: str, state: State | None = None) -> RollingFile:
         made = RollingFile(RollingFileSettings(dir=str(tmp_path), path=path))
-        made.start(Context("p", name, 0, 1, Disk(private=True), SystemClock(), lambda: True), state)
+        made.start(
+            AppenderContext("p", name, 0, 1, Disk(private=True), SystemClock(), lambda: True), state
+        )
         return made
 
     first, second = files("first", "{fqn}.log"), files("second", "{service}.log")
@@ -189,7 +190,7 @@ def test_paths_that_differ_and_lead_to_one_file_have_one_writer(tmp_path: Any) -
     first.append(events(["4"], fqn="shop"))
     assert (tmp_path / "shop.log").read_text() == "1\n4\n"
     again = RollingFile(RollingFileSettings(dir=str(tmp_path), path="{service}.log"))
-    context = Context("p", "second", 0, 1, Disk(private=True), SystemClock(), lambda: True)
+    context = AppenderContext("p", "second", 0, 1, Disk(private=True), SystemClock(), lambda: True)
     with pytest.raises(AppenderFailed, match="cannot have a second writer"):
         again.start(context, state)
     again.stop()

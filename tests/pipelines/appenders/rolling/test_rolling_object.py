@@ -12,15 +12,18 @@ from typing import Any, TypeVar
 import pytest
 from pydantic import ValidationError
 
-from logstore import ulid
-from logstore.clock import Clock, SystemClock
-from logstore.disk import Disk
-from logstore.objects.settings import StoreSettings
-from logstore.objects.store import ObjectStore
-from pipelines.appenders.contract import AppenderFailed, Context, State
-from pipelines.appenders.rolling.object import RollingObject, RollingObjectSettings
-from pipelines.appenders.rolling.objects import Objects
-from pipelines.deletions import Deleted
+from tailrace.logstore import ulid
+from tailrace.logstore.clock import Clock, SystemClock
+from tailrace.logstore.filesystem import Disk
+from tailrace.logstore.objects.config import StoreSettings
+from tailrace.logstore.objects.store import ObjectStore
+from tailrace.pipelines.appenders.contract import AppenderContext, AppenderFailed, State
+from tailrace.pipelines.appenders.rolling.object import (
+    Objects,
+    RollingObject,
+    RollingObjectSettings,
+)
+from tailrace.pipelines.events import Deleted
 from tests.pipelines.appenders.rolling.test_rolling_clock import HandClock
 from tests.pipelines.events import BASE_MS, events
 from tests.seeds import some
@@ -94,7 +97,7 @@ class World:
 
     def start(self, state: State | None = None) -> None:
         self.objects = RollingObject(self.settings, opening(self.calls))
-        context = Context(
+        context = AppenderContext(
             *("p", "objects", 0, 1, Disk(), self.clock, lambda: True),
             store=self.store,
             deletions=lambda: self.deletions,

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from logstore.clock import SystemClock
-from logstore.filesystem import FileSystem
-from pipelines.appenders.contract import Context, State
-from pipelines.appenders.rolling.file import RollingFile
-from pipelines.appenders.rolling.rolled import Rolled, RolledSettings
-from pipelines.appenders.rolling.settings import RollingFileSettings
-from pipelines.deletions import Deleted
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.filesystem import FileSystem
+from tailrace.pipelines.appenders.contract import AppenderContext, State
+from tailrace.pipelines.appenders.rolling.file import RollingFile
+from tailrace.pipelines.appenders.rolling.rolled import Rolled, RolledSettings, RollingFileSettings
+from tailrace.pipelines.events import Deleted
 from tests.pipelines.events import BASE_MS, events
 from tests.seeds import some
 from tests.simulation.powercut import EPOCH_NS, PowerCut, PowerCutFileSystem
@@ -82,7 +81,7 @@ def work(
         known = again and clock.batch >= _DELETED_AT
         return {("a", "r"): BASE_MS << 80, ("b", "r"): BASE_MS << 80} if known else {}
 
-    context = Context("p", "files", 0, 1, fs, clock, lambda: True, deletions=deletions)
+    context = AppenderContext("p", "files", 0, 1, fs, clock, lambda: True, deletions=deletions)
     try:
         files.start(context, saved.state)
         todo = list(batches())

@@ -10,20 +10,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from logstore import ulid
-from logstore.clock import SystemClock
-from logstore.segments.carry import Carry
-from service.http.query_stream import events
-from service.query.cursor import RecordKey
+from service.http.live_query import events
 from service.query.engine import QueryEngine
-from service.query.live.cursor import StreamCursor
-from service.query.live.elsewhere import OtherNodes
-from service.query.live.followed import LiveLimits
-from service.query.live.matches import LiveMatches
-from service.query.live.reader import LiveReader, Silent, Start
-from service.query.live.reorder import Matches
-from service.query.live.storage import Gap
-from service.query.request import QueryRequest
+from service.query.live_cursor import MatchedRecords, StreamCursor
+from service.query.live_search import LiveMatches, LiveReader, SearchStart, Silent
+from service.query.live_sources import Gap, LiveLimits, LivePeers
+from service.query.request import QueryRequest, RecordKey
+from tailrace.logstore import ulid
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.segments.detect import Carry
 from tests.batches import Entry
 from tests.service.query.shipped import Shipped
 from tests.service.query.world import NOW_MS, RUNS, WORDS, World, engine_of, lake_in
@@ -58,7 +53,7 @@ class Seen:
     silent: list[tuple[str, ...]] = field(default_factory=list)
     cursor: StreamCursor | None = None
 
-    def take(self, piece: Matches | Gap | Silent | StreamCursor | None) -> None:
+    def take(self, piece: MatchedRecords | Gap | Silent | StreamCursor | None) -> None:
         if isinstance(piece, Silent):
             self.silent.append(piece.nodes)
         elif isinstance(piece, StreamCursor):
@@ -76,7 +71,7 @@ class Seen:
             self.late += keys if piece.late is not None else []
 
 
-def _ids(piece: Matches) -> list[str]:
+def _ids(piece: MatchedRecords) -> list[str]:
     """What a client is told to go on with behind each record."""
     ids = [line[4:] for line in events(piece).splitlines() if line.startswith(b"id: ")]
     return [text.decode() for text in ids]
@@ -91,7 +86,7 @@ class Node:
     shipped: Shipped
     clock: SetTime
     limits: LiveLimits = LIMITS
-    others: OtherNodes | None = None
+    others: LivePeers | None = None
     live: LiveMatches = field(init=False)
     _news: list[asyncio.Event] = field(default_factory=list)
 
@@ -129,10 +124,12 @@ class Node:
         seen: Seen,
         until: Callable[[], bool],
         request: QueryRequest = ALL,
-        start: Start | None = None,
+        start: SearchStart | None = None,
     ) -> None:
         """A reader that goes on at the cursor until it has seen enough."""
-        given = Start(after=seen.cursor) if seen.cursor is not None else start or Start()
+        given = (
+            SearchStart(after=seen.cursor) if seen.cursor is not None else start or SearchStart()
+        )
         reader = LiveReader(self.live, request, WINDOW_MS, given)
         try:
             await reader.open()

@@ -13,16 +13,15 @@ from typing import Literal
 
 import pytest
 
-from logstore import ulid
-from logstore.errors import InvalidCursor, InvalidInput, Unavailable
-from logstore.search.conditions import Condition, Contains
-from logstore.search.conditions import Matches as MatchesPattern
-from service.query.cursor import RecordKey
-from service.query.live.cursor import StreamCursor, behind_all
-from service.query.live.reader import LiveReader, Start
-from service.query.live.reorder import Matches
-from service.query.live.storage import missed
-from service.query.view import Outdated
+from service.query.live_cursor import MatchedRecords, StreamCursor, behind_all
+from service.query.live_search import LiveReader, SearchStart
+from service.query.live_sources import missed
+from service.query.request import RecordKey
+from service.query.sources import Outdated
+from tailrace.logstore import ulid
+from tailrace.logstore.errors import InvalidCursor, InvalidInput, Unavailable
+from tailrace.logstore.search.conditions import Condition, Contains
+from tailrace.logstore.search.conditions import Matches as MatchesPattern
 from tests.seeds import seeds, some
 from tests.service.query.live.rig import (
     ALL,
@@ -88,7 +87,7 @@ async def test_a_late_record_is_marked_and_not_lost(tmp_path: Path) -> None:
     async with node_in(tmp_path) as node:
         seen = Seen()
         await node.shipped.append([batch(dice, NOW_MS)])
-        await node.read(seen, lambda: True, start=Start(low=ulid.lowest_at(NOW_MS - 1000)))
+        await node.read(seen, lambda: True, start=SearchStart(low=ulid.lowest_at(NOW_MS - 1000)))
         node.clock.ms += 10_000
         await node.level(seen, 3)
         assert seen.late == []
@@ -144,10 +143,10 @@ async def test_it_begins_at_a_time_or_with_the_newest(tmp_path: Path) -> None:
         await node.shipped.append([batch(dice, NOW_MS - 9_000 + n * 1_000) for n in range(6)])
         ordered = sorted(node.world.records)
         since, newest = Seen(), Seen()
-        start = Start(low=ulid.lowest_at(NOW_MS - 6_500))
+        start = SearchStart(low=ulid.lowest_at(NOW_MS - 6_500))
         await node.read(since, lambda: len(since.keys) >= 9, start=start)
         assert since.keys == ordered[-9:]
-        await node.read(newest, lambda: len(newest.keys) >= 2, start=Start(tail=2))
+        await node.read(newest, lambda: len(newest.keys) >= 2, start=SearchStart(tail=2))
         assert newest.keys == ordered[-2:]
 
 
@@ -202,11 +201,11 @@ async def test_readers_of_a_search_share_its_work(tmp_path: Path) -> None:
     dice = random.Random(1)
     async with node_in(tmp_path) as node:
         several = [Seen() for _ in range(3)]
-        pieces: list[list[Matches]] = [[], [], []]
+        pieces: list[list[MatchedRecords]] = [[], [], []]
         at_the_end: set[int] = set()  # those that are through with storage
 
         async def follow(number: int) -> None:
-            reader, wait = LiveReader(node.live, ALL, WINDOW_MS, Start()), node.waiting()
+            reader, wait = LiveReader(node.live, ALL, WINDOW_MS, SearchStart()), node.waiting()
 
             def waiting() -> asyncio.Future[Literal["news", "heartbeat", "gone"]]:
                 at_the_end.add(number)
@@ -216,7 +215,7 @@ async def test_readers_of_a_search_share_its_work(tmp_path: Path) -> None:
                 await reader.open()
                 async with aclosing(reader.follow(waiting)) as found:
                     async for piece in found:
-                        assert isinstance(piece, Matches)
+                        assert isinstance(piece, MatchedRecords)
                         several[number].take(piece)
                         pieces[number].append(piece)
                         if len(several[number].keys) == 3:
@@ -235,10 +234,10 @@ async def test_readers_of_a_search_share_its_work(tmp_path: Path) -> None:
 
 async def test_more_searches_than_may_be_are_refused(tmp_path: Path) -> None:
     async with node_in(tmp_path, replace(LIMITS, most_searches=1)) as node:
-        first = LiveReader(node.live, ALL, WINDOW_MS, Start())
-        same = LiveReader(node.live, ALL, WINDOW_MS, Start())
+        first = LiveReader(node.live, ALL, WINDOW_MS, SearchStart())
+        same = LiveReader(node.live, ALL, WINDOW_MS, SearchStart())
         with pytest.raises(Unavailable, match="1 different searches"):
-            LiveReader(node.live, replace(ALL, fqn="other"), WINDOW_MS, Start())
+            LiveReader(node.live, replace(ALL, fqn="other"), WINDOW_MS, SearchStart())
         first.close()
         same.close()
 
@@ -246,12 +245,12 @@ async def test_more_searches_than_may_be_are_refused(tmp_path: Path) -> None:
 async def test_what_cannot_be_searched_is_said_before_it_begins(tmp_path: Path) -> None:
     async with node_in(tmp_path) as node:
         wrong = replace(ALL, condition=MatchesPattern("(?=look)"))
-        reader = LiveReader(node.live, wrong, WINDOW_MS, Start())
+        reader = LiveReader(node.live, wrong, WINDOW_MS, SearchStart())
         with pytest.raises(InvalidInput, match="not a regular expression"):
             await reader.open()
         reader.close()
         far = StreamCursor({}, behind_all(ulid.lowest_at(NOW_MS + 10**9)))
-        reader = LiveReader(node.live, ALL, WINDOW_MS, Start(after=far))
+        reader = LiveReader(node.live, ALL, WINDOW_MS, SearchStart(after=far))
         with pytest.raises(InvalidCursor, match="time to come"):
             await reader.open()
         reader.close()

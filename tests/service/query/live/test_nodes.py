@@ -15,22 +15,20 @@ from pathlib import Path
 
 import pytest
 
-from logstore import ulid
-from logstore.clock import SystemClock
-from logstore.errors import Conflict, TailraceError
-from logstore.segments.carry import Carry
-from logstore.segments.columns import record_batches
-from service.peers import messages
-from service.peers.journals import JournalAnswers, RecordFeeds
-from service.peers.peers import Peers
-from service.peers.records import RecordsOfOthers, answer_records
-from service.peers.register import Register
-from service.peers.transport import Address, Network, PeerRefused, PeerSilent
-from service.query.live.cursor import StreamCursor
-from service.query.live.followed import LiveLimits
-from service.query.live.reach import stored_ends
-from service.query.live.reader import Start
-from service.query.view import Sources
+from service.peers import rpc
+from service.peers.register import Peers, Register
+from service.peers.remote_feeds import JournalAnswers, RecordFeeds
+from service.peers.remote_lines import RecordsOfOthers, answer_records
+from service.peers.rpc import Network, NodeAddress, PeerRefused, PeerSilent
+from service.query.live_cursor import StreamCursor
+from service.query.live_search import SearchStart
+from service.query.live_sources import LiveLimits, stored_ends
+from service.query.sources import SearchSources
+from tailrace.logstore import ulid
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.errors import Conflict, TailraceError
+from tailrace.logstore.segments.detect import Carry
+from tailrace.logstore.segments.writer import record_batches
 from tests.batches import Entry
 from tests.seeds import seeds, some
 from tests.service.query.live.rig import (
@@ -56,12 +54,12 @@ class Way:
     nodes: dict[str, tuple[Shipped, JournalAnswers]]
     cut: set[str] = field(default_factory=set)
 
-    async def ask(self, address: Address, verb: str, body: bytes, seconds: float) -> bytes:
+    async def ask(self, address: NodeAddress, verb: str, body: bytes, seconds: float) -> bytes:
         if address.url in self.cut:
             await asyncio.sleep(0.001)
             raise PeerSilent(f"{address.node} is cut off after {seconds} s")
         shipped, journals = self.nodes[address.url]
-        message = messages.decode(body)
+        message = rpc.decode(body)
         try:
             if verb == "journal":
                 answer = await journals.answer(message)
@@ -70,7 +68,7 @@ class Way:
                     shipped.pin, lambda batches: record_batches(batches, Carry()), message
                 )
             else:
-                answer = messages.encode({})
+                answer = rpc.encode({})
         except TailraceError as error:
             raise PeerRefused(str(error)) from error
         if address.url in self.cut:
@@ -116,7 +114,7 @@ class Both:
     registers: list[Register]
     listed: asyncio.Event
 
-    async def stored_ends(self, sources: Sources) -> Mapping[str, int]:
+    async def stored_ends(self, sources: SearchSources) -> Mapping[str, int]:
         await self.listed.wait()
         return await stored_ends(sources)
 
@@ -297,7 +295,7 @@ async def test_a_node_that_stops_lets_nobody_wait_for_its_records(tmp_path: Path
     shipped = Shipped(lake_in(tmp_path), NAMES[0])
     clock = Standing()
     answers = JournalAnswers(shipped.pin, Carry, clock, lambda: clock.sleeps >= 3)
-    message = messages.decode(messages.encode({"start": 0, "seconds": 2}))
+    message = rpc.decode(rpc.encode({"start": 0, "seconds": 2}))
     try:
         with pytest.raises(Conflict, match="has stopped"):
             await answers.answer(message)
@@ -374,8 +372,8 @@ async def test_it_begins_with_the_newest_of_both(tmp_path: Path) -> None:
         for n in range(6):
             await both.append(n % 2, [batch(dice, NOW_MS - 9_000 + n * 1_000)])
         ordered, newest, since = sorted(both.world.records), Seen(), Seen()
-        await both.nodes[0].read(newest, lambda: len(newest.keys) >= 5, start=Start(tail=5))
+        await both.nodes[0].read(newest, lambda: len(newest.keys) >= 5, start=SearchStart(tail=5))
         assert newest.keys == ordered[-5:]
-        start = Start(low=ulid.lowest_at(NOW_MS - 6_500))
+        start = SearchStart(low=ulid.lowest_at(NOW_MS - 6_500))
         await both.nodes[1].read(since, lambda: len(since.keys) >= 9, start=start)
         assert since.keys == ordered[-9:]

@@ -7,11 +7,17 @@ import random
 import pyarrow as pa
 import pytest
 
-from logstore import ulid
-from service.query.cursor import RecordKey
-from service.query.hot import SCHEMA
-from service.query.live.cursor import StreamCursor, behind_all
-from service.query.live.reorder import PIECE_BYTES, Matches, Overflowed, Reorder
+from service.query.live_cursor import (
+    PIECE_BYTES,
+    MatchedRecords,
+    Overflowed,
+    Reorder,
+    StreamCursor,
+    behind_all,
+)
+from service.query.request import RecordKey
+from service.query.sources import SCHEMA
+from tailrace.logstore import ulid
 from tests.seeds import seeds, some
 
 NODE = "node-01"
@@ -24,7 +30,7 @@ def table(rows: list[Row]) -> pa.Table:
     return pa.Table.from_pylist(values, SCHEMA)
 
 
-def keys_of(pieces: list[Matches]) -> list[RecordKey]:
+def keys_of(pieces: list[MatchedRecords]) -> list[RecordKey]:
     return [
         RecordKey(row["ulid"], row["fqn"], row["run_id"])
         for piece in pieces

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from logstore import keys
-from logstore.batch import RunKey
-from logstore.errors import NotFound, StoreUnavailable
-from logstore.objects.store import ObjectInfo
-from service.runs.openmetadata.importer import WRITER
+from service.run_log.openmetadata import WRITER
+from tailrace.logstore import keys
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import NotFound, StoreUnavailable
+from tailrace.logstore.objects.store import ObjectInfo
 from tests.service.runs.world import World
 from tests.simulation.faulty_store import FaultyStore, Schedule
 

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 import pytest
 
-from logstore import keys
-from logstore.batch import RunKey
-from logstore.errors import NotFound, TailraceError
-from logstore.objects.store import ObjectStore
+from tailrace.logstore import keys
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import NotFound, TailraceError
+from tailrace.logstore.objects.store import ObjectStore
 from tests.seeds import some
 from tests.service.runs.world import World
 from tests.simulation.backing import on_disk

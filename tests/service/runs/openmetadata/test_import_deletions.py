@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from logstore import keys
-from logstore.batch import RunKey
-from logstore.errors import NotFound
-from logstore.runs.deletions import Deletion
+from tailrace.logstore import keys
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import NotFound
+from tailrace.logstore.runs.deletions import Deletion
 from tests.service.runs.openmetadata.test_import import (
     DOTTED,
     FOLDERS,

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from logstore import keys
-from logstore.batch import RunKey
-from logstore.clock import SystemClock
-from logstore.errors import NotFound
-from logstore.objects.store import ObjectStore
+from tailrace.logstore import keys
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.clock import SystemClock
+from tailrace.logstore.errors import NotFound
+from tailrace.logstore.objects.store import ObjectStore
 from tests.faults.schedule import Schedule, evenly
 from tests.faults.thread import fault_proxy
 from tests.servers.minio import Bucket

@@ -10,15 +10,15 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from logstore import keys
-from logstore.batch import RunKey
-from logstore.errors import ChunkLost
-from logstore.objects.store import ObjectStore
-from logstore.runs.manifest import Manifest
-from logstore.segments.carry import Carry
-from logstore.segments.columns import record_batches
-from service.query.records import run_records
-from service.runs.settings import Tuning
+from service.query.context import run_records
+from service.settings import Tuning
+from tailrace.logstore import keys
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.errors import ChunkLost
+from tailrace.logstore.objects.store import ObjectStore
+from tailrace.logstore.runs.manifest import Manifest
+from tailrace.logstore.segments.detect import Carry
+from tailrace.logstore.segments.writer import record_batches
 from tests.batches import make_batches
 from tests.service.query.world import World as Lake
 from tests.service.query.world import engine_of, lake_in

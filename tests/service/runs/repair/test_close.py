@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from logstore import keys
-from logstore.errors import NotFound
+from tailrace.logstore import keys
+from tailrace.logstore.errors import NotFound
 from tests.service.runs.repair.test_chunks import RUN, WHERE, agree, chunk_keys, written
 
 pytestmark = pytest.mark.usefixtures("every_store")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from logstore import keys
-from service.query.records import run_records
-from service.runs.settings import Tuning
+from service.query.context import run_records
+from service.settings import Tuning
+from tailrace.logstore import keys
 from tests.service.query.world import engine_of, lake_in
 from tests.service.runs.repair.test_chunks import RUN, WHERE, Reader, agree, written
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from logstore import keys, ulid
-from logstore.batch import RecordMeta, RunKey
-from logstore.errors import LimitReached, NotFound
-from logstore.runs.deletions import Deletion
-from logstore.runs.watermark import raise_watermark
-from service.query.records import run_records
+from service.query.context import run_records
 from service.query.request import QueryRequest
-from service.runs.settings import Tuning
+from service.settings import Tuning
+from tailrace.logstore import keys, ulid
+from tailrace.logstore.batch import RecordMeta, RunKey
+from tailrace.logstore.errors import LimitReached, NotFound
+from tailrace.logstore.runs.deletions import Deletion
+from tailrace.logstore.runs.report import raise_watermark
 from tests.batches import Entry
 from tests.service.query.world import NODE, NOW_MS, engine_of, lake_in
 from tests.service.query.world import World as Lake

@@ -1,1 +1,0 @@
-"""Places the files that Spark wrote, compares them with row counts, and commits them."""

@@ -1,1 +1,0 @@
-"""Ingests flushed segments into the table: plan, verify, merge, commit, batch by batch."""

@@ -1,1 +1,0 @@
-"""Maintenance: removes expired, deleted and consumed data, and makes skip indexes."""

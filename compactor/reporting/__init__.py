@@ -1,1 +1,0 @@
-"""Reports passes: a progress bar, the log, metrics for Prometheus, and a line of JSON each."""

@@ -1,1 +1,0 @@
-"""Rewrites hours: many overlapping files become a few that are sorted over all."""

@@ -1,0 +1,164 @@
+"""Makes the skip indexes of table files (`tailrace.logstore.table.skip_index`), after the commits.
+
+Each pass looks which files of the newest version have none, and makes them, the newest hour
+first. So a file that was written without one, by an older release, by a driver that was killed,
+or whose index somebody removed, gets one as a new file does. Segments that wait go first: the
+rest is left to the next pass then, as is what exceeds 1 GiB of files.
+
+The driver's machine does it, from the file as it is stored. Executors have no Python, and a merge
+does not wait for an index, which costs a quarter of its processor time (decision 083). Files below
+`compaction.index_min_bytes` have none: to read all of such a file costs no more than its index.
+
+Two drivers that make the same index write the same bytes. An index is removed with its file
+(`cleanup.py`), or here if its file went in another way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from compactor.context import Compactor, Hurry, never
+from compactor.report import PassReport
+from compactor.rewrite import describe, lost_files
+from tailrace.logstore import keys
+from tailrace.logstore.colours import as_seen, is_coloured
+from tailrace.logstore.errors import Damaged, NotFound
+from tailrace.logstore.objects.store import ObjectStore
+from tailrace.logstore.parquet import SparseFile, byte_range, chunks_of, fetch_tail, opened
+from tailrace.logstore.segments.file_format import CARRIED
+from tailrace.logstore.table.line_map import MAPPED, Read, map_of
+from tailrace.logstore.table.skip_index import Builder
+from tailrace.logstore.table.snapshot import TableFile
+
+log = logging.getLogger("tailrace.compactor")
+_PASS_BYTES: Final = 1 << 30
+"""Bytes of files that one pass indexes, else an upgrade keeps one pass busy with all of them."""
+_FETCHED_BYTES: Final = 32 << 20  # of row groups, in a request
+_MESSAGE: Final = "message"
+_ATTRIBUTES: Final = "attributes"
+_READ: Final = [*MAPPED, _ATTRIBUTES, CARRIED]
+
+
+async def index_files(compactor: Compactor, report: PassReport, hurry: Hurry = never) -> None:
+    """Makes the skip indexes that are missing, and removes those without a file.
+
+    After each file it calls `hurry`; if that returns True, the rest is left to the next pass.
+    Raises `StoreUnavailable`, `OutcomeUnknown`.
+    """
+    with report.timed("index", compactor.clock):
+        files = {keys.skip_index(file.path): file for file in (await compactor.newest()).files}
+        there = {info.key async for info in compactor.store.list(keys.SKIP_INDEXES)}
+        await _remove_lone(compactor.store, there - files.keys())
+        wanted = _wanted(compactor, {key: files[key] for key in files.keys() - there})
+        left, size = len(wanted), 0
+        for key, file in wanted:
+            await _index(compactor, report, key, file)
+            left, size = left - 1, size + file.size
+            if left and (size >= _PASS_BYTES or await hurry()):
+                log.info("%d skip indexes are left to the next pass", left)
+                return
+
+
+def _wanted(compactor: Compactor, files: Mapping[str, TableFile]) -> list[tuple[str, TableFile]]:
+    """The files that are large enough for an index, the newest hour first."""
+    least = compactor.limits.index_min_bytes
+    if least is None:
+        return []
+    large = [(key, file) for key, file in files.items() if file.size >= least]
+    return sorted(large, key=lambda one: (-one[1].start_ms, one[0]))
+
+
+async def _index(compactor: Compactor, report: PassReport, key: str, file: TableFile) -> None:
+    try:
+        body = await build(compactor.store, file)
+    except NotFound:
+        for lost in await lost_files(compactor.store, [file]):
+            report.alarm(describe(lost))
+    except Damaged as error:
+        report.alarm(f"{file.path} of the table gets no skip index, it does not read: {error}")
+    else:
+        await compactor.store.put(key, body)
+        compactor.reached("file indexed")
+        report.files_indexed += 1
+
+
+async def _remove_lone(store: ObjectStore, lone: set[str]) -> None:
+    """Removes the indexes among `lone` whose file does not exist any more."""
+    gone = []
+    for key in sorted(lone):
+        try:
+            await store.head(keys.indexed_file(key))
+        except NotFound:
+            gone.append(key)
+    await store.delete(gone)
+
+
+async def build(store: ObjectStore, file: TableFile) -> bytes:
+    """The skip index of a table file, as it is stored.
+
+    Raises `NotFound`, `Damaged`, `StoreUnavailable`.
+    """
+    key = f"{keys.TABLE}/{file.path}"
+    start, tail = (await fetch_tail(store, key, file.size)).first()
+    footer = await asyncio.to_thread(opened, SparseFile(file.size, start, tail), key)
+    builder = Builder(file.size, footer.num_row_groups)
+    for groups in _together(footer.metadata):
+        low, high = _byte_range_of(footer.metadata, groups)
+        sparse = SparseFile(file.size, start, tail)
+        sparse.add(low, (await store.get(key, offset=low, size=high - low))[1])
+        await asyncio.to_thread(_add, builder, opened(sparse, key), groups, sparse.range_at)
+    return await asyncio.to_thread(builder.finish)
+
+
+def _add(builder: Builder, parquet: pq.ParquetFile, groups: range, stored: Read) -> None:
+    for index in groups:
+        try:
+            read = parquet.read_row_group(index, columns=_READ, use_threads=False)
+        except (OSError, pa.ArrowException) as error:
+            raise Damaged(f"row group {index} does not read: {error}") from error
+        text = b"".join(_text(chunk) for chunk in read.column(_MESSAGE).chunks)
+        bare = read.column(_ATTRIBUTES).null_count == read.num_rows
+        # Attributes are decoded whole, so of lines that have some no map is asked.
+        lines = map_of(parquet.metadata, index, read, stored) if bare else None
+        seen = as_seen(read.column(_MESSAGE)).chunks if is_coloured(text) else ()
+        shown = b"".join(map(_text, seen))
+        builder.add(read.num_rows, text, bare=bare, lines=lines, seen=shown)
+
+
+def _text(strings: pa.StringArray) -> bytes:
+    """The bytes of all strings, one after another."""
+    _, offsets, data = strings.buffers()
+    if data is None:
+        return b""
+    bounds = np.frombuffer(offsets, np.int32)
+    return bytes(memoryview(data)[bounds[strings.offset] : bounds[strings.offset + len(strings)]])
+
+
+def _together(footer: Any) -> Iterator[range]:
+    """Row groups in order, so many at a time as one request fetches."""
+    first = 0
+    for index in range(footer.num_row_groups):
+        low, high = _byte_range_of(footer, range(first, index + 1))
+        if high - low > _FETCHED_BYTES and index > first:
+            yield range(first, index)
+            first = index
+    if first < footer.num_row_groups:
+        yield range(first, footer.num_row_groups)
+
+
+def _byte_range_of(footer: Any, groups: range) -> tuple[int, int]:
+    """Where what is read of the row groups begins and ends in the file."""
+    ranges = [
+        byte_range(chunk, chunk)
+        for index in (groups[0], groups[-1])
+        for path, chunk in chunks_of(footer, index).items()
+        if path.split(".")[0] in _READ
+    ]
+    return min(low for low, _ in ranges), max(high for _, high in ranges)

@@ -1,1 +1,0 @@
-"""Lets operators inspect (`overview`) and change (`admin`) partitions and named leases."""

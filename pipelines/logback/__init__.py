@@ -1,1 +1,0 @@
-"""logback's configurations as pipelines' files: `tailrace pipelines import logback.xml`."""

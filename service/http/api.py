@@ -1,0 +1,225 @@
+"""The interface of a node for the routes, with two implementations.
+
+`service.node.Node` is one; the node in memory that tests of routes use is the other.
+
+Cursors towards clients are text: a decimal line offset, or `Cursor.encode()`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from service.ingest.batch import AppendReceipt, IncomingBatch, Submitted
+from service.run_log.cursors import After, Begun, LinePage
+from service.run_log.delete import Wanted, always
+from service.run_log.lines import HeldPlace, RecordPart
+from service.run_log.listing import NamePage, Newest, ReportedRuns, RunFilter, RunPage
+from service.run_log.read_records import ArrowRecords, RecordPage, RecordPiece
+from service.run_log.read_text import LogPiece, LogSize
+from service.status.status import RunStatus
+from service.tail import Tail
+from tailrace.logstore.batch import RunKey
+from tailrace.logstore.patterns import TextTest
+from tailrace.logstore.position import Cursor
+
+
+class RunReader(Protocol):
+    """Reads the logs of runs, stored and live parts together."""
+
+    async def page(
+        self,
+        key: RunKey,
+        *,
+        after: str | None,
+        limit: int,
+        tail: int | None = None,
+        before: str | None = None,
+        around: int | None = None,
+        max_bytes: int = ...,
+        stored: bool = False,
+    ) -> LinePage:
+        """At most `limit` lines after a cursor, before one, the last `tail`, or around a record.
+
+        If they have more than about `max_bytes`, `missing` is the number left behind `after`. They
+        are of the lines held if the store does not answer, unless only `stored` ones will do.
+
+        Raises `NotFound`, `InvalidCursor`, `StoreUnavailable`.
+        """
+        ...
+
+    async def batches_after(
+        self,
+        key: RunKey,
+        where: Cursor | int | HeldPlace | None,
+        *,
+        max_bytes: int,
+        begun: Begun | None = None,
+    ) -> After[LogPiece]:
+        """The batches after a place, up to about `max_bytes`; none at the live end.
+
+        Of a batch that was `begun` only the lines that are left.
+        """
+        ...
+
+    async def tail_start(self, key: RunKey, lines: int) -> Cursor | int | HeldPlace | None:
+        """The place that the last `lines` lines follow."""
+        ...
+
+    async def resolved(self, key: RunKey, cursor: Cursor | int | HeldPlace | None) -> Cursor:
+        """The same place as a cursor that names every node with lines of the run."""
+        ...
+
+    def held_text(self, key: RunKey) -> AsyncIterator[bytes]:
+        """The text of the lines that nodes hold, without the store."""
+        ...
+
+    def download(
+        self,
+        key: RunKey,
+        *,
+        offset: int = 0,
+        size: int | None = None,
+        measured: LogSize | None = None,
+    ) -> AsyncIterator[bytes]:
+        """The text from byte `offset`, at most `size` bytes of it, as it was `measured`."""
+        ...
+
+    async def size(self, key: RunKey) -> LogSize:
+        """Lengths and state; zero and `none` for a run that never existed."""
+        ...
+
+
+class RecordsReader(Protocol):
+    """Reads runs as records, in order of arrival or of ULID."""
+
+    async def page(
+        self,
+        key: RunKey,
+        *,
+        after: str | None = None,
+        limit: int,
+        tail: int | None = None,
+        before: str | None = None,
+        around: int | None = None,
+        by_ulid: bool = False,
+        max_bytes: int = ...,
+        stored: bool = False,
+    ) -> RecordPage:
+        """Records of about `limit` lines. Raises `NotFound`, `InvalidCursor`, `Unavailable`."""
+        ...
+
+    async def after(
+        self,
+        key: RunKey,
+        where: Cursor | int | HeldPlace | None,
+        *,
+        max_bytes: int,
+        begun: Begun | None = None,
+    ) -> After[RecordPiece]:
+        """The records after a place, up to about `max_bytes`; none at the live end.
+
+        Of a batch that was `begun` only the records of which lines are left.
+        """
+        ...
+
+    def whole(
+        self, key: RunKey, *, by_ulid: bool, max_bytes: int, held: bool = False
+    ) -> AsyncIterator[Sequence[RecordPart]]:
+        """All records, or those that nodes hold, piece by piece."""
+        ...
+
+    async def records(self, key: RunKey, parts: Sequence[RecordPart]) -> ArrowRecords:
+        """The records of parts, with all metadata that is known of them."""
+        ...
+
+
+class RunListing(Protocol):
+    """Lists pipelines and runs."""
+
+    async def newest(self, fqn: str, reported: ReportedRuns) -> Newest:
+        """The run of a pipeline that began last."""
+        ...
+
+    async def newest_held(self, fqn: str) -> Newest:
+        """That of the runs of which nodes hold lines, without the store."""
+        ...
+
+    async def run_page(
+        self,
+        fqn: str,
+        wanted: RunFilter,
+        limit: int,
+        after: str | None,
+        *,
+        now_ms: int,
+        reported: ReportedRuns,
+    ) -> RunPage:
+        """Some runs of a pipeline, those changed last first. Raises `InvalidCursor`."""
+        ...
+
+    async def pipeline_page(
+        self,
+        wanted: TextTest | None,
+        limit: int,
+        after: str | None,
+        *,
+        reported: ReportedRuns,
+    ) -> NamePage:
+        """Names of pipelines that have runs. Raises `InvalidCursor`."""
+        ...
+
+
+class RunLogsApi(Protocol):
+    """The run logs of the node."""
+
+    @property
+    def reader(self) -> RunReader: ...
+    @property
+    def records(self) -> RecordsReader: ...
+    @property
+    def listing(self) -> RunListing: ...
+
+
+class SheddingApi(Protocol):
+    """Load shedding as the API needs it."""
+
+    @property
+    def active(self) -> bool:
+        """Whether batches are refused that their clients will send to another node."""
+        ...
+
+
+class NodeApi(Protocol):
+    """The node behind the HTTP API."""
+
+    @property
+    def ready(self) -> bool: ...
+    @property
+    def shedding(self) -> SheddingApi: ...
+
+    @property
+    def cut_off_from(self) -> Sequence[str]:
+        """The nodes with lines that this one does not hear now."""
+        ...
+
+    @property
+    def run_logs(self) -> RunLogsApi: ...
+    @property
+    def tail(self) -> Tail: ...
+    @property
+    def status(self) -> RunStatus: ...
+
+    def problems(self) -> Sequence[str]:
+        """Reasons why the node is not ready, and other problems, as sentences."""
+        ...
+
+    def submit(self, batch: IncomingBatch) -> Submitted | None: ...
+    async def append(self, batch: IncomingBatch) -> AppendReceipt: ...
+    async def open_run(self, key: RunKey, connector: str) -> int: ...
+    async def close_run(self, key: RunKey) -> str: ...
+    async def delete_run(self, key: RunKey, wanted: Wanted = always) -> None: ...
+    async def delete_pipeline(self, fqn: str, wanted: Wanted = always) -> Sequence[str]: ...
+    def untold(self, fqn: str, run: str | None) -> Sequence[str]:
+        """The nodes that have not heard of the newest deletion yet."""
+        ...

@@ -1,0 +1,498 @@
+"""Asks `service.access` about every request, and tells the routes who may see what.
+
+An append is asked about before its body is read, on both ways in. Every other route is asked about
+behind the router, which has decoded the names, and before its handler. A reply that lasts is asked
+about again every minute, when its token ends, and when the rules have changed: at the next thing
+that it sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, Final
+
+from fastapi import Request
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.access.access import REMEMBERED_SECONDS, Access
+from service.access.audit import AuditLog
+from service.access.rules import Identity, PipelineNames
+from service.http.errors import classify
+from service.http.replies import CONNECTION
+from service.http.targets import BASE, ROOT, name, request_id
+from service.query.request import QueryRequest
+from service.runtime.health import HealthProblem
+from tailrace.logstore.clock import Clock
+from tailrace.logstore.errors import (
+    Forbidden,
+    InvalidName,
+    NotAuthenticated,
+    OverQuota,
+    TailraceError,
+    TooManyAtOnce,
+)
+from tailrace.logstore.patterns import LinearRegex
+from tailrace.logstore.search.conditions import All
+
+# Which scope each route wants, and for which pipelines.
+#
+# A route that is not named here wants `admin` for all pipelines, so a new one is closed until
+# somebody decides. Routes between nodes compare a secret of their own, or ask for the scope
+# `node`.
+
+
+class Pipelines(Enum):
+    """The pipelines for which the scope is wanted, in words."""
+
+    NAMED = "the pipeline in the path"
+    SOME = "any pipeline; all others are left out"
+    EVERY = "all pipelines"
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """One of the scopes, for some pipelines. `audited` calls are in the audit log."""
+
+    scopes: tuple[str, ...]
+    pipelines: Pipelines
+    audited: bool = False
+
+
+PUBLIC: Final = None
+"""Routes for everybody: whether the node works, its version, pages without any line in them."""
+
+INGEST: Final = Need(("ingest",), Pipelines.NAMED)
+_READ: Final = Need(("read",), Pipelines.NAMED)
+_ASK: Final = Need(("read", "ingest"), Pipelines.NAMED)
+_SEARCH: Final = Need(("read",), Pipelines.SOME)
+_CONSUME: Final = Need(("consume",), Pipelines.EVERY)
+_CONTENTS: Final = Need(("consume",), Pipelines.SOME)
+NODE: Final = Need(("node",), Pipelines.EVERY)
+_GROUPS: Final = Need(("consume", "admin"), Pipelines.EVERY)
+_METRICS: Final = Need(("metrics", "admin"), Pipelines.EVERY)
+_DELETE: Final = Need(("admin",), Pipelines.NAMED, audited=True)
+ADMIN: Final = Need(("admin",), Pipelines.EVERY, audited=True)
+_LOOK: Final = Need(("admin",), Pipelines.EVERY)
+
+_PEERS: Final = "/internal/"
+_STATUS: Final = ROOT + "/{fqn}/pipelineStatus"
+_TABLE: Final[dict[str, dict[str, Need | None]]] = {
+    BASE: {"GET": _SEARCH},
+    _STATUS: {"PUT": INGEST, "GET": _READ},
+    _STATUS + "/{runId}": {"GET": _ASK},
+    "/api/v1/system/version": {"GET": PUBLIC},
+    "/health/live": {"GET": PUBLIC},
+    "/health/ready": {"GET": PUBLIC},
+    "/": {"GET": PUBLIC},
+    "/page/{name}": {"GET": PUBLIC},
+    "/openapi.json": {"GET": PUBLIC},
+    "/docs": {"GET": PUBLIC},
+    "/docs/start.js": {"GET": PUBLIC},
+    "/docs/{name}": {"GET": PUBLIC},
+    "/metrics": {"GET": _METRICS},
+    "/segments": {"GET": _CONSUME},
+    "/segments/deletions": {"GET": _CONTENTS},
+    "/segments/next": {"GET": _CONSUME, "POST": _CONSUME},
+    "/segments/groups": {"GET": _GROUPS},
+    "/segments/groups/{group}": {"GET": _GROUPS},
+    "/segments/{id}": {"GET": _CONTENTS},
+    "/deletions": {"GET": _LOOK},
+    "/leases": {"GET": _LOOK},
+    "/leases/one": {"GET": _LOOK},
+}
+_BELOW: Final[tuple[tuple[str, dict[str, Need | None]], ...]] = (
+    (BASE + "/{fqn}", {"GET": _READ, "POST": INGEST, "DELETE": _DELETE}),
+    (ROOT + "/progress/{fqn}/", {"GET": _READ, "PUT": INGEST}),
+    (ROOT + "/unfinished/{fqn}/", {"GET": _READ, "PUT": INGEST}),
+    (ROOT + "/metrics/{fqn}/", {"GET": _READ, "POST": INGEST}),
+    ("/segments/{id}/", {"POST": _CONSUME}),
+    ("/query", {"GET": _SEARCH, "POST": _SEARCH}),
+    ("/pipelines", {"GET": _LOOK}),
+)
+
+
+def need_of(path: str, method: str) -> Need | None:
+    """What the route with this pattern of its path wants; HEAD is GET."""
+    method = "GET" if method == "HEAD" else method
+    known = _TABLE.get(path)
+    if known is not None:
+        return known.get(method, ADMIN)
+    if path.startswith(_PEERS):
+        return PUBLIC
+    for prefix, needs in _BELOW:
+        if path.startswith(prefix):
+            return needs.get(method, ADMIN)
+    return ADMIN
+
+
+WATCHED: Final = "tailrace.watched"
+"""Key of a request's scope: what asks again about a reply that lasts, if there are rules."""
+NAMES: Final = "tailrace.names"
+"""Key of a request's scope: the pipelines that it may see, if there are rules."""
+WHO: Final = "tailrace.who"
+GATE: Final = "tailrace.gate"
+LOADS: Final = "tailrace.loads"
+"""Key of a request's scope: how often the rules had been read when it was admitted."""
+_ALL: Final = ""
+_REFUSALS: Final = (401, 403)
+_ASKER_SECONDS: Final = 3600.0
+_MOST_ASKERS: Final = 100
+_TOKENS: Final = LinearRegex(
+    r"trl_[a-z0-9]{4,32}_[0-9a-fA-F]{32,64}|eyJ[\w-]+(?:\.|%2[eE])eyJ[\w-]+(?:\.|%2[eE])[\w-]*"
+)
+
+
+def visible(request: Request) -> PipelineNames | None:
+    """The pipelines that a request may see; None: all."""
+    names: PipelineNames | None = request.scope.get(NAMES)
+    return None if names is None or names.every else names
+
+
+def require_all(request: Request, fqns: Iterable[str], what: str) -> None:
+    """Raises `Forbidden` if the request may not see one of the pipelines that `what` has."""
+    names = visible(request)
+    if names is None or all(map(names.hold, fqns)):
+        return
+    raise _noted(
+        request,
+        Forbidden(
+            f"{what} has lines of pipelines that this token may not see",
+            hint="It is given only as a whole. `GET /query` searches in the pipelines of a token.",
+        ),
+    )
+
+
+def _noted(request: Request, error: Forbidden) -> Forbidden:
+    """The refusal, counted and in the audit log."""
+    gate: Gate = request.scope[GATE]
+    gate.refused(request.scope, error)
+    return error
+
+
+def restricted(request: Request, asked: QueryRequest) -> QueryRequest:
+    """The search within the pipelines that its sender may read.
+
+    Raises `Forbidden` if it names another one.
+    """
+    names = visible(request)
+    if names is None:
+        return asked
+    if asked.fqn is not None:
+        if not names.hold(asked.fqn):
+            error = Forbidden(f"there is no right to read the pipeline {asked.fqn[:200]!r}")
+            raise _noted(request, error)
+        return asked
+    condition = names.condition()
+    if condition is None:
+        return asked
+    whole = condition if asked.condition is None else All((condition, asked.condition))
+    return replace(asked, condition=whole)
+
+
+class Gate:
+    """The rules of a node for its routes."""
+
+    def __init__(
+        self, access: Access, audit: AuditLog, clock: Clock, fresh_id: Callable[[], str]
+    ) -> None:
+        self.access = access
+        self.audit = audit
+        self._askers: dict[str, tuple[float, int]] = {}
+        self.clock = clock
+        self._fresh_id = fresh_id
+
+    def knows(self, request: Request) -> bool:
+        """Whether the rules know who asks."""
+        return request.scope.get(WHO) is not None
+
+    def problems(self) -> list[str]:
+        """What is wrong with the rules and the audit log, as sentences."""
+        audit = self.audit.problem
+        what = "the audit log cannot be written"
+        more = [HealthProblem(what, f"{what}: {audit}")] if audit else []
+        return [*self.access.problems(), *more]
+
+    # --- appends -------------------------------------------------------------------
+
+    async def append(
+        self,
+        scope: Scope,
+        receive: Receive,
+        fqn: str | None,
+        answer: Callable[[Receive], Awaitable[None] | None],
+        refuse: Callable[[TailraceError], Awaitable[None]],
+    ) -> None:
+        """Awaits `answer` to an append or close of the pipeline; None if the path names none."""
+        try:
+            who = await self._admitted(scope, INGEST, fqn)
+            self.access.begin(who)
+        except TailraceError as error:
+            self.refused(scope, error, fqn)
+            await refuse(error)
+            return
+        try:
+            answering = answer(receive if who.quota is None else _counting(receive, who))
+            if answering is not None:
+                await answering
+        finally:
+            self.access.end(who)
+
+    def confirm(self, scope: Scope, need: Need = INGEST, fqn: str | None = None) -> None:
+        """Raises `NotAuthenticated` if a request that was admitted would not be admitted now.
+
+        Its body has arrived since: whoever lost the right meanwhile changes nothing any more.
+        """
+        if self.access.still_holds(scope[WHO], scope[LOADS]) or self.still(scope, need):
+            return
+        error = NotAuthenticated("the token lost its right while its request arrived")
+        self.refused(scope, error, fqn)
+        raise error
+
+    async def node(self, scope: Scope) -> None:
+        """Raises `NotAuthenticated` or `Forbidden` unless a node asks, by a token of the rules."""
+        try:
+            await self._admitted(scope, NODE, _ALL)
+        except TailraceError as error:
+            self.refused(scope, error)
+            raise
+
+    def quick(self, headers: dict[bytes, bytes], fqn: str) -> Identity | None:
+        """Who appends on the fast path, if they may."""
+        return self.access.admits(headers.get(b"authorization"), fqn)
+
+    # --- all other routes ----------------------------------------------------------
+
+    def guard(self, route: BaseRoute) -> None:
+        """Lets a route answer only those who may use it."""
+        if not isinstance(route, Route | Mount):
+            raise TypeError(f"{type(route).__name__} is no route that the rules of access can hold")
+        route.app = self.guarded(route.app, route.path)
+
+    def guarded(self, app: ASGIApp, path: str) -> ASGIApp:
+        """The app of the route with this pattern, for those who may use it."""
+
+        async def asked(scope: Scope, receive: Receive, send: Send) -> None:
+            need = need_of(path, scope["method"])
+            if need is None:
+                await self._recognise(scope)
+                await app(scope, receive, send)
+                return
+            try:
+                who = await self._admitted(scope, need, _named(scope, need))
+                self.access.begin(who)
+            except TailraceError as error:
+                self.refused(scope, error)
+                raise
+            try:
+                if need.audited:
+                    send = await self._audited(scope, who, send)
+                if who.quota is not None:
+                    receive = _counting(receive, who)
+                watched = scope[WATCHED] = Lasting(self, scope, need, who, send)
+                await app(scope, self._confirming(receive, scope, need), watched)
+            finally:
+                self.access.end(who)
+
+        return asked
+
+    async def _admitted(self, scope: Scope, need: Need, fqn: str | None) -> Identity:
+        who = await self.access.identify(scope["headers"], _peer(scope))
+        scope[WHO], scope[GATE], scope[LOADS] = who, self, self.access.loads
+        scope[NAMES] = self.access.require(who, need.scopes, fqn)
+        if who.quota is not None:
+            who.quota.take(1, 0)
+        return who
+
+    async def _recognise(self, scope: Scope) -> None:
+        """Notes who asks for what everybody may ask for, if it is somebody."""
+        try:
+            scope[WHO] = await self.access.identify(scope["headers"], _peer(scope))
+        except TailraceError:
+            scope[WHO] = None
+
+    def _confirming(self, receive: Receive, scope: Scope, need: Need) -> Receive:
+        """Looks again at who asks when all of the body is there."""
+
+        async def confirmed() -> Message:
+            message = await receive()
+            if message["type"] == "http.request" and not message.get("more_body", False):
+                self.confirm(scope, need)
+            return message
+
+        return confirmed
+
+    def still(self, scope: Scope, need: Need) -> bool:
+        """Whether a request that was admitted would be admitted now."""
+        try:
+            who = self.access.identify_now(scope["headers"], _peer(scope))
+            names = who.names(need.scopes)
+        except Exception:  # noqa: BLE001 -- a key that must be fetched is none that is known
+            return False
+        return bool(names == scope[NAMES])
+
+    async def _audited(self, scope: Scope, who: Identity, send: Send) -> Send:
+        request = request_id(scope["headers"], self._fresh_id())
+        event = "deleted" if scope["method"] == "DELETE" else "admin"
+        await self.audit.write(
+            event, who=who.name, key=who.key, **_described(scope), request=request
+        )
+
+        async def noted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self.audit.note("answered", status=message["status"], request=request)
+            await send(message)
+
+        return noted
+
+    def node_refused(self, scope: Scope, asker: str, error: Exception) -> None:
+        """Notes in the audit log that a node asks with another secret, once an hour for each.
+
+        `asker` is the URL that it names. It asks every second, so its other questions are counted.
+        """
+        name, now = asker or _peer(scope) or "", self.clock.monotonic()
+        since, left_out = self._askers.pop(name, (float("-inf"), 0))
+        if now - since >= _ASKER_SECONDS:
+            more = {"left_out": left_out} if left_out else {}
+            self.audit.refused(
+                status=401, reason=str(error), asker=asker, **more, **_described(scope)
+            )
+            since, left_out = now, 0
+        else:
+            left_out += 1
+        self._askers[name] = since, left_out
+        while len(self._askers) > _MOST_ASKERS:
+            del self._askers[next(iter(self._askers))]
+
+    def refused(self, scope: Scope, error: TailraceError, fqn: str | None = None) -> None:
+        """Counts a refusal and notes it in the audit log, with the pipeline of an append."""
+        who: Identity | None = scope.get(WHO)
+        self.access.refused[_reason(error)] += 1
+        self.audit.refused(
+            status=classify(error)[0],
+            reason=str(error),
+            who=None if who is None else who.name,
+            key=None if who is None else who.key,
+            **({} if fqn is None else {"fqn": _without_tokens(fqn)}),
+            **_described(scope),
+        )
+
+
+class Lasting:
+    """A `send` that asks again about a reply that lasts, and counts its bytes."""
+
+    __slots__ = ("_due", "_gate", "_loads", "_need", "_refuses", "_scope", "_send", "_who")
+
+    def __init__(self, gate: Gate, scope: Scope, need: Need, who: Identity, send: Send) -> None:
+        self._gate, self._scope, self._need, self._who = gate, scope, need, who
+        self._send = send
+        self._refuses = False
+        self._loads = gate.access.loads
+        self._due = self._next()
+
+    def _next(self) -> float:
+        """When to ask again."""
+        clock, seconds = self._gate.clock, REMEMBERED_SECONDS
+        if self._who.expires_ms is not None:
+            seconds = min(seconds, (self._who.expires_ms - clock.now_ms()) / 1000)
+        return clock.monotonic() + seconds
+
+    async def __call__(self, message: Message) -> None:
+        self.count(len(message.get("body", b"")))
+        gate = self._gate
+        if message["type"] == "http.response.start":
+            self._refuses = message["status"] in _REFUSALS
+        if self.due and not self._refuses:
+            self._due, self._loads = self._next(), gate.access.loads
+            if not self._gate.still(self._scope, self._need):
+                self._end()
+        await self._send(message)
+
+    @property
+    def due(self) -> bool:
+        """Whether to ask again before anything more is sent."""
+        gate = self._gate
+        return gate.clock.monotonic() >= self._due or gate.access.loads != self._loads
+
+    def count(self, size: int) -> None:
+        """Counts bytes of the reply that were sent, also past this `send`."""
+        if self._who.quota is not None:
+            self._who.quota.take(0, size)
+
+    def _end(self) -> None:
+        connection: Any = self._scope.get(CONNECTION)
+        if connection is None:
+            raise NotAuthenticated("the token is not valid any more")
+        connection.cut_off()
+
+
+def _counting(receive: Receive, who: Identity) -> Receive:
+    """Counts the bytes of a body as they come."""
+
+    async def counted() -> Message:
+        message = await receive()
+        body = message.get("body")
+        if body and who.quota is not None:
+            who.quota.take(0, len(body))
+        return message
+
+    return counted
+
+
+def _named(scope: Scope, need: Need) -> str | None:
+    """The pipeline for which the scope is wanted, None for any."""
+    if need.pipelines is Pipelines.EVERY:
+        return _ALL
+    if need.pipelines is Pipelines.SOME:
+        return None
+    try:
+        return name(scope["path_params"]["fqn"].encode(), "fqn")
+    except InvalidName:  # the handler says what is wrong, to those who may ask it
+        return None
+
+
+def _peer(scope: Scope) -> str | None:
+    client = scope.get("client")
+    return None if client is None else client[0]
+
+
+def _described(scope: Scope) -> dict[str, Any]:
+    return _named_in(scope) | {
+        "peer": _peer(scope),
+        "method": scope["method"],
+        "path": _without_tokens(scope["raw_path"].decode("latin-1")),
+        "query": _without_tokens(scope["query_string"].decode("latin-1")),
+    }
+
+
+def _named_in(scope: Scope) -> dict[str, str]:
+    """The pipeline and the run of a request, decoded, as far as its path names them."""
+    found = {}
+    for part, field in (("fqn", "fqn"), ("runId", "run")):
+        quoted = scope.get("path_params", {}).get(part)
+        if isinstance(quoted, str):
+            with suppress(InvalidName):
+                found[field] = _without_tokens(name(quoted.encode(), part))
+    return found
+
+
+def _without_tokens(text: str) -> str:
+    """Part of a URL; a token that somebody put into it by mistake stays out of the log."""
+    shown, at = [], 0
+    for begin, end in _TOKENS.spans(text):
+        shown += [text[at:begin], "(a token)"]
+        at = end
+    return "".join([*shown, text[at:]])
+
+
+def _reason(error: TailraceError) -> str:
+    if isinstance(error, NotAuthenticated):
+        return "invalid-token" if error.invalid else "no-token"
+    if isinstance(error, Forbidden):
+        return "scope"
+    if isinstance(error, TooManyAtOnce):
+        return "concurrency"
+    return "quota" if isinstance(error, OverQuota) else "other"

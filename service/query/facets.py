@@ -1,0 +1,588 @@
+"""How many records match, by time and level: what a chart above a list of hits shows.
+
+Buckets begin at multiples of the step since the epoch, so a chart that is asked for again has
+the same edges, and the first and the last bucket may be cut by `from` and `to`. Time is that of
+the ULID, which `from` and `to` bound, too, or with `by=ts` the line's own. Without `to` the chart
+ends now, by the node's clock: the newest record's time would stretch it to whatever one wrong clock
+wrote.
+
+Each tile is summed up by DuckDB, so at most a row per bucket and level comes out of it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, TypeAlias
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from service.query.request import (
+    NAMES,
+    SEARCH_PARAMETERS,
+    QueryRequest,
+    UlidRange,
+    field_of,
+    name_of,
+    refuse_unknown,
+    value_of,
+    whole_number,
+)
+from service.query.search import Search
+from service.query.sql import Scans, Statement
+from tailrace.logstore import ulid
+from tailrace.logstore.errors import InvalidInput, LimitReached
+from tailrace.logstore.search.conditions import (
+    Attribute,
+    Column,
+    Field,
+    JsonField,
+    LogfmtField,
+    parse_moment,
+    parse_step,
+)
+from tailrace.logstore.segments.file_format import LEVELS
+
+_SEARCH: Final = (*SEARCH_PARAMETERS, "by")
+HISTOGRAM_PARAMETERS: Final = frozenset((*_SEARCH, "buckets", "step"))
+DEFAULT_BUCKETS: Final = 60
+MAX_BUCKETS: Final = 1_000
+
+_TIME_CHARS: Final = 10
+_CHAR_BITS: Final = 5
+_DIGITS: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_LAST_MS: Final = 253_402_300_799_999  # of the year 9999: what RFC 3339 can write
+_DAY_MS: Final = 86_400_000
+_ROUND_MS: Final[tuple[int, ...]] = (
+    *(n * 10**power for power in range(3) for n in (1, 2, 5)),
+    *(n * 1_000 for n in (1, 2, 5, 10, 15, 30)),
+    *(n * 60_000 for n in (1, 2, 5, 10, 15, 30)),
+    *(n * 3_600_000 for n in (1, 2, 3, 6, 12)),
+    *(n * 10**power * _DAY_MS for power in range(7) for n in (1, 2, 5)),
+)
+"""Steps that people count in; the longest is longer than the time of a ULID."""
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramRequest:
+    """Counts of `search` in buckets of `step_ms`, from `start_ms` to `end_ms`, inclusive.
+
+    Where `until_ms` is given, records above it count in the last bucket.
+    """
+
+    search: QueryRequest
+    step_ms: int
+    until_ms: int | None = None
+
+    @property
+    def start_ms(self) -> int:
+        """The lowest time."""
+        return self.search.start_ms
+
+    @property
+    def end_ms(self) -> int:
+        """The highest time."""
+        return ulid.time_ms(self.search.high) if self.until_ms is None else self.until_ms
+
+    @staticmethod
+    def parse(
+        parameters: Mapping[str, str], *, now_ms: int, first: int | None = None
+    ) -> HistogramRequest:
+        """The request that the parameters make. Raises `InvalidInput` with the field.
+
+        With `from=0` the counts begin at the time `first`; without one there is one bucket.
+        """
+        search = HistogramRequest.parse_search(parameters, now_ms=now_ms)
+        until_ms = _until_ms(parameters, now_ms)
+        if search.start_ms == 0:
+            begin = until_ms if first is None else max(min(first, until_ms), 0)
+            if search.times is None:
+                search = replace(search, low=ulid.lowest_at(begin))
+            else:
+                search = replace(search, times=(begin, search.times[1]))
+        step = _step(parameters, until_ms - search.start_ms)
+        return HistogramRequest(search, step, until_ms)
+
+    @staticmethod
+    def parse_search(parameters: Mapping[str, str], *, now_ms: int) -> QueryRequest:
+        """The search alone. Raises as `parse`."""
+        refuse_unknown(parameters, HISTOGRAM_PARAMETERS)
+        asked = {name: parameters[name] for name in _SEARCH if name in parameters}
+        search = QueryRequest.parse(asked | {"to": asked.get("to") or "now"}, now_ms=now_ms)
+        if _until_ms(parameters, now_ms) > _LAST_MS:
+            raise InvalidInput(
+                "to is after the year 9999", field="to", hint="Leave it out: then it is now."
+            )
+        return search
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramBucket:
+    """Records from `at_ms` on; `levels` has those that occur, None for records without one."""
+
+    at_ms: int
+    levels: Mapping[str | None, int]
+
+    @property
+    def count(self) -> int:
+        """Records of all levels."""
+        return sum(self.levels.values())
+
+
+def histogram(search: Search, request: HistogramRequest) -> list[HistogramBucket]:
+    """All buckets in order, empty ones too. Blocks; raises as `Search.batches`."""
+    step = request.step_ms
+
+    def summary(statement: Statement, tile: UlidRange, scans: Scans, live: str) -> str:
+        by_ts = request.search.times is not None
+        records = statement.levels(scans, live, by_ts=by_ts)
+        bucket = f"{'own_ms' if by_ts else f'({_time(tile)})'} // {step:d}"
+        return (
+            f"SELECT {bucket} AS bucket, level, count(*) AS n"  # noqa: S608
+            f" FROM ({records}) GROUP BY ALL"
+        )
+
+    found: dict[int, Counter[str]] = {}
+    for batch in search.totals(summary):
+        for row in batch.to_pylist():
+            bucket = max(min(row["bucket"], request.end_ms // step), request.start_ms // step)
+            found.setdefault(bucket, Counter())[row["level"]] += row["n"]
+            search.matches += row["n"]
+    numbers = range(request.start_ms // step, request.end_ms // step + 1)
+    return [HistogramBucket(n * step, dict(_in_order(found.get(n, Counter())))) for n in numbers]
+
+
+def oldest_ms(search: Search) -> int | None:
+    """The lowest time of the lines themselves, None without any. Blocks; as `Search.batches`."""
+    found = [
+        batch.column(0)[0].as_py()
+        for batch in search.totals(lambda made, _, scans, live: made.oldest(scans, live))
+    ]
+    return min([time for time in found if time is not None], default=None)
+
+
+def _until_ms(parameters: Mapping[str, str], now_ms: int) -> int:
+    return parse_moment(parameters.get("to") or "now", now_ms=now_ms, field="to")
+
+
+def _in_order(counts: Counter[str]) -> Iterator[tuple[str | None, int]]:
+    for level in (*LEVELS, ""):
+        if counts[level]:
+            yield level or None, counts[level]
+
+
+def _time(tile: UlidRange) -> str:
+    """The milliseconds of `ulid`, for records of the tile.
+
+    Characters that all of them have in common are not looked at: that is most of the work.
+    """
+    low, high = ulid.encode(tile.low)[:_TIME_CHARS], ulid.encode(tile.high)[:_TIME_CHARS]
+    same = next((n for n in range(_TIME_CHARS) if low[n] != high[n]), _TIME_CHARS)
+    bits = _CHAR_BITS * (_TIME_CHARS - same)
+    terms = [str(ulid.time_ms(tile.low) >> bits << bits)]
+    for n in range(same, _TIME_CHARS):
+        digit = f"(strpos('{_DIGITS}', substr(ulid, {n + 1}, 1)) - 1)"
+        terms.append(f"({digit} << {_CHAR_BITS * (_TIME_CHARS - 1 - n)})")
+    return " + ".join(terms)
+
+
+def _step(parameters: Mapping[str, str], length_ms: int) -> int:
+    text, buckets = parameters.get("step"), parameters.get("buckets")
+    if not text:
+        most = whole_number(parameters, "buckets", DEFAULT_BUCKETS, MAX_BUCKETS)
+        return min(step for step in _ROUND_MS if step * most >= length_ms)
+    if buckets:
+        raise InvalidInput(
+            "step and buckets are both given", field="step", hint="Give one of the two."
+        )
+    step = parse_step(text, field="step")
+    if step * MAX_BUCKETS < length_ms:
+        raise InvalidInput(
+            f"the time has more than {MAX_BUCKETS} steps of {text}",
+            field="step",
+            hint="Ask for less time, or write a longer step.",
+        )
+    return step
+
+
+# The newest records that a search matches, up to a number: what completion looks at.
+#
+# One record more than the number is asked for, so that it is known whether these were all.
+
+
+DEFAULT_SAMPLE: Final = 10_000
+MAX_SAMPLE: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """At most `size` records of `search`."""
+
+    search: QueryRequest
+    size: int
+
+    @staticmethod
+    def parse(
+        parameters: Mapping[str, str], *own: str, now_ms: int, value: Field | None = None
+    ) -> Sample:
+        """The sample that the parameters ask for, beside `own` ones of the caller's.
+
+        With `value`, only that field of each record. Raises `InvalidInput` with the field.
+        """
+        refuse_unknown(parameters, (*SEARCH_PARAMETERS, "sample", *own))
+        size = whole_number(parameters, "sample", DEFAULT_SAMPLE, MAX_SAMPLE)
+        asked = {name: parameters[name] for name in SEARCH_PARAMETERS if name in parameters}
+        search = QueryRequest.parse(asked, now_ms=now_ms)
+        return Sample(replace(search, limit=size + 1, value=value), size)
+
+    def batches(self, search: Search) -> Generator[pa.RecordBatch]:
+        """The records, newest first. Blocks; raises as `Search.batches`."""
+        left = self.size
+        with closing(search.batches()) as batches:
+            for batch in batches:
+                yield batch.slice(0, left)
+                left -= min(left, batch.num_rows)
+
+    def looked_at(self, search: Search) -> Looked:
+        """How much that was, once all batches were taken."""
+        return Looked(min(search.matches, self.size), search.matches <= self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """How many records were looked at, and whether these were all that match."""
+
+    records: int
+    complete: bool
+
+
+# Which fields records have: names for the completion of a search.
+#
+# A name is counted in each record of the sample of which a search for `name:*` would find it, but
+# for messages that only DuckDB takes for JSON (a comma too many, `NaN`). Objects within JSON are
+# fields like what is in them; elements of arrays are not named. Whoever writes a new name into
+# each record fills the list, and no more: names have a length, and there are only so many.
+
+
+MAX_DEPTH: Final = 8
+MAX_FIELDS: Final = 1_000
+MAX_NAME_CHARS: Final = 200
+_REMEMBERED: Final = 10_000
+
+Kind: TypeAlias = Literal["text", "number"]
+_Path: TypeAlias = tuple[str, ...]
+
+_NUMBER: Final = re.compile(r"[-+]?[0-9]{1,300}(?:\.[0-9]{1,300})?(?:[eE][-+]?[0-9]{1,3})?")
+# As `where` finds them, with keys that are names: blanks are those of RE2.
+_PAIR: Final = re.compile(
+    r'(?:^|[\t\n\f\r ])([A-Za-z_][A-Za-z0-9_.@/-]*)=(?:"((?:[^"\\]|\\.)*)"|([^\t\n\f\r "]*))'
+)
+_PAIR_BEGINS: Final = re.compile(r"(?:^|[\t\n\f\r ])(?=[A-Za-z_][A-Za-z0-9_.@/-]*=)")
+
+
+@dataclass(frozen=True, slots=True)
+class SeenField:
+    """A field, spelled as in a search, and how many records of the sample have it.
+
+    It is a number if the language compares each of its values as one.
+    """
+
+    name: str
+    records: int
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True)
+class SeenFields:
+    """The fields that most records have, first those; `complete` if there are no others."""
+
+    looked: Looked
+    fields: list[SeenField]
+    complete: bool
+
+
+def parse(parameters: Mapping[str, str], *, now_ms: int) -> Sample:
+    """What the parameters ask for. Raises `InvalidInput` with the field."""
+    return Sample.parse(parameters, now_ms=now_ms)
+
+
+def fields(search: Search, sample: Sample) -> SeenFields:
+    """The fields of the sample's records. Blocks; raises as `Search.batches`."""
+    seen = _FieldCounter()
+    for batch in sample.batches(search):
+        seen.look_at(batch)
+    found = seen.found()
+    complete = seen.complete and len(found) <= MAX_FIELDS
+    return SeenFields(sample.looked_at(search), found[:MAX_FIELDS], complete)
+
+
+class _FieldCounter:
+    """Counts fields; `complete` as long as none had to be left out."""
+
+    def __init__(self) -> None:
+        self._records: Counter[Field] = Counter()
+        self._texts: set[Field] = set()
+        self._too_long: set[Field] = set()
+        self.complete = True
+
+    def look_at(self, batch: pa.RecordBatch) -> None:
+        """Counts the fields of each of the records."""
+        for name in NAMES:
+            column = batch.column(name)
+            if held := batch.num_rows - column.null_count:
+                self._count(Column(name), held, number=name == "pos")
+        for pairs in batch.column("attributes").to_pylist():
+            for key, value in dict(pairs or ()).items():
+                if value is not None:
+                    self._count(Attribute(key), 1, number=_is_number(value))
+        for message in batch.column("message").to_pylist():
+            for path, number in _in_json(message):
+                self._count(JsonField(path), 1, number=number)
+            for key, number in _in_logfmt(message).items():
+                self._count(LogfmtField(key), 1, number=number)
+
+    def found(self) -> list[SeenField]:
+        """All of them, those of most records first."""
+        named = [
+            SeenField(name_of(field), records, "text" if field in self._texts else "number")
+            for field, records in self._records.items()
+        ]
+        return sorted(named, key=lambda field: (-field.records, field.name))
+
+    def _count(self, field: Field, records: int, *, number: bool) -> None:
+        if field not in self._records and not self._has_room_for(field):
+            self.complete = False
+            return
+        self._records[field] += records
+        if not number:
+            self._texts.add(field)
+
+    def _has_room_for(self, field: Field) -> bool:
+        return len(self._records) < _REMEMBERED and len(name_of(field)) <= MAX_NAME_CHARS
+
+
+def _in_json(message: str) -> Iterator[tuple[_Path, bool]]:
+    """Each path of the message that has a value, and whether that is a number."""
+    if not message.lstrip(" \t\r\n").startswith("{"):
+        return
+    try:
+        orjson.loads(message)  # refuses what DuckDB refuses: halves of characters
+        waiting: list[tuple[_Path, Any]] = [((), json.loads(message, object_pairs_hook=_first))]
+    except (ValueError, RecursionError):
+        return
+    while waiting:
+        path, value = waiting.pop()
+        if path and value is not None:
+            yield path, _is_number(value)
+        if isinstance(value, dict) and len(path) < MAX_DEPTH:
+            waiting += [((*path, key), inner) for key, inner in value.items()]
+
+
+def _first(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of a key that is there twice a search looks at the first."""
+    return dict(reversed(pairs))
+
+
+def _in_logfmt(message: str) -> dict[str, bool]:
+    """Each key of the message, and whether its first value is a number."""
+    found: dict[str, bool] = {}
+    if "=" not in message:
+        return found
+    for begin in _PAIR_BEGINS.finditer(message):
+        pair = _PAIR.match(message, begin.start())
+        if pair is not None and pair[1] not in found:
+            found[pair[1]] = _is_number(pair[2] or pair[3] or "")
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, str):
+        return _NUMBER.fullmatch(value) is not None
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# Which values a field has: the most frequent ones, for the completion of a search.
+#
+# DuckDB takes them out of the records as it does to compare them, so a value that is given is
+# found again by a search for it.
+
+
+DEFAULT_VALUES: Final = 20
+MAX_VALUES: Final = 1_000
+MAX_VALUE_CHARS: Final = 500
+_OWN: Final = ("field", "prefix", "limit")
+_UPPER: Final = {Column("level"), Column("ulid")}
+"""Fields in whose values case does not count."""
+
+
+@dataclass(frozen=True, slots=True)
+class ValuesRequest:
+    """At most `limit` values that begin with `prefix`, of the sample's field `name`."""
+
+    sample: Sample
+    name: str
+    prefix: str
+    limit: int
+
+    @staticmethod
+    def parse(parameters: Mapping[str, str], *, now_ms: int) -> ValuesRequest:
+        """The request that the parameters make. Raises `InvalidInput` with the field."""
+        field = field_of(parameters["field"]) if parameters.get("field") else None
+        sample = Sample.parse(parameters, *_OWN, now_ms=now_ms, value=field)
+        if field is None:
+            raise InvalidInput(
+                "field is missing",
+                field="field",
+                hint="Write for example field=level; GET /query/fields lists fields.",
+            )
+        prefix = parameters.get("prefix", "")
+        return ValuesRequest(
+            sample,
+            name_of(field),
+            prefix.upper() if field in _UPPER else prefix,
+            whole_number(parameters, "limit", DEFAULT_VALUES, MAX_VALUES),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SeenValue:
+    """A value, and how many records of the sample have it."""
+
+    text: str
+    records: int
+
+    @property
+    def value(self) -> str:
+        """As it is spelled in a search."""
+        return value_of(self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class SeenValues:
+    """The most frequent values, first those; `complete` if none was left out."""
+
+    looked: Looked
+    values: list[SeenValue]
+    complete: bool
+
+
+def values(search: Search, asked: ValuesRequest) -> SeenValues:
+    """The values in the sample's records. Blocks; raises as `Search.batches`."""
+    counts: Counter[str] = Counter()
+    complete = True
+    for batch in asked.sample.batches(search):
+        column = batch.column("value")
+        column = column.filter(pc.starts_with(column, asked.prefix)).drop_null()
+        short = column.filter(pc.less_equal(pc.utf8_length(column), MAX_VALUE_CHARS))
+        complete = complete and len(short) == len(column)
+        for row in pc.value_counts(short).to_pylist():
+            counts[row["values"]] += row["counts"]
+    found = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    first = [SeenValue(text, records) for text, records in found[: asked.limit]]
+    return SeenValues(asked.sample.looked_at(search), first, complete and len(found) <= asked.limit)
+
+
+# How many records match, by the values of fields: all of them are counted, not a sample.
+#
+# Each tile is summed up by DuckDB, so a row per combination of values comes out of it. Exact or
+# refused: where there are more combinations than fit, the answer is an error and not a guess.
+
+
+DEFAULT_ROWS: Final = 100
+MAX_ROWS: Final = 10_000
+MOST_COUNTED_FIELDS: Final = 4
+MAX_GROUPS: Final = 200_000
+COUNT_PARAMETERS: Final = frozenset((*SEARCH_PARAMETERS, "by", "limit"))
+
+Values: TypeAlias = tuple[str | None, ...]
+_FIELD: Final = re.compile(r'((?:[^,"]|"(?:[^"\\]|\\.)*")+)(?:,|$)')
+
+
+@dataclass(frozen=True, slots=True)
+class CountRequest:
+    """The `rows` most frequent combinations of the fields' values in what `search` matches."""
+
+    search: QueryRequest
+    fields: tuple[Field, ...]
+    rows: int
+
+    @staticmethod
+    def parse(parameters: Mapping[str, str], *, now_ms: int, long: bool = False) -> CountRequest:
+        """The request that the parameters make. Raises `InvalidInput` with the field."""
+        refuse_unknown(parameters, COUNT_PARAMETERS)
+        asked = {name: parameters[name] for name in SEARCH_PARAMETERS if name in parameters}
+        search = QueryRequest.parse(asked, now_ms=now_ms, long=long)
+        rows = whole_number(parameters, "limit", DEFAULT_ROWS, MAX_ROWS)
+        return CountRequest(search, _fields(parameters.get("by", "")), rows)
+
+    @property
+    def names(self) -> list[str]:
+        """The fields as `q` has them."""
+        return [name_of(field) for field in self.fields]
+
+
+@dataclass(frozen=True, slots=True)
+class ValueCount:
+    """A combination of values, None where a record has none, and how many records have it."""
+
+    values: Values
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class ValueCounts:
+    """The most frequent combinations, those first; `complete` if there are no others."""
+
+    counts: list[ValueCount]
+    complete: bool
+
+
+def count_by(search: Search, request: CountRequest) -> ValueCounts:
+    """Counts all matches; sets `search.matches`. Blocks.
+
+    Raises `LimitReached` for more than `MAX_GROUPS` combinations, and as `Search.batches`.
+    """
+    if not request.fields:
+        search.count()
+        return ValueCounts([], complete=True)
+
+    def summary(statement: Statement, _: UlidRange, scans: Scans, live: str) -> str:
+        return statement.groups(request.fields, scans, live)
+
+    found: Counter[Values] = Counter()
+    for batch in search.totals(summary):
+        *columns, counts = (column.to_pylist() for column in batch.columns)
+        for values, records in zip(zip(*columns, strict=True), counts, strict=True):
+            found[values] += records
+            search.matches += records
+        if len(found) > MAX_GROUPS:
+            raise LimitReached(
+                f"there are more than {MAX_GROUPS} different values",
+                hint="Ask for less time, for fewer fields, or for fields with fewer values.",
+            )
+    first = sorted(found.items(), key=lambda one: (-one[1], [text or "" for text in one[0]]))
+    rows = [ValueCount(values, records) for values, records in first[: request.rows]]
+    return ValueCounts(rows, len(found) <= request.rows)
+
+
+def _fields(text: str) -> tuple[Field, ...]:
+    names, at = list[str](), 0
+    while at < len(text):
+        found = _FIELD.match(text, at)
+        if found is None or not found[1].strip():
+            raise InvalidInput(
+                f"by is {text[:80]!r}", field="by", hint="Write by=level,json.status."
+            )
+        names.append(found[1])
+        at = found.end()
+    if len(names) > MOST_COUNTED_FIELDS:
+        raise InvalidInput(
+            f"by has {len(names)} fields", field="by", hint=f"Use at most {MOST_COUNTED_FIELDS}."
+        )
+    return tuple([field_of(name, "by") for name in names])

@@ -1,0 +1,637 @@
+"""Reads lines and bytes of a snapshot by number, with one ranged get per chunk.
+
+The text of a chunk is compared with the digests of its index, batch by batch, as far as whole
+batches were read. A chunk that differs is `Moved`, and `Chunks.changed` tells the repair so.
+"""
+
+from __future__ import annotations
+
+import base64
+from bisect import bisect_right
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from service.run_log.chunks import Moved
+from service.run_log.snapshot import (
+    BatchLines,
+    ChunkPlace,
+    RunSnapshot,
+    UnflushedRows,
+    has_plain_records,
+    read_lines_of,
+    read_records_of,
+)
+from tailrace.logstore import ulid as ulids
+from tailrace.logstore.batch import (
+    BATCH,
+    CONSTANT_ATTRIBUTES,
+    Indexes,
+    RecordMeta,
+    Rows,
+    RunKey,
+    line_ends,
+)
+from tailrace.logstore.errors import InvalidCursor
+from tailrace.logstore.position import Cursor
+from tailrace.logstore.runs.chunk_index import Blocks, changed_batch
+from tailrace.logstore.runs.manifest import Chunk, Manifest
+from tailrace.logstore.segments.detect import Carry
+from tailrace.logstore.segments.file_format import line_ulids
+from tailrace.logstore.segments.writer import record_batches
+from tailrace.logstore.table.schema import COLUMNS, PARTITIONS
+
+
+@dataclass(frozen=True, slots=True)
+class LineRange:
+    """Whole lines, and the number of the line after them."""
+
+    text: bytes
+    end: int
+
+
+async def read_lines(
+    snapshot: RunSnapshot, start: int, end: int, max_bytes: int, *, whole_blocks: bool = False
+) -> LineRange:
+    """Lines from `start` to before `end`, fewer if they take more than `max_bytes`.
+
+    Gives at least one line if there is one. With `whole_blocks` it ends where a block
+    ends. Where lines have no final place it ends where a record ends, even if the first one is
+    longer. Raises `Moved`, `Unavailable`.
+    """
+    end = min(end, snapshot.lines)
+    pieces: list[bytes] = []
+    size = 0
+    while start < end and (size < max_bytes or not pieces):
+        budget = max_bytes - size
+        if start < snapshot.chunk_lines:
+            part = await _chunk_lines(snapshot, start, end, budget, whole_blocks)
+        else:
+            stretch, first, last, line = rows_of_lines(snapshot, start, end, budget)
+            at = int(stretch.indexes[first])
+            if last <= first and (start > line or not has_plain_records(stretch.batches, at)):
+                await snapshot.line_indexes.prepare(stretch.batches, at)
+            part = _hot_lines(snapshot, start, end, budget, bool(pieces))
+        if part.end == start:
+            break
+        pieces.append(part.text)
+        size += len(part.text)
+        start = part.end
+    return LineRange(b"".join(pieces), start)
+
+
+def place_of_line(snapshot: RunSnapshot, line: int) -> ChunkPlace:
+    """The chunk that holds the line."""
+    return snapshot.places[bisect_right(snapshot.places, line, key=lambda p: p.line) - 1]
+
+
+class ChunkBlocks(NamedTuple):
+    """Blocks of one piece of a chunk's index, from `first` to before `last`.
+
+    `low` and `high` are the wanted lines of the chunk; the blocks may end before `high`. Their text
+    is `size` bytes of the chunk's, from `offset` on. `ended`: the last of them ends its batch.
+    """
+
+    place: ChunkPlace
+    blocks: Blocks
+    first: int
+    last: int
+    low: int
+    high: int
+    offset: int
+    size: int
+    ended: bool
+
+
+async def blocks_of_lines(snapshot: RunSnapshot, start: int, end: int, budget: int) -> ChunkBlocks:
+    """The blocks that have the lines of a chunk from line `start` on, one at least.
+
+    They are of one piece of the index, have line `end` at most, and if there are several, at most
+    `budget` bytes.
+    """
+    place = place_of_line(snapshot, start)
+    key, chunk = snapshot.manifest.key, place.chunk
+    low = start - place.line
+    directory = await snapshot.chunks.directory(key, chunk)
+    number = directory.piece_of_line(low)
+    blocks, _ = await snapshot.chunks.piece(key, chunk, number)
+    high = min(end - place.line, int(blocks["line"][-1] + blocks["lines"][-1]))
+    first = int(np.searchsorted(blocks["line"], low, "right")) - 1
+    last = int(np.searchsorted(blocks["line"], high, "left"))
+    ends = blocks["offset"] + blocks["size"]
+    offset = int(blocks["offset"][first])
+    fitting = int(np.searchsorted(ends, offset + budget, "right"))
+    last = min(last, max(fitting, first + 1))
+    size = int(ends[last - 1]) - offset
+    if last < len(blocks):
+        ended = bool(blocks["first"][last])
+    else:  # else the next piece may continue the batch
+        ended = number + 1 == len(directory.entries)
+    return ChunkBlocks(place, blocks, first, last, low, high, offset, size, ended)
+
+
+def check_text(snapshot: RunSnapshot, found: ChunkBlocks, text: bytes) -> None:
+    """Raises `Moved` if a batch of their text does not match its digest."""
+    batch = changed_batch(found.blocks[found.first : found.last], text, ended=found.ended)
+    if batch is not None:
+        chunk, chunks = found.place.chunk, snapshot.chunks
+        chunks.changed.add(chunk.id)
+        where = chunks.text_key(snapshot.manifest.key, chunk)
+        raise Moved(f"batch {ulids.encode(batch)} of {where} does not match its checksum")
+
+
+async def _chunk_lines(
+    snapshot: RunSnapshot, start: int, end: int, budget: int, whole_blocks: bool
+) -> LineRange:
+    """Lines of one piece of a chunk's index: one ranged get of text."""
+    found = await blocks_of_lines(snapshot, start, end, budget)
+    place, blocks, low = found.place, found.blocks, found.low
+    last = blocks[found.last - 1]
+    block_end = int(last["line"] + last["lines"])
+    several = last["records"] != last["lines"] and start >= snapshot.manifest.fixed_lines
+    high = block_end if whole_blocks or several else min(found.high, block_end)
+    text = await snapshot.chunks.text(snapshot.manifest, place.chunk, found.offset, found.size)
+    check_text(snapshot, found, text)
+    skip = low - int(blocks["line"][found.first])
+    return LineRange(_trim(text, skip, high - low), place.line + high)
+
+
+def _trim(text: bytes, skip: int, count: int) -> bytes:
+    """`count` lines after the first `skip`."""
+    ends = line_ends(text)
+    begin = int(ends[skip - 1]) if skip else 0
+    return text[begin : int(ends[skip + count - 1])]
+
+
+class HotRows(NamedTuple):
+    """Rows of a stretch, from `first` to before `last`; the first begins with line `line`.
+
+    Without any whole row, `last` is `first` or below.
+    """
+
+    stretch: UnflushedRows
+    first: int
+    last: int
+    line: int
+
+
+def rows_of_lines(snapshot: RunSnapshot, start: int, end: int, budget: int) -> HotRows:
+    """The whole rows behind the chunks from line `start` on.
+
+    They end at line `end` at the latest, and have at most `budget` bytes.
+    """
+    stretch = next(s for s in snapshot.stretches if start < s.end_line)
+    first = int(np.searchsorted(stretch.ends, start, "right"))
+    begin = int(stretch.byte_ends[first]) - int(stretch.rows["size"][first])
+    last = min(
+        int(np.searchsorted(stretch.ends, end, "right")),
+        int(np.searchsorted(stretch.byte_ends, begin + budget, "right")),
+    )
+    line = int(stretch.ends[first]) - int(stretch.rows["lines"][first])
+    return HotRows(stretch, first, last, line)
+
+
+def _hot_lines(snapshot: RunSnapshot, start: int, end: int, budget: int, some: bool) -> LineRange:
+    """Whole batches, or a part of the first if not all of it is requested or fits."""
+    stretch, first, last, line = rows_of_lines(snapshot, start, end, budget)
+    skip = start - line
+    if last <= first:
+        part = _from_batch(snapshot, stretch, first, skip, end - start, budget)
+        if some and (len(part.text) > budget or part.lines > end - start):
+            return LineRange(b"", start)
+        return LineRange(part.text, start + part.lines)
+    text = snapshot.stretch_text(stretch, first, last)
+    high = int(stretch.ends[last - 1])
+    return LineRange(_trim(text, skip, high - start), high)
+
+
+def _from_batch(
+    snapshot: RunSnapshot, stretch: UnflushedRows, at: int, skip: int, most: int, budget: int
+) -> BatchLines:
+    batches, index = stretch.batches, int(stretch.indexes[at])
+    read = read_lines_of if has_plain_records(batches, index) else read_records_of
+    most = min(most, int(stretch.rows["lines"][at]) - skip)
+    return read(batches, index, snapshot.line_indexes, skip, most, budget)
+
+
+# Records of a run's log as Arrow, with all that is known of each where they stand.
+#
+# A `RecordPart` is whole records of one batch. What a part carries of its records (times, levels,
+# attributes, the connector) is taken as it is; times and levels that it does not carry are found
+# in the text by the rules of segments (decision 011), where a record carries on what the one
+# before it in the same parts had.
+
+
+SCHEMA: Final = pa.schema([field for field in COLUMNS if field.name not in PARTITIONS])
+_LOW = (1 << 64) - 1
+
+
+class RecordPart(NamedTuple):
+    """Whole records of one batch, in order; `first` is the number within it of the first of them.
+
+    `ulid` is the batch's, `pos` the first record's; `meta` has ends within `text`. `attributes` are
+    those of a batch whose lines all have the same.
+    """
+
+    ulid: int
+    first: int
+    pos: int
+    records: int
+    lines: int
+    text: bytes
+    meta: RecordMeta | None
+    connector: str | None
+    attributes: Mapping[str, str] | None = None
+
+    @property
+    def low(self) -> int:
+        """The ULID of its first record."""
+        return self.ulid + self.first
+
+    @property
+    def high(self) -> int:
+        """The ULID of its last record."""
+        return self.ulid + self.first + self.records - 1
+
+
+class _PartBatches:
+    """Parts as an implementation of `tailrace.logstore.batch.Batches`, each with an id of its
+    own."""
+
+    def __init__(self, key: RunKey, parts: Sequence[RecordPart]) -> None:
+        self.node = ""
+        self.runs = [key]
+        names = {part.connector: None for part in parts}
+        self.connectors: list[str | None] = list(names)
+        numbers = {name: number for number, name in enumerate(self.connectors)}
+        self._parts = parts
+        self.rows: Rows = np.zeros(len(parts), BATCH)
+        self.rows["offset"] = self.rows["ulid_lo"] = np.arange(len(parts))
+        self.rows["ulid_hi"] = [part.ulid >> 64 for part in parts]
+        self.rows["pos"] = [part.pos for part in parts]
+        self.rows["size"] = [len(part.text) for part in parts]
+        self.rows["records"] = [part.records for part in parts]
+        self.rows["lines"] = [part.lines for part in parts]
+        constant = np.array([part.attributes is not None for part in parts], np.bool_)
+        structured = np.array([part.meta is not None for part in parts], np.bool_)
+        self.rows["meta"] = structured | constant
+        self.rows["flags"] = np.where(constant, CONSTANT_ATTRIBUTES, 0)
+        self.rows["connector"] = [numbers[part.connector] for part in parts]
+
+    def text(self, indexes: Indexes) -> bytes:
+        """The texts of the rows at `indexes`, one after another."""
+        return b"".join([self._parts[index].text for index in indexes.tolist()])
+
+    def slice(self, index: int, low: int, high: int) -> bytes:
+        """The bytes of one row's text from `low` to before `high`."""
+        return self._parts[index].text[low:high]
+
+    def meta(self, index: int) -> RecordMeta | None:
+        """What the records of one row carry."""
+        return self._parts[index].meta
+
+    def constant_attributes(self, index: int) -> Mapping[str, str] | None:
+        """What all records of one row have."""
+        return self._parts[index].attributes
+
+
+def as_records(
+    key: RunKey, parts: Sequence[RecordPart], carry: Carry | None = None
+) -> pa.RecordBatch:
+    """The records of all parts, in their order, with the columns of `SCHEMA`.
+
+    `carry` is moved on behind them. Raises `Damaged` if a text does not have the records that
+    its part says.
+    """
+    batches = _PartBatches(key, parts)
+    order = np.arange(len(parts), dtype=np.int64)
+    found = [
+        batch.select(SCHEMA.names).cast(SCHEMA)
+        for batch in record_batches(batches, carry or Carry(), save=True, order=order)
+    ]
+    table = pa.Table.from_batches(found, SCHEMA).combine_chunks()
+    whole = table.to_batches()[0] if table.num_rows else pa.RecordBatch.from_pylist([], SCHEMA)
+    return whole.set_column(0, SCHEMA.field("ulid"), _ulids(batches.rows, parts))
+
+
+def _ulids(rows: Rows, parts: Sequence[RecordPart]) -> pa.Array:
+    named = rows.copy()
+    named["ulid_lo"] = [part.ulid & _LOW for part in parts]
+    counts = rows["records"].astype(np.int64)
+    firsts = np.array([part.first for part in parts], np.int64) - (np.cumsum(counts) - counts)
+    return line_ulids(named, counts, np.arange(counts.sum()) + np.repeat(firsts, counts))
+
+
+# Lines of a snapshot as parts: the records that they belong to, whole.
+#
+# In a chunk a part is one block of its index, or as many lines of it as are wanted. Behind the
+# chunks it is one batch, or as many of its records. A read that begins within a record begins
+# with that record's first line, and it ends where a record ends.
+
+
+@dataclass(frozen=True, slots=True)
+class PartLines:
+    """Parts, the number of their first line, and that of the line after the last of them."""
+
+    parts: list[RecordPart]
+    start: int
+    end: int
+
+
+class BatchHead(NamedTuple):
+    """Where a batch begins: its first position, and its first line in the chunk."""
+
+    pos: int
+    line: int
+
+
+class RecordRange(NamedTuple):
+    """Some records of a batch, by their numbers within it."""
+
+    first: int
+    end: int
+
+
+ReadText = Callable[[Manifest, Chunk, int, int], Awaitable[bytes]]
+"""A range of a chunk's text: the manifest, the chunk, offset and size in bytes."""
+
+
+async def read_parts(
+    snapshot: RunSnapshot, start: int, end: int, max_bytes: int, text: ReadText | None = None
+) -> PartLines:
+    """The records of lines from `start` to before `end`, fewer if they take more than `max_bytes`.
+
+    Gives at least one record if there is one. Texts of chunks are read by `text`. Raises `Moved`,
+    `Unavailable`.
+    """
+    end = min(end, snapshot.lines)
+    parts: list[RecordPart] = []
+    first, size = start, 0
+    while start < end and (size < max_bytes or not parts):
+        budget = max_bytes - size
+        if start < snapshot.chunk_lines:
+            found = await _chunk_parts(snapshot, start, end, budget, text or snapshot.chunks.text)
+        else:
+            found = _hot_parts(snapshot, start, end, budget, bool(parts))
+        if not found.parts:
+            break
+        if not parts:
+            first = found.start
+        parts += found.parts
+        size += sum([len(part.text) for part in found.parts])
+        start = found.end
+    return PartLines(parts, first, start)
+
+
+# --- chunks ------------------------------------------------------------------------
+
+
+async def _chunk_parts(
+    snapshot: RunSnapshot, start: int, end: int, budget: int, read: ReadText
+) -> PartLines:
+    """The records of one piece of a chunk's index: one ranged get of text."""
+    found = await blocks_of_lines(snapshot, start, end, budget)
+    place, blocks, first, last, low, high, begin, size, _ = found
+    chosen = blocks[first:last]
+    text = await read(snapshot.manifest, place.chunk, begin, size)
+    check_text(snapshot, found, text)
+    heads = await heads_of(snapshot, place, blocks, first, last)
+    parts = [
+        _of_block(
+            block,
+            int(block["pos"]) - head.pos,
+            text[int(block["offset"]) - begin :][: int(block["size"])],
+        )
+        for block, head in zip(chosen, heads, strict=True)
+    ]
+    stop = int(chosen["line"][-1] + chosen["lines"][-1])
+    parts[-1], stop = _without_end(parts[-1], stop, high)
+    at = int(chosen["line"][0])
+    parts[0], at = _without_beginning(parts[0], at, low)
+    return PartLines(parts, place.line + at, place.line + stop)
+
+
+async def heads_of(
+    snapshot: RunSnapshot, place: ChunkPlace, blocks: Blocks, first: int, last: int
+) -> list[BatchHead]:
+    """Where the batch of each block begins, from `first` to before `last`. Raises `Moved`."""
+    known = np.where(blocks["first"][:last], np.arange(last), -1)
+    heads = np.maximum.accumulate(known)[first:]
+    pairs = zip(blocks["pos"][heads].tolist(), blocks["line"][heads].tolist(), strict=True)
+    found = [BatchHead(*pair) for pair in pairs]
+    begun = int(np.count_nonzero(heads < 0))
+    if begun:  # the batch began in the piece before
+        ulid = ulid_of_block(blocks[first])
+        batch = await snapshot.chunks.blocks_of(snapshot.manifest.key, place.chunk, ulid)
+        found[:begun] = [BatchHead(int(batch["pos"][0]), int(batch["line"][0]))] * begun
+    return found
+
+
+def ulid_of_block(block: np.void) -> int:
+    """The ULID of the block's batch."""
+    return int(block["ulid_hi"]) << 64 | int(block["ulid_lo"])
+
+
+def _of_block(block: np.void, number: int, text: bytes) -> RecordPart:
+    records, lines = int(block["records"]), int(block["lines"])
+    meta = None
+    if records != lines:
+        # One record, for the index has a block for each that holds newlines.
+        records, meta = 1, RecordMeta([len(text)], [None], [None], [None])
+    return RecordPart(
+        ulid_of_block(block), number, int(block["pos"]), records, lines, text, meta, None
+    )
+
+
+def _without_beginning(part: RecordPart, line: int, wanted: int) -> tuple[RecordPart, int]:
+    """The part, which begins at `line`, from line `wanted` on, if each of its records is one."""
+    skip = wanted - line
+    if skip <= 0 or part.records != part.lines:
+        return part, line
+    return (
+        part._replace(
+            first=part.first + skip,
+            pos=part.pos + skip,
+            records=part.records - skip,
+            lines=part.lines - skip,
+            text=part.text[int(line_ends(part.text)[skip - 1]) :],
+        ),
+        wanted,
+    )
+
+
+def _without_end(part: RecordPart, end: int, wanted: int) -> tuple[RecordPart, int]:
+    """The part, which ends at line `end`, up to line `wanted`, if each of its records is one."""
+    surplus = end - wanted
+    if surplus <= 0 or part.records != part.lines:
+        return part, end
+    left = part.records - surplus
+    text = part.text[: int(line_ends(part.text)[left - 1])]
+    return part._replace(records=left, lines=left, text=text), wanted
+
+
+# --- behind the chunks ---------------------------------------------------------------
+
+
+def _hot_parts(snapshot: RunSnapshot, start: int, end: int, budget: int, some: bool) -> PartLines:
+    """Whole batches, or a part of the first if not all of it is wanted or fits."""
+    stretch, first, last, line = rows_of_lines(snapshot, start, end, budget)
+    if last <= first or start > line:
+        records = records_of_lines(snapshot, stretch, first, start - line, end - line)
+        part, skipped = part_of_row(snapshot, stretch, first, records, budget)
+        if some and len(part.text) > budget:
+            return PartLines([], start, start)
+        return PartLines([part], line + skipped, line + skipped + part.lines)
+    return PartLines(
+        rows_as_parts(snapshot, stretch, first, last), line, int(stretch.ends[last - 1])
+    )
+
+
+def rows_as_parts(
+    snapshot: RunSnapshot, stretch: UnflushedRows, first: int, last: int
+) -> list[RecordPart]:
+    """All records of the rows from `first` to before `last`."""
+    text = memoryview(snapshot.stretch_text(stretch, first, last))
+    parts, at = [], 0
+    for number in range(first, last):
+        row, index = stretch.rows[number], int(stretch.indexes[number])
+        size, some = int(row["size"]), RecordRange(0, int(row["records"]))
+        meta = stretch.batches.meta(index) if row["meta"] else None
+        if meta is None and not has_plain_records(stretch.batches, index):
+            some, meta = _whole(size)
+        part = bytes(text[at : at + size])
+        parts.append(_of_row(stretch, number, some, part, int(row["lines"]), meta))
+        at += size
+    return parts
+
+
+def _of_row(
+    stretch: UnflushedRows,
+    number: int,
+    some: RecordRange,
+    text: bytes,
+    lines: int,
+    meta: RecordMeta | None,
+) -> RecordPart:
+    row = stretch.rows[number]
+    ulid = int(row["ulid_hi"]) << 64 | int(row["ulid_lo"])
+    connector = stretch.batches.connectors[int(row["connector"])]
+    records = some.end - some.first
+    pos = int(row["pos"]) + some.first
+    shared = stretch.batches.constant_attributes(int(stretch.indexes[number]))
+    return RecordPart(ulid, some.first, pos, records, lines, text, meta, connector, shared)
+
+
+def records_of_lines(
+    snapshot: RunSnapshot, stretch: UnflushedRows, number: int, low: int, high: int
+) -> RecordRange:
+    """The records that the row's lines from `low` to before `high` belong to."""
+    index, row = int(stretch.indexes[number]), stretch.rows[number]
+    high = min(high, int(row["lines"]))
+    if has_plain_records(stretch.batches, index):
+        return RecordRange(low, high)
+    lines = snapshot.line_indexes.of(stretch.batches, index).lines
+    if len(lines) != int(row["records"]):
+        return RecordRange(0, int(row["records"]))
+    first = int(np.searchsorted(lines, low, "right"))
+    return RecordRange(first, int(np.searchsorted(lines, high, "left")) + 1)
+
+
+def part_of_row(
+    snapshot: RunSnapshot, stretch: UnflushedRows, number: int, some: RecordRange, budget: int
+) -> tuple[RecordPart, int]:
+    """As many of these records as fit into `budget` bytes, one at least; the lines before them."""
+    batches, index = stretch.batches, int(stretch.indexes[number])
+    meta = batches.meta(index) if stretch.rows["meta"][number] else None
+    if has_plain_records(batches, index):
+        most = some.end - some.first
+        read = read_lines_of(batches, index, snapshot.line_indexes, some.first, most, budget)
+        kept = RecordRange(some.first, some.first + read.lines)
+        ends = None if meta is None else line_ends(read.text).tolist()
+        carried = None if meta is None or ends is None else _cut(meta, kept, ends)
+        return _of_row(stretch, number, kept, read.text, read.lines, carried), some.first
+    ends, lines = snapshot.line_indexes.of(batches, index)
+    if len(ends) != int(stretch.rows["records"][number]):  # nobody knows where records end
+        text = batches.slice(index, 0, int(stretch.rows["size"][number]))
+        one, carried = _whole(len(text))
+        return _of_row(stretch, number, one, text, int(lines[-1]), carried), 0
+    begin = int(ends[some.first - 1]) if some.first else 0
+    skipped = int(lines[some.first - 1]) if some.first else 0
+    fitting = int(np.searchsorted(ends, begin + budget, "right"))
+    kept = RecordRange(some.first, max(min(some.end, fitting), some.first + 1))
+    text = batches.slice(index, begin, int(ends[kept.end - 1]))
+    within = (ends[kept.first : kept.end] - begin).tolist()
+    bare = RecordMeta(within, *[[None] * len(within)] * 3)
+    carried = bare if meta is None else _cut(meta, kept, within)
+    return _of_row(
+        stretch, number, kept, text, int(lines[kept.end - 1]) - skipped, carried
+    ), skipped
+
+
+def _whole(size: int) -> tuple[RecordRange, RecordMeta]:
+    """All of a batch as one record, where nobody knows where its records end."""
+    return RecordRange(0, 1), RecordMeta([size], [None], [None], [None])
+
+
+def _cut(meta: RecordMeta, some: RecordRange, ends: list[int]) -> RecordMeta:
+    """What some records carry; they end at `ends` of their own text."""
+    part = slice(some.first, some.end)
+    return RecordMeta(ends, meta.ts[part], meta.levels[part], meta.attributes[part])
+
+
+# The place of a reader who was given lines that nodes hold, while the object store was silent.
+#
+# What the store has of the run was not known then, so nothing is said of lines in it. The place
+# has where the reader really was (`before`), the lines that it was given since by their positions
+# (`seen`), and their number. Once the store answers it is settled (`cursors.settled`): if the
+# lines given are exactly those that follow `before`, the reader goes on behind them. If the store
+# has other lines between, it goes on at `before`, and is given some lines again rather than none
+# of the others.
+#
+# It is opaque to clients: `h1.` and base64url of the JSON [before, seen, lines]. Pages give it as
+# a number, as they give cursors.
+
+
+PREFIX = "h1."
+
+
+class HeldPlace(NamedTuple):
+    """`before`: a cursor, a line number, or None for the beginning; `lines` were given behind."""
+
+    before: Cursor | int | None
+    seen: Cursor
+    lines: int
+
+    def encode(self) -> str:
+        """The text that a client passes back."""
+        before = self.before.encode() if isinstance(self.before, Cursor) else self.before
+        body = orjson.dumps([before, self.seen.encode(), self.lines])
+        return PREFIX + base64.urlsafe_b64encode(body).decode().rstrip("=")
+
+    @staticmethod
+    def decode(text: str) -> HeldPlace:
+        """The place that `text` encodes. Raises `InvalidCursor`."""
+        try:
+            body = text.removeprefix(PREFIX)
+            value = orjson.loads(base64.b64decode(body + "=" * (-len(body) % 4), b"-_", True))
+            before, seen, lines = value
+            if not isinstance(lines, int) or not isinstance(seen, str) or lines < 0:
+                raise ValueError(text)
+            if isinstance(before, str):
+                before = Cursor.decode(before)
+            elif not (before is None or (isinstance(before, int) and before >= 0)):
+                raise ValueError(text)
+            return HeldPlace(before, Cursor.decode(seen), lines)
+        except (ValueError, TypeError) as error:
+            raise InvalidCursor(f"not a cursor: {text[:80]!r}", field="cursor") from error
+
+
+def given(where: HeldPlace | Cursor | int | None, seen: Cursor, lines: int) -> HeldPlace:
+    """The place of a reader at `where` that was given so many more lines, and has seen `seen`."""
+    if isinstance(where, HeldPlace):
+        return HeldPlace(where.before, where.seen.joined(seen), where.lines + lines)
+    return HeldPlace(where, seen, lines)

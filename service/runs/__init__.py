@@ -1,1 +1,0 @@
-"""Run logs: flushed into chunks, merged, published, closed, deleted, and read."""

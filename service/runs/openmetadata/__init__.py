@@ -1,1 +1,0 @@
-"""Runs that OpenMetadata's own storage wrote, imported at their first use."""

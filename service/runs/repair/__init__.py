@@ -1,1 +1,0 @@
-"""Repair: rebuilds a run's log from segments and table where objects vanished."""

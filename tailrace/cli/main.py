@@ -1,0 +1,127 @@
+"""The command `tailrace`: a verb, its flags, and errors as two lines that help.
+
+A verb is a module with `configure(parser)` and `run(arguments) -> exit status`. It is
+imported only when it is asked for, so that `tailrace tail` does not load the service.
+Exit status: 0 done, 1 an error that was said, 2 a command line that cannot be, 130
+interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from tailrace.cli.terminal import say
+from tailrace.logstore.errors import TailraceError
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """A subcommand: the module that does it, and one line that says what it does."""
+
+    module: str
+    help: str
+
+    def parser(self, name: str) -> argparse.ArgumentParser:
+        """The verb's own command line."""
+        parser = argparse.ArgumentParser(
+            prog=f"tailrace {name}", description=self.help, allow_abbrev=False
+        )
+        importlib.import_module(self.module).configure(parser)
+        return parser
+
+
+VERBS = {
+    "serve": Verb("tailrace.cli.serve", "Run the service."),
+    "compact": Verb("tailrace.cli.compact", "Ingest flushed segments into the table."),
+    "forward": Verb(
+        "tailrace.cli.forward", "Ship log files through rotation, each line once, or stdin."
+    ),
+    "run": Verb("tailrace.cli.run", "Run a command and ship its output as a run."),
+    "query": Verb("tailrace.cli.query", "Search across all runs."),
+    "tail": Verb(
+        "tailrace.cli.tail", "Follow a run, the newest of a pipeline, or all whose names match."
+    ),
+    "pipelines": Verb(
+        "tailrace.cli.pipelines", "Feed segments to appenders: files, outputs, other systems."
+    ),
+    "token": Verb("tailrace.cli.token", "Make a token, and its lines for the rules of access."),
+    "leases": Verb("tailrace.cli.leases", "Show which process works on what, and change it."),
+    "deletions": Verb("tailrace.cli.deletions", "Show where lines of deleted runs may still be."),
+    "verify": Verb("tailrace.cli.verify", "Compare everything that is stored, line by line."),
+    "backup": Verb("tailrace.cli.backup", "Copy store and data folder into a folder of backups."),
+    "restore": Verb(
+        "tailrace.cli.restore", "Copy a backup back into an empty store and data folder."
+    ),
+    "completion": Verb("tailrace.cli.remote", "Print what completes its words in a shell."),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a verb and gives the exit status."""
+    if "_ARGCOMPLETE" in os.environ:
+        from tailrace.cli.remote import complete
+
+        complete(overview(), VERBS)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    verb = VERBS.get(words[0]) if words else None
+    if verb is None:
+        return _without_verb(words)
+    parsed = _parsed(verb.parser(words[0]), words[1:])
+    try:
+        status: int = importlib.import_module(verb.module).run(parsed)
+    except TailraceError as error:
+        complain(str(error), error.hint)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # whoever read our output has seen enough
+        sys.stderr.close()
+        return 0
+    return status
+
+
+def _parsed(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
+    """The words as the verb takes them: flags before, between and behind the others.
+
+    Behind `--` nothing is a flag; argparse knows that only where flags come first. The same holds
+    for a verb that has verbs of its own.
+    """
+    own_verbs = any(action.nargs == argparse.PARSER for action in parser._actions)
+    if own_verbs or "--" in words:
+        return parser.parse_args(words)
+    return parser.parse_intermixed_args(words)
+
+
+def complain(message: str, hint: str = "") -> None:
+    """Says on stderr what went wrong and what to do."""
+    say(f"error: {message}", sys.stderr)
+    if hint:
+        say(f"hint: {hint}", sys.stderr)
+
+
+def overview() -> argparse.ArgumentParser:
+    """The command line without a verb: for its help."""
+    width = max(map(len, VERBS))
+    verbs = "\n".join(f"  {name:<{width}}  {verb.help}" for name, verb in VERBS.items())
+    parser = argparse.ArgumentParser(
+        prog="tailrace",
+        description="Keeps the logs of pipeline runs.",
+        epilog=f"verbs:\n{verbs}\n\n`tailrace VERB --help` lists the flags of a verb.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"tailrace {version('tailrace')}")
+    parser.add_argument("verb", nargs="?", metavar="VERB", choices=list(VERBS), help="what to do")
+    return parser
+
+
+def _without_verb(words: list[str]) -> int:
+    parser = overview()
+    parser.parse_args(words[:1])  # answers --help and --version, refuses an unknown verb
+    parser.print_help(sys.stderr)
+    return 2

@@ -1,1 +1,0 @@
-"""What the verbs share that speak to a person: colours, a pager, completion of arguments."""

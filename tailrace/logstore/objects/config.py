@@ -1,0 +1,429 @@
+"""The settings that the service and the compactor share: the store, compaction, queue retention.
+
+The section of the compactor's run is here too: on which Spark it runs, and when it starts
+before its time. The service needs it to start a compactor beside itself.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final, Literal, NamedTuple, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from tailrace.logstore.clock import Clock, Entropy
+from tailrace.logstore.filesystem import FileSystem
+from tailrace.logstore.objects.local import LocalStore
+from tailrace.logstore.objects.s3.keys import BucketPlace
+from tailrace.logstore.objects.s3.settings import S3Settings
+from tailrace.logstore.objects.store import ObjectStore
+from tailrace.logstore.runs.deletions import Days
+from tailrace.logstore.settings import MIB, PREFIX, Bytes, BytesOrZero
+
+
+class RunningSettings(BaseModel):
+    """Where Spark runs its tasks, and how much may wait for the next pass."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    master: str = Field(
+        default="",
+        description="Spark's master, as `spark://host:7077`; empty: that of spark-submit, or"
+        " `local[*, 4]`",
+    )
+    spark: dict[str, str] = Field(
+        default={},
+        description="More of Spark's configuration, as `spark.executor.memory: 4g`; in the"
+        " environment as JSON. Flags of spark-submit take precedence. Do not put"
+        " secrets here: Spark shows them",
+    )
+    lag_bytes: Bytes = Field(
+        default=256 * MIB,
+        description="With --every: a pass starts early when this many bytes of segments wait",
+    )
+    lag_segments: int = Field(
+        default=1000, ge=1, description="The same, when this many segments wait"
+    )
+    lag_seconds: float | None = Field(
+        default=None,
+        ge=1,
+        description="The same, when one segment has waited this long; null: never",
+    )
+    gather_seconds: float = Field(
+        default=30,
+        ge=0,
+        description="With --every: segments below these limits are left for a later pass"
+        " until one of them has waited this long, so that small segments become"
+        " one commit",
+    )
+    poll_seconds: float = Field(
+        default=15, ge=1, description="With --every: how often the compactor checks what waits"
+    )
+
+
+# delta-rs takes a path for an address, and would read and write somewhere else.
+_NOT_IN_A_FOLDER: Final = re.compile(r"[?#%\\\x00-\x1f\x7f]")
+_S3: Final = re.compile(r"s3a?://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/+(.*?))?/*", re.DOTALL)
+
+
+class Bucket(NamedTuple):
+    """A store's place on S3; `prefix` is empty or has no slash at its ends."""
+
+    name: str
+    prefix: str
+
+    @property
+    def uri(self) -> str:
+        """The place as an address."""
+        return f"s3://{self.name}/{self.prefix}".rstrip("/")
+
+
+class StoreSettings(BaseSettings):
+    """The data folder and the object store. Other keys of a shared file are left alone."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_nested_delimiter="__", frozen=True, extra="ignore"
+    )
+
+    data: str = Field(
+        default="data",
+        min_length=1,
+        description="Folder of the journal and, unless `store` is set, of the store",
+    )
+    store: str = Field(
+        default="",
+        description=(
+            "The object store: a folder, or `s3://bucket/prefix`; empty: `store` in the data folder"
+        ),
+    )
+    umask: str = Field(
+        default="077",
+        pattern=r"^0?[0-7]{3}$",
+        description="Permissions that others do not get on files of a store in a folder, in"
+        " quotes: `027` lets the group read them, `007` also write. Only its owner"
+        " can read the journal",
+    )
+    s3: S3Settings = S3Settings()
+
+    @field_validator("store")
+    @classmethod
+    def _is_a_place(cls, value: str) -> str:
+        if "://" in value:
+            _parse_bucket(value)
+        return value
+
+    @model_validator(mode="after")
+    def _is_a_place_for_a_table(self) -> Self:
+        place = "prefix" if self.bucket is not None else "folder"
+        name = self.store_folder if self.bucket is None else self.bucket.prefix
+        found = _NOT_IN_A_FOLDER.search(name)
+        if found is not None:
+            raise ValueError(
+                f"the store's {place} {name!r} has {found[0]!r} in its name; a table"
+                f" cannot live there: choose a {place} without ? # % \\ and control characters"
+            )
+        return self
+
+    @property
+    def bucket(self) -> Bucket | None:
+        """Where on S3 the store is; None if it is a folder."""
+        return _parse_bucket(self.store) if "://" in self.store else None
+
+    @property
+    def store_folder(self) -> str:
+        """The absolute path of the local store; there is one only if `bucket` is None."""
+        return os.path.abspath(self.store or os.path.join(self.data, "store"))
+
+    @property
+    def store_place(self) -> str:
+        """The store for people and for other programs: an absolute path or an `s3://` address."""
+        return self.store_folder if self.bucket is None else self.bucket.uri
+
+
+def _parse_bucket(store: str) -> Bucket:
+    found = _S3.fullmatch(store)
+    if found is None:
+        raise ValueError("should be a folder, or s3://bucket/prefix with a valid bucket name")
+    prefix = found[2] or ""
+    if any(part in ("", ".", "..") for part in prefix.split("/")) and prefix:
+        raise ValueError("the prefix has no empty part, no . and no .. between its slashes")
+    return Bucket(found[1], prefix)
+
+
+class CompactionSettings(RunningSettings):
+    """How much is compacted at once, and how long things are kept.
+
+    The service's part is here as well (`enabled`, `every_seconds`), so that a compactor that runs
+    elsewhere, and reads the same file, refuses what nobody knows.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    grace_seconds: float = Field(
+        default=3600,
+        ge=0,
+        le=86_400,
+        description="Consumed segments are kept this long; longer than any query takes",
+    )
+    retention_days: Days | None = Field(
+        default=None,
+        description="Hours of the table are removed so many days after their end, or hours, as"
+        " `12h`; 0 keeps them; null: as long as any run is kept by `runs.expiration_days` and"
+        " `runs.expiration_days_of`",
+    )
+    retention_bytes: Bytes | None = Field(
+        default=None,
+        description="The table's oldest hours, but never the newest, are removed while all"
+        " its files are larger than this; null: it may grow",
+    )
+    purge_seconds: float = Field(
+        default=3600,
+        ge=0,
+        description="Deleted lines are removed from the table's files after this long, which"
+        " rewrites the files; sooner if the files have at most"
+        " `compaction.purge_bytes` in all",
+    )
+    purge_bytes: Bytes = Field(
+        default=128 * MIB,
+        description="Bytes of files that one pass rewrites for deletions younger than"
+        " `compaction.purge_seconds`",
+    )
+    away_days: float = Field(
+        default=30,
+        ge=0,
+        description="The longest that a node may be away: deletions are remembered for so long"
+        " beyond the retention, and a node refuses a journal with older lines in no segment",
+    )
+    batch_bytes: Bytes = Field(
+        default=256 * MIB, description="Bytes of segments that one commit ingests"
+    )
+    bucket_bytes: Bytes = Field(
+        default=128 * MIB,
+        description="Bytes of text that one Spark task sorts; about one table file",
+    )
+    file_bytes: Bytes = Field(
+        default=128 * MIB,
+        description="An hour that is over is rewritten as Parquet files of about this size",
+    )
+    index_min_bytes: Bytes | None = Field(
+        default=MIB,
+        description="Files of the table of at least this size get a skip index, which lets a"
+        " search leave out what cannot match; null: none does",
+    )
+    settle_seconds: float = Field(
+        default=900,
+        ge=0,
+        description="An hour is over this long after its end: until then late lines are expected",
+    )
+    gap_alarm_seconds: float = Field(
+        default=600, ge=0, description="A missing segment is an alarm after this long"
+    )
+    driver_memory: str = Field(
+        default="2g",
+        pattern=r"^[0-9]+[mg]$",
+        description="Heap of the Spark driver, unless spark-submit set one",
+    )
+    jars: str = Field(
+        default="",
+        description="Folder of the jars that Spark needs for S3; empty: Spark fetches them itself",
+    )
+    lease_seconds: float = Field(
+        default=600,
+        ge=15,
+        description="A compactor that is silent for this long loses its nodes to others; one"
+        " that starts again on the same data folder takes them back at once",
+    )
+    idle_seconds: float = Field(
+        default=900, ge=0, description="With --every: Spark is stopped after this long without work"
+    )
+    metrics_file: str = Field(
+        default="compactor.prom",
+        description="File with the compactor's metrics in Prometheus' text format, written"
+        " every ten seconds of a pass and at its end; the service's `/metrics`"
+        " shows them too. A relative path is in the data folder, if there is one;"
+        " empty: none",
+    )
+    push_gateway: str = Field(
+        default="",
+        pattern=r"^(https?://.+)?$",
+        description="Address of a Prometheus push gateway that gets the compactor's metrics, as "
+        "`http://host:9091`; empty: none",
+    )
+    log_format: Literal["text", "json"] = Field(
+        default="text", description="The compactor's log: lines for people, or a line of JSON each"
+    )
+    enabled: bool = Field(default=True, description="Compact on a schedule, where Java is found")
+    every_seconds: float = Field(
+        default=300, ge=1, description="Time from the end of a compaction to the next"
+    )
+
+
+class SegmentRetention(BaseModel):
+    """How much of the store may be kept for log pipelines."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    max_bytes: Bytes = Field(
+        default=100 << 30,
+        description="Bytes of segments that are kept for a log pipeline alone, unless its file has"
+        " `segments_max_bytes`; one that needs more is evicted and does nothing until somebody"
+        " decides where it goes on",
+    )
+
+
+class PipelineDefaults(BaseModel):
+    """What a pipeline does as long as its own file does not say otherwise, under the same key."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    start: Literal["oldest", "now"] = Field(
+        default="oldest",
+        description="Where it begins the first time: with the oldest segment that is kept, or the"
+        " next one",
+    )
+    parts: int = Field(
+        default=1,
+        ge=1,
+        le=1024,
+        description="So many processes can share an appender's work, divided by the pipelines'"
+        " names",
+    )
+    event_delay_ms: int = Field(
+        default=2000,
+        ge=0,
+        description="How long an event waits for earlier ones, measured against what the nodes"
+        " have sent",
+    )
+    idle_node_ms: int = Field(
+        default=30_000,
+        ge=0,
+        description="A node that has sent nothing for so long is not waited for",
+    )
+    buffer_size_bytes: BytesOrZero = Field(
+        default=0,
+        description="Events that wait; past it the oldest half goes at once. 0: a share of"
+        " `pipelines.memory_bytes`, which is the most for all together",
+    )
+    checkpoint_interval_ms: int = Field(
+        default=10_000, ge=1, description="How often a checkpoint is saved"
+    )
+    retry_ms: int = Field(
+        default=1000, ge=1, description="First pause after a failure of an appender; it doubles"
+    )
+    most_retry_ms: int = Field(default=60_000, ge=1, description="Longest such pause")
+    dead_letter_dir: str = Field(
+        default="",
+        description="Folder of files for the events of appenders that are disabled, and for events"
+        " that appenders refuse; empty: the former wait, the latter are in the store",
+    )
+    error_threshold: int = Field(
+        default=0,
+        ge=0,
+        description="Failures in a row after which an appender is disabled, if there is a"
+        " `dead_letter_dir`; 0: it is tried for ever",
+    )
+
+
+class PipelineSettings(BaseModel):
+    """How processes of `tailrace pipelines` share their work."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    lease_seconds: float = Field(
+        default=60,
+        ge=10,
+        description="The appenders of a process that died are taken over after this long",
+    )
+    poll_seconds: float = Field(
+        default=5,
+        gt=0,
+        description="How often a process looks for appenders that nobody works on",
+    )
+    stop_seconds: float = Field(
+        default=30,
+        gt=0,
+        description="How long a process that is told to stop waits for its appenders; what one"
+        " that hangs has not saved comes again",
+    )
+    memory_bytes: BytesOrZero = Field(
+        default=512 << 20,
+        description="What a process may need; 0: the memory of its container, or of the machine",
+    )
+    prefetch_bytes: BytesOrZero = Field(
+        default=8 << 20,
+        description="Bytes of segments that a process fetches before its appenders ask for them; 0:"
+        " none. Pipelines with a `prefetch_bytes` of their own have it beside that",
+    )
+    auto_buffer_ratio: float = Field(
+        default=0.7,
+        gt=0,
+        lt=1,
+        description="This part of `memory_bytes`, less 224 MiB for code and decoded segments, is"
+        " for events that wait, in equal shares of the appenders at work whose pipeline's file does"
+        " not say; those that ask for most get less if it is too much",
+    )
+    source_url: str = Field(
+        default="",
+        description="Read segments from the service at this URL, and keep checkpoints in a store"
+        " of the processes' own; empty: from the store. See docs/pipelines.md",
+    )
+    source_token_file: str = Field(
+        default="",
+        description="File with the token for `source_url`, with the scope consume; it may be"
+        " replaced at any time",
+    )
+    source_ca_file: str = Field(
+        default="",
+        description="Certificates (PEM) that are trusted for `source_url` instead of the machine's",
+    )
+    defaults: PipelineDefaults = PipelineDefaults()
+    metrics_listen: str = Field(
+        default="",
+        description="host:port where a process of pipelines answers /metrics, /health/live and"
+        " /health/ready, such as 127.0.0.1:8792; empty: nowhere",
+    )
+
+
+class QueueRetention(BaseModel):
+    """How long a consumer group of the segment queue may hold back the deletion of segments."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    evict_after_hours: float = Field(
+        default=24.0,
+        gt=0,
+        description="A consumer group that alone keeps a segment for this long loses its"
+        " place; a failed segment that nobody retries for this long is given up",
+    )
+
+
+# Opens the object store that the settings name: a folder, or a place on S3.
+
+
+_OPEN_SECONDS = 1.0
+
+
+@asynccontextmanager
+async def open_store(
+    settings: StoreSettings, clock: Clock, entropy: Entropy, fs: FileSystem
+) -> AsyncIterator[ObjectStore]:
+    """The store while the block runs, in the loop that runs the block.
+
+    Sends nothing to the server, so it opens while the server is unreachable; a folder that hangs
+    takes a second. Raises `InvalidInput` for invalid settings, `StoreUnavailable` for a folder that
+    cannot be made.
+    """
+    if settings.bucket is None:
+        folder = LocalStore(settings.store_folder, fs, clock, entropy, made=False)
+        await folder.open(_OPEN_SECONDS)
+        yield folder
+        return
+    from tailrace.logstore.objects.s3.store import open_s3
+
+    place = BucketPlace(settings.bucket.name, settings.bucket.prefix)
+    async with open_s3(settings.s3, place, clock, entropy) as store:
+        yield store

@@ -1,0 +1,474 @@
+"""The skip index of a table file: it tells which row groups cannot hold a text.
+
+For each row group it has two Bloom filters with one hash: of all substrings of four and of six
+bytes (`ngrams`) of its messages in lower case. A message can hold a text only if its row group has
+every n-gram of the text. The index therefore serves substrings, not just whole words.
+
+    TRSKIP03, XXH3-64 of the header (8, little-endian), length of the header (4)
+    header       JSON: {"size", "rows", "filters": [{"gram", "bits", "slots"}, …], "bare", "maps"}
+    filters      one after the other, in pages
+    maps         of lines, one for each row group that has one
+
+    size         bytes of the table file, by which the index of another file is recognised
+    rows         of each row group, in order
+    bits         an n-gram's slot is the highest `bits` bits of its hash
+    slots        of the filter that are stored, from 0 on
+    bare         whether no line of the file has attributes
+    maps         bytes of the map of each row group, 0 if it has none
+    coloured     numbers of row groups with control sequences of terminals; absent if there are none
+
+Of a coloured row group the filters have the n-grams of its messages as they are stored, and as they
+are seen (`tailrace.logstore.colours`). An index from before `coloured` has only the former.
+
+A page is 4,096 bytes: the XXH3-64 of what is behind it (8), then for each slot a bit of each row
+group, of `4088 // groups * 8` slots. So a search reads a page for each n-gram, however large the
+file is, and not all of the index. A page's hash is seeded with that of the header plus the
+place of the page in the index: no page stands for another. The page of a filter
+that has only one ends with its bits. Behind the header of a large index are spaces, so that pages
+are those of the disk. A map (`line_map.py`) is stored like a page: its hash (8), and the map.
+
+A filter is stored only in part if the whole would be too large for its file: n-grams with a slot
+beyond that part exclude nothing. The part is a sample of the n-grams, the same in the index and in
+a search. A filter that is half full with a sample excludes more than one of the same
+size that is nearly full with all n-grams.
+
+The filters are those of ClickHouse's `ngrambf_v1`, with one hash for an n-gram, since a text
+has many n-grams; they are stored as bit-sliced signatures, as in BitFunnel (SIGIR 2017). In doubt
+a row group is kept: one that is skipped certainly has no match.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+import orjson
+import xxhash
+from numpy.typing import NDArray
+
+from tailrace.logstore.colours import is_coloured
+from tailrace.logstore.errors import Damaged, UnsupportedVersion
+from tailrace.logstore.table.line_map import LineMap
+
+# Pieces of `n` bytes of texts (n-grams), as slots of a filter with one hash.
+#
+# The hash is Knuth's multiplicative one: an n-gram, read as a little-endian number, times 2^64
+# divided by the golden ratio; the highest bits of the product are its slot. Texts are hashed in
+# lower case of ASCII, so one filter serves searches with and without regard to case.
+
+
+LENGTHS: Final = (4, 6)
+"""Four bytes serve short words; six tell identifiers apart, whose four digits occur everywhere."""
+
+_HASH: Final = 0x9E3779B97F4A7C15  # 2^64 / golden ratio
+_PIECE_BYTES: Final = 1 << 20  # hashed at a time: within a processor's cache
+
+
+class Grams(NamedTuple):
+    """The hashes of a text's n-grams, by `LENGTHS`, in order; a match has all of them."""
+
+    hashes: tuple[Sequence[int], ...]
+
+    @property
+    def empty(self) -> bool:
+        """Whether the text is too short to exclude anything."""
+        return not any(map(len, self.hashes))
+
+
+def grams_of(text: str, *, ignore_case: bool = False) -> Grams:
+    """The n-grams that every message has which contains the text.
+
+    Without regard to case, only characters of ASCII with exactly two case forms are certain: the
+    sign for kelvin is a `k` as well, and `ı` and `ſ` match `i` and `s`.
+    """
+    if not ignore_case:
+        parts = [text.encode("utf-8", "surrogatepass").lower()]
+    else:
+        lowered = text.lower()
+        kept = [c if c.isascii() and c not in "iks" else "\0" for c in lowered]
+        parts = [part.encode() for part in "".join(kept).split("\0")]
+    found = []
+    for length in LENGTHS:
+        each = [hashed for part in parts for hashed in _hashes(part, length)]
+        found.append(np.unique(np.concatenate(each)).tolist() if each else [])
+    return Grams(tuple(found))
+
+
+def taken_slots(text: bytes, length: int, bits: int) -> NDArray[np.uint8]:
+    """An array of `2 ** bits` with 1 for every slot that an n-gram of `length` bytes has.
+
+    An n-gram has at most eight bytes.
+    """
+    taken = np.zeros(1 << bits, np.uint8)
+    for hashes in _hashes(text, length):
+        taken[(hashes >> np.uint64(64 - bits)).view(np.int64)] = 1
+    return taken
+
+
+def _hashes(text: bytes, length: int) -> Iterator[NDArray[np.uint64]]:
+    """The hashes of all n-grams of `length` bytes, in no order."""
+    for start in range(0, len(text), _PIECE_BYTES):
+        piece = text[start : start + _PIECE_BYTES + length - 1]
+        number = len(piece) - length + 1
+        padded = piece + bytes(16)
+        # Of the eight bytes that are read, this shifts those out that are too many, and hashes.
+        factor = np.uint64((_HASH << 8 * (8 - length)) % (1 << 64))
+        for phase in range(min(8, number)):
+            count = (number - phase + 7) // 8
+            words = np.frombuffer(padded, "<u8", count, phase)
+            yield words * factor
+
+
+SHARE: Final = 0.08
+"""An index is at most so large, as a part of its file."""
+_FILTERS_SHARE, _MAPS_SHARE = 0.065, 0.015
+PAGE_BYTES: Final = 4_096
+
+_MAGIC: Final = b"TRSKIP03"
+_FAMILY: Final = b"TRSKIP"
+_SHORT_SHARE: Final = 0.25
+"""The part of the index that pieces of four bytes may take: there are far fewer of them."""
+_FULL: Final = 0.6
+_FEWEST_BITS, _MOST_BITS = 10, 22
+_HASH_BYTES: Final = 8
+_HEAD_BYTES: Final = len(_MAGIC) + _HASH_BYTES + 4
+_LARGE_BYTES: Final = 64 * PAGE_BYTES
+_PAIR_BYTES: Final = 128  # in memory
+
+Read: TypeAlias = Callable[[int, int], bytes]
+"""Gives bytes of an index from a place on, so many, or fewer at its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Filter:
+    """A filter of `slots` stored slots, whose pages begin at `at` and end before `end`."""
+
+    bits: int
+    slots: int
+    at: int
+    end: int
+
+    @property
+    def pages(self) -> int:
+        """How many it has."""
+        return -(-(self.end - self.at) // PAGE_BYTES)
+
+    def page(self, number: int) -> tuple[int, int]:
+        """Place and size of a page."""
+        at = self.at + number * PAGE_BYTES
+        return at, min(self.end - at, PAGE_BYTES)
+
+    def stored(self, hashes: Sequence[int]) -> list[int]:
+        """The slots of hashed n-grams, as far as they are stored, in the order of the hashes."""
+        shift = 64 - self.bits
+        return [slot for hashed in hashes if (slot := hashed >> shift) < self.slots]
+
+
+@dataclass(frozen=True, slots=True)
+class IndexHeader:
+    """What the header of an index says. `rows` are those of each row group.
+
+    `bare`: no line of the file has attributes. `maps` are place and size of each row group's.
+    """
+
+    rows: NDArray[np.int64]
+    bare: bool
+    filters: Sequence[_Filter]
+    maps: Sequence[tuple[int, int]]
+    digest: int
+    coloured: frozenset[int] = frozenset()
+
+    @property
+    def nbytes(self) -> int:
+        """About how many bytes of memory it takes."""
+        return self.rows.nbytes + _HEAD_BYTES + _PAIR_BYTES * len(self.maps)
+
+
+def head_bytes(start: bytes) -> int:
+    """How many bytes of an index its header takes, by the first of them.
+
+    Raises `Damaged` if it is none, `UnsupportedVersion` if its format is another.
+    """
+    if start[: len(_MAGIC)] != _MAGIC:
+        if start[: len(_FAMILY)] == _FAMILY:
+            raise UnsupportedVersion("the skip index is of another version")
+        raise Damaged("not a skip index")
+    return _HEAD_BYTES + _number(start[_HEAD_BYTES - 4 : _HEAD_BYTES])
+
+
+def parse_head(body: bytes, *, size: int) -> IndexHeader:
+    """Decodes the header of the index of a table file of `size` bytes, from its first bytes.
+
+    Raises `Damaged` if they are not as written or belong to another file, `UnsupportedVersion`.
+    """
+    end = head_bytes(body)
+    text, digest = body[_HEAD_BYTES:end], _number(body[len(_MAGIC) : _HEAD_BYTES - 4])
+    if len(body) < end or xxhash.xxh3_64_intdigest(text) != digest:
+        raise Damaged("the skip index is not as it was written")
+    header: dict[str, Any] = orjson.loads(text)
+    if header["size"] != size:
+        raise Damaged(f"the skip index is of a file of {header['size']} bytes, not of {size}")
+    rows, filters, at = np.array(header["rows"], np.int64), [], end
+    if [one["gram"] for one in header["filters"]] != list(LENGTHS):
+        raise Damaged("the skip index has other filters")
+    for one in header["filters"]:
+        begin, at = at, at + _stored_bytes(one["slots"], len(rows))
+        filters.append(_Filter(one["bits"], one["slots"], begin, at))
+    maps = list[tuple[int, int]]()
+    for stored in header["maps"]:
+        maps.append((at, stored))
+        at += stored
+    coloured = frozenset(header.get("coloured", ()))
+    return IndexHeader(rows, header["bare"], filters, maps, digest, coloured)
+
+
+class SkipIndex:
+    """An index whose pages are read as they are needed; `sure`: those were checked before."""
+
+    def __init__(self, head: IndexHeader, read: Read, *, sure: bool = False) -> None:
+        self.rows, self.bare = head.rows, head.bare
+        self.head = head
+        self._page = read if sure else self._checked
+        self._read = read
+
+    def may_hold(self, grams: Grams) -> NDArray[np.bool_]:
+        """For each row group, False only if none of its messages has all the n-grams.
+
+        Raises `Damaged` if a page is not as it was written, or is not of this header.
+        """
+        groups = len(self.rows)
+        found, width = (1 << groups) - 1, (groups + 7) // 8 + 1
+        in_page, page = _slots_in_page(groups), b""
+        for hashes, one in zip(grams.hashes, self.head.filters, strict=True):
+            seen = -1
+            for slot in one.stored(hashes):
+                number, within = divmod(slot, in_page)
+                if number != seen:
+                    seen, page = number, self._page(*one.page(number))
+                first = within * groups
+                start = _HASH_BYTES + first // 8
+                found &= int.from_bytes(page[start : start + width], "little") >> first % 8
+                if not found:
+                    return np.zeros(groups, np.bool_)
+        bits = np.frombuffer(found.to_bytes(width, "little"), np.uint8)
+        return np.unpackbits(bits, count=groups, bitorder="little").view(np.bool_)
+
+    def pages(self, grams: Grams) -> Iterator[tuple[int, int]]:
+        """The pages that `may_hold` reads at most, each once: place in the index, and bytes."""
+        in_page = _slots_in_page(len(self.rows))
+        for hashes, one in zip(grams.hashes, self.head.filters, strict=True):
+            for number in dict.fromkeys([slot // in_page for slot in one.stored(hashes)]):
+                yield one.page(number)
+
+    def lines(self, group: int) -> LineMap | None:
+        """The map of a row group, if it has one. Raises `Damaged`, and what reading it raises."""
+        at, size = self.head.maps[group]
+        return LineMap.decoded(self._checked(at, size)[_HASH_BYTES:]) if size else None
+
+    def check(self) -> None:
+        """Reads all pages and maps. Raises `Damaged`."""
+        for _ in self._bits():
+            pass
+        for group in range(len(self.rows)):
+            self.lines(group)
+
+    def agrees(self, other: SkipIndex) -> bool:
+        """Whether both say the same of the same file. Raises `Damaged`.
+
+        One may have a map that the other has no room for: they may be compressed by two versions
+        of a library.
+        """
+        if self.head.coloured != other.head.coloured and not (
+            self.head.coloured and other.head.coloured
+        ):
+            return np.array_equal(self.rows, other.rows)  # one is from before there were marks
+        if (
+            self.head.coloured != other.head.coloured
+            or self.bare != other.bare
+            or not np.array_equal(self.rows, other.rows)
+        ):
+            return False
+        if [(f.bits, f.slots) for f in self.head.filters] != [
+            (f.bits, f.slots) for f in other.head.filters
+        ]:
+            return False
+        if any(one != two for one, two in zip(self._bits(), other._bits(), strict=True)):
+            return False
+        pairs = ((self.lines(group), other.lines(group)) for group in range(len(self.rows)))
+        return all(one is None or two is None or one.equals(two) for one, two in pairs)
+
+    def _bits(self) -> Iterator[bytes]:
+        """The bits of all pages."""
+        for one in self.head.filters:
+            for number in range(one.pages):
+                yield self._page(*one.page(number))[_HASH_BYTES:]
+
+    def _checked(self, at: int, size: int) -> bytes:
+        page = self._read(at, size)
+        digest = _digest(self.head.digest, at, memoryview(page)[_HASH_BYTES:])
+        if len(page) != size or digest != _number(page[:_HASH_BYTES]):
+            raise Damaged("the skip index is not as it was written")
+        return page
+
+
+def parse(body: bytes, *, size: int) -> SkipIndex:
+    """The index of a table file of `size` bytes, all of which is in memory.
+
+    Raises as `parse_head`.
+    """
+    return SkipIndex(parse_head(body, size=size), lambda at, count: body[at : at + count])
+
+
+class Builder:
+    """Makes the index of a table file of `size` bytes, from the text of its row groups in order.
+
+    `add` takes some milliseconds for a megabyte of text, and memory for some twice the index.
+    """
+
+    def __init__(self, size: int, groups: int) -> None:
+        self._size = size
+        self._rows: list[int] = []
+        self._bare = True
+        self._coloured: list[int] = []
+        self._maps: list[bytes] = []
+        self._room_for_maps = int(size * _MAPS_SHARE)
+        most = int(size * _FILTERS_SHARE)
+        short = int(most * _SHORT_SHARE)
+        self._filters = [
+            _FilterBuilder(length, _most_slots(budget, groups))
+            for length, budget in zip(LENGTHS, (short, most - short), strict=True)
+        ]
+
+    def add(
+        self,
+        rows: int,
+        text: bytes,
+        *,
+        bare: bool,
+        lines: LineMap | None = None,
+        seen: bytes = b"",
+    ) -> None:
+        """Adds a row group: its messages, concatenated, and whether no line has attributes.
+
+        `seen` are its messages as they are seen, if they are coloured.
+        """
+        mapped = b"" if lines is None else lines.encoded()
+        size = len(mapped) + _HASH_BYTES if mapped else 0
+        self._maps.append(mapped if size <= self._room_for_maps else b"")
+        if self._maps[-1]:
+            self._room_for_maps -= size
+        if is_coloured(text):
+            self._coloured.append(len(self._rows))
+        self._rows.append(rows)
+        self._bare = self._bare and bare
+        lowered = (text + seen).lower()
+        for one in self._filters:
+            one.add(lowered)
+
+    def finish(self) -> bytes:
+        """The index, to be called after the last row group."""
+        header = {
+            "size": self._size,
+            "rows": self._rows,
+            "filters": [one.header for one in self._filters],
+            "bare": self._bare,
+            "maps": [len(one) + _HASH_BYTES if one else 0 for one in self._maps],
+            **({"coloured": self._coloured} if self._coloured else {}),
+        }
+        text, groups = orjson.dumps(header), len(self._rows)
+        stored = [_stored_bytes(one.slots, groups) for one in self._filters]
+        if sum(stored) >= _LARGE_BYTES:
+            text += b" " * (-(_HEAD_BYTES + len(text)) % PAGE_BYTES)
+        digest, at = xxhash.xxh3_64_intdigest(text), _HEAD_BYTES + len(text)
+        made = [_MAGIC, digest.to_bytes(8, "little"), len(text).to_bytes(4, "little"), text]
+        for one, size in zip(self._filters, stored, strict=True):
+            for bits in one.pages():
+                behind = bits.ljust(min(size, PAGE_BYTES) - _HASH_BYTES, b"\0")
+                made += [_digest(digest, at, behind).to_bytes(8, "little"), behind]
+                at += _HASH_BYTES + len(behind)
+        for mapped in filter(None, self._maps):
+            made += [_digest(digest, at, mapped).to_bytes(8, "little"), mapped]
+            at += _HASH_BYTES + len(mapped)
+        return b"".join(made)
+
+
+class _FilterBuilder:
+    """A filter of n-grams of one length. The first row group decides its size."""
+
+    def __init__(self, length: int, most_slots: int) -> None:
+        self._length = length
+        self._most = most_slots
+        self._bits = 0
+        self.slots = 0
+        self._groups: list[NDArray[np.uint8]] = []
+
+    @property
+    def header(self) -> dict[str, int]:
+        """The filter's entry in the header of the index."""
+        return {"gram": self._length, "bits": self._bits, "slots": self.slots}
+
+    def add(self, text: bytes) -> None:
+        """Adds a row group's messages, in lower case."""
+        if not self._groups:
+            self._measure(text)
+        slots = taken_slots(text, self._length, self._bits)[: self.slots]
+        self._groups.append(np.packbits(slots, bitorder="little"))
+
+    def pages(self) -> Iterator[bytes]:
+        """The bits of each page: slots one after the other, each with all row groups."""
+        in_page = _slots_in_page(len(self._groups)) // 8
+        for first in range(0, self.slots // 8, max(in_page, 1)):
+            packed = np.stack([group[first : first + in_page] for group in self._groups])
+            bits = np.unpackbits(packed, axis=1, bitorder="little")
+            yield np.packbits(bits.T, bitorder="little").tobytes()
+
+    def _measure(self, text: bytes) -> None:
+        """Chooses the number of slots so that about half are set, and stores as many as fit."""
+        bits = min(max(len(text).bit_length(), _FEWEST_BITS), _MOST_BITS)
+        slots = taken_slots(text, self._length, bits)
+        while bits > _FEWEST_BITS:
+            fewer = slots.reshape(-1, 2).max(axis=1)
+            if fewer.mean() > _FULL:
+                break
+            bits, slots = bits - 1, fewer
+        self._bits, self.slots = bits, min(1 << bits, self._most)
+
+
+def _slots_in_page(groups: int) -> int:
+    """A multiple of eight; none if there are more row groups than bytes in a page."""
+    return (PAGE_BYTES - _HASH_BYTES) // max(groups, 1) * 8
+
+
+def _most_slots(budget: int, groups: int) -> int:
+    """So many slots of all row groups take at most `budget` bytes: full pages, or one in part."""
+    if budget >= PAGE_BYTES:
+        return budget // PAGE_BYTES * _slots_in_page(groups)
+    part = max(budget - _HASH_BYTES, 0) // max(groups, 1) * 8
+    return min(part, _slots_in_page(groups))
+
+
+def _stored_bytes(slots: int, groups: int) -> int:
+    """What the pages of a filter take."""
+    in_page = _slots_in_page(groups)
+    if slots <= in_page:
+        return _HASH_BYTES + slots // 8 * groups if slots else 0
+    return -(-slots // in_page) * PAGE_BYTES
+
+
+def _digest(head: int, at: int, bits: bytes | memoryview) -> int:
+    """The hash of a page's bits."""
+    return xxhash.xxh3_64_intdigest(bits, (head + at) % (1 << 64))
+
+
+def _number(digits: bytes) -> int:
+    return int.from_bytes(digits, "little")
+
+
+def ranges(rows: NDArray[np.int64], wanted: NDArray[np.bool_]) -> Iterable[tuple[int, int]]:
+    """Row numbers of the wanted row groups, first and last, neighbours as one range."""
+    ends = np.cumsum(rows)
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], wanted, [False]))))
+    for first, behind in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+        yield int(ends[first] - rows[first]), int(ends[behind - 1]) - 1

@@ -1,1 +1,0 @@
-"""The parts of `tailrace query`: live matches, and how records are shown."""
