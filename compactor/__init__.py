@@ -1,14 +1,15 @@
-"""The compactor: flushed segments become the table, each line once.
+"""The compactor: merges flushed segments into the table, each line once.
 
 job         the entry point of `spark-submit`
 cli         flags, exit status, and stopping on a signal
 setup       makes a compactor from settings
-context     what all parts of a pass share
+context     the dependencies that all parts of a pass share
 runner      one pass, or one after another with a warm Spark
-assignment  which nodes and hours this driver works on, if there are several drivers
+passes      the report of each pass, and its listeners
+assignment  assigns nodes and hours to drivers, if several work
 
-plan        which segments a batch takes, and which files it compares them with
-verify      whether segments are whole; packs small ones
+plan        chooses the segments of a batch, and the files to compare them with
+verify      checks whether segments are intact; packs small ones
 ingest      one pass: plan, verify, merge, commit, until no segment is left
 placement   gives Spark's files their names in the table
 commit      commits a planned change
@@ -18,8 +19,9 @@ cleanup     removes consumed segments, old hours and records of deletions
 skip_index  makes skip indexes after a commit
 
 spark       Spark's jobs and session
+settings    the settings of the compactor
 report      the report of a pass
-listeners   progress bar, log lines and summary of a pass
+listeners   progress bar, log, metrics and summary of a pass
 metrics     metrics of passes, and their text file
 dry_run     the preview that `--dry-run` prints
 """

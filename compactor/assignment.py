@@ -1,29 +1,29 @@
 """Assigns nodes to ingest and hours to rewrite to drivers, by leases.
 
-    pass: what has segments to ingest ──► leases (`compact/{node}`) ──► batch, batch, …
+    pass: nodes with segments to ingest ──► leases (`compact/{node}`) ──► batch, batch, …
                                               ▲                          │ between two batches:
-                                              └── hand over, acquire ────┘ what is asked back
-    end of a pass: all is closed, and free again at once
+                                              └── hand over, acquire ────┘ revoked leases
+    end of a pass: all leases are closed, and free again at once
 
 A driver that acquires nothing, although its fair share is not zero, waits until nodes are handed
-over to it: two drivers that start together share the nodes, whichever is first. A driver whose
-fair share is zero ends its pass.
+over to it: two drivers that start together share the nodes, whichever is first. A driver whose fair
+share is zero ends its pass.
 
 A lease only saves work. A batch is committed on the snapshot that it was planned from or not at
 all, so a driver that has lost a lease without knowing it commits nothing twice: its commit fails,
-and it plans again. Leases are taken only where there is something to do: an idle pass asks for
-none. A driver that was killed is waited for until its leases run out, unless it starts again.
+and it plans again. Leases are taken only if work waits: an idle pass requests none. Others wait for
+a killed driver until its leases expire, unless it starts again.
 
 The source is `[prefix|]compactor|compact`, a partition's key `compact/{node}`. The partition of a
 node that has no segments any more is removed by the driver that acquires it. For hours to be
-rewritten it is `[prefix|]compactor|hour` and `hour/{YYYY-MM-DDTHH}`, removed when the hour is done:
-there are always new ones. The rules for nodes hold for hours as well.
+rewritten it is `[prefix|]compactor|hour` and `hour/{YYYY-MM-DDTHH}`, removed when the hour is done,
+because new ones always follow. The rules for nodes hold for hours as well.
 
-Settings say how this driver shares nodes with others: who it is, and where leases are. A
-driver that was killed and starts again takes its own leases back at once, if it is sure that
-the earlier one is gone: it holds `compactor.lock` in the data folder, which dies with its
-process. Its identity is the host and that folder. A second driver on the same folder, or one
-without such a folder, succeeds no other driver: the leases that it leaves behind run out.
+Settings define how this driver shares nodes with others: its identity, and the place of leases. A
+driver that was killed and starts again takes its own leases back at once, if it is sure that the
+earlier one is gone: it holds `compactor.lock` in the data folder, which the kernel releases with
+its process. Its identity is the host and that folder. A second driver on the same folder, or one
+without such a folder, succeeds no other driver: the leases that it leaves expire.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ log = logging.getLogger("tailrace.compactor")
 NAME: Final = "compactor"
 NODES: Final = "compact"
 HOURS: Final = "hour"
-# A closed lease is due at once by everybody's clock, though each knows the store's time only
+# A closed lease is due at once by every driver's clock, though each knows the store's time only
 # within some seconds.
 _DUE_SECONDS: Final = -5.0
 _GONE_AT_ONCE: Final = 100
@@ -67,7 +67,7 @@ _LOOK_AGAIN_SECONDS: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long at a time a driver waits for leases that others hand over to it."""
+    """The time for which a driver waits for leases that others hand over to it."""
 
     clock: Clock
     seconds: float
@@ -104,7 +104,7 @@ class Assignment(Protocol):
         ...
 
     def check(self, nodes: Collection[str]) -> None:
-        """Raises `PreconditionFailed` if one of them is not this driver's any more."""
+        """Raises `PreconditionFailed` if this driver has lost one of them."""
         ...
 
     async def wait(self) -> bool:
@@ -113,7 +113,7 @@ class Assignment(Protocol):
 
 
 class Assigner(Protocol):
-    """How nodes are assigned to drivers."""
+    """Assigns nodes to drivers."""
 
     def joined(self, kind: str = NODES) -> AbstractAsyncContextManager[Assignment]:
         """Takes part in the work on nodes, or on `HOURS`, while the block runs.
@@ -139,16 +139,16 @@ class Alone:
         return [node for node in nodes if node in waiting]
 
     def check(self, nodes: Collection[str]) -> None:
-        """Raises nothing: there is no other driver."""
+        """Raises nothing: no other driver exists."""
 
     async def wait(self) -> bool:
         return False
 
 
 class LeaseAssigner:
-    """Assigns by leases. `coordinator` makes one for each pass: between passes nothing beats.
+    """Assigns by leases. `coordinator` makes one for each pass: between passes no heartbeat runs.
 
-    Without `patience` nothing is waited for.
+    Without `patience` it never waits.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class LeaseAssigner:
     async def joined(self, kind: str = NODES) -> AsyncIterator[Assignment]:
         coordinator = self._coordinator()
         assignment = LeasedAssignment(coordinator.work(kind), kind, self._patience)
-        # Beside the pass, whose Spark calls are in threads: leases are kept meanwhile.
+        # Runs during the pass, whose Spark calls are in threads, and renews the leases.
         beating = asyncio.create_task(coordinator.run(), name="leases")
         try:
             yield assignment
@@ -224,10 +224,10 @@ class LeasedAssignment:
         return True
 
     async def close(self) -> None:
-        """Gives all back, free at once.
+        """Releases all leases, so that they are free at once.
 
-        What is lost or deleted needs no giving back, and what the store does not hear of runs
-        out: neither undoes what this pass has committed.
+        Lost or deleted leases need no release, and leases that the store did not release expire:
+        neither undoes the commits of this pass.
         """
 
         async def close(held: Lease) -> None:
@@ -251,10 +251,10 @@ class LeasedAssignment:
         await asyncio.gather(*(give_up(held) for held in asked))
 
     async def _acquire(self, nodes: Sequence[str], missing: Sequence[str]) -> None:
-        """Takes of `missing` what is free and this driver's part, making what is not there."""
+        """Acquires free partitions of `missing`, up to this driver's share; makes absent ones."""
         made = await self._work.create([NewPartition(self._key(node)) for node in missing])
         if made and self._work.workers is not None:
-            self._work.workers.look_again()  # there is more to share now
+            self._work.workers.look_again()  # more nodes are to be shared now
         await self._take(nodes)
         await self._look_for_barred(set(missing) - self._mine())
 
@@ -303,9 +303,9 @@ async def open_assigner(
     entropy: Entropy,
     fs: FileSystem,
 ) -> AsyncIterator[Assigner]:
-    """The settings' assigner, while the block runs. Raises `InvalidInput`, `StoreUnavailable`."""
+    """The assigner of the settings during the block. Raises `InvalidInput`, `StoreUnavailable`."""
     coordination = settings.source_coordination
-    # A node's segments are never given up on, however often a driver died over them.
+    # A node's segments are never given up, however often a driver died during their ingest.
     limits = replace(
         coordination.limits, lease_seconds=settings.compaction.lease_seconds, max_attempts=0
     )

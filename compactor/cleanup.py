@@ -1,4 +1,53 @@
-"""Maintenance: removes expired, deleted and consumed data, and makes skip indexes."""
+"""Maintenance: removes consumed segments, expired hours, orphans, and records of done deletions.
+
+**Consumer groups** (`settle`, `free`). A segment that table and run logs have stays as long as a
+group needs it: it was not handed out, is leased, or has failed and was not retried. A group that
+keeps it for `evict_after_hours` is evicted, and a failed segment that old is given up, so that one
+dead consumer cannot fill the store. Time counts from the latest of three moments: the segment was
+stored, the group was created or reset, or the segment failed. A group that is only behind, while
+nothing could be deleted without it either, is left alone. The group of a log pipeline is evicted if
+it alone keeps more than `segments.max_bytes`, or than its file says, however old that is: a
+pipeline that is paused over a holiday loses nothing.
+
+**Records of deletions** (`remove_deletion_records`). Each expired run has one. A record excludes
+deleted lines that are still in segments, or in the journal of a node that is away. It is removed
+when all of this holds:
+
+- its newest deleted line is older than the retention by `compaction.away_days`, the longest that a
+  node may be away, so that the line cannot come back from anywhere;
+- the deletion is done in the table;
+- the service has removed the run's manifest, which says the same, or a later record of the run says
+  more.
+
+If anything is kept for ever, records are, too. The few records of whole pipelines always stay. No
+store deletes under a condition, and a run may be deleted again at any moment. The new deletion has
+a record under its own key, so whenever the store removes the old one, no later deletion is lost.
+
+**Retention** (`expire`). It removes hours of the table that are too old, or beyond its size limit.
+The commit only has remove actions, planned from the snapshot's statistics: it reads no file and
+starts no Spark. The files themselves stay until the vacuum, for running queries. By age, an hour is
+removed when it ended `compaction.retention_days` ago; if that is not set, when no run of any
+pipeline is kept that long. (Pipelines whose runs are kept for less lose them by deletions,
+`purge.py`.) By size, the oldest hours, but never the newest, are removed until the rest is within
+`compaction.retention_bytes`. The table records up to when its hours are gone. Late lines of such an
+hour are removed by the next pass after their ingest, and a comparison of segments with the table
+does not miss them.
+
+**Clean-up** (`clean_up`). A segment is removed when the table has held it for the grace, which is
+longer than any query, its lines are in their runs' logs, and no consumer group needs it. `low` in
+the node's watermark is raised first, so that a late reader sees that it is late; groups are checked
+again after that. Segments are removed lowest first, many in a request. All are below `low`, so a
+segment that a crash leaves between removed ones looks like a gap to no reader, and is removed next
+time. A quarantined segment stays, because it may be repaired, until the retention would remove
+every line that it can hold.
+
+Files of the table are removed when they are 24 h old and no version of the last 24 h has them; no
+job commits files half as old. Uploads below the store that began 24 h ago and were not completed
+are aborted, those of killed Spark jobs and all others. Files that a killed commit left in the
+folder of the table's log are removed.
+
+All ages are by the earlier of this machine's clock and the store's (`compactor/context.py`).
+"""
 
 from __future__ import annotations
 
@@ -33,32 +82,19 @@ from tailrace.logstore.state import advice
 from tailrace.logstore.table.snapshot import TableFile, TableSnapshot
 from tailrace.logstore.table.table import TableChange
 
-# Finds the segments that consumer groups still need, and evicts groups that are late.
-#
-# A segment that table and run logs have stays as long as a group needs it: it was not handed out,
-# is leased, or has failed and nobody has retried it. A group that keeps it for
-# `evict_after_hours` is evicted, and a failed segment that old is given up, so that one dead
-# consumer cannot fill the store. Time counts from when the segment was stored, the group was
-# created or reset, or the segment failed, whichever was last. A group that is only behind, while
-# nothing could be deleted without it either, is left alone.
-#
-# The group of a log pipeline is evicted when it alone keeps more than `segments.max_bytes`, or
-# than its file says, however old that is: a pipeline that is paused over a holiday loses nothing.
-
-
 _HOUR_MS = 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Segments of a node that could be removed, lowest first; and the quarantined ones."""
+    """Segments of a node that could be removed, lowest first, and its quarantined ones."""
 
     segments: Sequence[ListedSegment]
     quarantined: frozenset[int]
 
 
 async def settle(compactor: Compactor, candidates: Mapping[str, Candidates]) -> int:
-    """Evicts groups that are late, and gives their number.
+    """Evicts groups that are late. Returns their number.
 
     Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`.
     """
@@ -85,7 +121,7 @@ async def settle(compactor: Compactor, candidates: Mapping[str, Candidates]) -> 
 async def free(
     compactor: Compactor, candidates: Mapping[str, Candidates], report: PassReport
 ) -> Mapping[str, Sequence[ListedSegment]]:
-    """For each node, the segments that no group needs, as far as all below them are free.
+    """Returns for each node the segments that no group needs, if no lower one is needed.
 
     A group that cannot be read may need all of them, which is an alarm. Raises `StoreUnavailable`.
     """
@@ -111,7 +147,7 @@ def _free(
 def _settled(
     group: ConsumerGroup, candidates: Mapping[str, Candidates], oldest_ms: int, now_ms: int
 ) -> ConsumerGroup:
-    """The group without old failed segments; evicted, if it is late."""
+    """Returns the group without old failed segments, evicted if it is late."""
     if group.state is State.EVICTED or group.since_ms > oldest_ms:
         return group
     for node, of_node in candidates.items():
@@ -132,7 +168,7 @@ def _settled(
 def _within(
     group: ConsumerGroup, candidates: Mapping[str, Candidates], most_bytes: int, now_ms: int
 ) -> ConsumerGroup:
-    """The group of a pipeline; evicted, if it keeps too much."""
+    """Returns the group of a pipeline, evicted if it keeps too much."""
     kept = sum(
         segment.size
         for node, of_node in candidates.items()
@@ -152,32 +188,13 @@ def _undecided(group: ConsumerGroup, node: str, seq: int) -> bool:
     return group.state is State.STARTING or seq in cursor.pending or seq > cursor.seq
 
 
-# Removes records of deletions that are done everywhere; there is one for each expired run.
-#
-# A record excludes deleted lines that are still in segments, or in the journal of a node that is
-# away. It is removed when all of this holds:
-#
-# - its newest deleted line is older than the retention by `compaction.away_days`, the longest that
-#   a node may be away, so that the line cannot come back from anywhere;
-# - the deletion is done in the table;
-# - the service has removed the run's manifest, which says the same, or a later record of the run
-#   says more.
-#
-# If anything is kept for ever, records are too. Those of whole pipelines always stay: they are
-# few.
-#
-# No store deletes under a condition, and a run may be deleted again at any moment. The new
-# deletion has a record under a key of its own, so whenever the store removes this one, no later
-# deletion is lost.
-
-
 _DAY_MS: Final = 86_400_000
 _AT_ONCE: Final = 16  # manifests
 _DELETE_COUNT: Final = 500
 
 
 async def remove_deletion_records(compactor: Compactor, report: PassReport) -> None:
-    """Removes such records. Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`."""
+    """Removes records that are done. Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`."""
     oldest = _oldest_ms(compactor)
     if not oldest:
         return
@@ -197,14 +214,14 @@ async def remove_deletion_records(compactor: Compactor, report: PassReport) -> N
 
 
 def _oldest_ms(compactor: Compactor) -> int:
-    """Older lines are nowhere, and do not come back; 0 if there is no such time."""
+    """The time before which no lines exist or can come back; 0 if no such time exists."""
     limits = compactor.limits
     days = compactor.runs.remembered_days(limits.retention_days, limits.away_days)
     return now_ms(compactor) - round(days * _DAY_MS) if days else 0
 
 
 def _is_old(stored: StoredDeletion, purged_ms: int, oldest_ms: int) -> bool:
-    """Whether it is of a run, done in the table, and its lines are nowhere else."""
+    """Whether the record is of a run, done in the table, and no other place has its lines."""
     done = stored.modified_ms <= purged_ms
     return stored.deletion.run is not None and done and ulid.time_ms(stored.deletion.t) < oldest_ms
 
@@ -234,19 +251,6 @@ async def _has_manifest(compactor: Compactor, deletion: Deletion) -> bool:
     except NotFound:
         return False
     return True
-
-
-# Retention: removes hours of the table that are too old, or beyond its size limit.
-#
-# The commit has nothing but remove actions, planned from the snapshot's statistics: it reads no
-# file and starts no Spark. The files themselves stay until the vacuum, for running queries.
-#
-# By age, an hour is removed when it ended `compaction.retention_days` ago; if that is not set,
-# when no run of any pipeline is kept that long. (Pipelines whose runs are kept for less lose them
-# by deletions, `purge.py`.) By size, the oldest hours, but never the newest, are removed until
-# the rest is within `compaction.retention_bytes`. The table records up to when its hours are
-# gone. Late lines of such an hour are removed by the next pass after their ingest, and a
-# comparison of segments with the table does not miss them.
 
 
 log = logging.getLogger("tailrace.compactor")
@@ -298,14 +302,14 @@ def expiring(compactor: Compactor, snapshot: TableSnapshot) -> ExpiredHours:
 
 
 def oldest_ms(compactor: Compactor) -> int:
-    """Hours that ended by then are too old; 0 if none ever is."""
+    """The time by which an hour must have ended to be too old; 0 if none ever is."""
     days = compactor.limits.retention_days
     days = compactor.runs.longest_days if days is None else days
     return now_ms(compactor) - round(days * _DAY_MS) if days else 0
 
 
 def _beyond(files: Sequence[TableFile], most: int | None) -> int:
-    """The end of the newest hour beyond the size limit; 0 if there is none."""
+    """The end of the newest hour beyond the size limit; 0 without such an hour."""
     if most is None:
         return 0
     sizes = Counter[int]()
@@ -319,37 +323,19 @@ def _beyond(files: Sequence[TableFile], most: int | None) -> int:
     return 0
 
 
-# Clean-up: removes consumed segments, orphans, and what crashed jobs left.
-#
-# A segment is removed when the table has held it for the grace, which is longer than any query,
-# its lines are in their runs' logs, and no consumer group needs it (`settle`). `low` in the
-# node's watermark is raised first, so that a late reader sees that it is late; groups are checked
-# again after that. Segments are removed lowest first, many in a request. All are below `low`, so
-# one that a crash leaves between others looks like a gap to nobody, and is removed next time. A
-# quarantined segment stays, because it may be repaired, until the retention would remove every
-# line that it can hold.
-#
-# Files of the table are removed when they are 24 h old and no version of the last 24 h has them;
-# no job commits files half as old. Uploads below the store that began 24 h ago and were not
-# completed are aborted, those of killed Spark jobs and all others. Files that a killed commit
-# left beside the table's log are removed.
-#
-# All ages are by the earlier of this machine's clock and the store's (`compactor/context.py`).
-
-
 ORPHAN_HOURS = 24
 _AHEAD_MS = 24 * _HOUR_MS  # far more than a line's ULID may be ahead of its segment's upload
 _STAGING = f"{keys.TABLE}/{STAGING}/"
 _LOG = f"{keys.TABLE}/_delta_log/"
-# What delta-rs writes and then links or renames, in a folder: `….json#1`, `….json.tmp`.
+# Files that delta-rs writes and then links or renames, in a folder: `….json#1`, `….json.tmp`.
 _UNFINISHED = re.compile(r"(#[0-9]+|\.tmp)$")
 
 
 async def clean_up(compactor: Compactor, report: PassReport, *, erase: bool = False) -> None:
-    """Does the whole clean-up; with `erase` without patience. Raises `StoreUnavailable`, `Damaged`.
+    """Does the whole clean-up. Raises `StoreUnavailable`, `Damaged`.
 
-    Then files go at once that a commit has taken out of the table. Those of no version stay as
-    long as ever, because their job may still run.
+    With `erase` it removes files at once that a commit has taken out of the table. Files of no
+    version stay as long as without it, because their job may still run.
     """
     with report.timed("cleanup", compactor.clock):
         report.segments_removed += await remove_segments(compactor, report)
@@ -362,9 +348,9 @@ async def clean_up(compactor: Compactor, report: PassReport, *, erase: bool = Fa
 
 
 async def remove_segments(compactor: Compactor, report: PassReport) -> int:
-    """Removes segments that table, run logs and consumers have, and gives their number.
+    """Removes segments that table, run logs and consumers have. Returns their number.
 
-    Of a node whose watermark cannot be read none is removed, which is an alarm.
+    If a node's watermark cannot be read, none of its segments is removed, which is an alarm.
     """
     since = now_ms(compactor) - int(compactor.limits.grace_seconds * 1000)
     nodes = await nodes_of(compactor.store)
@@ -386,7 +372,7 @@ async def remove_segments(compactor: Compactor, report: PassReport) -> int:
     for node, segments in (await free(compactor, candidates, report)).items():
         if segments:
             await _raise_low(compactor, node, segments[-1].seq + 1)
-    # Looked at again: a group that begins now is there before it looks at `low`.
+    # Checked again: a group that begins now exists before it reads `low`.
     removable = [
         segment for some in (await free(compactor, candidates, report)).values() for segment in some
     ]
@@ -396,8 +382,8 @@ async def remove_segments(compactor: Compactor, report: PassReport) -> int:
 
 
 async def _remove(compactor: Compactor, segments: Sequence[ListedSegment]) -> None:
-    """Removes many in a request; any that are left are below `low`."""
-    # Markers first: without one a segment is like any other.
+    """Removes many in a request; segments that it leaves are below `low`."""
+    # Quarantine markers first: without its marker a segment is removed like any other.
     await release(compactor.store, [(one.node, one.seq) for one in segments if one.quarantined])
     await compactor.store.delete([one.key for one in segments])
     compactor.reached("segment removed")
@@ -416,7 +402,7 @@ async def _raise_low(compactor: Compactor, node: str, low: int) -> None:
 
 
 async def remove_replaced(compactor: Compactor) -> int:
-    """Removes files that were in a version and are not in the newest, and gives their number."""
+    """Removes files of older versions that the newest does not have. Returns their number."""
     paths = await asyncio.to_thread(compactor.table.replaced)
     gone = [f"{keys.TABLE}/{path}" for path in paths]
     await compactor.store.delete([*map(keys.skip_index, paths), *gone])
@@ -424,12 +410,12 @@ async def remove_replaced(compactor: Compactor) -> int:
 
 
 async def remove_orphans(compactor: Compactor, hours: int = ORPHAN_HOURS) -> int:
-    """Removes files of no version and of long dead jobs, and gives their number.
+    """Removes files of no version and of long dead jobs. Returns their number.
 
-    `hours` below `ORPHAN_HOURS` are for callers that know that nobody writes or reads.
+    `hours` below `ORPHAN_HOURS` are for callers that know that no process writes or reads.
     """
     now = now_ms(compactor)
-    ahead = round((compactor.clock.now_ms() - now) / _HOUR_MS)  # delta-rs has our clock only
+    ahead = round((compactor.clock.now_ms() - now) / _HOUR_MS)  # delta-rs only uses our clock
     paths = await asyncio.to_thread(compactor.table.orphans, hours + ahead)
     gone = [f"{keys.TABLE}/{path}" for path in paths]
     oldest = now - hours * _HOUR_MS
@@ -440,13 +426,13 @@ async def remove_orphans(compactor: Compactor, hours: int = ORPHAN_HOURS) -> int
     async for info in compactor.store.list(_LOG):
         if info.modified_ms < oldest and _UNFINISHED.search(info.key):
             gone.append(info.key)
-    # Indexes first: a file without its own is read all the same.
+    # Indexes first: a file without its index can still be read.
     await compactor.store.delete([*map(keys.skip_index, paths), *gone])
     return len(gone)
 
 
 def _time_ms(job: str) -> int:
-    """When the job began; 0 for a folder that no job made."""
+    """The time when the job began; 0 for a folder that no job made."""
     try:
         return ulid.time_ms(ulid.decode(job))
     except InvalidInput:

@@ -1,14 +1,17 @@
-"""The command line of the compactor.
+"""The command line of the compactor, and its flags.
 
 Standard output has a line of JSON for each pass worth reporting, unless it is a terminal.
 
-Exit codes: 0 done; 1 done as far as possible, with alarms; 2 wrong flags or settings;
-3 nothing could be done (Java, store); 4 something in the store is damaged.
+Exit codes: 0 done; 1 done as far as possible, with alarms; 2 wrong flags or settings; 3 nothing
+could be done (Java, store); 4 something in the store is damaged.
 
-It stops on a signal or by the end of the `spark-submit` that started it.
-The work is cancelled, gives its leases back, and what Spark was doing is left undone. A signal
-to `spark-submit` ends its JVM and does not reach this process, which would go on without a
-Spark. But its input is a pipe from that JVM, so the end of that is a signal as well.
+It stops on a signal, or when the `spark-submit` that started it ends. It then cancels its work and
+releases its leases; the work of Spark is left undone. A signal to `spark-submit` ends its JVM and
+does not reach this process, which would continue without a Spark. But its input is a pipe from that
+JVM, so the end of the input counts as a signal.
+
+`configure` adds the flags, which `compactor/job.py` and `tailrace compact` share; the latter passes
+them on (`words`).
 """
 
 from __future__ import annotations
@@ -37,9 +40,6 @@ from compactor.spark.session import in_thread
 from tailrace.logstore.clock import SystemClock
 from tailrace.logstore.errors import InvalidInput, OutcomeUnknown, TailraceError, Unavailable
 from tailrace.logstore.filesystem import Disk, apply_umask
-
-# The flags of `compactor/job.py`, which `tailrace compact` has too and passes on.
-
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3_600}
 
@@ -89,7 +89,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def settings_of(flags: argparse.Namespace) -> dict[str, Any]:
-    """The flags that are settings and were given, in the nested form of the settings file."""
+    """Returns the given flags that are settings, in the nested form of the settings file."""
     names = ("log_format", "metrics_file", "push_gateway")
     given = {name: getattr(flags, name) for name in names if getattr(flags, name) is not None}
     nested: dict[str, Any] = {} if flags.data is None else {"data": flags.data}
@@ -97,14 +97,14 @@ def settings_of(flags: argparse.Namespace) -> dict[str, Any]:
 
 
 def words(flags: argparse.Namespace) -> list[str]:
-    """The command line that says the same."""
+    """Returns the command line for these flags."""
     parser = argparse.ArgumentParser(add_help=False)
     configure(parser)
     return list(_words(parser, flags))
 
 
 def seconds(text: str) -> float:
-    """`90`, `90s`, `5m`, `1h` in seconds."""
+    """Returns `90`, `90s`, `5m` or `1h` in seconds."""
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smh]?)", text)
     if found is None or float(found[1]) <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 5m")
@@ -117,7 +117,7 @@ def _words(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> Iterat
         if value == action.default:
             continue
         option = action.option_strings[0]
-        # In one word: a value may begin with a dash.
+        # In one word, since a value may begin with a dash.
         yield option if action.nargs == 0 else f"{option}={value}"
 
 
@@ -127,7 +127,7 @@ _LOOK_AGAIN_SECONDS = 5.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command and gives its exit code."""
+    """Runs the command. Returns its exit code."""
     parser = _parser()
     flags = parser.parse_args(arguments)
     if flags.wait and flags.every is not None:
@@ -173,7 +173,7 @@ def _run(flags: argparse.Namespace) -> int:
         watched=not flags.quiet,
     )
     passes = Passes(clock, hearing)
-    if flags.every is None:  # else its service may come later
+    if flags.every is None:  # otherwise its service may start later
         _refuse_no_store(settings)
 
     async def work() -> None:
@@ -201,7 +201,7 @@ async def _single(compactor: Compactor, passes: Passes, *, wait: bool, erase: bo
 
 
 def run_until_told(work: Coroutine[Any, Any, None]) -> bool:
-    """Runs the work; whether it came to its end. Raises what it raises."""
+    """Runs the work. Returns whether it ended by itself. Raises the errors of the work."""
     try:
         asyncio.run(_until_told(work))
     except asyncio.CancelledError:
@@ -213,7 +213,7 @@ async def _until_told(work: Coroutine[Any, Any, None]) -> None:
     loop, task = asyncio.get_running_loop(), asyncio.create_task(work)
 
     def told() -> None:
-        # A JVM that loses its work says so at length; imported only where there is one.
+        # A JVM whose work ends logs that at length; imported only if Spark was started.
         if jvm := sys.modules.get("compactor.spark.jvm"):
             jvm.hush()
         task.cancel()
@@ -230,14 +230,14 @@ def _at_the_end_of_input(loop: asyncio.AbstractEventLoop, call: Callable[[], obj
         with suppress(OSError):
             while os.read(sys.stdin.fileno(), 4096):
                 pass
-        with suppress(RuntimeError):  # the loop is closed: there is nothing to stop
+        with suppress(RuntimeError):  # the loop is closed: nothing has to be stopped
             loop.call_soon_threadsafe(call)
 
     threading.Thread(target=read, name="input", daemon=True).start()
 
 
 def _out(flags: argparse.Namespace) -> TextIO | None:
-    """Where lines of JSON go: a person reads the log beside them."""
+    """The output for lines of JSON. A person reads the log instead of them."""
     if flags.json:
         return sys.stdout
     return None if flags.quiet or sys.stdout.isatty() else sys.stdout
@@ -262,7 +262,7 @@ async def _dry_run(settings: CompactorSettings, *, as_json: bool) -> int:
 
 
 def _killer(step: str) -> Callable[[str], None]:
-    """Ends this process as kill -9 does when the step is reached: what crash tests need."""
+    """Ends this process like kill -9 when the step is reached, for crash tests."""
 
     def reached(name: str) -> None:
         if name == step:

@@ -1,10 +1,10 @@
-"""Places what a job wrote, commits a planned change of the table, and makes it durable.
+"""Places the files of a job, commits a planned change of the table, and makes it durable.
 
 Files of a job are placed only if they hold as many rows as the job wrote, in every store. Spark
-relies on what its tasks report, and placing relies on what a listing shows. A file that an executor
-wrote to a disk of its own, that a mount does not show yet, or that was removed or overwritten,
-would lose lines without an error, since their segments count as compacted. The rows that the tasks
-counted are therefore compared with the footers of the files to be committed.
+relies on the reports of its tasks, and placing relies on a listing. A file that an executor wrote
+to its own disk, that a mount does not show yet, or that was removed or overwritten, would lose
+lines without an error, since their segments count as compacted. The rows that the tasks counted are
+therefore compared with the footers of the files to be committed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ async def make(
     `job` is the ULID under which it is committed, by default a fresh one. Raises
     `PreconditionFailed` if the table has a newer version, `OutcomeUnknown`, `StoreUnavailable`.
     """
-    # The version before is settled first, so a power cut can take the newest version at most.
+    # The previous version is settled first: a power cut can only lose the newest version.
     await compactor.placement.settle(snapshot.version)
     job = job or compactor.fresh_id()
     after = await asyncio.to_thread(

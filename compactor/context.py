@@ -1,6 +1,6 @@
-"""The context of every part of a pass: one store and its table, an engine, a clock, limits.
+"""The dependencies of every part of a pass: one store and its table, an engine, a clock, limits.
 
-`now_ms` is the time by which ages are judged before something is removed.
+`now_ms` is the time by which ages are computed before something is removed.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ async def never() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Compactor:
-    """A compactor of one store. `reached` is called with each step's name as it ends; tests kill
-    there.
+    """A compactor of one store.
 
-    `runs` is how long the service keeps runs, `deletions` caches the deletions that were read.
+    `reached` is called with the name of each step at its end; tests kill the process there. `runs`
+    is how long the service keeps runs, `deletions` caches the deletions that were read.
     """
 
     store: ObjectStore
@@ -61,14 +61,14 @@ class Compactor:
         return await asyncio.to_thread(lambda: self.table.snapshot().loaded())
 
     def fresh_id(self) -> str:
-        """A ULID that nobody else has: for a job, a version, a mark."""
+        """A unique ULID for a job, a version or a mark."""
         return ulid.fresh_text(self.clock, self.entropy)
 
 
 def now_ms(compactor: Compactor) -> int:
-    """The earlier of this machine's time and what the store last said of its own.
+    """The earlier of this machine's time and the last known time of the store.
 
-    A clock that is ahead, here or there, removes nothing before its time.
+    So a clock that is ahead, of either, removes nothing too early.
     """
     here, store = compactor.clock.now_ms(), compactor.store
     said = store.newest_date if isinstance(store, RemoteStore) else None

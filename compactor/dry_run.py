@@ -1,9 +1,9 @@
 """Previews a pass: the plan that `--dry-run` prints, for people or as a line of JSON.
 
-It is the same planning, on a snapshot that is moved on in memory alone. Nothing is written, no
-lease is asked for, and no Spark is started. Segments are known by their footers, where a pass
-reads all of their bytes first: of a row group that crosses hours the footer names the first
-and the last alone, so a pass may find hours between, and end a batch sooner for them.
+It plans like a pass, on a snapshot that it advances in memory alone. It writes nothing, requests no
+lease, and starts no Spark. It reads only the footers of segments, while a pass reads all of their
+bytes first: for a row group that crosses hours the footer names only the first and the last, so a
+pass may find hours between them, and end a batch sooner for them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _RUNS_NAMED: Final = 20
 class FooterRows:
     """The rows of a segment by its footer, 0 if the segment is, or would be, quarantined.
 
-    `damage` is why it would be.
+    `damage` is the reason.
     """
 
     rows: int
@@ -61,7 +61,7 @@ Found: TypeAlias = FooterRows | str
 
 
 async def look(store: ObjectStore, segments: Sequence[ListedSegment]) -> list[Found]:
-    """At each, in their order."""
+    """Reads the footers of these segments, in order."""
     turns = asyncio.Semaphore(_AT_ONCE)
 
     async def one(segment: ListedSegment) -> Found:
@@ -85,7 +85,7 @@ async def _look(store: ObjectStore, segment: ListedSegment) -> Found:
 
 
 def _time_ranges(opened: SegmentFile, index: int) -> Iterator[TimeRange]:
-    """Where the group's text lies; of one that crosses hours, half is taken to be at each end."""
+    """The time ranges of the group's text. If it crosses hours, half counts for each end."""
     group = opened.parquet.metadata.row_group(index)
     chunks = {c.path_in_schema: c for c in map(group.column, range(group.num_columns))}
     bounds, size = chunks["ulid"].statistics, text_of(group.num_rows, chunks["message"])
@@ -100,7 +100,7 @@ def _time_ranges(opened: SegmentFile, index: int) -> Iterator[TimeRange]:
 
 @dataclass(frozen=True, slots=True)
 class DryRunNode:
-    """The waiting segments of a node; the table has those up to `mark`. Bytes as stored."""
+    """The waiting segments of a node; the table has segments up to `mark`. Bytes as stored."""
 
     node: str
     mark: int
@@ -206,7 +206,7 @@ Waiting: TypeAlias = Mapping[str, Sequence[ListedSegment]]
 
 @dataclass(frozen=True)
 class PlannedSnapshot(TableSnapshot):
-    """A snapshot as its marks would be after some commits."""
+    """A snapshot with the marks that it would have after some commits."""
 
     taken: Mapping[str, int] = field(default_factory=dict)
 
@@ -279,7 +279,7 @@ async def _batches(
 
 def _batch(compactor: Compactor, whole: Sequence[tuple[ListedSegment, FooterRows]]) -> BatchReport:
     time_ranges = [time_range for _, looked in whole for time_range in looked.time_ranges]
-    # Of how many cores there are only Spark knows: with more of them there may be more tasks.
+    # Only Spark knows the number of cores; with more cores a batch may have more tasks.
     buckets = buckets_of(time_ranges, bucket_bytes=compactor.limits.bucket_bytes, cores=1)
     return BatchReport(
         segments=len(whole),
@@ -306,7 +306,7 @@ def _lag(compactor: Compactor, waiting: Waiting) -> Lag:
 
 
 async def _fresh_deletions(compactor: Compactor, snapshot: TableSnapshot) -> int:
-    """How many are not known to be done in all files."""
+    """The number of deletions that are not known to be done in all files."""
     done = await asyncio.to_thread(lambda: snapshot.purged_ms)
     stored = await compactor.deletions.all(compactor.store)
     return sum(one.modified_ms > done for one in stored)
@@ -324,7 +324,7 @@ def _expiry(compactor: Compactor, snapshot: TableSnapshot) -> DryRunExpiry:
 
 
 async def _runs(compactor: Compactor) -> DryRunRuns:
-    """By the same rule as the service's sweep. What does not read is for `verify`."""
+    """Uses the rule of the service's sweep. Unreadable runs are left to `tailrace verify`."""
     retention, now, found = compactor.runs, now_ms(compactor), list[tuple[int, RunKey]]()
     if retention.shortest_days:
         async for info in compactor.store.list(keys.RUNS):

@@ -1,4 +1,32 @@
-"""Ingests flushed segments into the table: plan, verify, merge, commit, batch by batch."""
+"""Ingests flushed segments into the table, batch by batch: plan, verify, merge, commit.
+
+A batch is planned from one snapshot. It is committed on that one, or on a later one that changes
+nothing for it, or not at all:
+
+    plan ─► verify ─► pack small ones ─► merge (Spark) ─► place ─► commit
+      ▲                                                              │ another driver was first:
+      └──────────────────────────────────────────────────────────────┘ plan again
+
+`compactor/plan.py` chooses the next segments. If several drivers work at once, each plans for the
+nodes that it leases (`compactor/assignment.py`). Nothing is remembered between passes, so a crash
+at any point leaves at most files that no version names. A lost or damaged table file blocks the
+segments that would have to be compared with it.
+
+**Commit.** `commit_merged` may commit a batch on a newer version than that of its plan. The result
+of a merge is: these are the batch's lines, each once, without lines that the table had and without
+deleted ones. It still holds on a newer version if, since the plan,
+
+- no node of the batch was ingested further: no other driver ingested these segments;
+- no deletions were recorded as done, and no hours as expired: the driver that recorded them has not
+  seen the files of this batch, so a new merge must apply deletions that are newer than its own;
+- no file was added that shares a batch of lines with the new files. A file whose bounds exclude
+  that (`compactor/plan.py`) shares none; of other files only the keys are read, a small part of a
+  merge.
+
+Removed files do not matter. A line that was left out because such a file had it is either in a new
+file (a rewriting), or gone with the rest of the file (deleted, expired). Concurrent drivers usually
+just add lines of other nodes, which costs no second merge.
+"""
 
 from __future__ import annotations
 
@@ -24,22 +52,6 @@ from tailrace.logstore.table.schema import NewFile
 from tailrace.logstore.table.snapshot import TableSnapshot
 from tailrace.logstore.table.table import Advance, TableChange
 
-# Commits a batch on a newer version than it was planned on, if its result still holds there.
-#
-# The result of a merge is: these are the batch's lines, each once, without lines that the table
-# had and without deleted ones. It still holds on a newer version if, since then,
-#
-# - no node of the batch was ingested further: no other driver ingested these segments;
-# - no deletions were recorded as done, and no hours as expired: whoever recorded it has not seen
-#   the files of this batch, so a new merge must apply deletions that are newer than its own;
-# - no file came that has a batch of lines which the new files have as well. A file whose bounds
-#   exclude that (`compactor/plan.py`) has none; of others only the keys are read, a small part of a
-# merge.
-#
-# Files that were removed do not matter. A line that was left out because such a file had it is
-# either in a new file (a rewriting), or gone with the rest of the file (deleted, expired).
-# Several drivers usually just add lines of other nodes meanwhile, which costs no second merge.
-
 
 @dataclass(frozen=True, slots=True)
 class Merged:
@@ -54,7 +66,7 @@ class Merged:
 async def commit_merged(
     compactor: Compactor, snapshot: TableSnapshot, merged: Merged
 ) -> TableSnapshot:
-    """Commits on `snapshot`, or on a later one where the result still holds; gives the new one.
+    """Commits on `snapshot`, or a later one where the result still holds; returns the new one.
 
     Raises `PreconditionFailed` if the batch must be planned again, `OutcomeUnknown`,
     `StoreUnavailable`, `Unavailable`.
@@ -100,29 +112,13 @@ def _came(planned: TableSnapshot, newest: TableSnapshot, ranges: BatchRanges) ->
     }
 
 
-# Ingests the present segments into the table, batch by batch.
-#
-# A batch is planned from one snapshot and committed on it, or on a later one that changes nothing
-# for it (`commit.py`), or not at all:
-#
-#   plan ─► verify ─► pack small ones ─► merge (Spark) ─► place ─► commit
-#     ▲                                                              │ another driver was first:
-#     └──────────────────────────────────────────────────────────────┘ plan again
-#
-# `compactor/plan.py` says which segments are next. If several drivers work at once, each plans for
-# the nodes that it leases (`compactor/assignment.py`). Nothing is remembered between passes, so a
-# crash at any point leaves at most files that no version names.
-#
-# A table file that is gone or damaged blocks the segments that would have to be compared with it.
-
-
 log = logging.getLogger("tailrace.compactor")
 
 
 async def ingest_all(compactor: Compactor, report: PassReport, *, gather: bool = False) -> bool:
     """Ingests all segments that are ready now, of nodes that no other driver works on.
 
-    With `gather` it may leave a few small ones to a later pass; returns whether it did. Raises
+    With `gather` it may leave a few small ones to a later pass. Returns whether it did. Raises
     `StoreUnavailable`, `OutcomeUnknown`, `Unavailable`.
     """
     async with compactor.assigner.joined() as assignment:
@@ -158,7 +154,7 @@ class _IngestPass:
     async def _ingest_batch(self, plan: Plan) -> None:
         compactor = self.compactor
         snapshot = plan.snapshot
-        snapshot.check_writable()  # before anything is merged that could not be committed
+        snapshot.check_writable()  # before it merges lines that it could not commit
         if snapshot.delta is None or snapshot.is_outdated:
             snapshot = await asyncio.to_thread(compactor.table.create)
         with self.report.timed("verify", compactor.clock):
@@ -184,7 +180,7 @@ class _IngestPass:
         try:
             with self.report.timed("commit", compactor.clock):
                 self.planner.newest = await commit_merged(compactor, snapshot, merged)
-        except Unavailable:  # what came meanwhile is compared with, and may be gone again
+        except Unavailable:  # a file added meanwhile was compared with, and may be gone again
             newest = await asyncio.to_thread(compactor.table.snapshot)
             if not await self._wait_for_files(newest, whole, ranges):
                 raise
@@ -204,7 +200,7 @@ class _IngestPass:
     async def _wait_for_files(
         self, snapshot: TableSnapshot, whole: Sequence[Verified], ranges: BatchRanges
     ) -> bool:
-        """Stops nodes at segments that are blocked by a lost file; False if none is."""
+        """Stops nodes at segments that a lost file blocks. Returns False if none is blocked."""
         store, files = self.compactor.store, filter(ranges.may_overlap, snapshot.files)
         waiting = await blocked_by(store, whole, await lost_files(store, files))
         for verified, lost in waiting:
@@ -213,7 +209,7 @@ class _IngestPass:
         return bool(waiting)
 
     async def _sift(self, verdicts: Sequence[Verdict]) -> list[Verified]:
-        """Segments to ingest; corrupt ones are quarantined and count as empty."""
+        """Returns the segments to ingest. Quarantines corrupt ones, which then count as empty."""
         whole: list[Verified] = []
         for verdict in verdicts:
             if self.planner.is_stopped(verdict.segment):
@@ -289,11 +285,12 @@ class _IngestPass:
 async def blocked_by(
     store: ObjectStore, whole: Sequence[Verified], lost: Sequence[LostFile]
 ) -> list[tuple[Verified, LostFile]]:
-    """The first segment of each node that may hold copies of a lost file's lines, and the file.
+    """Finds each node's first segment that may hold copies of lines of a lost file, and that file.
 
     `whole` has each node's segments in sequence. They are read once more, one by one, because the
     runs are known only for the batch as a whole. If no segment may hold copies by its runs (the
-    batch had too many to distinguish), those of the file's time count. Raises `StoreUnavailable`.
+    batch had too many to distinguish), segments of the file's time count. Raises
+    `StoreUnavailable`.
     """
     near: dict[str, tuple[Verified, LostFile]] = {}
     found: dict[str, tuple[Verified, LostFile]] = {}

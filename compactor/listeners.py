@@ -1,4 +1,29 @@
-"""Reports passes: a progress bar, the log, metrics for Prometheus, and a line of JSON each."""
+"""Listeners report passes: a progress bar, the log, metrics, and a line of JSON for each pass.
+
+`listeners` chooses them by the settings and by the kind of standard error.
+
+**Progress bar** (`PassProgress`): one line on a terminal that is drawn again and again.
+
+    merge  [=========...........]  46%  1.1 GB of 2.4 GB  14 MB/s  0:01:32 left  tasks 3/8
+
+The share is of the bytes that waited when the pass last looked and of those that it has ingested,
+with the present batch by its Spark tasks. A phase without a known share shows its time instead. The
+line is cleared before other output (`clear`). The cursor stays at its start: output of others, Java
+and Spark above all, begins at the start of the line and not after the bar.
+
+**Log** on standard error (`configure`, `LogListener`): lines for people, or lines of JSON. A line
+of JSON has `time` (RFC 3339), `level`, `logger` and `message`, the fields that the call passed as
+`extra={"fields": {…}}`, and `traceback` if the record has one.
+
+**Metrics** (`MetricsListener`) are recorded while passes run: in a file
+(`compactor.metrics.Textfile`), at a Prometheus push gateway, or both. The push gateway is for
+compactors that cannot be scraped. `PUT {gateway}/metrics/job/tailrace-compactor/instance/{host}`
+replaces the last push of this host. The gateway keeps it after the end of this process;
+`reported_timestamp_seconds` shows its age.
+
+**Summary** (`SummaryListener`): a line of JSON on standard output for each pass, or for each that
+did something.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +46,6 @@ from tailrace.logstore.errors import InvalidInput, Unavailable
 from tailrace.logstore.filesystem import FileSystem
 from tailrace.logstore.log_lines import LineFormatter
 from tailrace.logstore.progress import size
-
-# The progress bar: one line on a terminal that is drawn over again and again.
-#
-#   merge  [=========...........]  46%  1.1 GB of 2.4 GB  14 MB/s  0:01:32 left  tasks 3/8
-#
-# The share is of the bytes that waited when the pass last looked and of those it has ingested,
-# with the batch under way by its Spark tasks. A phase of which no share is known has its time
-# instead. The line is cleared before anything else is written (`clear`). The cursor stays at its
-# start: what others write, Java and Spark above all, begins there and not behind the bar.
-
 
 Tasks: TypeAlias = Callable[[], Awaitable[tuple[int, int] | None]]
 """Of the job under way: tasks done, and all that are known; None if there is none."""
@@ -55,7 +70,7 @@ class PassProgress:
         self._started = 0.0
 
     async def look(self, report: PassReport) -> None:
-        """Draws how it stands."""
+        """Draws the present progress."""
         now = self._clock.monotonic()
         if report.phase != self._phase:
             self._phase, self._since = report.phase, now
@@ -71,12 +86,12 @@ class PassProgress:
         self._drawn = True
 
     async def over(self, report: PassReport) -> None:  # noqa: ARG002 - the shape is Listener's
-        """Clears the line; the summary has the rest."""
+        """Clears the line; the summary has the result."""
         self.clear()
         self._lag, self._all, self._phase = None, 0, ""
 
     def clear(self) -> None:
-        """Erases the line, if there is one."""
+        """Erases the line, if it is drawn."""
         if self._drawn:
             self._out.write(_CLEAR)
             self._out.flush()
@@ -111,19 +126,13 @@ def _columns(out: TextIO) -> int:
         return 80
 
 
-# The log on standard error: lines for people, or a line of JSON each.
-#
-# A line of JSON has `time` (RFC 3339), `level`, `logger` and `message`, what the call gave as
-# `extra={"fields": {…}}`, and `traceback` if there is one.
-
-
 log = logging.getLogger("tailrace.compactor")
 
 Format = Literal["text", "json"]
 
 
 def configure(form: Format, out: TextIO, before_line: Callable[[], None] | None = None) -> None:
-    """Logs go to `out`, in place of where they went before. `before_line` clears its way."""
+    """Redirects the log to `out`. `before_line` is called before each line, to clear the bar."""
     handler = _Handler(out, before_line)
     handler.setFormatter(
         JsonLines() if form == "json" else LineFormatter("%(levelname)s %(message)s")
@@ -161,9 +170,9 @@ class _Handler(logging.StreamHandler[TextIO]):
 
 
 class LogListener:
-    """Logs the alarms of a pass, and what it did if it did anything.
+    """Logs the alarms of a pass, and its result if it did anything.
 
-    For a `single` pass, which a person started, it also logs why the pass did nothing.
+    If a `single` pass, which a person started, did nothing, it logs the reason.
     """
 
     every_seconds = None
@@ -176,7 +185,7 @@ class LogListener:
         """Logs nothing: the parts of a pass log their own steps."""
 
     async def over(self, report: PassReport) -> None:
-        """Logs alarms and the result; a repeated pass that found nothing to do logs nothing."""
+        """Logs alarms and the result. A repeated pass without work logs nothing."""
         for alarm in report.alarms:
             log.error("%s", alarm, extra={"fields": {"event": "alarm"}})
         if report.error is None and not report.busy:
@@ -220,15 +229,8 @@ def _many(count: int, thing: str) -> str:
     return f"{count} {thing}{'' if count == 1 else 's'}"
 
 
-# Records metrics of passes while they run: in a file, at a Prometheus push gateway, or both.
-#
-# The push gateway is for compactors that nobody can scrape. `PUT {gateway}/metrics/job/tailrace-
-# compactor/instance/{host}` replaces what this host pushed before. The gateway keeps it when this
-# process has ended; `reported_timestamp_seconds` says how old it is.
-
-
 JOB = "tailrace-compactor"
-_SECONDS = 5.0  # within which a gateway has to answer
+_SECONDS = 5.0  # the limit for an answer of a gateway
 
 
 class Totals(Protocol):
@@ -258,7 +260,7 @@ class InMemory:
 
 
 class MetricsListener:
-    """Adds what is new in a report to the totals, each count once.
+    """Adds the new counts of a report to the totals, each count once.
 
     Counts that could not be written are written with the next ones.
     """
@@ -275,7 +277,7 @@ class MetricsListener:
         self._written: Samples = {}
 
     async def look(self, report: PassReport) -> None:
-        """Writes what is new. Raises `Unavailable`."""
+        """Writes the new counts. Raises `Unavailable`."""
         await self._write(report, over=False)
 
     async def over(self, report: PassReport) -> None:
@@ -287,7 +289,7 @@ class MetricsListener:
 
     async def _write(self, report: PassReport, *, over: bool) -> None:
         self._count(counts(report, over=over))
-        # Not in a thread: a pass that ends while a change is on its way must not make it twice.
+        # Not in a thread: a pass that ends during a change must not make it twice.
         before = self.totals.read()
         now = gauges(report, before, over=over, now_ms=self._clock.now_ms())
         samples = self.totals.change(self._unwritten, now)
@@ -301,7 +303,7 @@ class MetricsListener:
 
 
 class PushGateway:
-    """A gateway at an address, which may have a name and password in it.
+    """A gateway at an address, which may contain a name and password.
 
     Raises `InvalidInput` for an invalid address.
     """
@@ -341,13 +343,8 @@ class PushGateway:
         )
 
 
-# The listeners of passes, by the settings and by where standard error goes.
-#
-# The summary is a line of JSON on standard output for each pass, or for each that did something.
-
-
 class SummaryListener:
-    """Writes the line when a pass is over: of `every` pass, or of those worth reporting."""
+    """Writes a line at the end of `every` pass, or only of passes worth reporting."""
 
     every_seconds = None
 
@@ -378,10 +375,10 @@ def listeners(
     single: bool = False,
     watched: bool = True,
 ) -> list[Listener]:
-    """All listeners, in the order in which they hear of a pass; logs go to `errors` from now on.
+    """Returns all listeners in the order of their calls. From now on logs go to `errors`.
 
-    Lines of JSON go to `out`: of every pass, or only of those worth reporting. A terminal that is
-    not `watched`, as that of a service, shows no progress bar.
+    Lines of JSON go to `out`: of every pass, or only of passes worth reporting. A terminal that is
+    not `watched`, like that of a service, shows no progress bar.
     """
     compaction = settings.compaction
     bar = None
@@ -400,7 +397,7 @@ def listeners(
 
 
 def textfile(settings: CompactorSettings, fs: FileSystem) -> Textfile | None:
-    """The metrics file; None if there is to be none, or no data folder where it could be."""
+    """The metrics file; None if it is disabled, or without a data folder for it."""
     name = settings.compaction.metrics_file
     if not name:
         return None
@@ -408,7 +405,7 @@ def textfile(settings: CompactorSettings, fs: FileSystem) -> Textfile | None:
     if not os.path.isabs(name):
         try:
             lock = fs.lock(f"{path}.lock", wait=False)
-        except OSError:  # there is no such folder, or it is not ours to write in
+        except OSError:  # the folder does not exist, or this user may not write to it
             return None
         if lock is not None:
             lock.release()

@@ -1,12 +1,20 @@
-"""The compactor's metrics: their names, and their values in a report.
+"""The compactor's metrics: their names, their values from a report, and their text file.
 
-OK Log's names of a store's metrics are there too, under `tailrace_` instead of `oklog_`. A summary
+OK Log's names of a store's metrics are among them, under `tailrace_` instead of `oklog_`. A summary
 has its sum under its name, and its count under that name with `_count`.
 
 Counters come from the counts of reports, `tailrace_compactor_{field}` unless the field names
-another; each count of a report is a metric. Leases are measured under the names that
-every process has for them. A metric that was renamed is exported under its old name too, its
-`alias`, until the next version; samples are kept under the new name alone.
+another; each count of a report is a metric. Leases are measured under the names that every process
+has for them. A renamed metric is exported under its old name, too, its `alias`, until the next
+version; samples are kept under the new name alone.
+
+`Textfile` writes them to a file in Prometheus' text format, for node_exporter and for the service.
+Counters add up in the file over passes, over restarts, and over all compactors that write to it, so
+that a job that cron starts has rising counters. A change is read, added and renamed into place
+under a lock, `{path}.lock`; a reader sees the old file or the new one. A file that is damaged, or
+that another program wrote, is replaced: for Prometheus its counters were reset. The file is not
+synced, so a power cut may lose it. It has renamed metrics under their aliases, too; counts of an
+older compactor under an alias alone are continued.
 """
 
 from __future__ import annotations
@@ -169,7 +177,7 @@ def gauges(report: PassReport, before: Samples, *, over: bool, now_ms: int) -> S
         "running": not over,
         "reported_timestamp_seconds": now_ms / 1000,
     }
-    if report.lag is not None:  # else nobody has looked yet
+    if report.lag is not None:  # otherwise the pass has not looked yet
         lag = report.lag
         shown |= {"lag_segments": lag.segments, "lag_bytes": lag.bytes, "lag_seconds": lag.seconds}
     if over:
@@ -220,22 +228,12 @@ def by_name(samples: Samples) -> Iterator[tuple[Metric, list[tuple[Labels, float
     yield from ((metric, values[metric.name]) for metric in METRICS if metric.name in values)
 
 
-# Metrics as a file in Prometheus' text format, for node_exporter and for the service.
-#
-# Counters add up in the file over passes, over restarts, and over all compactors that write to
-# it, so that a job that cron starts has counters that rise. A change is read, added and renamed
-# into place under a lock, `{path}.lock`; a reader sees the old file or the new one. A file that
-# is damaged, or another program's, is replaced: for Prometheus its counters were reset. It is not
-# synced, and a power cut may cost it. Metrics that were renamed stand there under their aliases
-# too; what an older compactor wrote under these alone is counted on.
-
-
 _NAMED = {metric.name: metric for metric in METRICS}
 _RENAMED = {metric.alias: metric for metric in METRICS if metric.alias}
 
 
 class Textfile:
-    """The file at an absolute path, in a folder that is there."""
+    """The file at an absolute path in an existing folder."""
 
     def __init__(self, fs: FileSystem, path: str) -> None:
         self._fs = fs
@@ -269,7 +267,7 @@ class Textfile:
 
     def _replace(self, content: bytes) -> None:
         fresh = f"{self._path}.new"
-        with suppress(FileNotFoundError):  # of one who was killed here
+        with suppress(FileNotFoundError):  # left by a process that was killed at this point
             self._fs.unlink(fresh)
         with closing(self._fs.open(fresh, "create")) as file:
             file.write([content])
@@ -300,7 +298,7 @@ def parse(content: bytes) -> Samples:
     """The samples in the text format; those of other programs, and invalid content, are ignored."""
     try:
         families = list(text_string_to_metric_families(content.decode()))
-    except (ValueError, KeyError, IndexError):  # the parser's, of text that is something else
+    except (ValueError, KeyError, IndexError):  # errors of the parser for other text
         return {}
     found: Samples = {}
     for family in families:

@@ -1,6 +1,6 @@
-"""Passes and their listeners, which hear of each pass while it runs and at its end.
+"""Passes and their listeners, which are called while a pass runs and at its end.
 
-A listener never delays a pass or breaks it off. If it could not report at the end of a pass (a file
+A listener never delays a pass or breaks it off. If it cannot report at the end of a pass (a file
 cannot be written, a gateway does not answer), this is an alarm of that pass.
 """
 
@@ -18,11 +18,11 @@ from tailrace.logstore.errors import TailraceError
 
 
 class Listener(Protocol):
-    """Something that reports passes."""
+    """Reports passes."""
 
     @property
     def every_seconds(self) -> float | None:
-        """How often `look` is called, in seconds; None: only `over` is called."""
+        """The interval in seconds in which `look` is called; None to call only `over`."""
         ...
 
     async def look(self, report: PassReport) -> None:
@@ -35,10 +35,10 @@ class Listener(Protocol):
 
 
 class Passes:
-    """Makes the report of each pass. `alarmed`: whether any of them had an alarm."""
+    """Makes the report of each pass. `alarmed` says whether any had an alarm."""
 
     def __init__(self, clock: Clock, listeners: Sequence[Listener] = ()) -> None:
-        """The last listener also hears of the failures of those before it."""
+        """The last listener also gets the failures of the earlier ones."""
         self._clock = clock
         self._listeners = listeners
         self.alarmed = False
@@ -74,7 +74,7 @@ class Passes:
 
     async def _look(self, listener: Listener, every: float, report: PassReport) -> None:
         while True:
-            # A failure now is made good the next time, or is an alarm at the end.
+            # The next call makes up for a failure now, or it is an alarm at the end.
             with suppress(TailraceError):
                 await listener.look(report)
             await self._clock.sleep(every)

@@ -1,4 +1,39 @@
-"""Places the files that Spark wrote, compares them with row counts, and commits them."""
+"""Gives Spark's files their names in the table, durably, before a commit names them.
+
+    table/_staging/{job}/part-{bucket:05d}-….parquet       written by Spark; no reader looks there
+    table/_staging/{job}/bucket={bucket}/part-….parquet    if a task has several buckets
+    table/date=YYYY-MM-DD/hour=HH/{job}-{bucket:05d}-….parquet   (`tailrace.logstore.table.schema`)
+
+Each job of Spark writes into its own folder: Spark's committer removes the whole working folder of
+a target when it is done, and two drivers with one target would remove each other's. The hour of a
+file is read from the file.
+
+`Placement` is the interface. `FolderPlacement` syncs and renames files in a folder;
+`ObjectPlacement` lets the S3 server copy them.
+
+**Bucket.** The server copies each file, then Spark's file is removed, since S3 has no renaming.
+Spark could write below the table's own folders, but would then sort every file once more and could
+not write `hour=09`. A copy inside the store moves no byte through this process. It also gives the
+file its storage class, by its level: Spark's file lives for seconds and a fresh file for an hour,
+and a class may be billed for at least a month. A put is durable when it is answered, also one of
+the log, so nothing has to be settled.
+
+**Folder.** `FolderLog` makes the table's log durable after each commit, and repairs it after a
+power cut. delta-rs writes an entry under a temporary name and links it to its own name, and syncs
+nothing. Therefore
+
+- **a commit counts once it is settled**: its entry and its checkpoint are synced, then the log's
+  folder and its parents. All earlier commits are settled first (another driver may have been killed
+  before it did so), so only the newest may be missing on the disk;
+- **a power cut before that** may truncate the newest entry. Its commit was never reported: an entry
+  that is not whole, and is the newest, is renamed to `….json.torn`, and its change is made again.
+  Our entries have their number of actions, so one that ends between two lines is recognised, too.
+  The same applies to checkpoints, which only repeat the content of entries.
+
+Only files of some age are checked, because a folder that several machines share shows a new file
+before its bytes. All drivers that quarantine files hold one lock, and check again once they have
+it. A truncated entry below a whole one is not the effect of a power cut; a person must decide.
+"""
 
 from __future__ import annotations
 
@@ -22,26 +57,13 @@ from tailrace.logstore.objects.store import ObjectInfo, ObjectPart, ObjectStore
 from tailrace.logstore.parquet import fetch_tail, opened
 from tailrace.logstore.table.schema import ACTIONS, NewFile, describe, file_name, read_footer
 
-# Gives Spark's files their names in the table, durably, before a commit names them.
-#
-#   table/_staging/{job}/part-{bucket:05d}-….parquet       Spark's; no reader looks there
-#   table/_staging/{job}/bucket={bucket}/part-….parquet    where a task has several buckets
-#   table/date=YYYY-MM-DD/hour=HH/{job}-{bucket:05d}-….parquet   (`tailrace.logstore.table.schema`)
-#
-# Spark writes into a folder of the job's own: its committer removes the whole working folder of a
-# target when it is done, and two drivers with one target would remove each other's. Which hour a
-# file belongs to is read from the file.
-#
-# `Placement` is the interface. In a folder files are renamed; on S3 the server copies them.
-
-
 STAGING = "_staging"
 _PART: Final = re.compile(r"(?:bucket=([0-9]+)/)?part-([0-9]+)-[^/]*$")
 _HOUR_MS = 3_600_000
 
 
 class Placement(Protocol):
-    """Makes a job's files files of the table that survive a power cut."""
+    """Moves the files of a job into the table, so that they survive a power cut."""
 
     async def place(self, job: str, level: int = 0) -> list[NewFile]:
         """Moves the job's files, and describes them. Their names have the `level`.
@@ -51,11 +73,11 @@ class Placement(Protocol):
         ...
 
     async def markers(self, job: str) -> list[str]:
-        """Keys that stand for the folders of the job's staging, and that no listing shows."""
+        """Keys that represent the folders of the job's staging, and that no listing shows."""
         ...
 
     async def settle(self, version: int) -> None:
-        """Makes the log durable up to this version, which must happen before the next is made.
+        """Makes the log durable up to this version. Must be called before the next is made.
 
         Raises `StoreUnavailable`.
         """
@@ -70,14 +92,14 @@ class Placement(Protocol):
 
 
 def staging_folder(table: str, job: str) -> str:
-    """The folder that Spark writes for the job; a path, address or key as `table` is."""
+    """The folder that Spark writes for the job: a path, address or key, like `table`."""
     return f"{table}/{STAGING}/{job}"
 
 
 def is_part(name: str) -> bool:
     """Whether a file below the job's staging folder, called `name`, belongs to the result.
 
-    Other files that Spark leaves do not, nor those of late tasks further below.
+    Other files that Spark leaves do not, nor the files of late tasks in deeper folders.
     """
     return _PART.match(name) is not None
 
@@ -111,16 +133,6 @@ def _partition(footer: Any, name: str) -> str:
     return start.strftime("date=%Y-%m-%d/hour=%H")
 
 
-# Places files in a bucket: the server copies each one, then Spark's file is removed.
-#
-# S3 has no renaming. Spark could write below the table's own folders, but would then sort every
-# file once more and could not spell `hour=09`; a copy inside the store moves no byte through this
-# process. It also gives the file its storage class, by its level: Spark's file lives for seconds
-# and a fresh file for an hour, and a class may be billed for at least a month.
-#
-# A put is durable when it is answered, also one of the log, so nothing has to be settled.
-
-
 _AT_ONCE: Final = 8
 
 
@@ -141,7 +153,7 @@ class ObjectPlacement:
 
         parts = [info for info in staged if is_part(info.key.removeprefix(prefix))]
         placed = await asyncio.gather(*(one(part) for part in parts))
-        # The files are placed: an ambiguous removal must not make the job be done again.
+        # The files are placed: an ambiguous removal must not cause the job to be repeated.
         gone = [*(info.key for info in staged), *await self.markers(job)]
         await write_until_known(lambda: self.store.delete(gone))
         return [file for file in placed if file is not None]
@@ -165,38 +177,19 @@ class ObjectPlacement:
     async def _copy(self, part: ObjectInfo, job: str, level: int) -> NewFile | None:
         tail = await fetch_tail(self.store, part.key, part.size, if_match=part.etag)
         footer = opened(tail, part.key).metadata
-        if footer.num_rows == 0:  # where nothing is left Spark writes a file for its schema
+        if footer.num_rows == 0:  # without remaining lines Spark writes a file for its schema
             return None
         path = placed_path(footer, part.key.removeprefix(_staging(job)), job, level)
         made = await self._copied(ObjectPart(part.key, if_match=part.etag), f"{keys.TABLE}/{path}")
         return describe(footer, path=path, size=made.size, modified_ms=made.modified_ms)
 
     async def _copied(self, source: ObjectPart, key: str) -> ObjectInfo:
-        # The name is this job's alone: a second copy does no harm.
+        # Only this job uses the name: a second copy does no harm.
         return await write_until_known(lambda: self.store.compose(key, [source]))
 
 
 def _staging(job: str) -> str:
     return staging_folder(keys.TABLE, job) + "/"
-
-
-# Makes the table's log in a folder durable after each commit, and repairs it after a power cut.
-#
-# delta-rs writes an entry beside its name and links it there, and syncs nothing. Therefore
-#
-# - **a commit counts once it is settled**: its entry and its checkpoint are synced, then the log's
-#   folder and its parents. All earlier commits are settled first (another driver may have been
-# killed
-#   before it did so), so only the newest may be missing on the disk;
-# - **a power cut before that** may truncate the newest entry. Its commit was never reported: an
-#   entry that is not whole, and is the newest, is renamed to `….json.torn`, and its change is
-#   made again. Our entries have their number of actions, so one that ends between two lines is
-#   recognised too. The same applies to checkpoints, which hold nothing that entries do not.
-#
-# Only files that are a while old are judged, for a folder that several machines share shows a new
-# file before its bytes. All drivers that quarantine files hold one lock, and check again once
-# they have it. A truncated entry below a whole one is not the effect of a power cut; a person
-# must decide.
 
 
 LOG: Final = "_delta_log"
@@ -254,7 +247,7 @@ class FolderLog:
         self._durable = max(self._durable, last)
 
     def _unsettled(self, last: int) -> list[str]:
-        """Files that may not be on the disk: at first all that an opening reads, then new ones."""
+        """Files that may not be on the disk: first all files of an opening, then new ones."""
         if self._durable < 0:
             found = _names(self.fs, self._folder)
             checkpoints, entries = _numbered(_CHECKPOINT, found), _numbered(_ENTRY, found)
@@ -290,7 +283,7 @@ class FolderLog:
                 lock.release()
 
     def _torn(self) -> list[str]:
-        """Names of files that are not whole, highest version first, checkpoints before entries."""
+        """Names of truncated files, highest version first, checkpoints before entries."""
         found = _names(self.fs, self._folder)
         checkpoints = _numbered(_CHECKPOINT, found)
         torn = []
@@ -329,7 +322,7 @@ class FolderLog:
         )
 
     def _forget_last(self) -> None:
-        """Removes the pointer to a checkpoint that may be gone: without it the log is listed."""
+        """Removes the pointer to a checkpoint that may be gone; readers then list the log."""
         path = os.path.join(self._folder, _LAST)
         if self.fs.stat(path) is not None:
             self.fs.unlink(path)
@@ -343,7 +336,7 @@ class FolderLog:
 
 
 def is_whole(entry: bytes) -> bool:
-    """Whether the log's entry has all its lines, as far as it has their number."""
+    """Whether an entry of the log has all its lines, if it has their number."""
     try:
         actions = [orjson.loads(line) for line in entry.splitlines()]
         infos = [action["commitInfo"] for action in actions if "commitInfo" in action]
@@ -374,9 +367,6 @@ def _numbered(pattern: re.Pattern[str], names: list[str]) -> dict[int, str]:
     """Names that match the pattern, by their version."""
     found = ((pattern.match(name), name) for name in names)
     return {int(match[1]): name for match, name in found if match}
-
-
-# Places files in a folder: syncs them, renames them, and syncs their folders.
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,7 +430,7 @@ def _files(fs: FileSystem, folder: str) -> Iterator[str]:
 
 
 def _remove(fs: FileSystem, folder: str) -> None:
-    """Removes the folder with what Spark leaves in it: checksums, and files without rows."""
+    """Removes the folder and the files that Spark leaves in it: checksums, files without rows."""
     for name, is_folder in list(fs.scan(folder)):
         path = os.path.join(folder, name)
         if is_folder:
@@ -455,7 +445,7 @@ def _move(
 ) -> NewFile | None:
     source = os.path.join(folder, name)
     footer = read_footer(source)
-    if footer.num_rows == 0:  # where nothing is left Spark writes a file for its schema
+    if footer.num_rows == 0:  # without remaining lines Spark writes a file for its schema
         return None
     path = placed_path(footer, name, job, level)
     target = os.path.join(table, path)

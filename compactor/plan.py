@@ -1,14 +1,59 @@
-"""Plans the next batch: segments above the table's marks, each node's in sequence.
+"""Plans a pass: when to begin, the next segments, the files to compare, and the buckets of a merge.
 
-If a number is missing, later segments of that node wait. After a long time this is an alarm,
-but the number is never skipped. Segments are chosen in order of their upload over all nodes, so
-that copies of a batch are mostly in one merge, and at most as many as the limit allows.
+**Batches.** A batch has segments above the table's marks, each node's in sequence. If a number is
+missing, later segments of that node wait. After a long time this is an alarm, but the number is
+never skipped. Segments are chosen in order of their upload over all nodes, so that copies of a
+batch are mostly in one merge, and at most as many as the limit allows. A node is listed from its
+mark on, and no further than one batch can reach. A large backlog therefore needs no more memory
+than a small one, and each of its batches no more requests. A segment that cannot be read is
+quarantined (`tailrace/logstore/segments/file_format.py`): every reader treats it as empty.
 
-A node is listed from its mark on, and no further than one batch can reach. A large backlog
-therefore needs no more memory than a small one, and each of its batches no more requests.
+**Early passes.** `SegmentBacklog` decides whether enough segments wait for the next pass to begin
+early. A check costs one list per node of the segments since the last pass began, and no Spark. Only
+these segments are counted. The last pass had a reason to leave others (another driver has the node,
+a segment of a newer version, a gap), and they would start pass after pass for nothing. Segments
+that a pass left to gather more are counted again, and are due when their time is over. The table is
+read only if the count says that a pass is due, because some of the segments may be ingested by now.
 
-A segment that cannot be read is quarantined (`tailrace/logstore/segments/file_format.py`): every
-reader treats it as empty.
+**Passes.** `Planner` plans one pass, batch by batch, of the segments that existed when it began.
+
+- **A pass ends**: its first look lists all waiting segments, and later ones belong to the next
+  pass. Otherwise a client that writes steadily would make the pass ingest its segments one by one,
+  each with a commit, and the maintenance would never have its turn.
+- **Small segments wait for one another** (`gather`, if passes are repeated): ready segments are
+  left to a later pass as long as all of them together are below the limits of `is_much`, and none
+  has waited for `compaction.gather_seconds`.
+- **Commits of other drivers do no harm.** A plan belongs to the snapshot that was opened after the
+  segments were listed, so it is right whatever was committed in between. A node is listed again
+  only if it belongs to this driver, all of its listed segments were ingested meanwhile, and more
+  exist.
+
+**Ranges.** `BatchRanges` excludes files of the table, and deletions, that cannot concern any line
+of a batch. It reads no line for that, only ranges from the footers of the batch's segments. A time
+range says where text lies in time, within one hour (UTC), like a table file. A run range has the
+lowest and highest ULID of a run's lines in an hour.
+
+A copy of a line has the same ULID, fqn and run. A file can therefore overlap only if its ULID
+bounds overlap the time of some text (`Coverage`), and if a run with lines in the file's hour is
+within its bounds of all three. The first condition excludes fresh files, which have all runs of a
+short time; the second excludes files of a rewritten hour, which have the whole hour and few runs
+each. If a batch has one late line, one or two files are read, however many exist. A deletion
+removes lines of its run, or of its pipeline, up to a ULID. Thousands of deletions may exist,
+because runs expire all the time, but few of them are of runs with lines in the batch. Bounds may be
+wider than the content of the file, as shortened ones are, but never narrower.
+
+**Buckets.** A bucket is a range of ULIDs inside one hour (UTC) and becomes one file of the table.
+Records with the same identity are therefore always in the same bucket. The bounds come from the
+segments' footers; a sampling pass would read the data twice. A task has one bucket, unless the
+batch has many hours with few rows: then a task has as many buckets as are worth a task, and writes
+one file after another. The buckets of an hour that is cut into several have tasks of their own.
+
+**Budget.** The limit on the bytes of segments bounds how much a batch reads. `BatchBudget` bounds
+how much is sorted, and how much of that the driver keeps: the text (`most_tasks` buckets of it),
+the time ranges that say where the text lies, and the hours, each of which is a file and an action
+of the commit. A first segment always fits. A segment that adds no hour is never refused for its
+hours: if all segments had lines of all hours, ingesting one at a time would write each hour again
+and again.
 """
 
 from __future__ import annotations
@@ -33,7 +78,7 @@ from tailrace.logstore.objects.store import ObjectStore
 from tailrace.logstore.runs.deletions import Deletion
 from tailrace.logstore.table.snapshot import TableFile, TableSnapshot
 
-MOST_SEGMENTS: Final = 20_000  # in a batch: of each the driver holds its path and time ranges
+MOST_SEGMENTS: Final = 20_000  # in a batch; the driver holds path and time ranges of each
 _AT_ONCE: Final = 8
 
 
@@ -51,7 +96,7 @@ class ListedSegment:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A node's first segments above its mark; `more` says that others follow."""
+    """A node's first segments above its mark; `more` if others follow."""
 
     segments: tuple[ListedSegment, ...]
     more: bool = False
@@ -134,10 +179,10 @@ def choose(
     batch_bytes: int,
     gap_before_ms: int,
 ) -> Plan:
-    """The next segments of all nodes, at least one and then at most `batch_bytes`.
+    """Chooses the next segments of all nodes: at least one, and then at most `batch_bytes`.
 
-    `listed` are a node's first ones above its mark (lower ones do not matter), as many as
-    `waiting_above` gives. A gap is an alarm if the segment behind it was uploaded before
+    `listed` has each node's first segments above its mark (lower ones do not matter), as many as
+    `waiting_above` returns. A gap is an alarm if the segment after it was uploaded before
     `gap_before_ms`.
     """
     ready: list[ListedSegment] = []
@@ -165,7 +210,7 @@ async def _all_of(store: ObjectStore, node: str, known: Waiting) -> AsyncIterato
 async def _first(
     store: ObjectStore, node: str, mark: int, batch_bytes: int, marked: Collection[str]
 ) -> Waiting:
-    """All of the node's segments, or more of them than one batch can ingest."""
+    """Lists all segments of the node, or more of them than one batch can ingest."""
     found: list[ListedSegment] = []
     size = 0
     async for segment in _listed(store, node, mark, markers=node in marked):
@@ -191,7 +236,7 @@ async def _listed(
 
 
 def _unbroken(waiting: Sequence[ListedSegment], mark: int) -> list[ListedSegment]:
-    """The first segments, as far as they follow the mark without a gap."""
+    """The segments that follow the mark without a gap."""
     return [s for index, s in enumerate(waiting) if s.seq == mark + index + 1]
 
 
@@ -251,17 +296,8 @@ async def quarantined(store: ObjectStore, node: str, *, above: int = 0) -> set[i
     return {int(name) for name in names if name.isdecimal()}
 
 
-# Decides whether so many segments wait that the next pass should begin early.
-#
-# A check costs a list per node of the segments since the last pass began, and no Spark. Only
-# these segments are counted. A pass had a reason to leave others (another driver has the node, a
-# segment of a newer version, a gap), and they would start pass after pass for nothing. Segments
-# that a pass left to gather more are counted again, and are due when their time is over. The
-# table is read only when the count says that a pass is due, because some may be ingested by now.
-
-
 def is_much(lag: Lag, limits: Compaction) -> bool:
-    """Whether so much waits, or for so long, that a pass begins early."""
+    """Whether enough segments wait, or wait long enough, to begin a pass early."""
     return (
         lag.bytes >= limits.lag_bytes
         or lag.segments >= limits.lag_segments
@@ -279,7 +315,7 @@ class SegmentBacklog:
         self._left_at: float | None = None
 
     async def seen(self) -> None:
-        """A pass begins, which will see the present segments. Raises `StoreUnavailable`."""
+        """Records that a pass begins and sees the present segments. Raises `StoreUnavailable`."""
         listed = await self._listed()
         self._before = dict(self._seen)
         for segment in listed:
@@ -287,11 +323,11 @@ class SegmentBacklog:
 
     @property
     def gathers(self) -> bool:
-        """Whether a pass may still leave segments to a later one; independent of wall clocks."""
+        """Whether a pass may still leave segments to a later one. Needs no wall clock."""
         return not self._gathered
 
     def note(self, *, left: bool) -> None:
-        """Notes whether the last pass left ready segments to a later one, or ingested them."""
+        """Records whether the last pass left ready segments to a later one, or ingested them."""
         if not left:
             self._left_at = None
             return
@@ -334,25 +370,9 @@ class SegmentBacklog:
         return bool(new) and (old or self._gathered or is_much(lag, limits))
 
 
-# Plans one pass, batch by batch, of the segments that existed when it began.
-#
-# **A pass ends**: its first look lists all waiting segments, and later ones belong to the next
-# pass. Otherwise a client that writes steadily would make the pass ingest its segments one by
-# one, each with a commit, and the maintenance would never have its turn.
-#
-# **Small segments wait for one another** (`gather`, where passes are repeated): ready segments
-# are left to a later pass as long as all of them are below the limits of what may wait
-# (`is_much`), and none has waited for `compaction.gather_seconds`.
-#
-# **Commits of other drivers do no harm.** A plan belongs to the snapshot that was opened after
-# the segments were listed, so it is right whatever was committed in between. A node is listed
-# again only if it belongs to this driver, all of its listed segments were ingested meanwhile, and
-# there are more.
-
-
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """A plan, its input, and nodes that have more segments but none that is listed."""
+    """A plan, its input, and nodes that have more segments but no listed ones."""
 
     plan: Plan
     listed: Mapping[str, Waiting]
@@ -367,7 +387,7 @@ class _Look:
 class Planner:
     """The planner of one pass. Listing begins at `newest`, the last snapshot seen.
 
-    `left` says, at the end, that ready segments were left to a later pass.
+    At the end, `left` says whether ready segments were left to a later pass.
     """
 
     compactor: Compactor
@@ -380,7 +400,7 @@ class Planner:
     _ends: Mapping[str, int] | None = None
 
     def stop(self, node: str, seq: int, why: str) -> None:
-        """The node waits at the segment, which is an alarm."""
+        """Makes the node wait at the segment, and raises an alarm."""
         self._stopped[node] = seq
         self.report.alarm(f"{node} waits at segment {seq}: {why}")
 
@@ -405,14 +425,14 @@ class Planner:
         return plan
 
     async def _of_mine(self, nodes: Sequence[str], look: _Look) -> Plan:
-        """The plan of the nodes that are this driver's."""
+        """Plans the nodes that this driver has leased."""
         assignment, waiting = self.assignment, look.waiting
         mine = await assignment.claim(nodes, waiting) if waiting else []
         self.report.held_elsewhere = len(waiting) - len(mine)
         for alarm in assignment.barred:
             self.report.alarm(alarm)
         if len(mine) < len(waiting) or not assignment.settled:
-            # Planned again: another driver may have taken some of it in before these were ours.
+            # Planned again: another driver may have ingested some before the lease was ours.
             look = await self._look(mine)
         while not look.outrun.isdisjoint(mine):
             look = await self._look(mine)
@@ -426,7 +446,7 @@ class Planner:
         return bool(plan.segments) and not much
 
     async def _measure(self, plan: Plan, listed: Mapping[str, Waiting]) -> None:
-        """Records what waits for any driver; lists all of it at the first and last look only."""
+        """Records the waiting segments of all drivers; lists all at the first and last look."""
         partly = any(of_node.more for of_node in listed.values())
         if self._ends is None or not plan.segments or not partly:
             now = self.compactor.clock.now_ms()
@@ -439,7 +459,7 @@ class Planner:
         known = self.newest or await compactor.newest()
         marks = await asyncio.to_thread(known.marks, nodes)
         listed = await waiting_above(compactor.store, marks, batch_bytes=limits.batch_bytes)
-        # The snapshot last: a segment that was removed meanwhile is below its marks.
+        # The snapshot is last: a segment that was removed meanwhile is below its marks.
         snapshot = self.newest = await compactor.newest()
         marks = await asyncio.to_thread(snapshot.marks, nodes)
         going = {node: self._going(node, of_node.segments) for node, of_node in listed.items()}
@@ -466,24 +486,6 @@ class Planner:
         return began and (stop is None or seq < stop)
 
 
-# Excludes files of the table, and deletions, that cannot concern any line of a batch.
-#
-# Both are decided without reading any line, by ranges that the footers of the batch's segments
-# give. A time range says where text lies in time, within one hour (UTC), as a table file does. A
-# run range says between which ULIDs a run's lines of an hour are.
-#
-# A copy of a line has the same ULID, fqn and run. A file can therefore overlap only if its ULID
-# bounds overlap the time of some text (`Coverage`), and if a run with lines in the file's hour is
-# within its bounds of all three. The first condition excludes fresh files, which have all runs of
-# a short time; the second excludes files of a rewritten hour, which have the whole hour and few
-# runs each. If a batch has one late line, one or two files are read, however many there are.
-#
-# A deletion removes lines of its run, or of its pipeline, up to a ULID. There may be thousands,
-# because runs expire all the time, but few of them are of runs with lines in the batch.
-#
-# Bounds may be wider than the content of the file, as shortened ones are, but never narrower.
-
-
 HOUR_MS: Final = 3_600_000
 
 
@@ -502,7 +504,7 @@ def hour_of(value: int) -> int:
 
 
 class Coverage:
-    """The union of thousands of time ranges, as disjoint ranges of ULIDs, to compare with files."""
+    """The union of thousands of time ranges as disjoint ranges of ULIDs, compared with files."""
 
     def __init__(self, time_ranges: Iterable[TimeRange]) -> None:
         self._lows: list[str] = []
@@ -515,7 +517,7 @@ class Coverage:
                 self._highs.append(high)
 
     def may_overlap(self, bounds: tuple[str, str] | None) -> bool:
-        """Whether lines between two ULIDs, inclusive, may be in it; None: bounds are unknown."""
+        """Whether it may have lines between two ULIDs, inclusive; None: bounds are unknown."""
         if bounds is None:
             return True
         below = bisect_right(self._lows, bounds[1]) - 1  # the last that begins at or below the end
@@ -536,7 +538,7 @@ class RunRange(NamedTuple):
     high: str
 
 
-Owner: TypeAlias = tuple[str, str | None]  # fqn, and run; None is all of the pipeline
+Owner: TypeAlias = tuple[str, str | None]  # fqn, and run; None is the whole pipeline
 Row: TypeAlias = tuple[str, str, str, str]  # fqn, run, lowest and highest ULID
 
 
@@ -544,7 +546,7 @@ Row: TypeAlias = tuple[str, str, str, str]  # fqn, run, lowest and highest ULID
 class RunRanges:
     """Each run's lines in each hour, from the lowest ULID to the highest.
 
-    An hour with too many runs for `most` in all no longer distinguishes them: it then counts as
+    If all runs together exceed `most`, an hour no longer distinguishes its runs: it then counts as
     having every run, and more files are read.
     """
 
@@ -569,7 +571,7 @@ class RunRanges:
                 self._count -= len(runs)
 
     def of(self, hour: int) -> Sequence[Row] | None:
-        """The ranges of the hour, sorted; None if any run may be there."""
+        """The ranges of the hour, sorted; None if it may have any run."""
         runs = self._hours.get(hour, {})
         return None if runs is None else sorted((*run, *bounds) for run, bounds in runs.items())
 
@@ -583,13 +585,13 @@ class RunRanges:
         return found
 
     def lowest_of_any(self) -> int | None:
-        """A lower bound of ULIDs in hours that may have any run; None if there are none."""
+        """A lower bound of ULIDs in hours that may have any run; None without such hours."""
         hours = [hour for hour, runs in self._hours.items() if runs is None]
         return ulid.lowest_at(min(hours) * HOUR_MS) if hours else None
 
 
 class BatchRanges:
-    """Where the lines of a batch are: `time_ranges` of its text, `run_ranges` of each run."""
+    """The ranges of a batch: `time_ranges` of its text, `run_ranges` of each run."""
 
     def __init__(self, time_ranges: Iterable[TimeRange], run_ranges: RunRanges) -> None:
         self._covered = Coverage(time_ranges)
@@ -597,7 +599,7 @@ class BatchRanges:
         self._sorted: dict[int, Sequence[Row] | None] = {}
 
     def may_overlap(self, file: TableFile) -> bool:
-        """False only if no line of the batch is in the file."""
+        """Whether the file may have a line of the batch; False only if it has none."""
         return self._covered.may_overlap(file.ulids) and self._has_run_of(file)
 
     def relevant_deletions(self, deletions: Sequence[Deletion]) -> list[Deletion]:
@@ -636,29 +638,11 @@ def _may_be_in(row: Row, file: TableFile) -> bool:
     return within and (file.ulids is None or (file.ulids[0] <= high and low <= file.ulids[1]))
 
 
-# Time buckets of a merge, and the budget of the batch that is merged.
-#
-# A bucket is a range of ULIDs inside one hour (UTC) and becomes one file of the table. Records
-# with the same identity are therefore always in the same bucket. The bounds come from the
-# segments' footers; a sampling pass would read the data twice.
-#
-# A task has one bucket, unless there are many hours with few rows: then it has as many buckets as
-# are worth a task, and writes one file after another. The buckets of an hour that is cut into
-# several have tasks of their own.
-#
-# The limit on the bytes of segments bounds how much a batch reads. Its budget bounds how much is
-# sorted, and how much of that the driver keeps: the text (`most_tasks` buckets of it), the time
-# ranges that say where the text lies, and the hours, each of which is a file and an action of the
-# commit. A first segment always fits. A segment that adds no hour is never refused for its hours:
-# if all segments had lines of all hours, ingesting one at a time would write each hour again and
-# again.
-
-
 MOST_TASKS: Final = 512
 MOST_HOURS: Final = 10_000
 MOST_TIME_RANGES: Final = 250_000
-_STEPS: Final = 16  # points at which a time range's text is taken to lie, at most
-_FINENESS: Final = 64  # of a bucket: no point need be lighter
+_STEPS: Final = 16  # the most points that represent the text of a time range
+_FINENESS: Final = 64  # of a bucket: no point needs a smaller share
 _SMALLEST: Final = 32 << 20  # bytes of text: smaller files are not worth another task
 _FEW: Final = 32  # buckets that have a task each, however small
 _HOURS_A_TASK: Final = 256  # files that one task writes, at most
@@ -699,7 +683,7 @@ def _target(total: int, bucket_bytes: int, cores: int) -> int:
 
 
 def _tasks(weights: Sequence[int], counts: Sequence[int], target: int) -> Iterator[int]:
-    """The task of each bucket: one for each bucket of a cut hour, else as many as fit."""
+    """The task of each bucket; a bucket of a cut hour has its own, other buckets share one."""
     task, weight, held = -1, 0, _HOURS_A_TASK
     for of_hour, count in zip(weights, counts, strict=True):
         weight, held = weight + of_hour, held + 1
@@ -712,7 +696,7 @@ def _tasks(weights: Sequence[int], counts: Sequence[int], target: int) -> Iterat
 
 
 def _cut(hour: int, time_ranges: Sequence[TimeRange], target: int) -> list[int]:
-    """The hour's start, and where to cut its text into equal parts of about `target`."""
+    """The hour's start, and the cuts of its text into equal parts of about `target`."""
     start = ulid.lowest_at(hour * HOUR_MS)
     total = sum(time_range.size for time_range in time_ranges)
     parts = round(total / target)
@@ -731,7 +715,7 @@ def _cuts(start: int, time_ranges: Iterable[TimeRange], parts: int, target: int)
 
 
 def _points(time_range: TimeRange, target: int) -> list[tuple[int, float]]:
-    """Where the hour's text lies, just fine enough for the target."""
+    """Points that represent the text of the hour, just fine enough for the target."""
     steps = min(max(time_range.size * _FINENESS // target, 1), _STEPS)
     width = time_range.high - time_range.low
     return [

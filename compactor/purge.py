@@ -1,21 +1,27 @@
 """Purge: removes deleted lines from the files of the table.
 
 Tailrace's own readers leave out deleted lines at once. The purge removes them from the Parquet
-files, where other engines would see them: files that hold such lines (`taken`) are
-rewritten without them, an hour at a time, or just removed if they hold nothing else.
+files, where other engines would see them: files that hold such lines (`taken`) are rewritten
+without them, an hour at a time, or just removed if they hold nothing else.
 
-**Each deletion is applied once**: the table's transaction `deletions` is a time. All deletions
-that the store had by then are done in all files. It is committed on exactly the snapshot whose
-files were all examined, and is at least 60 s before the deletions were listed, by the store's
-clock, which may tell whole seconds. A later file holds no such line: its commit was planned on a
-later snapshot, and lists the deletions after that.
+**Each deletion is applied once**: the table's transaction `deletions` is a time. All deletions that
+the store had by then are done in all files. It is committed on exactly the snapshot whose files
+were all examined, and is at least 60 s before the deletions were listed, by the store's clock,
+which may have a resolution of whole seconds. A later file holds no such line: its commit was
+planned on a later snapshot, and lists the deletions after that.
 
-A record that cannot be read holds up no other one, and is an alarm. The time does not pass it, so
-that it is applied once it reads again.
+A record that cannot be read delays no other one, and is an alarm. The time does not pass it, so
+that it is applied once it is readable again.
 
 The cost is bounded: files are rewritten when a deletion has waited `compaction.purge_seconds`, or
-at once if the files have at most `compaction.purge_bytes` in all. Files of hours that expire
-within two hours are left to the retention, which costs nothing: there are the expiring runs.
+at once if the files have at most `compaction.purge_bytes` in all. Files of hours that expire within
+two hours are left to the retention, which costs nothing: the expiring runs are in these hours.
+
+`taken` counts the deleted lines of a file by reading a small part of its keys. The log's statistics
+show which files may hold such lines. The footers of these files are read; their row groups have
+bounds, too, and few groups match, because files are sorted by (fqn, run_id, ulid). Of the matching
+groups fqn and run_id are read, which are tiny because they are sorted, and ULIDs only if the group
+has a deleted run.
 """
 
 from __future__ import annotations
@@ -57,14 +63,6 @@ from tailrace.logstore.table.schema import NewFile
 from tailrace.logstore.table.snapshot import TableFile, TableSnapshot
 from tailrace.logstore.table.table import TableChange
 
-# Counts the deleted lines of a table file by reading a small part of its keys.
-#
-# The log's statistics say which files may hold such lines. The footers of these files are read;
-# their row groups have bounds too, and few groups match, because files are sorted by (fqn,
-# run_id, ulid). Of the matching groups fqn and run_id are read, which are tiny, being sorted;
-# ULIDs only if a deleted run is there.
-
-
 _KEYS: Final = ("fqn", "run_id", "ulid")
 
 Bounds = tuple[str, str] | None
@@ -80,7 +78,7 @@ class PurgeHorizons:
 
     @classmethod
     def of(cls, deletions: Iterable[Deletion]) -> PurgeHorizons:
-        """The horizons of deletions; of several of one run or pipeline the highest counts."""
+        """The horizons of deletions. If a run or pipeline has several, the highest counts."""
         runs: dict[tuple[str, str | None], str] = {}
         for one in deletions:
             key = (one.fqn, one.run)
@@ -93,7 +91,7 @@ class PurgeHorizons:
         return max(self.runs.get((fqn, run), ""), self.runs.get((fqn, None), ""))
 
     def may_take(self, fqns: Bounds, runs: Bounds, ulids: Bounds) -> bool:
-        """False only if no line within the bounds is deleted."""
+        """Whether a line within the bounds may be deleted; False only if none is."""
         return next(self.meeting(fqns, runs, ulids), None) is not None
 
     def meeting(self, fqns: Bounds, runs: Bounds, ulids: Bounds) -> Iterator[Any]:
@@ -152,7 +150,7 @@ async def taken(store: ObjectStore, file: TableFile, horizons: PurgeHorizons) ->
 class _Runs:
     """The rows of a group by their run's horizon."""
 
-    numbers: Any  # of each row, which of the group's runs it is of
+    numbers: Any  # for each row, the index of its run among those of the group
     names: list[tuple[str, str]]  # of those runs
     horizons: list[str]
 
@@ -194,7 +192,7 @@ def _bounds(chunk: Any) -> Bounds:
 
 
 async def _fetch(store: ObjectStore, key: str, sparse: SparseFile, chunks: Sequence[Any]) -> None:
-    """Fetches all from the first to the last, in one piece: pyarrow reads across neighbours."""
+    """Fetches the range from the first chunk to the last: pyarrow reads across neighbours."""
     ranges = [byte_range(chunk, chunk) for chunk in chunks]
     start, end = min(low for low, _ in ranges), max(high for _, high in ranges)
     sparse.add(start, (await store.get(key, offset=start, size=end - start))[1])
@@ -214,7 +212,7 @@ _TRIES: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class PendingDeletions:
-    """Deletions that are not done in all files, and the time to commit once they are."""
+    """Deletions that are not done in all files, and the time to commit once they are done."""
 
     deletions: Sequence[StoredDeletion]
     until_ms: int
@@ -251,7 +249,7 @@ def pending(
     if not left:
         return PendingDeletions((), done)
     until = min(before_ms, left[-1].modified_ms)
-    if len(left) > most:  # of one moment all or none
+    if len(left) > most:  # all deletions of one moment, or none of them
         last = left[most].modified_ms
         some = [one for one in left if one.modified_ms < last]
         if some:
@@ -328,7 +326,7 @@ class _Purge:
         return size <= limits.purge_bytes or waited >= limits.purge_seconds * 1000
 
     async def _take_out(self, holding: Sequence[TableFile]) -> bool:
-        """Rewrites files; whether this driver could do all of them."""
+        """Rewrites files. Returns whether this driver could rewrite all of them."""
         hours: dict[str, list[TableFile]] = defaultdict(list)
         for file in holding:
             hours[hour_of(file)].append(file)
@@ -343,7 +341,7 @@ class _Purge:
     async def _take_out_of(
         self, snapshot: TableSnapshot, assignment: Assignment, hour: str, files: Sequence[TableFile]
     ) -> TableSnapshot:
-        """A version in which that is done, or a newer one if it must be repeated."""
+        """Returns a version in which it is done, or a newer one if it must be repeated."""
         compactor = self.compactor
         there = {file.path for file in snapshot.files}
         files = [file for file in files if file.path in there]
@@ -379,7 +377,7 @@ class _Purge:
         return bool(lost)
 
     async def _note(self, snapshot: TableSnapshot) -> bool:
-        """Commits that it is done, unless the table has changed: then there are more files."""
+        """Commits the time, unless the table has changed: then it may have more files."""
         if self._until_ms > snapshot.purged_ms:
             try:
                 await make(self.compactor, snapshot, TableChange(purged_ms=self._until_ms))

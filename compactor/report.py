@@ -1,7 +1,7 @@
-"""The report of a pass: the line of JSON that it ends with, and its state meanwhile.
+"""The report of a pass: its state while the pass runs, and the line of JSON at its end.
 
-A pass has one report, which its parts add to as they go. The listeners of `compactor/reporting`
-look at it from time to time and at its end.
+A pass has one report, which its parts add to as they go. The listeners (`compactor/listeners.py`)
+read it from time to time and at its end.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ _LIVE: Final = {"live": True}
 
 
 def counted(text: str, *, metric: str = "", alias: str = "") -> Any:
-    """A count of the report that also adds up to a counter of Prometheus; `text` says of what.
+    """A count of the report that is also a counter of Prometheus with the help `text`.
 
-    The counter is called `metric`, by default as the field is; `alias` is its name in the
-    version before.
+    The counter is called `metric`, by default like the field; `alias` is its name in the
+    previous version.
     """
     return field(default=0, metadata={"counted": text, "metric": metric, "alias": alias})
 
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """The segments that are not in the table yet: number, bytes as stored, the oldest one's age."""
+    """The segments that the table does not have: number, bytes as stored, age of the oldest."""
 
     segments: int = 0
     bytes: int = 0
@@ -70,14 +70,14 @@ class BatchReport:
 class PassReport:
     """Counts of rows and bytes; `seconds` per phase. Any alarm makes the exit code non-zero.
 
-    `lag` is what waits for the table, of all nodes, as of the last look: at the end, what is left;
-    None before the first. `left_out` are damaged segments about which nobody has decided.
-    `batches` are the plans of the first hundred commits that were tried.
-    `error` is why the pass broke off. `held_elsewhere` are nodes with segments to take in that
-    another driver works on, `leases` the counters of this driver's leases, by Data Prepper's names
-    of its counters. `files_rewritten` files of the table were replaced by `bytes_rewritten` bytes
-    of new ones; `hours_held_elsewhere` and `hour_leases` are of hours to be rewritten. `began` is
-    in RFC 3339, `took_seconds` the whole of it.
+    `lag` has the waiting segments of all nodes at the last look: at the end, the remaining ones;
+    None before the first look. `left_out` are damaged segments that await a decision. `batches` are
+    the plans of the first hundred commits that were tried. `error` is the reason if the pass broke
+    off. `held_elsewhere` are nodes with segments to ingest that another driver works on, `leases`
+    the counters of this driver's leases, by Data Prepper's names of its counters.
+    `files_rewritten` files of the table were replaced by `bytes_rewritten` bytes of new ones;
+    `hours_held_elsewhere` and `hour_leases` are of hours to be rewritten. `began` is in RFC 3339,
+    `took_seconds` is the duration of the whole pass.
 
     `phase` and `batch` are the current ones, and `works` the queues whose leases count; they are
     not part of the line.
@@ -145,13 +145,13 @@ class PassReport:
             self.phase = outer
 
     def planned(self, batch: BatchReport) -> None:
-        """Notes what the next commit is to ingest."""
+        """Records the plan of the next commit."""
         self.batch = batch
         if len(self.batches) < BATCHES_SHOWN:
             self.batches.append(batch)
 
     def alarm(self, text: str) -> None:
-        """Notes a condition that needs a person, once."""
+        """Records a condition that needs a person, once."""
         if text not in self.alarms:
             self.alarms.append(text)
 

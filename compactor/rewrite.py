@@ -1,4 +1,53 @@
-"""Rewrites hours: many overlapping files become a few that are sorted over all."""
+"""Rewrites hours that are over: many overlapping files become few that are sorted over all.
+
+    plan (statistics) ─► leases (`hour/…`) ─► plan one hour ─► rewrite (Spark) ─► replace
+                                                   ▲                                │
+                                                   └─ a file that it read is gone ──┘
+
+**When.** An hour is over `compaction.settle_seconds` after its end, but not before the segments
+that wait above the table's marks were uploaded, because they may have many lines of it. Segments
+older than a day do not delay it: their node has stopped, or a backlog is being ingested, and their
+lines come late.
+
+**Plan** (`rewritings`), from the snapshot's statistics alone. A file that holds lines as they were
+ingested is **fresh** (level 0), any other is **old**. Of an hour that is over, these files are
+rewritten:
+
+1. The fresh files, and the old ones whose range of keys (fqn, run_id, ulid) overlaps one of them,
+if these old ones have **at most half as many bytes**. The first rewriting therefore covers the
+whole hour. Late files wait until they are worth it, and old files that they do not overlap stay.
+The new files have level 1, or the old files' highest. 2. Otherwise the files of one level that are
+smaller than a quarter of a file, alone, once there are sixteen of them; the new files are one level
+up. Late files that never become worth it, because they are small compared with their hour, cost
+readers fifteen files and not thousands. 3. Otherwise the files that an older version laid out,
+together. The new files have level 1, or the old files' highest. An upgrade would make all hours of
+the table need that at once, so a pass rewrites for this reason alone about 1 GiB, the newest hours
+first: they are read most, and the oldest ones expire before their turn.
+
+Fewer than four files are not rewritten by the first rule, unless they have together at least a
+quarter of a file. A large fresh file that overlaps no other counts as old.
+
+**Bound**: the ingest writes a byte once. The job in which the byte leaves level 0 writes it again,
+and by rule 1 at most half a byte of old files with it: 2.5 bytes in all, and 2 if nothing comes
+late. Only in an hour that got late files some sixty times do late bytes cost one more, by rule 2.
+That leaves half a byte per byte of the table for the log and its checkpoints, below 3. A new layout
+costs one byte more for each byte in the table at that time: the name of a rewritten file says so,
+whatever its content looks like.
+
+**Commit** (`replace`). The files that are read belong to one snapshot; the new ones replace them in
+one version, or are orphans. A rewriting takes long and other drivers commit often, so it need not
+be the next version after its snapshot: files never change, and the new ones have the lines of those
+they replace. The replacement is right on any later version that **still has all of them**, and is
+made on the newest one. Lines that came meanwhile are in files of their own. Deletions that were
+done meanwhile were done in the replaced files, so they are done in the new ones, too. If one of the
+replaced files is gone (another rewriting, a purge, the retention), the new ones are useless, and
+the rewriting must be planned again.
+
+**Lost files** (`lost_files`, `misread_files`) are gone or differ from what was written. No program
+of ours removes or changes such a file. An operator may put an intact copy back, so work that needs
+the file waits and raises an alarm: a segment whose lines may be copies of those in the file, the
+rewriting of its hour. All other work continues. A rewriting would give damaged lines new checksums.
+"""
 
 from __future__ import annotations
 
@@ -26,21 +75,11 @@ from tailrace.logstore.table.schema import NewFile, level_of
 from tailrace.logstore.table.snapshot import TableFile, TableSnapshot
 from tailrace.logstore.table.table import TableChange
 
-# Rewrites files of one hour: reads, sorts and names them. Commits nothing.
-#
-# Other drivers may commit between reading and replacing. A rewriting takes long and others commit
-# often, so it need not be the next version after its snapshot: files never change, and the new
-# ones have the lines of those they replace. The replacement is right on any later version that
-# **still has all of them**, and is made on the newest one. Lines that came meanwhile are in files
-# of their own. Deletions that were done meanwhile were done in the replaced files, so they are
-# done in the new ones too. Once one of the files is gone (another rewriting, a purge, the
-# retention), the new ones are useless, and the rewriting must be planned again.
-
 
 async def replace(
     compactor: Compactor, snapshot: TableSnapshot, change: TableChange
 ) -> TableSnapshot:
-    """Commits a change that only replaces files by files; gives the new snapshot.
+    """Commits a change that only replaces files by files. Returns the new snapshot.
 
     Raises `PreconditionFailed` if one of `change.removed` is gone or the new files are too
     old, `OutcomeUnknown`, `StoreUnavailable`.
@@ -62,12 +101,13 @@ async def rewrite(
     *,
     level: int | None = None,
 ) -> list[NewFile]:
-    """New files with the lines of `files`, each once, without those that `deletions` name.
+    """Writes new files with the lines of `files`, each once, without lines of `deletions`.
 
-    `files` are of one hour and of `snapshot`; the new ones may be committed in their place,
-    once, under any job's ULID. They are about `compaction.file_bytes` each, none if no line
-    is left, and of `level` (`tailrace.logstore.table.schema`), else of the lowest of `files`:
-    removing lines does not count as a rewriting of the hour.
+    Reads and sorts the files and names the new ones, but commits nothing. `files` are of one hour
+    and of `snapshot`; the new ones may be committed in their place, once, under any job's ULID.
+    They have about `compaction.file_bytes` each, and none is written if no line is left. Their
+    level is `level` (`tailrace.logstore.table.schema`), by default the lowest of `files`: removing
+    lines does not count as a rewriting of the hour.
 
     Raises `Unavailable`, `OutcomeUnknown`, `Damaged`; files that were written are then orphans.
     Raises `UnsupportedVersion`, before anything is done, for a table of another shape.
@@ -97,43 +137,14 @@ async def rewrite(
 
 
 def _parts(size: int, target: int) -> int:
-    """How many files, each two thirds to one and a half of `target` bytes."""
+    """The number of files, each of two thirds to one and a half of `target` bytes."""
     return max(round(size / target), 1)
-
-
-# Plans which files of which hours are rewritten, from the snapshot's statistics alone.
-#
-# A file that holds lines as they were ingested is **fresh** (level 0), any other is **old**. Of
-# an hour that is over, these files are rewritten:
-#
-# 1. The fresh files, and the old ones whose range of keys (fqn, run_id, ulid) overlaps one of them,
-#    if these old ones have **at most half as many bytes**. The first rewriting therefore covers the
-#    whole hour. Late files wait until they are worth it, and old files that they do not overlap
-#    stay. The new files have level 1, or the old files' highest.
-# 2. Otherwise the files of one level that are smaller than a quarter of a file, alone, once there
-#    are sixteen of them; the new files are one level up. Late files that never become worth it,
-#    because they are small beside their hour, cost readers fifteen files and not thousands.
-#
-# 3. Otherwise the files that an older version laid out, together. The new files have level 1, or
-#    the old files' highest. An upgrade would make all hours of the table need that at once, so a
-#    pass rewrites for this reason alone about 1 GiB, the newest hours first: they are read most,
-#    and the oldest ones expire before their turn.
-#
-# Fewer than four files are not rewritten by the first rule, unless they have together at least a
-# quarter of a file. A large fresh file that overlaps no other counts as old.
-#
-# **Bound**: the ingest writes a byte once. The job in which the byte leaves level 0 writes it
-# again, and by rule 1 at most half a byte of old files with it: 2.5 bytes in all, and 2 if
-# nothing comes late. Only in an hour that got late files some sixty times do late bytes cost one
-# more, by rule 2. That leaves half a byte per byte of the table for the log and its checkpoints,
-# below 3. A new layout costs one byte more for each that is in the table then: a file that was
-# rewritten says so in its name, whatever it looks like.
 
 
 _WORTH: Final = 2  # fresh bytes for each old one that is written again with them
 _FEWEST: Final = 4
 _MANY: Final = 16
-_LAYOUT_BYTES: Final = 1 << 30  # in a pass: a day of passes each five minutes is 288 GiB
+_LAYOUT_BYTES: Final = 1 << 30  # in a pass: a day of passes every five minutes rewrites 288 GiB
 _LAST: Final = "\U0010ffff"  # above every fqn and run in the order of their UTF-8
 
 Key: TypeAlias = tuple[str, str, str]
@@ -168,8 +179,8 @@ def rewritings(
 ) -> list[Rewriting]:
     """The rewritings of hours that ended after `after_ms`, up to `over_ms`.
 
-    The oldest first, then those for their layout only, the newest of them first, of about
-    `layout_bytes` in all and at least one. The new files have about `file_bytes`.
+    The oldest come first, then those for their layout only, the newest first: at least one, of
+    about `layout_bytes` in all. The new files have about `file_bytes`.
     """
     hours: dict[int, list[TableFile]] = defaultdict(list)
     for file in files:
@@ -204,7 +215,7 @@ def hour_of(file: TableFile) -> str:
 def key_range(file: TableFile) -> tuple[Key, Key]:
     """The lowest and the highest key that the file may have, by its bounds."""
     (fqn, last_fqn), (run, last_run), (low, high) = map(_known, (file.fqns, file.runs, file.ulids))
-    if fqn != last_fqn:  # each fqn has runs of its own
+    if fqn != last_fqn:  # each fqn has its own runs
         return (fqn, "", ""), (last_fqn, _LAST, _LAST)
     if run != last_run:
         return (fqn, run, ""), (fqn, last_run, _LAST)
@@ -280,27 +291,19 @@ def _meets_one(span: tuple[Key, Key], ranges: Sequence[tuple[Key, Key]]) -> bool
     return any(low <= span[1] and span[0] <= high for low, high in ranges)
 
 
-# Finds files of the table that cannot be used: gone, or not as they were written.
-#
-# No program of ours removes or changes such a file. Somebody may put an intact copy back, so work
-# that needs the file waits and raises an alarm: a segment whose lines may be copies of those in
-# the file, the rewriting of its hour. All other work continues. A rewriting would give damaged
-# lines new checksums.
-
-
 _AT_ONCE: Final = 16
-_READ_AT_ONCE: Final = 2  # files, of each some row groups are in memory
+_READ_AT_ONCE: Final = 2  # files; some row groups of each are in memory
 
 
 class LostFile(NamedTuple):
-    """A file that cannot be used, and why: what follows its name in a sentence."""
+    """A file that cannot be used, and the reason: the rest of a sentence after its name."""
 
     file: TableFile
     reason: str
 
 
 async def lost_files(store: ObjectStore, files: Iterable[TableFile]) -> list[LostFile]:
-    """The files that are gone or damaged; it reads every page. Raises `StoreUnavailable`."""
+    """Returns the files that are gone or damaged. Reads every page. Raises `StoreUnavailable`."""
     turns = asyncio.Semaphore(_READ_AT_ONCE)
 
     async def look(file: TableFile) -> LostFile | None:
@@ -318,9 +321,9 @@ async def lost_files(store: ObjectStore, files: Iterable[TableFile]) -> list[Los
 
 
 async def misread_files(store: ObjectStore, files: Iterable[TableFile]) -> list[LostFile]:
-    """The files whose footer is not what the table's log says; Spark reads such a file as another.
+    """Returns files whose footer differs from the table's log: Spark would misread them.
 
-    A file that is gone is none of them. Raises `StoreUnavailable`.
+    Files that are gone are not among them. Raises `StoreUnavailable`.
     """
     turns = asyncio.Semaphore(_AT_ONCE)
 
@@ -339,28 +342,13 @@ async def misread_files(store: ObjectStore, files: Iterable[TableFile]) -> list[
 
 
 def describe(lost: LostFile) -> str:
-    """Says what happened to the file, and what a person can do."""
+    """Describes the fault of the file, and what a person can do."""
     file = lost.file
     return (
         f"{file.path} of the table, with {file.rows} lines of the hour {hour_of(file)},"
         f" {lost.reason}: put it back, or give its lines up"
         " (docs/operations.md, A file of the table that is gone or damaged)"
     )
-
-
-# Rewrites hours that are over: many small files become few, each line once.
-#
-#   plan (statistics) ─► leases (`hour/…`) ─► plan one hour ─► rewrite (Spark) ─► replace
-#                                                  ▲                                │
-#                                                  └─ a file that it read is gone ──┘
-#
-# An hour is over `compaction.settle_seconds` after its end, but not before the segments that wait
-# above the table's marks were uploaded, because they may have many lines of it. Segments older
-# than a day do not delay it: their node stands still, or a backlog is being ingested, and their
-# lines come late.
-#
-# The files that are read belong to one snapshot; the new ones replace them in one version, or are
-# orphans.
 
 
 log = logging.getLogger("tailrace.compactor")
@@ -425,7 +413,7 @@ class _Hours:
         while self.left:
             mine = await self.assignment.claim(self.left, self.left)
             if not self.assignment.settled:
-                self.newest = None  # another driver may have had them until now
+                self.newest = None  # another driver may have had the lease until now
             for alarm in self.assignment.barred:
                 self.report.alarm(alarm)
             self.report.hours_held_elsewhere = len(self.left) - len(mine)
@@ -438,10 +426,10 @@ class _Hours:
                 return
 
     async def _settle(self, hour: str) -> None:
-        """Rewrites the hour in its present state: another driver may have done so before.
+        """Rewrites the hour in its present state: another driver may have rewritten it before.
 
         Opening a version of a table with very many hours takes a while. Each hour is therefore
-        planned on the snapshot that the one before it produced.
+        planned on the snapshot that the previous one produced.
         """
         for _ in range(_TRIES):
             snapshot = await self._newest()
@@ -490,7 +478,7 @@ class _Hours:
         return after
 
     def _is_left(self, hour: str, lost: Sequence[LostFile]) -> bool:
-        """Whether the hour stays as it is, which is an alarm for each of these files."""
+        """Whether the hour is left unchanged, which is an alarm for each of these files."""
         for one in lost:
             self.report.alarm(f"hour {hour} is not rewritten: {describe(one)}")
         return bool(lost)
@@ -498,7 +486,7 @@ class _Hours:
     async def _deletions(
         self, snapshot: TableSnapshot, files: Collection[TableFile]
     ) -> list[Deletion]:
-        """At most `MOST_DELETIONS` that delete lines of the files: applying them is optional."""
+        """At most `MOST_DELETIONS` deletions of lines of the files: applying them is optional."""
         if self.deletions is None:
             self.deletions = await self.compactor.deletions.all(self.compactor.store)
         found = (one.deletion for one in self.deletions if one.modified_ms > snapshot.purged_ms)

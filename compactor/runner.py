@@ -1,14 +1,13 @@
-"""Passes: one, or one after another with a Spark that stays warm.
+"""Runs passes: one, or one after another with a Spark that stays warm.
 
-The next pass begins when it is time or when too much waits, whichever is first.
-Between passes Spark is kept for `idle_seconds` without work and then stopped, so that a
-quiet store costs no memory.
+The next pass begins when its time has come or when enough segments wait, whichever is first.
+Between passes Spark is kept for `idle_seconds` without work and then stopped, so that a quiet store
+costs no memory.
 
-Ingesting and each part of the maintenance have a turn of their own: if one breaks off, the others
-continue, and its error is raised at the end. Otherwise segments that cannot be ingested would
-prevent the removal of expired, deleted and consumed data. Each part reads its own input. Only a
-format of a newer version (`UnsupportedVersion`) ends the pass at once: nothing is removed on a
-guess.
+Ingesting and each part of the maintenance run separately: if one breaks off, the others continue,
+and its error is raised at the end. Otherwise segments that cannot be ingested would prevent the
+removal of expired, deleted and consumed data. Each part reads its own input. Only a format of a
+newer version (`UnsupportedVersion`) ends the pass at once: nothing is removed on a guess.
 """
 
 from __future__ import annotations
@@ -45,11 +44,12 @@ async def once(
     *,
     erase: bool = False,
 ) -> PassReport:
-    """Ingests what there is, cleans up, and reports.
+    """Ingests the present segments, cleans up, and reports.
 
-    Segments that come after its begin are left to the next pass. If there is a next pass, `backlog`
-    has seen the earlier state: a few segments then wait for more, and hours wait for segments.
-    With `erase`, nothing that a deletion concerns waits for a time, nor do older versions.
+    Segments that arrive after its begin are left to the next pass. If passes are repeated,
+    `backlog` has seen the earlier state: a few segments then wait for more, and hours wait for
+    segments.
+    With `erase`, the removal of deleted lines and of older versions waits for no time.
 
     Raises `Unavailable`, `OutcomeUnknown`, `Damaged` at the end, when everything else is done.
     """
@@ -117,12 +117,12 @@ async def repeat(
     every: float,
     next_pass: Callable[[], AbstractAsyncContextManager[PassReport]],
 ) -> None:
-    """Passes for ever, `every` seconds from the end of one to the start of the next, at most.
+    """Runs passes for ever, at most `every` seconds from the end of one to the start of the next.
 
-    One begins before its time when the limits of what may wait are reached (`compactor/plan.py`).
-    Each runs inside its own `next_pass`, which gives its report and reports it.
-    A store that does not answer, or does not say what became of a write, is tried again at
-    the next pass; other errors end it.
+    A pass begins early if the limits of waiting segments are reached (`compactor/plan.py`). Each
+    runs inside its own `next_pass`, which makes the report and passes it to the listeners. If the
+    store does not answer, or the outcome of a write is unknown, the next pass tries again; other
+    errors end it.
     """
     backlog, worked = SegmentBacklog(compactor), compactor.clock.monotonic()
     while True:
@@ -141,7 +141,7 @@ async def repeat(
 async def _rest(
     compactor: Compactor, backlog: SegmentBacklog, seconds: float, worked: float
 ) -> None:
-    """Until the next pass is due. Spark, idle since `worked`, is stopped when it is time."""
+    """Waits until the next pass is due. Stops Spark, idle since `worked`, after its idle time."""
     clock, limits = compactor.clock, compactor.limits
     end = clock.monotonic() + seconds
     while True:
@@ -151,6 +151,6 @@ async def _rest(
         if left <= 0:
             return
         await clock.sleep(min(left, limits.poll_seconds))
-        with suppress(Unavailable):  # the pass that comes in its time says so
+        with suppress(Unavailable):  # the next regular pass reports it
             if clock.monotonic() < end and await backlog.due():
                 return

@@ -1,4 +1,4 @@
-"""The compactor's settings: the store's, and its own part of the shared file."""
+"""The compactor's settings: those of the store, and its own part of the shared file."""
 
 from __future__ import annotations
 

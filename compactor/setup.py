@@ -1,4 +1,4 @@
-"""Opens a compactor from settings; the one place that knows whether its store is a folder."""
+"""Opens a compactor from settings: the one module that distinguishes folders from other stores."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tailrace.logstore.table.table import open_table
 
 
 def make_session(settings: CompactorSettings) -> Session:
-    """The Spark of these settings, not started."""
+    """The Spark session of these settings, not started."""
     compaction = settings.compaction
     wishes = SparkWishes(
         compaction.driver_memory,
@@ -42,9 +42,9 @@ async def open_compactor(
     *,
     alone: bool = False,
 ) -> AsyncIterator[Compactor]:
-    """A compactor of the settings' store, as long as the block lasts.
+    """Opens a compactor of the settings' store for the time of the block.
 
-    `alone`: as if there were no other, without leases: for one that only looks. Raises
+    With `alone` it takes no leases, as if no other existed: for one that only reads. Raises
     `InvalidInput`, `StoreUnavailable`.
     """
     clock, entropy, disk = SystemClock(), system_entropy(), Disk()

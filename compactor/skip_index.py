@@ -1,16 +1,16 @@
 """Makes the skip indexes of table files (`tailrace.logstore.table.skip_index`), after the commits.
 
-Each pass looks which files of the newest version have none, and makes them, the newest hour
-first. So a file that was written without one, by an older release, by a driver that was killed,
-or whose index somebody removed, gets one as a new file does. Segments that wait go first: the
-rest is left to the next pass then, as is what exceeds 1 GiB of files.
+Each pass makes the missing indexes of files in the newest version, the newest hour first. So a file
+gets one like a new file does, even if an older release or a killed driver wrote it without one, or
+somebody removed its index. Waiting segments go first: if some wait, the rest is left to the next
+pass, and so are files beyond 1 GiB.
 
-The driver's machine does it, from the file as it is stored. Executors have no Python, and a merge
-does not wait for an index, which costs a quarter of its processor time (decision 083). Files below
-`compaction.index_min_bytes` have none: to read all of such a file costs no more than its index.
+The driver's machine makes them from the stored files. Executors have no Python, and a merge does
+not wait for an index, which costs a quarter of its processor time (decision 083). Files below
+`compaction.index_min_bytes` have none: reading all of such a file costs no more than its index.
 
 Two drivers that make the same index write the same bytes. An index is removed with its file
-(`cleanup.py`), or here if its file went in another way.
+(`cleanup.py`), or by this module if its file was removed in another way.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def _add(builder: Builder, parquet: pq.ParquetFile, groups: range, stored: Read)
             raise Damaged(f"row group {index} does not read: {error}") from error
         text = b"".join(_text(chunk) for chunk in read.column(_MESSAGE).chunks)
         bare = read.column(_ATTRIBUTES).null_count == read.num_rows
-        # Attributes are decoded whole, so of lines that have some no map is asked.
+        # Attributes are decoded whole, so lines with attributes need no map.
         lines = map_of(parquet.metadata, index, read, stored) if bare else None
         seen = as_seen(read.column(_MESSAGE)).chunks if is_coloured(text) else ()
         shown = b"".join(map(_text, seen))
@@ -142,7 +142,7 @@ def _text(strings: pa.StringArray) -> bytes:
 
 
 def _together(footer: Any) -> Iterator[range]:
-    """Row groups in order, so many at a time as one request fetches."""
+    """Row groups in order, in ranges that one request fetches."""
     first = 0
     for index in range(footer.num_row_groups):
         low, high = _byte_range_of(footer, range(first, index + 1))
@@ -154,7 +154,7 @@ def _together(footer: Any) -> Iterator[range]:
 
 
 def _byte_range_of(footer: Any, groups: range) -> tuple[int, int]:
-    """Where what is read of the row groups begins and ends in the file."""
+    """The range of the file that contains the needed columns of the row groups."""
     ranges = [
         byte_range(chunk, chunk)
         for index in (groups[0], groups[-1])

@@ -1,18 +1,28 @@
-"""Checks which segments are intact, and finds where their lines are.
+"""Checks which segments are intact, finds the ranges of their lines, and packs small ones.
 
-Every byte of a segment is checked against its seal before Spark sees it. A hash runs at
-gigabytes per second, so this costs a few percent of a merge; decoding the rows again would
-halve its speed. There are three results:
+Every byte of a segment is checked against its seal before Spark sees it. A hash runs at gigabytes
+per second, so this costs a few percent of a merge; decoding the rows again would halve its speed.
+The check has three results:
 
 - **Verified**: its rows may be merged;
 - **Corrupt**: its complete bytes fail checksum or schema, so it is quarantined;
 - **Stopped**: it could not be read, or is of a newer format. The node waits.
 
-A quarantined segment is an alarm of every pass until somebody decides (`find_left_out`).
+A quarantined segment is an alarm of every pass until a person decides (`find_left_out`).
 
-The check also finds where the lines are (`ranges_of`), and ends a batch that is full
-(`BatchBudget`): before it only the compressed sizes are known, and a byte may stand for a
-hundred of text.
+**Ranges.** The check also finds where the lines are (`ranges_of`): in time, and of each run in each
+hour. The footer says it for each row group. The rows of a group are read only if it crosses an
+hour, so that no empty hour is planned, or if it spans more than a minute: if some lines are late,
+most others are far from them in time, and of other runs. With the ranges the check ends a batch
+that is full (`compactor.plan.BatchBudget`): before it only the compressed sizes are known, and a
+byte may stand for a hundred bytes of text.
+
+**Packing.** Spark reads a segment with four requests, however small it is, and as many segments at
+a time as it has cores. On S3 it mostly waits. The driver has read each segment anyway to check it,
+several at once. It therefore keeps the bytes of small ones, up to a bound, and writes their lines
+as one object below `table/_staging/`, which is removed after the merge. An object that a killed
+driver leaves is an orphan like Spark's staged files. Large segments are read by Spark itself:
+decoding and encoding them costs more than requests do.
 """
 
 from __future__ import annotations
@@ -45,13 +55,6 @@ from tailrace.logstore.segments.file_format import (
 )
 from tailrace.logstore.segments.reader import SegmentFile, open_segment
 from tailrace.logstore.table.schema import COLUMNS, PARTITIONS
-
-# Finds where the lines of an intact segment are: in time, and of each run in each hour.
-#
-# The footer says it for each row group. The rows of a group are read only if it crosses an hour,
-# so that no empty hour is planned, or if it spans more than a minute: if some lines are late,
-# most others are far from them in time, and of other runs.
-
 
 _SLICE_MS: Final = 60_000  # an hour has a whole number of them
 _SHORTEST: Final = 64  # bytes that a line counts for at least: its ids are sorted with it
@@ -117,7 +120,7 @@ def _batches(rows: Any) -> list[Batch]:
 
 
 def _time_ranges(batches: Sequence[Batch], size: int) -> Iterator[TimeRange]:
-    """The group's `size` by the minute of the batches' time."""
+    """Distributes the group's `size` over the minutes of its batches."""
     slices: dict[int, list[tuple[int, int]]] = {}
     for prefix, _, count in batches:
         batch = ulid.decode(prefix + _FIRST_LINE)
@@ -138,20 +141,9 @@ def _run_ranges(batches: Iterable[Batch]) -> list[RunRange]:
     return list(found.values())
 
 
-# Packs the lines of many small segments into one file for Spark.
-#
-# Spark reads a segment with four requests, however small it is, and as many segments at a time as
-# it has cores. On S3 it mostly waits. The driver has read each segment anyway to check it
-# (`verify.py`), several at once. It therefore keeps the bytes of small ones, up to a bound, and
-# writes their lines as one object below `table/_staging/`, which is removed after the merge. An
-# object that a killed driver leaves is an orphan like Spark's staged files.
-#
-# Large segments are read by Spark itself: decoding and encoding them costs more than requests do.
-
-
 SMALL_BYTES: Final = 128 << 10
 _MOST_BYTES: Final = 64 << 20
-_FEWEST: Final = 8  # of fewer, reading them costs no more than writing and reading another one
+_FEWEST: Final = 8  # fewer are not worth writing and reading another object
 _GROUP_BYTES: Final = 16 << 20  # of memory, not of the file
 _SCHEMA: Final = pa.schema([column for column in COLUMNS if column.name not in PARTITIONS])
 
@@ -174,7 +166,7 @@ class SmallSegments:
 async def packed(
     compactor: Compactor, segments: Mapping[str, int], small: Mapping[str, bytes]
 ) -> AsyncIterator[dict[str, int]]:
-    """Addresses and their bytes for Spark, with the same lines as `segments` (bytes by key).
+    """Yields addresses and their bytes for Spark, with the lines of `segments` (bytes by key).
 
     They are valid within the block. Raises `StoreUnavailable`, `OutcomeUnknown`.
     """
@@ -185,7 +177,7 @@ async def packed(
         return
     body = await asyncio.to_thread(pack, chosen.values())
     key = f"{staging_folder(keys.TABLE, compactor.fresh_id())}/segments.parquet"
-    # The key is this merge's alone: a second put or delete does no harm.
+    # Only this merge uses the key: a second put or delete does no harm.
     await write_until_known(lambda: store.put(key, body))
     try:
         others = {store.uri(k): size for k, size in segments.items() if k not in chosen}
@@ -218,7 +210,7 @@ def _groups(bodies: Iterable[bytes]) -> Iterator[pa.Table]:
 
 
 def _gathered(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """The same rows in row groups of a useful size."""
+    """Yields the same rows in row groups of a useful size."""
     some: list[pa.Table] = []
     size = 0
     for rows in tables:
@@ -255,7 +247,7 @@ class Corrupt:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """How many segments are left out of the table as damaged, and the alarms that say so."""
+    """The number of damaged segments that the table leaves out, and their alarms."""
 
     segments: int
     alarms: Sequence[str]
@@ -358,7 +350,7 @@ def _examine(segment: ListedSegment, body: bytes) -> Looked:
 
 
 async def find_left_out(store: ObjectStore) -> LeftOut:
-    """The quarantined segments about which nobody has decided. Raises `StoreUnavailable`."""
+    """Returns the quarantined segments that await a decision. Raises `StoreUnavailable`."""
     waiting = [one for one in await list_quarantined(store) if not one.given_up]
     alarms = []
     for one in waiting[:_NAMED]:

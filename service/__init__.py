@@ -6,7 +6,7 @@ node        the node: what all routes and background tasks work on
 settings    every setting of the service
 
 http        routes, connections, bodies and replies
-access      tokens and rules: which client may do what
+access      tokens and rules: the permissions of clients
 ingest      appends: batch ids, duplicates, durability
 journal     the write-ahead journal
 shipping    cuts the journal into segments and stores them
@@ -16,9 +16,9 @@ tail        live readers of runs
 query       searches over all runs
 queue       consumer groups that lease segments
 peers       the other nodes on the same store
-metrics     what `/metrics` shows
+metrics     the metrics at `/metrics`
 runtime     process, disks, health, caches
 compaction  the compactor as a child process of the service
-erasure     how far the erasure of deleted lines is
+erasure     the erasure of deleted lines, and its progress
 page        the built files of the web page
 """

@@ -1,8 +1,8 @@
-"""The compactor beside the service: a child process that is started, watched and stopped.
+"""The compactor as a child process of the service: starts, watches and stops it.
 
-The service and the compactor meet in the object store only, so the child is found as a
-file beside this package and never imported. A child that ends is started again after a
-pause that doubles; a child does not outlive the service, not even one that was killed.
+The service and the compactor share only the object store, so the child is found as a file next to
+this package and never imported. A child that ends is started again after a pause that doubles. A
+child does not outlive the service, not even a killed one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _STDERR = 2
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """Pauses between a child's end and the next start, and patience with a stop."""
+    """The pauses between a child's end and the next start, and the longest wait for its stop."""
 
     first_pause_seconds: float = 1.0
     longest_pause_seconds: float = 300.0
@@ -60,7 +60,7 @@ def job_environment(settings: Settings) -> dict[str, str]:
 
 
 def environment_of(settings: Settings, sections: Sequence[str]) -> dict[str, str]:
-    """The store and these sections of the settings, as a child of this process reads them."""
+    """The store and these sections of the settings as environment variables for a child."""
     extra = {"TAILRACE_STORE": settings.store_place} if settings.store else {}
     if settings.umask != type(settings).model_fields["umask"].default:
         extra["TAILRACE_UMASK"] = settings.umask
@@ -70,7 +70,7 @@ def environment_of(settings: Settings, sections: Sequence[str]) -> dict[str, str
 
 
 def _as_variables(prefix: str, section: BaseModel) -> dict[str, str]:
-    """What was set of a section; in the environment secrets are the owner's to read."""
+    """The set values of a section. Secrets in the environment are only readable by the owner."""
     found: dict[str, str] = {}
     for name, field in type(section).model_fields.items():
         value, variable = getattr(section, name), f"{prefix}__{name.upper()}"
@@ -106,11 +106,11 @@ class CompactionChild:
 
     @property
     def starts_any(self) -> bool:
-        """Whether it keeps a child at all."""
+        """Whether it is configured to keep a child."""
         return self._off is None
 
     async def run(self) -> None:
-        """Starts the child again and again until cancelled; stops it then. Returns if it is off."""
+        """Keeps the child running until cancelled, then stops it. Returns if it is switched off."""
         if self._off:
             log.info("compaction is off: %s", self._off)
             return
@@ -131,13 +131,13 @@ class CompactionChild:
             self.state = "off: stopped"
 
     async def _live(self) -> str:
-        """One life of the child, from start to end; why it ended."""
+        """Runs the child from start to end. Returns why it ended."""
         try:
             self._child = await asyncio.create_subprocess_exec(
                 *dying_with_us(),
                 *self._command,
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=_STDERR,  # where our log is: a JVM that breaks says so on its stdout
+                stdout=_STDERR,  # to our log: a JVM that fails reports it on its stdout
                 env=self._environment,
                 start_new_session=True,
             )
@@ -153,7 +153,7 @@ class CompactionChild:
         child = self._child
         if child is None:
             return
-        # Its Spark is a child of its own and must not be told, nor end, before it: it stops that.
+        # Its Spark is a child process that must not end before it: the compactor stops it.
         with contextlib.suppress(ProcessLookupError):
             child.terminate()
         with contextlib.suppress(TimeoutError):
@@ -163,7 +163,7 @@ class CompactionChild:
 
 
 def dying_with_us() -> list[str]:
-    """A prefix by which the kernel ends the child when the service dies, where there is one."""
+    """A prefix by which the kernel ends the child when the service dies, if available."""
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", "TERM", "--"] if setpriv else []
 

@@ -1,22 +1,33 @@
-"""How far the erasure of deleted lines is: for each deletion, the places that may still have some.
+"""The erasure of deleted lines: its progress for each deletion, and erasing them from the journal.
 
     deleted     readers of Tailrace do not show the lines; other places may have their bytes
     purged      no file of the table's newest version has them either
-    erased      no place has them, as far as Tailrace reaches: `left` is empty
+    erased      no place within reach of Tailrace has them: `left` is empty
 
-Nothing is recorded. Every answer is made of what is there at the moment, so it is true when it is
-given, and a place that cannot be looked at counts as one that has the lines.
+`Erasure` records nothing. It computes every answer from the present state, so the answer is true
+when it is given, and a place that cannot be checked counts as one that has the lines.
 
-- **Journals**: each process in the register says what it has. A node that does not answer, or that
+- **Journals**: each process in the register reports its own. A node that does not answer, or that
   is stopped, may have lines on its disk.
-- **Segments**: the footer names the runs. A segment whose lines all lie above T is of later lines.
-- **The run's objects**: those that its manifest does not name.
-- **The table**: files that its newest version does not name, with their skip indexes and what jobs
-  left. The name says when the job began; one that began some minutes after the deletion left its
+- **Segments**: the footer names the runs. A segment whose lines all lie above T only has later
+  lines.
+- **The run's objects**: objects that its manifest does not name.
+- **The table**: files that its newest version does not name, their skip indexes, and leftovers of
+  jobs. The name shows when the job began; a job that began some minutes after the deletion left its
   lines out.
-- **Copies of table files** on a node's disk go with their files.
+- **Copies of table files** on a node's disk are removed with their files.
 
-A deletion of a pipeline is looked at as one of each of its runs.
+A deletion of a pipeline counts as a deletion of each of its runs.
+
+`JournalEraser` ends journal files that hold deleted lines, so that their bytes leave the disk. A
+deletion hides lines at once, but their bytes stay in the newest journal file until new lines fill
+it, which takes months on a quiet node. Some time after a deletion the journal therefore begins a
+new file. The previous file is released as every file is: when its lines are in confirmed segments
+and in the logs of their runs (`Journal.release`). Nothing else about the order of the journal
+changes. Deletions come in bursts, and the expiry of runs is such a burst, too. All deletions of
+`journal.erase_seconds` share one new file, and no file is begun for runs that the newest one does
+not have. Released files are overwritten later and hold their old bytes until then
+(`service/journal/files.py`). Files from before a deletion are removed instead.
 """
 
 from __future__ import annotations
@@ -52,7 +63,7 @@ _MOST_FOOTERS: Final = 50_000
 
 @dataclass(frozen=True, slots=True)
 class DeletionState:
-    """A deletion, and the places that may have lines of it: `left` is in words, for people."""
+    """A deletion, and the places that may still have its lines: `left`, as text for people."""
 
     stored: StoredDeletion
     state: State
@@ -60,10 +71,10 @@ class DeletionState:
 
 
 class UnerasedRanges(Protocol):
-    """What one process has on its own disk."""
+    """The deleted lines that may be on the disk of one process."""
 
     async def of(self, deletions: Sequence[Deletion]) -> list[list[str]]:
-        """For each deletion the places that may have its lines."""
+        """Returns for each deletion the places that may have its lines."""
         ...
 
 
@@ -79,8 +90,10 @@ class LocalPlaces:
         horizon: Callable[[str, str | None], int],
         copied: Callable[[], Iterable[str]],
     ) -> None:
-        """`is_due`: whether the journal is to be rid of a run's old bytes; `horizon`: the highest
-        deleted ULID that is known here; `copied` gives paths of table files.
+        """Takes the parts of this process.
+
+        `is_due` says whether the journal still has to erase old bytes of a run. `horizon` returns
+        the highest deleted ULID that this process knows, `copied` the paths of table files.
         """
         self._horizon = horizon
         self._pin = pin
@@ -90,13 +103,13 @@ class LocalPlaces:
         self._copied = copied
 
     async def of(self, deletions: Sequence[Deletion]) -> list[list[str]]:
-        """For each deletion the places that may have its lines."""
+        """Returns for each deletion the places that may have its lines."""
         oldest = min((job_ms(path) for path in self._copied()), default=None)
         due = [
             self._horizon(one.fqn, one.run) < one.t or self._is_due(one.fqn, one.run)
             for one in deletions
         ]
-        with self._pin() as pin:  # the index of a large journal takes a while
+        with self._pin() as pin:  # reading the index of a large journal takes a while
             aside, read = await asyncio.to_thread(self._look, pin, deletions)
         found = []
         for one, is_due, is_there in zip(deletions, due, read, strict=True):
@@ -109,8 +122,8 @@ class LocalPlaces:
         return found
 
     def _look(self, pin: UnflushedPin, deletions: Sequence[Deletion]) -> tuple[bool, list[bool]]:
-        """Whether a start moved something away, and of which deletions the journal has lines."""
-        # Tails and damage that a start moved away: nobody knows of which runs.
+        """Whether a start quarantined bytes, and for each deletion if the journal has lines."""
+        # Tails and damaged bytes in quarantine: their runs are unknown.
         aside = any(True for _ in self._fs.scan(f"{self._journal}/aside"))
         runs = pin.batches().runs
         found = []
@@ -126,7 +139,7 @@ def _has_deleted(pin: UnflushedPin, key: RunKey, t: int) -> bool:
 
 
 def job_ms(path: str) -> int:
-    """When the job began that wrote a file of the table; 0 if its name does not say."""
+    """When the job began that wrote a file of the table; 0 if the name does not show it."""
     for part in path.split("/"):
         try:
             return ulids.time_ms(ulids.decode(part[:26]))
@@ -137,7 +150,7 @@ def job_ms(path: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
-    """What a segment's footer says; None of what does not read: it may hold anything."""
+    """The footer of a segment; None for unreadable fields: it may hold any line."""
 
     key: str
     runs: frozenset[RunKey] | None
@@ -152,10 +165,10 @@ class _Segment:
 
 
 class Erasure:
-    """Looks how far deletions are, as this process sees the store and the other nodes.
+    """Reports the progress of deletions, as this process sees the store and the other nodes.
 
-    `snapshot` gives the table's newest version; it blocks. `own` are the names of this node's
-    incarnations, and `texts` is the prefix of run texts.
+    `snapshot` returns the newest version of the table; it blocks. `own` are the names of this
+    node's incarnations, and `texts` is the prefix of run texts.
     """
 
     def __init__(
@@ -182,7 +195,7 @@ class Erasure:
         return sorted(found, key=lambda one: (-one.modified_ms, one.key))
 
     async def states(self, stored: Sequence[StoredDeletion]) -> list[DeletionState]:
-        """How far these are. Raises `StoreUnavailable`."""
+        """The progress of these deletions. Raises `StoreUnavailable`."""
         if not stored:
             return []
         deletions = [one.deletion for one in stored]
@@ -225,16 +238,16 @@ class Erasure:
         return [left + unknown for left in own]
 
     async def _away(self, known: set[str]) -> list[str]:
-        """Nodes that were ever there and are not now: their disks may hold lines."""
+        """Former nodes that are absent now: their disks may hold lines."""
         records, unreadable = await all_forgotten(self._store)
-        # One that returned has its disk again, and may have stopped since.
+        # A node that returned has its disk again, and may have stopped since.
         gone = [one.node for one in records if one.returned_ms is None]
         let_go = {encode(node) for node in (*gone, *unreadable)}
         away = dict[str, str]()
         async for info in self._store.list(keys.NODES):
             name = info.key.removeprefix(keys.NODES)
             node = decode(name) or name
-            if node in known:  # what it forked from is on its disk
+            if node in known:  # the lines of its parent are on its disk
                 known |= await self._parents(info.key)
             elif name not in let_go:
                 away[name] = node
@@ -272,7 +285,7 @@ class Erasure:
         return [one for one in found if one is not None]
 
     async def _oldest_leftover(self, newest: set[str]) -> int | None:
-        """When the oldest job began whose files are there and in no newest version; None: none."""
+        """When the oldest job began whose files exist but are in no newest version; else None."""
         oldest: int | None = None
         async for info in self._store.list(f"{keys.TABLE}/"):
             path = info.key.removeprefix(f"{keys.TABLE}/")
@@ -286,13 +299,13 @@ class Erasure:
         return oldest
 
     async def _has_text(self, one: Deletion) -> bool:
-        """Whether there are objects of the run, or runs, that no manifest names."""
+        """Whether objects of the run, or runs, exist that no manifest names."""
         if one.run is not None:
             return await self._has_text_of(RunKey(one.fqn, one.run), one.t)
         runs = {info.key async for info in self._store.list(keys.manifests_of(one.fqn))}
         named = [key for name in runs if (key := keys.parse_run_manifest(name)) is not None]
         if len(named) < len(runs):
-            return True  # names that are cut: nobody knows whose they are
+            return True  # truncated names: their runs are unknown
         looked = [await self._has_text_of(key, one.t) for key in named]
         folders = {f async for f in self._store.folders(keys.pipeline_texts(self._texts, one.fqn))}
         return any(looked) or any(decode(f) not in {key.run for key in named} for f in folders)
@@ -323,22 +336,6 @@ class Erasure:
             return None
 
 
-# Ends journal files that hold deleted lines, so that their bytes leave the disk.
-#
-# A deletion hides lines at once. Their bytes stay in the newest journal file until others fill
-# it, which takes months on a quiet node. Some time after a deletion the journal therefore begins
-# a new file. The file before it goes as every file does: when its lines are in confirmed segments
-# and in their runs' logs (`Journal.release`). Nothing else about the order of the journal
-# changes.
-#
-# Deletions come in bursts, and a run that expires is one, too. All deletions of
-# `journal.erase_seconds` share one new file, and no file is begun for runs that the newest one
-# does not have.
-#
-# Files that are let go are overwritten later, and hold their old bytes until then
-# (`service/journal/files.py`). Files from before a deletion are removed instead.
-
-
 class JournalEraser:
     """Erases deleted lines from one journal; `note` is called with each deletion."""
 
@@ -350,7 +347,7 @@ class JournalEraser:
         self._wake = asyncio.Event()
 
     def note(self, fqn: str, run: str | None) -> None:
-        """Lines of a run, or of a pipeline's runs, are deleted."""
+        """Records a deletion of lines of a run, or of a pipeline's runs."""
         self._noted.add((fqn, run))
         self._wake.set()
 
@@ -372,7 +369,7 @@ class JournalEraser:
         noted = self._noted.copy()
         try:
             await self._journal.end_file_of(noted)
-        except (JournalFull, NodeNotReady):  # no room or no descriptor: the next try is in a while
+        except (JournalFull, NodeNotReady):  # no space or no descriptor: the next try is in a while
             self._wake.set()
         else:
             self._noted -= noted

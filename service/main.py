@@ -1,11 +1,10 @@
-"""`tailrace serve`: the node, its HTTP API, and the compactor beside it, from start to stop.
+"""`tailrace serve`: the node, its HTTP API, and the compactor, from start to stop.
 
-A stop has an order: the node refuses new batches (503, so clients go elsewhere) while
-the API still answers, brings what it holds into the store, ends live streams, and
-only then the API closes. A second signal ends the process at once; the journal has
-everything that was acknowledged. So does a deadline, if threads wait for a store that hangs
-(`service.runtime.process`). A start waits for no store either: what it checks there goes on
-while the service listens.
+A stop has an order: the node refuses new batches (503, so clients use other nodes) while the API
+still answers, brings its lines into the store, ends live streams, and only then the API closes. A
+second signal ends the process at once; the journal has everything that was acknowledged. So does a
+deadline, if threads wait for a hanging store (`service.runtime.process`). A start does not wait for
+the store either: its checks of the store continue while the service listens.
 
 The problems that `/health/ready` reports are also logged, for an operator who reads only the log:
 once when a problem begins, and once when it is over.
@@ -66,7 +65,7 @@ from tailrace.logstore.process import give_back_freed_memory
 
 log = logging.getLogger(__name__)
 
-# By then the node has stopped: who still is at work is a client that does not read.
+# The node has stopped by then: only clients that do not read still have requests.
 _LAST_REPLIES_SECONDS = 5.0
 _LOOK_SECONDS = 1.0
 _RUNS_NAMED = 20
@@ -75,7 +74,7 @@ Serving: TypeAlias = Callable[..., Coroutine[Any, Any, int]]
 
 
 def serve(settings: Settings) -> int:
-    """Runs until SIGTERM or SIGINT; the exit status. Raises what makes a start impossible."""
+    """Runs until SIGTERM or SIGINT. Returns the exit status. Raises errors of the start."""
     prepare(settings)
     workers = settings.server.workers > 1 or left_behind(settings, 1)
     serving = run_workers if workers else partial(run, deadline=StopDeadline(LINES_LEFT))
@@ -85,17 +84,17 @@ def serve(settings: Settings) -> int:
 
 
 def prepare(settings: Settings) -> None:
-    """What a process does before it serves: its log, permissions, memory and limits.
+    """Prepares a process before it serves: its log, permissions, memory and limits.
 
     Raises `InvalidInput` for a data folder that cannot be one.
     """
     _check_folder(settings.data)
     log_to(sys.stderr, "%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its starts and stops are ours to tell
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells whole addresses
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # this module logs starts and stops
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs whole addresses
     apply_umask(settings.umask)
     close_to_others(os.path.join(settings.data, "journal"))
-    gc.freeze()  # what is loaded stays: collections, which hold up all work, leave it out
+    gc.freeze()  # loaded objects stay: collections, which delay all work, skip them
     give_back_freed_memory()
     raise_limit()
 
@@ -121,7 +120,7 @@ async def _until_signalled(settings: Settings, serving: Serving) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
-    if settings.access.rules:  # a parent of workers, each of which looks at the file itself
+    if settings.access.rules:  # a parent of workers, which read the file themselves
         loop.add_signal_handler(signal.SIGHUP, lambda: None)
     return await serving(settings, stop, on_listening=_announce)
 
@@ -133,7 +132,7 @@ def _announce(url: str) -> None:
 async def run_workers(
     settings: Settings, stop: asyncio.Event, *, on_listening: Callable[[str], None]
 ) -> int:
-    """Serves by several processes until `stop`, as `run` does by this one."""
+    """Serves by several processes until `stop`, as `run` does by one."""
     workers = WorkerProcesses(settings, SystemClock(), _WORKERS_RESTART)
     return await workers.run(stop, on_listening=on_listening)
 
@@ -148,11 +147,12 @@ async def run(
     sharing: Sharing | None = None,
     deadline: StopDeadline | None = None,
 ) -> int:
-    """Serves until `stop`: 0, `LINES_LEFT`, or 1 if the node failed.
+    """Serves until `stop`. Returns 0, `LINES_LEFT`, or 1 if the node failed.
 
-    Without a `bound` socket it binds the address of the settings. `place` is which of several
-    workers it is, and `sharing` what it shares with them. With a `deadline` the process ends soon
-    after `server.stop_seconds`.
+    Without a `bound` socket it binds the address of the settings. `place` is its number among
+    several workers, and `sharing` the state that it shares with them. With a `deadline` the process
+    ends soon after `server.stop_seconds`.
+
     Raises `FolderLocked`, `Unavailable`, and `InvalidInput` for a store that refuses what the
     service needs.
     """
@@ -194,7 +194,7 @@ async def run(
         await stack.enter_async_context(_beside(watch.run(), "problems"))
         await stack.enter_async_context(_beside(_look_at_store(check, machine, node), "store"))
         await stack.enter_async_context(_beside(queue.run(), "queue"))
-        # The last to come is the first to stop; the API answers meanwhile.
+        # Parts stop in the reverse order of their start; the API answers meanwhile.
         stack.push_async_callback(_stop_both, node, compacting)
         stack.callback(queue.stop)
         on_listening(address(bound, "https" if settings.server.tls_certificate else "http"))
@@ -244,13 +244,13 @@ async def _stop_both(node: AnyNode, compacting: asyncio.Task[None]) -> None:
 
 
 def _machine() -> Machine:
-    """The machine, and the loop told what to log of errors that nobody awaits."""
+    """Makes the machine, and sets the loop's handler of errors that no task awaits."""
     asyncio.get_running_loop().set_exception_handler(log_but_lost_writes)
     return Machine()
 
 
 def _left_behind(settings: Settings, node: AnyNode) -> int:
-    """What of a stopped node is nowhere but on its disk, as the exit status."""
+    """The exit status: whether a stopped node has lines that only its disk has."""
     if isinstance(node, QueryNode):
         return 0
     left = _lines_left(node)
@@ -269,7 +269,7 @@ def _left_behind(settings: Settings, node: AnyNode) -> int:
 
 
 def _lines_left(node: Node) -> dict[RunKey, int]:
-    """How many lines of which runs are in no segment, without deleted ones, oldest run first."""
+    """The number of lines in no segment by run, without deleted ones, oldest run first."""
     left: dict[RunKey, int] = {}
     with node.pin() as pin:
         batches = pin.batches(start=node.journal.state.confirmed.end)
@@ -305,7 +305,7 @@ def _tell_places(settings: Settings, *, compacting: bool) -> None:
 
 
 def _tell_torn(node: AnyNode) -> None:
-    """What no sync covered was promised to nobody; a disk that cuts files looks the same."""
+    """Logs torn tails: they were never acknowledged, but a failing disk looks the same."""
     for tail in node.recovered.torn if isinstance(node, Node) else ():
         log.info(
             "%s: %d bytes at %d do not read and were moved into aside/: a write that a crash broke"
@@ -322,7 +322,7 @@ async def _look_at_store(check: StoreCheck, machine: Machine, node: AnyNode) -> 
 
 
 def _compactor(settings: Settings, machine: Machine) -> CompactionChild:
-    """The compactor beside the service, not started, or the reason for its absence."""
+    """The compactor as a child process, not started, or the reason for its absence."""
     off = why_no_spark() if settings.compaction.enabled else "compaction.enabled is false"
     if settings.server.role == "query":
         off = "server.role is query"
@@ -342,7 +342,7 @@ def _following(
 
 
 def _asked_at(asked: socket.socket | None, bound: socket.socket) -> str:
-    """Where other nodes reach this one, unless the settings say another URL."""
+    """The URL for other nodes, unless the settings have another one."""
     return address(bound) if asked is None else address(asked, "https")
 
 
@@ -350,7 +350,7 @@ def _asked_at(asked: socket.socket | None, bound: socket.socket) -> str:
 async def _answering(
     settings: Settings, node: AnyNode, asked: socket.socket | None, gate: Gate | None
 ) -> AsyncIterator[None]:
-    """Other nodes are answered at their own address while the block runs, if there is one."""
+    """Answers other nodes at their own address while the block runs, if it is configured."""
     if asked is None:
         yield
         return
@@ -365,7 +365,7 @@ async def _answering(
 
 @asynccontextmanager
 async def _beside(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
-    """The work goes on while the block runs, and not longer."""
+    """Runs the work while the block runs, and no longer."""
     task = asyncio.create_task(work, name=name)
     try:
         yield
@@ -410,7 +410,7 @@ class ProblemLog:
             await self._clock.sleep(_LOOK_SECONDS)
 
     def look(self) -> None:
-        """Logs the problems that are new, and those that are over."""
+        """Logs new problems, and problems that are over."""
         now = by_name(self._problems())
         for name in sorted(now.keys() - self._logged.keys()):
             log.warning("%s", now[name])

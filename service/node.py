@@ -1,13 +1,22 @@
-"""A node: the journal and everything that moves lines out of it, as one thing to start and stop.
+"""A node: the journal and all parts that move lines out of it, with one start and one stop.
 
     append ──► journal ──► tail (after the sync)
                   └──► shipper: segments, in order ──► run logs: chunks, partial, logs
-                                                   └──► journal files go
+                                                   └──► journal files are released
 
-Start order: lock the folder, know who we are, recover the journal, register, then take batches.
-Stop order: take no more, sync, cut and ship what is left, bring it into the runs, let go. A node
-that finds that its folder is a copy, or that the store lacks its segments (`Forked`), starts again
-as a new incarnation; batches wait.
+`Node` accepts lines. Start order: lock the folder, read the identity, recover the journal,
+register, then accept batches. Stop order: accept no more batches, sync, cut and ship the remaining
+lines, bring them into the runs, release the folder. If a node finds that its folder is a copy, or
+that the store lacks its segments (`Forked`), it starts again as a new incarnation; batches wait.
+`problems_of` collects the problems of its parts as sentences for `/health/ready` and the log.
+
+`QueryNode` only reads (`serve --role query`). It has no journal and no lines of its own and accepts
+no batches. It shows the lines that the store and the other nodes hold. In the register it is a
+reader: others notify it of deletions and of runs that end, and no node waits for it or misses it.
+It uses only the lock of its data folder, the scratch space of searches, and their copies and cache
+of table files. `NoJournal` is its journal, which is always empty.
+
+Both extend `NodeBase`, which has the dependencies of a node and its membership in the register.
 """
 
 from __future__ import annotations
@@ -68,13 +77,11 @@ from tailrace.logstore.position import Position
 from tailrace.logstore.segments.detect import Carry
 from tailrace.logstore.segments.writer import EncodedSegment
 
-# What every node has, whether it takes lines or only reads: its world, and its place in it.
-
 
 class NodeBase:
-    """A node that is not started. `failed` is done when it cannot go on and the process should end.
+    """A node that is not started. `failed` is done if it cannot go on and the process should end.
 
-    Without a configured name its folder keeps its name, and a new folder gets `default_name`.
+    Without a configured name, the folder keeps its name and a new folder gets `default_name`.
     """
 
     _folder: DataFolder
@@ -116,11 +123,11 @@ class NodeBase:
 
     @property
     def cut_off_from(self) -> tuple[str, ...]:
-        """The nodes with lines that this one does not hear now."""
+        """The nodes with lines that do not answer this one now."""
         return self.members.cut_off_from
 
     async def _insist(self, step: Callable[[], Awaitable[None]], waiting: str) -> None:
-        """Does the step until it succeeds; meanwhile the node's problems say why it waits."""
+        """Repeats the step until it succeeds; meanwhile the node's problems give the reason."""
 
         def told(why: str | None) -> None:
             self._waiting = why
@@ -128,11 +135,8 @@ class NodeBase:
         await insist(step, self.seams.clock, told, waiting)
 
 
-# What is wrong with a node, as sentences for `/health/ready` and the log.
-
-
 def problems_of(node: Node, waiting: str | None) -> list[str]:
-    """The problems of all parts, and what a start is `waiting` for."""
+    """The problems of all parts, and the reason why a start is `waiting`."""
     found = [] if waiting is None else [waiting]
     if node.clock_skew.problem is not None:
         found.append(node.clock_skew.problem)
@@ -152,13 +156,13 @@ def problems_of(node: Node, waiting: str | None) -> list[str]:
 
 log = logging.getLogger(__name__)
 
-_START_SECONDS = 10.0  # a batch waits so long for a node that is starting again
+_START_SECONDS = 10.0  # the longest wait of a batch for a node that is starting again
 _RELEASE_SECONDS = 5.0
 _ELSEWHERE = "Send it to another node, or later."
 
 
 class Node(NodeBase):
-    """One node that takes lines."""
+    """A node that accepts lines."""
 
     def __init__(
         self,
@@ -182,10 +186,10 @@ class Node(NodeBase):
         self.appender: Appender
 
     async def start(self) -> None:
-        """Opens the folder and the journal; raises what makes that impossible.
+        """Opens the folder and the journal. Raises their errors.
 
-        Returns when reads work. Batches are taken once the node is registered, which
-        goes on behind this as long as the store is away.
+        Returns when reads work. The node accepts batches once it is registered; that continues in
+        the background while the store is away.
         """
         seams = self.seams
         await self._make_room("start")
@@ -193,7 +197,7 @@ class Node(NodeBase):
         await self._open()
 
     async def _make_room(self, purpose: Purpose = "deletion") -> None:
-        """Gives up a reserve on full disks. A folder that hangs holds up nothing for long."""
+        """Releases the reserve of a full disk. A hanging folder delays its caller only briefly."""
         seams = self.seams
         with suppress(TimeoutError):
             async with asyncio.timeout(seams.answers.seconds):
@@ -291,13 +295,13 @@ class Node(NodeBase):
         self._begin(self._serve(), "node")
 
     async def _serve(self) -> None:
-        """Registers, takes batches, then runs the parts until the node stops."""
+        """Registers, accepts batches, then runs the parts until the node stops."""
         await self._insist(self._register, "not registered yet")
         self._started.set()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.shipper.cut_forever())
             group.create_task(self._eraser.run())
-            # Batches are taken already.
+            # Batches are accepted already.
             await self._insist(self._start_text, "waiting for the object store")
             group.create_task(self._keep_registration())
             group.create_task(self.shipper.ship_forever())
@@ -308,9 +312,9 @@ class Node(NodeBase):
             group.create_task(self.shedding.run())
 
     async def _keep_registration(self) -> None:
-        """Repairs it once; while segments are missing, looks whether somebody gave them up."""
+        """Repairs the registration once. Then checks whether missing segments were given up."""
         while True:
-            with suppress(TailraceError):  # later, or by the next start
+            with suppress(TailraceError):  # repeated later, or by the next start
                 missing = await register_again(self.store, self.identity, self.seams.clock)
                 if missing != self.identity.missing:
                     self.identity = replace(self.identity, missing=missing)
@@ -327,7 +331,7 @@ class Node(NodeBase):
             self._release()
 
     async def _register(self) -> None:
-        if not self.identity.files:  # also of one that an earlier version has registered
+        if not self.identity.files:  # also if an earlier version has registered it
             files = _taken_over(self.identity, self.journal)
             self.identity = replace(self.identity, files=files)
         if not self.identity.registered:
@@ -353,13 +357,13 @@ class Node(NodeBase):
         error = task.exception()
         forked = forked_in(error)
         if forked is not None:
-            if not self._stopping:  # else the next start finds it out again
+            if not self._stopping:  # otherwise the next start finds it out again
                 self._begin(self._fork(forked), "fork")
         elif not self.failed.done() and error is not None:
             self.failed.set_result(error)
 
     async def _fork(self, why: Forked) -> None:
-        """Continues as a new incarnation, since this one is taken, or its segments are missing."""
+        """Continues as a new incarnation: this one is taken, or its segments are missing."""
         self.forks += 1
         self._started.clear()
         before, node, confirmed = self.journal, self.identity, self.journal.state.confirmed
@@ -391,7 +395,7 @@ class Node(NodeBase):
 
     @property
     def ready(self) -> bool:
-        """Whether batches are taken now."""
+        """Whether the node accepts batches now."""
         return self._takes_batches and self.journal.space.shortage() is None
 
     @property
@@ -414,7 +418,7 @@ class Node(NodeBase):
         return problems_of(self, self._waiting)
 
     def submit(self, batch: IncomingBatch) -> Submitted | None:
-        """Takes a batch as `Appender.submit` does; None while the node takes no batches."""
+        """Accepts a batch as `Appender.submit` does; None while the node accepts no batches."""
         return self.appender.submit(batch) if self._takes_batches else None
 
     async def append(self, batch: IncomingBatch) -> AppendReceipt:
@@ -437,13 +441,13 @@ class Node(NodeBase):
 
     async def delete_run(self, key: RunKey, wanted: Wanted = always) -> None:
         """Deletes a run for good, if it is still `wanted`. Raises `Unavailable`, `Conflict`."""
-        await self.all_synced()  # what was taken is seen, and goes
+        await self.all_synced()  # accepted lines are visible then, and are deleted
         await self.run_logs.delete_run(key, wanted)
         await self.status.remove(*key)
         self.tail.ended(key)
 
     async def delete_pipeline(self, fqn: str, wanted: Wanted = always) -> list[str]:
-        """Deletes all runs of a pipeline, giving their ids. Raises as `delete_run`."""
+        """Deletes all runs of a pipeline. Returns their ids. Raises as `delete_run`."""
         await self.all_synced()
         runs = await self.run_logs.delete_pipeline(fqn, wanted)
         await self.status.remove(fqn, None)
@@ -452,11 +456,11 @@ class Node(NodeBase):
         return runs
 
     def untold(self, fqn: str, run: str | None) -> Sequence[str]:
-        """The nodes that have not heard of the newest deletion."""
+        """The nodes that do not know the newest deletion yet."""
         return self.run_logs.deleter.news.silent(fqn, run)
 
     async def all_synced(self) -> None:
-        """Returns when requests are taken, and what was taken is synced. Raises `Unavailable`."""
+        """Waits until requests are accepted and accepted lines are synced. Raises `Unavailable`."""
         await self._until_ready()
         await self.journal.synced(self.journal.next_pos)
 
@@ -476,16 +480,16 @@ class Node(NodeBase):
 
     @property
     def carry(self) -> Carry:
-        """What the next lines of runs begin with."""
+        """The times and levels that are carried into the next lines of runs."""
         return self.shipper.carry
 
     def pin(self) -> JournalPin:
-        """Pins the hot part as it is now."""
+        """Pins the unflushed part as it is now."""
         return self.journal.pin()
 
     @property
     def places(self) -> LocalPlaces:
-        """Where on this node's disk deleted lines may be."""
+        """The places on this node's disk that may have deleted lines."""
         return LocalPlaces(
             self.pin,
             self.seams.fs,
@@ -512,12 +516,12 @@ class Node(NodeBase):
         confirmed, flushed = self.journal.state.confirmed.end, self.run_logs.flushed_pos
         most = self._settings.journal.max_bytes
         if self.journal.bytes > most // 2:
-            # Run logs can be made from segments, with more work; room for new batches cannot.
+            # Run logs can be rebuilt from segments, with more work; space for batches cannot.
             flushed = max(flushed, back_from(confirmed, most // 16, self.journal.files))
         self.journal.release(min(confirmed, flushed))
 
     async def stop(self) -> None:
-        """Refuses batches, brings what it can into the store, keeps the rest, ends the parts."""
+        """Refuses batches, brings lines into the store if it can, and ends the parts."""
         self._stopping = True
         self.tail.stop()
         try:
@@ -527,7 +531,7 @@ class Node(NodeBase):
                     await self.run_logs.drain()
                     self._release()
         except (TimeoutError, JournalFailed, Unavailable, OutcomeUnknown):
-            pass  # the journal has it all
+            pass  # the journal has all lines
         await self.members.leave(stored=self.run_logs.flushed_pos >= self.journal.next_pos)
         self.confirmations.stop()
         await self._let_go()
@@ -553,33 +557,30 @@ def _taken_over(identity: NodeIdentity, journal: Journal) -> TakenOver:
     return tuple([(f.ulid, f.first_pos, f.end_pos) for f in files if f.end_pos > identity.base])
 
 
-# The journal of a node that takes nothing: it is empty, and stays so.
-
-
 ONLY_READS: Final = "this node only reads (server.role is query)"
 ELSEWHERE: Final = "Send it to a node of another role."
 
 
 class Nothing(NamedTuple):
-    """No close and no deletion is to be carried out."""
+    """A state without pending closes and deletions."""
 
     closes: Mapping[RunKey, int]
     tombstones: Mapping[tuple[str, str | None], int]
 
 
 class NoJournal:
-    """What run logs need of a journal, without one. `node` is who is asked for its lines."""
+    """An empty journal for run logs. `node` is the name under which it is asked for lines."""
 
     def __init__(self, node: str) -> None:
         self._node = node
 
     @property
     def state(self) -> Nothing:
-        """Requests that are not carried out: none."""
+        """The pending requests: none."""
         return Nothing({}, {})
 
     def pin(self) -> JournalPin:
-        """An empty hot part."""
+        """An empty pin."""
         return JournalPin(self._node, (), first_pos=0, confirmed_pos=0, confirmed_seq=0, end_pos=0)
 
     async def record_close(self, key: RunKey) -> int:
@@ -587,27 +588,20 @@ class NoJournal:
         raise NodeNotReady(f"{ONLY_READS}: it cannot close {key.run!r}", hint=ELSEWHERE)
 
     def finish_close(self, key: RunKey, pos: int) -> None:
-        """There is none."""
+        """Does nothing."""
 
     async def record_tombstone(self, fqn: str, run: str | None, t: int) -> None:
-        """Keeps nothing: the next start reads all deletions from the store."""
+        """Does nothing: the next start reads all deletions from the store."""
 
     def finish_deletion(self, fqn: str, run: str | None, t: int) -> None:
-        """There is none."""
-
-
-# A node that only reads (`serve --role query`): no journal, no batches, no lines of its own.
-#
-# It shows what the store and the other nodes hold. In the register it is a reader: others tell it
-# of deletions and of runs that end, and nobody waits for it or misses it. Of its data folder it
-# uses the lock, the scratch of searches and their copies and cache of table files.
+        """Does nothing."""
 
 
 _READ_DELETIONS_SECONDS = 30.0
 
 
 class HasJournal(Conflict):
-    """The data folder of a node that shall only read holds a journal."""
+    """The data folder of a node that only reads holds a journal."""
 
     hint = (
         "Give it a data folder of its own. The lines of this one are brought into the store by a"
@@ -616,14 +610,14 @@ class HasJournal(Conflict):
 
 
 class NoShedding:
-    """Who takes nothing has no load to shed."""
+    """Load shedding of a node that accepts no batches: never active."""
 
     active = False
     load = 0.0
 
 
 class QueryNode(NodeBase):
-    """A node without a journal."""
+    """A node that only reads and has no journal."""
 
     shedding = NoShedding()
     _task: asyncio.Task[None] | None = None
@@ -670,7 +664,7 @@ class QueryNode(NodeBase):
             group.create_task(self._keep_up())
 
     async def _keep_up(self) -> None:
-        """Reads the deletions again and again: nobody waits for a reader that he cannot reach."""
+        """Reads the deletions regularly: no node waits for a reader that it cannot reach."""
         while True:
             await self.seams.clock.sleep(_READ_DELETIONS_SECONDS)
             with suppress(TailraceError):
@@ -682,7 +676,7 @@ class QueryNode(NodeBase):
             self.failed.set_result(error)
 
     async def stop(self) -> None:
-        """Ends live streams and leaves the register: nothing is to be brought away."""
+        """Ends live streams and leaves the register; it has no lines to bring into the store."""
         self._stopping = True
         self.tail.stop()
         await self.members.leave(stored=True)
@@ -697,7 +691,7 @@ class QueryNode(NodeBase):
 
     @property
     def ready(self) -> bool:
-        """Whether it answers."""
+        """Whether it answers requests."""
         return self._started.is_set() and not self._stopping
 
     def problems(self) -> list[str]:
@@ -712,18 +706,18 @@ class QueryNode(NodeBase):
 
     @property
     def carry(self) -> Carry:
-        """Nothing is carried on here."""
+        """An empty `Carry`."""
         return Carry()
 
     @property
     def places(self) -> LocalPlaces:
-        """Where on this machine deleted lines may be: it has no journal."""
+        """The places on this machine that may have deleted lines; it has no journal."""
         highest = self.run_logs.deletions.highest
         journal = f"{self._data}/journal"
         return LocalPlaces(self.pin, self.seams.fs, journal, lambda *_: False, highest, self.copied)
 
     def pin(self) -> JournalPin:
-        """The hot part: nothing."""
+        """An empty pin."""
         return self._journal.pin()
 
     async def all_synced(self) -> None:
@@ -737,7 +731,7 @@ class QueryNode(NodeBase):
             raise NodeNotReady(self._waiting or "the node is starting") from error
 
     def submit(self, batch: IncomingBatch) -> Submitted | None:  # noqa: ARG002
-        """Takes nothing."""
+        """Accepts no batch."""
         return None
 
     async def append(self, batch: IncomingBatch) -> AppendReceipt:  # noqa: ARG002
@@ -765,21 +759,21 @@ class QueryNode(NodeBase):
         refuse()
 
     def untold(self, fqn: str, run: str | None) -> Sequence[str]:  # noqa: ARG002
-        """It deletes nothing."""
+        """No nodes: this one deletes nothing."""
         return ()
 
 
 def refuse() -> NoReturn:
-    """Raises the error for whoever wants to change something here."""
+    """Raises the error of all changes on a node that only reads."""
     raise NodeNotReady(ONLY_READS, hint=ELSEWHERE)
 
 
 async def _nothing_waits(pos: int) -> None:
-    """All lines of a node without lines are in segments."""
+    """Returns at once: a node without lines has none to ship."""
 
 
 def _refuse_journals(data: str) -> None:
-    """Raises `HasJournal`: its lines would be seen by nobody, and brought away by nobody."""
+    """Raises `HasJournal` if the folder has a journal, whose lines would be invisible and stuck."""
     folders = [data]
     workers = os.path.join(data, "workers")
     with suppress(FileNotFoundError):

@@ -1,8 +1,9 @@
 """Every setting of the service: one table for the file, the environment, flags and the docs.
 
-Each package declares its section, which is handed to its parts as it is: a limit is declared
-once. A setting that a hostile or careless user can run into has its unit in its name.
-`docs/settings.md` is made from this table (`make docs`).
+Each section is a class, which its parts get as it is: a limit is declared once. A setting that a
+hostile or careless user can run into has its unit in its name. `Tuning` has sizes and pauses that
+no operator sets, and that tests make small. `docs/settings.md` is made from this table (`make
+docs`).
 """
 
 from __future__ import annotations
@@ -46,8 +47,6 @@ from tailrace.logstore.settings import (
     read_file,
 )
 
-# Settings of access; a part of the table in `service/settings.py`.
-
 
 class AccessSettings(Section):
     """Where the rules are, and where is written what was done and refused."""
@@ -67,10 +66,7 @@ class AccessSettings(Section):
     )
 
 
-# Settings of appends; a part of the table in `service/settings.py`.
-
-
-_APART_MS = 60_000  # of two nodes' clocks
+_APART_MS = 60_000  # difference of two nodes' clocks
 
 
 class IngestSettings(Section):
@@ -115,11 +111,8 @@ class IngestSettings(Section):
 
     @property
     def deleted_ahead_ms(self) -> int:
-        """How far ahead the ids lie that a node may have taken that does not answer a deletion."""
+        """How far ahead the ids of a node may lie that does not answer a deletion."""
         return self.max_future_seconds * 1000 + _APART_MS
-
-
-# Settings of connections, replies and pages; a part of the table in `service/settings.py`.
 
 
 _HOST = re.compile(r"\*|(\*?\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
@@ -244,7 +237,7 @@ class ServerSettings(Section):
         return _each(_ORIGIN, listed, "an origin: scheme://host[:port]")
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """What speaks TLS with the certificate, if there is one. Raises `OSError`."""
+        """The context for TLS with the certificate; None without one. Raises `OSError`."""
         if not self.tls_certificate:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -266,9 +259,9 @@ class PageSettings(Section):
 
 @dataclass(frozen=True, slots=True)
 class HttpSettings:
-    """The sections that requests go by, and what follows from several of them.
+    """The sections that apply to requests, and limits that follow from several of them.
 
-    `most_connections` is what the process may have open, however many are set; None: no bound.
+    `most_connections` is the limit of the process, whatever the settings are; None is no limit.
     """
 
     server: ServerSettings = field(default_factory=ServerSettings)
@@ -295,7 +288,7 @@ class HttpSettings:
 
     @property
     def _most_of_all(self) -> int:
-        """One client, or all readers, leave connections for others."""
+        """The most connections for one client, or all readers, so that others have some left."""
         return max(1, self.max_connections * 3 // 4)
 
     @property
@@ -308,9 +301,6 @@ class HttpSettings:
             server.write_timeout_seconds,
             self.ingest.body_timeout_seconds,
         )
-
-
-# Settings of the journal; a part of the table in `service/settings.py`.
 
 
 class JournalSettings(Section):
@@ -350,9 +340,6 @@ class JournalSettings(Section):
         if self.max_bytes < 2 * self.file_bytes:
             raise ValueError("journal.max_bytes must hold at least two files of journal.file_bytes")
         return self
-
-
-# Settings of the routes between nodes.
 
 
 _URL = re.compile(r"https?://[^/?#\s]+")
@@ -437,7 +424,7 @@ class NodesSettings(Section):
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """The secrets that this node takes, its own first."""
+        """The secrets that this node accepts, its own first."""
         both = (self.secret.get_secret_value(), self.previous_secret.get_secret_value())
         return tuple([secret for secret in both if secret]) if both[0] else ()
 
@@ -448,9 +435,6 @@ class NodesSettings(Section):
         if secret and (len(secret) < _SHORTEST or not secret.isascii() or not secret.isprintable()):
             raise ValueError("a secret has at least 16 characters of printable ASCII")
         return value
-
-
-# Settings of searches; a part of the table in `service/settings.py`.
 
 
 class QuerySettings(Section):
@@ -505,23 +489,20 @@ class QuerySettings(Section):
 
     @property
     def index_budget(self) -> int:
-        """`index_bytes`, or what it is without."""
+        """`index_bytes`, or its default value."""
         found = self.index_bytes
         return max(memory_limit() // 64, 64 * MIB) if found is None else found
 
     @property
     def copies_budget(self) -> int:
-        """`scan_copies_bytes`, or what it is without."""
+        """`scan_copies_bytes`, or its default value."""
         found = self.scan_copies_bytes
         return memory_limit() // 2 if found is None else found
 
     def sized(self) -> QuerySettings:
-        """The same, with sizes in place of what depends on how much memory there is."""
+        """The same settings, with sizes instead of values that depend on the memory."""
         sizes = {"index_bytes": self.index_budget, "scan_copies_bytes": self.copies_budget}
         return self.model_copy(update=sizes)
-
-
-# Settings of the segment queue; a part of the table in `service/settings.py`.
 
 
 class QueueSettings(QueueRetention):
@@ -598,13 +579,8 @@ class QueueSettings(QueueRetention):
 
     @property
     def default_lease_seconds(self) -> float:
-        """The lease of a consumer that asks for none: never longer than it may ask for."""
+        """The lease of a consumer that requests none; at most the longest that it may request."""
         return min(self.lease_seconds, self.max_lease_seconds)
-
-
-# Settings of run logs; a part of the table in `service/settings.py`.
-#
-# `Tuning` has the sizes and pauses that no operator sets, and that tests make small.
 
 
 class RunSettings(RunRetention):
@@ -717,9 +693,6 @@ class Tuning:
     """How often lost nodes are looked for."""
 
 
-# Settings of what leaves the node; a part of the table in `service/settings.py`.
-
-
 class FlushSettings(Section):
     """When lines leave the node for the object store."""
 
@@ -752,10 +725,7 @@ class FlushSettings(Section):
         return self.bulk_milliseconds / 1000
 
 
-# Settings of what clients report; a part of the table in `service/settings.py`.
-
-
-# The version of OpenMetadata whose API this is, unless a setting says otherwise.
+# The version of OpenMetadata whose API the service offers, unless a setting changes it.
 REPORTED_VERSION = "2.0.7"
 
 

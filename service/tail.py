@@ -1,25 +1,25 @@
-"""The live end of runs: what was just synced, for whoever is watching.
+"""The live end of runs: sends just synced batches to the readers that watch them.
 
-The node publishes each synced batch of a watched run. What is published within a few
-milliseconds becomes one `Tick`: framed once, shared by all readers. A
-`Channel` keeps the newest ticks of a run in a bounded ring; readers pull, so a slow
-one holds nobody up and costs no memory: when the ring has moved on it reads storage
-until it is level again.
+The node publishes each synced batch of a watched run. Batches that are published within a few
+milliseconds become one `Tick`, which is framed once for each form that readers want and shared by
+all readers. A `Channel` keeps the newest ticks of a run in a bounded ring. Readers pull, so a slow
+reader delays no other and costs no memory: if the ring has moved on, it reads storage until it has
+caught up.
 
-Why no line is lost or repeated: a reader takes a mark (the number of the next tick),
-*then* reads storage until nothing is left beyond its cursor, then takes ticks from its
-mark on. Lines are in storage before they are published, so what was published before
-the mark was read; of what comes after the mark, ticks that the cursor has passed are
-left out by their positions, and one that it has passed in part is read from storage. So
-is one with an id no higher than the highest that was seen, once lines of other nodes
-were: it may be a copy of a batch that a client sent there before.
+No line is lost or repeated, for this reason: a reader takes a mark (the number of the next tick),
+*then* reads storage until no lines are left beyond its cursor, then takes ticks from its mark on.
+Lines are in storage before they are published, so the reader has read all lines published before
+the mark. Of the later ticks, it skips those that its cursor has passed by their positions, and
+reads a tick that the cursor has passed in part from storage. Once it has seen lines of other nodes,
+it also reads a tick from storage if an id of it is not above the highest one seen: it may be a copy
+of a batch that a client sent to another node before.
 
-A reader that waits for news is given a new tick where it waits, without its task being woken: it
-`push`es what all readers share onto its connection. One that cannot take it (its client
-reads slowly, its token is due to be asked about) is woken and goes on by itself.
+A waiting reader gets a new tick without waking its task: the tick is `push`ed onto its connection.
+A reader that cannot take it (its client reads slowly, or its token must be checked again) is woken
+and continues by itself.
 
-The longer the list of readers, the longer a tick may gather: 1,000 readers of 1,000
-lines/s then cost 10 writes a second each, not 1,000, and appends have most of the loop.
+The longer the list of readers, the longer a tick may gather: 1,000 readers of 1,000 lines/s then
+cost 10 writes a second each, not 1,000, and appends have most of the loop.
 """
 
 from __future__ import annotations
@@ -37,13 +37,9 @@ from tailrace.logstore.position import MOST_NEWEST, Cursor, Position
 from tailrace.logstore.settings import MIB, Bytes, Section
 from tailrace.logstore.ulid import batch_of
 
-# What is new of a watched run: the batches that were synced within a few milliseconds.
-#
-# A tick is framed once for each form in which readers want it, and shared by all of them.
-
 
 class Published(Protocol):
-    """A batch that is synced; `pos` is its first record's, `meta` as the journal keeps it."""
+    """A synced batch; `pos` is that of its first record, `meta` is encoded as in the journal."""
 
     @property
     def ulid(self) -> int: ...
@@ -84,9 +80,10 @@ class Tick:
         return tuple([b.ulid + b.records - 1 for b in self.batches[-MOST_NEWEST:]])
 
     def may_repeat(self, cursor: Cursor) -> bool:
-        """Whether a reader with this cursor may have seen a batch of it, as another node's copy.
+        """Whether a reader with this cursor may have seen another node's copy of a batch in it.
 
-        A node knows its own batches again, so what was seen of it alone is not repeated.
+        A node recognises its own batches, so a reader that only saw lines of this node needs no
+        check.
         """
         if not cursor.positions.keys() - {self.node}:
             return False
@@ -143,10 +140,10 @@ class TakenTicks(NamedTuple):
 
 
 class Watcher:
-    """The place where one reader waits for news of its run.
+    """Lets one reader wait for new lines of its run.
 
-    `push` sends what is new at once, on behalf of the reader that waits; False: it has to do so
-    itself.
+    `push` sends new ticks at once on behalf of the waiting reader. If it returns False, the reader
+    has to send them itself.
     """
 
     __slots__ = ("_wake", "_work", "channel", "gone", "push")
@@ -159,9 +156,9 @@ class Watcher:
         self._work: asyncio.Future[Any] | None = None
 
     async def unless_left(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """The result of `work`; None, and the work is cancelled, once the reader is to end.
+        """Returns the result of `work`; cancels it and returns None once the reader has to end.
 
-        A stop then does not wait for a store, another node or a client that takes its time.
+        So a stop does not wait for a slow store, node or client.
         """
         working = self._work = asyncio.ensure_future(work)
         if self.gone:
@@ -174,30 +171,30 @@ class Watcher:
         return None if working.cancelled() else working.result()
 
     async def wait(self) -> Woken:
-        """Returns when there is news, a heartbeat is due, or the reader is to end."""
+        """Waits until new lines are available, a heartbeat is due, or the reader has to end."""
         if self.gone:
             return "gone"
         self._wake = asyncio.get_running_loop().create_future()
         return await self._wake
 
     def wake(self, why: Woken) -> None:
-        """Ends the wait, if there is one."""
+        """Ends the present wait, if any."""
         wake = self._wake
         if wake is not None and not wake.done():
             wake.set_result(why)
 
     def news(self) -> None:
-        """Gives the reader what is new, or wakes it."""
+        """Pushes new ticks to the reader, or wakes it."""
         wake = self._wake
         if wake is None or wake.done():
             return
-        with suppress(Exception):  # the reader meets it again, in a task of its own
+        with suppress(Exception):  # the reader gets the same error in its own task
             if self.push is not None and self.push():
                 return
         wake.set_result("news")
 
     def leave(self) -> None:
-        """Ends the reader's wait for good: it went away, or the node stops."""
+        """Ends the reader's wait for good: it disconnected, or the node stops."""
         self.gone = True
         self.wake("gone")
         if self._work is not None:
@@ -231,12 +228,12 @@ class Channel:
         self._finish_again: Callable[[], None] = self.resume
 
     def mark(self) -> int:
-        """The number of the next tick: nothing published so far will be in it or later."""
+        """Returns the number of the next tick; all batches published so far are in earlier ones."""
         self._tick()
         return self._first + len(self._ticks)
 
     def take(self, next_tick: int, cursor: Cursor | None) -> TakenTicks:
-        """The ticks from `next_tick` on that `cursor` has not passed."""
+        """Returns the ticks from `next_tick` on that `cursor` has not passed."""
         if next_tick < self._first:
             return TakenTicks([], next_tick, behind=True)
         ticks: list[Tick] = []
@@ -252,7 +249,7 @@ class Channel:
         return TakenTicks(ticks, end, behind=False)
 
     def publish(self, node: str, batch: Published, position: Position) -> None:
-        """Adds a batch to the tick that is gathering; `position` is its last record's."""
+        """Adds a batch to the gathering tick; `position` is that of its last record."""
         if self._pending_last is not None and self._pending_last[0] != node:
             self._tick()
         self._pending.append(batch)
@@ -264,7 +261,7 @@ class Channel:
             self._finish_again()
 
     def finish(self, seconds: float, grace: float, end: Callable[[], None]) -> None:
-        """Calls `end` in `seconds`, or `grace` after the last line that comes before that."""
+        """Calls `end` in `seconds`, or `grace` seconds after the last line that arrives by then."""
         self.resume()
         self._finish = self._loop.call_later(seconds, end)
         self._finish_again = lambda: self.finish(grace, grace, end)
@@ -275,13 +272,13 @@ class Channel:
         return self._finish is not None
 
     def resume(self) -> None:
-        """Takes `finish` back."""
+        """Cancels `finish`."""
         if self._finish is not None:
             self._finish.cancel()
             self._finish = None
 
     def miss(self) -> None:
-        """Sends all readers to storage: lines came that are in no tick."""
+        """Makes all readers read storage, since lines arrived that are in no tick."""
         self._tick()
         self._first += len(self._ticks) + 1
         self._ticks.clear()
@@ -289,11 +286,11 @@ class Channel:
         self._wake_all("news")
 
     def wake_all(self) -> None:
-        """Wakes all readers, since something beside the lines has changed."""
+        """Wakes all readers, since something besides the lines has changed."""
         self._wake_all("news")
 
     def end(self, reason: EndReason) -> None:
-        """No more will be published here; readers finish with what there is."""
+        """Ends the channel; readers finish with the ticks it has."""
         self._tick()
         self.resume()
         self.ended = reason
@@ -335,7 +332,7 @@ class Tail:
     def __init__(
         self, node: str, settings: SseSettings, shared: Callable[[], bool] = lambda: False
     ) -> None:
-        """`shared`: whether others may come; cursors then name the newest batches."""
+        """`shared`: other nodes may exist; cursors then name the newest batches."""
         self.node = node
         self.settings = settings
         self.watched: dict[RunKey, Channel] = {}
@@ -348,11 +345,11 @@ class Tail:
 
     @property
     def readers(self) -> int:
-        """How many watch now."""
+        """The present number of readers."""
         return len(self._everyone)
 
     def watch(self, key: RunKey) -> Watcher:
-        """Begins to watch a run; must be followed by `unwatch`."""
+        """Begins to watch a run; call `unwatch` at the end."""
         channel = self.watched.get(key)
         if channel is None:
             channel = self.watched[key] = Channel(key, self.settings)
@@ -380,59 +377,59 @@ class Tail:
             self._heartbeat = None
 
     def publish(self, key: RunKey, batch: Published, position: Position) -> None:
-        """Publishes a synced batch of a watched run; `position` is its last record's."""
+        """Publishes a synced batch of a watched run; `position` is that of its last record."""
         channel = self.watched.get(key)
         if channel is not None:
             channel.publish(self.node, batch, position)
 
     def ended(self, key: RunKey, reason: EndReason = "runFinished") -> None:
-        """The run was closed, abandoned or deleted: its streams complete.
+        """Completes the streams of a run that was closed, abandoned or deleted.
 
-        A later batch that reopens it finds a new channel.
+        A later batch that reopens the run gets a new channel.
         """
         channel = self.watched.pop(key, None)
         if channel is not None:
             channel.end(reason)
 
     def finish(self, key: RunKey, seconds: float, grace: float) -> None:
-        """The run's client says that it is over: its streams complete after the last lines.
+        """Completes the streams of a run that its client reports as over, after its last lines.
 
-        That is in `seconds`, or `grace` seconds after a line that comes before.
+        It completes them in `seconds`, or `grace` seconds after the last line that arrives by then.
         """
         channel = self.watched.get(key)
         if channel is not None:
             channel.finish(seconds, grace, lambda: self.ended(key))
 
     def finishing(self, key: RunKey) -> bool:
-        """Whether `finish` was called and not taken back by `resume`."""
+        """Whether `finish` was called and not cancelled by `resume`."""
         channel = self.watched.get(key)
         return channel is not None and channel.finishing
 
     def resume(self, key: RunKey) -> None:
-        """Takes `finish` back, since the run continues."""
+        """Cancels `finish`, since the run continues."""
         channel = self.watched.get(key)
         if channel is not None:
             channel.resume()
 
     def nudge(self, key: RunKey) -> None:
-        """Wakes the readers of a run, since something beside its lines has changed."""
+        """Wakes the readers of a run, since something besides its lines has changed."""
         channel = self.watched.get(key)
         if channel is not None:
             channel.wake_all()
 
     def missed(self, key: RunKey) -> None:
-        """Lines of the run came to another node: its readers find them in storage."""
+        """Makes the readers of a run read storage, since another node received lines of it."""
         channel = self.watched.get(key)
         if channel is not None:
             channel.miss()
 
     def missed_all(self) -> None:
-        """The same of all runs that are watched."""
+        """Does the same for all watched runs."""
         for key in [key for key in self.watched if key != ALL_RUNS]:
             self.missed(key)
 
     def stop(self) -> None:
-        """Ends all streams without `complete`, so that clients return to another node, or later."""
+        """Ends all streams without `complete`, so that clients reconnect, maybe to another node."""
         self.stopped = True
         for watcher in self._everyone:
             watcher.leave()

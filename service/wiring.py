@@ -1,7 +1,7 @@
-"""From settings to the parts of a service: the one place that knows both.
+"""Makes the parts of a service from its settings: the one place that knows both.
 
-A part is handed its section of the settings as it is. What follows from several sections, or
-from the machine, is worked out here.
+A part gets its section of the settings as it is. Values that follow from several sections, or from
+the machine, are computed in this module.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ from tailrace.logstore.table.table import open_table
 if TYPE_CHECKING:
     from service.query.duckdb import SearchedBucket
 
-# A thread that waits for a store which hangs is back after as many deadlines.
+# A thread that waits for a hanging store is free again after as many deadlines.
 _TRIES_OF_A_SEARCH: Final = 2
 
 AnyNode: TypeAlias = Node | QueryNode
@@ -89,10 +89,10 @@ AnyNode: TypeAlias = Node | QueryNode
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The outside world, and what is counted at its borders.
+    """The dependencies of a service, and the counters at its borders.
 
-    `journal_fs` is the disk of the node's own folder: it gets descriptors when none are left, and
-    what it makes is the owner's only.
+    `journal_fs` is the disk of the node's own folder: it gets descriptors if none are left, and
+    only the owner can read its files.
     """
 
     fs: FileSystem = field(default_factory=Disk)
@@ -112,7 +112,7 @@ def make_node(
 ) -> AnyNode:
     """The node over the settings' store, not started. Call it inside the running loop.
 
-    `url` is where it listens, which others are told unless the settings say another one.
+    `url` is its address, which others get unless the settings have another one.
     """
     table = open_table(settings)
     machine.store.s3_requests = requests_of(store)
@@ -153,7 +153,7 @@ def make_node(
 
 
 def make_reserve(settings: Settings, machine: Machine) -> DiskReserve:
-    """Room on the disk of the data folder, and on that of a folder store elsewhere."""
+    """The reserve on the disk of the data folder, and on that of a store in another folder."""
     data = os.path.abspath(settings.data)
     folders = [os.path.join(data, "reserve")]
     if settings.bucket is None and not settings.store_folder.startswith(f"{data}{os.sep}"):
@@ -162,7 +162,7 @@ def make_reserve(settings: Settings, machine: Machine) -> DiskReserve:
 
 
 def make_network(settings: Settings, url: str) -> Network | None:
-    """The way to other nodes; None without a secret that they share, or certificates."""
+    """The network of nodes; None without a shared secret or certificates."""
     nodes = settings.nodes
     if not nodes.ask:
         return None
@@ -177,14 +177,14 @@ def make_network(settings: Settings, url: str) -> Network | None:
 
 
 def make_store_check(settings: Settings, machine: Machine, store: ObjectStore) -> StoreCheck:
-    """The check of whether the store can keep what is entrusted to it."""
+    """The check whether the store can keep the data as required."""
     runs = settings.runs
     days = math.ceil(runs.longest_days)  # a bucket counts whole days; the service is earlier
     return StoreCheck(store, machine.clock, texts=runs.prefix, expiration_days=days)
 
 
 def make_sources(settings: Settings, node: AnyNode) -> QuerySources:
-    """Where the searches of a started node look."""
+    """The sources of searches of a started node."""
     catalog = FooterCatalog()
     node.stored = partial(catalog.note, node.store)
     return QuerySources(
@@ -202,13 +202,13 @@ def make_sources(settings: Settings, node: AnyNode) -> QuerySources:
 
 
 def make_live(engine: QueryEngine, sources: QuerySources, node: AnyNode) -> LiveMatches:
-    """Searches that are followed live, on the same node and sources as the engine's."""
+    """Live searches, on the same node and sources as those of the engine."""
     return LiveMatches(
         engine,
         sources,
         pin=node.pin,
         carry=lambda: node.carry.copy(),
-        # Asked each time: a node that finds its folder copied has a new tail.
+        # Read each time: a node that finds that its folder is a copy gets a new tail.
         wake=lambda: node.tail.nudge(ALL_RUNS),
         limits=LiveLimits(most_searches=engine.settings.max_streams),
         others=make_feeds(sources, node),
@@ -216,7 +216,7 @@ def make_live(engine: QueryEngine, sources: QuerySources, node: AnyNode) -> Live
 
 
 def make_feeds(sources: QuerySources, node: AnyNode) -> RecordFeeds | None:
-    """What other nodes have for live searches; None without a way to them."""
+    """The new records of other nodes for live searches; None without a network."""
     peers = node.members.peers
     if peers is None:
         return None
@@ -228,7 +228,7 @@ def make_feeds(sources: QuerySources, node: AnyNode) -> RecordFeeds | None:
 def make_engine(
     settings: Settings, machine: Machine, node: AnyNode, sources: QuerySources
 ) -> QueryEngine:
-    """Searches of a started node: its folder must be locked, for the scratch is emptied."""
+    """Searches of a started node. Its folder must be locked, as the scratch space is emptied."""
     data = os.path.abspath(settings.data)
     engine = QueryEngine(
         sources,
@@ -248,9 +248,9 @@ def make_engine(
 def deletions_of(
     node: AnyNode, *, hiding: bool = False
 ) -> Callable[[], Awaitable[Sequence[Deletion]]]:
-    """A function that gives the deletions that the node knows at each call.
+    """Makes a function that returns the deletions that the node knows at each call.
 
-    `hiding`: with everything of owners of whom a record cannot be read.
+    With `hiding`, it also hides all lines of owners with an unreadable record.
     """
 
     async def deletions() -> Sequence[Deletion]:
@@ -262,7 +262,7 @@ def deletions_of(
 
 
 def make_queue(settings: Settings, node: AnyNode) -> SegmentQueue:
-    """The segment queue of a started node; it is woken by the node's own segments."""
+    """The segment queue of a started node; the node's own segments wake it."""
     seams = node.seams
     return SegmentQueue(
         node.store,
@@ -286,7 +286,7 @@ def make_app(
     place: WorkerPlace | None = None,
     gate: Gate | None = None,
 ) -> Application:
-    """The HTTP API of the node; `place` is which of several workers it is."""
+    """The HTTP API of the node; `place` is its number among several workers."""
     sources = MetricSources(
         node,
         engine(),
@@ -344,7 +344,7 @@ def internal(
     scrape: Callable[[], Awaitable[bytes]] | None,
     gate: Gate | None,
 ) -> tuple[APIRouter, ...]:
-    """The routes between nodes; none for one that asks no others."""
+    """The routes between nodes; none for a node that asks no others."""
     if not settings.nodes.ask:
         return ()
     answers, members = Answers(node, node.seams.clock, scrape), node.members
@@ -356,7 +356,7 @@ def internal(
 
 
 def make_gate(settings: Settings, machine: Machine) -> Gate | None:
-    """The rules of access, if there are any. Raises `InvalidInput` if they cannot be read."""
+    """The rules of access; None without them. Raises `InvalidInput` if they are unreadable."""
     access = settings.access
     if not access.rules:
         return None
@@ -377,7 +377,7 @@ def make_gate(settings: Settings, machine: Machine) -> Gate | None:
 
 
 def browser_guard(settings: Settings) -> BrowserGuard:
-    """Which names the service answers to, and which origins may change things."""
+    """The host names that the service answers, and the origins that may change data."""
     server = settings.server
     return BrowserGuard(
         names=[server.host, socket.gethostname(), urlsplit(settings.nodes.url).hostname or ""],
@@ -396,7 +396,7 @@ def compactor_file(settings: Settings, machine: Machine) -> CompactorFile | None
 
 
 def http_settings(settings: Settings) -> HttpSettings:
-    """The settings of the HTTP API; the process's open files bound the connections."""
+    """The settings of the HTTP API. The limit of open files bounds the connections."""
     return HttpSettings(
         server=settings.server,
         ingest=settings.ingest,
@@ -407,7 +407,7 @@ def http_settings(settings: Settings) -> HttpSettings:
 
 
 def query_bucket(settings: Settings, answers: StoreAnswers | None = None) -> SearchedBucket | None:
-    """How searches read the store if it is on S3; with a deadline if requests wait for them."""
+    """The access of searches to a store on S3, with a deadline if requests wait for them."""
     if settings.bucket is None:
         return None
     # DuckDB and the vendor's modules are loaded where they are needed: 70 MB.

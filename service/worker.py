@@ -31,7 +31,7 @@ _PARENT_DIED = 1
 
 
 def main() -> int:
-    """Serves until the parent says stop, or dies; the exit status."""
+    """Serves until the parent stops it or dies. Returns the exit status."""
     size = int.from_bytes(sys.stdin.buffer.read(8), "big")
     said = sys.stdin.buffer.read(size)
     if not size or len(said) < size:
@@ -57,7 +57,7 @@ async def _work(assignment: WorkerAssignment) -> int:
         loop.remove_reader(_STDIN)
 
     def serves(_: str) -> None:
-        with suppress(BrokenPipeError):  # the parent has died, which stdin tells as well
+        with suppress(BrokenPipeError):  # the parent has died, which the end of stdin shows as well
             os.write(assignment.ready, b"1")
         os.close(assignment.ready)
         if assignment.shared is None:

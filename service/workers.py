@@ -1,16 +1,16 @@
-"""`serve --workers N`: N nodes under one data folder and behind one port, each a process.
+"""`serve --workers N`: N nodes under one data folder and one port, each a process.
 
 One Python process uses one core. The parent binds the port, and every worker accepts from the same
-socket: a connection that waits when a worker dies goes to another. Each worker is a node of its
-own, with a journal, and listens at an address of its own too, where the others ask it. The
-parent serves nothing. It starts a worker again when it dies, after a pause that doubles, and
-stops all of them when it is told to; they stop when it dies.
+socket: if a worker dies, a waiting connection goes to another one. Each worker is a node of its own
+with a journal, and also listens at its own address, where the others ask it. The parent serves
+nothing. It starts a worker again when it dies, after a pause that doubles, and stops all of them
+when it gets a signal; they stop when it dies.
 
 The first worker is the node of the data folder itself, so that a service may change between one
 process and several. Worker k > 0 has the folder `workers/{k}` in it. If the number becomes smaller,
-the workers that are too many are started once more, bring their lines into the store, and end.
+the surplus workers are started once more, bring their lines into the store, and end.
 
-The settings are those of the whole service: what bounds memory, disk or connections is divided.
+The settings are those of the whole service: limits of memory, disk or connections are divided.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ LINES_LEFT: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class WorkerAssignment:
-    """What a worker is told at its start: its settings, its place, and numbers of descriptors.
+    """The data for a worker at its start: its settings, its place, and numbers of descriptors.
 
-    `shared` is the service's socket, None for a worker that shall bring its lines into the store
-    and end; `own` is the worker's. `inboxes` are the ends by number at which connections are
-    passed on, the worker's own the one where it receives them. `serving` is a file with a byte for
-    each worker, 1 as long as it serves. The worker writes a byte to `ready` once it does.
+    `shared` is the service's socket, None for a worker that only brings its lines into the store
+    and ends; `own` is the worker's. `inboxes` are the sockets by number to which connections are
+    passed on; the worker receives them at its own. `serving` is a file with a byte for each worker,
+    1 as long as it serves. The worker writes a byte to `ready` once it serves.
     """
 
     settings: Settings
@@ -99,7 +99,7 @@ def settings_of(settings: Settings, number: int, count: int, url: str) -> Settin
             "node_id": f"{settings.node_name}.{number}",
             "compaction": settings.compaction.model_copy(update={"enabled": False}),
         }
-    # The loader's class, which knows where settings come from, does not go to another process.
+    # The loader's class knows the sources of settings and cannot go to another process.
     values = {name: getattr(settings, name) for name in Settings.model_fields}
     return Settings.model_construct(**{**values, **changes})
 
@@ -111,7 +111,7 @@ def folder_of(settings: Settings, number: int) -> str:
 
 
 def left_behind(settings: Settings, count: int) -> list[int]:
-    """The numbers of workers that were more than `count` and may have lines to bring away."""
+    """The numbers of surplus workers, beyond `count`, that may have lines to store."""
     folder = Path(os.path.abspath(settings.data), FOLDER)
     if not folder.is_dir():
         return []
@@ -120,7 +120,7 @@ def left_behind(settings: Settings, count: int) -> list[int]:
 
 
 class WorkerProcess:
-    """A worker: a process at a time. `ready` is set as long as it serves."""
+    """A worker, one process at a time. `ready` is set as long as it serves."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class WorkerProcess:
         self._process: asyncio.subprocess.Process | None = None
 
     async def live(self) -> int:
-        """One life, from start to end: its exit status, negative for a signal."""
+        """Runs one process from start to end. Returns its exit status, negative for a signal."""
         reading, writing = os.pipe()
         assignment = self._assign(writing)
         passed = [assignment.own, writing, assignment.serving, *assignment.inboxes]
@@ -150,7 +150,7 @@ class WorkerProcess:
                 *(sys.executable, "-m", "service.worker"),
                 stdin=asyncio.subprocess.PIPE,
                 pass_fds=passed,
-                start_new_session=True,  # a terminal's Ctrl-C is the parent's to pass on
+                start_new_session=True,  # the parent passes a terminal's Ctrl-C on
             )
         finally:
             os.close(writing)
@@ -158,7 +158,7 @@ class WorkerProcess:
             process.terminate()
         assert process.stdin is not None
         body = pickle.dumps(assignment)
-        process.stdin.write(len(body).to_bytes(8, "big") + body)  # stays open as long as we live
+        process.stdin.write(len(body).to_bytes(8, "big") + body)  # stays open until the parent dies
         asyncio.get_running_loop().add_reader(reading, self._hear, reading)
         status = await process.wait()
         self.ready.clear()
@@ -167,7 +167,7 @@ class WorkerProcess:
         return status
 
     def _hear(self, reading: int) -> None:
-        """Its one byte, or the end of its pipe because it died before."""
+        """Reads its one byte, or the end of its pipe if it died before."""
         said = os.read(reading, 1)
         asyncio.get_running_loop().remove_reader(reading)
         os.close(reading)
@@ -177,7 +177,7 @@ class WorkerProcess:
             self.ready.set()
 
     async def stop(self, patience_seconds: float) -> None:
-        """Asks it to stop, and ends it if it has not after that time."""
+        """Asks it to stop, and kills it after `patience_seconds`."""
         self._stopped = True
         process = self._process
         if process is None:
@@ -194,7 +194,7 @@ class WorkerProcess:
 
 
 class WorkerProcesses:
-    """The parent's side: `settings.server.workers` of them, as long as `run` does."""
+    """The parent of `settings.server.workers` workers, as long as `run` runs."""
 
     def __init__(self, settings: Settings, clock: Clock, restart: RestartPolicy) -> None:
         self._settings = _for_all(settings)
@@ -207,7 +207,7 @@ class WorkerProcesses:
         self.workers: list[WorkerProcess] = []
 
     async def run(self, stop: asyncio.Event, *, on_listening: Callable[[str], None]) -> int:
-        """Keeps the workers until `stop`, or until one cannot start: the exit status.
+        """Keeps the workers until `stop`, or until one cannot start. Returns the exit status.
 
         Raises `Unavailable` if the port is taken.
         """
@@ -264,12 +264,12 @@ class WorkerProcesses:
         return WorkerProcess(number, assign, said, drains=drains)
 
     def _own_host(self) -> str:
-        """Where workers listen for each other, without TLS: then on this machine alone."""
+        """The host of the workers' own addresses; without TLS only this machine can reach it."""
         server = self._settings.server
         return _LOOPBACK if server.tls_certificate else server.host
 
     def _url(self, own: socket.socket) -> str:
-        """Where other nodes ask the worker: at the host that the settings tell them."""
+        """The URL of the worker for other nodes, with the host from the settings."""
         told = urlsplit(self._settings.nodes.url)
         if not told.hostname:
             return address(own)
@@ -282,10 +282,10 @@ class WorkerProcesses:
         on_listening(url)
 
     async def _keep(self, worker: WorkerProcess) -> int:
-        """Starts a worker again and again: its last exit status.
+        """Starts a worker again and again. Returns its last exit status.
 
-        It ends with the stop, or with a first life that never served: another would not either.
-        One that drains ends when it is done, and not before.
+        Ends with the stop, or if the first process never served: another would not either. A worker
+        that drains ends when it is done, and not before.
         """
         folder = folder_of(self._settings, worker.number)
         _mark(folder, drained=False)
@@ -311,7 +311,7 @@ class WorkerProcesses:
 
 
 def _for_all(settings: Settings) -> Settings:
-    """The settings with what workers must agree on: a secret, and parts of the machine's memory."""
+    """The settings that workers must share: a secret, and parts of the machine's memory."""
     secret = settings.nodes.secret.get_secret_value() or secrets.token_urlsafe(32)
     nodes = settings.nodes.model_copy(update={"secret": SecretStr(secret)})
     return settings.model_copy(update={"nodes": nodes, "query": settings.query.sized()})
@@ -322,7 +322,7 @@ def _end(status: int) -> str:
 
 
 def _mark(folder: str, *, drained: bool) -> None:
-    """Says in a worker's folder whether all its lines are in the store."""
+    """Records in a worker's folder whether all its lines are in the store."""
     mark = Path(folder, _DRAINED)
     if drained:
         mark.touch()
@@ -331,6 +331,6 @@ def _mark(folder: str, *, drained: bool) -> None:
 
 
 def _worst(statuses: Sequence[int]) -> int:
-    """The exit status of all: a failure counts more than lines that are left."""
+    """The exit status of all workers: a failure counts more than remaining lines."""
     failed = [status for status in statuses if status not in (0, LINES_LEFT)]
     return 1 if failed else max(statuses, default=0)

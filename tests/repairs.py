@@ -1,7 +1,7 @@
 """A repair of a run's log is a failure, unless the test asked for it.
 
 A node makes again what vanished from the store. Where nobody took anything away, that hides a fault
-of ours. Each repair ends in a warning of `service.run_log`, which is looked for here: of nodes
+of ours. Each repair ends in a warning of `service.run_log.repair`. The tests look for it: of nodes
 in the test's process by `repairs_fail`, of a service that is a process by `ServiceProcess`, in
 its output. A test whose subject are repairs says so, and fails if there was none:
 
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import pytest
 
-LOGGER = "service.run_log"
+LOGGER = "service.run_log.repair"
 
 
 class _Heard(logging.Handler):
@@ -29,7 +29,7 @@ class _Heard(logging.Handler):
 
 def repairs_in(output: str) -> list[str]:
     """The lines of a service's output that tell of repairs."""
-    return [line for line in output.splitlines() if f" WARNING {LOGGER}." in line]
+    return [line for line in output.splitlines() if f" WARNING {LOGGER}:" in line]
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,8 @@ PYTHON = sorted(path for name in FOLDERS for path in (ROOT / name).rglob("*.py")
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 FILE = re.compile(r"(?<![\w./:{*-])((?:[\w.-]+/)*[\w-]+\.(?:py|md))\b(?!\.new)")
 # `tailrace.` also begins files, metrics' labels and keys of Parquet's metadata.
-ROOTS = [*[name for name in CODE if name not in {"tailrace", "docs"}], r"tailrace\.verification"]
+OURS = "backups|cli|coordination|forwarder|logstore|pipelines|verification"
+ROOTS = [*[name for name in CODE if name not in {"tailrace", "docs"}], rf"tailrace\.(?:{OURS})"]
 DOTTED = re.compile(rf"(?<![\w./-])((?:{'|'.join(ROOTS)})(?:\.\w+)+)\b(?![/(-])")
 _MENTION_BEHIND_A_HASH = re.compile(rf"#.*(?:\.(?:py|md)\b|\b(?:{'|'.join(ROOTS)})\.\w)")
 # What else has a dot: files that are no modules, hosts, OpenTelemetry's attribute.

@@ -4,13 +4,13 @@
                 └────► a held batch, while the spool cannot be written ─────────┘
 
 `put` may be called from any thread, from a signal handler, and while another `put` of the same
-thread runs: it appends to a deque, and whoever gets the lock writes what is there. It waits
-at most `block_seconds`, for room or for the lock.
+thread runs: it appends to a deque, and the thread that gets the lock writes all records in it. It
+waits at most `block_seconds`, for room or for the lock.
 
 Invariants:
 - Records reach the spool in the order in which they were put into memory.
 - A record is in memory, in the spool, or counted: as delivered, or as dropped.
-- A held batch is older than what the spool gets while it is held, and is sent first.
+- A held batch is older than the records that the spool gets while it is held, and is sent first.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.1, 5.0
 
 
 class Options(NamedTuple):
-    """How records are kept and sent."""
+    """Limits and waits for keeping and sending records."""
 
     block_seconds: float = 0.1
     """How long a `put` may wait, for room and for other threads."""
@@ -80,7 +80,7 @@ class _Notes(NamedTuple):
 
 
 class HeldBatch:
-    """A batch in memory, where the spool cannot be written. The sender takes it as it is."""
+    """A batch in memory, while the spool cannot be written. The sender takes it unchanged."""
 
     def __init__(self, target: Target, batch: str, entries: List[SpoolEntry]) -> None:
         self.target = target
@@ -126,7 +126,7 @@ class HeldBatch:
 
 
 class Buffer:
-    """What this process has put and the service has not acknowledged."""
+    """The records that this process has put and the service has not acknowledged."""
 
     def __init__(
         self,

@@ -1,19 +1,21 @@
 """`python -m tailrace_client run --fqn F -- CMD…`: a command whose output becomes a run.
 
-What the command writes is passed on at once, byte for byte, and its lines become records with the
+The command's output is passed on at once, byte for byte, and its lines become records with the
 attribute `stream`. Signals are passed on to it. When it has ended, the run is closed: `success`
 for status 0, `stopped` after SIGINT or SIGTERM, else `failed`; the last record has the status
 as the attribute `exit_code`. The exit status is the command's; a signal that ended it ends
 this program too.
 
 The service has no part in this: records wait in the spool, and the command never waits for it.
-Lines end at `\\n`. Of a line that was overwritten (`\\r`), the record has the last state; live
-views see the others while it is not finished. What is no UTF-8 is replaced in the record, and a
+Lines end at `\\n`. If a line was overwritten (`\\r`), the record has its last state; live views
+show the others while it is not finished. Bytes that are no UTF-8 are replaced in the record, and a
 line beyond 512 KiB becomes several records with the attribute `partial`.
 
 The command has a pipe for each stream. Lines are in the order in which they are read: a moment
 between two writes is enough. With `--merge` both streams are one pipe, and with `--pty` a terminal:
-then the order is the command's, and nobody can tell the streams apart.
+then the order is the command's, and the streams cannot be told apart.
+
+The token comes from the environment or a file, and never from an argument.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from tailrace_client.service import Service
 from tailrace_client.spool import Closing, Target
 from tailrace_client.unfinished import UnfinishedLines, collapse, finished, last_state
 
-# What a command takes from its environment: the token, which no argument has, and certificates.
+# The environment of a command: the token, which is never an argument, and certificates.
 
 
 def token_of_environment() -> Optional[str]:
@@ -93,7 +95,7 @@ _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 
 
 class CommandOutput(NamedTuple):
-    """Where the command writes, where that is passed on to, and what its records say of it."""
+    """A stream of a command, its destination, and the attributes of its records."""
 
     source: int
     target: int
@@ -101,7 +103,7 @@ class CommandOutput(NamedTuple):
 
 
 class Command:
-    """A command, the delivery that takes its lines, and what shows those that are not finished."""
+    """A command, the delivery that takes its lines, and the display of unfinished ones."""
 
     def __init__(
         self,

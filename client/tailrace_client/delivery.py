@@ -4,11 +4,11 @@
     delivery.put(encode_record("hello", level="INFO"))
     delivery.close(Closing("success"), seconds=5)
 
-Two threads: one writes to the spool what a `put` could not, and syncs; one sends. Both begin
-with the first record. Neither keeps the program from ending.
+Two threads: one writes to the spool the records that a `put` could not write, and syncs; one sends.
+Both begin with the first record. Neither keeps the program from ending.
 
-A forked child begins anew: what its parent has not sent stays the parent's, and its own records
-go into a queue of its own. A queue whose process has ended is delivered by anybody who
+A forked child begins anew: unsent records of its parent stay the parent's, and its own records
+go into a queue of its own. A queue whose process has ended is delivered by any process that
 uses the same spool for the same service: of the same run first, others when there is time.
 """
 
@@ -48,9 +48,9 @@ _REFUSED_SECONDS = 3600.0
 
 
 class Stats(NamedTuple):
-    """Records of this process by what became of them; `pending` are not acknowledged yet.
+    """Numbers of this process's records by outcome; `pending` are not acknowledged yet.
 
-    `delivered` and what follows also count those of other processes' queues.
+    `delivered` and the later fields also count those of other processes' queues.
     """
 
     accepted: int
@@ -63,9 +63,9 @@ class Stats(NamedTuple):
 
 
 class Left(NamedTuple):
-    """What could not be delivered in time: so many records, which are in this folder.
+    """The number of records that could not be delivered in time, and their folder.
 
-    `lost` are further ones that are not, since the spool cannot be written.
+    `lost` are further ones that are not in it, since the spool cannot be written.
     """
 
     records: int
@@ -222,7 +222,7 @@ class Delivery:
         return None if self._done.is_set() else self._leave()
 
     def _leave(self) -> Optional[Left]:
-        """Writes down what somebody else is to do."""
+        """Writes a note of the steps that another process has to do."""
         buffer = self._buffer
         lost = buffer.keep(system.monotonic() + _STOPPED_SECONDS)
         with buffer.locked(system.monotonic() + _STOPPED_SECONDS) as held, suppress(OSError):

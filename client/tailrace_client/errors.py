@@ -110,9 +110,10 @@ class Redirected(TailraceError):
 
 
 class Unavailable(TailraceError):
-    """Nothing is known to be wrong: a later attempt may succeed.
+    """A later attempt may succeed; no lasting error is known.
 
-    The batch may have been stored. `retry_after` is what the service asked for, in seconds.
+    The batch may have been stored. `retry_after` is the pause that the service asked for, in
+    seconds.
     """
 
 

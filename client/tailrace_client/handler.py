@@ -5,11 +5,11 @@
     )
 
 Each record has its level, its time and, as attributes, logger, process, thread, place in the
-code, and what `extra` brought. The text of an exception belongs to the message: one record.
+code, and the values of `extra`. The text of an exception belongs to the message: one record.
 
 `emit` writes to a file at most; the network is a thread's. At the end of the program (`logging`
-closes its handlers then) the run is closed, within `exit_seconds`. What could not be delivered is
-in the spool, and the next program with this spool delivers it.
+closes its handlers then) the run is closed, within `exit_seconds`. Records that could not be
+delivered are in the spool, and the next program with this spool delivers them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tailrace_client.spool import Closing, Target
 
 _LEVELS = ((50, "FATAL"), (40, "ERROR"), (30, "WARN"), (20, "INFO"), (10, "DEBUG"))
 _NAMES = frozenset({"DEBUG", "INFO", "WARNING", "WARN", "ERROR", "CRITICAL", "FATAL"})
-# What every record has; the rest came as `extra`.
+# The attributes of every record; all others came as `extra`.
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 AUTO = "auto"
 

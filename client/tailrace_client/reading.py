@@ -2,7 +2,7 @@
 
 A page is ndjson: an object per record, and `{"stats": {…}}` at the end. A page without it
 broke off, and is read again. The live view is server-sent events, one per record; the `id` of
-each is the place behind the record.
+each is the place after the record.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LONGEST_PAUSE_SECONDS = 5.0
 
 
 class Record(NamedTuple):
-    """One record of a run. `ts` is RFC 3339 text; `cursor` is the place behind it, in `tail`.
+    """One record of a run. `ts` is RFC 3339 text; `cursor` is the place after it, in `tail`.
 
     `carried`: the line continues the record before it, and has that record's level.
     """
@@ -39,7 +39,7 @@ class Record(NamedTuple):
 class Page(NamedTuple):
     """Records in the order of the run's log; `after` is where the next page begins.
 
-    `after` is None where there is no more for now. `state` is `open`, `closing` or `closed`, or
+    `after` is None if no more records exist for now. `state` is `open`, `closing` or `closed`, or
     `unknown` if the service's store does not answer: the records are those that its nodes hold.
     """
 
@@ -102,7 +102,7 @@ def _record(value: Mapping[str, Any], cursor: Optional[str] = None) -> Record:
 
 
 class StreamEvent(NamedTuple):
-    """A server-sent event; `id` is the last one seen, also where this event has none."""
+    """A server-sent event; `id` is the last one seen, also if this event has none."""
 
     name: str
     data: str
@@ -154,7 +154,7 @@ def follow(
 
 
 class _LiveStream:
-    """A live view over connections; `cursor` is behind the last record that was given."""
+    """A live view over connections; `cursor` is after the last record that was given."""
 
     def __init__(self, service: Service, address: str, cursor: Optional[str]) -> None:
         self.cursor = cursor

@@ -1,4 +1,4 @@
-"""Records as the service takes them: one JSON object per line.
+"""Records in the format of the service, one JSON object per line, and batch ids.
 
 {"message": "…", "ts": <epoch seconds>, "level": "…", "attributes": {"name": "text", …}}
 """
@@ -158,10 +158,10 @@ def _text(value: object) -> str:
 
 # Batch ids: ULIDs whose last five characters are `00000`, each above the one before.
 #
-#   | 48 bits time (ms) | 55 random bits | 25 bits: zero; the service numbers lines here |
+#   | 48 bits time (ms) | 55 random bits | 25 bits: zero; the service numbers lines in them |
 #
-# A batch id names its bytes for ever. Whoever sends the same bytes under the same id again gets
-# the same answer, and the service stores them once.
+# A batch id names its bytes for ever. A client that sends the same bytes under the same id again
+# gets the same answer, and the service stores them once.
 
 
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"

@@ -1,16 +1,16 @@
 """Sends batches of a queue until the service has acknowledged them.
 
-What the service answers, and what becomes of the batch:
+The service's answers, and the next step for the batch:
 
 | answer | batch |
 | --- | --- |
 | 200, also as a duplicate | acknowledged: removed |
 | no answer, 429, 5xx | sent again under the same id, after a pause of at least `Retry-After` |
-| 401, 403, 404, a redirect | the same, and said: the token or the address is wrong |
-| `batch-too-old`, `batch-from-the-future` | looked for in the run; if it is not there, a new id |
+| 401, 403, 404, a redirect | the same, and reported: the token or the address is wrong |
+| `batch-too-old`, `batch-from-the-future` | looked for in the run; if it is missing, a new id |
 | `run-deleted` | records from before the deletion are dropped and counted, others get a new id |
 | `batch-from-the-future` to that id | sent again later: the node knows of no deletion yet |
-| `batch-conflict`, any other refusal | kept aside in the spool, said, and counted |
+| `batch-conflict`, any other refusal | kept aside in the spool, reported, and counted |
 """
 
 from __future__ import annotations
@@ -33,12 +33,11 @@ _Result = TypeVar("_Result")
 
 
 class _GaveUp(Exception):
-    """There is no time for another attempt."""
+    """No time is left for another attempt."""
 
 
 class BatchSource(Protocol):
-    """What has the batches of a run: a queue of the spool, or memory. Methods as `SpoolQueue`
-    has."""
+    """The source of a run's batches: a spool's queue, or memory. Same methods as `SpoolQueue`."""
 
     target: Target
 
@@ -54,7 +53,7 @@ class BatchSource(Protocol):
 
 
 class RecordCounts:
-    """What became of records. Grows only."""
+    """Numbers of records by outcome. They only grow."""
 
     def __init__(self) -> None:
         self.delivered = 0

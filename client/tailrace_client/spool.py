@@ -29,7 +29,7 @@ A spool is a folder. Each process that uses it has a folder in it, a queue, for 
 
 Invariants:
 - The id of a batch is on disk before its first byte. A file that was sent is never written to
-  again, and is synced before it is sent: whoever sends it again sends the same bytes.
+  again, and is synced before it is sent: every later attempt sends the same bytes.
 - A file is removed once the service has acknowledged it, or the batch was dropped and counted.
 - After a deletion, the records that were written after it get a file with another id, and the
   refused one is removed. Files of one ULID of origin are one batch: the one with the highest id is
@@ -39,7 +39,7 @@ Invariants:
 - A queue whose lock is free has no owner any more: any process may take it over.
 - Files are for their owner only (0600, folders 0700). No token is ever written.
 
-What survives: `kill -9` takes nothing that was written; a power cut may take what was written
+After a crash: `kill -9` loses nothing that was written; a power cut may lose the bytes written
 since the last sync.
 
 A queue is not safe for threads: callers serialise its methods, but for `read`.
@@ -91,7 +91,7 @@ class SpooledBatch(NamedTuple):
 
 
 class BatchContent(NamedTuple):
-    """The payload of a batch, its number of entries, and the bytes behind it that are damaged.
+    """The payload of a batch, its number of entries, and the damaged bytes after it.
 
     `given` says that its id was given by the service after a deletion.
     """
@@ -103,7 +103,7 @@ class BatchContent(NamedTuple):
 
 
 class SpoolEntry(NamedTuple):
-    """A record of a batch, and when it was written, by `system.steady_ms`."""
+    """A record of a batch, and the time when it was written, by `system.steady_ms`."""
 
     written_ms: int
     payload: bytes
@@ -434,7 +434,7 @@ def read_target(path: str) -> Target:
 
 
 class _Changed(ValueError):
-    """The bytes are not those that were written."""
+    """The bytes differ from those that were written."""
 
 
 def _checked(members: Dict[str, Any]) -> bytes:

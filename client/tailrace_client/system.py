@@ -1,6 +1,6 @@
-"""What the client takes of the machine: time, randomness, locks and files that survive a crash.
+"""The client's interface to the machine: time, randomness, locks, durable files; retry pauses.
 
-All other modules come here for them, so that a test can put its own in their place.
+All other modules use this one, so that a test can replace them.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def sleep(seconds: float) -> None:
     time.sleep(seconds)
 
 
-# How long to wait before the next attempt.
+# The pause before the next attempt.
 
 
 _BITS = 32
@@ -127,7 +127,7 @@ _BITS = 32
 class RetryPause:
     """Pauses that double up to `longest` seconds, each a random part of at least a half.
 
-    A pause is never shorter than what the service asked for.
+    A pause is never shorter than the service asked for.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Shows lines that are not finished yet in live views: progress bars and prompts.
 
 `show` takes the present state of a stream's last line. A thread sends it once it has stood for a
-second, or once a second while it changes, and sends it again now and then, since the service
-forgets what nobody repeats. One thread is enough for the lines of many runs (`UnfinishedSender`).
+second, or once a second while it changes, and sends it again at intervals, since the service
+forgets lines that are not repeated. One thread is enough for many runs (`UnfinishedSender`).
 Nothing depends on it: an attempt that fails is not made again, and a service that does not know
 such lines is not asked twice. The line itself is delivered as any other once it is finished.
 """
@@ -33,7 +33,7 @@ def unfinished_path(fqn: str, run: str) -> str:
 
 
 def last_state(line: bytes) -> bytes:
-    """What a line shows in the end: what follows the last carriage return with text behind it."""
+    """The final state of a line: the text after the last carriage return that has text after it."""
     shown = line.rstrip(b"\r")
     return shown[shown.rfind(b"\r") + 1 :]
 
@@ -46,7 +46,7 @@ def collapse(rest: bytes) -> bytes:
 
 
 def finished(line: bytes) -> bytes:
-    """What is stored of a line: the last state of one that was overwritten, else all of it."""
+    """The stored text of a line: the last state of an overwritten one, else all of it."""
     return last_state(line) if _is_overwritten(line) else line
 
 

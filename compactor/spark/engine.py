@@ -1,11 +1,13 @@
-"""The interface to the heavy jobs, between planning them and Spark, which runs them.
+"""The interface to the heavy jobs, their inputs, and Spark's configuration.
 
-A job is plain values in and a folder of Parquet files out, so any program that reads and writes
-those may implement it. `session.py` is the one that ships; tests that run
-thousands of histories have one that starts in no time. All calls block, and belong in a
-thread.
+A job has plain values as input and a folder of Parquet files as output, so any program that reads
+and writes those may implement it, and planning a job needs no Spark. `compactor.spark.session` is
+the implementation that ships; tests that run thousands of histories have one that starts in no
+time. All calls block, and belong in a thread.
 
-The inputs of merges and rewriting jobs are plain values, so planning one needs no Spark.
+Spark's configuration has settings that correctness requires, and defaults that may be changed.
+`NEEDED` overrides flags and settings. `compaction.spark` overrides `DEFAULTS`, and the flags of
+`spark-submit` override both.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from tailrace.logstore.table.schema import ROW_GROUP_BYTES, ROW_GROUP_ROWS
 class RewriteInput:
     """Table files of one hour, bytes by address, to be rewritten as `parts` files.
 
-    `rows` is their number of lines as far as is known. `deletions` say which to leave out.
+    `rows` is their number of lines as far as is known. Lines of `deletions` are left out.
     """
 
     files: Mapping[str, int]
@@ -66,7 +68,7 @@ class SparkEngine(Protocol):
 
     @property
     def running(self) -> bool:
-        """Whether there is something to stop."""
+        """Whether the engine runs and can be stopped."""
         ...
 
     def cores(self) -> int:
@@ -80,17 +82,17 @@ class SparkEngine(Protocol):
         """Writes the merged lines below `folder`, each once, sorted by (fqn, run_id, ulid).
 
         Makes one file `part-{bucket:05d}-….parquet` for each of `work.bounds`, or
-        `bucket={bucket}/part-….parquet`; for one without lines a file may exist or not. Lines that
-        `work.held` has are left out, and deleted ones. Raises `Unavailable`; then the only effect
-        is files in `folder`.
+        `bucket={bucket}/part-….parquet`; a bucket without lines may have a file or not. Leaves out
+        deleted lines and those of `work.held`. Raises `Unavailable`; then the only effect is files
+        in `folder`.
         """
         ...
 
     def rewrite(self, work: RewriteInput, folder: str) -> int:
-        """Writes the lines of `work.files` below `folder`, each once, none that is deleted.
+        """Writes the lines of `work.files` below `folder`, each once, without deleted ones.
 
-        At most `work.parts` files `part-{part:05d}-….parquet`, each sorted by (fqn, run_id,
-        ulid) and with a range of that key to itself. Gives the number of lines written. Raises
+        Writes at most `work.parts` files `part-{part:05d}-….parquet`, each sorted by (fqn, run_id,
+        ulid) and with its own range of that key. Returns the number of written lines. Raises
         `Unavailable`, as `merge`.
         """
         ...
@@ -107,12 +109,6 @@ class SparkEngine(Protocol):
         ...
 
 
-# Spark's configuration: what correctness requires, and defaults that may be changed.
-#
-# `NEEDED` overrides flags and settings. `DEFAULTS` are overridden by `compaction.spark`, and both
-# by what `spark-submit` was given.
-
-
 NEEDED: Final = {
     # Hours are UTC, times are microseconds (Spark's own default, INT96, is read by few), and
     # a conversion that fails is an error, not a null.
@@ -124,7 +120,7 @@ NEEDED: Final = {
     # cut at some number of rows would be two files of one name.
     "spark.sql.adaptive.coalescePartitions.enabled": "false",
     "spark.sql.files.maxRecordsPerFile": "0",
-    # Which hour a file is of, and which files a batch is compared with, is said by their bounds.
+    # The bounds of a file show its hour, and whether a batch must be compared with it.
     "spark.hadoop.parquet.column.statistics.enabled": "true",
     "spark.hadoop.parquet.statistics.truncate.length": "2147483647",
     # Readers skip row groups, and an index of words is by row group. How large a group has
@@ -133,12 +129,12 @@ NEEDED: Final = {
     "spark.hadoop.parquet.block.size": str(ROW_GROUP_BYTES),
     "spark.hadoop.parquet.page.size.row.check.min": "10",
     "spark.hadoop.parquet.page.size.row.check.max": "1000",
-    # One attempt of a task commits, whatever is tried again or speculated upon; what an attempt
-    # wrote is nowhere to be seen before.
+    # Exactly one attempt of a task commits, however often it is retried or speculated. Files of an
+    # attempt are invisible before its commit.
     "spark.hadoop.outputCommitCoordination.enabled": "true",
     "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "1",
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
-    # It would look for a name with brackets as it stands and warn at length.
+    # Spark would look for a name with brackets literally and warn at length.
     "spark.sql.streaming.fileStreamSink.ignoreMetadata": "true",
     # Damage that decompresses to other values fails the task, before it gets a new checksum.
     "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
@@ -148,14 +144,14 @@ NEEDED: Final = {
 }
 DEFAULTS: Final = {
     "spark.app.name": "tailrace-compactor",
-    # A task is tried again as on a cluster: one answer of S3 that breaks off ends no pass.
+    # A task is retried as on a cluster: one interrupted answer of S3 must not end a pass.
     "spark.master": "local[*, 4]",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.adaptive.enabled": "true",
     "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
-    # Rows of a batch and its copies that a window holds before it goes by way of a sorter.
+    # Rows of a batch and its copies that a window holds before it uses a sorter.
     "spark.sql.windowExec.buffer.in.memory.threshold": "65536",
     # A dictionary of messages, ULIDs, times or positions never pays: they hardly repeat within a
     # row group. Level 1 is as small on sorted logs.
@@ -164,7 +160,7 @@ DEFAULTS: Final = {
     "spark.hadoop.parquet.enable.dictionary#ulid": "false",
     "spark.hadoop.parquet.enable.dictionary#ts": "false",
     "spark.hadoop.parquet.enable.dictionary#pos": "false",
-    # Bounds of messages and attributes let nobody skip anything, and are copied into each footer.
+    # Bounds of messages and attributes allow no skipping, and are copied into each footer.
     "spark.hadoop.parquet.column.statistics.enabled#message": "false",
     "spark.hadoop.parquet.column.statistics.enabled#attributes.key_value.key": "false",
     "spark.hadoop.parquet.column.statistics.enabled#attributes.key_value.value": "false",
@@ -173,9 +169,9 @@ DEFAULTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class SparkWishes:
-    """The settings for Spark: heap of the driver, master if not the usual, and more.
+    """The settings for Spark: heap of the driver, master if not the usual one, and more.
 
-    With `json_log` all that Spark logs is logged, as lines of JSON; else only problems.
+    With `json_log` the whole log of Spark is logged, as lines of JSON; otherwise only problems.
     """
 
     driver_memory: str
@@ -184,7 +180,7 @@ class SparkWishes:
     json_log: bool = False
 
     def defaults(self) -> dict[str, str]:
-        """The configuration where `spark-submit` was given nothing else."""
+        """The configuration for keys that `spark-submit` was not given."""
         master = {"spark.master": self.master} if self.master else {}
         return DEFAULTS | dict(self.more) | master
 
@@ -195,5 +191,5 @@ def is_here(master: str | None) -> bool:
 
 
 def submitted() -> bool:
-    """Whether spark-submit started this process, beside a JVM of its own."""
+    """Whether spark-submit started this process and its own JVM."""
     return "PYSPARK_GATEWAY_PORT" in os.environ

@@ -1,36 +1,45 @@
 """The Spark jobs: merge segments, rewrite the files of an hour, compare keys of files.
 
+Every job writes each record once, and no deleted one. The identity of a record is (fqn, run_id,
+ulid). If all copies of it are in one bucket (rows that one task has), one sort by it serves both
+the removal of copies and the order of the file: a record whose predecessor has its identity is left
+out. That is a window over one batch and its copies, so Spark's buffer is bounded by the largest
+batch and not by a run, and takes a fifth less CPU than an aggregation that keeps the first of each
+record.
+
+Place and size of the files to read are known, so Spark asks the store for neither. By itself it
+looks for each path (HEAD) and lists it (LIST, HEAD), one after the other in the driver, before a
+task reads a byte, although the store's listing has all of that already. Spark's own index of files
+is therefore filled from that listing, by the cache from which Spark takes listings. A file that is
+removed meanwhile fails in its task, like one that is removed between Spark's listing and its
+reading. Addresses are paths or `s3://`.
+
 **Merge**: segments in, one sorted file per time bucket out, each record once.
 
 Lines are shuffled once, by the task of their bucket. A search of the ULID among the bounds gives
-the bucket: as many comparisons as bounds have bits, however many there are. There is no
-sampling pass and no Python in the executors.
+the bucket, with as many comparisons as the number of bounds has bits. It needs no sampling pass and
+no Python in the executors. Lines that the table already holds are read as keys only (`held`), from
+the files that may have lines of the input (`compactor/plan.py`). They go through the same shuffle,
+and come before their copies. Segments are read once. The few deleted lines go through the shuffle
+as well, and are counted and left out after it: there a task counts once, however often it was
+tried.
 
-What the table already holds is read as keys only (`held`), from the files that may have lines
-of the input (`compactor/plan.py`), goes through the same shuffle, and comes before its
-copies.
+Output is `part-{bucket:05d}-….parquet` in a folder of its own, or `bucket={bucket}/part-….parquet`
+if a task has several buckets, since Spark writes one file per task otherwise.
 
-Segments are read once. Deleted lines go through the shuffle as well, few as they are, and are
-counted and left out behind it: there a task counts once, however often it was tried.
-
-Output is `part-{bucket:05d}-….parquet` in a folder of its own, or
-`bucket={bucket}/part-….parquet` if a task has several buckets: Spark writes a file per task
-otherwise. Addresses are paths or `s3://`.
-
-Which of many ranges a line is in is found by halving, in Spark's own expressions. Each step is
-a column of its own, which Spark computes once. One expression of all of them would be a tree
-with as many leaves as ranges, too large a method for Java to compile.
+The range of a line among many is found by halving, in Spark's own expressions. Each step is a
+column of its own, which Spark computes once. One expression of all of them would be a tree with as
+many leaves as ranges, too large a method for Java to compile.
 
 **Rewrite**: table files of one hour in, a few of about one size out, sorted over all.
 
-Lines are ordered by (fqn, run_id, ulid) over all files together: each file has a range of
-that key, so whoever reads a run opens one file, and a run larger than a file is cut by ULID.
-Where one file is to come out, that is one shuffle and one sort, as for a merge. For several,
-the ranges come from a sample of the keys, a few percent of the bytes, read before: choosing
-lines by a hash of their ULID, it is the same whichever task reads them. Ranges only say
-how even the files are. A record's copies have one key, so they meet in one file anyway.
-
-Output is `part-{part:05d}-….parquet` in a folder of its own. Addresses are paths or `s3://`.
+Lines are ordered by (fqn, run_id, ulid) over all files together: each file has a range of that key,
+so a reader of a run opens one file, and a run larger than a file is cut by ULID. One output file
+needs one shuffle and one sort, as a merge does. For several, the ranges come from a sample of the
+keys, a few percent of the bytes, read before. It chooses lines by a hash of their ULID, so it is
+the same whichever task reads them. Ranges only affect how even the files are. A record's copies
+have one key, so they meet in one file anyway. Output is `part-{part:05d}-….parquet` in a folder of
+its own.
 
 **Compare**: whether files have a batch of lines in common, read from their keys alone.
 """
@@ -57,22 +66,6 @@ from tailrace.logstore import ulid
 from tailrace.logstore.errors import Unavailable
 from tailrace.logstore.runs.deletions import Deletion
 
-# Reads and writes lines with Spark; every job writes each record once, and no deleted one.
-#
-# The identity of a record is (fqn, run_id, ulid). Where all copies of it are in one bucket (rows
-# that one task has), one sort by it serves both the removal of copies and the order of the file:
-# a record whose predecessor has its identity is left out. That is a window over one batch and its
-# copies, so what Spark buffers is bounded by the largest batch and not by a run, and takes a
-# fifth less CPU than an aggregation that keeps the first of each record.
-#
-# Place and size of the files to read are known, so Spark asks the store for neither. By itself it
-# looks for each path (HEAD) and lists it (LIST, HEAD), one after the other in the driver, before
-# a task reads a byte, although the store's listing has all of that already. Spark's own index of
-# files is therefore filled from that listing, by the cache from which Spark takes listings. A
-# file that is removed meanwhile fails in its task, as one that is removed between Spark's listing
-# and its reading does.
-
-
 KEY = ("fqn", "run_id", "ulid")
 BUCKET = "bucket"
 TASK = "task"
@@ -82,13 +75,13 @@ SCHEMA = (
 )
 COLUMNS = [column.split()[0] for column in SCHEMA.split(", ")]
 GONE = "gone"
-_BLOCK_BYTES = 128 << 20  # of no meaning to S3; Spark cuts by `maxPartitionBytes`
+_BLOCK_BYTES = 128 << 20  # has no meaning for S3; Spark cuts by `maxPartitionBytes`
 PATIENCE_SECONDS = 120.0
 BATCH_CHARACTERS = 21  # of 26: the last five are the line number
 
 
 def read(spark: SparkSession, files: Mapping[str, int]) -> DataFrame:
-    """The lines of segments or table files, bytes by address; there is at least one."""
+    """Reads the lines of segments or table files: bytes by address, at least one file."""
     jvm: Any = spark._jvm
     gateway: Any = spark.sparkContext._gateway
     session = spark._jsparkSession
@@ -111,29 +104,29 @@ def read(spark: SparkSession, files: Mapping[str, int]) -> DataFrame:
     index = sources.InMemoryFileIndex(
         session, found, empty, jvm.scala.Some(rows), cache, none, none
     )
-    cache.invalidateAll()  # the index has them, and this part of the cache is nobody else's
+    cache.invalidateAll()  # the index has them, and only this call uses this part of the cache
     parquet = sources.parquet.ParquetFileFormat()
     relation = sources.HadoopFsRelation(index, types(), rows, none, parquet, empty, session)
     return DataFrame(session.baseRelationToDataFrame(relation), spark)
 
 
 def write(lines: DataFrame, folder: str) -> int:
-    """A file `part-{bucket:05d}-….parquet` per bucket; gives the number of lines written.
+    """Writes a file `part-{bucket:05d}-….parquet` per bucket. Returns the number of written lines.
 
-    Where a task has several buckets, it is `bucket={bucket}/part-….parquet`.
+    If a task has several buckets, the file is `bucket={bucket}/part-….parquet`.
     """
     apart = [BUCKET] if TASK in lines.columns else []
-    written = Observation()  # counts a task once, that of the attempt that was committed
+    written = Observation()  # counts a task once, by its committed attempt
     counted = lines.select(COLUMNS + apart).observe(written, F.count(F.lit(1)).alias("rows"))
     counted.write.parquet(address(folder), partitionBy=apart)
     return rows_of(written)
 
 
 def rows_of(observed: Observation, seconds: float = PATIENCE_SECONDS) -> int:
-    """The number counted as `rows` in an action that is over.
+    """Returns the number counted as `rows` in an action that is over.
 
-    Spark delivers it by a queue of events that drops some when it is full, so waiting for it might
-    never end. Raises `Unavailable` after that many seconds.
+    Spark delivers it by a queue of events that drops some when it is full, so a wait for it might
+    never end. Raises `Unavailable` after `seconds`.
     """
     result: Queue[int | Exception] = Queue()
 
@@ -161,9 +154,9 @@ def once(
     order: Sequence[Column],
     looked_at: Callable[[DataFrame], DataFrame] = lambda lines: lines,
 ) -> DataFrame:
-    """The first of each record in the given order; the batch is a ULID without its line number.
+    """Keeps the first of each record in the given order; a batch is a ULID without line number.
 
-    `looked_at` gets all lines after they are sorted, and selects those that remain.
+    `looked_at` gets all sorted lines, and selects the lines that remain.
 
     `lines` are partitioned by their task, or by their bucket if each has a task of its own, and
     are returned sorted by bucket and record's identity, so files are written one after another.
@@ -202,7 +195,7 @@ def marked(spark: SparkSession, lines: DataFrame, deletions: Sequence[Deletion])
 
 @contextmanager
 def failing() -> Iterator[None]:
-    """Translates what a job may raise to `Unavailable`."""
+    """Translates the errors of a job to `Unavailable`."""
     try:
         yield
     except (PySparkException, Py4JError, ConnectionError) as error:  # the last: the JVM is gone
@@ -212,7 +205,7 @@ def failing() -> Iterator[None]:
 
 
 def _gone(spark: SparkSession, deletions: Sequence[Deletion]) -> DataFrame:
-    # From Arrow: a list would be unpickled by Python in the executors, which need have none.
+    # From Arrow: a list would be unpickled by Python in the executors, which may not have it.
     columns = {
         "fqn": [d.fqn for d in deletions],
         "run_id": [d.run for d in deletions],
@@ -252,9 +245,9 @@ Key: TypeAlias = tuple[str, ...]
 def rewrite(spark: SparkSession, work: RewriteInput, folder: str) -> int:
     """Writes the lines of `work.files` below `folder`, each once, without the deleted ones.
 
-    Gives the number of lines written.
+    Returns the number of written lines.
 
-    Raises `Unavailable` when Spark fails; then nothing but files in `folder` came of it.
+    Raises `Unavailable` if Spark fails; then the only effect is files in `folder`.
     """
     with failing():
         lines = without(spark, read(spark, work.files), work.deletions)
@@ -265,7 +258,7 @@ def rewrite(spark: SparkSession, work: RewriteInput, folder: str) -> int:
 def cuts(keys: Sequence[Key], parts: int) -> list[Key]:
     """The lowest key of each part but the first, rising, at most `parts` - 1.
 
-    `keys` are a sample. One that stands for more than a part begins one part only.
+    `keys` are a sample. A key that represents more than a part begins one part only.
     """
     ordered = sorted(keys)
     chosen = [ordered[len(ordered) * part // parts] for part in range(1, parts)] if ordered else []
@@ -294,7 +287,7 @@ def _by_ranges(lines: DataFrame, ranges: Sequence[Key]) -> DataFrame:
 
 
 def _structs(keys: Sequence[Key]) -> Column:
-    """An array of structs: one literal for Py4J, which Spark takes apart once, when it plans."""
+    """An array of structs: one literal for Py4J, which Spark parses once, when it plans."""
     schema = f"array<struct<{','.join(f'{name}:string' for name in KEY)}>>"
     text = orjson.dumps([dict(zip(KEY, key, strict=True)) for key in keys]).decode()
     return F.from_json(F.lit(text), schema)
@@ -309,7 +302,7 @@ def bucketed(lines: DataFrame, key: Column, begins: Column, number: int) -> Data
     found = lines.withColumn(BUCKET, F.lit(0))
     for bit in reversed(range((number - 1).bit_length())):
         higher = F.col(BUCKET) + (1 << bit)
-        is_there = key >= F.get(begins, higher)  # null beyond the last
+        is_there = key >= F.get(begins, higher)  # null after the last
         found = found.withColumn(BUCKET, F.when(is_there, higher).otherwise(F.col(BUCKET)))
     return found
 
@@ -317,7 +310,7 @@ def bucketed(lines: DataFrame, key: Column, begins: Column, number: int) -> Data
 def merge(spark: SparkSession, work: MergeInput, folder: str) -> WrittenCounts:
     """Writes the merged lines below `folder`, and counts them and those left out as deleted.
 
-    Raises `Unavailable` when Spark fails; then nothing but files in `folder` came of it.
+    Raises `Unavailable` if Spark fails; then the only effect is files in `folder`.
     """
     with failing():
         return _merge(spark, work, folder)
@@ -353,7 +346,7 @@ def _with_held(
     work: MergeInput,
     looked_at: Callable[[DataFrame], DataFrame],
 ) -> DataFrame:
-    """The lines that the table does not have."""
+    """Keeps the lines that the table does not have."""
     low, high = ulid.encode(work.low), ulid.encode(work.high)
     keys = read(spark, work.held).where(F.col("ulid").between(low, high))
     both = lines.withColumn("held", F.lit(False)).unionByName(
@@ -375,5 +368,5 @@ def _by_buckets(lines: DataFrame, work: MergeInput) -> DataFrame:
 
 
 def _texts(texts: Iterable[str]) -> Column:
-    """An array: one literal for Py4J, which Spark takes apart once, when it plans."""
+    """An array: one literal for Py4J, which Spark parses once, when it plans."""
     return F.split(F.lit(",".join(texts)), ",")

@@ -1,18 +1,16 @@
-"""Spark's JVM: starting it, relaying its log, checking that it lives, and ending it.
+"""Spark's JVM: starts it, relays its log, checks that it lives, and ends it.
 
-Spark logs by log4j, which is given a layout of JSON with our names. Output before that, or
-from Java itself (its launcher, the fetching of jars, a JVM that crashes), is text, on standard
-output or error. For a JVM that this process starts, both are a pipe to this process, and each line
-that is no JSON becomes the message of a record of ours. For people, a start that succeeds is
-silent: output before the layout was set is logged only if the JVM ends before.
+Spark logs by log4j, which gets a layout of JSON with our names. Earlier output, or output of Java
+itself (its launcher, the fetching of jars, a JVM that crashes), is text, on standard output or
+error. If this process starts the JVM, both are a pipe to this process, and each line that is no
+JSON becomes the message of a record of ours. For people, a start that succeeds is silent: output
+before the layout was set is logged only if the JVM ends before.
 
-`spark-submit` has started its JVM before us. Where lines of JSON are wanted, only the layout is
-set there, and the output until then is text unless the JVM is given
-`deploy/spark/json-log.properties`.
+`spark-submit` has started its JVM before us. For lines of JSON, only the layout is set in it, and
+the output until then is text unless the JVM gets `deploy/spark/json-log.properties`.
 
-py4j's own log is silent: the error that a failed call raises says the same once. A signal that
-ends this process may end Spark's JVM as well; calls that then break off are
-expected.
+py4j's own log is silent: the error that a failed call raises has the same content once. A signal
+that ends this process may end Spark's JVM as well; calls that then break off are expected.
 
 A JVM may be killed for its memory, and a cluster may end an application. A process that continues
 then starts another one, and pyspark has to forget the old one.
@@ -87,11 +85,11 @@ _LAST_WORDS_SECONDS: Final = 5.0
 def reason(error: Exception) -> str:
     """Java's message of a py4j error; for other errors the first line, or the error's name.
 
-    py4j puts a line of its own first, and Java's exception is the second.
+    The first line is py4j's own, and the second is Java's exception.
     """
     try:
         lines = str(error).splitlines()
-    except Exception:  # noqa: BLE001 - with its JVM gone one fails to put itself into words
+    except Exception:  # noqa: BLE001 - without its JVM an error fails to format itself
         lines = []
     java = len(lines) > 1 and lines[1].startswith(": ")
     return (lines[1].removeprefix(": ") if java else "".join(lines[:1])) or type(error).__name__
@@ -128,7 +126,7 @@ def launch(conf: SparkConf, *, all_of_it: bool) -> None:
         gateway: Any = launch_gateway(conf, {"stdout": writing, "stderr": writing})  # type: ignore[no-untyped-call]
     except BaseException:
         os.close(writing)
-        relay.join(_LAST_WORDS_SECONDS)  # what it said stands above what is raised
+        relay.join(_LAST_WORDS_SECONDS)  # its output is logged before the error is raised
         raise
     os.close(writing)
     SparkContext._ensure_initialized(gateway=gateway)
@@ -137,7 +135,7 @@ def launch(conf: SparkConf, *, all_of_it: bool) -> None:
 
 
 def hush() -> None:
-    """Leaves out what the JVM says from now on: it is being ended, in the middle of its work."""
+    """Drops the output of the JVM from now on: it is being ended in the middle of its work."""
     for relay in _relays:
         relay.hushed = True
 
@@ -210,17 +208,17 @@ def lives(spark: SparkSession) -> bool:
 
 
 def end(spark: SparkSession) -> None:
-    """Ends the session and, where this process started it, its JVM."""
+    """Ends the session and, if this process started it, its JVM."""
     with suppress(Py4JError, ConnectionError):
         if lives(spark):
             spark.stop()
-    spark.sparkContext._jsc = None  # else a dead one is asked
+    spark.sparkContext._jsc = None  # otherwise a dead one is asked
     spark.sparkContext.stop()
     end_jvm()
 
 
 def end_jvm() -> None:
-    """Ends the JVM that this process started, if there is one; Spark's stop leaves it running.
+    """Ends the JVM that this process started, if any; Spark's stop leaves it running.
 
     An idle compactor releases its memory that way.
     """
@@ -235,7 +233,7 @@ def end_jvm() -> None:
 
 
 def end_dead_jvm() -> None:
-    """Forgets the JVM if it does not answer any more, so that the next start makes another one."""
+    """Forgets the JVM if it does not answer, so that the next start makes another one."""
     gateway = SparkContext._gateway
     if gateway is None:
         return

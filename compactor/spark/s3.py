@@ -1,16 +1,30 @@
-"""S3 for Spark: `s3a://` addresses and the settings of Hadoop's connector.
+"""S3 for Spark: `s3a://` addresses, the settings of Hadoop's connector, and its jars.
 
-Files are made by the magic committer: a task uploads its file in parts and leaves the
-upload open, and the driver completes it when the job is done. Nothing is renamed, since on S3
-that would be a slow copy, and a file exists whole or
-not at all. A killed job leaves uploads that nobody completes; the clean-up aborts them.
+**Connector.** Files are made by the magic committer: a task uploads its file in parts and leaves
+the upload open, and the driver completes it when the job is done. Nothing is renamed, since on S3
+that would be a slow copy, and a file exists whole or not at all. A killed job leaves uploads that
+no process completes; the clean-up aborts them.
 
-The connector renews an assumed role at AWS. Where our jars lack its code for that (a server
-of one's own that gives out roles), or that code knows less than required (a source
-identity), the keys are taken from botocore, and Spark restarts once they were renewed.
+The connector renews an assumed role at AWS. If our jars lack its code for that (a private server
+that issues roles), or that code cannot do what is required (a source identity), the keys are taken
+from botocore, and Spark restarts once they were renewed.
 
-Secrets never go into Spark's own configuration: its launcher puts that on a command line,
-where every user of the machine can read it. They are set in the running session.
+Secrets never go into Spark's own configuration: its launcher puts that on a command line, where
+every user of the machine can read it. They are set in the running session.
+
+**Jars.** Spark needs some 22 MB of jars to read and write S3. They come from one of three places:
+
+- `compaction.jars` names a folder that holds them: no other place is searched;
+- otherwise Spark fetches them at its first start from the Maven repository that it is configured
+  for, and keeps them in its own cache;
+- `spark-submit` has started its JVM before this program runs, so its own flags must name them:
+  `--properties-file deploy/spark/s3.conf`, or `--jars`.
+
+`python -m compactor.spark.s3 FOLDER` fills such a folder, for images and for machines that reach no
+repository. `requirements/jars.sha256` has the checksums of the tested jars. Hadoop's connector
+requires the AWS SDK as one bundle of 640 MB, and Spark's cloud module the connectors of other
+clouds. Both are left out, and so is Hadoop's client, which Spark has. The parts of the SDK that S3
+needs are named instead.
 """
 
 from __future__ import annotations
@@ -26,22 +40,6 @@ from typing import Any, Final
 from tailrace.logstore.errors import InvalidInput, Unavailable
 from tailrace.logstore.objects.s3.credentials import Credentials
 from tailrace.logstore.objects.s3.settings import S3Settings
-
-# The jars by which Spark reads and writes S3, some 22 MB, and three ways to get them.
-#
-# - `compaction.jars` names a folder that holds them: no other place is searched;
-# - else Spark fetches them at its first start from the Maven repository that it is configured for,
-#   and keeps them in its own cache;
-# - `spark-submit` has started its JVM before this program runs, so its own flags must name
-#   them: `--properties-file deploy/spark/s3.conf`, or `--jars`.
-#
-# `python -m compactor.spark.s3 FOLDER` fills such a folder, for images and for machines that
-# reach no repository. `requirements/jars.sha256` has the checksums of the tested jars.
-#
-# Hadoop's connector requires the AWS SDK as one bundle of 640 MB, and Spark's cloud module the
-# connectors of other clouds. Both are left out, and so is Hadoop's client, which Spark has. The
-# parts of the SDK that S3 needs are named instead.
-
 
 _SDK: Final = "2.29.52"
 PACKAGES: Final = (
@@ -64,7 +62,7 @@ SUBMIT: Final = "spark-submit --properties-file deploy/spark/s3.conf compactor/j
 
 
 def jars_conf(folder: str) -> dict[str, str]:
-    """The launcher's configuration: the jars of `folder`, or what to fetch if it is empty.
+    """The launcher's configuration: the jars of `folder`, or those to fetch if it is empty.
 
     Raises `InvalidInput` if the folder holds no jars.
     """
@@ -85,7 +83,7 @@ def jars_conf(folder: str) -> dict[str, str]:
 
 
 def fetch(folder: str) -> int:
-    """Fills the folder, made if need be, and gives the number of jars. Raises `Unavailable`."""
+    """Fills the folder, made if needed. Returns the number of jars. Raises `Unavailable`."""
     from pyspark import SparkConf
     from pyspark.errors import PySparkRuntimeError
     from pyspark.java_gateway import launch_gateway
@@ -94,7 +92,7 @@ def fetch(folder: str) -> int:
     os.makedirs(folder, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         conf = SparkConf(loadDefaults=False).set("spark.jars.ivy", scratch)
-        try:  # its launcher fetches them before the JVM stands; the JVM itself is not needed
+        try:  # its launcher fetches them before the JVM runs; the JVM itself is not needed
             gateway = launch(conf.setAll(list(jars_conf("").items())))
         except PySparkRuntimeError as error:
             raise Unavailable(f"the jars cannot be fetched: {error}") from error
@@ -124,14 +122,14 @@ _COMMITTER: Final = {
     f"{_HADOOP}fs.s3a.committer.name": "magic",
     # Other drivers write below the same table.
     f"{_HADOOP}fs.s3a.committer.abort.pending.uploads": "false",
-    # The folder is this job's alone, and is removed when its files are placed: nobody need look
-    # what is above it, note each upload in an object of its own, or remove those at the end.
+    # Only this job uses the folder, and removes it when its files are placed. So Spark need not
+    # check its parents, record each upload in its own object, or remove those at the end.
     f"{_HADOOP}fs.s3a.performance.flags": "mkdir",
     f"{_HADOOP}fs.s3a.committer.magic.track.commits.in.memory.enabled": "true",
     f"{_HADOOP}fs.s3a.committer.magic.cleanup.enabled": "false",
 }
 _SECRETS: Final = ("fs.s3a.access.key", "fs.s3a.secret.key", "fs.s3a.session.token")
-_SHORTEST_CONNECT_SECONDS: Final = 15.0  # Hadoop takes no less, and warns at each start
+_SHORTEST_CONNECT_SECONDS: Final = 15.0  # Hadoop accepts no less, and warns at each start
 _ENCRYPTION: Final = {"AES256": "AES256", "aws:kms": "SSE-KMS"}
 
 
@@ -154,7 +152,7 @@ class S3A:
 
     @property
     def borrows(self) -> bool:
-        """Whether Spark is given keys that expire."""
+        """Whether Spark gets keys that expire."""
         settings = self.settings
         elsewhere = settings.sts_endpoint_url or settings.endpoint_url
         return bool(settings.role_arn and (elsewhere or settings.role_source_identity))

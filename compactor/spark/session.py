@@ -1,10 +1,23 @@
-"""The Spark session: started at the first need, so that an idle pass costs no JVM.
+"""The Spark session, started at the first need, its threads, and an archive of Spark's classes.
 
-Where executors are other processes, maybe on other machines, a store that is a folder must be
-the same folder for all; this is checked before any work. After each job the rows
-that the tasks report are compared with those found (`compactor/commit.py`).
+**Session.** An idle pass costs no JVM: pyspark is imported when Spark starts, and not before. If
+executors are other processes, maybe on other machines, a store that is a folder must be the same
+folder for all; this is checked before any work. After each job the rows that the tasks report are
+compared with the rows in its files (`compactor/commit.py`).
 
-pyspark is imported when Spark starts, and not before, since a pass without work needs none.
+**Threads.** `in_thread` runs Spark's calls in threads that the end of the process does not wait
+for. A job or a start takes minutes, and a process that has to stop may have seconds. Every step may
+be interrupted anywhere, so such a call is abandoned; its JVM ends when it finds the pipe from this
+process closed.
+
+**Class archive.** Starting a JVM with Spark is mostly reading, parsing and verifying some 20,000
+classes. Java can write the result into an archive in its memory format (class data sharing), which
+each later JVM maps. `python -m compactor.spark.session` makes one, by a small merge and a small
+rewriting in a JVM that writes the archive as it ends; `make setup` runs it. The archive lies in the
+folder of Spark's jars: a user who may write to it may change Spark's behaviour anyway. The file is
+named after the Java and the jars that it was made with. Once either has changed, the file is not
+found, and Spark starts without it. Java compares them as well, and silently starts without an
+archive that does not fit.
 """
 
 from __future__ import annotations
@@ -48,19 +61,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# Runs Spark's calls in threads that the end of the process does not wait for.
-#
-# A job or a start takes minutes, and a process that has to stop may have seconds. Every step may
-# be interrupted anywhere, so such a call is abandoned; its JVM ends when it finds the pipe from
-# this process closed.
-
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 async def in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Runs the call in a thread of its own; returns or raises as it does.
+    """Runs the call in its own thread. Returns its result or raises its error.
 
     Cancelling does not end it.
     """
@@ -73,7 +79,7 @@ async def in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
         if error is not None:
             future.set_exception(error)
         else:
-            future.set_result(result)  # type: ignore[arg-type]  # it is what `call` gave
+            future.set_result(result)  # type: ignore[arg-type]  # it is the result of `call`
 
     def run() -> None:
         result, failure = None, None
@@ -81,41 +87,28 @@ async def in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
             result = call(*args, **kwargs)
         except BaseException as error:  # noqa: BLE001 - raised where it is waited for
             failure = error
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed: no task waits any more
             loop.call_soon_threadsafe(give, result, failure)
 
     threading.Thread(target=run, name="spark", daemon=True).start()
     return await future
 
 
-# An archive of Spark's classes in Java's memory format, which each later JVM maps.
-#
-# Starting a JVM with Spark is mostly reading, parsing and verifying some 20,000 classes. Java can
-# write the result into an archive (class data sharing). `python -m compactor.spark.session`
-# makes one, by a small merge and a small rewriting in a JVM that writes the archive as it ends.
-# `make setup` does so. The archive lies beside Spark's jars: a user who may write there may
-# change what Spark does anyway.
-#
-# The file is named after the Java and the jars that it was made with. Once either has changed,
-# the file is not found, and Spark starts without it. Java compares them as well, and silently
-# starts without an archive that does not fit.
-
-
 _OPTIONS: Final = "spark.driver.defaultJavaOptions"
-_QUIET: Final = "-Xlog:cds*=off"  # else it warns of an archive that does not fit
+_QUIET: Final = "-Xlog:cds*=off"  # otherwise it warns of an archive that does not fit
 _LINES: Final = 1_000
 _NAME: Final = "tailrace-classes-{}.jsa"
-_UNNAMEABLE: Final = frozenset('":\\')  # Spark's options and Java's list of archives have them
+_UNNAMEABLE: Final = frozenset('":\\')  # special in Spark's options and in Java's list of archives
 
 
 def archive_conf() -> dict[str, str]:
-    """Spark's configuration with which its JVM uses the archive; empty if there is none."""
+    """Spark's configuration for a JVM that uses the archive; empty without an archive."""
     archive = archive_file()
     return _java(f"SharedArchiveFile={archive}") if archive and archive.is_file() else {}
 
 
 def archive_file() -> Path | None:
-    """The path of the archive of this Java and Spark, if one can be made; None without either."""
+    """The path of the archive of this Java and Spark; None without either."""
     from pyspark.find_spark_home import _find_spark_home
 
     java = shutil.which(os.path.join(os.environ.get("JAVA_HOME") or "", "bin", "java"))
@@ -133,7 +126,7 @@ def archive_file() -> Path | None:
 
 
 def make_archive() -> Path:
-    """Makes the archive, unless it is there, and removes those of other versions.
+    """Makes the archive if it does not exist, and removes archives of other versions.
 
     It takes half a minute and 170 MB. Raises `Unavailable`.
     """
@@ -213,7 +206,7 @@ _NO_JARS: Final = (
     " `python -m compactor.spark.s3 FOLDER` fetches them once, for `compaction.jars`."
 )
 _NO_START: Final = "Its own messages stand above this one."
-_SUBMITTED: Final = "local[*]"  # what spark-submit says where nothing was said
+_SUBMITTED: Final = "local[*]"  # the value of spark-submit if no master was given
 _TRIES: Final = 4  # tasks for each core, so that each executor has one
 _SHARE_IT: Final = (
     "Mount the store's folder at the same path on the driver's machine and those of all"
@@ -223,12 +216,12 @@ _NO_PYSPARK: Final = "Install pyspark 4.1.1 beside this program."
 
 
 class Session:
-    """One Spark session that can be stopped and started again: the `SparkEngine` that ships."""
+    """One Spark session that can be stopped and started again; implements `SparkEngine`."""
 
     def __init__(
         self, wishes: SparkWishes | str, s3a: S3A | None = None, folder: str | None = None
     ) -> None:
-        """`wishes` may be the driver's memory alone. `folder` is what executors must share."""
+        """`wishes` may be the driver's memory alone. Executors must share `folder`."""
         self._wishes = SparkWishes(wishes) if isinstance(wishes, str) else wishes
         self._s3a = s3a
         self._folder = folder
@@ -238,7 +231,7 @@ class Session:
 
     @property
     def running(self) -> bool:
-        """Whether there is a JVM to stop."""
+        """Whether a JVM runs that can be stopped."""
         return self._spark is not None
 
     def get(self) -> SparkSession:
@@ -259,7 +252,7 @@ class Session:
     def cores(self) -> int:
         """As `SparkEngine.cores`."""
         spark = self.get()
-        from compactor.spark.jobs import failing  # imports pyspark, which is there by now
+        from compactor.spark.jobs import failing  # imports pyspark, which is loaded by now
 
         with failing():
             return int(spark.sparkContext.defaultParallelism)
@@ -293,7 +286,7 @@ class Session:
         return _tasks_of(spark)
 
     def stop(self) -> None:
-        """Ends the session and, where this process started it, its JVM."""
+        """Ends the session and, if this process started it, its JVM."""
         if self._spark is None:
             return
         from compactor.spark.jvm import end
@@ -304,14 +297,14 @@ class Session:
     def abandon(self) -> None:
         """As `stop`, while a thread of this process waits for a job or a start.
 
-        The process is about to end. The call that the thread waits for fails or never returns; this
-        is expected, and nothing about it is logged.
+        The process is about to end. The call of the waiting thread fails or never returns; this is
+        expected, and not logged.
         """
         if self._spark is None or self._starting:
             return  # a JVM that is being started ends when it finds our end of its input closed
         from py4j.protocol import Py4JError
 
-        with suppress(Py4JError, OSError):  # it may have been told to end as well, and be gone
+        with suppress(Py4JError, OSError):  # it may have got the signal as well, and be gone
             self._spark.sparkContext.setLogLevel("OFF")
             self.stop()
 
@@ -371,7 +364,7 @@ def _start(wishes: SparkWishes, s3a: S3A | None, secrets: Mapping[str, str]) -> 
 
 
 def _not_started(error: Exception, memory: str, *, on_s3: bool) -> Unavailable:
-    """Why there is no JVM: there is no Java for it, or it ended at once."""
+    """The error if no JVM runs: Java is missing, or the JVM ended at once."""
     no_java = why_no_java()
     if no_java is not None:
         return Unavailable(f"Spark does not start: {no_java}", hint=_NO_JAVA)
@@ -383,7 +376,7 @@ def _conf(wishes: SparkWishes, s3a: S3A | None) -> SparkConf:
     from pyspark import SparkConf, SparkContext
 
     if submitted():
-        # Connects to spark-submit's JVM, so that SparkConf sees what its flags said.
+        # Connects to spark-submit's JVM, so that SparkConf has its flags.
         SparkContext._ensure_initialized()
     conf = SparkConf()
     if conf.get("spark.master", None) == _SUBMITTED:
@@ -400,9 +393,9 @@ def _conf(wishes: SparkWishes, s3a: S3A | None) -> SparkConf:
 
 
 def _close_files() -> None:
-    """Closes what a JVM of spark-submit has open of S3 with older keys, before Spark starts in it.
+    """Closes S3 file systems that spark-submit's JVM opened with older keys, before Spark starts.
 
-    Later is impossible: Spark's event log uses one of them from Spark's start to its end.
+    It cannot be done later: Spark's event log uses one of them from Spark's start to its end.
     """
     from pyspark import SparkContext
 
@@ -416,7 +409,7 @@ def _tell_s3(spark: SparkSession, secrets: Mapping[str, str]) -> None:
     jvm: Any = spark.sparkContext._jvm
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
     for name in (FILE_SYSTEM, COMMITTER):
-        # Asked as a file: pyspark recurses without end over a class that is not found.
+        # Checked as a file: pyspark recurses without end over a class that is not found.
         if loader.getResource(name.replace(".", "/") + ".class") is None:
             spark.stop()
             raise Unavailable(
@@ -440,7 +433,7 @@ def _tasks_of(spark: SparkSession) -> tuple[int, int] | None:
             if info is not None:
                 done += info.numCompletedTasks
                 known += info.numTasks
-    except (Py4JError, OSError):  # it is being stopped: then nothing is under way
+    except (Py4JError, OSError):  # it is being stopped, so no tasks run
         return None
     return (done, known) if known else None
 

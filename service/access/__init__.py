@@ -1,1 +1,1 @@
-"""Who may do what: tokens, the file of rules, and the one decision about each request."""
+"""Access: tokens, the file of rules, the one decision about each request, and the audit log."""

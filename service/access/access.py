@@ -1,12 +1,15 @@
-"""The one decision about a request: who sends it, and whether they may do it.
+"""Decides about each request: identifies its sender, and checks the sender's permissions.
 
-The fast path and every route ask here, before a body is read. `identify` recognises the sender by a
-token, a JWT, or a trusted proxy's header; `require` compares what they may do with what is asked.
+The fast path and every route ask `Access` before a body is read. `identify` recognises the sender
+by a token, a JWT, or a trusted proxy's header. `require` compares the permissions with the required
+scopes.
 
-Invariants: who was recognised is remembered for at most `REMEMBERED_SECONDS`, never past the end
-of a token, and not over a change of the rules. Only hashes of valid tokens are kept, so a client
-without a token cannot push out those of others. No secret gets into a message, a log or a metric.
-A change of the rules that cannot be read changes nothing, and is a problem of the node's health.
+Invariants: an identity is remembered for at most `REMEMBERED_SECONDS`, never past the end of its
+token, and not over a change of the rules. Only hashes of valid tokens are kept, so a client without
+a token cannot evict those of others. No secret gets into a message, a log or a metric. A change of
+the rules that cannot be read changes nothing, and is a problem of the node's health.
+
+`RulesWatch` reads the rules again when their file changes, and at SIGHUP.
 """
 
 from __future__ import annotations
@@ -71,7 +74,7 @@ class _Token:
 
 
 class Access:
-    """Decides by the rules in the file `path`. Raises `InvalidInput` if it cannot be read."""
+    """Decides by the rules in the file `path`. Raises `InvalidInput` if the file is unreadable."""
 
     def __init__(
         self,
@@ -97,7 +100,7 @@ class Access:
     # --- the rules -----------------------------------------------------------------
 
     def reload(self) -> bool:
-        """Reads the rules again, and says whether they could be used; if not, the old ones stay."""
+        """Reads the rules again. Returns whether they are valid; if not, the old ones stay."""
         try:
             rules = read(self.path)
         except InvalidInput as error:
@@ -108,7 +111,7 @@ class Access:
         return True
 
     def problems(self) -> list[str]:
-        """What is wrong with the rules and the keys of issuers, as sentences."""
+        """Problems of the rules and the keys of issuers, as sentences."""
         found = [self._problem] if self._problem else []
         return found + [
             HealthProblem(
@@ -121,7 +124,7 @@ class Access:
 
     @property
     def broken(self) -> bool:
-        """Whether the file of rules is not what is in use."""
+        """Whether the rules in use differ from the file."""
         return bool(self._problem)
 
     def _use(self, rules: Rules) -> None:
@@ -134,7 +137,7 @@ class Access:
         self.loads += 1
 
     def _issuers_of(self, rules: Rules) -> dict[str, Issuer]:
-        """The issuers; those whose rule is the same keep their keys."""
+        """Returns the issuers. An issuer whose rule is unchanged keeps its keys."""
         if not rules.issuers:
             return {}
         from service.access.rules import Issuer, fetched  # with cryptography: 10 MB
@@ -150,9 +153,9 @@ class Access:
     # --- who -----------------------------------------------------------------------
 
     async def identify(self, headers: Headers, peer: str | None) -> Identity:
-        """Who sent these headers from the address `peer`.
+        """Identifies the sender of these headers from the address `peer`.
 
-        Raises `NotAuthenticated`, and `Unavailable` if an issuer's keys cannot be had.
+        Raises `NotAuthenticated`, and `Unavailable` if the keys of an issuer are unavailable.
         """
         try:
             return self.identify_now(headers, peer)
@@ -161,7 +164,7 @@ class Access:
         return self.identify_now(headers, peer)
 
     def identify_now(self, headers: Headers, peer: str | None) -> Identity:
-        """The same, but for `KeysNeeded`, which it raises."""
+        """Identifies without a fetch of keys. Raises `KeysNeeded` if one is needed."""
         given = [value for name, value in headers if name == b"authorization"]
         if len(given) == 1:
             return self.bearer(given[0])
@@ -173,7 +176,7 @@ class Access:
         return found
 
     def bearer(self, authorization: bytes) -> Identity:
-        """Whose token is in the header. Raises `NotAuthenticated`, `KeysNeeded`."""
+        """Identifies the owner of the header's token. Raises `NotAuthenticated`, `KeysNeeded`."""
         if authorization[: len(_BEARER)].lower() != _BEARER:
             raise NotAuthenticated("Authorization is not `Bearer` and a token")
         given = authorization[len(_BEARER) :].strip()
@@ -222,7 +225,7 @@ class Access:
         except (TailraceError, KeysNeeded):
             raise
         except Exception as error:
-            # A library reads what anybody may send: nothing that it raises admits anybody.
+            # A library reads untrusted input: none of its errors may admit a request.
             raise NotAuthenticated("the token is not valid") from error
 
     def _by_proxy(self, headers: Headers, peer: str | None) -> Identity | None:
@@ -253,9 +256,9 @@ class Access:
     # --- what ----------------------------------------------------------------------
 
     def require(self, who: Identity, scopes: tuple[str, ...], fqn: str | None) -> PipelineNames:
-        """The pipelines for which they have one of the scopes, among them `fqn`.
+        """Returns the pipelines for which `who` has one of the scopes; `fqn` must be among them.
 
-        Raises `Forbidden`, `OverQuota`. What is admitted counts as a request.
+        Raises `Forbidden`, `OverQuota`. An admitted call counts as a request.
         """
         names = who.names(scopes)
         either = " or ".join(scopes)
@@ -278,7 +281,7 @@ class Access:
         self._running[one] += 1
 
     def end(self, who: Identity) -> None:
-        """Counts a request that `begin` counted as over."""
+        """Counts the end of a request that `begin` counted."""
         if not who.concurrent:
             return
         one = who.key, who.name
@@ -287,13 +290,13 @@ class Access:
             del self._running[one]
 
     def still_holds(self, who: Identity, loads: int) -> bool:
-        """Whether somebody who was recognised when `loads` was so is so without another look."""
+        """Whether an identity from the time of `loads` is still valid without another check."""
         if loads != self.loads:
             return False
         return who.expires_ms is None or self._clock.now_ms() < who.expires_ms
 
     def admits(self, authorization: bytes | None, fqn: str) -> Identity | None:
-        """Who appends to the pipeline, if they may; None leaves it to the whole check."""
+        """Identifies a sender who may append to the pipeline; None leaves it to the full check."""
         if authorization is None:
             return None
         try:
@@ -311,7 +314,7 @@ class Access:
 
 
 def _quota(rule: TokenRule, before: Mapping[str, _Token]) -> Quota | None:
-    """The quota of a token; one that has not changed goes on with what is used."""
+    """The quota of a token. An unchanged quota keeps its present use."""
     rates = (rule.requests_per_second, float(rule.bytes_per_second))
     if not any(rates):
         return None
@@ -325,9 +328,6 @@ def _no_token() -> NotAuthenticated:
     error = NotAuthenticated("this service wants a token")
     error.invalid = False
     return error
-
-
-# Reads the rules of access again when their file changes, and at SIGHUP.
 
 
 log = logging.getLogger(__name__)
@@ -345,7 +345,7 @@ class RulesWatch:
         self.signalled = asyncio.Event()
 
     async def run(self) -> None:
-        """Looks at intervals and when `signalled`, until it is cancelled."""
+        """Checks the file at intervals and when `signalled`, until cancelled."""
         while True:
             waiting = asyncio.ensure_future(self.signalled.wait())
             sleeping = asyncio.ensure_future(self._clock.sleep(self._seconds))

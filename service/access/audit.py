@@ -1,4 +1,4 @@
-"""The audit log: who did what, and what was refused, as JSON lines that are synced.
+"""The audit log: actions, their senders, and refusals, as JSON lines that are synced.
 
     {"time":"2026-11-23T18:00:00.000Z","event":"admin","who":"anna","key":"proxy","peer":"10.1.2.3",
      "method":"DELETE","path":"/api/…","fqn":"shop.orders","run":"nightly-7","request":"01…"}
@@ -9,12 +9,13 @@
     {"time":…,"event":"lines-lost","count":3}
     {"time":…,"event":"torn-line-cut","bytes":57}
 
-An administrative call and a deletion begin when their line is on the disk: without it they are
-refused with 503. Refusals are written later, at most `REFUSALS` a second; how many were left out is
-a line of its own. The file is opened for each group of lines, so it may be renamed at any time.
+An administrative call or a deletion begins when its line is on the disk: if the line cannot be
+written, it is refused with 503. Refusals are written later, at most `REFUSALS` a second; the number
+of omitted ones is a line of its own. The file is opened for each group of lines, so it may be
+renamed at any time.
 
-A crash or a full disk may leave half a line, which nobody relied on: it is cut off before the next
-line, which says so. Lines that could not be written are counted by the next one that can.
+A crash or a full disk may leave half a line, on which no request relied. It is cut off before the
+next line, which reports the cut. The next line that can be written counts the lines that could not.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ REFUSALS: Final = 10
 """Refusals that are written in a second."""
 _LONGEST: Final = 1000
 _TAIL_BYTES: Final = 4 << 10  # more than most lines have, and read before each group
-_WHOLE: Final = frozenset({"fqn", "run"})  # names have a bound of their own
+_WHOLE: Final = frozenset({"fqn", "run"})  # names have their own limit
 
 
 class AuditLog:
@@ -56,7 +57,7 @@ class AuditLog:
         self._refusals = self._left_out = self._lost = 0
 
     async def write(self, event: str, **fields: Any) -> None:
-        """Returns when the line is on the disk. Raises `Unavailable` if it is not."""
+        """Writes the line and waits until it is on the disk. Raises `Unavailable` if that fails."""
         self._add(event, fields)
         await asyncio.shield(self._flush())
         if self.problem:
@@ -71,7 +72,7 @@ class AuditLog:
         self._flush()
 
     def refused(self, **fields: Any) -> None:
-        """Notes a refusal, if there were not too many in this second."""
+        """Records a refusal, unless this second has too many."""
         second = self._clock.monotonic() // 1
         if second != self._second:
             self._second, self._refusals = second, 0
@@ -85,7 +86,7 @@ class AuditLog:
             self.note("refused", **fields)
 
     async def close(self) -> None:
-        """Writes what waits, and ends the thread."""
+        """Writes the waiting lines, and ends the thread."""
         if self._left_out:
             self._add("refusals-left-out", {"count": self._left_out})
             self._left_out = 0
@@ -110,7 +111,7 @@ class AuditLog:
         return orjson.dumps({"time": stamp, "event": event, **shown}) + b"\n"
 
     def _flush(self) -> asyncio.Future[None]:
-        """Done when all lines that wait now are written, or `problem` says why not."""
+        """Returns a future, done when all waiting lines are written or `problem` says why not."""
         self._again = True
         if self._writing is None or self._writing.done():
             self._writing = asyncio.ensure_future(self._write_all())
@@ -155,7 +156,7 @@ class AuditLog:
 
 
 def _end_of_lines(file: File, size: int) -> int:
-    """Where the last whole line ends."""
+    """The offset where the last whole line ends."""
     at = size
     while at > 0:
         first = max(at - _TAIL_BYTES, 0)

@@ -1,4 +1,4 @@
-"""The file of rules: which tokens, issuers and proxies there are, and what each may do.
+"""The file of rules: tokens, issuers and proxies, their scopes and quotas; checks of tokens.
 
     tokens:
       - id: 4f0c21d9ab              # of trl_<id>_<secret>
@@ -19,7 +19,27 @@
       user_header: X-Forwarded-Email
       users: {anna@example.com: {read: ["*"]}}
 
-`parse` refuses a file as a whole: an unknown key, two tokens of one id, a scope nobody knows.
+`parse` refuses a file as a whole, for example for an unknown key, two tokens of one id, or an
+unknown scope.
+
+**Tokens.** A static token is `trl_<id>_<secret>`; the rules have its id and a SHA-256 of the whole
+token. The secret has 256 random bits, so a plain hash is enough: trying all secrets is impossible.
+A comparison takes the same time wherever two hashes differ.
+
+**Patterns.** `shop.orders` names one pipeline, `shop.*` all with this beginning, `*` all. A `*` may
+only stand at the end, so a pattern is a prefix: names of pipelines are designed for prefixes, and
+searches can use them to skip files. `shop*` includes `shopping.cart`; `shop.*` does not.
+
+**Quotas.** A token has two token buckets, for requests and bytes per second, that may be in debt. A
+bucket holds the allowance of `BURST_SECONDS`. A request is admitted while both have something left,
+and its cost is taken once it is known, also below zero: the next request waits for that.
+
+**JWT.** `Issuer` checks signatures by the keys that the issuer publishes (JWKS), and claims. Only
+algorithms with a public key are accepted, and a key is used for algorithms of its own kind, so a
+public key is never taken for a shared secret. Headers of a token that contain or name their own key
+(`jwk`, `jku`, `x5u`) are ignored. Keys are fetched when they are first needed, at intervals, and
+when no known key signed a token, then at most every 30 s. If an issuer does not answer, its last
+keys stay in use.
 """
 
 from __future__ import annotations
@@ -49,12 +69,6 @@ from tailrace.logstore.patterns import TextTest
 from tailrace.logstore.search.conditions import AnyOf, Column, Condition, Is, StartsWith
 from tailrace.logstore.settings import Bytes, Section
 
-# Static tokens: `trl_<id>_<secret>`, of which the rules have the id and a SHA-256.
-#
-# The secret has 256 random bits, so a plain hash is enough: nobody can try them all. What is
-# hashed is the whole token. A comparison takes as long wherever two hashes differ.
-
-
 PREFIX: Final = "trl_"
 LONGEST_TOKEN: Final = 16 << 10
 """Bytes of any token, those of issuers too."""
@@ -68,44 +82,37 @@ _NOBODY: Final = "0" * 64
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """The hash of a token, and until when it is valid; None: for ever."""
+    """The hash of a token, and the end of its validity; None if it has no end."""
 
     sha256: str
     expires_ms: int | None = None
 
 
 def id_of(token: str) -> str | None:
-    """The id in a token, None if it is none."""
+    """Returns the id in a token; None if the text is no token."""
     found = _TOKEN.fullmatch(token)
     return found[1] if found else None
 
 
 def make_token(random: Callable[[int], bytes], token_id: str = "") -> tuple[str, str, str]:
-    """A new token, its id, and its hash; `random` gives so many unguessable bytes."""
+    """Makes a token. Returns it, its id and its hash. `random` returns unguessable bytes."""
     token_id = token_id or random(_ID_BYTES).hex()
     token = f"{PREFIX}{token_id}_{random(_SECRET_BYTES).hex()}"
     return token, token_id, hashed(token)
 
 
 def hashed(token: str) -> str:
-    """The hash that the rules have of a token."""
+    """Returns the hash of a token as in the rules."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 def matching(token: str, secrets: Sequence[Secret]) -> Secret | None:
-    """The secret that the token is, whether expired or not; each is compared with."""
+    """Returns the secret that matches the token, expired or not. Compares with all of them."""
     ours, found = hashed(token), None
     for secret in secrets or (Secret(_NOBODY),):
         if hmac.compare_digest(ours, secret.sha256):
             found = secret
     return found
-
-
-# Patterns of pipelines' names: `shop.orders` is one, `shop.*` all that begin so, `*` all.
-#
-# A `*` stands at the end or nowhere, so a pattern is a prefix: that is what the names of
-# pipelines are made for, and what searches can use to skip files. `shop*` has `shopping.cart`,
-# too; `shop.*` has not.
 
 
 _FQN = Column("fqn")
@@ -120,7 +127,7 @@ class PipelineNames:
 
     @staticmethod
     def parse(patterns: Iterable[str], where: str = "") -> PipelineNames:
-        """The names of all patterns. Raises `InvalidInput` for one that cannot be."""
+        """Parses patterns. Raises `InvalidInput` for an invalid one."""
         exact: set[str] = set()
         prefixes: set[str] = set()
         for pattern in patterns:
@@ -152,7 +159,7 @@ class PipelineNames:
         return PipelineNames(self.exact | other.exact, prefixes)
 
     def condition(self) -> Condition | None:
-        """What a record of them must be like; None: anything."""
+        """A condition for records of these pipelines; None if all match."""
         if self.every:
             return None
         parts: list[Condition] = [Is(name, _FQN) for name in sorted(self.exact)]
@@ -166,19 +173,12 @@ class PipelineNames:
         return lambda fqn: self.hold(fqn) and wanted(fqn)
 
 
-# Requests and bytes per second of one token: two token buckets that may be in debt.
-#
-# A bucket holds what is allowed in `BURST_SECONDS`. A request is admitted while both have
-# something left, and what it turns out to cost is taken then, also below zero: the next one waits
-# for that.
-
-
 BURST_SECONDS: Final = 5.0
 _LONGEST_SECONDS: Final = 3600
 
 
 class Quota:
-    """The use of one token; times are monotonic seconds, and 0 of a rate is no limit."""
+    """The use of one token. Times are monotonic seconds; a rate of 0 is no limit."""
 
     __slots__ = ("_bytes", "_requests", "_seen", "per_second")
 
@@ -194,12 +194,12 @@ class Quota:
         return self._requests >= 1 and self._bytes > 0
 
     def take(self, requests: int, size: int) -> None:
-        """Counts what was used."""
+        """Counts the used requests and bytes."""
         self._requests -= requests
         self._bytes -= size
 
     def check(self, now: float, name: str) -> None:
-        """Raises `OverQuota` with the time after which there is room."""
+        """Raises `OverQuota` with the time after which a request is admitted again."""
         if self.has_room(now):
             return
         requests, size = self.per_second
@@ -226,9 +226,6 @@ class Quota:
             self._bytes = min(self._bytes + passed * size, size * BURST_SECONDS)
 
 
-# Who asks: a name, what it may do, and until when it is known.
-
-
 SCOPES: Final = ("ingest", "read", "consume", "admin", "metrics", "node")
 """What a token may be for."""
 
@@ -240,7 +237,7 @@ Fetch = Callable[[str], Awaitable[bytes]]
 
 
 class KeysNeeded(Exception):
-    """The token names a key that is not known; `issuer` may fetch it."""
+    """The token names an unknown key; `issuer` may fetch it."""
 
     def __init__(self, issuer: Issuer) -> None:
         super().__init__()
@@ -249,9 +246,10 @@ class KeysNeeded(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Somebody who was recognised; `expires_ms` is a time of the wall clock, None: never.
+    """A recognised sender: name, permissions, and end of validity.
 
-    `key` tells identities apart that have one name: the token's id, or the source of the name.
+    `expires_ms` is a time of the wall clock; None if it does not expire. `key` distinguishes
+    identities of the same name: the token's id, or the source of the name.
     """
 
     name: str
@@ -273,7 +271,7 @@ class Identity:
 
 
 def merged(grants: Iterable[Grants]) -> Grants:
-    """All that any of them grants."""
+    """Returns the union of all grants."""
     found: dict[str, PipelineNames] = {}
     for one in grants:
         for scope, names in one.items():
@@ -355,12 +353,12 @@ class TokenRule(_NamePart):
 
     @property
     def hashes(self) -> list[Secret]:
-        """Hashes and their ends."""
+        """The hashes of its secrets and their ends."""
         return [Secret(s.sha256, _ms(s.expires)) for s in self.secrets]
 
 
 class PeopleRules(_NamePart):
-    """What users and groups of one source may do; what they may together is added.
+    """Permissions of the users and groups of one source; a user has the union of all of them.
 
     Each user may have `concurrent_requests` in progress; 0: any number.
     """
@@ -398,7 +396,7 @@ class IssuerRule(PeopleRules):
 
 
 class ProxyRule(PeopleRules):
-    """A proxy that has recognised its users, and says so in headers."""
+    """A proxy that authenticates its users and names them in headers."""
 
     addresses: Annotated[list[str], Field(min_length=1)]
     user_header: str
@@ -449,7 +447,7 @@ class Rules(_NamePart):
 
 
 def parse(text: str, where: str) -> Rules:
-    """The rules in the text of a file. Raises `InvalidInput`, which never quotes a value."""
+    """Parses the text of a file. Raises `InvalidInput`, which never quotes a value."""
     try:
         content: Any = load_yaml(text)
     except yaml.YAMLError as error:
@@ -473,7 +471,7 @@ def parse(text: str, where: str) -> Rules:
 
 
 def read(path: str) -> Rules:
-    """The rules in a file. Raises `InvalidInput`."""
+    """Reads the rules from a file. Raises `InvalidInput`."""
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read()
@@ -497,20 +495,11 @@ def _ms(moment: datetime | None) -> int | None:
     return round(moment.astimezone(UTC).timestamp() * 1000)
 
 
-# JWT of issuers: signatures by the keys that the issuer publishes (JWKS), and claims.
-#
-# Only algorithms with a public key are known here, and a key is used for those of its own kind,
-# so a public key is never taken for a shared secret. Headers of a token that bring or name a key
-# of their own (`jwk`, `jku`, `x5u`) are not looked at. Keys are fetched when they are first
-# needed, at intervals, and when no key that is known signed a token, then at most every 30 s.
-# While an issuer does not answer its last keys stay in use.
-
-
 _MOST_BYTES: Final = 1 << 20
 _MOST_KEYS: Final = 32
 _AGAIN_SECONDS: Final = 30.0
 _FETCH_SECONDS: Final = 5.0
-_LAST_SECOND: Final = 10**13  # also of those who write milliseconds
+_LAST_SECOND: Final = 10**13  # also for claims in milliseconds
 _LEAST_RSA_BITS: Final = 2048
 _KINDS: Final = {"RSA": ("RS", "PS"), "EC": ("ES",), "OKP": ("Ed",)}
 
@@ -528,7 +517,7 @@ class Issuer:
         self._fetching: asyncio.Future[None] | None = None
 
     def identify(self, token: str, header: Mapping[str, Any]) -> Identity:
-        """Whose token it is. Raises `NotAuthenticated`, `KeysNeeded`."""
+        """Identifies the owner of a token. Raises `NotAuthenticated`, `KeysNeeded`."""
         algorithm = header.get("alg")
         if algorithm not in self.rule.algorithms:
             raise NotAuthenticated("the token is signed by an algorithm that the rules do not name")
@@ -556,7 +545,7 @@ class Issuer:
         return self._identity(claims)
 
     def _claims(self, token: str, algorithm: str, keys: Sequence[Any]) -> dict[str, Any] | None:
-        """What the token says, None if no key signed it. Raises `NotAuthenticated`."""
+        """Returns the claims of the token; None if no key signed it. Raises `NotAuthenticated`."""
         rule = self.rule
         required = [] if rule.without_expiry else ["exp"]
         problem = ""
@@ -570,7 +559,7 @@ class Issuer:
                     issuer=rule.issuer,
                     options={
                         "require": [*required, *(["aud"] if rule.audience else [])],
-                        # By the clock of this node, below.
+                        # Checked below, by the clock of this node.
                         "verify_exp": False,
                         "verify_nbf": False,
                         "verify_iat": False,
@@ -621,7 +610,7 @@ class Issuer:
         return Identity(user, f"issuer {rule.issuer}", grants, expires, concurrent=most)
 
     async def refresh(self) -> None:
-        """Fetches the keys, one fetch at a time; `problem` says what went wrong."""
+        """Fetches the keys, one fetch at a time. `problem` describes an error."""
         await asyncio.shield(self._begin())
 
     def _begin(self) -> asyncio.Future[None]:
@@ -648,9 +637,9 @@ class Issuer:
 
 
 def usable(content: Mapping[str, Any]) -> list[tuple[str | None, str, Any]]:
-    """Id, kind and public key of each key of a JWKS that is for signatures.
+    """Returns id, kind and public key of each key of a JWKS that is for signatures.
 
-    Left out are shared secrets, keys for encryption, and RSA keys of less than 2,048 bits.
+    Leaves out shared secrets, keys for encryption, and RSA keys of less than 2,048 bits.
     """
     found = []
     for entry in content["keys"][:_MOST_KEYS]:
@@ -671,7 +660,7 @@ _ANY_OF: Final = {"RSA": "RS256", "OKP": "EdDSA"}
 
 
 def unverified(token: str) -> tuple[Mapping[str, Any], str]:
-    """Header and issuer of a JWT, which nobody has checked. Raises `NotAuthenticated`."""
+    """Returns header and issuer of a JWT, unverified. Raises `NotAuthenticated`."""
     try:
         header = jwt.get_unverified_header(token)
         claims = jwt.decode(token, options={"verify_signature": False})
@@ -682,7 +671,7 @@ def unverified(token: str) -> tuple[Mapping[str, Any], str]:
 
 
 async def fetched(place: str) -> bytes:
-    """The JWKS at an address, or in a file. Raises `Unavailable`."""
+    """Reads the JWKS at an address, or in a file. Raises `Unavailable`."""
     if urlsplit(place).scheme not in ("http", "https"):
         return await asyncio.to_thread(_of_file, place)
     import httpx
@@ -706,7 +695,7 @@ async def fetched(place: str) -> bytes:
 
 
 def _named(place: str) -> str:
-    """The address without what may be a secret in it."""
+    """Returns the address without parts that may be secret."""
     parts = urlsplit(place)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
 

@@ -1,9 +1,15 @@
-"""Routes of leases: who works on what, and how operators reset, reopen and fail leases.
+"""Serves the routes of operators: leases, log pipelines, and how far deletions are erased.
 
-Sources and keys are any text, so both are parameters of the query and never parts of the path.
+`LeasesOfStore` opens the administration of leases at the first request. So a node starts even if
+the store of partitions does not answer or lacks its table.
 
-The administration of leases is opened at the first request, so a store of partitions that is away,
-or lacks its table, keeps no node from starting.
+Sources and keys of leases are any text, so both are query parameters and never parts of the path.
+
+The routes of log pipelines do not ask the processes of `tailrace pipelines`. They read the stored
+state, and store an operator's command. A process reads its pipeline's state every
+`pipelines.poll_seconds`.
+
+`GET /deletions` lists how far deleted lines are erased, the newest deletion first.
 """
 
 from __future__ import annotations
@@ -34,7 +40,7 @@ _LIST, _MAX_LIST = 100, 1000
 _AGE_SECONDS = 31_556_952_000
 
 Open: TypeAlias = Callable[[], Awaitable[LeaseAdmin]]
-"""Gives the administration of the leases in the service's stores. Raises `StoreUnavailable`."""
+"""Returns the administration of the leases in the service's stores. Raises `StoreUnavailable`."""
 
 _Source = Annotated[str, Query(description="Its source, as the list has it.")]
 _Key = Annotated[str, Query(description="Its key, as the list has it.")]
@@ -92,7 +98,7 @@ class Purged(BaseModel):
 
 
 def lease_routes(admin: Open) -> APIRouter:
-    """The routes that list leases and change them."""
+    """Returns the routes that list leases and change them."""
     router = APIRouter(prefix="/leases", tags=["leases"])
 
     @router.get("", summary="Leases: who works on what", response_model=LeaseList)
@@ -162,7 +168,7 @@ def lease_routes(admin: Open) -> APIRouter:
 
 
 class LeasesOfStore:
-    """Gives the admin of all leases at each call, and opens the partitions at the first."""
+    """Returns the admin of all leases at each call, and opens the partitions at the first call."""
 
     def __init__(
         self, partitions: PartitionStore, named: StoredLeases, pipelines: PipelinesAdmin
@@ -179,7 +185,7 @@ class LeasesOfStore:
         return self._admin
 
     async def pipelines(self) -> PipelinesAdmin:
-        """The administration of log pipelines, whose checkpoints are partitions."""
+        """Returns the administration of log pipelines, whose checkpoints are partitions."""
         await self._start()
         return self._pipelines
 
@@ -214,14 +220,8 @@ async def open_leases(settings: SourceCoordination, seams: Seams) -> AsyncIterat
         yield LeasesOfStore(partitions, leases, pipelines)
 
 
-# Routes of log pipelines: how far each is, and what operators have it do.
-#
-# Processes of `tailrace pipelines` are not asked: what is shown is stored, and so is what is
-# said. A process that runs a pipeline looks at it every `pipelines.poll_seconds`.
-
-
 OpenPipelines: TypeAlias = Callable[[], Awaitable[PipelinesAdmin]]
-"""Gives the administration of the pipelines in the service's stores. Raises `StoreUnavailable`."""
+"""Returns the administration of pipelines in the service's stores. Raises `StoreUnavailable`."""
 
 State: TypeAlias = Literal["running", "paused", "evicted", "disabled", "damaged"]
 _Appender = Annotated[str, Query(description="The appender's name.")]
@@ -290,7 +290,7 @@ class RedeliveredPipeline(PipelineRow):
 
 
 def pipeline_routes(admin: OpenPipelines) -> APIRouter:
-    """The routes that show pipelines and steer them."""
+    """Returns the routes that show pipelines and steer them."""
     router = APIRouter(prefix="/pipelines", tags=["pipelines"])
 
     @router.get("", summary="Log pipelines: how far each is", response_model=LogPipelineList)
@@ -366,9 +366,6 @@ def pipeline_routes(admin: OpenPipelines) -> APIRouter:
     return router
 
 
-# `GET /deletions`: how far the erasure of deleted lines is, the newest deletion first.
-
-
 _LISTED_DELETIONS, _MOST_DELETIONS = 20, 200
 
 
@@ -394,7 +391,7 @@ class DeletionList(BaseModel):
 
 
 def deletion_routes(erasure: Callable[[], Erasure]) -> APIRouter:
-    """The route that says how far deletions are."""
+    """Returns the route that reports how far deletions are."""
     router = APIRouter(tags=["operation"])
 
     @router.get(

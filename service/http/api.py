@@ -1,6 +1,6 @@
-"""The interface of a node for the routes, with two implementations.
+"""Defines the interface of a node that the routes use: protocols with two implementations.
 
-`service.node.Node` is one; the node in memory that tests of routes use is the other.
+`service.node.Node` is one implementation. Tests of routes use the other, a node in memory.
 
 Cursors towards clients are text: a decimal line offset, or `Cursor.encode()`.
 """
@@ -39,10 +39,11 @@ class RunReader(Protocol):
         max_bytes: int = ...,
         stored: bool = False,
     ) -> LinePage:
-        """At most `limit` lines after a cursor, before one, the last `tail`, or around a record.
+        """Returns at most `limit` lines after or before a cursor, at the end, or around a record.
 
-        If they have more than about `max_bytes`, `missing` is the number left behind `after`. They
-        are of the lines held if the store does not answer, unless only `stored` ones will do.
+        If the lines have more than about `max_bytes`, `missing` is the number of lines left out
+        after `after`. If the store does not answer, the page has the lines that nodes hold, unless
+        the caller asks for `stored` lines only.
 
         Raises `NotFound`, `InvalidCursor`, `StoreUnavailable`.
         """
@@ -56,22 +57,22 @@ class RunReader(Protocol):
         max_bytes: int,
         begun: Begun | None = None,
     ) -> After[LogPiece]:
-        """The batches after a place, up to about `max_bytes`; none at the live end.
+        """Returns the batches after a place, up to about `max_bytes`; none at the live end.
 
-        Of a batch that was `begun` only the lines that are left.
+        Of a batch that was `begun` it returns only the remaining lines.
         """
         ...
 
     async def tail_start(self, key: RunKey, lines: int) -> Cursor | int | HeldPlace | None:
-        """The place that the last `lines` lines follow."""
+        """Returns the place that the last `lines` lines follow."""
         ...
 
     async def resolved(self, key: RunKey, cursor: Cursor | int | HeldPlace | None) -> Cursor:
-        """The same place as a cursor that names every node with lines of the run."""
+        """Returns the same place as a cursor that names every node with lines of the run."""
         ...
 
     def held_text(self, key: RunKey) -> AsyncIterator[bytes]:
-        """The text of the lines that nodes hold, without the store."""
+        """Yields the text of the lines that nodes hold, without the store."""
         ...
 
     def download(
@@ -82,11 +83,11 @@ class RunReader(Protocol):
         size: int | None = None,
         measured: LogSize | None = None,
     ) -> AsyncIterator[bytes]:
-        """The text from byte `offset`, at most `size` bytes of it, as it was `measured`."""
+        """Yields at most `size` bytes of the text as it was `measured`, from byte `offset` on."""
         ...
 
     async def size(self, key: RunKey) -> LogSize:
-        """Lengths and state; zero and `none` for a run that never existed."""
+        """Returns lengths and state; zero and `none` for a run that never existed."""
         ...
 
 
@@ -106,7 +107,10 @@ class RecordsReader(Protocol):
         max_bytes: int = ...,
         stored: bool = False,
     ) -> RecordPage:
-        """Records of about `limit` lines. Raises `NotFound`, `InvalidCursor`, `Unavailable`."""
+        """Returns records of about `limit` lines.
+
+        Raises `NotFound`, `InvalidCursor`, `Unavailable`.
+        """
         ...
 
     async def after(
@@ -117,20 +121,20 @@ class RecordsReader(Protocol):
         max_bytes: int,
         begun: Begun | None = None,
     ) -> After[RecordPiece]:
-        """The records after a place, up to about `max_bytes`; none at the live end.
+        """Returns the records after a place, up to about `max_bytes`; none at the live end.
 
-        Of a batch that was `begun` only the records of which lines are left.
+        Of a batch that was `begun` it returns only the records of the remaining lines.
         """
         ...
 
     def whole(
         self, key: RunKey, *, by_ulid: bool, max_bytes: int, held: bool = False
     ) -> AsyncIterator[Sequence[RecordPart]]:
-        """All records, or those that nodes hold, piece by piece."""
+        """Yields all records, or those that nodes hold, piece by piece."""
         ...
 
     async def records(self, key: RunKey, parts: Sequence[RecordPart]) -> ArrowRecords:
-        """The records of parts, with all metadata that is known of them."""
+        """Returns the records of parts, with all metadata that is known of them."""
         ...
 
 
@@ -138,11 +142,11 @@ class RunListing(Protocol):
     """Lists pipelines and runs."""
 
     async def newest(self, fqn: str, reported: ReportedRuns) -> Newest:
-        """The run of a pipeline that began last."""
+        """Returns the run of a pipeline that began last."""
         ...
 
     async def newest_held(self, fqn: str) -> Newest:
-        """That of the runs of which nodes hold lines, without the store."""
+        """Returns the newest run among those of which nodes hold lines, without the store."""
         ...
 
     async def run_page(
@@ -155,7 +159,7 @@ class RunListing(Protocol):
         now_ms: int,
         reported: ReportedRuns,
     ) -> RunPage:
-        """Some runs of a pipeline, those changed last first. Raises `InvalidCursor`."""
+        """Returns some runs of a pipeline, the last changed first. Raises `InvalidCursor`."""
         ...
 
     async def pipeline_page(
@@ -166,7 +170,7 @@ class RunListing(Protocol):
         *,
         reported: ReportedRuns,
     ) -> NamePage:
-        """Names of pipelines that have runs. Raises `InvalidCursor`."""
+        """Returns names of pipelines that have runs. Raises `InvalidCursor`."""
         ...
 
 
@@ -186,7 +190,7 @@ class SheddingApi(Protocol):
 
     @property
     def active(self) -> bool:
-        """Whether batches are refused that their clients will send to another node."""
+        """Returns true if the node refuses batches that their clients will send to another node."""
         ...
 
 
@@ -200,7 +204,7 @@ class NodeApi(Protocol):
 
     @property
     def cut_off_from(self) -> Sequence[str]:
-        """The nodes with lines that this one does not hear now."""
+        """Returns the nodes with lines that this node cannot reach now."""
         ...
 
     @property
@@ -211,7 +215,7 @@ class NodeApi(Protocol):
     def status(self) -> RunStatus: ...
 
     def problems(self) -> Sequence[str]:
-        """Reasons why the node is not ready, and other problems, as sentences."""
+        """Returns the reasons why the node is not ready, and other problems, as sentences."""
         ...
 
     def submit(self, batch: IncomingBatch) -> Submitted | None: ...
@@ -221,5 +225,5 @@ class NodeApi(Protocol):
     async def delete_run(self, key: RunKey, wanted: Wanted = always) -> None: ...
     async def delete_pipeline(self, fqn: str, wanted: Wanted = always) -> Sequence[str]: ...
     def untold(self, fqn: str, run: str | None) -> Sequence[str]:
-        """The nodes that have not heard of the newest deletion yet."""
+        """Returns the nodes that have not acknowledged the newest deletion yet."""
         ...

@@ -1,9 +1,13 @@
-"""The node's HTTP API as one ASGI callable.
+"""Builds the node's HTTP API as one ASGI callable, and writes its OpenAPI schema.
 
-Requests that a browser sent for a page of another site are refused first (`browsers`). Then method
-and path prefix decide: appends go to `AppendRoutes` without passing a
-framework; all other requests go to FastAPI, under a path
-whose names are quoted (`targets.canonical`), so that each name is one segment.
+`BrowserGuard` first refuses requests that a browser sent for a page of another site. Then method
+and path prefix decide: appends go to `AppendRoutes` without a framework; all other requests go to
+FastAPI, under a path with quoted names (`targets.canonical`), so that each name is one segment.
+
+The schema is FastAPI's, with the two raw routes (append and close) that FastAPI does not know, and
+problems as errors. The module also writes openapi.yaml, always the same text for the same app:
+
+    python -m service.http.app > openapi.yaml
 """
 
 from __future__ import annotations
@@ -56,12 +60,7 @@ from tailrace.logstore import ulid as ulids
 from tailrace.logstore.clock import Clock, Entropy, SystemClock, system_entropy
 from tailrace.logstore.errors import NodeNotReady
 
-# The schema of the HTTP API: FastAPI's, the two raw routes, and problems as errors.
-#
-# FastAPI does not know the raw routes, append and close. The module also writes openapi.yaml,
-# always the same text for the same app:
-#
-#   python -m service.http.app > openapi.yaml
+# --- The schema of the HTTP API -----------------------------------------------------------------
 
 
 def _path_parameter(name: str, description: str) -> dict[str, Any]:
@@ -279,8 +278,8 @@ _VALIDATION = ("HTTPValidationError", "ValidationError")
 
 
 def complete(app: FastAPI) -> dict[str, Any]:
-    """The schema of the whole service."""
-    schema = deepcopy(FastAPI.openapi(app))  # FastAPI keeps its own, to give it again
+    """Returns the schema of the whole service."""
+    schema = deepcopy(FastAPI.openapi(app))  # FastAPI keeps its own object and returns it again
     paths = schema["paths"]
     for path, operation in deepcopy(PATHS).items():
         paths.setdefault(path, {})["post"] = operation
@@ -304,7 +303,10 @@ def _describe_errors(responses: dict[str, Any]) -> None:
 
 
 def _describe_access(operation: dict[str, Any], need: Need | None) -> None:
-    """What a caller needs, where there are rules of access; without rules, nothing."""
+    """Describes the access that a caller needs if access rules exist.
+
+    Adds nothing without rules.
+    """
     if need is None:
         operation["security"] = []
         return
@@ -316,7 +318,7 @@ def _describe_access(operation: dict[str, Any], need: Need | None) -> None:
 
 
 def render(schema: dict[str, Any]) -> str:
-    """The schema as YAML, the same for the same schema."""
+    """Returns the schema as YAML, the same for the same schema."""
     return yaml.safe_dump(schema, sort_keys=False, allow_unicode=True, width=100)
 
 
@@ -337,7 +339,7 @@ _READS = ("GET", "HEAD")
 
 @dataclass(frozen=True, slots=True)
 class HttpApi:
-    """The parts of the app beside the node."""
+    """The parts of the app other than the node."""
 
     settings: HttpSettings = field(default_factory=HttpSettings)
     counters: HttpCounters = field(default_factory=HttpCounters)
@@ -407,7 +409,7 @@ class Application:
         )
 
     async def _cut_off(self, scope: Scope, send: TimedRequest) -> None:
-        """Answers who is still there when the time of a stop is over; a reply that began ends."""
+        """Answers requests that remain when the time of a stop is over; ends replies that began."""
         log.warning("%s was cut off by the stop", scope.get("path"))
         if send.status == LEFT:
             await self.append.refuse(NodeNotReady("the node is stopping"), scope, send)
@@ -433,7 +435,7 @@ class Application:
 
 
 def build_app(node: NodeApi, api: HttpApi) -> Application:
-    """The HTTP API of a node."""
+    """Builds the HTTP API of a node."""
 
     def fresh_id() -> str:
         return ulids.fresh_text(api.clock, api.entropy)
@@ -487,7 +489,10 @@ def _routes(routers: Iterable[APIRouter], replies: Replies, gate: Gate | None) -
 
 
 def all_routers(node: NodeApi, api: HttpApi) -> list[APIRouter]:
-    """All routers; those with a word in the path precede those that take it for a name."""
+    """Returns all routers.
+
+    A router with a word in its path precedes one that takes it for a name.
+    """
     pages, most = api.settings.pages, api.settings.max_readers
     return [
         last_routes(node, pages, api.clock),
@@ -520,7 +525,7 @@ def all_routers(node: NodeApi, api: HttpApi) -> list[APIRouter]:
 
 
 def documented() -> FastAPI:
-    """The app as openapi.yaml describes it: all routes, no node behind them."""
+    """Returns the app as openapi.yaml describes it: all routes, without a node."""
     nobody = cast("NodeApi", None)
     nothing = cast("Callable[[], Any]", lambda: None)
     api = HttpApi(

@@ -1,12 +1,12 @@
-"""The append route: the hot path, so a bare ASGI callable without a framework.
+"""Answers appends and closes: the hot path, so a bare ASGI callable without a framework.
 
     POST /api/v1/services/ingestionPipelines/logs/{fqn...}/{runId}
     POST …/close
 
-What is known of a path (run, cookies) is cached by its raw bytes, so a request costs one
-look-up instead of parsing. A body that arrived in one piece is decoded in place; a
-large or compressed one uses the budget and a thread. The route awaits only
-the body, the node and the reply.
+The route caches the run and the cookies of a path by its raw bytes, so a request costs one
+look-up instead of parsing. It decodes a body in place if the body arrived in one piece. A large or
+compressed body uses the budget and a thread. The route awaits only the body, the node and the
+reply.
 
 Invariants: no part of a body is stored unless all of it arrived and decoded. The route never
 redirects. Every error is a problem document with `code` and `message`.
@@ -76,7 +76,7 @@ from tailrace.logstore.errors import (
 _ROUTES_KEPT = 4096
 _ROUTE_BYTES = 1024
 _SMALL = 64 << 10
-# Text of a compressed body: how many times its size it usually has, and room that each gets.
+# Room for the text of a compressed body: its usual ratio to the body, and the least room of each.
 _USUAL_RATIO = 32
 _LEAST_ROOM = 1 << 20
 _MORE_ROOM = 8
@@ -120,7 +120,7 @@ class AppendRoutes:
         sheds: Callable[[], bool],
         silent: Callable[[], Sequence[str]] = tuple,
     ) -> None:
-        """`silent` gives the nodes that this one does not hear."""
+        """`silent` returns the nodes that this one cannot reach."""
         self._append = append
         self._submit = submit
         self._close = close
@@ -148,7 +148,7 @@ class AppendRoutes:
         self.budget = Budget(settings.in_flight_bytes)
 
     def answer(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None] | None:
-        """The answering coroutine, if `scope` is a POST below the logs' prefix."""
+        """Returns the coroutine that answers a POST below the logs' prefix."""
         path = scope["raw_path"]
         route = self._routes.get(path)
         if route is None:
@@ -163,7 +163,7 @@ class AppendRoutes:
         return self._answer_append(route, scope, receive, send)
 
     def pipeline(self, path: bytes) -> str | None:
-        """The pipeline of a path below `PREFIX`, as `answer` understands it; None if it cannot."""
+        """Returns the pipeline of a path below `PREFIX` as `answer` reads it; None if it cannot."""
         route = self._routes.get(path)
         if route is None:
             try:
@@ -173,12 +173,12 @@ class AppendRoutes:
         return route.key.fqn
 
     async def refuse(self, error: Exception, scope: Scope, send: Send) -> None:
-        """Answers with `error` a request that reaches no route."""
+        """Answers a request that reaches no route with `error`."""
         refusal = problem(error, request_id(scope["headers"], self.fresh_id()))
         await _reply(send, refusal.status, refusal.headers, refusal.body)
 
     def shut(self) -> None:
-        """Ends decoding that is in progress, and the threads, for which the process would wait."""
+        """Stops decoding and ends the threads, for which the process would wait."""
         self._over.set()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -283,7 +283,7 @@ class AppendRoutes:
     def quick(self, path: bytes, headers: dict[bytes, bytes], body: bytes) -> QuickReply | None:
         """Accepts a small append to a known run, if the node accepts it at once.
 
-        Returns None, with nothing stored, for requests that `answer` shall handle, and refusals.
+        Returns None and stores nothing for refusals and for requests that `answer` must handle.
         """
         route, get, start = self.known[path], headers.get, self.now()
         if self._sheds() and _is_sent_again(get):
@@ -296,7 +296,7 @@ class AppendRoutes:
                 return None
             batch = self._batch(route, get, decoded)
             submitted = self._submit(batch)
-        except Exception:  # noqa: BLE001 -- `answer` meets it again, and says it
+        except Exception:  # noqa: BLE001 -- `answer` meets the same error and reports it
             return None
         if submitted is None:
             return None
@@ -315,7 +315,7 @@ class AppendRoutes:
         )
 
     def stored(self, records: int, start: float) -> None:
-        """Counts a batch that `quick` accepted, as `metered_append` does the others."""
+        """Counts a batch that `quick` accepted, as `metered_append` counts the other batches."""
         seconds = self.now() - start
         self._appended.observe(seconds)
         self.counters.append_seconds.observe(seconds)
@@ -325,7 +325,7 @@ class AppendRoutes:
     def not_stored(
         self, error: BaseException, headers: list[tuple[bytes, bytes]], start: float
     ) -> ProblemResponse:
-        """Counts a batch that `quick` accepted and the disk did not."""
+        """Counts a batch that `quick` accepted and the disk refused."""
         self.counters.not_stored += 1
         refusal = self._refusal(error, headers)
         seconds = appended(self.counters.request_seconds, refusal.status)
@@ -333,18 +333,18 @@ class AppendRoutes:
         return refusal
 
     def not_said(self, error: Exception, headers: list[tuple[bytes, bytes]]) -> ProblemResponse:
-        """Counts a batch of `quick` whose answer could not be made, which is a defect."""
+        """Counts a batch of `quick` for which no answer could be made, which is a defect."""
         return self._refusal(error, headers)
 
     def _refusal(self, error: BaseException, headers: list[tuple[bytes, bytes]]) -> ProblemResponse:
-        """Counts a refused append, and returns the answer."""
+        """Counts a refused append and returns the answer."""
         self.counters.append_refused += 1
         return problem(error, request_id(headers, self.fresh_id()))
 
     async def _take_nothing(
         self, route: Route, decoded: Decoded, durability: str, send: Send
     ) -> None:
-        """Answers an append without lines, with which OpenMetadata's older clients open a run."""
+        """Answers an append without lines. OpenMetadata's older clients open a run with one."""
         reply = (
             b'{"batch":null,"lines":0,"duplicate":false,"durability":"%b","last":null}'
             % durability.encode()
@@ -386,8 +386,8 @@ class AppendRoutes:
             if len(body) < self.settings.offload_bytes:
                 return decode(body, kind, None, self._bounds, charset)
             return await self._in_thread(body, kind, None, self._bounds, charset)
-        # A compressed body takes room for what it may become before it is inflated: first for a
-        # usual ratio, and for more only if that was too little.
+        # A compressed body reserves room for its text before it is inflated: first for the usual
+        # ratio, and for more only if that was too little.
         most, room = self._bounds.text_bytes, 0
         try:
             while True:
@@ -437,13 +437,13 @@ class AppendRoutes:
 
 
 def _constant_meta(value: bytes, get: Get) -> bytes:
-    """The metadata of lines that all have the attributes of the request's header."""
+    """Returns the metadata of lines that all have the attributes of the request's header."""
     attributes = parse_attributes(value, kind_of(get(b"content-type")))
     return encode_attributes(attributes) if attributes else b""
 
 
 def _is_sent_again(get: Get) -> bool:
-    """Whether the client is one that sends a batch again until it is stored."""
+    """Returns true if the client sends a batch again until it is stored."""
     return get(b"tailrace-batch") is not None or get(b"tailrace-durability") is not None
 
 
@@ -460,7 +460,7 @@ def _durability(get: Get) -> Durability:
 
 
 def _may_hold_gzip(body: bytes) -> bool:
-    """Whether a body may be a JSON object whose `logs` are compressed."""
+    """Returns true if the body may be a JSON object with compressed `logs`."""
     first = body[:1]
     return (first == b"{" or first.isspace()) and b'"compressed"' in body
 

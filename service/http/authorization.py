@@ -1,8 +1,12 @@
-"""Asks `service.access` about every request, and tells the routes who may see what.
+"""Decides which requests may pass: asks `service.access`, and tells routes what a caller may see.
 
-An append is asked about before its body is read, on both ways in. Every other route is asked about
-behind the router, which has decoded the names, and before its handler. A reply that lasts is asked
-about again every minute, when its token ends, and when the rules have changed: at the next thing
+`need_of` maps each route to the scope that it requires and the pipelines for which it requires it.
+A route without an entry requires `admin` for all pipelines, so a new route is closed until somebody
+decides. Routes between nodes compare a secret of their own, or require the scope `node`.
+
+An append is checked before its body is read, on the fast path and on ASGI. Every other route is
+checked after the router has decoded the names and before its handler runs. A reply that lasts is
+checked again every minute, when its token ends, and when the rules have changed: at the next data
 that it sends.
 """
 
@@ -38,15 +42,9 @@ from tailrace.logstore.errors import (
 from tailrace.logstore.patterns import LinearRegex
 from tailrace.logstore.search.conditions import All
 
-# Which scope each route wants, and for which pipelines.
-#
-# A route that is not named here wants `admin` for all pipelines, so a new one is closed until
-# somebody decides. Routes between nodes compare a secret of their own, or ask for the scope
-# `node`.
-
 
 class Pipelines(Enum):
-    """The pipelines for which the scope is wanted, in words."""
+    """The pipelines for which a route requires its scope, in words."""
 
     NAMED = "the pipeline in the path"
     SOME = "any pipeline; all others are left out"
@@ -55,7 +53,7 @@ class Pipelines(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """One of the scopes, for some pipelines. `audited` calls are in the audit log."""
+    """A scope for some pipelines. Calls that are `audited` are in the audit log."""
 
     scopes: tuple[str, ...]
     pipelines: Pipelines
@@ -116,7 +114,7 @@ _BELOW: Final[tuple[tuple[str, dict[str, Need | None]], ...]] = (
 
 
 def need_of(path: str, method: str) -> Need | None:
-    """What the route with this pattern of its path wants; HEAD is GET."""
+    """Returns what the route with this pattern of its path requires; HEAD is GET."""
     method = "GET" if method == "HEAD" else method
     known = _TABLE.get(path)
     if known is not None:
@@ -130,9 +128,9 @@ def need_of(path: str, method: str) -> Need | None:
 
 
 WATCHED: Final = "tailrace.watched"
-"""Key of a request's scope: what asks again about a reply that lasts, if there are rules."""
+"""Key of a request's scope: the repeated check of a reply that lasts, if rules exist."""
 NAMES: Final = "tailrace.names"
-"""Key of a request's scope: the pipelines that it may see, if there are rules."""
+"""Key of a request's scope: the pipelines that it may see, if rules exist."""
 WHO: Final = "tailrace.who"
 GATE: Final = "tailrace.gate"
 LOADS: Final = "tailrace.loads"
@@ -147,7 +145,7 @@ _TOKENS: Final = LinearRegex(
 
 
 def visible(request: Request) -> PipelineNames | None:
-    """The pipelines that a request may see; None: all."""
+    """Returns the pipelines that a request may see; None: all."""
     names: PipelineNames | None = request.scope.get(NAMES)
     return None if names is None or names.every else names
 
@@ -167,16 +165,16 @@ def require_all(request: Request, fqns: Iterable[str], what: str) -> None:
 
 
 def _noted(request: Request, error: Forbidden) -> Forbidden:
-    """The refusal, counted and in the audit log."""
+    """Counts a refusal, writes it to the audit log and returns it."""
     gate: Gate = request.scope[GATE]
     gate.refused(request.scope, error)
     return error
 
 
 def restricted(request: Request, asked: QueryRequest) -> QueryRequest:
-    """The search within the pipelines that its sender may read.
+    """Limits the search to the pipelines that its sender may read.
 
-    Raises `Forbidden` if it names another one.
+    Raises `Forbidden` if it names another pipeline.
     """
     names = visible(request)
     if names is None:
@@ -194,7 +192,7 @@ def restricted(request: Request, asked: QueryRequest) -> QueryRequest:
 
 
 class Gate:
-    """The rules of a node for its routes."""
+    """Applies the access rules of a node to its routes."""
 
     def __init__(
         self, access: Access, audit: AuditLog, clock: Clock, fresh_id: Callable[[], str]
@@ -206,11 +204,11 @@ class Gate:
         self._fresh_id = fresh_id
 
     def knows(self, request: Request) -> bool:
-        """Whether the rules know who asks."""
+        """Returns true if the rules know the caller."""
         return request.scope.get(WHO) is not None
 
     def problems(self) -> list[str]:
-        """What is wrong with the rules and the audit log, as sentences."""
+        """Returns the problems of the rules and of the audit log, as sentences."""
         audit = self.audit.problem
         what = "the audit log cannot be written"
         more = [HealthProblem(what, f"{what}: {audit}")] if audit else []
@@ -226,7 +224,10 @@ class Gate:
         answer: Callable[[Receive], Awaitable[None] | None],
         refuse: Callable[[TailraceError], Awaitable[None]],
     ) -> None:
-        """Awaits `answer` to an append or close of the pipeline; None if the path names none."""
+        """Awaits `answer` to an append or close of the pipeline.
+
+        None if the path names no pipeline.
+        """
         try:
             who = await self._admitted(scope, INGEST, fqn)
             self.access.begin(who)
@@ -242,9 +243,9 @@ class Gate:
             self.access.end(who)
 
     def confirm(self, scope: Scope, need: Need = INGEST, fqn: str | None = None) -> None:
-        """Raises `NotAuthenticated` if a request that was admitted would not be admitted now.
+        """Raises `NotAuthenticated` if an admitted request would not be admitted now.
 
-        Its body has arrived since: whoever lost the right meanwhile changes nothing any more.
+        Its body has arrived in the meantime. A caller that lost the right must not change anything.
         """
         if self.access.still_holds(scope[WHO], scope[LOADS]) or self.still(scope, need):
             return
@@ -261,19 +262,19 @@ class Gate:
             raise
 
     def quick(self, headers: dict[bytes, bytes], fqn: str) -> Identity | None:
-        """Who appends on the fast path, if they may."""
+        """Returns the sender of an append on the fast path, if it may append."""
         return self.access.admits(headers.get(b"authorization"), fqn)
 
     # --- all other routes ----------------------------------------------------------
 
     def guard(self, route: BaseRoute) -> None:
-        """Lets a route answer only those who may use it."""
+        """Restricts a route to callers that may use it."""
         if not isinstance(route, Route | Mount):
             raise TypeError(f"{type(route).__name__} is no route that the rules of access can hold")
         route.app = self.guarded(route.app, route.path)
 
     def guarded(self, app: ASGIApp, path: str) -> ASGIApp:
-        """The app of the route with this pattern, for those who may use it."""
+        """Wraps the app of the route with this pattern for callers that may use it."""
 
         async def asked(scope: Scope, receive: Receive, send: Send) -> None:
             need = need_of(path, scope["method"])
@@ -308,14 +309,14 @@ class Gate:
         return who
 
     async def _recognise(self, scope: Scope) -> None:
-        """Notes who asks for what everybody may ask for, if it is somebody."""
+        """Identifies the caller of a route that is open to everybody, if it is known."""
         try:
             scope[WHO] = await self.access.identify(scope["headers"], _peer(scope))
         except TailraceError:
             scope[WHO] = None
 
     def _confirming(self, receive: Receive, scope: Scope, need: Need) -> Receive:
-        """Looks again at who asks when all of the body is there."""
+        """Checks the caller again when the whole body has arrived."""
 
         async def confirmed() -> Message:
             message = await receive()
@@ -326,11 +327,11 @@ class Gate:
         return confirmed
 
     def still(self, scope: Scope, need: Need) -> bool:
-        """Whether a request that was admitted would be admitted now."""
+        """Returns true if an admitted request would be admitted now."""
         try:
             who = self.access.identify_now(scope["headers"], _peer(scope))
             names = who.names(need.scopes)
-        except Exception:  # noqa: BLE001 -- a key that must be fetched is none that is known
+        except Exception:  # noqa: BLE001 -- a key that must be fetched counts as unknown
             return False
         return bool(names == scope[NAMES])
 
@@ -351,7 +352,8 @@ class Gate:
     def node_refused(self, scope: Scope, asker: str, error: Exception) -> None:
         """Notes in the audit log that a node asks with another secret, once an hour for each.
 
-        `asker` is the URL that it names. It asks every second, so its other questions are counted.
+        `asker` is the URL that the node names. It asks every second, so its other questions are
+        only counted.
         """
         name, now = asker or _peer(scope) or "", self.clock.monotonic()
         since, left_out = self._askers.pop(name, (float("-inf"), 0))
@@ -382,7 +384,7 @@ class Gate:
 
 
 class Lasting:
-    """A `send` that asks again about a reply that lasts, and counts its bytes."""
+    """A `send` that checks a lasting reply again, and counts its bytes."""
 
     __slots__ = ("_due", "_gate", "_loads", "_need", "_refuses", "_scope", "_send", "_who")
 
@@ -394,7 +396,7 @@ class Lasting:
         self._due = self._next()
 
     def _next(self) -> float:
-        """When to ask again."""
+        """Returns the time of the next check."""
         clock, seconds = self._gate.clock, REMEMBERED_SECONDS
         if self._who.expires_ms is not None:
             seconds = min(seconds, (self._who.expires_ms - clock.now_ms()) / 1000)
@@ -413,12 +415,12 @@ class Lasting:
 
     @property
     def due(self) -> bool:
-        """Whether to ask again before anything more is sent."""
+        """Returns true if the reply must be checked before more data is sent."""
         gate = self._gate
         return gate.clock.monotonic() >= self._due or gate.access.loads != self._loads
 
     def count(self, size: int) -> None:
-        """Counts bytes of the reply that were sent, also past this `send`."""
+        """Counts bytes of the reply that were sent, also without this `send`."""
         if self._who.quota is not None:
             self._who.quota.take(0, size)
 
@@ -430,7 +432,7 @@ class Lasting:
 
 
 def _counting(receive: Receive, who: Identity) -> Receive:
-    """Counts the bytes of a body as they come."""
+    """Counts the bytes of a body as they arrive."""
 
     async def counted() -> Message:
         message = await receive()
@@ -443,14 +445,14 @@ def _counting(receive: Receive, who: Identity) -> Receive:
 
 
 def _named(scope: Scope, need: Need) -> str | None:
-    """The pipeline for which the scope is wanted, None for any."""
+    """Returns the pipeline for which the scope is required, None for any."""
     if need.pipelines is Pipelines.EVERY:
         return _ALL
     if need.pipelines is Pipelines.SOME:
         return None
     try:
         return name(scope["path_params"]["fqn"].encode(), "fqn")
-    except InvalidName:  # the handler says what is wrong, to those who may ask it
+    except InvalidName:  # the handler explains the error, to callers that may use it
         return None
 
 
@@ -469,7 +471,7 @@ def _described(scope: Scope) -> dict[str, Any]:
 
 
 def _named_in(scope: Scope) -> dict[str, str]:
-    """The pipeline and the run of a request, decoded, as far as its path names them."""
+    """Returns the pipeline and the run of a request, decoded, as far as its path names them."""
     found = {}
     for part, field in (("fqn", "fqn"), ("runId", "run")):
         quoted = scope.get("path_params", {}).get(part)
@@ -480,7 +482,7 @@ def _named_in(scope: Scope) -> dict[str, str]:
 
 
 def _without_tokens(text: str) -> str:
-    """Part of a URL; a token that somebody put into it by mistake stays out of the log."""
+    """Returns part of a URL without a token that somebody put into it by mistake."""
     shown, at = [], 0
     for begin, end in _TOKENS.spans(text):
         shown += [text[at:begin], "(a token)"]

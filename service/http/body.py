@@ -1,19 +1,20 @@
-"""Reads request bodies: each is bounded, and so is their sum.
+"""Reads request bodies within a memory budget, and counts the clients that are connected.
 
-A body counts by the bytes that have arrived, not by its announced length. When all bodies
-together hold as much as they may, they wait; only the one that began first continues, so they
-cannot wait for one another in a circle. The bytes beyond the limit are at most the rest of that
-body, and its text.
+Each body is bounded, and so is the sum of all. A body counts by the bytes that have arrived, not by
+its announced length. When all bodies together hold as much as they may, they wait. Only the body
+that began first continues, so they cannot wait for one another in a circle. The bytes beyond the
+limit are at most the rest of that body, and its text.
 
-A full budget only makes clients wait: a client that is refused would drop
-its lines. But a client that stands still while others wait for its memory is disconnected. The
-connection limits how long a body may take.
+A full budget only makes clients wait: a refused client would drop its lines. But a client that
+stands still while others wait for its memory is disconnected. The connection limits how long a body
+may take.
 
-The module also reads a small JSON object as a request's body, as reports are sent.
-It is bounded in bytes, values and depth before it is parsed: a MiB of brackets would
-become twenty of objects, and a value that is nested too deep could be stored and not be returned.
+Reports are sent as one small JSON object. It is bounded in bytes, values and depth before it is
+parsed: a MiB of brackets would become twenty MiB of objects, and a value that is nested too deep
+could be stored but not returned.
 
-`Bounds` limits the text that a body is decoded to; every step of the decoding has it.
+`Bounds` limits the text that a body is decoded to; every step of the decoding checks it. `Clients`
+limits the connections, in all and from one address.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 
 _DRAIN_SECONDS = 5.0
-# Of what it holds, a body has to send so much in so long while others wait for memory.
+# While others wait for memory, a body must send this part of its held bytes in this many seconds.
 _STILL_SECONDS = 1.0
 _LEAST_BYTES = 4 << 10
 _LEAST_PART = 64
@@ -64,13 +65,13 @@ class Bounds:
     text_bytes: int
     """The text of the batch."""
     meta_bytes: int = 16 << 20
-    """What its records carry beside the text, as it is encoded for the journal."""
+    """The metadata of its records, as it is encoded for the journal."""
     go_on: Callable[[], None] = _on
-    """Called between pieces, each of a few milliseconds; what it raises ends the decoding."""
+    """Called between pieces, each of a few milliseconds; its error ends the decoding."""
 
 
 class Share:
-    """The part of a budget that one body, and its text, hold."""
+    """The part of a budget that one body and its text hold."""
 
     __slots__ = ("_budget", "held", "marked", "patience", "waits")
 
@@ -98,7 +99,7 @@ class Share:
         self._budget.end(self)
 
     def stands_still(self) -> bool:
-        """Whether the client could send and has sent next to nothing since the share was marked."""
+        """Returns true if the client could send but has sent next to nothing since the mark."""
         least = max(_LEAST_BYTES, self.held // _LEAST_PART)
         return self.patience is not None and not self.waits and self.held - self.marked < least
 
@@ -114,7 +115,7 @@ class Budget:
         self._look: asyncio.TimerHandle | None = None
 
     def share(self) -> Share:
-        """A new share, behind all others."""
+        """Returns a new share, last in the queue."""
         share = Share(self)
         self._shares[share] = None
         return share
@@ -138,11 +139,11 @@ class Budget:
             await turn
         finally:
             share.waits = False
-            if entry in self._waiting:  # it gave up
+            if entry in self._waiting:  # it was cancelled
                 self._waiting.remove(entry)
 
     def end(self, share: Share) -> None:
-        """Lets waiting bodies continue, as far as there is room now."""
+        """Lets waiting bodies continue, as far as memory is free now."""
         del self._shares[share]
         self.used -= share.held
         first = next(iter(self._shares), None)
@@ -201,7 +202,7 @@ class StoodStill(Unavailable):
 
 
 def declared_length(value: bytes | None) -> int | None:
-    """Content-Length as a number. Raises `InvalidInput`."""
+    """Returns Content-Length as a number. Raises `InvalidInput`."""
     if value is None:
         return None
     if not value.isdigit():
@@ -210,7 +211,7 @@ def declared_length(value: bytes | None) -> int | None:
 
 
 async def read_rest(first: Message, receive: Receive, limit: int, share: Share) -> bytes | None:
-    """The whole body that begins with `first`; None if the client disconnected.
+    """Returns the whole body that begins with `first`; None if the client disconnected.
 
     Raises `BodyTooLarge` beyond `limit` bytes, and `StoodStill`.
     """
@@ -255,7 +256,7 @@ class CountedBody:
         self._ended = False
 
     async def receive(self) -> Message:
-        """The next message. Raises `BodyTooLarge`, and `StoodStill`."""
+        """Returns the next message. Raises `BodyTooLarge`, and `StoodStill`."""
         share = self._share
         if share is None or self._ended:
             message = await self._receive()
@@ -283,7 +284,7 @@ class CountedBody:
         return message
 
     def end(self) -> None:
-        """Returns what the body held to the budget."""
+        """Returns the bytes of the body to the budget."""
         if self._share is not None:
             self._share.end()
             self._share = None
@@ -303,7 +304,7 @@ async def drain(receive: Receive, limit: int) -> None:
 
 
 async def json_object(request: Request) -> dict[str, Any]:
-    """The object that the body holds, whatever its Content-Type.
+    """Returns the object in the body, whatever its Content-Type.
 
     Raises `InvalidInput`, `BodyTooLarge`.
     """
@@ -318,7 +319,7 @@ async def json_object(request: Request) -> dict[str, Any]:
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """The object that `body` holds. Raises `InvalidInput`."""
+    """Returns the object in `body`. Raises `InvalidInput`."""
     _check_structure(body)
     try:
         value = orjson.loads(body)
@@ -347,21 +348,18 @@ def _check_structure(body: bytes) -> None:
         )
 
 
-# The connected clients: how many in all and from one address.
-#
-# Invariants: no more connections are accepted than the limits allow; the number of clients that
-# are being sent a refusal is bounded as well. An IPv6 address counts by its /64, which is what
-# one client has.
-
-
 _MOST_TURNED_AWAY = 32
 _AHEAD_BYTES = 32 << 20
-"""What large heads, and requests that wait behind others, may take of the memory, over all
-connections."""
+"""Memory for large heads, and for requests that wait after others, over all connections."""
 
 
 class Clients:
-    """The counts, settings and counters that all connections share."""
+    """The counts, settings and counters that all connections share.
+
+    Invariants: the limits bound the accepted connections, in all and from one address. The number
+    of clients that are being sent a refusal is bounded as well. An IPv6 address counts by its /64,
+    which one client usually has.
+    """
 
     def __init__(
         self, settings: HttpSettings, counters: HttpCounters, fresh_id: Callable[[], str]
@@ -398,19 +396,19 @@ class Clients:
 
     @property
     def ahead(self) -> int:
-        """Bytes of the large heads and of the requests that wait."""
+        """Returns the bytes of the large heads and of the waiting requests."""
         return self._ahead
 
     def may_wait(self, size: int) -> bool:
-        """Whether `size` more bytes of a large head, or of a request that waits, have room."""
+        """Returns true if `size` more bytes of a large head or a waiting request fit."""
         return self._ahead + size <= _AHEAD_BYTES
 
     def wait(self, size: int) -> None:
-        """Counts bytes of a head or a request; a negative size is what has gone."""
+        """Counts bytes of a head or a request; a negative size frees them."""
         self._ahead += size
 
     def turn_away(self) -> bool:
-        """Whether one more refused client may be sent the reason and take its time to read it."""
+        """Returns true if one more refused client may get the reason and time to read it."""
         if self._turned_away >= _MOST_TURNED_AWAY:
             self.counters.connections_refused += 1
             return False
@@ -423,7 +421,7 @@ class Clients:
 
 
 def peer_of(client: tuple[str, int] | None) -> str:
-    """The key by which a client's connections are counted; `client` is its address and port."""
+    """Returns the key that counts a client's connections; `client` is its address and port."""
     if client is None:
         return ""
     host = client[0].partition("%")[0]

@@ -29,11 +29,11 @@ from service.http.errors import HttpError
 log = logging.getLogger(__name__)
 
 _SAFE: Final = frozenset(["GET", "HEAD", "OPTIONS"])
-_LEASES: Final = frozenset(["/segments/next"])  # a GET that changes something
+_LEASES: Final = frozenset(["/segments/next"])  # a GET that changes state
 _OURS: Final = frozenset([b"same-origin", b"none"])
 _REMEMBERED: Final = 64
 _LONGEST: Final = 255
-# What IANA and ICANN keep out of the public DNS, and what clusters use.
+# Suffixes that IANA and ICANN keep out of the public DNS, and suffixes that clusters use.
 _PRIVATE: Final = (".internal", ".local", ".home.arpa", ".svc", ".cluster.local", ".test")
 
 HOST_HINT: Final = (
@@ -47,10 +47,12 @@ ORIGIN_HINT: Final = (
 
 
 class BrowserGuard:
-    """The checks; `names` are this machine's own, `hosts` and `origins` what the operator adds.
+    """The checks.
 
-    A host is a name, `.example.com` for it and all below, or `*` for any. An origin is
-    `scheme://host[:port]`. With `private`, names that are never public are accepted.
+    `names` are this machine's own, `hosts` and `origins` are the operator's additions.
+
+    A host is a name, `.example.com` for the name and all names below it, or `*` for any. An origin
+    is `scheme://host[:port]`. With `private`, names that are never public are accepted.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class BrowserGuard:
     def check(
         self, method: str, path: str, fields: Iterable[tuple[bytes, bytes]]
     ) -> HttpError | None:
-        """The error that refuses a request, if any: 421 for its `Host`, 403 for its origin."""
+        """Returns the error that refuses a request: 421 for its `Host`, 403 for its origin."""
         headers = dict(fields)
         host = headers.get(b"host")
         if host not in self.accepted and host is not None and not self._accepts(host):
@@ -94,7 +96,7 @@ class BrowserGuard:
         name = _name_of(host)
         if name is None or not (self._any or self._known(name)):
             return False
-        if len(self.accepted) >= _REMEMBERED:  # ports and capitals make many of one name
+        if len(self.accepted) >= _REMEMBERED:  # ports and capitals make many spellings of one name
             self.accepted.clear()
             self.accepted.update([None, *self._plain])
         self.accepted.add(host)
@@ -109,7 +111,7 @@ class BrowserGuard:
     def _foreign(
         self, method: str, path: str, host: bytes | None, headers: Mapping[bytes, bytes]
     ) -> bool:
-        """Whether a page of another origin sent the request, and it is more than a visit."""
+        """Returns true if a page of another origin sent the request, other than a visit."""
         origin = headers.get(b"origin")
         if origin is not None and origin.lower() in self._origins:
             return False
@@ -131,7 +133,10 @@ class BrowserGuard:
 
 
 def _name_of(host: bytes) -> str | None:
-    """The name or address in a `Host`, in lower case, without port; None if it is invalid."""
+    """Returns the name or address in a `Host`, in lower case, without port.
+
+    None if it is invalid.
+    """
     if len(host) > _LONGEST or not host.isascii():
         return None
     try:
@@ -153,7 +158,10 @@ def _is_address(name: str) -> bool:
 
 
 def _same(origin: bytes, host: bytes | None) -> bool:
-    """Whether an origin (or a referring page) has this `Host`. A proxy may speak TLS for us."""
+    """Returns true if an origin or a referring page has this `Host`.
+
+    A proxy may terminate our TLS.
+    """
     try:
         return host is not None and urlsplit(origin.lower()).netloc == host.lower()
     except ValueError:

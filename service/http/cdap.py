@@ -1,15 +1,34 @@
-"""CDAP's verbs for the log of a run: `logs`, `next` and `prev`, as its tools ask for them.
+"""Serves CDAP's verbs for the log of a run: `logs`, `next` and `prev`, as its tools ask for them.
 
     GET …/logs/{fqn}/{runId}/logs     events of a time range, streamed
-    GET …/logs/{fqn}/{runId}/next     at most `max` events behind `fromOffset`, oldest first
+    GET …/logs/{fqn}/{runId}/next     at most `max` events after `fromOffset`, oldest first
     GET …/logs/{fqn}/{runId}/prev     at most `max` events before it, oldest first
 
-Without `fromOffset`, `next` and `prev` give the latest events. Events are in the order of ULID, and
-an offset is a ULID: it stays valid for as long as the run. Paging forward and back meets without a
-gap. Beyond CDAP, a filter that cannot be read is 400 with its place, and a reading that fails is an
-error, where CDAP ends its reply early with 200. If the store does not answer, events are of lines
-that nodes hold, and the status is 206. The header `Tailrace-Silent` names nodes that did
-not answer, whose newest events may be missing.
+Without `fromOffset`, `next` and `prev` return the latest events. Events are in the order of ULID,
+and an offset is a ULID: it stays valid as long as the run exists. Paging forward and back meets
+without a gap. Two things go beyond CDAP. A filter that cannot be parsed is 400 with its position.
+A read that fails is an error, where CDAP ends its reply early with 200. If the store does not
+answer, events are of the lines that nodes hold, and the status is 206. The header `Tailrace-Silent`
+names nodes that did not answer, whose newest events may be missing.
+
+An event is an object of CDAP's shape, or a line of text:
+
+    json    {"log": {"timestamp", "logLevel", "threadName", …}, "offset": "<ULID>"}
+    text    {"log": "the message", "offset": "<ULID>"}, or the message alone
+
+A field that a record does not have is taken from its attribute with CDAP's name, else it is empty.
+The other attributes are its `mdc`. The offset is the record's ULID.
+
+A filter is written as `loglevel=ERROR AND .origin=plugin OR MDC:user=ann`:
+
+    filter    = condition [("AND" | "OR") filter]
+    condition = key "=" value          neither holds a blank
+    key       = "loglevel" | "." tag | "MDC:" name
+
+There are no parentheses and no NOT. Both operators have the same precedence and group to the right:
+`a AND b OR c` is `a AND (b OR c)`. A condition is equality; levels are compared in any case. A
+tag is an attribute of the record, with its dot or without; `.fqn`, `.runId` and `.connectorId` are
+the record's own fields. An `MDC` name is an attribute.
 """
 
 from __future__ import annotations
@@ -35,28 +54,6 @@ from tailrace.logstore.clock import Clock
 from tailrace.logstore.errors import InvalidInput
 from tailrace.logstore.search.conditions import parse_moment
 
-# Records as CDAP's log events, and CDAP's filter of them.
-#
-# An event is an object of CDAP's shape, or a line of text:
-#
-#   json    {"log": {"timestamp", "logLevel", "threadName", …}, "offset": "<ULID>"}
-#   text    {"log": "the message", "offset": "<ULID>"}, or the message alone
-#
-# A field that a record does not have is taken from its attributes by CDAP's name, else it is
-# empty. The other attributes are its `mdc`. An offset is the record's ULID.
-#
-# A filter is written as `loglevel=ERROR AND .origin=plugin OR MDC:user=ann`:
-#
-#   filter    = condition [("AND" | "OR") filter]
-#   condition = key "=" value          neither holds a blank
-#   key       = "loglevel" | "." tag | "MDC:" name
-#
-# There are no parentheses, no NOT, and one operator binds as the other: `a AND b OR c` is `a AND
-# (b OR c)`. A condition is equality; levels are compared whatever their case. A tag is an
-# attribute of the record, with its dot or without; `.fqn`, `.runId` and `.connectorId` are the
-# record's own. An `MDC` name is an attribute.
-
-
 Event = Mapping[str, Any]
 """A record with the fields of `/query`; its attributes are a mapping, or None."""
 
@@ -75,7 +72,7 @@ _NAMED: Final = frozenset((*_TEXTS, "lineNumber", "isNativeMethod"))
 
 
 def parse_filter(text: str) -> Matches:
-    """What the filter matches; one without a condition matches all. Raises `InvalidInput`."""
+    """Compiles a filter; one without a condition matches all events. Raises `InvalidInput`."""
     words = list(_WORD.finditer(text))
     if not words:
         return lambda _: True
@@ -122,7 +119,7 @@ def _wrong(what: str, place: int) -> InvalidInput:
 
 
 def events_of(batch: pa.RecordBatch) -> Iterator[Event]:
-    """The records one by one; `ts` in milliseconds since the epoch."""
+    """Yields the records one by one; `ts` in milliseconds since the epoch."""
     times = batch.column("ts").cast(pa.int64()).to_pylist()
     names = [name for name in batch.schema.names if name not in ("ts", "attributes")]
     columns = [batch.column(name).to_pylist() for name in names]
@@ -139,7 +136,7 @@ def events_of(batch: pa.RecordBatch) -> Iterator[Event]:
 
 
 class EventEncoder:
-    """Makes bytes of events."""
+    """Encodes events as bytes."""
 
     def __init__(self, *, as_json: bool, escape: bool, suppressed: Container[str]) -> None:
         self._as_json = as_json
@@ -147,12 +144,12 @@ class EventEncoder:
         self._suppressed = suppressed
 
     def with_offset(self, event: Event) -> bytes:
-        """The event as an element of an array, with its offset."""
+        """Returns the event as an element of an array, with its offset."""
         log = self._log(event) if self._as_json else self._text(event["message"])
         return orjson.dumps({"log": log, "offset": event["ulid"]})
 
     def line(self, event: Event) -> bytes:
-        """The event as a line of text."""
+        """Returns the event as a line of text."""
         return f"{self._text(event['message'])}\n".encode()
 
     def _log(self, event: Event) -> dict[str, Any]:
@@ -213,7 +210,7 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 
 
 def cdap_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRouter:
-    """The routes of the three verbs."""
+    """Returns the routes of the three verbs."""
     router = APIRouter(prefix=BASE, tags=["cdap"])
 
     @router.get(
@@ -333,7 +330,7 @@ def _reply(found: _Found) -> Response:
     return Response(body, 206 if found.held else 200, about, _JSON)
 
 
-# --- reading --------------------------------------------------------------------------------
+# --- reading ------------------------------------------------------------------------------------
 
 
 class _Found(NamedTuple):
@@ -360,7 +357,7 @@ async def _events(node: NodeApi, key: RunKey, page: RecordPage) -> list[Event]:
 
 
 async def _forward(node: NodeApi, key: RunKey, first: RecordPage) -> AsyncIterator[list[Event]]:
-    """The events of a page and of all behind it."""
+    """Yields the events of a page and of all later pages."""
     page = first
     while True:
         yield await _events(node, key, page)
@@ -372,7 +369,7 @@ async def _forward(node: NodeApi, key: RunKey, first: RecordPage) -> AsyncIterat
 async def _after(
     node: NodeApi, key: RunKey, place: str, most: int, matches: Matches, encoder: EventEncoder
 ) -> _Found:
-    """The first events behind the place that match."""
+    """Returns the first matching events after the place."""
     found: list[bytes] = []
     size = 0
     first = await _page(node, key, after=place)
@@ -393,7 +390,7 @@ async def _before(
     matches: Matches,
     encoder: EventEncoder,
 ) -> _Found:
-    """The last matching events before the place, or of the run; oldest first."""
+    """Returns the last matching events before the place, or of the run; oldest first."""
     found: list[bytes] = []
     size, limit, held = 0, _STEP_LINES, False
     while True:
@@ -405,7 +402,7 @@ async def _before(
             by_ulid=True,
             max_bytes=_STEP_BYTES if limit > 1 else _REPLY_BYTES,
         )
-        if page.page.missing and limit > 1:  # those next to the place did not fit
+        if page.page.missing and limit > 1:  # the records next to the place did not fit
             limit = max(limit // 4, 1)
             continue
         held = held or page.page.held

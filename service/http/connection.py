@@ -1,18 +1,20 @@
-"""A client's connection: uvicorn's over httptools, made strict and bounded.
+"""Serves one client connection: uvicorn's over httptools, made strict and bounded.
 
-It closes gaps of uvicorn, for both ways in (the fast path and ASGI):
+The module closes gaps of uvicorn, for the fast path and for ASGI:
 
-- A request that offers an upgrade is served as HTTP/1.1. llhttp leaves the body of such a
-  request to the other protocol, so the request is parsed a second time
-  without the offer, and its body is read.
-- Trailers are no headers: they are dropped. Headers that must be unique are.
-- A head has bounded bytes, a URL too, and the number of waiting requests is bounded. Heads of more
-  than a few KiB, and all requests that wait, share one bound over all connections. An answered
+- A request that offers an upgrade is served as HTTP/1.1. llhttp leaves the body of such a request
+  to the other protocol, so the request is parsed a second time without the offer, and its body is
+  read.
+- Trailers are dropped, because they are not headers. Headers that must be unique are.
+- The bytes of a head and of a URL, and the number of waiting requests, are bounded. Heads of more
+  than a few KiB, and all waiting requests, share one bound over all connections. An answered
   request leaves nothing in memory.
-- A request that the app cannot answer is answered here as `application/problem+json`, in
-  its turn, and nothing is read afterwards.
+- If the app cannot answer a request, the connection answers it as `application/problem+json`, in
+  its turn, and reads nothing afterwards.
 - A client that stands still is disconnected: in a head, in a body, between requests, or in reading
   a reply.
+- The head of a reply goes out with the beginning of its body (`HeadWithBody`).
+- A reply without a length for a client of HTTP/1.0 ends with its connection (`ended_by_closing`).
 
 Invariants: requests are answered in order, also by refusals. No byte of a refused request, or
 after it, is parsed as a request. A request costs no timer: `tick` is called at intervals
@@ -44,11 +46,12 @@ from service.http.targets import request_id
 from service.settings import HttpSettings
 from tailrace.logstore.errors import InvalidInput, Unavailable
 
-# When a connection reads on: uvicorn's flow control, made strict about waiting requests.
-
 
 class Flow(FlowControl):
-    """Reads on only when no request waits for its turn, so that pipelined input is bounded."""
+    """uvicorn's flow control, which reads on only when no request waits for its turn.
+
+    So pipelined input is bounded.
+    """
 
     def __init__(self, transport: Any, waiting: deque[Any]) -> None:
         super().__init__(transport)
@@ -60,19 +63,17 @@ class Flow(FlowControl):
             super().resume_reading()
 
 
-# A reply's head goes out with the beginning of its body, in one write.
-#
-# uvicorn writes the head first. A process that is killed before the body's write has then sent
-# half of a reply: the client has the cookie that says its batch is stored, and no receipt. It
-# sends the batch again and echoes that cookie, so it seems to mean another one (see
-# `service/ingest/appender.py`).
-#
-# Only the head of a reply with a length waits, since its body follows. A stream's goes out at
-# once.
-
-
 class HeadWithBody:
-    """The transport of one request and its reply."""
+    """The transport of one request: a reply's head and the start of its body are one write.
+
+    uvicorn writes the head first. If the process is killed before it writes the body, it has sent
+    half of a reply: the client has the cookie that says its batch is stored, and no receipt. The
+    client sends the batch again and echoes that cookie, so it seems to mean another batch (see
+    `service/ingest/appender.py`).
+
+    Only the head of a reply with a length waits, since its body follows. A stream's head goes out
+    at once.
+    """
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
@@ -96,13 +97,6 @@ class HeadWithBody:
         self._transport.write(data)
 
 
-# Replies without a length for clients of HTTP/1.0, which do not know chunks.
-#
-# The end of such a reply is the end of its connection. uvicorn would send chunks, and the client
-# would read their sizes as text. A reply that breaks off is reset, so that no client takes a part
-# for the whole.
-
-
 VERSION = "1.0"
 _RESET_AT_ONCE = struct.pack("ii", 1, 0)
 
@@ -110,7 +104,12 @@ _RESET_AT_ONCE = struct.pack("ii", 1, 0)
 def ended_by_closing(
     cycle: RequestResponseCycle, app: Callable[[Scope, Receive, Send], Awaitable[None]]
 ) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
-    """Wraps `app` so that it answers this request, of a client of HTTP/1.0."""
+    """Wraps `app` to answer this request of an HTTP/1.0 client without chunks.
+
+    HTTP/1.0 has no chunks: uvicorn would send them, and the client would read their sizes as text.
+    So the end of a reply without a length is the end of its connection. A reply that breaks off is
+    reset, so that no client takes a part for the whole.
+    """
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         unmeasured = False
@@ -139,7 +138,7 @@ def ended_by_closing(
 
 
 def _reset(transport: Any) -> None:
-    """Drops what is not sent, so that the client sees an error and not an end."""
+    """Drops unsent bytes, so that the client sees an error and not an end."""
     connection = transport.get_extra_info("socket")
     if connection is not None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_AT_ONCE)
@@ -147,39 +146,39 @@ def _reset(transport: Any) -> None:
 
 
 class RefusedRequest:
-    """A problem in its turn, to uvicorn a request like any other; the connection ends with it."""
+    """A problem that waits for its turn as uvicorn's requests do; the connection ends with it."""
 
     def __init__(self, error: Exception, headers: Headers, fresh_id: Callable[[], str]) -> None:
         self._problem = problem(error, request_id(headers, fresh_id()))
 
     def response(self, default_headers: Headers) -> bytes:
-        """The whole response, as sent over the wire."""
+        """Returns the whole response, as sent over the wire."""
         status, headers, body = self._problem
         headers = [*default_headers, *headers, (b"connection", b"close")]
         return response_bytes(STATUS_LINE[status], headers, body)
 
 
-# What of a request is being read.
+# The part of a request that is being read.
 QUIET: Final = 0
 """Nothing: none has begun, or it is read to its end."""
 HEAD: Final = 1
 BODY: Final = 2
 SHUT: Final = 3
-"""Nothing any more: a refusal is on its way, what still comes is dropped."""
+"""Nothing any more: a refusal is on its way, and later bytes are dropped."""
 
 _TICK_SECONDS = 1.0
 _LINGER_SECONDS = 2.0
 _MOST_WAITING = 32
 _WAITING_BYTES = 6 << 10
-"""What a request takes of the memory while it waits, without its head."""
+"""Memory of a request while it waits, without its head."""
 _SMALL_HEAD = 8 << 10
-"""A head of so many bytes is not counted unless it waits."""
+"""Bytes of a head that is not counted unless it waits."""
 _HEADER_BYTES = 144
-"""What a header takes of the memory beside its text."""
+"""Memory of a header in addition to its text."""
 _MANY_HEADERS = 32
 _MOST_HEADERS = 256
 _UNSENT_BYTES = 16 << 10
-"""With so much unsent, the next part of a reply, and the next reply, wait for the client."""
+"""With this many unsent bytes, the next part of a reply, or the next reply, waits."""
 _ONCE = frozenset([b"authorization", b"content-encoding", b"content-type", b"host"])
 _OURS = b"tailrace-"
 _UPGRADE_TOKENS = frozenset([b"upgrade", b"http2-settings"])
@@ -200,8 +199,8 @@ class Connection(HttpToolsProtocol):
         self._messages = 0
         self._offer: tuple[bytes, str] | None = None
         self._peer: str | None = None
-        # Bytes of the piece that is being parsed, without the heads and bodies that are known to
-        # have ended, of the one in which the head began, and of those since then.
+        # Bytes of the piece that is being parsed (without heads and bodies that have ended), of
+        # the piece in which the head began, and of the pieces since then.
         self._piece = 0
         self._first = 0
         self._later = 0
@@ -209,17 +208,17 @@ class Connection(HttpToolsProtocol):
         self._still = 0.0
         self._unsent = 0
         self._stalled = 0.0
-        # What is counted by `clients`: for the head that is being read, for the request that is
-        # being answered, and for those that wait, the newest first, as `pipeline` has them.
+        # Bytes that `clients` counts: for the head that is being read, for the request that is
+        # being answered, and for waiting requests, the newest first, as in `pipeline`.
         self._head_bytes = 0
         self._answered_bytes = 0
         self._waiting: deque[int] = deque()
         self._answered: RequestResponseCycle | None = None
 
-    # --- what the transport tells --------------------------------------------------
+    # --- events of the transport ---------------------------------------------------
 
     def connection_made(self, transport: Any) -> None:
-        """Accepts the client, or refuses it if there are too many connections."""
+        """Accepts the client, or refuses it if too many are connected."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=_UNSENT_BYTES)
         self.flow = Flow(transport, self.pipeline)
@@ -245,7 +244,7 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parses the received bytes; the callbacks below are called meanwhile."""
+        """Parses the received bytes; the parser calls the callbacks below meanwhile."""
         if self.reading == SHUT:
             return
         self._piece = len(data)
@@ -270,7 +269,7 @@ class Connection(HttpToolsProtocol):
             except Unavailable as error:
                 self.refuse(error)
 
-    # --- what the parser tells -----------------------------------------------------
+    # --- events of the parser ------------------------------------------------------
 
     def on_message_begin(self) -> None:
         self.reading = HEAD
@@ -307,7 +306,7 @@ class Connection(HttpToolsProtocol):
             super().on_message_complete()
 
     def begin(self) -> None:
-        """Starts the request by ASGI, or lets it wait for those before it."""
+        """Starts the request by ASGI, or lets it wait for the requests before it."""
         self._check_once()
         waits = self._size_if_it_waits()
         if self.url[:1] != b"/":
@@ -328,9 +327,9 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = 0
 
     def _size_if_it_waits(self) -> int:
-        """What the request takes of the memory behind others, 0 if it begins at once.
+        """Returns the bytes that the request takes while it waits, 0 if it begins at once.
 
-        Raises `Unavailable` if too many wait, on this connection or on all.
+        Raises `Unavailable` if too many requests wait, on this connection or on all.
         """
         cycle = self._current
         if cycle is None or cycle.response_complete:
@@ -345,14 +344,14 @@ class Connection(HttpToolsProtocol):
         return size
 
     def _head_size(self, each: int) -> int:
-        """Bytes of the whole head, and `each` more for each header."""
+        """Returns the bytes of the whole head, with `each` more for each header."""
         size = len(self.url) + each * len(self.headers)
         return size + sum([len(name) + len(value) for name, value in self.headers])
 
     def _count_head(self, size: int) -> None:
         """Counts the head that is being read, unless it is small.
 
-        Raises `Unavailable` if all that are counted take too much.
+        Raises `Unavailable` if all counted heads take too much.
         """
         size = size if size > _SMALL_HEAD else 0
         if size == self._head_bytes:
@@ -365,7 +364,7 @@ class Connection(HttpToolsProtocol):
         self.clients.wait(size - self._head_bytes)
         self._head_bytes = size
 
-    # --- what is refused -----------------------------------------------------------
+    # --- refusals ------------------------------------------------------------------
 
     def _check_size(self) -> None:
         limits = self.limits
@@ -407,10 +406,10 @@ class Connection(HttpToolsProtocol):
         refusal = RefusedRequest(error, self.headers, self.clients.fresh_id)
         cycle = self._current
         if begun and self.pipeline:
-            self.pipeline.popleft()  # the refused one: nobody knows it yet
+            self.pipeline.popleft()  # the refused request, which nothing has counted yet
             self.clients.wait(-self._waiting.popleft())
         elif begun and cycle is not None and cycle.more_body:
-            if cycle.response_started:  # its reply is on its way and cannot be taken back
+            if cycle.response_started:  # its reply is on its way and cannot be withdrawn
                 self.transport.close()
                 return
             cycle.disconnected = True
@@ -442,7 +441,7 @@ class Connection(HttpToolsProtocol):
         self._offer = method, self.parser.get_http_version()
 
     def _without_offer(self) -> bytes:
-        """The head without its upgrade offer, for a new parser."""
+        """Returns the head without its upgrade offer, for a new parser."""
         assert self._offer is not None
         (method, version), self._offer = self._offer, None
         lines = [b"%b %b HTTP/%b" % (method, self.url, version.encode())]
@@ -457,7 +456,7 @@ class Connection(HttpToolsProtocol):
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         return b"\r\n".join([*lines, b"", b""])
 
-    # --- when a reply is sent ------------------------------------------------------
+    # --- sent replies --------------------------------------------------------------
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         cycle.scope[CONNECTION] = self  # type: ignore[typeddict-unknown-key]
@@ -483,7 +482,7 @@ class Connection(HttpToolsProtocol):
         self.flow.resume_reading()
 
     def _forget_answered(self) -> None:
-        """Frees what the request that was answered holds: its client may stay for long."""
+        """Frees the memory of the answered request: its client may keep the connection for long."""
         if self._answered_bytes:
             self.clients.wait(-self._answered_bytes)
             self._answered_bytes = 0
@@ -535,9 +534,9 @@ class Connection(HttpToolsProtocol):
 
     @property
     def taken(self) -> int | None:
-        """Bytes that the client's end has received since it connected.
+        """Returns the bytes that the client's end has received since it connected.
 
-        None: nothing waits for it.
+        None: no data waits for the client.
         """
         if not self.transport.get_write_buffer_size():
             return None
@@ -547,8 +546,8 @@ class Connection(HttpToolsProtocol):
     def push(self, chunk: bytes) -> bool:
         """Sends a chunk of the reply in progress at once; False if `send` has to do it.
 
-        `chunk` is framed as HTTP/1.1 frames it. The client may read slowly, be gone, or speak
-        HTTP/1.0.
+        `chunk` is framed as HTTP/1.1 frames it. `send` has to do it if the client reads slowly, is
+        gone, or speaks HTTP/1.0.
         """
         cycle = self._current
         if (
@@ -565,19 +564,19 @@ class Connection(HttpToolsProtocol):
         return True
 
     def cut_off(self) -> None:
-        """Closes the connection, whatever its client has not read."""
+        """Closes the connection and drops data that the client has not read."""
         self.clients.counters.connections_timed_out += 1
         self.transport.abort()
 
     @property
     def busy(self) -> bool:
-        """Whether a request is being answered."""
+        """Returns true while a request is being answered."""
         cycle = self._current
         return cycle is not None and not cycle.response_complete
 
     @property
     def _current(self) -> RequestResponseCycle | None:
-        """The request that is being answered, or was answered last."""
+        """Returns the request that is being answered, or was answered last."""
         return self.cycle
 
 
@@ -596,7 +595,7 @@ async def watch(server: ServerState, settings: HttpSettings) -> None:
 
 
 def _origin_form(url: bytes) -> bytes:
-    """The path of a request's target that is a whole URL, as a client sends it to a proxy.
+    """Returns the path of a target that is a whole URL, as a client sends it to a proxy.
 
     Raises `HttpError` for a target without a path, such as `*`.
     """

@@ -1,4 +1,4 @@
-"""Decodes a request's body to the text of a batch, in every form that the append route accepts.
+"""Decodes the body of an append to the text of a batch, in every form that the route accepts.
 
 | Content-Type | body |
 | --- | --- |
@@ -7,12 +7,13 @@
 | `text/plain; charset=utf-8; attributes=header` | raw lines, see `parse_attributes` |
 | `application/x-ndjson` | records, see `service/http/json_body.py` |
 
-Each may have `Content-Encoding: gzip` or `zstd`, and a `charset`, from which it is turned into
-UTF-8. `logs` with `compressed` true is base64 of gzip. OpenMetadata's `lineCount` and
-`timestamp` are wrong in its own client (one too many; renewed on a retry), so both are ignored. An
-object with `connectorId` and `timestamp` and without `logs` is how its first clients open a run.
+Each form may have `Content-Encoding: gzip` or `zstd`, and a `charset`, from which it is converted
+to UTF-8. `logs` with `compressed` true is base64 of gzip. OpenMetadata's `lineCount` and
+`timestamp` are wrong in its own client (one too many; renewed on a retry), so both are ignored. Its
+first clients open a run with an object that has `connectorId` and `timestamp` but no `logs`.
 
-All are pure functions of bytes: the append route calls them in a thread for large bodies.
+The module also inflates bodies within limits, and decodes the header `Tailrace-Attributes`. All
+functions are pure functions of bytes: the append route calls them in a thread for large bodies.
 """
 
 from __future__ import annotations
@@ -45,23 +46,23 @@ from service.http.json_body import (
 from tailrace.logstore.errors import InvalidInput, TooLarge
 from tailrace.logstore.ulid import MAX_LINES
 
-# Decompression that stops at a limit: a bomb costs the limit, not its inflated size.
+# Decompression stops at a limit, so a bomb costs the limit and not its inflated size.
 #
-# Data is inflated in pieces, so the size is known before it is held, and the caller can end it
-# between two pieces. gzip may have several members, with zeros behind each; other bytes after the
-# last one, and a missing end, are errors. Members, frames and blocks are limited too: an empty
-# one costs its set-up and makes no text, so that their number, not the text, would be the cost.
+# Data is inflated in pieces: the size is known before the data is held, and the caller can end the
+# work between two pieces. gzip may have several members, each followed by zeros. Other bytes after
+# the last member, or a missing end, are errors. The number of members, frames and blocks is
+# limited too: an empty one makes no text and still costs its set-up.
 
 
-# What one call is given: the rest of it is copied at the end of each member.
+# Input of one call: at the end of each member, isal copies the rest of this input.
 _WINDOW_IN = 256 << 10
 _PIECE = 1 << 20
 # BGZF, the smallest members in use, has 64 KiB in each: 1,000 in the largest batch.
 _MEMBERS = 10_000
-# A block holds up to 128 KiB; who flushes after each line makes one a line.
+# A block holds up to 128 KiB; a client that flushes after each line makes one block a line.
 _BLOCKS = 1 << 18
 _ASK_EVERY = 4096
-# isal's stubs do not say that it is an exception.
+# isal's stubs do not declare that it is an exception.
 _IsalError: type[Exception] = isal_zlib.error  # type: ignore[assignment]
 _WINDOW = 8 << 20
 _SKIPPABLE = b"\x2a\x4d\x18"
@@ -70,7 +71,7 @@ _GZIP = 16 + isal_zlib.MAX_WBITS
 
 
 def gunzip(data: Iterable[bytes], bounds: Bounds, field: str) -> bytes:
-    """The inflated bytes. Raises `InvalidInput`, or `TooLarge` past the text limit."""
+    """Returns the inflated bytes. Raises `InvalidInput`, or `TooLarge` past the text limit."""
     found: list[bytes] = []
     size = members = 0
     stream: Any = None
@@ -88,7 +89,7 @@ def gunzip(data: Iterable[bytes], bounds: Bounds, field: str) -> bytes:
                 size = _count(size, piece, bounds, field)
                 found.append(piece)
                 while len(piece) == _PIECE and not stream.eof and not stream.unconsumed_tail:
-                    piece = stream.decompress(b"", _PIECE)  # what did not fit into the last
+                    piece = stream.decompress(b"", _PIECE)  # output that did not fit before
                     size = _count(size, piece, bounds, field)
                     found.append(piece)
                 if stream.eof:
@@ -103,17 +104,17 @@ def gunzip(data: Iterable[bytes], bounds: Bounds, field: str) -> bytes:
 
 
 def _unpadded(rest: bytes) -> bytes:
-    """What follows a member, without the zeros with which tapes and blocks are filled."""
+    """Returns the data after a member, without the zeros that pad tapes and blocks."""
     return rest.lstrip(b"\0")
 
 
 def unzstd(data: bytes, bounds: Bounds, field: str) -> bytes:
-    """The inflated bytes. Raises `InvalidInput`, or `TooLarge` past the text limit."""
+    """Returns the inflated bytes. Raises `InvalidInput`, or `TooLarge` past the text limit."""
     pieces: list[bytes] = []
     size = 0
     try:
         _check_frames(data, bounds, field)
-        # The window is what a frame can make us allocate at once.
+        # A frame can make us allocate its window at once.
         context = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
         with context.stream_reader(data, read_across_frames=True) as reader:
             while piece := reader.read(_PIECE):
@@ -177,7 +178,7 @@ def _gunzip_whole(data: bytes, bounds: Bounds, field: str) -> bytes:
 
 
 def windows(data: bytes) -> Iterator[bytes]:
-    """The data in pieces, each the input of one step."""
+    """Splits the data into pieces, each the input of one step."""
     for start in range(0, len(data), _WINDOW_IN):
         yield data[start : start + _WINDOW_IN]
 
@@ -190,16 +191,16 @@ INFLATERS: dict[bytes, Callable[[bytes, Bounds, str], bytes]] = {
 }
 
 
-# Decodes `Tailrace-Attributes`: the attributes that each line of a text batch has.
+# `Tailrace-Attributes` holds the attributes that each line of a text batch has:
 #
 #   Tailrace-Attributes: {"log.file.name": "app.log", "region": "eu"}
 #
-# The value is one JSON object in ASCII; other characters are written as JSON escapes. A value
-# that is not a string is kept as its JSON, as it is in records.
+# The value is one JSON object in ASCII; other characters are JSON escapes. A value that is not a
+# string is kept as its JSON, as in records.
 #
-# A service that does not know the header would store the lines without it. So a client that must
-# know sends them as `text/plain; charset=utf-8; attributes=header`, which such a service answers
-# with 415; so does this one where the header did not arrive. The lines may then be sent as
+# A service that does not know the header would store the lines without it. A client that must
+# notice this sends `text/plain; charset=utf-8; attributes=header`. An old service answers that
+# with 415, and so does this one if the header did not arrive. The client may then send the lines as
 # records.
 
 
@@ -212,7 +213,7 @@ _ATTRIBUTES_HINT = 'One JSON object in ASCII, such as {"region": "eu", "name": "
 
 
 def parse_attributes(value: bytes, kind: str) -> dict[str, str]:
-    """The attributes in a header of a request whose body is of this kind; `KINDS` has the kinds.
+    """Decodes the header of a request whose body is of this kind; `KINDS` has the kinds.
 
     Raises `InvalidInput`, `TooLarge`.
     """
@@ -240,7 +241,7 @@ def parse_attributes(value: bytes, kind: str) -> dict[str, str]:
 
 
 def asks_for_attributes(content_type: bytes) -> bool:
-    """Whether a Content-Type says that the header is there, as well as the lines."""
+    """Returns true if a Content-Type announces the header."""
     if len(content_type) < len(_ASKS):
         return False
     plain = content_type.lower().replace(b" ", b"").replace(b'"', b"")
@@ -248,7 +249,7 @@ def asks_for_attributes(content_type: bytes) -> bool:
 
 
 def check_not_announced(content_type: bytes | None) -> None:
-    """Raises `HttpError` 415 for a Content-Type that speaks of a header which is not there."""
+    """Raises `HttpError` 415 if a Content-Type announces a header that did not arrive."""
     if content_type is not None and asks_for_attributes(content_type):
         raise HttpError(
             415,
@@ -281,8 +282,8 @@ _JSON_HINT = 'Send a JSON string, or an object such as {"logs": "text", "connect
 class Decoded(NamedTuple):
     """Text of whole lines (empty: nothing to store), and its metadata.
 
-    `meta` is what records carry, as the journal stores it, or nothing for plain lines.
-    `unknown_levels` are some levels that records state and that are none of ours.
+    `meta` is the metadata of records as the journal stores it, or nothing for plain lines.
+    `unknown_levels` are some of the levels in the records that Tailrace does not know.
     `opens` marks the empty call with which a gen-1 client of OpenMetadata begins.
     """
 
@@ -297,7 +298,7 @@ class Decoded(NamedTuple):
 
 
 def prefixed(decoded: Decoded) -> Decoded:
-    """The batch as OpenMetadata stores it: its first line begins with who sent it."""
+    """Returns the batch as OpenMetadata stores it: its first line begins with the sender."""
     if decoded.connector is None:
         return decoded
     name = decoded.connector.replace("\n", " ")
@@ -307,10 +308,11 @@ def prefixed(decoded: Decoded) -> Decoded:
 def decode(
     body: bytes, kind: str, encoding: bytes | None, bounds: Bounds, charset: str | None = None
 ) -> Decoded:
-    """Decodes the batch in `body`; `kind` is one of the values of `KINDS`, `charset` not UTF-8.
+    """Decodes the batch in `body`; `kind` is one of the values of `KINDS`.
 
-    Raises `InvalidInput`, `TooLarge` (more text than `bounds` allow, or too many lines),
-    `HttpError` 415 (an unknown encoding), and what `bounds.go_on` raises.
+    `charset` is the encoding if it is not UTF-8. Raises `InvalidInput`, `TooLarge` (more text than
+    `bounds` allow, or too many lines), `HttpError` 415 (an unknown encoding), and the errors of
+    `bounds.go_on`.
     """
     if encoding is not None and encoding != b"identity":
         inflate = INFLATERS.get(encoding.strip().lower())
@@ -325,7 +327,7 @@ def decode(
 
 
 def _decode(body: bytes, kind: str, bounds: Bounds) -> Decoded:
-    """Decodes what is UTF-8 without compression."""
+    """Decodes a body that is uncompressed UTF-8."""
     if len(body) > bounds.text_bytes and kind != "json":
         raise TooLarge(f"more than {bounds.text_bytes} bytes of text", field="body")
     if kind == "text":
@@ -339,7 +341,7 @@ _CHARSET: Final = re.compile(rb';\s*charset\s*=\s*"?([^\s";]+)', re.IGNORECASE)
 _NO_CHARSETS: Final = frozenset(
     ("idna", "punycode", "raw_unicode_escape", "unicode_escape", "undefined", "utf-7", "utf-8-sig")
 )
-"""Codecs of text that are no charset of a body."""
+"""Codecs of text that no body may have as its charset."""
 KINDS: dict[bytes | None, str] = {
     b"application/json": "json",
     b"application/json; charset=utf-8": "json",
@@ -352,7 +354,7 @@ KINDS: dict[bytes | None, str] = {
 
 
 def kind_of(content_type: bytes | None) -> str:
-    """The form of a Content-Type; `sniff` without one. Raises `HttpError` 415."""
+    """Returns the form that a Content-Type names; `sniff` without one. Raises `HttpError` 415."""
     if content_type is None:
         return "sniff"
     if asks_for_attributes(content_type):
@@ -364,7 +366,10 @@ def kind_of(content_type: bytes | None) -> str:
 
 
 def charset_of(content_type: bytes | None) -> str | None:
-    """The codec of a body that is not UTF-8. Raises `HttpError` 415 for an unknown charset."""
+    """Returns the codec of a body that is not UTF-8.
+
+    Raises `HttpError` 415 for an unknown charset.
+    """
     if content_type is None or content_type in KINDS:
         return None
     found = _CHARSET.search(content_type)
@@ -373,7 +378,7 @@ def charset_of(content_type: bytes | None) -> str | None:
     name = found[1].decode("latin-1")
     try:
         codec = codecs.lookup(name)
-        "".encode(name)  # refuses codecs that are not of text
+        "".encode(name)  # refuses codecs that do not encode text
     except LookupError:
         codec = None
     if codec is None or codec.name in _NO_CHARSETS:
@@ -387,14 +392,14 @@ def charset_of(content_type: bytes | None) -> str | None:
 
 
 def _transcoded(body: bytes, charset: str) -> tuple[bytes, int]:
-    """The body in UTF-8, and how many characters of it had to be replaced."""
+    """Returns the body in UTF-8 and the number of replaced characters."""
     text = body.decode(charset, "replace")
     raw, more = encode_text(text)
     return raw, more + text.count("\N{REPLACEMENT CHARACTER}")
 
 
 def _lines(bounds: Bounds, text: bytes, replaced: int, connector: str | None = None) -> Decoded:
-    if len(text) > bounds.text_bytes + 1:  # what was replaced is longer; a newline is no matter
+    if len(text) > bounds.text_bytes + 1:  # replaced text is longer; one newline is tolerated
         raise TooLarge(f"more than {bounds.text_bytes} bytes of text", field="logs")
     lines = count_lines(text)
     if lines > MAX_LINES:

@@ -1,15 +1,15 @@
-"""`GET /logs/{fqn}/{runId}/download`: the whole text of a run, open or closed.
+"""Serves `GET /logs/{fqn}/{runId}/download`: the whole text of a run, open or closed.
 
-Bytes that are in the store have a strong ETag and can be requested by ranges. The total of an open
-run is not known, so its Content-Range ends in `*`. A text that breaks off
-ends the connection, so that no client takes a part for the whole.
+Stored bytes have a strong ETag and can be requested by ranges. The total of an open run is not
+known, so its Content-Range ends in `*`. If the text breaks off, the connection ends, so that no
+client takes a part for the whole.
 
-Ranges and validators follow RFC 9110. One range is served; a request for several gets the whole
-text, which the RFC allows.
+Ranges and validators follow RFC 9110. One range is served; a request for several ranges gets the
+whole text, which the RFC allows.
 
-The header `Tailrace-Silent` names nodes that did not say which lines they have of an open run. If
-the store does not answer, the status is 206 and `Tailrace-Store: silent` says that the text has
-only the lines that nodes hold. If it falls silent later, the text breaks off.
+The header `Tailrace-Silent` names nodes that did not answer which lines they have of an open run.
+If the store does not answer, the status is 206 and `Tailrace-Store: silent` says that the text has
+only the lines that nodes hold. If the store stops answering later, the text breaks off.
 
 `format=ndjson` and `order=ulid` are generated while they are sent, without ranges and ETags.
 """
@@ -62,7 +62,7 @@ class ByteRange(NamedTuple):
 
 
 def parse_range(header: str | None, size: int) -> ByteRange | None:
-    """The span that a Range header asks of `size` bytes; None if all are to be sent.
+    """Parses the Range header for a text of `size` bytes; None: send all.
 
     Raises `HttpError` 416 if the range begins past the end.
     """
@@ -91,7 +91,7 @@ def _satisfiable(span: ByteRange, size: int, *, empty: bool = False) -> ByteRang
 
 
 def matches(header: str | None, etags: list[str]) -> bool:
-    """Whether an If-None-Match or If-Range header names one of the (quoted) ETags."""
+    """Returns true if an If-None-Match or If-Range header names one of the (quoted) ETags."""
     if header is None:
         return False
     given = [tag.strip().removeprefix("W/") for tag in header.split(",")]
@@ -99,7 +99,7 @@ def matches(header: str | None, etags: list[str]) -> bool:
 
 
 def accepts_gzip(header: str | None) -> bool:
-    """Whether Accept-Encoding asks for gzip by name, and not with a weight of zero."""
+    """Returns true if Accept-Encoding names gzip with a weight other than zero."""
     for part in (header or "").lower().split(","):
         coding, _, weight = part.partition(";")
         if coding.strip() in ("gzip", "x-gzip"):
@@ -108,14 +108,14 @@ def accepts_gzip(header: str | None) -> bool:
 
 
 class _Validators(NamedTuple):
-    """The ETags of the text as it stands, plain and compressed."""
+    """The ETags of the present text, plain and compressed."""
 
     plain: str | None
     gzip: str | None
 
 
 def download_routes(node: NodeApi) -> APIRouter:
-    """The route of a run's whole text."""
+    """Returns the route of a run's whole text."""
     router = APIRouter(prefix=BASE, tags=["runs"])
 
     @router.get(
@@ -172,7 +172,7 @@ def must_exist(key: RunKey, size: LogSize) -> None:
 
 
 def not_said(what: str, silent: Iterable[str]) -> Unavailable:
-    """The error for what is not known, and might be at nodes that do not answer."""
+    """Returns the error for missing information that silent nodes might have."""
     return Unavailable(
         f"{what}, and these nodes do not answer: {', '.join(sorted(silent))}",
         hint="Try again when they do, or let them go (tailrace leases forget-node).",
@@ -206,7 +206,7 @@ def _streamed(
     headers: Mapping[str, str],
     status: int = 200,
 ) -> Response:
-    """A response without ranges and validators, since its bytes are made for this reply."""
+    """Returns a response without ranges and validators: its bytes are made for this reply."""
     common = {"vary": "Accept-Encoding", "cache-control": "no-cache"}
     suffix = "ndjson" if media_type == NDJSON else "txt"
     common["content-disposition"] = f'attachment; filename="{_file_name(key, suffix)}"'
@@ -217,9 +217,9 @@ def _streamed(
 
 
 def answer(node: NodeApi, key: RunKey, size: LogSize, headers: Mapping[str, str]) -> Response:
-    """The reply for the request's headers: the whole text, a part, compressed text, or 304.
+    """Returns the reply for the request's headers: the whole text, a part, compressed text, or 304.
 
-    If the store does not answer it is 206, with the lines that the nodes hold.
+    If the store does not answer, the status is 206 and the text has the lines that nodes hold.
     """
     if size.held:
         return _streamed(node.run_logs.reader.held_text(key), key, _TYPE, headers, 206)
@@ -248,7 +248,7 @@ def answer(node: NodeApi, key: RunKey, size: LogSize, headers: Mapping[str, str]
 
 
 def without_body(response: Response) -> Response:
-    """The same status and headers without reading the text."""
+    """Returns the same status and headers without reading the text."""
     head = Response(status_code=response.status_code)
     head.raw_headers = response.raw_headers
     return head

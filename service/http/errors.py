@@ -1,11 +1,12 @@
-"""Errors as `application/problem+json` (RFC 9457).
+"""Answers errors as `application/problem+json` (RFC 9457), and decides which methods a path has.
 
-Each carries `code` and `message` as well, because OpenMetadata's client takes an error
-without them for success and drops the batch. The class of an error decides its status
-and `type`; the table below is the whole mapping, and a subclass without a row of its
-own has its parent's.
+Each problem also carries `code` and `message`: OpenMetadata's client takes an error without them
+for success and drops the batch. The class of an error decides its status and `type`. The table
+below is the whole mapping; a subclass without a row of its own uses its parent's.
 
-All errors behind FastAPI become problems, including the framework's own.
+All errors of FastAPI's routes become problems, including the framework's own. Every GET route
+also answers HEAD, and `Allow` lists all methods of a path. `refusal` refuses requests that the
+role of this node (`server.role`) does not serve.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _CLOSE = re.compile(_APPEND.pattern + "/close")
 
 
 def api_routes(routers: Iterable[APIRouter]) -> Iterator[APIRoute]:
-    """Every route of FastAPI."""
+    """Yields every route of FastAPI."""
     for router in routers:
         for route in router.routes:
             if isinstance(route, APIRoute):
@@ -55,14 +56,14 @@ def answer_head(router: APIRouter) -> None:
     have = {route.path for route in routes if "HEAD" in methods_of(route)}
     for route in routes:
         if "GET" in methods_of(route) and route.path not in have:
-            head = copy(route)  # what a new route would be made of takes most of a service's start
+            head = copy(route)  # to build a new route takes most of a service's start
             head.methods = {"HEAD"}
             head.include_in_schema = False
             router.routes.append(head)
 
 
 def allowed(routers: Iterable[APIRouter], scope: Scope) -> list[str]:
-    """The methods of a request's path, in alphabetical order."""
+    """Returns the methods of a request's path, in alphabetical order."""
     path = scope["path"]
     methods = {"POST"} if _APPEND.fullmatch(path) or _CLOSE.fullmatch(path) else set()
     for route in api_routes(routers):
@@ -72,14 +73,14 @@ def allowed(routers: Iterable[APIRouter], scope: Scope) -> list[str]:
 
 
 def methods_of(route: APIRoute) -> set[str]:
-    """The methods that a route answers."""
+    """Returns the methods that a route answers."""
     return route.methods or set()
 
 
 Headers = list[tuple[bytes, bytes]]
 log = logging.getLogger(__name__)
 
-# 507: a client that is told 503 by one node goes on to the next; a full disk is not that.
+# 507: on 503 a client tries the next node, which does not help if a disk is full.
 _TABLE: dict[type[Exception], tuple[int, str]] = {
     errors.InvalidInput: (400, "invalid-input"),
     errors.InvalidName: (400, "invalid-name"),
@@ -134,7 +135,7 @@ _SAID_SINGLY = 10
 _SAID_EVERY = 1000
 _said: Counter[str] = Counter()
 
-# For errors that bring none of their own.
+# For errors without a hint of their own.
 _HINTS = {
     400: "Correct what the message names; what each route takes is at /docs.",
     404: "Look at the lists: GET /api/v1/services/ingestionPipelines/logs.",
@@ -175,7 +176,7 @@ class ProblemResponse(NamedTuple):
 
 
 def classify(error: BaseException) -> tuple[int, str]:
-    """Status and type of a `TailraceError`: its own row, or its nearest ancestor's."""
+    """Returns status and type of a `TailraceError`: its own row, or its nearest ancestor's."""
     for cls in type(error).__mro__:
         row = _TABLE.get(cls)
         if row is not None:
@@ -184,7 +185,7 @@ def classify(error: BaseException) -> tuple[int, str]:
 
 
 def problem(error: BaseException, request_id: str) -> ProblemResponse:
-    """The response to an error. An unexpected error is logged with its request id."""
+    """Returns the response to an error. Logs an unexpected error with its request id."""
     if isinstance(error, HttpError):
         kind, hint = _FRAMEWORK.get(error.status, ("error", ""))
         kind, hint = error.kind or kind, error.hint or hint
@@ -214,7 +215,7 @@ def problem(error: BaseException, request_id: str) -> ProblemResponse:
 
 
 def _deletion(error: errors.RunDeleted) -> dict[str, Any]:
-    """What a client has to know to send again the lines that came after the deletion."""
+    """Returns the data with which a client sends again the lines that came after the deletion."""
     return {
         "deleted_through": ulids.encode(error.deleted_through),
         "deleted_at": rfc3339(error.deleted_ms),
@@ -307,7 +308,7 @@ def _ours(error: Exception) -> Exception:
     if isinstance(error, RequestValidationError):
         return _invalid(error)
     if isinstance(error, HTTPException):
-        if isinstance(error.__cause__, TailraceError):  # the framework met it while reading a body
+        if isinstance(error.__cause__, TailraceError):  # raised while the framework read a body
             return error.__cause__
         headers = list((error.headers or {}).items())
         return HttpError(error.status_code, str(error.detail), headers=headers)
@@ -323,10 +324,10 @@ def _invalid(error: RequestValidationError) -> InvalidInput:
 
 
 class _Unexpected:
-    """Answers unexpected errors; if the response has begun, it ends the connection.
+    """Answers unexpected errors; if the response has begun, ends the connection.
 
-    One of ours, such as a store that is away in the middle of a download, is said in a line: the
-    server ends the connection of a reply that is not complete.
+    An error of Tailrace, such as a store outage in the middle of a download, is logged in one line.
+    The server ends the connection of an incomplete reply.
     """
 
     def __init__(self, app: ASGIApp, fresh_id: Callable[[], str]) -> None:
@@ -346,7 +347,7 @@ class _Unexpected:
         except ClientDisconnect:  # in the middle of its body: nobody waits for an answer
             return
         except Exception as error:
-            # What has a handler comes in another error once the response has begun.
+            # An error that has a handler arrives in another one once the response has begun.
             known = error if isinstance(error, TailraceError) else error.__cause__
             if begun and isinstance(known, TailraceError):
                 log.warning("a reply to %s broke off: %s", scope["path"], known)
@@ -360,10 +361,8 @@ class _Unexpected:
             await send({"type": "http.response.body", "body": made.body})
 
 
-# What a node with a role leaves to others (`server.role`).
-#
-# A node that only reads refuses what changes a run, and one that only ingests refuses searches:
-# 503, which clients with several targets take to the next one.
+# Roles: a node that only reads refuses changes of a run; a node that only ingests refuses
+# searches. The status is 503, on which clients with several targets try the next one.
 
 
 Role: TypeAlias = Literal["all", "ingest", "query"]
@@ -371,7 +370,7 @@ _READS: Final = ("GET", "HEAD", "OPTIONS")
 
 
 def refusal(role: Role, method: str, path: str) -> HttpError | None:
-    """The error for a request that is another role's."""
+    """Returns the error for a request that this node's role does not serve."""
     if role == "query" and method not in _READS and path.startswith(ROOT):
         return _other("this node only reads", "all or ingest")
     if role == "ingest" and (path == "/query" or path.startswith("/query/")):

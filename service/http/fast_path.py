@@ -1,13 +1,13 @@
-"""The fast path: small appends answered by the connection itself, without ASGI.
+"""Answers small appends in the connection itself, without ASGI (the fast path).
 
-A request goes through uvicorn's own machinery (a scope, a cycle, an event, a task and two
-writes to the socket) unless it is a small append to a run that is known already and the
-node takes it at once; then it costs its parsing, the journal, and one write. OpenMetadata's
-newer clients send a handful of lines a request, so this is what most requests are.
+On the ASGI path a request costs a scope, a cycle, an event, a task and two writes to the socket. On
+the fast path it costs its parsing, the journal and one write. A request takes the fast path if it
+is a small append to a run that is known already, and the node accepts it at once. OpenMetadata's
+newer clients send a few lines a request, so most requests are of this kind.
 
-Invariants: the fast path answers as `AppendRoutes` would. Any other request takes the ASGI path,
-whole and before anything of it was stored. Replies keep the order of requests: one that comes while
-another is on the fast path waits in uvicorn's queue.
+Invariants: the fast path answers as `AppendRoutes` would. Any other request takes the ASGI path
+whole, before any of it was stored. Replies keep the order of requests: a request that arrives
+while another one is on the fast path waits in uvicorn's queue.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class FastPathProtocol(Connection):
         self._who: Identity | None = None
         self._loads = 0
 
-    # --- what the connection tells -------------------------------------------------
+    # --- events of the connection --------------------------------------------------
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_pending()
@@ -77,7 +77,7 @@ class FastPathProtocol(Connection):
     def refuse(self, error: Exception) -> None:
         """Refuses as every connection does, and drops a body on the fast path."""
         if self._forget_pending():
-            # What is there is the last request's, and answered.
+            # The present cycle is the last request's, and answered.
             self.cycle = None  # type: ignore[assignment]
         super().refuse(error)
 
@@ -89,7 +89,7 @@ class FastPathProtocol(Connection):
         self._routes.counters.disconnects += 1
         return True
 
-    # --- what the parser tells -----------------------------------------------------
+    # --- events of the parser ------------------------------------------------------
 
     def begin(self) -> None:
         if self._fits():
@@ -124,7 +124,7 @@ class FastPathProtocol(Connection):
             reply.done.add_done_callback(lambda _: self._answer(pending, reply))
 
     def _quick(self) -> QuickReply | None:
-        """The reply, if the node takes the append at once, and its sender may still make it."""
+        """Returns the reply if the node accepts the append at once and its sender still may."""
         gate, who = self._routes.gate, self._who
         if gate is None or who is None:
             return self._routes.quick(self.url, self._fields, self._body)
@@ -182,7 +182,7 @@ class FastPathProtocol(Connection):
     def _answer(self, pending: PendingRequest, reply: QuickReply) -> None:
         try:
             status, headers, body = reply.response()
-        except Exception as error:  # noqa: BLE001 -- without an answer its client would wait for ever
+        except Exception as error:  # noqa: BLE001 -- a client without an answer would wait for ever
             status, headers, body = reply.failed(error)
         pending.response_complete = True
         if self.transport.is_closing():
@@ -197,7 +197,7 @@ class FastPathProtocol(Connection):
 
 
 def fast_path(routes: AppendRoutes, clients: Clients) -> Callable[..., FastPathProtocol]:
-    """The protocol factory that uvicorn calls for every connection."""
+    """Returns the protocol factory that uvicorn calls for every connection."""
 
     def protocol(*arguments: Any, **named: Any) -> FastPathProtocol:
         return FastPathProtocol(clients, routes, *arguments, **named)

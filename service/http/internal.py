@@ -1,11 +1,15 @@
-"""`POST /internal/{verb}`: what nodes ask each other. No part of the public API.
+"""Serves `POST /internal/{verb}`, the requests between nodes. It is no part of the public API.
 
-A request needs `Authorization: Bearer {nodes.secret}`, if there is a secret, the secret before it
-while `nodes.previous_secret` names it, or a token with the scope `node`. It names in
-`Tailrace-Instance` the process that it is meant for, and in `Tailrace-Asker` where the asking node
-is asked. With `nodes.listen` the routes are at that address, where the handshake asks for a
-certificate (`node_listener`). Without either there are no such routes. The public document leaves
-them out, because their format may change with any version.
+A request needs one of three credentials: `Authorization: Bearer {nodes.secret}`, if the secret is
+set; the secret before it, while `nodes.previous_secret` names it; or a token with the scope `node`.
+`Tailrace-Instance` names the process that the request is meant for, `Tailrace-Asker` the address at
+which the asking node can be asked.
+
+With `nodes.listen` the routes are served at that address only, with TLS of both sides: it serves
+`/internal/` and nothing else, and the handshake refuses clients without a certificate that the
+authority of the nodes has signed. The public address has no such routes then. Without
+`nodes.listen` and without credentials the routes do not exist. The public document leaves them out,
+because their format may change with any version.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ from service.settings import NodesSettings
 from tailrace.logstore.errors import Forbidden, InvalidInput, NotAuthenticated
 
 Answer = Callable[[str, bytes], Awaitable[bytes]]
-"""Answers a question. Raises `TailraceError`, `NotFound` for one that it does not know."""
+"""Answers a question. Raises `TailraceError`, `NotFound` for an unknown verb."""
 _MOST_BYTES: Final = 16 << 20
 _LONGEST_URL: Final = 300
 _UNKNOWN: Final = 401
@@ -41,14 +45,14 @@ _MEDIA_TYPE: Final = "application/octet-stream"
 
 
 class Refusals(Protocol):
-    """Takes note of who asks, by the URL that an asker names, and its host."""
+    """Records the outcome of questions by the URL that an asker names, and by its host."""
 
     def refused(self, asker: str, host: str, reason: str) -> None:
-        """A question was refused."""
+        """Records that a question was refused."""
         ...
 
     def admitted(self, asker: str) -> None:
-        """A question was let in."""
+        """Records that a question was admitted."""
         ...
 
 
@@ -59,9 +63,9 @@ def internal_routes(
     refusals: Refusals,
     gate: Gate | None = None,
 ) -> APIRouter:
-    """The routes between nodes; without any `secrets` the connection says who asks.
+    """Returns the routes between nodes; without any `secrets` the connection identifies the asker.
 
-    Each of the secrets is taken. The rules of `gate` may say who asks, too.
+    Each of the secrets is accepted. The rules of `gate` may identify the asker, too.
     """
     router = APIRouter(include_in_schema=False)
     wanted = [f"Bearer {secret}".encode() for secret in secrets]
@@ -109,18 +113,11 @@ def internal_routes(
     return router
 
 
-# The address at which other nodes ask this one with TLS of both sides (`nodes.listen`).
-#
-# It serves `/internal/` and nothing else, and whoever connects shows a certificate that the
-# authority of the nodes has signed, or is refused in the handshake. The public address has no
-# such routes then.
-
-
 _STOP_SECONDS = 1
 
 
 def node_socket(nodes: NodesSettings) -> socket.socket | None:
-    """The bound socket of `nodes.listen`; None if that is empty. Raises `Unavailable`."""
+    """Returns the bound socket of `nodes.listen`; None if that is empty. Raises `Unavailable`."""
     if not nodes.listen:
         return None
     host, _, port = nodes.listen.rpartition(":")
@@ -128,12 +125,12 @@ def node_socket(nodes: NodesSettings) -> socket.socket | None:
 
 
 def server_context(nodes: NodesSettings) -> ssl.SSLContext:
-    """TLS that asks clients for a certificate. Raises `InvalidInput` for files that are no such."""
+    """Returns TLS that asks clients for a certificate. Raises `InvalidInput` for unusable files."""
     return _context(nodes, ssl.Purpose.CLIENT_AUTH)
 
 
 def client_context(nodes: NodesSettings) -> ssl.SSLContext:
-    """TLS with which this node asks others. Raises `InvalidInput` for files that are no such."""
+    """Returns TLS with which this node asks others. Raises `InvalidInput` for unusable files."""
     return _context(nodes, ssl.Purpose.SERVER_AUTH)
 
 

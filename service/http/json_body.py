@@ -1,12 +1,28 @@
-"""Parses JSON whose text may be long and whose structure may not: `{"logs": "64 MiB of it"}`.
+r"""Decodes JSON bodies and text: an envelope with long strings, ndjson records, lines in UTF-8.
 
-A parser makes objects of brackets and commas: 64 KB of gzip can become millions of them.
-The structure is therefore measured before anything is parsed. From a large document
-the long strings are cut out first, by searching for quotes; the rest must be small,
-and is parsed. A long string is decoded piece by piece, so that no step takes long.
+The text of an envelope may be long and its structure may not: `{"logs": "64 MiB of it"}`. A parser
+makes objects of brackets and commas, so 64 KB of gzip can become millions of objects. The structure
+is therefore measured before anything is parsed. From a large document the long strings are cut out
+first, by searching for quotes. The rest must be small and is parsed. A long string is decoded piece
+by piece, so that no step takes long.
 
-Invariants: linear in the body; at most `_STRUCTURE` objects and `_REST` bytes beside long
-strings; no step holds the interpreter's lock for more than a few milliseconds.
+Records are one JSON object per line:
+
+    {"message": "…", "ts": <RFC 3339 | epoch s | epoch ms>, "level": "…", "attributes": {…}}
+
+Only `message` is required. `level` is any spelling that `tailrace.logstore.segments.levels` knows.
+An unknown level is kept as the attribute `level`, or `level_text` if the record has an attribute of
+that name, and the receipt names it. Each message gets one newline at its end, whatever it ends
+with, so its exact text can be returned; newlines inside stay. Records are decoded in groups, and
+their metadata is held encoded, so that the parser's objects never cover a whole body.
+
+Text becomes lines: valid UTF-8 that ends with a newline. A byte order mark at the start is left
+out. UTF-16 that was not declared is refused. Bytes that are not UTF-8, and surrogates without their
+other half (JSON can write them), become U+FFFD and are counted. `\r`, NUL and empty lines stay as
+they are.
+
+Invariants: linear in the body; at most `_STRUCTURE` objects and `_REST` bytes besides long strings;
+no step holds the interpreter's lock for more than a few milliseconds.
 """
 
 from __future__ import annotations
@@ -30,26 +46,22 @@ from tailrace.logstore.errors import InvalidInput, TooLarge
 from tailrace.logstore.segments.file_format import LEVELS
 from tailrace.logstore.segments.levels import NO_LEVEL, level_of_value
 
-# Text as lines: valid UTF-8 that ends with a newline, and what had to be replaced.
-#
-# A byte order mark at the start is no text and is left out. UTF-16 that was not declared is
-# refused. Bytes that are not UTF-8, and surrogates without their other half (JSON can write
-# them), become U+FFFD and are counted. `\r`, NUL and empty lines stay as they are.
+# --- Text as lines ------------------------------------------------------------------------------
 
 
 _LONG_TEXT = 2048
-# Text is looked at in pieces: a step of this size holds the interpreter's lock for a millisecond.
+# Text is scanned in pieces: a step of this size holds the interpreter's lock for a millisecond.
 _TEXT_PIECE = 1 << 20
 _LEAD = 0xC0
 _HEAD = 64  # bytes at the start in which UTF-16 is recognised
-_MARKED_HEAD = 4 << 10  # with a mark: also text that is mostly not ASCII has a space or a newline
+_MARKED_HEAD = 4 << 10  # with a mark: text that is mostly not ASCII has a space or newline by then
 _FEWEST = 4
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _REPLACEMENT_BYTES = _REPLACEMENT.encode()
 
 
 def as_lines(raw: bytes) -> tuple[bytes, int]:
-    """`raw` as whole lines, and how many characters were replaced."""
+    """Returns `raw` as whole lines, and the number of replaced characters."""
     replaced = 0
     if not raw.isascii():
         raw, replaced = valid_utf8(raw)
@@ -57,7 +69,7 @@ def as_lines(raw: bytes) -> tuple[bytes, int]:
 
 
 def without_mark(raw: bytes, field: str) -> bytes:
-    """Text in UTF-8 without a byte order mark. Raises `InvalidInput` if it is UTF-16."""
+    """Returns text in UTF-8 without a byte order mark. Raises `InvalidInput` if it is UTF-16."""
     if raw.startswith(codecs.BOM_UTF8):
         return raw[len(codecs.BOM_UTF8) :]
     marked = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
@@ -72,7 +84,7 @@ def without_mark(raw: bytes, field: str) -> bytes:
 
 
 def _has_nul_pairs(raw: bytes) -> bool:
-    """Whether one byte of each pair is NUL at the start, as in UTF-16 of ASCII characters."""
+    """Returns true if one byte of each pair is NUL at the start, as in UTF-16 of ASCII."""
     head = raw[:_HEAD]
     if len(head) < _FEWEST or 0 not in head:
         return False
@@ -83,9 +95,9 @@ def _has_nul_pairs(raw: bytes) -> bool:
 
 
 def count_lines(text: bytes) -> int:
-    """The number of newlines. `bytes.count` calls the C library for each.
+    """Counts the newlines. NumPy compares 64 bytes at once.
 
-    NumPy compares 64 bytes at once.
+    `bytes.count` calls the C library for each newline.
     """
     if len(text) < _LONG_TEXT:
         return text.count(b"\n")
@@ -99,7 +111,7 @@ def count_lines(text: bytes) -> int:
 
 
 def valid_utf8(raw: bytes) -> tuple[bytes, int]:
-    """`raw` if it is UTF-8, else with U+FFFD for invalid bytes, and the number of those."""
+    """Returns `raw` if it is UTF-8, else with U+FFFD for invalid bytes, and the number of those."""
     if len(raw) <= _TEXT_PIECE:
         return _valid_piece(raw)
     fixed: list[bytes] = []
@@ -114,7 +126,7 @@ def valid_utf8(raw: bytes) -> tuple[bytes, int]:
 
 
 def whole_before(raw: bytes, stop: int) -> int:
-    """`stop`, or up to three bytes before it, where no character of UTF-8 is split."""
+    """Returns `stop`, or up to three bytes before it, where no character of UTF-8 is split."""
     if stop < len(raw):
         for at in range(stop - 1, max(stop - 4, 0), -1):
             if raw[at] >= _LEAD:
@@ -132,22 +144,22 @@ def _valid_piece(raw: bytes) -> tuple[bytes, int]:
 
 
 def encode_text(text: str) -> tuple[bytes, int]:
-    """UTF-8 of a string that may hold lone surrogates, and the number of those replaced."""
+    """Encodes a string that may hold lone surrogates; also returns the number of those replaced."""
     try:
         return text.encode(), 0
     except UnicodeEncodeError:
-        # UTF-16 joins the halves of a pair; what stays alone is replaced on the way back.
+        # UTF-16 joins the halves of a pair; a lone half is replaced on the way back.
         fixed = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
         return fixed.encode(), fixed.count(_REPLACEMENT) - text.count(_REPLACEMENT)
 
 
 def shown(text: bytes) -> str:
-    """A run's text as a string; also an unchecked text that OpenMetadata wrote."""
+    """Returns a run's text as a string, also an unchecked text that OpenMetadata wrote."""
     return text.decode("utf-8", "replace")
 
 
 SMALL = 64 << 10
-"""A document up to this size is parsed as it is: it cannot become much."""
+"""A document up to this size is parsed at once: it cannot become large."""
 _MIDDLE = 1 << 20
 _LONG_ENVELOPE = 512 << 10
 _REST = 1 << 20
@@ -167,14 +179,14 @@ class NotJson(InvalidInput):
 
 
 class LongString(NamedTuple):
-    """The place of the inside of a JSON string in a body."""
+    """The position of the inside of a JSON string in a body."""
 
     body: bytes
     start: int
     end: int
 
     def raw(self) -> Iterator[bytes]:
-        """The raw string, in pieces that split neither an escape nor a character."""
+        """Yields the raw string in pieces that split neither an escape nor a character."""
         at = self.start
         while at < self.end:
             cut = _cut(self.body, at, min(at + _ENVELOPE_PIECE, self.end), self.end)
@@ -182,7 +194,7 @@ class LongString(NamedTuple):
             at = cut
 
     def text(self, bounds: Bounds, field: str) -> tuple[bytes, int]:
-        """The text in UTF-8, and the number of replaced characters.
+        """Returns the text in UTF-8, and the number of replaced characters.
 
         Raises `NotJson`, `TooLarge`.
         """
@@ -201,9 +213,9 @@ class LongString(NamedTuple):
 
 
 class ParsedBody(NamedTuple):
-    """A JSON value, with "" for strings that were cut out, and those strings by their key.
+    """A JSON value with "" for the strings that were cut out, and those strings by their key.
 
-    A document that is only a long string has that string under None. `replaced` counts
+    If the document is only a long string, that string has the key None. `replaced` counts
     characters of the rest that were not UTF-8.
     """
 
@@ -213,7 +225,7 @@ class ParsedBody(NamedTuple):
 
 
 def load(body: bytes, bounds: Bounds) -> ParsedBody:
-    """The document in `body`. Raises `NotJson`, `InvalidInput`, `TooLarge`."""
+    """Parses the document in `body`. Raises `NotJson`, `InvalidInput`, `TooLarge`."""
     if len(body) <= SMALL or (len(body) <= _MIDDLE and _structure(body) <= _STRUCTURE):
         value, replaced = parse(body)
         return ParsedBody(value, {}, replaced)
@@ -228,18 +240,18 @@ def load(body: bytes, bounds: Bounds) -> ParsedBody:
     value, replaced = parse(b"".join(pieces))
     if not strings:
         return ParsedBody(value, {}, replaced)
-    # Where a string was cut out, the same document has another value with its number there.
+    # A second parse has a number in place of each string that was cut out; it shows their keys.
     numbers = iter(range(len(strings)))
     marked, _ = parse(b"".join(p or b"%d" % next(numbers) for p in pieces))
     long = _found(value, marked, strings)
     for name, string in long.items():
         if name is not None and name not in ("logs", "message"):
-            string.text(bounds, name)  # read past, as if it were short: but it must be a string
+            string.text(bounds, name)  # unused, as a short string would be, but it must be valid
     return ParsedBody(value, long, replaced)
 
 
 def parse(body: bytes) -> tuple[Any, int]:
-    """A JSON value, and the number of characters that were not UTF-8. Raises `NotJson`."""
+    """Returns a JSON value and the number of characters that were not UTF-8. Raises `NotJson`."""
     try:
         return orjson.loads(body), 0
     except orjson.JSONDecodeError:
@@ -257,7 +269,7 @@ def _refuse(constant: str) -> None:
 
 
 def _structure(piece: bytes) -> int:
-    """The number of values that it may contain."""
+    """Returns an upper bound of the number of values in the piece."""
     if len(piece) < SMALL:
         return piece.count(b",") + piece.count(b"[") + piece.count(b"{")
     held = np.frombuffer(piece, dtype=np.uint8)
@@ -265,7 +277,7 @@ def _structure(piece: bytes) -> int:
 
 
 def _cut_up(body: bytes, bounds: Bounds) -> Iterator[bytes | LongString]:
-    """The document's pieces in order: structure and short strings, and the long ones."""
+    """Yields the document's pieces in order: structure with short strings, and the long strings."""
     at = rest = structure = count = 0
     after_long = False
     while at < len(body):
@@ -307,7 +319,7 @@ def _too_much() -> InvalidInput:
 
 
 def _string_end(body: bytes, start: int) -> int:
-    """The place of the string's closing quote. Raises `NotJson`."""
+    """Returns the position of the string's closing quote. Raises `NotJson`."""
     end = body.find(b'"', start)
     if end <= start or body[end - 1] != _BACKSLASH:
         return end if end >= 0 else _unended()
@@ -324,7 +336,7 @@ def _string_end(body: bytes, start: int) -> int:
 def _backslashes(
     held: NDArray[np.uint8], places: NDArray[np.int64], start: int
 ) -> NDArray[np.int64]:
-    """The number of backslashes before each place, none before `start`, and at most `_RUN`."""
+    """Counts the backslashes before each place, none before `start`, and at most `_RUN`."""
     found = np.zeros(len(places), dtype=np.int64)
     going_on = np.arange(len(places))
     for back in range(1, _RUN + 1):
@@ -341,7 +353,7 @@ def _unended() -> int:
 
 
 def _cut(body: bytes, start: int, stop: int, end: int) -> int:
-    """A place at or a little before `stop` where neither an escape nor a character is split."""
+    """Returns a place at or before `stop` where neither an escape nor a character is split."""
     if stop == end:
         return end
     escape = body.rfind(b"\\", max(start, stop - _ESCAPE), stop)
@@ -356,7 +368,7 @@ def _cut(body: bytes, start: int, stop: int, end: int) -> int:
 
 
 def _escaped(body: bytes, start: int, at: int) -> bool:
-    """Whether a backslash escapes the character at `at`: an odd number of them precedes it."""
+    """Returns true if a backslash escapes the character at `at`: an odd number precedes it."""
     size = 64
     while True:
         before = body[max(start, at - size) : at]
@@ -367,7 +379,7 @@ def _escaped(body: bytes, start: int, at: int) -> bool:
 
 
 def _found(value: Any, marked: Any, strings: list[LongString]) -> dict[str | None, LongString]:
-    """The strings that were cut out, by key. Raises `TooLarge` if one is nested deeper."""
+    """Returns the strings that were cut out, by key. Raises `TooLarge` if one is nested deeper."""
     if type(value) is dict:
         found: dict[str | None, LongString] = {
             name: strings[int(marked[name])]
@@ -384,17 +396,7 @@ def _found(value: Any, marked: Any, strings: list[LongString]) -> dict[str | Non
     return found
 
 
-# Decodes ndjson records to a batch: one JSON object per line, each one record.
-#
-#   {"message": "…", "ts": <RFC 3339 | epoch s | epoch ms>, "level": "…", "attributes": {…}}
-#
-# `level` is any spelling that `tailrace.logstore.segments.levels` has. Another one is kept as the
-# attribute `level`, or `level_text` if there is one of that name, and the receipt names it. Only
-# `message` is required. Each message gets one newline behind it, whatever it ends with, so its
-# exact text can be returned; newlines inside stay.
-#
-# Records are decoded some at a time, and their metadata is held encoded, so that the objects of
-# the parser never are those of a whole body.
+# --- Records ------------------------------------------------------------------------------------
 
 
 _RECORDS_HINT = 'Each line is an object such as {"message": "text", "ts": "2026-01-31T12:00:00Z"}.'
@@ -402,7 +404,7 @@ _RECORDS_HINT = 'Each line is an object such as {"message": "text", "ts": "2026-
 _MILLISECONDS_FROM = 1e11
 _MAX_MICROSECONDS = 253_402_300_799_999_999
 _MOST_UNKNOWN = 10  # levels that a receipt names
-_LONGEST_UNKNOWN = 32  # characters of one there
+_LONGEST_UNKNOWN = 32  # characters of each of these levels
 
 
 class Records(NamedTuple):
@@ -424,7 +426,7 @@ class _Some(NamedTuple):
 
 
 def parse_records(body: bytes, bounds: Bounds) -> Records:
-    """The records of a body. Raises `InvalidInput`, `TooLarge`."""
+    """Decodes the records of a body. Raises `InvalidInput`, `TooLarge`."""
     texts: list[bytes] = []
     columns = MetaColumns()
     unknown: dict[str, None] = {}
@@ -457,7 +459,7 @@ def parse_records(body: bytes, bounds: Bounds) -> Records:
 
 
 def _windows(body: bytes) -> Iterator[bytes]:
-    """The body in pieces of whole lines: at most `SMALL` bytes, or one line that is longer."""
+    """Splits the body at lines into pieces of at most `SMALL` bytes, or one line that is longer."""
     at = 0
     while at < len(body):
         end = len(body)
@@ -468,9 +470,9 @@ def _windows(body: bytes) -> Iterator[bytes]:
 
 
 def _meta(some: _Some, first: int, base: int, unknown: dict[str, None]) -> RecordMeta:
-    """The records' metadata; `base` is the offset of their text in the batch's.
+    """Returns the records' metadata; `base` is the offset of their text in the batch's.
 
-    Some of the levels that are none of ours are added to `unknown`.
+    Adds some of the unknown levels to `unknown`.
     """
     values = some.values
     meta = RecordMeta(
@@ -489,7 +491,7 @@ def _meta(some: _Some, first: int, base: int, unknown: dict[str, None]) -> Recor
 def _keep_unknown(
     values: Sequence[Mapping[str, Any]], meta: RecordMeta, first: int, unknown: dict[str, None]
 ) -> None:
-    """Keeps levels that are none of ours as attributes."""
+    """Keeps unknown levels as attributes."""
     assert isinstance(meta.attributes, list)
     for place, level in enumerate(meta.levels):
         stated = values[place].get("level")
@@ -509,7 +511,7 @@ def _keep_unknown(
 def _read_lines(window: bytes, first: int) -> _Some:
     """Decodes all lines by one call of the parser.
 
-    Only for an error line by line, to name the line.
+    Decodes line by line only after an error, to name the line.
     """
     window, replaced = valid_utf8(window)
     lines = [line for line in window.split(b"\n") if line.strip()]
@@ -563,7 +565,7 @@ def _microseconds(value: object, number: int) -> int | None:
         return None
     if isinstance(value, int | float) and not isinstance(value, bool):
         scale = 1_000_000 if abs(value) < _MILLISECONDS_FROM else 1_000
-        # Compared before it is made a whole number: 1e308 times a thousand is none.
+        # Compared before the conversion to an integer: 1e308 times a thousand has none.
         moment = round(value * scale) if abs(value) < _MAX_MICROSECONDS else -1
     elif isinstance(value, str):
         moment = _parse_time(value, number)
@@ -600,7 +602,7 @@ def _attributes(value: object, number: int) -> Mapping[str, str] | None:
 
 
 def attribute_text(item: object) -> str:
-    """An attribute's value as it is kept: a text as it is, anything else as JSON.
+    """Returns an attribute's value as it is kept: a text unchanged, anything else as JSON.
 
     Raises `orjson.JSONEncodeError`.
     """

@@ -1,4 +1,17 @@
-"""Lists of pipelines and runs, and their deletion."""
+"""Lists pipelines and runs, deletes runs, and serves the last run of a pipeline.
+
+`GET /logs/{fqn}/last` and `/last/download` serve the last run as OpenMetadata's page reads it. The
+reply is a flat object of strings: the text under a key by the pipeline's type, `total`, `after` if
+more follows, `streaming` while the run is being written. The page appends texts to each other as
+they are, so a text that another one follows ends with a newline. The page takes unknown keys for
+tasks, so headers carry the rest: `Tailrace-Run` has the run's id, `Tailrace-Silent` the nodes that
+did not answer, `Tailrace-Damaged` the runs that cannot be read and may be later ones. The status is
+206 if `Tailrace-Damaged` is set.
+
+The page looks for the log under a key by the pipeline's type (`task_key`): the type in the request,
+else in the run's status (`metadata.pipelineType`, or the type of its source's configuration), else
+that of a metadata pipeline.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +85,7 @@ class RunTimes:
     ] = None
 
     def within(self, wanted: RunFilter, now_ms: int) -> RunFilter:
-        """A filter with these times. Raises `InvalidInput`."""
+        """Returns a filter with these times. Raises `InvalidInput`."""
 
         def moment(text: str | None, field: str) -> int | None:
             return parse_moment(text, now_ms=now_ms, field=field) if text else None
@@ -170,7 +183,7 @@ _PARTIAL: Final[dict[int | str, dict[str, Any]]] = {
 
 
 def _name_test(name: str | None) -> TextTest | None:
-    """Which names a request wants; None for all. Raises `InvalidInput`."""
+    """Returns the test of the names that a request wants; None for all. Raises `InvalidInput`."""
     if not name:
         return None
     try:
@@ -180,14 +193,14 @@ def _name_test(name: str | None) -> TextTest | None:
 
 
 def is_partial(response: Response, *, held: bool) -> None:
-    """Says in status and headers that the store did not answer, if a list is of lines `held`."""
+    """Sets status and headers for a silent store, if the list has only lines `held` by nodes."""
     if held:
         response.status_code = 206
         response.headers.update(silence((), held=True))
 
 
 def listing_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRouter:
-    """The routes of lists and deletions."""
+    """Returns the routes of lists and deletions."""
     router = APIRouter(prefix=BASE, tags=["runs"])
 
     @router.get(
@@ -344,9 +357,10 @@ def _attempt(status: Mapping[str, Any]) -> int | None:
 
 
 async def _waits(request: Request) -> bool:
-    """Whether the client of a request without a body still waits for the reply.
+    """Returns true if the client of a request without a body still waits for the reply.
 
-    The loop first reads what has arrived: after a pause, the request and its end are there at once.
+    The loop first reads the data that has arrived: after a pause, the request and its end arrive
+    together.
     """
     await asyncio.sleep(_READ_SECONDS)
     for _ in range(2):  # the first message is the empty body
@@ -355,18 +369,7 @@ async def _waits(request: Request) -> bool:
     return True
 
 
-# `GET /logs/{fqn}/last` and `/last/download`: the last run, as OpenMetadata's page reads it.
-#
-# A flat object of strings: the text under a key by the pipeline's type, `total`, `after` when
-# there is more, `streaming` while the run is being written. OpenMetadata's page appends texts to
-# each other as they are, so a text that another one follows ends with a newline. The run's id is
-# in the header `Tailrace-Run`, and nodes that did not answer in `Tailrace-Silent`, since the page
-# takes unknown keys for tasks. Runs that cannot be read, and may be later ones, are in `Tailrace-
-# Damaged`. The status is 206 then.
-#
-# The page looks for the log of a run under a key by the pipeline's type. The type is that of the
-# request, else that of the run's status (`metadata.pipelineType`, or the type of its source's
-# configuration), else that of a metadata pipeline.
+# --- The last run -------------------------------------------------------------------------------
 
 
 DEFAULT: Final = "ingestion_task"
@@ -383,7 +386,7 @@ TASKS: Final = {
     "elasticSearchReindex": "elasticsearch_reindex_task",
     "application": "application_task",
 }
-# The types of source configurations, as far as they do not end in `Metadata`.
+# The types of source configurations that do not end in `Metadata`.
 _CONFIGURED: Final = {
     "Profiler": "profiler",
     "AutoClassification": "autoClassification",
@@ -398,7 +401,7 @@ _PATH = ("source", "sourceConfig", "config", "type")
 
 
 def task_key(asked: str | None, report: RunReport | None) -> str:
-    """The key; an unknown type counts as that of a metadata pipeline."""
+    """Returns the key; an unknown type counts as that of a metadata pipeline."""
     return TASKS.get(asked or _reported(report) or "", DEFAULT)
 
 
@@ -423,7 +426,7 @@ _BYTES = {"schema": {"type": "string", "format": "binary"}}
 
 
 def last_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRouter:
-    """The routes of the last run: its page, and its whole text."""
+    """Returns the routes of the last run: its page, and its whole text."""
     router = APIRouter(prefix=BASE, tags=["runs"])
 
     async def newest(fqn: str) -> LastRun:
@@ -459,7 +462,7 @@ def last_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRoute
         task, headers = task_key(type, report), _named(key.run, damaged)
         try:
             page = await page_from_start(node, key, after, min(limit, settings.max_lines))
-        except NotFound:  # a status came, and no line yet
+        except NotFound:  # the run has a status and no line yet
             nothing = _nothing(task, headers | silence(silent, held=held))
             return as_partial(nothing, damaged)
         headers |= silence([*silent, *page.silent], held=held or page.held)
@@ -519,14 +522,14 @@ def _named(run: str, damaged: Sequence[str]) -> dict[str, str]:
 
 
 def as_partial(response: Response, damaged: Sequence[str]) -> Response:
-    """The response with status 206, if it may be of another run than the last."""
+    """Sets the status 206 if the response may be of another run than the last."""
     if damaged and response.status_code == 200:
         response.status_code = 206
     return response
 
 
 def _short(fqn: str) -> str:
-    """The pipeline's own name, without its service's, for a file name."""
+    """Returns the pipeline's own name, without its service's, for a file name."""
     quoted = re.search(r'(?:^|\.)"([^"]+)"$', fqn)
     own = quoted[1] if quoted else fqn.rpartition(".")[2]
     return re.sub(r"[^A-Za-z0-9._-]", "_", own)[:150]

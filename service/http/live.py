@@ -1,12 +1,16 @@
-"""`GET /logs/{fqn}/stream/{runId}`: a run live, over server-sent events.
+"""Streams a run live over server-sent events: its lines, and lines that are not finished yet.
 
-The reader's cursor only ever grows, and it alone decides what is sent: `service.tail` explains
-why nothing is lost or sent twice where storage ends and the live end begins. A
-reader that cannot keep up waits in its own send, and continues from storage.
+    GET /logs/{fqn}/stream/{runId}          lines, see `service.http.sse` for the format
+    GET /unfinished/{fqn}/stream/{runId}    progress bars and prompts, see `UnfinishedStream`
 
-While the store does not answer, a reader gets what the nodes hold beyond its cursor, and hears so.
-Once the store answers it goes on behind those lines. If the store has lines before them, it is told
-to start over, and goes on where it was before (`service.run_log.lines`).
+The reader's cursor only grows, and it alone decides what is sent: `service.tail` explains why
+nothing is lost or sent twice between storage and the live end. A reader that cannot keep up waits
+in its own send and continues from storage.
+
+While the store does not answer, a reader gets the lines that nodes hold after its cursor, and an
+event that says so. Once the store answers, the reader continues after those lines. If the store
+has lines before them, the reader is asked to start over and continues from its place before the
+outage (`service.run_log.lines`).
 """
 
 from __future__ import annotations
@@ -65,7 +69,7 @@ T = TypeVar("T")
 
 
 class Frame(NamedTuple):
-    """What all readers at the place `before` are sent of a tick, and their place `after` it."""
+    """The bytes of a tick for all readers at the place `before`, and their place `after` it."""
 
     before: Cursor
     after: Cursor
@@ -91,7 +95,7 @@ class EventStream(Response):
         reads: SharedCalls,
         damaged: Sequence[str] = (),
     ) -> None:
-        """`damaged` are runs that cannot be read, and may be later ones than the last."""
+        """`damaged` are runs that cannot be read and may be later than the last run."""
         super().__init__()
         more = [(DAMAGED.encode(), header_names(damaged).encode())] if damaged else []
         self._start = [*sse.HEADERS, *more]
@@ -127,7 +131,7 @@ class EventStream(Response):
             if connection is not None:
                 watcher.push = partial(self._push, watcher, connection, scope.get(WATCHED))
             try:
-                # Also while the store or another node holds back what the stream waits for.
+                # Also while the store or another node withholds lines that the stream waits for.
                 await unless_gone(watcher.unless_left(self._run(watcher, send)), receive)
             except TailraceError as error:
                 await self._send(send, self._error(f"{error} {error.hint}".strip()))
@@ -156,8 +160,8 @@ class EventStream(Response):
     async def _go_on(self, watcher: Watcher, send: Send) -> None:
         over, status = None, self._node.status
         while not watcher.gone:
-            # An end that comes while storage is read is seen in the next turn: what came
-            # before the end is read after it was known.
+            # If the end comes while storage is read, the next turn sees it and reads again. So
+            # lines that came before the end are read after the end is known.
             ended = watcher.channel.ended or over
             mark = watcher.channel.mark()
             after = await self._catch_up(send)
@@ -176,18 +180,18 @@ class EventStream(Response):
             if await self._reads.call(("over", self._key), partial(status.over, self._key)):
                 over = "runFinished"
                 continue
-            await self._resolve()  # lines that came meanwhile are behind it
+            await self._resolve()  # lines that came meanwhile follow it
             await self._follow(watcher, mark, send)
 
     async def _wait_for_silent(self, watcher: Watcher, send: Send) -> None:
-        """Returns after a moment: a channel that has ended hears of no node that answers again."""
+        """Returns after a moment: an ended channel is not notified when a node answers again."""
         await self._send(send, sse.HEARTBEAT)
         with suppress(TimeoutError):
             async with asyncio.timeout(_RETRY_SECONDS):
                 await watcher.wait()
 
     async def _say_silent(self, nodes: tuple[str, ...], send: Send, *, store: bool) -> None:
-        """Says who does not answer, if others do not than was said last."""
+        """Sends the list of silent nodes if it differs from the last one that was sent."""
         if (nodes, store) != (self._silent, self._without_store):
             self._silent, self._without_store = nodes, store
             await self._send(send, sse.silent(nodes, store=store, named=self._form != "json"))
@@ -203,13 +207,13 @@ class EventStream(Response):
                     await self._send(send, sse.HEARTBEAT)
 
     async def _resolve(self) -> None:
-        """Makes the cursor one that names every node."""
+        """Replaces the cursor with one that names every node."""
         if not isinstance(self._cursor, Cursor) or not self._cursor.complete:
             cursor, reader = self._cursor, self._node.run_logs.reader
             self._cursor = await self._asked("resolved", lambda: reader.resolved(self._key, cursor))
 
     async def _asked(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
-        """What storage answers to all readers at this place who ask it at the same time."""
+        """Asks storage; readers at this place that ask at the same time share one answer."""
         return await self._reads.call((what, self._key, self._at(), self._begun), ask)
 
     async def _begin(self, send: Send) -> None:
@@ -229,10 +233,11 @@ class EventStream(Response):
             )
 
     async def _catch_up(self, send: Send) -> After[LogPiece] | After[RecordPiece]:
-        """Sends a piece of what storage has beyond the cursor.
+        """Sends a piece of storage's lines after the cursor.
 
-        What follows it, and the state of the run, are of the same moment as the piece: a wake
-        costs one look at the run, at all nodes, and not another to find out that it was the last.
+        The piece, its successor and the state of the run are of the same moment. So a wake costs
+        one request for the run to all nodes, and no second one to learn that the piece was the
+        last.
         """
         if self._form == "ndjson":
             return await self._catch_up_with_records(send)
@@ -253,13 +258,14 @@ class EventStream(Response):
                 await self._send(send, self._frame(text, piece.cursor, skipped, piece.sources))
             self._passed(piece.cursor)
         elif isinstance(cursor, HeldPlace) and not after.held:
-            await self._resolve()  # nothing follows what it was given
+            await self._resolve()  # no place follows the piece
         return after
 
     async def _begins_again(self, after: After[LogPiece] | After[RecordPiece], send: Send) -> bool:
-        """Whether it goes to its beginning, and not to where it was before the store was silent.
+        """Returns true if the reader goes to its beginning, not to its place before the outage.
 
-        A view of the JSON form is empty by now. Others that began with the last lines do so again.
+        A view of the JSON form is empty by now. Other readers that began with the last lines do so
+        again.
         """
         begins_with_tail = self._tail is not None and self._after is None
         if not after.again or not (begins_with_tail or self._form == "json"):
@@ -270,14 +276,14 @@ class EventStream(Response):
         return True
 
     async def _check(self, after: After[LogPiece] | After[RecordPiece], send: Send) -> None:
-        """Says who does not answer, and whether lines come again."""
+        """Sends which nodes do not answer, and whether lines come again."""
         await self._say_silent(after.silent, send, store=after.held)  # before its lines
         if after.again:
             await self._send(send, self._start_over(_BEGINNING) or sse.AGAIN)
 
     def _passed(self, place: Cursor | HeldPlace) -> None:
         self._cursor = place
-        if isinstance(place, Cursor):  # what was left of a batch came first
+        if isinstance(place, Cursor):  # the rest of a batch came first
             self._begun = None
 
     async def _catch_up_with_records(self, send: Send) -> After[RecordPiece]:
@@ -302,7 +308,7 @@ class EventStream(Response):
         skip = self._skip + piece.seen if self._skip else 0
         self._skip = max(skip - sum([part.lines for part in piece.parts]), 0)
         ids = _ids(record_ids, piece.sources)
-        if isinstance(piece.cursor, HeldPlace):  # nodes have the lines they hold in other orders
+        if isinstance(piece.cursor, HeldPlace):  # nodes order held lines differently
             ids = [self._before().encode()] * found.batch.num_rows
         frame = sse.records(found.batch, self._before(), piece.cursor.encode(), skip, ids)
         if frame:
@@ -311,7 +317,7 @@ class EventStream(Response):
         return after
 
     def _push(self, watcher: Watcher, connection: Connection, lasting: Lasting | None) -> bool:
-        """Sends new ticks while this reader waits: past its task, and past `send`."""
+        """Sends new ticks while this reader waits, without waking its task and without `send`."""
         if not isinstance(self._cursor, Cursor):
             return False
         ticks, next_tick, behind = watcher.channel.take(self._next_tick, self._cursor)
@@ -328,7 +334,7 @@ class EventStream(Response):
         return not behind
 
     async def _follow(self, watcher: Watcher, next_tick: int, send: Send) -> None:
-        """Sends ticks as they come; returns at the end, or when storage has to be read again."""
+        """Sends ticks as they come; returns at the end, or when storage must be read again."""
         self._skip, self._begun, self._next_tick = 0, None, next_tick
         channel = watcher.channel
         while not watcher.gone:
@@ -343,11 +349,11 @@ class EventStream(Response):
                 return
             if await watcher.wait() == "heartbeat":
                 await self._send(send, sse.HEARTBEAT)
-                if await self._node.status.over(self._key):  # said to another node
+                if await self._node.status.over(self._key):  # another node got the last status
                     self._node.tail.ended(self._key)
 
     async def _send_ticks(self, ticks: Sequence[Tick], send: Send) -> None:
-        """Sends them in one piece; what each is made of depends on the place after the last."""
+        """Sends ticks in one piece; the bytes of each depend on the place after the last."""
         frames = []
         for tick in ticks:
             frames.append(self._frame_of(tick))
@@ -355,9 +361,10 @@ class EventStream(Response):
         await self._send(send, b"".join([frame.event for frame in frames]))
 
     def _frame_of(self, tick: Tick) -> Frame:
-        """The tick's frame for this cursor, made by the first reader that needs it.
+        """Returns the tick's frame for this cursor; the first reader that needs it makes it.
 
-        Readers that were sent one tick have one cursor, and are known by it; others by its text.
+        Readers that were sent one tick share one cursor object, which finds the frame; other
+        readers find it by the cursor's text.
         """
         before = self._cursor
         assert isinstance(before, Cursor), "it was resolved before ticks are followed"
@@ -392,7 +399,7 @@ class EventStream(Response):
     ) -> bytes:
         if self._form == "text":
             ids = _ids(line_ids, sources)
-            if isinstance(after, HeldPlace):  # nodes have the lines they hold in other orders
+            if isinstance(after, HeldPlace):  # nodes order held lines differently
                 ids = [self._before().encode()] * (skipped + text.count(b"\n"))
             return sse.text_lines(text, self._before(), after.encode(), skipped, ids)
         return self._event("logs", after.encode(), logs=shown(text))
@@ -424,7 +431,7 @@ class EventStream(Response):
         return None if self._cursor is None else self._before()
 
     def _start_over(self, place: str | None = None) -> bytes:
-        """Empties a view. Its reader goes on from `place`, also on another connection."""
+        """Empties a view. Its reader continues from `place`, also on another connection."""
         if self._form != "json":
             return b""
         return self._event("logs", place, logs="", replay=True, truncated=True)
@@ -444,19 +451,19 @@ class EventStream(Response):
 
 
 def _source_of(tick: Tick, before: Cursor) -> OneSource:
-    """Where the tick's batches are, which follow the place `before`."""
+    """Returns the source of the tick's batches, which follow the place `before`."""
     batches = [(b.ulid, b.pos, b.records, b.lines, 0, 0) for b in tick.batches]
     return OneSource(before, tick.node, tick.last.file, batches)
 
 
 def _group_of(source: OneSource) -> EventGroup:
-    """The batches as a group in which ids name records."""
+    """Returns the batches as a group in which ids name records."""
     batches = tuple([EventBatch(*batch) for batch in source.batches])
     return EventGroup(source.node, source.file, batches, source.begun)
 
 
 def _part_of(batch: Published) -> RecordPart:
-    """The batch as a part of its run."""
+    """Returns the batch as a part of its run."""
     shared = decode_attributes(batch.meta) if flags_of(batch.meta) else None
     meta = decode_meta(batch.meta) if batch.meta and shared is None else None
     return RecordPart(
@@ -475,7 +482,7 @@ def _part_of(batch: Published) -> RecordPart:
 def _ids(
     made: Callable[[str, EventGroup], list[bytes]], sources: Sequence[OneSource]
 ) -> list[bytes] | None:
-    """Ids of what comes of these nodes next; None where lines have their final place."""
+    """Returns ids of the lines that follow; None if the lines have their final place."""
     if not sources:
         return None
     return [one for each in sources for one in made(each.before.encode(), _group_of(each))]
@@ -565,19 +572,6 @@ def live_routes(node: NodeApi, max_readers: int, counters: HttpCounters) -> APIR
     return router
 
 
-# Lines that are not finished yet, such as progress bars and prompts: shown live, never stored.
-#
-# `PUT /unfinished/{fqn}/{runId}` says what the last line of a producer looks like now. A live
-# view asks for `GET /unfinished/{fqn}/stream/{runId}`, server-sent events beside the stream of
-# lines:
-#
-#   data: {"lines": [{"producer": …, "number": …, "text": …}, …]}
-#
-# The stream begins with all unfinished lines of the run, also if there are none. It has all again
-# after each change: each event replaces the one before. The stream of lines is not touched, so
-# clients that know only that one get what they always got. `complete` is the end.
-
-
 _TAKES: Final[dict[str, Any]] = {
     "requestBody": {
         "required": True,
@@ -617,7 +611,11 @@ class UnfinishedList(BaseModel):
 
 
 def unfinished_routes(node: NodeApi, max_readers: int, counters: HttpCounters) -> APIRouter:
-    """The routes of `…/unfinished/…`."""
+    """Returns the routes of `…/unfinished/…`.
+
+    `PUT /unfinished/{fqn}/{runId}` replaces the last, unfinished line of a producer. Such lines are
+    shown live and never stored.
+    """
     router = APIRouter(prefix=ROOT, tags=["status"])
 
     @router.put(
@@ -660,7 +658,14 @@ def _shown(node: NodeApi, key: RunKey) -> dict[str, Any]:
 
 
 class UnfinishedStream(RunStatusStream):
-    """All unfinished lines of a run, again after each change."""
+    """All unfinished lines of a run, again after each change, as server-sent events.
+
+        data: {"lines": [{"producer": …, "number": …, "text": …}, …]}
+
+    The first event has all unfinished lines of the run, even if there are none. Each later event
+    replaces the one before. The stream of lines does not change, so clients that know only that
+    stream are not affected. An event named `complete` ends the stream.
+    """
 
     async def _events(self) -> AsyncIterator[bytes]:
         tail = self._node.tail
@@ -670,9 +675,9 @@ class UnfinishedStream(RunStatusStream):
             sent: dict[str, Any] | None = None
             over: bool | None = None
             while not watcher.gone:
-                # Nothing is awaited between the look and the wait: no change is missed.
+                # Nothing is awaited between reading and waiting, so no change is missed.
                 now = _shown(self._node, self._key)
-                if now != sent:  # at first also none: a view that comes back shows older ones
+                if now != sent:  # an empty list is sent first: a view that reconnects has old lines
                     sent = now
                     yield self._counted(sse.json_data(orjson.dumps(now)))
                 elif over is None:

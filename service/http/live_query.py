@@ -1,4 +1,4 @@
-"""`GET /query/stream`: what matches a search, live, over server-sent events.
+"""Serves `GET /query/stream`: the records that match a search, live, over server-sent events.
 
     id: <cursor>
     data: <the record, as `/query` has it; a late one ends in "late":true>
@@ -9,9 +9,9 @@
 
     id: <cursor>
     event: silent
-    data: {"nodes": […]}         these nodes do not answer, and their newest records come once they
-                                 do; none: all answer again. `"store": true`: the object store does
-                                 not answer either, and what needs it comes once it does
+    data: {"nodes": […]}         these nodes do not answer; their newest records come once they do.
+                                 An empty list: all answer again. `"store": true`: the object store
+                                 does not answer either; records that need it come once it does
 
     : heartbeat
     id: <cursor>                 nothing matched up to here
@@ -19,8 +19,8 @@
     event: error
     data: {"type": …, "detail": …, "hint": …}
 
-All readers of a search share the bytes of its events. Why each record comes once stands in
-`service.query`.
+All readers of a search share the bytes of its events. The docstring of `service.query` explains why
+each record comes once.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ OPENAPI: Final[dict[str, Any]] = {
 def query_stream_routes(
     live: Callable[[], LiveMatches], node: NodeApi, max_readers: int, counters: HttpCounters
 ) -> APIRouter:
-    """The route; `live` is asked at each request, since a node may start after its app."""
+    """Returns the route; it calls `live` at each request, since a node may start after its app."""
     routes = APIRouter(tags=["query"])
 
     async def stream(request: Request) -> Response:
@@ -196,7 +196,7 @@ class QueryStream(Response):
 
 
 def events(piece: MatchedRecords) -> bytes:
-    """The piece's records as one event each."""
+    """Returns the piece's records as one event each."""
     objects = sse.one_line(lines(piece.batch)).split(b"\n")[:-1]
     if piece.late is not None:
         objects = [b'%b,"late":true}' % text[:-1] for text in objects]
@@ -246,7 +246,7 @@ def _check_format(parameters: Mapping[str, str]) -> None:
 def _parsed(
     parameters: Mapping[str, str], headers: Mapping[str, str], live: LiveMatches
 ) -> tuple[QueryRequest, SearchStart, float]:
-    """What is asked for, where it begins, and its window in seconds."""
+    """Returns the request, the place where it begins, and its window in seconds."""
     now_ms = live.engine.clock.now_ms()
     searched = {name: parameters[name] for name in _SEARCHED if name in parameters}
     asked = QueryRequest.parse({**searched, "from": "0", "order": "asc"}, now_ms=now_ms)

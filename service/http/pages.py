@@ -1,8 +1,23 @@
-"""`GET /logs/{fqn}/{runId}`: a page of a run's lines, in OpenMetadata's shape with extra keys.
+"""Serves `GET /logs/{fqn}/{runId}`: a page of a run in OpenMetadata's shape, with more keys.
 
-With `format=ndjson` the reply is the page's records. With `order=ulid` lines, or records, are in
-the order of their producers. A cursor that this service never gave out counts as the beginning, as
-in upstream. These two parameters, which upstream does not have, refuse such a cursor.
+With `format=ndjson` the reply is the page's records. With `order=ulid` lines or records are in the
+order in which producers wrote them. A cursor that this service never issued counts as the
+beginning, as in upstream. The two parameters do not exist in upstream and refuse such a cursor.
+
+A page may have 16 MiB of text, and several times as much JSON, so it is read, encoded and sent in
+pieces. The next piece is read when the connection has taken the one before. A client that does not
+read costs two pieces and no snapshot.
+
+Lines are sent as `{"logs": "…", "after": …}`. A page of one piece is an ordinary reply with a
+length. The text is the first value; values that are known only at the end follow. The pieces are
+the lines of one page, each once, in order, linked by the run's cursors. If a page breaks off, the
+connection ends within the object.
+
+Records are sent as one JSON object each, as in `/query`. The last object is `{"stats": {…}}`, or
+`{"error": {…}}` if the reply broke off. A reply without either is truncated. `complete` is false if
+metadata of the records (times, levels, connectors, attributes) could not be read; `missing` names
+it, and no record is left out. `complete` is also false if nodes that may have newer records do not
+answer; `silent` names them.
 """
 
 from __future__ import annotations
@@ -34,44 +49,25 @@ from tailrace.logstore import ulid
 from tailrace.logstore.batch import RunKey
 from tailrace.logstore.errors import InvalidCursor, InvalidInput, NotFound, TailraceError
 
-# Bodies of pages of a run, made while they are sent: lines in a JSON object, or records as
-# ndjson.
-#
-# A page may have 16 MiB of text, several times as much as JSON. It is read, encoded and sent in
-# pieces. The next piece is read when the connection has taken the one before, so a client that
-# does not read costs two pieces and no snapshot.
-#
-# Lines are sent as `{"logs": "…", "after": …}`. A page of one piece is an ordinary reply with a
-# length. The text is the first value; values that are known only at its end follow. The pieces
-# are the lines of one page, each once, in order, linked by the run's cursors. A page that breaks
-# off ends the connection within the object.
-#
-# Records are sent as one JSON object each, as `/query` has them. The last object is `{"stats":
-# {…}}`, or `{"error": {…}}` if the reply broke off; a reply without either is truncated.
-# `complete` is false if metadata of the records could not be read: times, levels, connectors and
-# attributes; `missing` names them. The records are all there. It is false, too, if nodes do not
-# answer that may have newer records; `silent` names those.
-
-
 TEXT_BYTES: Final = 512 << 10
 MAX_BYTES: Final = 16 << 20
-"""The most bytes of text that a page has, however many lines were asked for."""
+"""The most bytes of text that a page has, whatever the number of requested lines."""
 _JSON: Final = "application/json"
 _GZIP: Final = 16 + isal_zlib.MAX_WBITS
 
 More = Callable[[str | None, int, int], Awaitable[LinePage]]
-"""What follows a cursor: at most so many lines and so many bytes."""
+"""Reads after a cursor, at most a number of lines and a number of bytes."""
 
 Rest = Callable[[LinePage, LinePage], Mapping[str, Any]]
-"""What stands behind the text, of the page's first piece and its last."""
+"""Returns the keys after the text, from the page's first piece and its last."""
 
 NDJSON: Final = "application/x-ndjson"
 RECORD_BYTES: Final = 256 << 10
-_WHOLE_BYTES: Final = 512 << 10  # each piece costs a search
+_WHOLE_BYTES: Final = 512 << 10  # large, because each piece costs a search
 _SHOWN: Final = 20
 
 Stats = Callable[[LinePage, LinePage], Mapping[str, Any]]
-"""What stands at the end of a page, of its first piece and its last."""
+"""Returns the object at a page's end, from its first piece and its last."""
 
 Order = Literal["arrival", "ulid"]
 ORDER_HELP: Final = (
@@ -86,13 +82,13 @@ STORE: Final = "tailrace-store"
 
 
 def silence(nodes: Iterable[str], *, held: bool = False) -> dict[str, str]:
-    """Headers that name nodes that did not answer, and the store if it is of lines `held`."""
+    """Headers that name silent nodes, and the store if the reply has only lines `held` by nodes."""
     names = ", ".join(sorted(set(nodes)))
     return ({SILENT: names} if names else {}) | ({STORE: "silent"} if held else {})
 
 
 def header_names(names: Iterable[str]) -> str:
-    """Names as the value of a header, in which some characters are not allowed."""
+    """Makes a header value of names; replaces characters that a header may not have."""
     return ", ".join([quote(name, safe=" !#$&'()*+,/:;=?@[]") for name in names])
 
 
@@ -100,7 +96,7 @@ class JsonStringEncoder(Protocol):
     """Encodes text that comes in pieces as the inside of a JSON string."""
 
     def add(self, text: bytes) -> bytes:
-        """Takes a piece; returns what can be sent already."""
+        """Takes a piece; returns the bytes that can be sent already."""
         ...
 
     def end(self) -> bytes:
@@ -109,7 +105,7 @@ class JsonStringEncoder(Protocol):
 
 
 class Plain:
-    """The lines, joined by newlines, without one behind the last."""
+    """The lines, joined by newlines, without a newline after the last."""
 
     def __init__(self) -> None:
         self._held = ""
@@ -124,7 +120,7 @@ class Plain:
 
 
 class Compressed:
-    """The lines as `Plain` has them, as base64 of gzip."""
+    """The lines of `Plain` as base64 of gzip."""
 
     def __init__(self) -> None:
         self._gzip = isal_zlib.compressobj(1, isal_zlib.DEFLATED, _GZIP)
@@ -153,10 +149,10 @@ def page_response(
     headers: Mapping[str, str] | None = None,
     joinable: bool = False,
 ) -> Response:
-    """The page that begins with `first`, its text under `name`; 206 if the store is silent.
+    """Returns the page that begins with `first`, its text as `name`; 206 if the store is silent.
 
-    A `joinable` text ends with a newline if another page follows, so that pages can be put one
-    behind the other as they are.
+    A `joinable` text ends with a newline if another page follows, so that clients can concatenate
+    pages.
     """
 
     def end(last: LinePage) -> bytes:
@@ -189,7 +185,7 @@ async def _text_pieces(
 
 
 def wants_ndjson(asked: str | None, accept: str | None) -> bool:
-    """Whether ndjson is wanted, by `format`, else by the `Accept` header."""
+    """Returns true if the client wants ndjson, by `format`, else by the `Accept` header."""
     if asked is not None:
         return asked == "ndjson"
     types = [part.split(";")[0].strip().lower() for part in (accept or "").split(",")]
@@ -197,7 +193,7 @@ def wants_ndjson(asked: str | None, accept: str | None) -> bool:
 
 
 class _Lines:
-    """Records as lines of JSON, and the metadata that could not be read for them."""
+    """Encodes records as lines of JSON and notes the metadata that could not be read for them."""
 
     def __init__(self, node: NodeApi, key: RunKey) -> None:
         self._node = node
@@ -235,9 +231,9 @@ class _Lines:
 async def record_page(
     node: NodeApi, key: RunKey, first: RecordPage, stats: Stats, *, by_ulid: bool
 ) -> Response:
-    """The page that begins with `first`; `stats` gives the object at its end.
+    """Returns the page that begins with `first`; `stats` makes the object at its end.
 
-    Raises as reading does.
+    Raises the errors of reading.
     """
     lines, held = _Lines(node, key), first.page.held
     begun = await lines.of(first.parts)
@@ -288,10 +284,10 @@ async def whole_run(
     silent: Sequence[str] = (),
     held: bool = False,
 ) -> tuple[int, AsyncIterator[bytes]]:
-    """The status, and all records of the run in its present state; or those that are `held`.
+    """Returns the status and all records of the run in its present state, or those that are `held`.
 
-    `silent` are nodes that did not answer, whose newest records are not there. Raises as reading
-    does.
+    `silent` are nodes that did not answer; their newest records are missing. Raises the errors of
+    reading.
     """
     lines, records = _Lines(node, key), node.run_logs.records
     pieces = records.whole(key, by_ulid=by_ulid, max_bytes=_WHOLE_BYTES, held=held)
@@ -320,9 +316,9 @@ async def _rest(
 
 
 async def whole_text(node: NodeApi, key: RunKey, *, held: bool = False) -> AsyncIterator[bytes]:
-    """The text of all records, or of those that are `held`, in order of ULID.
+    """Yields the text of all records, or of those that are `held`, in order of ULID.
 
-    Raises as reading does.
+    Raises the errors of reading.
     """
     records = node.run_logs.records
     async for parts in records.whole(key, by_ulid=True, max_bytes=RECORD_BYTES, held=held):
@@ -429,9 +425,9 @@ def page_routes(node: NodeApi, settings: PageSettings) -> APIRouter:
             else:
                 found = await _read(node, key, start, most, settings)
         except NotFound as error:
-            if start.at is not None:  # whoever has the id of a record knows that there was one
+            if start.at is not None:  # the id of a record proves that a record existed
                 raise
-            # As upstream: a reader may come before the first line, but not to no pipeline.
+            # As upstream: a run may have no line yet, but its pipeline must exist.
             silent = error.silent if isinstance(error, NoLines) else ()
             report = await node.status.get(key)
             if report is None and not silent:
@@ -448,7 +444,7 @@ def page_routes(node: NodeApi, settings: PageSettings) -> APIRouter:
 
 
 class PageStart(NamedTuple):
-    """The beginning of a page, given in one of these ways; without any, that of the run."""
+    """The beginning of a page. At most one field is set; without any it is the start of the run."""
 
     after: str | None
     before: str | None
@@ -479,7 +475,7 @@ def _check_one(start: PageStart) -> None:
 async def _records(
     node: NodeApi, key: RunKey, start: PageStart, limit: int, settings: PageSettings, by_ulid: bool
 ) -> RecordPage:
-    """The first piece of a page as records."""
+    """Reads the first piece of a page as records."""
     _check_one(start)
     after, before, tail, at = start
     tail = None if tail is None else min(tail, settings.max_lines)
@@ -507,7 +503,10 @@ async def _more_by_ulid(
 async def more_lines(
     node: NodeApi, key: RunKey, after: str | None, limit: int, max_bytes: int
 ) -> LinePage:
-    """The next piece of a page, which breaks off without the store. Raises as reading does."""
+    """Reads the next piece of a page; the page breaks off without the store.
+
+    Raises the errors of reading.
+    """
     return await node.run_logs.reader.page(
         key, after=after, limit=limit, max_bytes=max_bytes, stored=True
     )
@@ -530,7 +529,9 @@ async def _read(
 
 
 async def page_from_start(node: NodeApi, key: RunKey, after: str | None, limit: int) -> LinePage:
-    """The first piece of the page after a cursor; an unknown cursor is the start, as upstream.
+    """Reads the first piece of the page after a cursor.
+
+    An unknown cursor is the start, as upstream.
 
     Raises `NotFound`, `StoreUnavailable`.
     """
@@ -552,7 +553,7 @@ async def must_know(node: NodeApi, fqn: str) -> None:
 
 
 def total_of(page: LinePage) -> int:
-    """The length of the run in upstream's units: bytes once closed, lines before."""
+    """Returns the length of the run in upstream's units: bytes once closed, lines before."""
     return page.total_bytes if page.state == "closed" else page.total_lines
 
 
@@ -575,12 +576,12 @@ def _rest_of_range(first: LinePage, last: LinePage) -> dict[str, Any]:
 
 
 def _rest_of_records(first: LinePage, last: LinePage) -> dict[str, Any]:
-    """A page of records may begin before the line that was asked for, within its record."""
+    """Adds the first line, since a page of records may begin earlier, within its record."""
     return _rest_of_range(first, last) | ({} if first.held else {"firstLine": first.first_line})
 
 
 def named(silent: Iterable[str], *, held: bool = False) -> dict[str, Any]:
-    """Nodes that did not answer, if there are any; and the store, if all is of lines `held`."""
+    """Names nodes that did not answer, if any, and the store if all lines are `held` by nodes."""
     names = sorted(set(silent))
     store = {"store": "silent"} if held else {}
     return ({"silent": names} if names else {}) | store

@@ -1,8 +1,17 @@
-"""`GET /query` and `HEAD /query`: translates parameters to a search, a search to a response.
+"""Serves `GET /query` and `HEAD /query`: parameters to a search, a search to a response.
 
-The status says what was known at the first byte: 200, or 206 if something could not be
-read. Errors before it are problem documents; later ones end the result as its
-format allows (`service/query/output.py`). A client that disconnects ends its search.
+The status says what was known at the first byte: 200, or 206 if something could not be read. Errors
+before it are problem documents; later errors end the result as its format allows
+(`service/query/output.py`). If the client disconnects, its search ends.
+
+With `context=N` the reply has hits with the records around them, as ndjson or text:
+
+    ndjson   {…, "group":0, "hit":true}     a record, as without context
+             …                              the records of a group stand together, oldest first
+             {"stats": {…}}                 as without; `context` counts the records around hits
+    text     message                        with a line `--` between two groups, as in grep
+
+All of such a reply is ready before its first byte is sent: there are at most 100 hits.
 """
 
 from __future__ import annotations
@@ -36,14 +45,11 @@ from tailrace.logstore.errors import InvalidInput, TailraceError
 from tailrace.logstore.search.conditions import TIME_FORMS
 from tailrace.logstore.segments.file_format import LEVELS
 
-# A running search as an ASGI response that ends with its client.
-
-
 T = TypeVar("T")
 
 
 class OpenedSearch:
-    """A search whose first batch is there, so that the status is known."""
+    """A search whose first batch was found, so that the status is known."""
 
     def __init__(self, search: RunningSearch, *, head: bool) -> None:
         self.search = search
@@ -63,7 +69,7 @@ class OpenedSearch:
 async def opened(
     engine: QueryEngine, asked: QueryRequest, request: Request, *, head: bool
 ) -> OpenedSearch | None:
-    """The search with its first batch; None if the client disconnected meanwhile."""
+    """Returns the search with its first batch; None if the client disconnected meanwhile."""
     started: list[RunningSearch] = []
 
     async def start() -> OpenedSearch:
@@ -82,7 +88,7 @@ async def opened(
 
 
 async def counted(counting: Coroutine[Any, Any, dict[str, Any]], request: Request) -> Response:
-    """What a search came to, as one JSON object with `stats`; 206 if not all could be read."""
+    """Returns a search's counts as one JSON object with `stats`; 206 if not all could be read."""
     found = await unless_gone(counting, request.receive)
     if found is None:  # the client has gone
         return Response(status_code=204)
@@ -91,7 +97,10 @@ async def counted(counting: Coroutine[Any, Any, dict[str, Any]], request: Reques
 
 
 class SearchResponse(Response):
-    """Sends the result as the search finds it, and closes the search in any case."""
+    """An ASGI response that sends the result as the search finds it.
+
+    It ends with its client, and closes the search in any case.
+    """
 
     def __init__(self, found: OpenedSearch, output: ResultEncoder) -> None:
         stats = found.search.stats()
@@ -108,7 +117,7 @@ class SearchResponse(Response):
                 **silence((), held="store" in stats),
             },
         )
-        del self.headers["content-length"]  # of the empty body that this class begins with
+        del self.headers["content-length"]  # the base class sets it for an empty body
         if found.batches is None:
             self.headers["tailrace-matches"] = str(stats["matches"])
             self.headers["tailrace-size"] = str(stats["bytes"])
@@ -147,7 +156,7 @@ class SearchResponse(Response):
             return last
 
     async def _send_records(self, send: Send) -> bytes:
-        """Sends all but the last piece if nothing is to be waited for behind it, and returns it."""
+        """Sends all but the last piece if nothing must be waited for after it, and returns it."""
         batch, self._found.first, held = self._found.first, None, b""
         while batch is not None and self._found.batches is not None:
             for piece in self._output.records(batch):
@@ -162,7 +171,7 @@ class SearchResponse(Response):
 
 
 async def unless_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T | None:
-    """The result of `work`.
+    """Returns the result of `work`.
 
     If the client disconnects, `work` is cancelled and the result is None.
     """
@@ -183,16 +192,6 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-# `GET /query?context=N`: hits with the records around them, as ndjson or text.
-#
-#   ndjson   {…, "group":0, "hit":true}     a record, as without context
-#            …                              the records of a group stand together, oldest first
-#            {"stats": {…}}                 as without; `context` counts the records around hits
-#   text     message                        with a line `--` between two groups, as grep has it
-#
-# All of it is there before the first byte is sent: there are at most 100 hits.
-
-
 _NUMBER: Final = {"type": "integer", "minimum": 0, "maximum": MAX_AROUND}
 CONTEXT: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "context": (
@@ -206,7 +205,7 @@ _MEDIA_TYPES: Final = {"ndjson": "application/x-ndjson", "text": "text/plain; ch
 
 
 def around(parameters: Mapping[str, str]) -> Around | None:
-    """The context that is asked for, None without any. Raises `InvalidInput`."""
+    """Parses the requested context; None without any. Raises `InvalidInput`."""
     both, before, behind = (_count(parameters, name) for name in CONTEXT_PARAMETERS)
     if (both, before, behind) == (None, None, None):
         return None
@@ -218,7 +217,7 @@ def around(parameters: Mapping[str, str]) -> Around | None:
 async def context_response(
     engine: QueryEngine, asked: QueryRequest, wanted: Around, form: str, request: Request
 ) -> Response:
-    """The groups of hits. Raises as a search does."""
+    """Responds with the groups of hits. Raises the errors of a search."""
     if form not in _MEDIA_TYPES:
         raise InvalidInput(
             f"there is no context with format {form}",
@@ -325,7 +324,7 @@ PARAMETERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 
 
 def described(parameters: Mapping[str, tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
-    """The parameters of a URL as OpenAPI describes them, from their texts and schemas."""
+    """Describes the parameters of a URL for OpenAPI, from their texts and schemas."""
     return [
         {"name": name, "in": "query", "required": False, "description": text, "schema": schema}
         for name, (text, schema) in parameters.items()
@@ -371,7 +370,7 @@ _ACCEPTED: Final = {
 
 
 def router(engine: Callable[[], QueryEngine]) -> APIRouter:
-    """The routes; `engine` is asked at each request, since a node may start after its app."""
+    """Returns the routes; they call `engine` at each request: a node may start after its app."""
     routes = APIRouter(tags=["query"])
 
     async def query(request: Request) -> Response:
@@ -409,7 +408,7 @@ def router(engine: Callable[[], QueryEngine]) -> APIRouter:
 
 
 def parameters_of(request: Request) -> dict[str, str]:
-    """The URL's parameters. Raises `InvalidInput` for one that is given twice."""
+    """Returns the URL's parameters. Raises `InvalidInput` for one that is given twice."""
     found: dict[str, str] = {}
     for name, value in request.query_params.multi_items():
         if name in found:
@@ -419,7 +418,7 @@ def parameters_of(request: Request) -> dict[str, str]:
 
 
 async def posted_parameters(request: Request) -> dict[str, str]:
-    """The parameters in a body, as one JSON object. Raises `InvalidInput`, `BodyTooLarge`."""
+    """Reads the parameters from a body, one JSON object. Raises `InvalidInput`, `BodyTooLarge`."""
     if request.query_params:
         raise InvalidInput(
             "parameters are in the URL and in the body",
@@ -434,7 +433,7 @@ async def posted_parameters(request: Request) -> dict[str, str]:
 
 
 def posted(operation: dict[str, Any]) -> dict[str, Any]:
-    """The description of an operation whose parameters are in the body."""
+    """Describes an operation whose parameters are in the body."""
     properties = {
         one["name"]: {**one["schema"], "description": one["description"]}
         for one in operation["parameters"]
@@ -449,7 +448,7 @@ def posted(operation: dict[str, Any]) -> dict[str, Any]:
 
 
 def _form(asked: str | None, accept: str) -> str:
-    """`format`, else the format of the first known type of `Accept`, else ndjson."""
+    """Returns `format`, else the format of the first known type of `Accept`, else ndjson."""
     if asked:
         if asked not in _OUTPUTS:
             raise InvalidInput(
@@ -462,6 +461,6 @@ def _form(asked: str | None, accept: str) -> str:
 
 
 def accepted_format(accept: str) -> str:
-    """The format of the first known type of an `Accept` header, else ndjson."""
+    """Returns the format of the first known type of an `Accept` header, else ndjson."""
     types = [part.split(";")[0].strip().lower() for part in accept.split(",")]
     return next((_ACCEPTED[t] for t in types if t in _ACCEPTED), "ndjson")

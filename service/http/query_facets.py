@@ -1,6 +1,11 @@
-"""`GET /query/histogram`: how many records match, by time and level, as one JSON object.
+"""Serves facets of a search as JSON: a histogram, fields, values, and counts by values.
 
-It takes a slot, and has the limits of a search; one whose client goes away ends.
+    GET /query/histogram          how many records match, by time and level
+    GET /query/fields, /values    fields and values for the completion of a search
+    GET, POST /query/count        how many records match, by values of fields
+
+Each reply is one JSON object. Each request takes a slot and has the limits of a search. It ends if
+its client disconnects.
 """
 
 from __future__ import annotations
@@ -113,7 +118,10 @@ HISTOGRAM_OPENAPI: Final[dict[str, Any]] = {
 
 
 def histogram_routes(engine: Callable[[], QueryEngine]) -> APIRouter:
-    """The route; `engine` is asked at each request, since a node may start after its app."""
+    """Returns the route.
+
+    It calls `engine` at each request, since a node may start after its app.
+    """
     routes = APIRouter(tags=["query"])
 
     async def counts(request: Request) -> Response:
@@ -151,7 +159,7 @@ async def _histogram(
 
 
 async def _first(engine: QueryEngine, search: QueryRequest, request: Request) -> int | None:
-    """The time of the first record of the time and the runs, whatever it holds."""
+    """Returns the time of the first record in the time range and the runs, whatever it holds."""
     if search.times is not None:
         async with await engine.open(restricted(request, search)) as running:
             return await running.totals(oldest_ms)
@@ -167,9 +175,7 @@ def _described(bucket: HistogramBucket) -> dict[str, Any]:
     return {"at": rfc3339(bucket.at_ms), "count": bucket.count, "levels": levels}
 
 
-# `GET /query/fields` and `GET /query/values`: what may be written next in a search.
-#
-# Each takes a slot, and has the limits of a search; one whose client goes away ends.
+# --- Completion ---------------------------------------------------------------------------------
 
 
 T = TypeVar("T", facets.SeenFields, facets.SeenValues)
@@ -258,7 +264,7 @@ VALUES: Final = _openapi(
 
 
 def completion_routes(engine: Callable[[], QueryEngine]) -> APIRouter:
-    """The routes; `engine` is asked at each request, since a node may start after its app."""
+    """Returns the routes; they call `engine` at each request: a node may start after its app."""
     routes = APIRouter(tags=["query"])
 
     async def names(request: Request) -> Response:
@@ -314,7 +320,7 @@ async def _sampled(
 
 
 def _looked(looked: Looked, stats: dict[str, Any]) -> dict[str, Any]:
-    """The record beyond the sample, by which one knows that there are more, is not counted."""
+    """Describes the sample without its extra record, which only proves that more records exist."""
     return {
         "records": looked.records,
         "all_records": looked.complete,
@@ -322,9 +328,7 @@ def _looked(looked: Looked, stats: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-# `GET` and `POST /query/count`: how many records match, by values of fields, as one JSON object.
-#
-# It takes a slot, and has the limits of a search; one whose client goes away ends.
+# --- Counts -------------------------------------------------------------------------------------
 
 
 _COUNT_PARAMETERS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
@@ -388,7 +392,7 @@ COUNT_OPENAPI: Final[dict[str, Any]] = {
 
 
 def count_routes(engine: Callable[[], QueryEngine]) -> APIRouter:
-    """The routes; `engine` is asked at each request, since a node may start after its app."""
+    """Returns the routes; they call `engine` at each request: a node may start after its app."""
     routes = APIRouter(tags=["query"])
 
     async def count(request: Request) -> Response:

@@ -1,10 +1,19 @@
-"""Limits the long replies in progress, so that the sum of their memory is bounded.
+"""Limits long replies, times requests, and makes the replies to appends.
 
 A reply of lines or records is made in pieces, and holds two of them while its client does not
-read: `PLACE_BYTES`. Only as many have a place as fit into `server.reply_bytes`. The next request
-waits for its turn; after `_PATIENCE_SECONDS` without a place it gets 503. Replies that nobody
-reads delay others only briefly: while a request waits, replies whose clients received next to
-nothing for `_STILL_SECONDS` are cut off, the oldest first and only as many as wait.
+read: `PLACE_BYTES`. Only as many replies have a place as fit into `server.reply_bytes`, so the sum
+of their memory is bounded. The next request waits for its turn and gets 503 after
+`_PATIENCE_SECONDS`. Replies that nobody reads delay others only briefly: while a request waits,
+replies whose clients received next to nothing for `_STILL_SECONDS` are cut off, the oldest first
+and only as many as wait.
+
+`tailrace_api_request_duration_seconds` has the times of requests by method, route and status. A
+request is timed from the application's call to its end, so a stream's time is the time that it was
+open. The labels come from bounded sets: methods of HTTP, patterns of routes, statuses that were
+sent. The fast path calls no application and observes its own requests.
+
+The answer to an append is headers and a body; the fast path sends both as one piece of bytes, which
+it makes once the batch is safe or refused.
 """
 
 from __future__ import annotations
@@ -28,11 +37,11 @@ from tailrace.logstore.errors import NodeNotReady, Unavailable
 
 PLACE_BYTES: Final = 1 << 20
 CONNECTION: Final = "tailrace.connection"
-"""Where a request's scope has its `ReplyConnection`, if there is one."""
+"""Key of a request's scope: its `ReplyConnection`, if it has one."""
 _PATIENCE_SECONDS: Final = 10.0
 _STILL_SECONDS: Final = 1.0
 _LEAST_BYTES: Final = 4 << 10
-# Of Linux's `struct tcp_info`, since 4.1.
+# From Linux's `struct tcp_info`, since 4.1.
 _INFO_BYTES: Final = 128
 _BYTES_ACKED: Final = struct.Struct("=Q")
 _BYTES_ACKED_AT: Final = 120
@@ -43,11 +52,11 @@ class ReplyConnection(Protocol):
 
     @property
     def taken(self) -> int | None:
-        """Bytes that its client has received so far; None: nothing waits to be read."""
+        """Returns the bytes that its client has received so far; None: nothing waits to be read."""
         ...
 
     def cut_off(self) -> None:
-        """Closes the connection now, and drops what was not read."""
+        """Closes the connection now and drops unread data."""
         ...
 
 
@@ -62,7 +71,7 @@ class Replies:
 
     @asynccontextmanager
     async def place(self, reader: ReplyConnection | None) -> AsyncIterator[None]:
-        """A place while the block runs. Raises `Unavailable` if none becomes free in time."""
+        """Holds a place while the block runs. Raises `Unavailable` if none becomes free in time."""
         await self._enter()
         try:
             if reader is not None:
@@ -74,7 +83,7 @@ class Replies:
             self._places.release()
 
     def limited(self, app: ASGIApp) -> ASGIApp:
-        """An app whose every reply has a place until it is sent."""
+        """Wraps an app so that every reply has a place until it is sent."""
 
         async def placed(scope: Scope, receive: Receive, send: Send) -> None:
             async with self.place(scope.get(CONNECTION)):
@@ -114,10 +123,10 @@ class Replies:
 
 
 def acknowledged(connection: socket.socket) -> int:
-    """Bytes of a TCP connection that the other end has acknowledged.
+    """Returns the bytes of a TCP connection that the other end has acknowledged.
 
-    The size of the transport's buffer tells less: it changes only when a third of the kernel's
-    buffer is free, which is many seconds of a slow line.
+    The transport's buffer size is less precise: it changes only when a third of the kernel's buffer
+    is free, which takes many seconds on a slow line.
     """
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
     return int(_BYTES_ACKED.unpack_from(info, _BYTES_ACKED_AT)[0])
@@ -127,12 +136,7 @@ def _stands_still(before: int | None, now: int | None) -> bool:
     return before is not None and now is not None and now - before < _LEAST_BYTES
 
 
-# How long requests take, by method, route and status: `tailrace_api_request_duration_seconds`.
-#
-# A request is timed from the application's call to its end, so a stream's time is the time that
-# it was open. The labels come from bounded sets: the method is one that HTTP knows, the path is
-# the pattern of a route, the status is what was sent. The fast path, which passes no application,
-# observes its own requests.
+# --- Durations of requests ----------------------------------------------------------------------
 
 
 APPEND: Final = f"{BASE}/{{fqn}}/{{runId}}"
@@ -140,17 +144,17 @@ CLOSE: Final = f"{APPEND}/close"
 NO_ROUTE: Final = "none"
 """The path of a request that no route takes."""
 LEFT: Final = "499"
-"""The status of a request whose client left before an answer began, as nginx has it."""
+"""Status of a request whose client left before an answer began, as in nginx."""
 _METHODS: Final = frozenset(["DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"])
 
 
 def appended(seconds: RequestSeconds, status: int = 200) -> Distribution:
-    """The times of appends that are answered with `status`."""
+    """Returns the times of appends that are answered with `status`."""
     return seconds.setdefault(("POST", APPEND, str(status)), Distribution())
 
 
 class TimedRequest:
-    """One request's `send`, which notes the status; `path` is its route where that is known."""
+    """The `send` of one request, which notes the status; `path` is its route if that is known."""
 
     __slots__ = ("_scope", "_seconds", "_send", "path", "status")
 
@@ -189,9 +193,7 @@ class TimedRequest:
             found.observe(now() - start)
 
 
-# The answer to an append, as headers and body and, for the fast path, as one piece of bytes.
-#
-# On the fast path the answer is made once the batch is safe or refused.
+# --- Receipts -----------------------------------------------------------------------------------
 
 
 JSON = (b"content-type", b"application/json")
@@ -208,11 +210,11 @@ def receipt_reply(
     unknown_levels: Sequence[str] = (),
     silent: Sequence[str] = (),
 ) -> tuple[Headers, bytes]:
-    """Headers and body of a receipt; the run's `tag` and `session` cookie come from its route.
+    """Returns headers and body of a receipt; the run's `tag` and `session` cookie are its route's.
 
     `replaced` characters of the text were not UTF-8; the body says how many if there are any.
-    `unknown_levels` are some levels that the records state and that are none of ours.
-    `silent` are nodes that this one does not hear: a deletion there may take the batch back.
+    `unknown_levels` are some of the levels in the records that Tailrace does not know. `silent` are
+    nodes that this one cannot reach: a deletion there may remove the batch again.
     """
     last = ulids.encode(receipt.last).encode()
     # A batch id is its last line's ULID with five zeros at the end.
@@ -239,12 +241,12 @@ def receipt_reply(
 
 
 def echo_cookie(last: bytes, tag: bytes) -> tuple[bytes, bytes]:
-    """The cookie by which a client echoes the run's last reply."""
+    """Returns the cookie by which a client echoes the run's last reply."""
     return (b"set-cookie", b"tailrace=%b.%b; Path=/; Max-Age=86400" % (last, tag))
 
 
 def response_bytes(status_line: bytes, headers: Headers, body: bytes) -> bytes:
-    """A whole HTTP/1.1 response; the status line has its line's end."""
+    """Returns a whole HTTP/1.1 response; the status line includes its line end."""
     return b"%b%b\r\n%b" % (status_line, b"".join([b"%b: %b\r\n" % h for h in headers]), body)
 
 
@@ -252,11 +254,11 @@ class Answerer(Protocol):
     """Counts a quick append and makes the answer to its refusal."""
 
     def silent(self) -> Sequence[str]:
-        """The nodes that this one does not hear now."""
+        """Returns the nodes that this one cannot reach now."""
         ...
 
     def stored(self, records: int, start: float) -> None:
-        """Counts a batch that is durable; `start` is when its request was complete."""
+        """Counts a durable batch; `start` is the time when its request was complete."""
         ...
 
     def not_stored(self, error: BaseException, headers: Headers, start: float) -> ProblemResponse:
@@ -294,15 +296,15 @@ class QuickReply:
 
     @property
     def done(self) -> asyncio.Future[None]:
-        """A future, done when the batch is as durable as it asked for."""
+        """Returns a future that is done when the batch is as durable as it asked for."""
         return self._submitted.done
 
     def failed(self, error: Exception) -> ProblemResponse:
-        """The answer where there is no response, though the batch may be durable."""
+        """Returns the answer without a response, though the batch may be durable."""
         return self._answerer.not_said(error, list(self._headers.items()))
 
     def response(self) -> tuple[int, Headers, bytes]:
-        """Status, headers and body."""
+        """Returns status, headers and body."""
         done = self.done
         error = NodeNotReady("the node is stopping") if done.cancelled() else done.exception()
         if error is not None:

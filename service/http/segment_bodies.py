@@ -1,4 +1,4 @@
-"""The bodies with which the queue's routes answer. Times are RFC 3339, UTC."""
+"""The response bodies of the queue's routes. Times are RFC 3339, UTC."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ class Forgotten(BaseModel):
 def deletion_page(
     found: Iterable[tuple[str, str | None, int]], after: str | None, limit: int
 ) -> DeletionPage:
-    """At most `limit` of the deletions (pipeline, run, highest ULID) behind a place."""
+    """Returns at most `limit` of the deletions (pipeline, run, highest ULID) after a place."""
     places = sorted((f"{fqn}/{run or ''}", fqn, run, t) for fqn, run, t in found)
     first = 0 if after is None else bisect_right(places, after, key=lambda one: one[0])
     page = places[first : first + limit]
@@ -201,18 +201,18 @@ def deletion_page(
 
 
 def rfc3339(ms: int) -> str:
-    """A time in milliseconds as RFC 3339 text."""
+    """Formats a time in milliseconds as RFC 3339."""
     moment = datetime.fromtimestamp(ms / 1000, UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def url_of(name: SegmentName) -> str:
-    """The path at which a segment is read."""
+    """Returns the path at which a segment is read."""
     return f"/segments/{quote(name.id, safe='')}"
 
 
 def given_segment(group: str, given: GivenLease, lease_seconds: float) -> NextSegment:
-    """The answer to `POST /segments/next`."""
+    """Returns the answer to `POST /segments/next`."""
     lease, segment = given.lease, given.segment
     return NextSegment(
         id=lease.name.id,
@@ -233,18 +233,18 @@ def given_segment(group: str, given: GivenLease, lease_seconds: float) -> NextSe
 
 
 def renewed(group: str, lease: Leased) -> Renewed:
-    """The answer to a renewal."""
+    """Returns the answer to a renewal."""
     until = rfc3339(lease.until_ms)
     return Renewed(id=lease.name.id, group=group, epoch=lease.epoch, lease_until=until)
 
 
 def group_row(group: ConsumerGroup, catalog: ListedSegments, now_ms: int) -> GroupRow:
-    """A group in short."""
+    """Returns a summary of a group."""
     return GroupRow(**_summary(group, lag_of(group, catalog, now_ms)))
 
 
 def group_details(group: ConsumerGroup, catalog: ListedSegments, now_ms: int) -> GroupDetails:
-    """A group with all that is open."""
+    """Returns a group with all that is open in it."""
     found = [
         OpenSegment(
             id=SegmentName(node, seq).id, **state_of(group, SegmentName(node, seq)).model_dump()
@@ -262,7 +262,7 @@ def group_details(group: ConsumerGroup, catalog: ListedSegments, now_ms: int) ->
 def segment_row(
     name: SegmentName, listed: ListedObject, quarantined: bool, groups: list[ConsumerGroup]
 ) -> SegmentRow:
-    """A segment, and what it is to each group."""
+    """Returns a segment and its state in each group."""
     return SegmentRow(
         id=name.id,
         url=url_of(name),
@@ -276,7 +276,7 @@ def segment_row(
 
 
 def state_of(group: ConsumerGroup, name: SegmentName) -> SegmentState:
-    """What a segment is to a group."""
+    """Returns the state of a segment in a group."""
     cursor = group.cursor(name.node)
     pending, failed = cursor.pending.get(name.seq), cursor.failed.get(name.seq)
     if failed is not None:

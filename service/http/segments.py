@@ -1,13 +1,13 @@
-"""`/segments/…`: consumer groups over HTTP, for programs that have nothing but HTTP.
+"""Serves `/segments/…`: consumer groups for programs that have nothing but HTTP.
 
-`POST /segments/next` leases. `GET` is an alias for one more version, and must not be cached; a HEAD
-of it is refused. A consumer that disconnects while it waits gets no lease.
+`POST /segments/next` leases a segment. `GET` is an alias for one more version, and must not be
+cached; a HEAD of it is refused. A consumer that disconnects while it waits gets no lease.
 
 `GET /segments/{id}` returns the records of a segment. It takes no lease.
 
 Parquet has a Content-Length, a strong ETag and ranges, so a client notices a body that broke off
-and can continue it. ndjson and text are generated while they are sent. A break ends the connection
-without the last chunk, and `Tailrace-Rows` is the number of records that there must be, unless a
+and can continue it. ndjson and text are generated while they are sent. If they break off, the
+connection ends without the last chunk. `Tailrace-Rows` is the expected number of records, unless a
 deletion removed some.
 """
 
@@ -59,7 +59,7 @@ _BODIES: Final[dict[str, Any]] = {
 
 
 def reading_routes(contents: Callable[[], Contents]) -> APIRouter:
-    """The route of a segment's records, for GET and HEAD."""
+    """Returns the route of a segment's records, for GET and HEAD."""
     routes = APIRouter(prefix="/segments", tags=["segments"])
 
     @routes.get(
@@ -165,7 +165,10 @@ Epoch = Annotated[int, Query(description="Of the lease.")]
 
 
 def queue_routes(queue: Callable[[], SegmentQueue]) -> APIRouter:
-    """The routes of consumers; `queue` is asked at each request: a node may start after its app."""
+    """Returns the routes of consumers; they call `queue` at each request.
+
+    A node may start after its app.
+    """
     routes = APIRouter(prefix="/segments", tags=["segments"])
 
     @routes.post("/next", summary=_LEASE, response_class=Response, responses=_LEASED)
@@ -250,7 +253,7 @@ def queue_routes(queue: Callable[[], SegmentQueue]) -> APIRouter:
 
 
 def group_routes(queue: Callable[[], SegmentQueue]) -> APIRouter:
-    """The routes of operators who look after groups."""
+    """Returns the routes of operators who look after groups."""
     routes = APIRouter(prefix="/segments/groups", tags=["segments"])
 
     @routes.get("", summary="All consumer groups", response_model=GroupList)
@@ -298,7 +301,7 @@ def group_routes(queue: Callable[[], SegmentQueue]) -> APIRouter:
 async def page_of(
     queue: SegmentQueue, after: str | None, limit: int, *, groups: bool = True
 ) -> SegmentPage:
-    """Groups, unless they are left out, and segments behind an id, by node and number."""
+    """Returns groups, unless they are left out, and segments after an id, by node and number."""
     known = await queue.report() if groups else []
     catalog = queue.catalog
     await catalog.within(queue.settings.poll_seconds / 2)

@@ -1,4 +1,22 @@
-"""uvicorn with our configuration: one process, one loop, nothing that slows an append."""
+"""Runs uvicorn: one process, one loop, CORS, and connections handed over between workers.
+
+The configuration has nothing that slows an append.
+
+CORS: a page of an origin in `server.cors_origins` may read replies; without the setting no page of
+another origin may. Such a page sends a token as a header, as every client does. It may not use
+cookies and other credentials of the browser. The fast path never gets such a request.
+
+Workers of a service accept from one socket, and the kernel chooses the worker of a connection. The
+batches of a run that come by many connections would be spread over all workers: still complete, but
+read from several journals and shown in their order. So a worker looks at the first request before
+it takes a connection (`MSG_PEEK`: nothing is consumed). If the request names a run of another
+worker, it passes the connection on, as a descriptor. The name of a run decides its worker.
+
+This is for order and speed only: every worker can serve every request. A connection stays with the
+worker that accepted it if the first request names no run or does not come at once, or if the other
+worker has no room for it. Later requests stay on their connection. With TLS nobody can read a
+request before the connection is taken, so the connection stays with the worker that accepted it.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +44,7 @@ from service.http.targets import run_of
 from tailrace.logstore.errors import Unavailable
 from tailrace.logstore.settings import items
 
-# Pages of other origins: which ones a browser lets read replies (CORS). None, unless set.
-#
-# A page of an origin in `server.cors_origins` sends a token as a header, as every client does. It
-# may not use cookies and other credentials of the browser. The fast path never meets such a
-# request.
+# --- CORS ---------------------------------------------------------------------------------------
 
 
 _METHODS: Final = ("GET", "HEAD", "POST", "PUT", "DELETE")
@@ -38,7 +52,7 @@ _REMEMBERED_SECONDS: Final = 600
 
 
 def with_cors(app: Any, origins: Sequence[str]) -> ASGIApp:
-    """The app, and replies that pages of these origins may read."""
+    """Wraps the app so that pages of these origins may read its replies."""
     if not origins:
         return cast("ASGIApp", app)
     return CORSMiddleware(
@@ -51,19 +65,7 @@ def with_cors(app: Any, origins: Sequence[str]) -> ASGIApp:
     )
 
 
-# A new connection goes to the worker that its first request is for.
-#
-# The workers of a service accept from one socket, and the kernel chooses who gets a connection. A
-# run whose batches come by many connections would be spread over all of them: still complete, but
-# read from several journals and shown in their order. So a worker looks at the first request
-# before it takes a connection (`MSG_PEEK`: nothing is consumed), and passes it on, as a
-# descriptor, if the request names a run that is another's. Which run is whose follows from its
-# name.
-#
-# This is for order and speed alone: every worker can serve every request. A connection stays
-# where it is if the first request names no run, does not come at once, or the other has no room
-# for it. Requests behind the first stay on their connection. With TLS nobody can read a request
-# before the connection is taken: it stays with the worker that accepted it.
+# --- Handover of connections --------------------------------------------------------------------
 
 
 _PEEKED = 16 << 10
@@ -76,7 +78,10 @@ _BACKLOG = 2048
 
 
 def owner(head: bytes, count: int) -> int | None:
-    """The worker of `count` that the request with these first bytes is for, None for any."""
+    """Returns the worker of `count` to which the request with these first bytes belongs.
+
+    None: any worker.
+    """
     words = head.partition(b"\r\n")[0].split(b" ")
     if len(words) != 3:
         return None
@@ -88,9 +93,10 @@ def owner(head: bytes, count: int) -> int | None:
 class Sharing:
     """What a worker shares with the others: the service's socket, and ways to pass on connections.
 
-    `inbox` gives those that others pass on to worker `number`, `outboxes` are the others' by
-    their numbers; all are `SOCK_SEQPACKET`. `serving` has a byte for each worker, which the parent
-    sets as long as it serves: what is passed on to one that has died would wait for it.
+    `inbox` receives connections that others pass on to worker `number`; `outboxes` are the others'
+    inboxes by their numbers. All are `SOCK_SEQPACKET`. `serving` has a byte for each worker, which
+    the parent sets as long as the worker serves: a connection passed on to a dead worker would wait
+    for it.
     """
 
     number: int
@@ -125,7 +131,7 @@ class Handover:
         self._rest: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Begins to accept, once all workers serve: connections wait so long, if not for ever."""
+        """Accepts once all workers serve; connections wait until then, but not for ever."""
         self._shared.listen(_BACKLOG)
         for each in (self._shared, self._inbox, *self._outboxes.values()):
             each.setblocking(False)
@@ -140,7 +146,7 @@ class Handover:
             self._rest = self._loop.call_later(_LOOK_SECONDS, self._begin, latest)
 
     def stop(self) -> None:
-        """Accepts no more; connections that wait for their first byte are closed."""
+        """Stops accepting and closes connections that wait for their first byte."""
         if self._rest is not None:
             self._rest.cancel()
         self._loop.remove_reader(self._shared)
@@ -155,7 +161,7 @@ class Handover:
                 connection, _ = self._shared.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
-            except OSError:  # no descriptors: others leave meanwhile
+            except OSError:  # no free descriptors: other connections end meanwhile
                 self._loop.remove_reader(self._shared)
                 self._rest = self._loop.call_later(
                     _REST_SECONDS, self._loop.add_reader, self._shared, self._accept
@@ -177,7 +183,7 @@ class Handover:
                 self._serve(socket.socket(fileno=descriptor))
 
     def _look(self, connection: socket.socket, *, waits: bool) -> None:
-        """Serves the connection or passes it on, once its first bytes are there."""
+        """Serves the connection or passes it on, once its first bytes have arrived."""
         try:
             head = connection.recv(_PEEKED, socket.MSG_PEEK)
         except BlockingIOError:
@@ -204,12 +210,12 @@ class Handover:
         self._waiting.pop(connection).cancel()
 
     def _pass_on(self, connection: socket.socket, number: int) -> bool:
-        """Whether the other worker has it; this process has it no longer then."""
+        """Returns true if the other worker took it; this process does not have it any more then."""
         if not self._serving[number]:
             return False
         try:
             socket.send_fds(self._outboxes[number], [b"c"], [connection.fileno()])
-        except OSError:  # its inbox is full, or it is gone
+        except OSError:  # the inbox is full, or the worker is gone
             return False
         connection.close()
         return True
@@ -235,7 +241,7 @@ _HEADERS: Final = [
 ]
 """Of every reply: a line of a log is never a page, a script or a frame."""
 _TLS_ALONE: Final = ("strict-transport-security", "max-age=31536000")
-"""Of every reply over TLS: a browser that was here once asks without TLS no more."""
+"""Of every reply over TLS: a browser that has seen it never asks without TLS again."""
 
 
 class Server(uvicorn.Server):
@@ -246,14 +252,14 @@ class Server(uvicorn.Server):
         yield
 
     def connected(self) -> asyncio.Protocol:
-        """The protocol of a connection that was accepted elsewhere."""
+        """Returns the protocol of a connection that was accepted elsewhere."""
         return self.config.http_protocol_class(  # type: ignore[call-arg]
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A bound socket; port 0 chooses a free one. Raises `OSError`."""
+    """Returns a bound socket; port 0 chooses a free one. Raises `OSError`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -266,7 +272,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
-    """A bound socket as `listen` gives it. Raises `Unavailable` with a hint for the operator."""
+    """Binds a socket as `listen` does. Raises `Unavailable` with a hint for the operator."""
     try:
         return listen(host, port)
     except OSError as error:
@@ -277,7 +283,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
 
 def address(bound: socket.socket, scheme: str = "http") -> str:
-    """The URL under which a socket listens."""
+    """Returns the URL under which a socket listens."""
     host, port = bound.getsockname()[:2]
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
@@ -290,10 +296,10 @@ def configured(
     quick: bool = True,
     secured: bool = True,
 ) -> Config:
-    """uvicorn's settings: `app` behind connections that `clients` counts.
+    """Builds uvicorn's configuration for `app`; `clients` counts connections.
 
     Without `quick` every append uses ASGI, which gives the same answers later. Without `secured`
-    there is no TLS, though the settings have a certificate.
+    TLS is off, even if the settings have a certificate.
     """
     server = app.settings.server
     connection = fast_path(app.append, clients) if quick else partial(Connection, clients)
@@ -327,8 +333,8 @@ async def serving(
 ) -> AsyncIterator[asyncio.Task[None]]:
     """Serves while the block runs, and then until the requests in progress are answered.
 
-    A worker accepts what is its own of the service's connections too, which it is `sharing`. Those
-    have TLS if the settings have a certificate; those of `bound` if they are `secured` as well.
+    With `sharing` a worker also accepts its own of the service's connections. Those have TLS if the
+    settings have a certificate; connections of `bound` have it if they are `secured` as well.
     """
     append = app.append
     clients = Clients(app.settings, append.counters, append.fresh_id)

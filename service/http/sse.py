@@ -1,33 +1,42 @@
-"""Server-sent events: how text and its cursor look on the wire.
+r"""Formats server-sent events of a run: how text, records and their cursors look on the wire.
 
-    id: <cursor>                      what `Last-Event-ID` and `after` take
+    id: <cursor>                      the value for `Last-Event-ID` and `after`
     event: logs | complete | error    upstream's Python client ends on these names; a reader that
                                       asked for unnamed events does not get this line
     data: <one LogStreamEvent>        one line of JSON, extra fields forbidden
 
 With `format=text` each line is an event of its own, without a name:
 
-    id: <cursor before the group>+<lines of the group so far>, or <cursor>, or as in `line_ids`
+    id: <cursor before the group>+<lines of the group so far>, or <cursor>, or see below
     data: <the line>
 
-With `format=ndjson` each record is an event of its own, an object as `/query` has it; ids
-count lines here as well, so that each is a place in every format.
+With `format=ndjson` each record is an event of its own, an object as in `/query`; ids count lines
+in this form as well, so that each is a place in every format.
 
-    event: silent                     these nodes do not answer, and their newest lines come once
-    data: {"nodes": […]}              they do; none: all answer again. In JSON `: silent {…}`.
-                                      `"store": true`: the object store does not answer, and what
-                                      comes are lines that nodes hold
+    event: silent                     these nodes do not answer; their newest lines come once they
+    data: {"nodes": […]}              do. An empty list: all answer again. In JSON `: silent {…}`.
+                                      `"store": true`: the object store does not answer, and the
+                                      stream sends lines that nodes hold
 
     event: again                      the object store answers, and has lines before some that came:
-    data: {}                          what follows begins before those. In JSON an empty replay
+    data: {}                          the stream continues before those. In JSON an empty replay
 
-No line of a log can begin or end a frame. In JSON everything that any client takes
-for a line end is escaped (Python's `splitlines` takes more than the standard does). In
-text they are shown as escapes (`\r`, `\v`, `\f`, `\0`, `\x1c`, `\x85`, `\u2028`), but for a `\r` at
-the end, which goes. Backslashes of the line that stand before one of these letters, or before such
-a character, are doubled: an odd number of them before a letter ends in an escape.
+No line of a log can begin or end a frame. In JSON every character that any client takes for a line
+end is escaped (Python's `splitlines` takes more than the standard does). In text they are shown as
+escapes (`\r`, `\v`, `\f`, `\0`, `\x1c`, `\x85`, `\u2028`), except a `\r` at the end, which is left
+out. Backslashes of the line that stand before one of these letters, or before such a character, are
+doubled: an odd number of them before a letter ends in an escape.
 
-`watching` is a reader's stay: from its registration at the tail until it leaves or is done.
+A group of lines follows one cursor. If its lines have their final place, or only one node exists,
+an id counts them: `<cursor>+<lines>`. Otherwise nodes differ in the order of lines, and a close
+sorts them (`service.run_log.cursors`). Then an id names the record before it:
+
+    <cursor>~<file>.<pos>.<ulid>.<n>@<node>        after record n of a batch
+    <cursor>~<file>.<pos>.<ulid>.-1@<node>+<k>     after k lines of it, if records have several
+
+`file` and `node` are the place of the batch, `pos` and `ulid` are the batch's. A group has lines of
+one node in the order of its positions, so a reader that has seen one of them has seen all before
+it. Of a batch that was begun, the remaining lines come first at every node.
 """
 
 from __future__ import annotations
@@ -63,7 +72,7 @@ HEADERS = [
 
 @contextmanager
 def watching(tail: Tail, key: RunKey, counters: HttpCounters) -> Iterator[Watcher]:
-    """A watcher of the run while the block runs."""
+    """Registers a watcher of the run at the tail while the block runs."""
     watcher = tail.watch(key)
     counters.readers += 1
     try:
@@ -100,7 +109,10 @@ _BEFORE_ESCAPES = re.compile(
 
 
 def event(kind: str, run: str, cursor: str | None, *, named: bool = True, **fields: Any) -> bytes:
-    """One event of the JSON form; `fields` are the fields of a LogStreamEvent that are set."""
+    """Returns one event of the JSON form.
+
+    `fields` are the fields of a LogStreamEvent that are set.
+    """
     value: dict[str, Any] = {"eventType": kind, "runId": run, **fields}
     if cursor is not None:
         value["after"] = cursor
@@ -109,17 +121,17 @@ def event(kind: str, run: str, cursor: str | None, *, named: bool = True, **fiel
 
 
 def data(value: dict[str, Any]) -> bytes:
-    """A JSON object as the end of an event."""
+    """Returns a JSON object as the end of an event."""
     return json_data(orjson.dumps(value))
 
 
 def json_data(text: bytes) -> bytes:
-    """Encoded JSON as the end of an event."""
+    """Returns encoded JSON as the end of an event."""
     return b"data: %b\n\n" % one_line(text)
 
 
 def one_line(text: bytes) -> bytes:
-    """Encoded JSON without what any client takes for a line end, but for `\n`."""
+    r"""Escapes the characters in encoded JSON that a client takes for a line end, except `\n`."""
     for separator, escape in _JSON_ESCAPES:
         if separator in text:
             text = text.replace(separator, escape)
@@ -129,9 +141,9 @@ def one_line(text: bytes) -> bytes:
 def text_lines(
     text: bytes, before: str, cursor: str, skipped: int = 0, ids: Sequence[bytes] | None = None
 ) -> bytes:
-    """Lines as one event each.
+    """Returns lines as one event each.
 
-    The group follows `before`, and `skipped` lines of it are left out. `ids` are of all its lines.
+    The group follows `before`; its first `skipped` lines are left out. `ids` are of all its lines.
     """
     body = shown(text).encode().replace(b"\r\n", b"\n")
     if b"\\" in body:
@@ -156,7 +168,7 @@ def records(
     skipped: int = 0,
     ids: Sequence[bytes] | None = None,
 ) -> bytes:
-    """Records as one event each; those of the first `skipped` lines are left out.
+    """Returns records as one event each; those of the first `skipped` lines are left out.
 
     Without `ids` of all records, ids count lines.
     """
@@ -175,7 +187,7 @@ def records(
 
 
 def silence(nodes: Sequence[str], *, store: bool) -> dict[str, Any]:
-    """The data of an event `silent`."""
+    """Returns the data of an event `silent`."""
     return {"nodes": list(nodes)} | ({"store": True} if store else {})
 
 
@@ -183,10 +195,9 @@ AGAIN = b"event: again\ndata: {}\n\n"
 
 
 def silent(nodes: Sequence[str], *, store: bool, named: bool) -> bytes:
-    """Which nodes do not answer; none: all answer again. Without an id: it is no place in a run.
+    """Returns the nodes that do not answer, as an event; none: all answer again.
 
-    `store`: the object store does not answer either.
-
+    It has no id, because it is no place in a run. `store`: the object store does not answer either.
     In the JSON form, not `named`, it is a comment: upstream takes every event for one of its own.
     """
     body = orjson.dumps(silence(nodes, store=store))
@@ -194,29 +205,18 @@ def silent(nodes: Sequence[str], *, store: bool, named: bool) -> bytes:
 
 
 def text_complete() -> bytes:
-    """The last event of the text form."""
+    """Returns the last event of the text form."""
     return b"event: complete\ndata: \n\n"
 
 
-# Ids of events within a group of lines whose order may change.
-#
-# A group of lines comes behind one cursor. Where lines have their final place, or there is one
-# node, an id counts them: `<cursor>+<lines>`. Elsewhere nodes differ in the order of lines, and a
-# close sorts them (`service.run_log.cursors`). There an id says which record it follows:
-#
-#   <cursor>~<file>.<pos>.<ulid>.<n>@<node>        behind record n of a batch
-#   <cursor>~<file>.<pos>.<ulid>.-1@<node>+<k>     behind k lines of it, if records have several
-#
-# `file` and `node` are where the batch is, `pos` and `ulid` are the batch's. A group has lines of
-# one node, in the order of its positions, so whoever has seen one of them has seen those before
-# it. Of a batch that was begun, what is left comes first at every node.
+# --- Ids within a group of lines ----------------------------------------------------------------
 
 
 _DIGITS = 19  # a line number has fewer
 
 
 class EventBatch(NamedTuple):
-    """A batch, or whole records of it from number `first` on; `pos` is the first one's.
+    """A batch, or whole records of it from number `first` on; `pos` is the position of the first.
 
     `before` lines of the batch come before them.
     """
@@ -241,7 +241,7 @@ class EventGroup(NamedTuple):
 class LiveStart(NamedTuple):
     """The place where a stream begins: `cursor`, then a number of lines to leave out.
 
-    Or lines of a batch that was `begun`, wherever it comes.
+    If a batch was `begun`, the lines to leave out are of that batch, wherever it comes.
     """
 
     cursor: Cursor | int | HeldPlace | None
@@ -250,14 +250,14 @@ class LiveStart(NamedTuple):
 
 
 def line_ids(before: str, group: EventGroup) -> list[bytes]:
-    """The id of every line of the group."""
+    """Returns the id of every line of the group."""
     stem = f"{before}~{group.file}."
     found = [one for batch in group.batches for one in _of_lines(stem, group.node, batch)]
     return found[group.begun :]
 
 
 def record_ids(before: str, group: EventGroup) -> list[bytes]:
-    """The id of every record of the group."""
+    """Returns the id of every record of the group."""
     stem = f"{before}~{group.file}."
     return [one for batch in group.batches for one in _of_records(stem, group.node, batch)]
 
@@ -282,7 +282,7 @@ def _of_records(stem: str, node: str, batch: EventBatch) -> Iterator[bytes]:
 
 
 def parse_start(text: str) -> LiveStart:
-    """The place that an event's `id` names. Raises `InvalidCursor`."""
+    """Parses an event's `id`. Raises `InvalidCursor`."""
     try:
         stem, plus, count = text.partition("+")
         skip = _number(count) if plus else 0

@@ -1,8 +1,14 @@
-"""`GET /docs`: the routes as a page, made by Swagger UI from `/openapi.json`.
+"""Serves files: the page of people at `GET /`, and the routes as a page at `GET /docs`.
 
-Everything that the page loads comes from this service: Swagger UI's files out of the package
-`fastapi-swagger`, of which no code is imported. The page's policy lets the browser load,
-run and ask nothing else, and show it in no other page's frame.
+`/` is the page in which people watch and search runs. Its files are in the package `service.page`,
+built from `page/`. All of them are read once, when the routes are made. A script or a style has its
+hash in its name, so a browser keeps it for ever; the page itself has an ETag. Its policy lets the
+browser load and ask this service only, run no inline script or style, and show the page in no other
+page's frame.
+
+`/docs` is made by Swagger UI from `/openapi.json`. All its files come from this service: Swagger
+UI's files are in the package `fastapi-swagger`, of which no code is imported. Its policy lets the
+browser load, run and ask nothing else, and show the page in no other page's frame.
 """
 
 from __future__ import annotations
@@ -58,7 +64,7 @@ _HEADERS: Final = {"content-security-policy": DOCS_POLICY}
 
 
 def docs_routes() -> APIRouter:
-    """The routes of the page and its files, which are not in the schema."""
+    """Returns the routes of the page and its files, which are not in the schema."""
     router = APIRouter(include_in_schema=False)
 
     @router.get("/docs")
@@ -80,7 +86,7 @@ def docs_routes() -> APIRouter:
 
 
 def _folder() -> str:
-    """The folder of Swagger UI's files. Raises `Unavailable` if it is not installed."""
+    """Returns the folder of Swagger UI's files. Raises `Unavailable` if it is not installed."""
     found = importlib.util.find_spec(_PACKAGE)
     if found is None or found.origin is None:
         raise Unavailable(
@@ -90,12 +96,7 @@ def _folder() -> str:
     return os.path.join(os.path.dirname(found.origin), "resources")
 
 
-# `GET /`: the page in which people watch and search runs, and the files that it loads.
-#
-# The files are in the package `service.page`, built from `page/`. All of them are read once, when
-# the routes are made. A script or a style has its hash in its name, so a browser keeps it for
-# ever; the page itself has an ETag. The policy lets the browser load and ask this service only,
-# run no inline script or style, and show the page in no other page's frame.
+# --- The page for people ------------------------------------------------------------------------
 
 
 _KINDS: Final = {
@@ -110,7 +111,7 @@ PAGE_POLICY: Final = (
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types tailrace"
 )
-# Beside those that the server adds to every reply.
+# In addition to the headers that the server adds to every reply.
 HEADERS: Final = {
     "content-security-policy": PAGE_POLICY,
     "cross-origin-opener-policy": "same-origin",
@@ -121,7 +122,7 @@ HEADERS: Final = {
 
 
 class _StaticFile:
-    """One file, plain and compressed, and how a browser may keep it."""
+    """One file, plain and compressed, and how a browser may cache it."""
 
     def __init__(self, path: str) -> None:
         with open(path, "rb") as file:
@@ -134,7 +135,7 @@ class _StaticFile:
         self._headers = HEADERS | {"cache-control": fresh}
 
     def response(self, request: Request) -> Response:
-        """The file, or 304 for a browser that has it."""
+        """Returns the file, or 304 for a browser that has it."""
         zipped = "gzip" in request.headers.get("accept-encoding", "")
         etag = f'{self._etag[:-1]}-gz"' if zipped else self._etag
         headers = self._headers | {"etag": etag}
@@ -148,7 +149,7 @@ class _StaticFile:
 
 
 def web_routes() -> APIRouter:
-    """The routes of the page and its files, which are not in the schema."""
+    """Returns the routes of the page and its files, which are not in the schema."""
     router = APIRouter(include_in_schema=False)
     folder = os.path.dirname(page.__file__)
     files = {

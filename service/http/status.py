@@ -1,18 +1,18 @@
-"""pipelineStatus, progress and metrics: what OpenMetadata's client reports of a run.
+"""Serves what OpenMetadata's client reports of a run: pipelineStatus, progress and metrics.
 
-A report is answered with 200 once it is stored; if the store is unavailable, with 503. The JSON
-of the client is stored and returned unchanged. A status that was never sent is 204 without a
-body, as upstream: the client asks for it before it sends its first one, and an error
-would keep it from sending any.
+A report is answered with 200 once it is stored, and with 503 if the store is unavailable. The
+client's JSON is stored and returned unchanged. A status that was never sent is 204 without a body,
+as upstream: the client asks for it before it sends its first one, and an error would keep it from
+sending any.
 
 `GET /progress/{fqn}/stream/{runId}` sends the progress of a run as server-sent events:
 
     id: <version>
     data: <the JSON object that the client sent>
 
-The stream begins with the progress that was sent last. Then it sends each change; of several
-between two sends only the newest. It ends, with an event named `complete`, when the run's live
-streams end. Progress that was sent to another node is found at the tail's next heartbeat.
+The stream begins with the last stored progress. Then it sends each change; of several changes
+between two sends it sends only the newest. It ends, with an event named `complete`, when the run's
+live streams end. The tail's next heartbeat finds progress that was sent to another node.
 
 sse-starlette sends the events and a silent stream's comments, and ends the reply when its client
 disconnects. `docs/decisions/074-sse-starlette-carries-progress-not-lines.md` explains why the live
@@ -44,7 +44,7 @@ from tailrace.logstore.errors import InvalidInput, TailraceError
 from tailrace.logstore.runs.report import RunReport
 
 HEARTBEAT: Final = "Tailrace-Heartbeat"
-"""In the reply to a status with `heartbeat`: seconds until the client is to repeat it."""
+"""In the reply to a status with `heartbeat`: seconds until the client must repeat it."""
 _EVENTS = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
 _OBJECT = {"content": {"application/json": {"schema": {"type": "object"}}}}
 _TAKES: dict[str, Any] = {"requestBody": {"required": True, **_OBJECT}}
@@ -103,7 +103,7 @@ class StatusList(BaseModel):
 
 
 def status_routes(node: NodeApi) -> APIRouter:
-    """The routes of `…/{fqn}/pipelineStatus`."""
+    """Returns the routes of `…/{fqn}/pipelineStatus`."""
     router = APIRouter(prefix=ROOT, tags=["status"])
 
     @router.put(
@@ -171,7 +171,7 @@ def status_routes(node: NodeApi) -> APIRouter:
 
 
 def progress_routes(node: NodeApi, max_readers: int, counters: HttpCounters) -> APIRouter:
-    """The routes of `…/progress/…` and `…/metrics/…`."""
+    """Returns the routes of `…/progress/…` and `…/metrics/…`."""
     router = APIRouter(prefix=ROOT, tags=["status"])
 
     @router.put(
@@ -251,7 +251,7 @@ def _json(body: bytes) -> Response:
 
 
 def _listed(reports: list[RunReport], paging: dict[str, Any] | None) -> Response:
-    """The bodies as they are stored, none of them parsed."""
+    """Lists the bodies as they are stored, without parsing them."""
     data = b",".join(report.body for report in reports)
     if paging is None:
         return _json(b'{"data":[%b]}' % data)
@@ -259,7 +259,7 @@ def _listed(reports: list[RunReport], paging: dict[str, Any] | None) -> Response
 
 
 def _checked(value: dict[str, Any]) -> str:
-    """The run of a status whose known fields are valid. Raises `InvalidInput`."""
+    """Returns the run of a status whose known fields are valid. Raises `InvalidInput`."""
     state = value.get("pipelineState")
     if state is not None and not (isinstance(state, str) and state in REPORTED):
         raise InvalidInput(
@@ -277,7 +277,7 @@ def _checked(value: dict[str, Any]) -> str:
 
 
 async def run_is_over(node: NodeApi, key: RunKey) -> bool:
-    """Whether streams beside a run's lines end now."""
+    """Returns true if the streams of a run other than its lines end now."""
     with suppress(TailraceError):
         if (await node.run_logs.reader.size(key)).state == "closed":
             return True
@@ -287,7 +287,7 @@ async def run_is_over(node: NodeApi, key: RunKey) -> bool:
 class RunStatusStream(EventSourceResponse):
     """A response that lasts until its run ends, its client disconnects or the node stops.
 
-    A subclass gives its events, each through `_counted`.
+    A subclass yields its events, each through `_counted`.
     """
 
     def __init__(
@@ -298,8 +298,8 @@ class RunStatusStream(EventSourceResponse):
             ping=node.tail.settings.heartbeat_seconds,
             ping_message_factory=self._heartbeat,
         )
-        # Without the library's `connection: keep-alive`, which a client of HTTP/1.0 would take for
-        # a promise: to such a client this reply ends with its connection.
+        # Without the library's `connection: keep-alive`: a client of HTTP/1.0 would take it for a
+        # promise, but for such a client this reply ends with its connection.
         self.raw_headers = list(sse.HEADERS)
         self._node = node
         self._key = key
@@ -308,7 +308,7 @@ class RunStatusStream(EventSourceResponse):
 
     @abstractmethod
     def _events(self) -> AsyncIterator[bytes]:
-        """The events, until the reply is over."""
+        """Yields the events until the reply is over."""
 
     def _counted(self, event: bytes) -> bytes:
         self._counters.stream_events += 1
@@ -333,7 +333,7 @@ class ProgressStream(RunStatusStream):
             stored = await watcher.unless_left(self._stored())
             over: bool | None = None
             while not watcher.gone:
-                # Nothing is awaited between the last look and the wait: no nudge is missed.
+                # Nothing is awaited between the last read and the wait, so no nudge is missed.
                 news = self._newer(stored) or self._newer(status.progress_here(self._key))
                 if news is not None:
                     self._sent = news.version
@@ -348,7 +348,7 @@ class ProgressStream(RunStatusStream):
                     over = None
 
     async def _stored(self) -> RunReport | None:
-        """The stored progress; while the store is unavailable, the next look has to do."""
+        """Returns the stored progress, or None; the next heartbeat repeats a read that failed."""
         with suppress(TailraceError):
             return await self._node.status.progress(self._key)
         return None

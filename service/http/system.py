@@ -1,9 +1,13 @@
-"""Routes for machines: liveness, readiness, metrics.
+"""Serves the routes for machines and operators: health, version, metrics, and verification.
 
-`GET /api/v1/system/version` is the version that OpenMetadata's client compares with its own.
+`GET /api/v1/system/version` returns the version that OpenMetadata's client compares with its own.
+The client refuses to work with a server of another major.minor version, so the reported version is
+a setting: the version of the clients.
 
-The client refuses to work with a server of another major.minor version. The reported version is
-therefore a setting: that of the clients.
+The route of verification starts `tailrace verify` as a child process and passes its lines on as
+they come. The command line imports the service and not the other way round, so the service runs it
+as a command and never imports it. A child keeps verification away from ingestion: it has memory of
+its own and a lower priority, and it does not outlive the service. One verification runs at a time.
 """
 
 from __future__ import annotations
@@ -43,7 +47,7 @@ class Version(BaseModel):
 
 
 def version_routes(reported: str, own: str) -> APIRouter:
-    """The version route."""
+    """Returns the version route."""
     router = APIRouter(tags=["operation"])
 
     @router.get("/api/v1/system/version", summary="Versions", response_model=Version)
@@ -63,9 +67,9 @@ class Health(BaseModel):
 def health_routes(
     node: NodeApi, scrape: Callable[[], Awaitable[bytes]] | None, gate: Gate | None = None
 ) -> APIRouter:
-    """The routes of health and metrics; `scrape` gives the metrics as Prometheus reads them.
+    """Returns the routes of health and metrics; `scrape` returns the metrics in Prometheus' format.
 
-    With rules of access, the problems are shown to those alone whom the rules know.
+    If access rules exist, only callers that the rules know see the problems.
     """
 
     def problems_for(request: Request) -> list[str]:
@@ -92,19 +96,14 @@ def health_routes(
 
     @router.get("/metrics", summary="Numbers for Prometheus", response_class=Response)
     async def metrics() -> Response:
-        # Each takes the event loop for a while: who asks meanwhile gets the next one together.
+        # A scrape takes the event loop for a while: requests that come meanwhile share the next.
         content = b"" if scrape is None else await calls.call("metrics", scrape)
         return Response(content, media_type=CONTENT_TYPE_LATEST)
 
     return router
 
 
-# Verification of all stored data over HTTP: a report that grows line by line.
-#
-# The route starts `tailrace verify` as a child process and passes its lines on as they come. The
-# command line knows the service and not the other way round, so the service finds it as a command
-# and never imports it. A child keeps verification away from ingestion: it has memory of its own
-# and a lower priority, and it does not outlive the service. One runs at a time.
+# --- Verification -------------------------------------------------------------------------------
 
 
 Verifier: TypeAlias = "Callable[[], VerificationCommand]"
@@ -124,7 +123,7 @@ _UNDER_WAY: Final = "The report of the one under way says how far it is; ask aga
 
 
 def verify_routes(verification: Verifier) -> APIRouter:
-    """The route that verifies and, with `repair`, repairs what can be repaired."""
+    """Returns the route that verifies and, with `repair`, repairs what can be repaired."""
     router = APIRouter(tags=["operation"])
 
     @router.post(
@@ -162,18 +161,21 @@ class _Report(StreamingResponse):
 
 
 def verify_command(settings: Settings) -> list[str]:
-    """The command that verifies the store; `-P` ignores modules in the working directory."""
+    """Returns the command that verifies the store.
+
+    `-P` ignores modules in the working directory.
+    """
     data = os.path.abspath(settings.data)
     return [sys.executable, "-P", "-m", "tailrace", "verify", "--json", "--data", data]
 
 
 def verify_environment(settings: Settings) -> dict[str, str]:
-    """The environment of the command: the settings that have no flag."""
+    """Returns the environment of the command: the settings that have no flag."""
     return environment_of(settings, ["query", "runs", "source_coordination"])
 
 
 class ReportLines:
-    """A report as it grows. Whoever has it closes it, whether it was read or not."""
+    """A report as it grows. Its owner closes it, whether it was read or not."""
 
     def __init__(self, first: bytes, others: AsyncGenerator[bytes, None]) -> None:
         self._first = first
@@ -194,10 +196,10 @@ class ReportLines:
 
 
 class VerificationCommand:
-    """Starts the command when it is asked for.
+    """Starts the verification command on request.
 
-    A report says nothing for at most `quiet_seconds`; a command that is told to stop is killed
-    after `stop_seconds`.
+    A report is silent for at most `quiet_seconds`. A command that was asked to stop is killed after
+    `stop_seconds`.
     """
 
     def __init__(
@@ -215,11 +217,12 @@ class VerificationCommand:
         self._under_way = False
 
     async def begin(self, *, repair: bool) -> ReportLines:
-        """A report, line by line of JSON.
+        """Starts a verification and returns its report, line by line of JSON.
 
-        The lines are those of `tailrace verify --json`, `{"progress": {"seconds": S}}` where
-        nothing else was said for a while, and `{"error": …, "hint": …}` last if it broke off.
-        Raises `Conflict` while there is another, `Unavailable` if it breaks off before a word.
+        The lines are those of `tailrace verify --json`, `{"progress": {"seconds": S}}` after a
+        while without another line, and `{"error": …, "hint": …}` last if it broke off. Raises
+        `Conflict` while another verification runs, `Unavailable` if it breaks off before its first
+        line.
         """
         if self._under_way:
             raise Conflict("the store is being verified", hint=_UNDER_WAY)
@@ -287,14 +290,14 @@ class VerificationCommand:
                     return
                 reading = asyncio.ensure_future(child.stdout.readline())
                 if line.startswith(_SUMMARY):
-                    quiet = None  # nothing follows it, however long the command takes to end
+                    quiet = None  # no line follows, however long the command takes to end
                 yield line
         finally:
             reading.cancel()
 
     async def _end(self, child: asyncio.subprocess.Process) -> None:
         with suppress(ProcessLookupError):
-            child.terminate()  # it removes what it spilled
+            child.terminate()  # the child then removes its spill files
         try:
             with suppress(TimeoutError):
                 await asyncio.wait_for(child.wait(), self._stop_seconds)
@@ -312,7 +315,7 @@ async def _read(stream: asyncio.StreamReader | None, kept: deque[bytes]) -> None
 
 
 def _reason(errors: Sequence[bytes], code: int | None) -> Unavailable:
-    """The text behind `error:` and `hint:` in the command's output."""
+    """Returns the text after `error:` and `hint:` in the command's output."""
     said = dict(line.decode(errors="replace").strip().partition(": ")[::2] for line in errors)
     found = said.get("error", f"it ended with status {code} and without a word")
     return Unavailable(f"verifying broke off: {found}", hint=said.get("hint", ""))

@@ -1,4 +1,4 @@
-"""The names in a URL: pipelines and runs in its path, and its parameters.
+"""Parses the names and ids of a request: pipelines and runs, parameters, ULIDs, cookies.
 
 A path is parsed from the right, because real clients do not quote names. OpenMetadata's client puts
 the pipeline's name into the URL as it is. A `/` in it arrives as more path segments, everything
@@ -7,13 +7,19 @@ before it is the name:
 
     /api/v1/services/ingestionPipelines/logs/<anything>/<run>[/close]
 
-A component is decoded only after the split, so a quoted `/` never splits. A run may have
-the name of a verb (`close`, `last`): then its name is quoted, `%63lose`. Unquoted it is
-refused on all routes, for half of them would take it for the verb. Only `logs` is
-a verb for readers, behind a name and a run: the run `logs` of a pipeline with a `/` in its
-name is read with that `/` quoted.
+A component is decoded only after the split, so a quoted `/` never splits. A run may have the name
+of a verb (`close`, `last`): then its name is quoted, `%63lose`. Unquoted it is refused on all
+routes, because half of them would take it for the verb. Only `logs` is a verb for readers, after a
+name and a run: to read the run `logs` of a pipeline with a `/` in its name, quote that `/`.
 
 Unknown parameters are refused, since they may be typing errors.
+
+The reply to an append sets two cookies, which OpenMetadata's client returns: `PIPELINE_SESSION`, as
+upstream names it, and ours:
+
+    tailrace={last ULID}.{16 hex digits: XXH3 of the run's name}
+
+The second half names the run of the ULID, because one client may serve several runs.
 """
 
 from __future__ import annotations
@@ -41,14 +47,14 @@ RESERVED = frozenset({"close", "download", "last", "next", "prev", "stream"})
 
 
 class AppendTarget(NamedTuple):
-    """The run that a POST names, and whether it is to be closed."""
+    """The run that a POST names, and whether the POST closes it."""
 
     key: RunKey
     close: bool
 
 
 def append_target(raw_path: bytes) -> AppendTarget:
-    """The run of an append or close. Raises `NotFound` (no run id) or `InvalidName`."""
+    """Returns the run of an append or close. Raises `NotFound` (no run id) or `InvalidName`."""
     parts = raw_path[len(PREFIX) :].split(b"/")
     close = parts[-1] == b"close" and len(parts) > 2
     if close:
@@ -73,7 +79,7 @@ def check_new_run(key: RunKey) -> None:
 
 
 def run_key(fqn: str, run: str) -> RunKey:
-    """The run that two quoted segments of a canonical path name. Raises `InvalidName`."""
+    """Returns the run that two quoted segments of a canonical path name. Raises `InvalidName`."""
     _refuse_verb(run)
     return RunKey(name(fqn.encode(), "fqn"), name(run.encode(), "runId"))
 
@@ -100,7 +106,7 @@ def _refuse_stream(parts: list[bytes]) -> None:
 
 
 def name(component: bytes, field: str) -> str:
-    """A path component as the text it encodes. Raises `InvalidName`."""
+    """Decodes a path component. Raises `InvalidName`."""
     try:
         text = unquote_to_bytes(component).decode()
     except UnicodeDecodeError as error:
@@ -112,10 +118,10 @@ def name(component: bytes, field: str) -> str:
 
 
 def canonical(raw_path: bytes, method: str) -> str:
-    """A path below `PREFIX` with each name as one quoted segment, for the router to match.
+    """Returns a path below `PREFIX` with each name as one quoted segment, for the router to match.
 
-    Two segments or more that end in no verb name a run, so the runs of a pipeline whose
-    name holds a `/` are listed (and deleted) under the name with that `/` quoted.
+    Two segments or more that end in no verb name a run. So the runs of a pipeline whose name holds
+    a `/` are listed (and deleted) under the name with that `/` quoted.
     """
     parts = raw_path[len(PREFIX) :].split(b"/")
     last = parts[-1]
@@ -134,7 +140,7 @@ def canonical(raw_path: bytes, method: str) -> str:
 
 
 def run_of(method: str, raw_path: bytes) -> bytes | None:
-    """What is the same in every spelling of a run's name, for paths that name one run."""
+    """Returns the part that all spellings of a run's name share, for paths that name one run."""
     if not raw_path.startswith(PREFIX):
         return None
     fqn, *rest = canonical(raw_path, method)[len(BASE) + 1 :].split("/")
@@ -145,7 +151,7 @@ def run_of(method: str, raw_path: bytes) -> bytes | None:
 
 
 def canonical_beside(raw_path: bytes) -> str | None:
-    """The same for a path that is not the logs' but beside them; None for any other.
+    """Returns the canonical form of a path next to the logs' prefix; None for any other path.
 
     …/progress/<anything>/[stream/]<run>    …/metrics/<anything>/<run>
     …/<anything>/pipelineStatus[/<run>]
@@ -171,12 +177,12 @@ def _joined(fqn: list[bytes], rest: list[bytes], base: str = BASE) -> str:
 
 def _quoted(segment: bytes) -> str:
     quoted = quote(unquote_to_bytes(segment), safe="")
-    # What came quoted is a name, and must not become the verb.
+    # A name that came quoted must not become the verb.
     return spelled(quoted) if quoted in RESERVED and segment != quoted.encode() else quoted
 
 
 def spelled(verb: str) -> str:
-    """A name that is spelled like a verb, quoted as in a path."""
+    """Quotes a name that is spelled like a verb, as in a path."""
     return f"%{ord(verb[0]):02X}{verb[1:]}"
 
 
@@ -199,7 +205,7 @@ def refuse_unknown(
 
 
 def one_of_each(text: str | None, field: str, known: Container[str], hint: str) -> frozenset[str]:
-    """The words between commas, each of them known; none if there is no text."""
+    """Splits words at commas and checks that each is known; none if the text is empty."""
     words = frozenset(word.strip() for word in (text or "").split(",")) - {""}
     for word in sorted(words):
         if word not in known:
@@ -207,19 +213,12 @@ def one_of_each(text: str | None, field: str, known: Container[str], hint: str) 
     return words
 
 
-# Identifiers of requests and batches on the wire: ULIDs in headers, echoes in cookies.
-#
-# The reply to an append sets two cookies, which OpenMetadata's client returns: `PIPELINE_SESSION`
-# as upstream names it, and ours,
-#
-#   tailrace={last ULID}.{16 hex digits: XXH3 of the run's name}
-#
-# whose second half says which run the ULID belongs to: one client may serve several.
+# --- Ids on the wire ----------------------------------------------------------------------------
 
 
 _COOKIE = b"tailrace="
 _ULID_CHARACTERS = 26
-# int() takes base 32 in C, but with other digits, and with spaces, signs and underscores.
+# int() parses base 32 in C, but with other digits, and accepts spaces, signs and underscores.
 _TO_BASE_32 = bytes(
     b"0123456789abcdefghijklmnopqrstuv"[ulids.ALPHABET.index(chr(c).upper())]
     if chr(c).upper() in ulids.ALPHABET
@@ -259,20 +258,20 @@ def parse_batch_id(text: bytes) -> int:
 
 
 def run_tag(key: RunKey) -> bytes:
-    """The tag of a run in a cookie."""
+    """Returns the tag of a run in a cookie."""
     name = f"{len(key.fqn)}:{key.fqn}/{key.run}"
     return xxhash.xxh3_64_hexdigest(name.encode("utf-8", "surrogatepass")).encode()
 
 
 def session_cookie(key: RunKey) -> bytes:
-    """The cookie that upstream sets on every append."""
+    """Returns the cookie that upstream sets on every append."""
     fqn = re.sub(r"[^a-zA-Z0-9]", "_", key.fqn)
     run = re.sub(r"[^a-zA-Z0-9-]", "_", key.run)
     return f"PIPELINE_SESSION={fqn}_{run}; Path=/; Max-Age=86400".encode()
 
 
 def echoed(cookies: bytes, tag: bytes) -> int:
-    """The ULID that our cookie carries for the run of `tag`; 0 if it has none."""
+    """Returns the ULID that our cookie carries for the run of `tag`; 0 if it carries none."""
     start = cookies.find(_COOKIE)
     if start < 0:
         return 0
@@ -283,11 +282,11 @@ def echoed(cookies: bytes, tag: bytes) -> int:
     try:
         return parse_ulid(cookies[start:end])
     except InvalidInput:
-        return 0  # a cookie that somebody made up is no reason to refuse lines
+        return 0  # a made-up cookie is no reason to refuse lines
 
 
 def request_id(headers: list[tuple[bytes, bytes]], fresh: str) -> str:
-    """The client's `X-Request-Id` if it is a plain token, else `fresh`."""
+    """Returns the client's `X-Request-Id` if it is a plain token, else `fresh`."""
     for name, value in headers:
         if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
             return value.decode()

@@ -1,23 +1,34 @@
 """Appends a batch: assigns its id, recognises known batches, and waits until it is durable.
 
-A batch that is sent twice is stored once. A batch without an id gets one that was never
-given out. A batch with a client's id is looked up among the run's recent batches. Only if
-its id is not above all that are known of the run, the journal and the run's chunks are searched
-too. What was acknowledged once is acknowledged again, never refused. OpenMetadata's
-first clients send again without an id, see below.
+**Duplicates.** A batch that is sent twice is stored once. A batch without an id gets one that was
+never given out. A batch with a client's id is looked up among the recent batches of its run. Only
+if its id is not above all known ids of the run, the journal and the run's chunks are searched too.
+A batch that was acknowledged once is acknowledged again, never refused.
 
-When more arrives than the store takes, the journal fills. Long before it is full every
-append waits a little, the longer the fuller the journal is. Clients then send as fast as the
-store takes, and are refused only when it takes nothing for long.
+**Back-pressure.** If batches arrive faster than the store takes them, the journal fills. Long
+before it is full every append waits a little, the longer the fuller the journal is. Clients then
+send as fast as the store accepts, and are refused only if it accepts nothing for long.
 
-OpenMetadata's clients of the first generation send batches again without an id. Such a client
-waits for the reply to a batch before it sends the next one. If the reply is lost, the client
+**Active runs.** `ActiveRuns` keeps the known batches of the runs that are being written. The state
+of a run is small and can be rebuilt from the journal and the store. It is therefore kept for the
+runs used last and dropped for others. An append may have to know whether the run's chunks hold its
+batch (`StoreLookup`). A store that does not answer blocks no append: a caller waits
+`_PATIENCE_SECONDS` for the answer and then continues without it. While one look-up is overdue, and
+for `_PAUSE_SECONDS` after it became so, no other is started. So a hanging store costs an occasional
+wait, not one for every batch. Invariants:
+
+- A late answer still counts: a run is `complete` once the store has answered, even if no caller
+  waits any more.
+- A run that was dropped meanwhile is another object by then, so a late answer claims nothing about
+  batches that arrived in between.
+
+**Gen-1 retries.** OpenMetadata's clients of the first generation send a batch again without an id.
+Such a client waits for the reply to a batch before it sends the next one. If the reply is lost, it
 sends the same lines again: at once, then after 1, 2 and 4 s. Its cookie jar still holds the cookie
 of the previous reply, so the retry echoes an older ULID than that of the batch. If the reply
-arrived, the next batch echoes that batch, whatever it holds.
-
-The rule applies to a connector that opened the run with the empty call of its
-generation, and to lines equal to those it sent last:
+arrived, the next batch echoes the ULID of that batch, whatever its lines are. The rule applies to a
+connector that opened the run with the empty call of its generation, and to lines equal to those it
+sent last:
 
 | the cookie echoes | the batch is |
 | --- | --- |
@@ -70,31 +81,15 @@ from tailrace.logstore.errors import (
     Unavailable,
 )
 
-# The runs that are being written: which of their batches are known, in memory or in the store.
-#
-# A run's state is small and can be rebuilt from the journal and the store. It is therefore kept
-# for the runs used last and dropped for others.
-#
-# An append may have to know whether the run's chunks hold its batch (`StoreLookup`). A store that
-# does not answer stops no append: a caller waits `_PATIENCE_SECONDS` for the answer and then
-# continues without it. While one look-up is overdue, and for `_PAUSE_SECONDS` after it became so,
-# no other is started. A store that hangs thus costs a wait now and then, and not one for every
-# batch.
-#
-# Invariants:
-#
-# - A late answer still counts: a run is `complete` once the store has answered, even if no caller
-#   waits any more.
-# - A run that was dropped meanwhile (`ActiveRuns`) is another object by then, so a late
-#   answer claims nothing about batches that arrived in between.
-
-
 _KNOWN_BATCHES = 512
 
 
 class ActiveRun:
-    """`last` is the highest ULID of a line that is known; `complete` says that it covers
-    the journal and the store, so that a higher id is certainly new."""
+    """The known batches of one run.
+
+    `last` is the highest known ULID of a line. If `complete`, it covers the journal and the store,
+    so a higher id is certainly new.
+    """
 
     __slots__ = ("batches", "complete", "last")
 
@@ -104,7 +99,7 @@ class ActiveRun:
         self.batches: OrderedDict[int, KnownBatch] = OrderedDict()
 
     def known(self, ulid: int) -> KnownBatch | None:
-        """A client's batch that is stored or being stored; refused ones are dropped."""
+        """Returns a client's batch that is stored or being stored; drops a refused one."""
         batch = self.batches.get(ulid)
         if batch is not None and batch.refused:
             del self.batches[ulid]
@@ -112,7 +107,7 @@ class ActiveRun:
         return batch
 
     def remember(self, ulid: int, batch: KnownBatch) -> None:
-        """Keeps a client's batch for the retries that may follow it."""
+        """Keeps a client's batch to recognise its retries."""
         self.batches[ulid] = batch
         if len(self.batches) > _KNOWN_BATCHES:
             # Older ones are found in the journal and the chunks; `complete` stays true,
@@ -128,7 +123,7 @@ class ActiveRuns:
         self._runs: OrderedDict[RunKey, ActiveRun] = OrderedDict()
 
     def get(self, key: RunKey) -> ActiveRun:
-        """The run's state, a new one if it is not in memory."""
+        """Returns the run's state, a new one if it is not in memory."""
         run = self._runs.get(key)
         if run is None:
             run = self._runs[key] = ActiveRun()
@@ -139,11 +134,11 @@ class ActiveRuns:
         return run
 
     def peek(self, key: RunKey) -> ActiveRun | None:
-        """The run's state, if it is in memory."""
+        """Returns the run's state if it is in memory."""
         return self._runs.get(key)
 
     def last_ulid(self, key: RunKey) -> int:
-        """The highest ULID of a line of the run that is known in memory, 0 if none is."""
+        """The highest ULID of a line of the run that is known in memory, else 0."""
         run = self._runs.get(key)
         return 0 if run is None else run.last
 
@@ -153,7 +148,7 @@ class ActiveRuns:
 
 _PATIENCE_SECONDS = 2.0
 _PAUSE_SECONDS = 10.0
-# Past this a question counts as lost, and the store is asked anew.
+# After this time a look-up counts as lost, and the store is asked again.
 _LOST_SECONDS = 60.0
 
 
@@ -181,7 +176,7 @@ class StoreLookup:
         self.given_up = 0
 
     async def find(self, key: RunKey, run: ActiveRun, ulid: int) -> KnownBatch | None:
-        """The batch in the run's chunks; None if it is not there, or no answer comes in time.
+        """Finds the batch in the run's chunks; None if absent, or without an answer in time.
 
         `run.last` covers the journal already; afterwards `run` is complete if the store answered.
         """
@@ -207,7 +202,7 @@ class StoreLookup:
         self._asking.discard(task)
         self._overdue.discard(task)
         if not task.cancelled():
-            task.exception()  # of a late answer: whoever asks next is told the same
+            task.exception()  # of a late answer: the next caller gets the same error
 
     async def _ask(self, key: RunKey, run: ActiveRun, ulid: int) -> KnownBatch | None:
         try:
@@ -233,7 +228,7 @@ def is_retry(last: LastBatch, batch: IncomingBatch, checksum: int, now_ms: int) 
         return False
     if batch.above:
         return batch.above < last.ulid
-    # A time ahead of the clock is none: a new batch taken for a retry would be lost.
+    # A time ahead of the clock does not count: a new batch taken for a retry would be lost.
     return 0 <= now_ms - last.at_ms <= RETRY_MS
 
 
@@ -246,11 +241,11 @@ class DeletionHorizons(Protocol):
     """The deletions that the node knows."""
 
     def horizon(self, key: RunKey) -> int:
-        """ULIDs of the run at or below it do not exist; 0 if nothing was deleted."""
+        """The ULID up to which the run is deleted, inclusive; 0 if it is not."""
         ...
 
     def age_ms(self, key: RunKey, now_ms: int) -> int:
-        """How long ago the run's last deletion was."""
+        """The age of the run's last deletion in milliseconds."""
         ...
 
 
@@ -286,7 +281,7 @@ class Appender:
         self.echoes_ignored = 0
 
     def submit(self, batch: IncomingBatch) -> Submitted | None:
-        """Takes a batch that needs no look-up and waits only for the disk; None for any other.
+        """Accepts a batch that needs no look-up and only waits for the disk; None for any other.
 
         Raises as `append`; so does the future.
         """
@@ -308,7 +303,7 @@ class Appender:
         return Submitted(last, done)
 
     async def append(self, batch: IncomingBatch) -> AppendReceipt:
-        """Stores a batch once; returns when it is as durable as it asked for.
+        """Stores a batch once; returns when it has the requested durability.
 
         Raises `BatchTooOld`, `BatchFromTheFuture`, `BatchConflict`, `RunDeleted`,
         `InvalidInput`, `JournalFull`, `JournalFailed`, `NodeNotReady`.
@@ -328,7 +323,7 @@ class Appender:
             known = await self._known(batch, chosen, checksum)
             if known is not None:
                 return await self._again(batch, chosen, known)
-            # Not before: while the store was asked the run may have been forgotten.
+            # Only now: the run may have been dropped while the store was asked.
             run = self.active.get(batch.key)
             ulid = chosen
         pos, done = self._write(batch, ulid, checksum)
@@ -344,7 +339,7 @@ class Appender:
                 run.remember(ulid, known)
             if gen1 is not None:
                 gen1.last = LastBatch(ulid, len(batch.text), self._now_ms(), known)
-            # Shielded: a client that goes away must not cancel what its retry waits for.
+            # Shielded: a client that disconnects must not cancel what its retry waits for.
             await asyncio.shield(done)
         if batch.durability == "bulk":
             await self._confirmed_through(pos + batch.records)
@@ -353,14 +348,14 @@ class Appender:
         return AppendReceipt(ulid, batch.records, False, batch.durability, last)
 
     def stop(self) -> None:
-        """Stops waiting for look-ups."""
+        """Ends all waits for look-ups."""
         self._lookup.stop()
 
     async def open_run(self, key: RunKey, connector: str) -> int:
         """Accepts the empty call with which a gen-1 client begins a run.
 
-        Returns a ULID below those of all later batches, for the client to echo, so that the
-        retry of its first batch is recognised by it too. Raises `JournalFailed`, `NodeNotReady`.
+        Returns a ULID below those of all later batches. The client echoes it, so the retry of its
+        first batch is recognised, too. Raises `JournalFailed`, `NodeNotReady`.
         """
         # With a full journal the connector is not remembered: its retries are stored twice.
         with suppress(JournalFull):
@@ -370,7 +365,7 @@ class Appender:
         return run.last
 
     def _gen1(self, batch: IncomingBatch) -> Connector | None:
-        """What is known of the sender, if it is a client that sends again without an id."""
+        """Returns the state of a gen-1 sender; None for any other."""
         if batch.connector is None:
             return None
         # Looked up in the journal's state: its own memory outlives that of the run.
@@ -379,7 +374,7 @@ class Appender:
     def _sent_before(
         self, batch: IncomingBatch, last: LastBatch | None, checksum: int
     ) -> tuple[int, KnownBatch] | None:
-        """The connector's last batch, if this one is its retry."""
+        """Returns the connector's last batch if this one is its retry."""
         if (
             last is None
             or not is_retry(last, batch, checksum, self._now_ms())
@@ -406,12 +401,12 @@ class Appender:
         )
 
     def _flags(self, key: RunKey, ulid: int) -> int:
-        """What the journal notes of an id that is ahead of the clock."""
+        """The flags for the journal of an id that is ahead of the clock."""
         time_ms, now_ms = ulids.time_ms(ulid), self._now_ms()
         if time_ms <= now_ms or ulid <= self._minter.last:
             return 0
         after = time_ms == ulids.time_ms(self._horizon(key)) + 1
-        # Of any other id in this millisecond, the bits say nothing.
+        # The bits of any other id in this millisecond have no meaning.
         made_now = after and abs(ulids.made_ms(ulid) - now_ms) <= 2 * MOST_MS
         return AHEAD | MADE_AFTER_DELETION if made_now else AHEAD
 
@@ -422,9 +417,10 @@ class Appender:
 
     @property
     def _most_ahead_ms(self) -> int:
-        """How far ahead of this node's clock an id may lie that some node has given out.
+        """The limit for how far an id of any node may lie ahead of this node's clock.
 
-        As far as those of clients, or what a deletion goes beyond; and clocks may be apart.
+        It is the limit for ids of clients or the margin of deletions, plus the difference of
+        clocks.
         """
         return self._settings.deleted_ahead_ms + 2 * MOST_MS
 
@@ -432,7 +428,7 @@ class Appender:
         return self._minter.mint(self._floor(batch, run), deleted=self._horizon(batch.key))
 
     def _floor(self, batch: IncomingBatch, run: ActiveRun) -> int:
-        """The ULID of its run above which an id is minted: the run's last, the client's echo."""
+        """The ULID above which an id is minted: the run's last one, the client's echo."""
         floor = run.last
         if batch.above > floor:
             ahead_ms = ulids.time_ms(batch.above) - self._now_ms()
@@ -443,9 +439,9 @@ class Appender:
         return floor
 
     async def _known(self, batch: IncomingBatch, ulid: int, checksum: int) -> KnownBatch | None:
-        """The batch if it is known already. Raises the error that refuses it.
+        """Returns the batch if it is known already. Raises the error that refuses it.
 
-        Nothing is awaited between its last look-up and its return, so None is still true then.
+        It awaits nothing between its last look-up and its return, so None is still true then.
         """
         self._check_deleted(batch.key, ulid)
         run = self.active.get(batch.key)
@@ -503,8 +499,8 @@ class Appender:
     async def _look_up(self, key: RunKey, ulid: int) -> KnownBatch | None:
         """Searches the journal, then the run's chunks, then what arrived meanwhile.
 
-        Without the store's answer a second copy may be stored: the run's log and the
-        table leave it out later.
+        Without the store's answer a second copy may be stored; the run's log and the table leave
+        it out later.
         """
         found = await self._look_up_journal(key, ulid)
         if found is not None:
@@ -513,7 +509,7 @@ class Appender:
         return await self._look_up_journal(key, ulid) or found
 
     async def _look_up_journal(self, key: RunKey, ulid: int) -> KnownBatch | None:
-        """The batch in memory or in the journal, once it is certain whether it is there.
+        """Finds the batch in memory or in the journal, once its presence is certain.
 
         A copy that is being written may still be refused, and its client may have cancelled
         its wait; the sync that covers it decides. Raises `JournalFull`, `JournalFailed`.
@@ -568,12 +564,12 @@ class Appender:
 
 
 def _attributes(batch: IncomingBatch) -> int | None:
-    """The digest of its constant attributes; None where records have their own."""
+    """The digest of its constant attributes; None if records have their own."""
     if not batch.meta:
         return 0
     return attributes_digest(decode_attributes(batch.meta)) if flags_of(batch.meta) else None
 
 
 def _alike(known: int | None, sent: int | None) -> bool:
-    """Attributes of records are not compared: their text is."""
+    """Whether the attributes are equal. Attributes of records are not compared; their text is."""
     return known is None or sent is None or known == sent

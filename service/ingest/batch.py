@@ -1,9 +1,8 @@
 """The batch that the HTTP API passes to the node, and the node's receipt.
 
-Both are made for every batch on the hot path, so they are plain slotted classes:
-freezing one costs a microsecond per instance.
-
-`KnownBatch` is a batch that a client may send again: how to recognise it, and when it is durable.
+Both are created for every batch on the hot path, so they are plain slotted classes: freezing one
+costs a microsecond per instance. `KnownBatch` is a batch that a client may send again: the data to
+recognise it, and a future that is done when it is durable.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from tailrace.logstore.batch import RunKey, digest
 
 @dataclass(slots=True)
 class KnownBatch:
-    """`end` is one past the last position.
+    """A batch that a client may send again; `end` is one past its last position.
 
     `done` is None if the journal certainly has the batch. `attributes` is its `attributes_digest`;
-    None where records have their own, or where it is not known: a run's log does not have it.
+    None if records have their own attributes, or if it is unknown: a run's log does not have it.
     """
 
     digest: int
@@ -82,14 +81,14 @@ class AppendReceipt:
 
 
 def attributes_digest(attributes: Mapping[str, str] | None) -> int:
-    """By which the constant attributes of two batches are compared; 0 of none."""
+    """A digest for comparing the constant attributes of batches; 0 without attributes."""
     if not attributes:
         return 0
     return digest(orjson.dumps(attributes, option=orjson.OPT_SORT_KEYS))
 
 
 class Submitted(NamedTuple):
-    """A batch on its way to the disk: the ULID of its last record, and when it is durable."""
+    """A batch that is being written: the ULID of its last record, and when it is durable."""
 
     last: int
     done: asyncio.Future[None]

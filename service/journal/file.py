@@ -1,15 +1,38 @@
-"""One journal file: its bytes, its rows, and its readers.
+"""One journal file: its index in memory, its readers, and reading it back after a crash.
 
-Readers pin and unpin a file from any thread. A file is given away when it is released and
-unpinned; another file may then overwrite it (`Spares`). A reader must therefore pin a file.
+**Index.** The node keeps one row of `BATCH` for each batch of a file, and no texts. Rows are
+appended to a small flat array and frozen into immutable blocks, so a reader uses the blocks without
+a copy and copies at most one of them. When a file is full, its rows are written to `{ULID}.idx` and
+mapped from that file: memory use does not grow with the pending part of the journal. The side file
+is a cache. It is not synced, and each start writes it again from the journal. One thread appends
+rows and other threads may read at the same time, because one assignment replaces the frozen blocks
+and the growing tail together.
 
-If the same process opens a folder again (a fork), each file exists as two objects. An earlier
-reader may still hold the first one, so the second is given away only `after` it.
+**Readers.** They pin and unpin a file from any thread. A file is given away when it is released and
+unpinned; a new journal file may then overwrite it (`service.journal.files.Spares`). So a reader
+must pin a file before it reads it. If the same process opens a folder again (a fork), each file
+exists as two objects. An earlier reader may still hold the first object, so the second one is given
+away only `after` it.
 
-Files are opened for reading on demand, and `ReadHandles` keeps some of them open: a journal of
-hundreds of files must not hold as many descriptors. When none are left, reading continues by
-closing handles of files that nobody reads at the moment. A pinned file keeps its path, so a path
-never changes its meaning while a handle is open. Handles are used from any thread.
+**Handles.** Files are opened for reading on demand, and `ReadHandles` keeps some of them open: a
+journal of hundreds of files must not hold as many descriptors. If no descriptor is free, a read
+closes handles that have no reader at the moment. A pinned file keeps its path, so a path never
+changes its meaning while a handle is open. Handles are used from any thread.
+
+**Scan.** `scan` reads the entries of a file one after another, after any crash or disk fault. After
+a bad entry it continues at the next whole one: at the end that the bad entry announces, if a whole
+entry begins there, or else at the first offset that holds one. The bad range is one of three:
+
+- *Damage*, if it is known to have been synced, or if that cannot be determined. It is known if the
+  caller or a later mark says so. It cannot be determined if a whole entry follows in a file of an
+  older program, whose writes do not begin with marks.
+- *Torn*, if no mark says so: writes that no sync covered when the power failed. The disk may have
+  kept later pages of them, so whole entries may follow.
+- *Unused* space, if an end was written there and no mark says more.
+
+A whole entry has a checksum that includes the file's secret, a body that makes sense, and, if it is
+a batch, a plausible position. So the text of a batch is never taken for an entry. A file is read in
+pieces; only one entry has to fit in memory.
 """
 
 from __future__ import annotations
@@ -33,18 +56,6 @@ from tailrace.logstore.errors import Damaged
 from tailrace.logstore.filesystem import NO_DESCRIPTOR, File, FileSystem
 from tailrace.logstore.segments.file_format import times_ms
 
-# The rows that the node keeps of a journal file: one of `BATCH` for each batch, no texts.
-#
-# Rows are appended to a small flat array and frozen into immutable blocks, so that a reader takes
-# the blocks as they are and copies at most one of them. When a file is full, its rows are written
-# to `{ULID}.idx` beside it and mapped from there: memory stays flat however much of the journal
-# is pending. The side file is a cache: it is not synced, and each start writes it again from the
-# journal.
-#
-# One thread appends; others may read meanwhile: frozen blocks and the growing tail are exchanged
-# together, by one assignment.
-
-
 BLOCK_ROWS = 4096
 SUFFIX = ".idx"
 
@@ -54,7 +65,7 @@ _LOW_BITS = (1 << 64) - 1
 
 
 class JournalFileIndex:
-    """The rows of one file, and the names that they refer to."""
+    """The rows of one file, and the names that the rows refer to."""
 
     def __init__(self) -> None:
         self.runs: list[RunKey] = []
@@ -90,7 +101,7 @@ class JournalFileIndex:
         """Appends the row of a batch whose text is at `offset` of the file."""
         run = self._run_numbers.get(key)
         if run is None:
-            # Listed before it has a number: a reader that sees the number finds the name.
+            # Listed first: a reader that sees the number finds the name.
             self.runs.append(key)
             run = self._run_numbers[key] = len(self.runs) - 1
         sender = self._connector_numbers.get(connector)
@@ -114,7 +125,7 @@ class JournalFileIndex:
         return [*blocks, _rows(tail)] if tail else list(blocks)
 
     def within(self, times: tuple[int, int] | None) -> list[Rows]:
-        """The rows of batches of these times, in order: ms of their ULIDs, inclusive."""
+        """The rows of batches whose ULIDs lie in `times`, in order; ms, both ends inclusive."""
         if times is None:
             return self.blocks()
         low, high = times
@@ -159,7 +170,7 @@ MOST = 32
 
 
 class _Handle:
-    """An open file and its number of readers; `gone`: to be closed after the last of them."""
+    """An open file and its number of readers. If it is `gone`, the last reader closes it."""
 
     __slots__ = ("file", "gone", "readers")
 
@@ -170,7 +181,7 @@ class _Handle:
 
 
 class ReadHandles:
-    """Keeps at most `most` handles open, those that were used last."""
+    """Keeps the `most` handles open that were used last."""
 
     def __init__(self, fs: FileSystem, most: int = MOST) -> None:
         self._fs = fs
@@ -191,7 +202,7 @@ class ReadHandles:
                 self._give_back(handle)
 
     def drop(self, path: str) -> None:
-        """Closes the file's handle: the file is removed, or must not be read any more."""
+        """Closes the handle of a file that is removed or must not be read any more."""
         with self._lock:
             handle = self._open.pop(path, None)
             if handle is not None:
@@ -223,7 +234,7 @@ class ReadHandles:
                 handle.file.close()
 
     def _close_idle(self, most: int) -> bool:
-        """Closes unused handles, oldest first, down to `most`; whether there were any."""
+        """Closes unused handles, oldest first, down to `most`. Returns whether it closed any."""
         before = len(self._open)
         for path in [path for path, handle in self._open.items() if handle.readers == 0]:
             if len(self._open) <= most:
@@ -240,7 +251,8 @@ class ReadHandles:
 class JournalFile:
     """A file of the journal. `end_pos` is one past its last `pos`.
 
-    `size` is where its entries end, `space` the bytes that it occupies on the disk: no less.
+    `size` is the offset where its entries end. `space` is the size on the disk in bytes, at least
+    `size`.
     """
 
     def __init__(
@@ -273,8 +285,9 @@ class JournalFile:
         self._lock = threading.Lock()
 
     def read(self, size: int, offset: int) -> bytes:
-        """Bytes of the file. Raises `JournalFailed` if the disk does not give them,
-        `NodeNotReady` if no descriptor is free to open it.
+        """Reads bytes of the file.
+
+        Raises `JournalFailed` if the disk fails, `NodeNotReady` if no descriptor is free.
         """
         return self._handles.read(self.path, size, offset)
 
@@ -296,7 +309,7 @@ class JournalFile:
                 discard(self._fs, self._index_path)
 
     def release(self, give: Callable[[str, int], None]) -> None:
-        """Gives path and size away once nobody reads the file any more."""
+        """Passes path and size to `give` as soon as the file has no reader."""
         with self._lock:
             self._give = give
             gone = self.pins == 0
@@ -348,7 +361,7 @@ class JournalFile:
             source.close()
 
     def _go(self, give: Callable[[str, int], None]) -> None:
-        # Not synced: a file that a power cut brings back is let go again.
+        # Not synced: if a power cut brings the file back, it is released again.
         self.close()
         if self.after is not None:
             self.after.release(give)
@@ -358,7 +371,7 @@ class JournalFile:
 
 
 def back_from(pos: int, size: int, files: Sequence[JournalFile]) -> int:
-    """The lowest position so that whole `files` from there to below `pos` have `size` bytes."""
+    """Returns the lowest position from which whole `files` below `pos` have `size` bytes."""
     for file in reversed(files):
         if file.end_pos <= pos:
             size -= file.size
@@ -368,37 +381,18 @@ def back_from(pos: int, size: int, files: Sequence[JournalFile]) -> int:
 
 
 def discard(fs: FileSystem, path: str) -> None:
-    """Removes a file that nothing depends on; if that fails, the next start releases it."""
+    """Removes a file that is not needed; if that fails, the next start releases it."""
     with contextlib.suppress(OSError):
         if fs.stat(path) is not None:
             fs.unlink(path)
 
 
-# Reads a journal file back after any crash or disk fault.
-#
-# Entries are read one after another. After a bad one, reading continues at the next whole entry:
-# where the bad entry says that it ends, if one is there, or else at the first offset that holds
-# one. The bad range is one of three:
-#
-# - *Damage*, if the range is known to have been synced, or if nobody can tell. It is known if the
-#   caller or a later mark says so. Nobody can tell if a whole entry follows in a file whose
-#   writes do not begin with marks (an older program wrote it).
-# - *Torn*, if no mark says so: writes that no sync covered when the power went. The disk may have
-#   kept later pages of them, so whole entries may follow.
-# - *Unused* space, if an end was written there and no mark says more.
-#
-# A whole entry has a checksum that includes the file's secret, a body that makes sense, and, if
-# it is a batch, a position that can stand there. So no text of a batch is taken for an entry.
-#
-# A file is read in pieces; only one entry has to fit in memory.
-
-
 _PIECE = 1 << 20
 _LONGEST_HEADER = 1 << 13
-# Entries without lines hold two names at most, in JSON.
+# An entry without lines holds at most two names, as JSON.
 _LONGEST_CONTROL = 1 << 20
 _CONTROLS = (wal.CUT, wal.CLOSE, wal.TOMBSTONE, wal.CONFIRM, wal.OPEN, wal.FINISH)
-# For one bad place: a text that is full of almost-entries must not hold up a start.
+# A limit for each bad entry: a text full of almost-entries must not delay a start.
 _CHECKED_BYTES = 1 << 30
 _CANDIDATE_BYTES = 256
 _POS_AT = wal.PREFIX.size + 20
@@ -416,7 +410,7 @@ class JournalEntry:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A range of bytes that cannot be read, and that had been synced as far as anybody knows."""
+    """A range of unreadable bytes that was synced, as far as is known."""
 
     offset: int
     size: int
@@ -425,9 +419,9 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class Torn:
-    """A range of bytes that cannot be read, and that no sync is known to have covered.
+    """A range of unreadable bytes that no sync is known to have covered.
 
-    Whole entries follow it if it is `followed`; otherwise it reaches to the end of the file.
+    If it is `followed`, whole entries follow; otherwise it reaches to the end of the file.
     """
 
     offset: int
@@ -444,7 +438,7 @@ class Passed:
 
 @dataclass(frozen=True, slots=True)
 class Unused:
-    """Where the entries end; the bytes after it are no entry of this file's present life."""
+    """The end of the entries; later bytes are no entries of this file's present life."""
 
     offset: int
 
@@ -470,10 +464,10 @@ class _FileWindow:
 def scan(
     file: File, header: wal.FileHeader, *, synced: int = 0
 ) -> Iterator[JournalEntry | Passed | Damage | Torn | Unused]:
-    """The file's entries, and its faults where they are.
+    """Yields the entries and the faults of the file in order.
 
     `synced` is the offset up to which the file is known to have been synced. Nothing follows
-    an `Unused`, or a `Torn` that is not followed.
+    an `Unused`, or a `Torn` that is not `followed`.
     """
     window = _FileWindow(file)
     offset = header.size
@@ -546,9 +540,9 @@ def _body_at(window: _FileWindow, offset: int, secret: bytes) -> memoryview | No
 
 
 class _Search:
-    """Searches for what follows a bad entry at `bad`.
+    """Searches the whole entry that follows a bad entry at `bad`.
 
-    The last batch before it ended at `batch_end`, and `next_pos` was the next position then.
+    `batch_end` is where the last batch before it ended, `next_pos` the next position then.
     """
 
     def __init__(
@@ -572,7 +566,7 @@ class _Search:
         return False
 
     def next_whole(self) -> int | None:
-        """The offset of the next whole entry, None if none follows. Call `claimed` before."""
+        """The offset of the next whole entry; None if none follows. Call `claimed` first."""
         announced = self._announced()
         if announced is not None and self._whole(announced):
             return announced
@@ -586,9 +580,9 @@ class _Search:
         return self._mark
 
     def _announced(self) -> int | None:
-        """Where the bad entry ends: by its length, or by that with the one bit that turned.
+        """Returns the end of the bad entry, by its length or by its length with one bit flipped.
 
-        It is that bit if the checksum is right with it.
+        The bit counts as flipped if the checksum is right with it.
         """
         prefix, at = self._window.bytes(self._bad, wal.PREFIX.size), self._bad + wal.PREFIX.size
         if len(prefix) < wal.PREFIX.size:
@@ -616,7 +610,7 @@ class _Search:
         return body[0] == wal.MARK or _is_object(body[1:])
 
     def _plausible(self, offset: int) -> bool:
-        """Whether an entry that begins so may stand there, before its checksum is computed."""
+        """Whether an entry with this beginning may stand there; a test before the checksum."""
         window, at = self._window, offset + wal.PREFIX.size
         head = window.bytes(offset, wal.PREFIX.size + wal.BATCH_HEAD.size)
         if len(head) <= wal.PREFIX.size:
@@ -626,7 +620,7 @@ class _Search:
         if length == 0 or at + length > window.size:
             return False
         if kind == wal.MARK:
-            # Its secret has 64 bits, and no text has it.
+            # Its secret has 64 bits, and no text contains it.
             mark = wal.decode_mark(window.bytes(at, min(length, wal.MARK_BODY.size)))
             return mark is not None and (mark.secret, mark.offset) == (self._secret, offset)
         if kind in _CONTROLS:
@@ -643,7 +637,7 @@ class _Search:
         )
 
     def _candidates(self, start: int, end: int) -> Iterator[int]:
-        """Offsets where an entry may begin, by the first bytes of one."""
+        """Yields offsets where an entry may begin, judged by its first bytes."""
         overlap = wal.PREFIX.size + wal.BATCH_HEAD.size
         for at in range(start, end, _PIECE):
             piece = np.frombuffer(self._window.bytes(at, _PIECE + overlap), np.uint8)
@@ -686,7 +680,7 @@ def _is_object(data: memoryview) -> bool:
 
 
 def _marks(window: _FileWindow, secret: bytes, start: int) -> Iterator[tuple[int, int]]:
-    """Offsets of whole marks from `start` on, each with the offset that it says was synced."""
+    """Yields offsets of whole marks from `start` on, each with the synced offset that it claims."""
     pattern = bytes((wal.MARK,)) + secret
     at = start
     while at < window.size:
@@ -715,8 +709,8 @@ def read_header(file: File) -> wal.FileHeader:
 def salvage_header(file: File, ulid: str) -> wal.FileHeader | None:
     """Rebuilds the damaged header of file `ulid`; None if that is impossible.
 
-    The `state` behind it has file, secret, node and position, and begins where a header with
-    a node name of that length ends.
+    The `state` that follows it has file, secret, node and position, and begins at the end of a
+    header with a node name of that length.
     """
     window = _FileWindow(file)
     for offset in range(wal.HEADER.size, min(_LONGEST_HEADER, window.size)):

@@ -1,41 +1,42 @@
-"""Files that the journal lets go, and the spares from which it makes new ones.
+"""Makes journal files, releases old ones, and checks the free space of their disk.
 
-An append changes the file's size and allocates blocks, so its sync is a commit of the file
-system's journal, and waits for everything else that is written there. Overwriting avoids
-that. A released file is therefore renamed instead of deleted, and the next journal file
-overwrites it. While there is no released file, one is filled with zeros.
+**Spares.** An append changes the file's size and allocates blocks, so its sync is a commit of the
+file system's journal and waits for everything else that is written to that file system. Overwriting
+avoids that. A released file is therefore renamed instead of deleted, and the next journal file
+overwrites it. While no released file is available, a file is filled with zeros.
 
     {ULID}.spare               was the journal file of that name
-    zeros-{ULID}.spare         was filled beside that journal file
+    zeros-{ULID}.spare         was filled while that journal file was the newest
     zeros-{ULID}.spare.new     is being filled
 
 Invariants:
 
 - The content of a spare has no meaning.
 - A spare is at least as long as a full journal file, and at most twice as long.
-- After a deletion no file from before it becomes a spare, and those that did are removed.
-- A file that is being filled has another name until nobody writes to it any more.
-- Spares never cause the refusal of a batch or a file: they are dropped when the disk is scarce.
+- After a deletion no older file becomes a spare, and spares that were journal files are removed.
+- A file has the name `….new` while it is being filled, until the last write to it has ended.
+- Spares never cause the refusal of a batch or a file: they are dropped when the disk is nearly
+  full.
 
 `Spares.give` may be called from any thread, everything else from the loop only.
 
-A new journal file is made in this order: header and state, sync, rename. Invariants:
+**New files.** `FileMaker` makes a journal file in this order: header and state, sync, rename.
+Invariants:
 
 - It overwrites a spare if there is one; the spare is gone in any case.
-- Until it is whole it has another name, so a failure leaves nothing that a later start could
+- The file has another name until it is whole, so a failure leaves nothing that a later start could
   mistake for a journal file.
 - After the rename nothing is opened any more: a rename that may or may not survive a power cut
   could not be undone. The folder is therefore held open from the start.
 
-The journal checks the free space of the disk before it accepts a batch. While less than
-`JournalSettings.min_free_bytes` is free, it accepts no batch, so that there is space for the
-cuts without which nothing could be shipped and released. Spares are dropped first.
+**Free space.** `DiskSpace` checks the free space of the disk before the journal accepts a batch.
+While less than `JournalSettings.min_free_bytes` is free, the journal accepts no batch. This keeps
+space for the cuts, without which nothing could be shipped and released. Spares are dropped first.
+Asking the disk costs a system call, so batches ask once per MiB, and each batch asks while the disk
+is nearly full.
 
-Asking the disk costs a system call, so batches do it once per MiB, and every batch does while
-the disk is scarce.
-
-A fork opens the folder of a journal again in the same process. Readers of the earlier journal
-then still hold files that the later journal has as files of its own. `Succession` keeps the later
+**Forks.** A fork opens the folder of a journal again in the same process. Readers of the earlier
+journal then still hold files that the later journal has as its own. `Succession` keeps the later
 journal from giving them away to be overwritten while they are read.
 """
 
@@ -57,7 +58,7 @@ from tailrace.logstore.errors import JournalFailed, JournalFull, NodeNotReady
 from tailrace.logstore.filesystem import File, FileSystem, OpenFolder
 
 _PIECE = 1 << 20
-# A full file of 64 MiB in about four seconds: a fraction of what any disk writes.
+# Fills a file of 64 MiB in about four seconds: a fraction of the write rate of any disk.
 _PAUSE_SECONDS = 0.05
 _ZEROS = bytes(_PIECE)
 _ZEROS_PREFIX = "zeros-"
@@ -96,13 +97,13 @@ class Spares:
 
     @property
     def lacking(self) -> bool:
-        """Whether the next file would have to grow, and no spare is being filled."""
+        """Whether no spare is available for the next file and none is being filled."""
         if self._offload is None or self._paths or self._closed or self._most == 0:
             return False
         return self._filling is None or self._filling.done()
 
     def give(self, path: str, size: int) -> None:
-        """Makes a journal file that nobody reads any more a spare, or removes it.
+        """Makes a spare of a journal file that has no reader, or removes the file.
 
         Does nothing once the journal is closed: the folder's next journal may hold the file.
         """
@@ -111,7 +112,7 @@ class Spares:
         self._keep(path, path.removesuffix(wal.SUFFIX) + wal.SPARE_SUFFIX, size)
 
     def take(self) -> str | None:
-        """The path of a spare, which belongs to the caller from now on."""
+        """Returns the path of a spare, which then belongs to the caller."""
         with self._lock:
             return self._paths.pop() if self._paths else None
 
@@ -136,7 +137,7 @@ class Spares:
             await asyncio.wait((self._filling,))
 
     def begin_to_fill(self, ulid: str) -> None:
-        """Fills a spare with zeros beside the newest file, `ulid`: one try for each."""
+        """Starts to fill a spare with zeros; one try while file `ulid` is the newest."""
         if self._offload is not None and self.lacking and ulid != self._tried_beside:
             self._tried_beside = ulid
             self._filling = asyncio.create_task(self._fill(ulid, self._offload), name="spare")
@@ -145,7 +146,7 @@ class Spares:
         """Writes a spare of zeros in small steps; gives up if the disk is scarce or fails."""
         path = f"{self._folder}/{_ZEROS_PREFIX}{ulid}{wal.SPARE_SUFFIX}"
         making = f"{self._folder}/{_ZEROS_PREFIX}{ulid}{wal.NEW_SPARE_SUFFIX}"
-        # A file ends with the group that fills it, so a little more is used than its size.
+        # A file ends with the group that fills it, so it grows a little beyond its size.
         size = self._file_bytes + min(self._file_bytes // 8, _PIECE)
         try:
             for offset in range(0, size, _PIECE):
@@ -154,7 +155,7 @@ class Spares:
                 await self._clock.sleep(_PAUSE_SECONDS)
             await offload(partial(self._keep, making, path, size))
         except OSError:
-            # The journal does without; what fails on its own files it hears by itself.
+            # The journal works without a spare, and notices errors of its own files itself.
             discard(self._fs, making)
 
     def _check_room(self, size: int) -> None:
@@ -163,7 +164,7 @@ class Spares:
             raise OSError(f"{free} bytes are free")
 
     def _zero(self, path: str, offset: int, size: int) -> None:
-        # Opened each time: the thread owns what it writes to, however the loop ends.
+        # Opened each time: the thread owns the file that it writes, however the loop ends.
         out = self._fs.open(path, "update")
         try:
             out.write_at([memoryview(_ZEROS)[:size]], offset)
@@ -244,9 +245,9 @@ class FileMaker:
         self._held.close()
 
     def _name_newest(self, ulid: str) -> None:
-        """Writes which file is the newest, so that a reader notices that it is gone.
+        """Writes the name of the newest file, so that a reader notices if that file is gone.
 
-        Not synced, and without effect if the disk refuses: an older name claims less.
+        The name is not synced, and a refusal of the disk is ignored: an older name claims less.
         """
         path = f"{self._folder}/{wal.NEWEST}"
         making = f"{path}.new"
@@ -262,7 +263,7 @@ class FileMaker:
             discard(self._fs, making)
 
     def _next_ulid(self, known: Sequence[str]) -> int:
-        """A ULID above every older file's, so that names have the order of files."""
+        """Returns a ULID above those of all older files, so that names sort as the files do."""
         fresh = ulids.fresh(self._clock, self._entropy)
         return max([fresh, *[ulids.decode(ulid) + 1 for ulid in known]])
 
@@ -293,16 +294,16 @@ class FileMaker:
         return made, out
 
     def _take_over(self, spare: str, making: str) -> None:
-        """Renames a spare, and syncs that before the first byte changes.
+        """Renames a spare, and syncs the rename before the first byte changes.
 
-        The earlier name of the file must not come back with the bytes of the new one.
+        After a power cut the earlier name must not come back with the bytes of the new file.
         """
         self._fs.rename(spare, making)
         self._held.sync()
 
 
 def _begin(out: File, header: wal.FileHeader, state: bytes) -> tuple[int, int]:
-    """Writes header and state; the offset where they end, and the file."""
+    """Writes header and state. Returns the offset where they end, and the size of the file."""
     head = wal.encode_header(
         file=header.file, secret=header.secret, first_pos=header.first_pos, node=header.node
     )
@@ -336,9 +337,9 @@ class DiskSpace:
                 raise JournalFull(shortage)
 
     def left_bytes(self) -> int:
-        """Bytes that are free now beyond those to be kept free; negative if those are not left.
+        """Returns the free bytes beyond `min_free_bytes`; negative if less than that is free.
 
-        The space of spares, which batches overwrite, is not counted. Raises `JournalFailed`.
+        Does not count the space of spares, which batches overwrite. Raises `JournalFailed`.
         """
         try:
             return self._fs.free_bytes(self._folder) - self._min_free_bytes
@@ -346,7 +347,7 @@ class DiskSpace:
             raise JournalFailed(f"the disk of the journal does not answer: {error}") from error
 
     def shortage(self) -> str | None:
-        """Why even the smallest batch is refused, as a sentence; None if it is not.
+        """Says in a sentence why even the smallest batch is refused; None if it is not.
 
         Asks the disk now; the answer holds for the next batch too.
         """
@@ -363,7 +364,7 @@ class DiskSpace:
         self._spares.drop()
         if self.left_bytes() >= size:
             return None
-        # The same words each time, for they are a problem that lasts or is over.
+        # The same words each time, since a problem is identified by its text.
         return (
             "the disk of the journal is full: batches have no room beside "
             f"the {self._min_free_bytes} bytes that are kept free"
@@ -378,13 +379,13 @@ class Succession:
         self._over = False
 
     def let_go(self, file: JournalFile, give: Callable[[str, int], None]) -> None:
-        """Releases a file, and remembers it for as long as somebody reads it."""
+        """Releases a file, and remembers it as long as it has readers."""
         self._leaving = [other for other in [*self._leaving, file] if other.pins]
         file.release(give)
 
     @property
     def is_read(self) -> bool:
-        """Whether somebody reads a file that was let go, so that it is still there."""
+        """Whether a released file still has readers, so that it still exists."""
         return any(file.pins for file in self._leaving)
 
     def hand_over(self, earlier: Sequence[JournalFile], later: Sequence[JournalFile]) -> None:

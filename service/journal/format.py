@@ -1,4 +1,4 @@
-"""The bytes of a journal file.
+"""Encodes and decodes the bytes of a journal file, and translates errors of its disk.
 
 All numbers are little-endian. A file is named `{ULID}.wal`:
 
@@ -26,32 +26,40 @@ The length is that of the body. The checksum covers the body and then the secret
 state, which contains the secret, covers the body alone.
 
 A file is written as `{ULID}.wal.new` and renamed when header and state are synced. It
-overwrites a spare (`*.spare`) if there is one: a file whose space exists already, with any
-content, mostly entries of an earlier life. `{ULID}.idx` beside a journal file is
-a cache of its rows (`index`). `newest` has the ULID of the file that was made last.
+overwrites a spare (`*.spare`) if there is one: a file whose space is allocated already. Its content
+is arbitrary, mostly entries of an earlier life. `{ULID}.idx` is a cache of the rows of a journal
+file (`service.journal.file.JournalFileIndex`). `newest` holds the ULID of the newest file.
 
 Invariants:
 
-- Every version of the format has magic, version and length where they are, and its
-  header ends in the checksum of the rest.
+- Every version of the format has magic, version and length at these offsets, and its header ends
+  in the checksum of the rest.
 - Entries follow one another without gaps, in the order in which they were appended;
   `pos` never falls and is never reused.
 - No entry of an earlier life of the file is valid: its checksum includes another secret.
-- A write begins with a mark if something was synced since the last mark, and after every
-  `MARK_EVERY` bytes. A mark also follows the last write of a journal that is idle or is
-  closed. Its secret is random for each file and never leaves the node, so no payload can fake
-  one. A state with `write_marks` says that its file has them; older programs wrote a mark
-  after every `MARK_EVERY` bytes only.
+- A write begins with a mark if something was synced since the last mark or `MARK_EVERY` bytes
+  were written. A mark also follows the last write of a journal that is idle or closed. The secret
+  of a mark is random for each file and never leaves the node, so no payload can fake a mark. A
+  state with `write_marks` says that its file has these marks; older programs only wrote a mark
+  after every `MARK_EVERY` bytes.
 - A reader that finds a bad entry continues at the next whole one.
-- Bytes after the last offset that any mark or later file claims to be synced may be torn by
-  a power cut: nothing there was acknowledged as durable, but for the last sync of a process
-  that ended at once. A start writes a filler over a torn range that whole entries follow.
+- A power cut may tear bytes after the last offset that a mark or a later file claims to be synced.
+  None of these bytes were acknowledged as durable, except by the last sync of a process that ended
+  right after it. A start writes a filler over a torn range that whole entries follow.
 
-The bytes behind a batch entry's text are its metadata. Of structured records they are JSON
-columns: `[ends, ts, levels, attributes]`, as in `RecordMeta`. Where the lowest flag is set
-(`tailrace.logstore.batch.CONSTANT_ATTRIBUTES`), they are a JSON object: the attributes of each
-line. The flags `AHEAD` and `MADE_AFTER_DELETION` concern the ULID. Version 1 has no flags; nothing
-else differs from version 2.
+The metadata of a batch follow its text. For structured records they are JSON columns:
+`[ends, ts, levels, attributes]`, as in `RecordMeta`. If the lowest flag is set
+(`tailrace.logstore.batch.CONSTANT_ATTRIBUTES`), they are a JSON object: the attributes of every
+line. The flags `AHEAD` and `MADE_AFTER_DELETION` concern the ULID. Version 1 has no flags and is
+otherwise the same as version 2.
+
+An `OSError` becomes one of three errors of the journal:
+
+| the disk says | the error | meaning |
+| --- | --- | --- |
+| ENOSPC, EDQUOT | `JournalFull` | nothing was written; try again when the disk has space |
+| EMFILE, ENFILE | `NodeNotReady` | nothing was opened, so nothing changed; try again |
+| anything else | `JournalFailed` | the disk fails: the node ends and keeps the synced entries |
 """
 
 from __future__ import annotations
@@ -79,7 +87,7 @@ from tailrace.logstore.filesystem import NO_DESCRIPTOR
 
 
 class MetaColumns:
-    """Columns that grow; they are held encoded, not as objects."""
+    """Columns of metadata that grow. They are kept encoded, not as objects."""
 
     def __init__(self) -> None:
         self._columns: tuple[list[bytes], ...] = ([], [], [], [])
@@ -87,7 +95,7 @@ class MetaColumns:
         """Bytes of all columns so far."""
 
     def add(self, meta: RecordMeta) -> None:
-        """Adds records, at least one; `ends` are offsets in the whole batch's text."""
+        """Adds one or more records. Their `ends` are offsets in the text of the whole batch."""
         given = (meta.ends, meta.ts, meta.levels, meta.attributes)
         for column, values in zip(self._columns, given, strict=True):
             piece = orjson.dumps(values)[1:-1]
@@ -100,25 +108,25 @@ class MetaColumns:
 
 
 def encode_meta(meta: RecordMeta | None) -> bytes:
-    """The columns of all records at once; nothing for a batch of plain lines."""
+    """Encodes the columns of all records at once; empty for a batch of plain lines."""
     if meta is None:
         return b""
     return orjson.dumps([meta.ends, meta.ts, meta.levels, meta.attributes])
 
 
 def decode_meta(data: bytes) -> RecordMeta:
-    """Decodes what `encode_meta` gave."""
+    """Decodes the output of `encode_meta`."""
     ends, ts, levels, attributes = orjson.loads(data)
     return RecordMeta(ends, ts, levels, attributes)
 
 
 def encode_attributes(attributes: Mapping[str, str]) -> bytes:
-    """The metadata of a batch of plain lines that all have these attributes."""
+    """Encodes the metadata of a batch of plain lines that all have these attributes."""
     return orjson.dumps(attributes)
 
 
 def decode_attributes(data: bytes) -> dict[str, str]:
-    """Decodes what `encode_attributes` gave."""
+    """Decodes the output of `encode_attributes`."""
     attributes: dict[str, str] = orjson.loads(data)
     return attributes
 
@@ -134,7 +142,7 @@ def encode_newest(ulid: str) -> bytes:
 
 
 def decode_newest(body: bytes) -> str:
-    """The ULID that the bytes name; empty if they are damaged. Older programs write no checksum."""
+    """Returns the ULID, empty if the bytes are damaged. Older programs write no checksum."""
     ulid, _, check = body.decode("ascii", "replace").strip().partition(" ")
     return ulid if not check or encode_newest(ulid) == body else ""
 
@@ -161,7 +169,8 @@ OLD_MARK_BODY = struct.Struct("<B8sQQ")
 MARK_BYTES = PREFIX.size + MARK_BODY.size
 END = bytes(PREFIX.size)
 LEAST_FILLER = PREFIX.size + 1
-# What seals the state: it must be readable when the header, which says the secret, is not.
+# The checksum of the state has no secret: the state must be readable even if the header, which
+# holds the secret, is not.
 NO_SECRET = b""
 
 _CRC = struct.Struct("<I")
@@ -265,7 +274,7 @@ class Mark(NamedTuple):
 
 
 def decode_mark(body: bytes | memoryview) -> Mark | None:
-    """The mark, None if it is a filler."""
+    """Returns the mark; None if it is a filler."""
     if len(body) == MARK_BODY.size:
         _, secret, offset, synced, pos = MARK_BODY.unpack(body)
         return Mark(secret, offset, synced, pos)
@@ -300,7 +309,7 @@ def seals(bodies: Iterable[bytes], secret: bytes) -> list[int]:
 
 
 def seal_fits(body: bytes | memoryview, crc: int, secret: bytes) -> bool:
-    """Whether an entry's body is as it was written, into the file with this secret."""
+    """Whether the body of an entry has its checksum in the file with this secret."""
     return bool(_extend(_checksum(bytes(body)), secret) == crc)
 
 
@@ -347,22 +356,13 @@ def decode_batch(body: bytes | memoryview) -> BatchEntry:
     )
 
 
-# Errors of the operating system as errors of the journal.
-#
-# | the disk says | the error | what it means |
-# | --- | --- | --- |
-# | ENOSPC, EDQUOT | `JournalFull` | nothing was written; try again when there is space |
-# | EMFILE, ENFILE | `NodeNotReady` | nothing was opened, so nothing changed; try again |
-# | anything else | `JournalFailed` | the disk fails: the node ends and keeps what was synced |
-
-
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _HINT = "Raise the limit of open files (ulimit -n, fs.file-max), or have fewer connections."
 
 
 @contextmanager
 def translated(what: str) -> Iterator[None]:
-    """Translates each `OSError`. `what` says what was tried, in the past tense, and on what."""
+    """Translates each `OSError`. `what` names the failed action in the past tense, and the file."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,27 @@
-"""The open journal of a node.
+"""The open journal of a node, and the one task that writes to it.
 
-`append` and the `record_…` calls pass entries to the group writer; `pin` gives a view of
-everything that is synced; `release` gives away files whose lines are in the store.
+`Journal.append` and the `record_…` calls pass entries to the `GroupWriter`. `pin` returns a
+snapshot of all synced entries. `release` gives away files whose lines are in the store.
+
+The writer task takes all entries that were submitted since its last group, writes them with one
+call, and makes them durable with one fdatasync, which serves every batch of the group. During the
+sync the event loop accepts further batches for the next group.
+
+Invariants:
+
+- The future of a `durable` batch is done after a sync that covers the batch. The future of a `fast`
+  one is done after the write; its sync follows within `fast_sync_seconds` or `_UNSYNCED_BYTES`.
+- A change of the state is applied with the sync of its entry, before a file may roll. So the
+  `state` entry of a new file contains every change in older files.
+- A file may have space after its entries, full of old bytes. Every write into that space ends in an
+  `END`, so that the bytes after it do not look like a torn entry. No bytes of the file's present
+  life ever follow its last entry.
+- A failed write is undone: the file is cut back to its last whole entry, no entry of the group is
+  acknowledged, and its positions are given out again. Overwriting only the beginning of the failed
+  write would not be enough: later groups may end where a refused entry begins.
+- A failed sync is never retried, because the kernel may have dropped the pages.
+- However the task ends, every waiting future gets a result or an error. An error in a listener is
+  reported to the loop and affects no batch.
 """
 
 from __future__ import annotations
@@ -24,31 +44,9 @@ from tailrace.logstore.clock import Clock, Entropy
 from tailrace.logstore.errors import InvalidName, JournalFailed, JournalFull, NodeNotReady, TooLarge
 from tailrace.logstore.filesystem import File, FileSystem, Syncer
 
-# The one task that writes: groups of entries, with one write and one fdatasync per group.
-#
-# The task takes all entries that were submitted meanwhile, writes them with one call, and makes
-# them durable with one sync, which serves every batch of the group. Meanwhile the event loop
-# accepts further batches for the next group.
-#
-# Invariants:
-#
-# - A `durable` batch's future is done after a sync that covers it; a `fast` one's after
-#   the write, and its sync follows within `fast_sync_seconds` or `_UNSYNCED_BYTES`.
-# - Changes of the state are applied with the sync of their entry, before a file may roll,
-#   so the `state` entry of a new file never misses a change in an older one.
-# - A file may have space behind its entries, full of old bytes. Every write there ends in an
-#   `END`, so that the bytes behind it do not look like a torn entry; and nothing of the file's
-#   present life ever stands behind its last entry.
-# - A failed write is undone: the file is cut back to its last whole entry, nothing of the
-#   group is acknowledged, and its positions are given out again. Overwriting its beginning
-#   would not do: later groups may end where a refused entry begins.
-# - A failed sync is never retried (the kernel may have dropped the pages).
-# - However the task ends, every waiting future gets a result or an error. An error in a
-#   listener is reported to the loop and affects no batch.
-
 
 class Appended(NamedTuple):
-    """A batch on its way into the file; the tail publishes it once it is synced.
+    """A batch that is being written; the tail publishes it once it is synced.
 
     `crc` is the checksum of head, text and meta, without the file's secret.
     """
@@ -70,10 +68,10 @@ class Appended(NamedTuple):
 
 
 class ControlEntry(NamedTuple):
-    """An entry without lines, and the change to be made once it is synced.
+    """An entry without lines, and the change of the state to apply once it is synced.
 
-    With an empty body it only waits for the sync of all earlier entries. An entry that nobody
-    waits for is not `urgent`: it is synced with the next ones, as a `fast` batch is.
+    An entry with an empty body only waits for the sync of all earlier entries. An entry without a
+    waiting caller is not `urgent`: like a `fast` batch, it is synced with the next entries.
     """
 
     body: bytes
@@ -84,10 +82,10 @@ class ControlEntry(NamedTuple):
 
 Item: TypeAlias = Appended | ControlEntry
 
-# What waits for its sync is held in memory for the listeners.
+# Batches that wait for their sync are held in memory for the listeners.
 _UNSYNCED_BYTES = 8 << 20
 _GATHERED = 64
-# Of a large group so much is written at a time; in between the loop answers others.
+# A large group is written in steps of this size, and the loop runs between them.
 _STEP_BYTES = 1 << 20
 
 
@@ -163,20 +161,20 @@ class GroupWriter:
         self._awake()
 
     def unsynced(self, key: RunKey) -> list[Appended]:
-        """The run's batches that no sync has covered, in order. A refused one is not among them.
+        """Returns the run's accepted batches that no sync has covered, in order.
 
-        A task sees each batch either here or in the synced part: nothing is awaited in between.
+        Batches move to the synced part without an await, so a task sees each in exactly one place.
         """
         items = (*self._unsynced, *self._writing, *self._submitted)
         return [item for item in items if isinstance(item, Appended) and item.key == key]
 
     async def close(self) -> None:
-        """Writes and syncs what was submitted, then ends. Raises what broke the task."""
+        """Writes and syncs all submitted entries, then ends. Raises the error of the task."""
         self._closing = True
         self._awake()
         if self._task is None:
             return
-        # Not awaited itself: cancelling the caller must not cancel a sync.
+        # The task itself is not awaited: cancelling the caller must not cancel a sync.
         await asyncio.wait((self._task,))
         self._stop_timers()
         if self._out is not None:
@@ -210,7 +208,7 @@ class GroupWriter:
             raise
 
     async def _gather(self) -> None:
-        """Yields to the loop while each turn brings another entry, so that they share the sync."""
+        """Yields to the loop as long as each turn brings an entry, so that they share the sync."""
         seen = 0
         while seen < len(self._submitted) <= _GATHERED:
             seen = len(self._submitted)
@@ -256,7 +254,7 @@ class GroupWriter:
             self._fast_timer = self._loop.call_later(self._fast_sync_seconds, self._fast_due)
 
     def _refuse(self, group: Sequence[Item], error: BaseException, out: File) -> None:
-        """Undoes a write that found the disk full; after any other failure the task ends."""
+        """Undoes a write that failed on a full disk; after any other failure the task ends."""
         try:
             if not (isinstance(error, OSError) and error.errno in FULL):
                 raise error
@@ -266,7 +264,7 @@ class GroupWriter:
             _fail_all(group, JournalFailed(f"writing the journal failed: {fatal!r}"))
             raise
         self.next_pos = self.written_pos
-        # What came meanwhile has positions behind those that are given out again.
+        # Entries submitted since then have positions above those that are given out again.
         later, self._submitted = self._submitted, []
         self._on_full()
         _fail_all([*group, *later], JournalFull(f"the disk of the journal is full: {error}"))
@@ -306,8 +304,8 @@ class GroupWriter:
     def _claim(self) -> None:
         """Writes a mark after the last entry, so that a reader knows that it was synced.
 
-        It is not synced itself: a power cut that takes it takes a claim, and no line. A full
-        disk has no room for it; the next write begins with a mark.
+        The mark is not synced: a power cut that loses it loses a claim and no line. If the disk is
+        full, it is left out; the next write begins with a mark.
         """
         self._claim_due = False
         if self._out is None or self._claimed_size == self._synced_size:
@@ -381,7 +379,7 @@ class GroupWriter:
         self._stop_timer()
         assert self._out is not None
         await self._syncer.sync(self._out, self._unsynced_bytes)
-        # Nobody else writes, so all that is written is synced now.
+        # This is the only writer, so everything written is synced now.
         items, self._unsynced = self._unsynced, []
         self._unsynced_bytes = 0
         self.syncs += 1
@@ -417,7 +415,7 @@ class GroupWriter:
 
 
 async def _write_in_steps(out: File, pieces: Iterable[bytes], offset: int) -> None:
-    """Writes the pieces from `offset` on, and yields to the loop between the steps."""
+    """Writes the pieces from `offset` on, and yields to the loop between steps."""
     step: list[memoryview] = []
     room = _STEP_BYTES
     for piece in pieces:
@@ -441,7 +439,7 @@ def _fail_all(items: Iterable[Item], error: JournalFull | JournalFailed) -> None
 # Inside the class, `bytes` is the journal's size.
 _Raw: TypeAlias = bytes
 
-# Files that were let go and stay to be written over.
+# Released files that are kept to be overwritten.
 SPARE_FILES = 2
 _MAX_BATCH_BYTES = wal.MAX_ENTRY_BYTES - (1 << 20)
 _CONTROL_ROOM = 1 << 20
@@ -449,10 +447,10 @@ _NAME_CACHE = 4096
 
 
 class Journal:
-    """The journal of one folder, used from one event loop. It begins a new file when it is made.
+    """The journal of one folder, used from one event loop. Its constructor begins a new file.
 
-    `taken_bytes` counts the text that was appended since then. `offload` runs the filling of a
-    spare with zeros while no old file is available.
+    `taken_bytes` counts the bytes of text that were appended since then. `offload` runs the filling
+    of a spare with zeros while no old file is available.
 
     Raises `JournalFull`, `NodeNotReady` or `JournalFailed` if the file cannot be made.
     """
@@ -483,7 +481,7 @@ class Journal:
         self.taken_bytes = 0
         self._names: dict[tuple[RunKey, str | None], tuple[_Raw, _Raw, _Raw]] = {}
         self._older_bytes = sum(file.size for file in self.files)
-        # A journal that holds only one file could never let anything go.
+        # A journal that holds only one file could never release anything.
         self._file_bytes = min(settings.file_bytes, settings.max_bytes // 4)
         self._roll_at = self._file_bytes
         self._spares = Spares(
@@ -522,7 +520,7 @@ class Journal:
 
     @property
     def next_pos(self) -> int:
-        """The number that the next line gets."""
+        """The position of the next line."""
         return self._writer.next_pos
 
     @property
@@ -532,12 +530,12 @@ class Journal:
 
     @property
     def syncs(self) -> int:
-        """How many group syncs there were."""
+        """The number of group syncs so far."""
         return self._writer.syncs
 
     @property
     def failure(self) -> JournalFailed | None:
-        """The error after which the journal accepts nothing any more."""
+        """The error after which the journal accepts no more entries."""
         return self._writer.failure
 
     @property
@@ -551,7 +549,7 @@ class Journal:
         return self.bytes / self._settings.max_bytes
 
     def problems(self) -> Iterator[str]:
-        """Why batches are refused, or no new file is begun, as sentences."""
+        """Yields sentences that say why batches are refused or no new file can be begun."""
         if self.failure is not None:
             yield str(self.failure)
         shortage = self.space.shortage()
@@ -561,7 +559,7 @@ class Journal:
             yield self.postponed
 
     def pin(self) -> JournalPin:
-        """The part that is synced now; release it, or use it in a `with`. Raises `NodeNotReady`."""
+        """Pins the synced entries; release it, or use it in a `with`. Raises `NodeNotReady`."""
         self.succession.check()
         return JournalPin(
             self.state.node,
@@ -577,7 +575,7 @@ class Journal:
         return self._writer.unsynced(key)
 
     def check(self, pin: JournalPin, start: int, end: int) -> None:
-        """Reads synced entries again; damaged ones are reported, and never given out again."""
+        """Reads synced entries again; reports damaged ones, which are never returned again."""
         reason = "are not what was synced: they were left out when their lines were to be shipped"
         for file, rows in pin.damaged(start, end):
             for row in rows:
@@ -611,9 +609,9 @@ class Journal:
         fast: bool = False,
         flags: int = 0,
     ) -> tuple[int, asyncio.Future[None]]:
-        """Appends a batch: its first position, and a future that is done when it is safe.
+        """Appends a batch. Returns its first position and a future that is done when it is safe.
 
-        `flags` are those of the ULID; that of the metadata is added.
+        `flags` are those of the ULID; the flag of the metadata is added.
 
         Raises `JournalFull`, `JournalFailed`, `NodeNotReady`, `TooLarge`, `InvalidName`; the
         future raises the first two.
@@ -636,13 +634,13 @@ class Journal:
         return pos, done
 
     async def record_cut(self, seq: int, first: int) -> Cut:
-        """Makes the cut of a segment durable: all lines so far from `first` on."""
+        """Makes the cut of a segment durable: all lines so far from position `first` on."""
         cut = Cut(seq, first, self.next_pos)
         await self._record(StateChange.cut(self.state.node, cut), beyond=True)
         return cut
 
     async def record_close(self, key: RunKey) -> int:
-        """Makes a close durable, giving the position below which all lines came before it."""
+        """Makes a close durable. Returns the position; all lines below it came before the close."""
         pos = self.next_pos
         await self._record(StateChange.close(key, pos))
         return pos
@@ -655,7 +653,7 @@ class Journal:
         await self._record(StateChange.tombstone(fqn, run, t))
 
     async def record_open(self, key: RunKey, connector: str) -> None:
-        """Makes durable that a gen-1 connector begins a run."""
+        """Makes the beginning of a run by a gen-1 connector durable."""
         await self._record(StateChange.opened(key, connector))
 
     def finish_close(self, key: RunKey, pos: int) -> None:
@@ -668,7 +666,7 @@ class Journal:
         self._note(StateChange.finished_deletion(fqn, run, t))
 
     def _note(self, change: StateChange) -> None:
-        """Records a change that nobody waits for. If it is lost, the work is done twice."""
+        """Records a change without waiting. If the entry is lost, the work is done twice."""
         if self._writer.failure is None and not self._closing:
             self._submit(change, urgent=False).add_done_callback(_heard)
 
@@ -682,7 +680,7 @@ class Journal:
             await self._submit(StateChange.none())
 
     async def _record(self, change: StateChange, *, beyond: bool = False) -> None:
-        """Appends an entry of the state, also when a little more than `max_bytes` is held.
+        """Appends a change of the state, even if the journal slightly exceeds `max_bytes`.
 
         `beyond` allows any excess, for entries without which nothing could be shipped.
         """
@@ -731,11 +729,11 @@ class Journal:
     def roll(self) -> None:
         """Begins a new file whose first entry is the present state, synced.
 
-        Only when nothing is unsynced: at the start, and behind a sync. Raises `JournalFull`
-        or `NodeNotReady`, which leave everything as it was, or `JournalFailed`.
+        Call it only when nothing is unsynced: at the start, and after a sync. Raises `JournalFull`
+        or `NodeNotReady`, which leave everything unchanged, or `JournalFailed`.
         """
         with translated("a journal file could not be ended"):
-            # Of an older file every byte counts as synced.
+            # Every byte of an older file counts as synced.
             self._writer.trim()
         file, out = self._maker.make(self.state, self._writer.written_pos, self.files)
         self.postponed = None
@@ -750,10 +748,10 @@ class Journal:
         self._let_go()
 
     async def end_file_of(self, deleted: Collection[tuple[str, str | None]]) -> None:
-        """Sees to it that the lines of these runs, or pipelines, leave the disk with their files.
+        """Ends the newest file if needed, so that bytes of these runs or pipelines leave the disk.
 
-        Begins a new file if the newest one has such lines, or unused space. Raises `JournalFull`
-        or `NodeNotReady` if it cannot, and `JournalFailed`.
+        Begins a new file if the newest one has such lines or unused space. Raises `JournalFull` or
+        `NodeNotReady` if it cannot, and `JournalFailed`.
         """
         self._last_unkept = self.files[-1].ulid
         self._spares.drop_used()
@@ -771,14 +769,14 @@ class Journal:
         if (size >= self._roll_at or self._ends_file) and not self._closing:
             self._roll_if_possible()
         elif size >= self._file_bytes // 4 and self._spares.lacking:
-            # Not at the start of a file: a node with little to do writes no zeros.
+            # Not at the start of a file: a node with little traffic writes no zeros.
             self._spares.begin_to_fill(self.files[-1].ulid)
 
     def _roll_if_possible(self) -> None:
         try:
             self.roll()
         except (JournalFull, NodeNotReady) as error:
-            # The file at hand goes on; a new one is tried again when that has grown.
+            # The present file is used further; a new one is tried again once it has grown.
             self.postponed = str(error)
             self._roll_at = self.files[-1].size + self._file_bytes // 16
 
@@ -794,11 +792,12 @@ class Journal:
         done.add_done_callback(lambda done: self._confirmed(cut, done, again=again))
 
     def _confirmed(self, cut: Cut, done: asyncio.Future[None], *, again: bool) -> None:
-        """Releases what had to stay until the confirmation was on the disk.
+        """Releases files that had to stay until the confirmation was on the disk.
 
-        On a full disk it tries once more, because spares are dropped by then. After that it
-        releases without: if the node dies before the next file begins, it finds a segment that
-        it cannot encode again, and ships what it holds as a fork.
+        If the disk is full, it records the confirmation once more, because spares are dropped by
+        then. If that fails too, it releases the files without a record: if the node dies before the
+        next file begins, it finds a segment that it cannot encode again, and ships the lines
+        that it holds as a fork.
         """
         if done.cancelled() or isinstance(done.exception(), JournalFailed):
             return
@@ -824,12 +823,12 @@ class Journal:
             self.succession.let_go(file, self._give)
 
     def _give(self, path: str, size: int) -> None:
-        """Makes a file that nobody reads any more a spare, unless it may hold deleted lines."""
+        """Makes a spare of a file without readers, unless it may hold deleted lines."""
         ulid = path.rsplit("/", 1)[-1].removesuffix(wal.SUFFIX)
         self._spares.give(path, size if ulid > self._last_unkept else 0)
 
     async def close(self) -> None:
-        """Syncs everything, then accepts nothing more. Raises `JournalFailed` if it cannot."""
+        """Syncs everything, then accepts no more entries. Raises `JournalFailed`."""
         self._closing = True
         await self._spares.close()
         known = self.failure
@@ -844,6 +843,6 @@ class Journal:
 
 
 def _heard(done: asyncio.Future[None]) -> None:
-    """An entry that nobody waits for may fail: the disk is full, and appends report that."""
+    """Ignores the error of an entry without a waiting caller: appends report a full disk."""
     if not done.cancelled():
         done.exception()

@@ -1,13 +1,13 @@
-"""Reading what the journal holds: pins, and batches seen through them.
+"""Reads what the journal holds: pins, and the batches of a pin.
 
-A pin is the hot part of the node at one moment: everything that was synced by then. Its
-files are not deleted while it is held. A reader that pins first and lists the store
-afterwards therefore misses nothing.
+A pin is the unflushed part of the node at one moment: everything that was synced by then. Its files
+are not deleted while it is held. So a reader that first pins and then lists the store misses
+nothing.
 
-Entries are checked before their lines leave the journal for good (`JournalPin.damaged`). A disk
-may give back other bytes than were synced, and a segment gets checksums of its own, so it would
-certify wrong bytes as right. Each entry is therefore compared with its CRC32C and with its row, in
-one pass over the file's bytes and with no work per line.
+Entries are checked before their lines leave the journal for good (`JournalPin.damaged`). A disk may
+return other bytes than were synced, and a segment gets new checksums, which would certify the wrong
+bytes. Each entry is therefore compared with its CRC32C and with its row, in one pass over the bytes
+of the file and without work per line.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _SAME = ("records", "lines", "meta", "pos", "digest", "ulid_hi", "ulid_lo", "fla
 
 
 class Readable(Protocol):
-    """Where texts stand."""
+    """A file with the texts of batches."""
 
     @property
     def path(self) -> str:
@@ -82,7 +82,7 @@ class JournalBatches:
         self._file_of = file_of
 
     def places(self) -> tuple[list[str], NDArray[np.int32]]:
-        """The paths of the files that hold texts, and which of them holds each row's."""
+        """Returns the paths of the files that hold texts, and the index of the file of each row."""
         used, file_of = np.unique(self._file_of, return_inverse=True)
         return [self._files[number].path for number in used], file_of.astype(np.int32)
 
@@ -92,7 +92,7 @@ class JournalBatches:
         spans = self._spans(self._file_of[indexes], starts, starts + sizes)
         if len(spans) == 1:
             return spans[0].read()
-        # Filled piece by piece and given as it is: of what takes megabytes there is one copy.
+        # Filled piece by piece and returned without another copy: it may take megabytes.
         whole, end = BytesIO(bytes(int(sizes.sum()))), 0
         with whole.getbuffer() as target:
             for span in spans:
@@ -126,7 +126,7 @@ class JournalBatches:
         return file.read(int(row["meta"]), int(row["offset"]) + int(row["size"]))
 
     def _spans(self, files: NDArray[np.int32], starts: Ints, stops: Ints) -> list[_Span]:
-        """The texts at these places, in ranges that one read of a file fetches."""
+        """Groups the texts at these offsets into ranges that one read of a file fetches."""
         if len(starts) == 0:
             return []
         apart = starts[1:] - stops[:-1]
@@ -163,11 +163,11 @@ class _Span(NamedTuple):
 
 
 class JournalPin:
-    """The hot part of the node at one moment; a context manager.
+    """The unflushed part of the node at one moment; a context manager.
 
     `first_pos` is the lowest position that the journal still holds. All lines below
     `confirmed_pos` are in confirmed segments, of which `confirmed_seq` is the last. `end_pos` is
-    one past the last line that was synced when the pin was taken: nothing beyond is ever shown.
+    one past the last line that was synced when the pin was taken: later lines are never shown.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class JournalPin:
                 if kept := _chosen(file, blocks, run):
                     found[number] = kept
         sizes = [sum(map(len, blocks)) for blocks in found.values()]
-        # Filled file by file: a search of all may have to copy many rows.
+        # Filled file by file: a search of all runs may have to copy many rows.
         rows, names, first = np.empty(sum(sizes), BATCH), _Names(run), 0
         for (number, blocks), size in zip(found.items(), sizes, strict=True):
             part = np.concatenate(blocks, out=rows[first : first + size])
@@ -246,7 +246,7 @@ class JournalPin:
         return Position(holder, pos)
 
     def again(self) -> JournalPin:
-        """Another pin of the same moment, to be released on its own. This one must be held."""
+        """Returns another pin of the same moment, released separately. This pin must be held."""
         return JournalPin(
             self.node,
             self._files,
@@ -258,7 +258,7 @@ class JournalPin:
 
     @property
     def held(self) -> bool:
-        """Whether it was not released yet."""
+        """Whether it has not been released yet."""
         return self._held
 
     def release(self) -> None:
@@ -302,7 +302,7 @@ class _Names:
         self._connector_numbers: dict[str | None, int] = {None: 0}
 
     def translate(self, rows: Rows, index: JournalFileIndex) -> None:
-        """Puts this numbering in the place of that of a file, in rows of the wanted run or all."""
+        """Replaces the numbering of a file by this one, in rows of the wanted run or all rows."""
         if self._wanted is not None:
             rows["run"] = 0
         else:
@@ -320,7 +320,7 @@ def _table(names: Sequence[T], known: list[T], numbers: dict[T, int]) -> NDArray
 
 
 def _damaged_rows(file: JournalFile, rows: Rows) -> Rows:
-    """The `rows` of the file, in order, whose entries are not what was written."""
+    """Returns the `rows` of the file, in order, whose entries differ from what was written."""
     if len(rows) == 0:
         return rows
     index = file.index

@@ -1,15 +1,19 @@
 """Opens a journal folder after any kind of end: stop, kill -9, power cut, damaged disk.
 
-Recovery reads every file once. It cuts unused space and a torn tail off the newest one, and
-writes a filler over a torn range that whole entries follow. It copies damage to `aside/` and
-reports it, and moves a file that cannot be read there whole.
-The journal continues from the result; `Journal` begins a new file. Recovery may be interrupted
-anywhere and started again.
+`recover` reads every file once. It cuts unused space and a torn tail off the newest file, and
+writes a filler over a torn range that whole entries follow. It copies damaged bytes to `aside/` and
+reports them; it moves a file that cannot be read there whole. The journal continues from the
+result; `Journal` begins a new file. Recovery may be interrupted anywhere and started again.
+
+`JournalReading` reads the files one after another and classifies their faults. A start and
+`tailrace verify` both use it, so they report the same about a file. For each fault it reports the
+number of lost lines and their run, as far as the entries around it tell: positions rise by one for
+each line. Lines of confirmed segments are not lost.
 
 Invariants:
 
-- All entries of the newest file are synced before anybody sees them: kill -9 leaves bytes in
-  the page cache that no sync has covered.
+- All entries of the newest file are synced before any caller sees them: after kill -9 the page
+  cache has bytes that no sync has covered.
 - Positions of lost lines are not given out again: a range of n bytes holds at most n lines.
 """
 
@@ -43,14 +47,7 @@ from tailrace.logstore.batch import RunKey
 from tailrace.logstore.errors import Damaged, InvalidInput, UnsupportedVersion
 from tailrace.logstore.filesystem import NO_DESCRIPTOR, File, FileSystem
 
-# Reads the files of a journal one after another, and judges what in them does not read.
-#
-# The start (`recovery`) and `tailrace verify` both use it, so that they say the same of a file.
-# Of each fault it says how many lines are lost, and of which run, as far as the entries around it
-# tell: positions rise by one for each line. Lines of confirmed segments are not lost.
-
-
-# The folder of what was quarantined; the name is part of the format.
+# The folder of quarantined files and bytes; the name is part of the format.
 QUARANTINE = "aside"
 _NAME = re.compile(r"[0-9A-HJKMNP-TV-Z]{26}\.wal")
 _NAMED_BYTES = wal.PREFIX.size + wal.BATCH_HEAD.size + 3 * wal.MAX_NAME_BYTES
@@ -58,14 +55,13 @@ _NAMED_BYTES = wal.PREFIX.size + wal.BATCH_HEAD.size + 3 * wal.MAX_NAME_BYTES
 
 @dataclass(slots=True)
 class DamagedRange:
-    """A range of a file that does not read: where it is, and why.
+    """An unreadable range of a file, and the reason.
 
-    `torn` ranges were never synced, as far as is known; all others are damage. `followed` torn
-    ranges have whole entries after them. Positions from `first` up to, not including, `end` are
-    gone; `end` is None while nothing says where they end. `lines` of them are in no segment; that
-    is an upper bound unless `exact`. `run` is the run of the damaged batch, if its head is whole.
-    `counted` is how many lines that head says it has. `copy` is where the bytes were copied to,
-    empty if they were not.
+    `torn` ranges were never synced, as far as is known; all others are damage. Whole entries follow
+    a torn range that is `followed`. Positions from `first` up to, not including, `end` are lost;
+    `end` is None while it is unknown. `lines` of them are in no segment; this is an upper bound
+    unless `exact`. `run` is the run of the damaged batch, if its head is whole, and `counted` the
+    number of lines in that head. `copy` is the path of the copied bytes, empty if there is none.
     """
 
     file: str
@@ -83,11 +79,11 @@ class DamagedRange:
     counted: int | None = None
 
     def sentence(self) -> str:
-        """The fault and what it costs."""
+        """A sentence about the fault and the loss."""
         return f"{self.file}: {self.size} bytes at {self.offset} {self.reason}; {self.loss()}"
 
     def loss(self) -> str:
-        """What is lost, as a part of a sentence."""
+        """The loss, as a part of a sentence."""
         of = "" if self.run is None else f" of run {self.run.run!r} of {self.run.fqn!r}"
         if self.lines:
             return f"{self._lines()} lost{of}, from position {self.first} on"
@@ -122,9 +118,9 @@ def _count(lines: int) -> str:
 
 @dataclass(slots=True)
 class JournalReading:
-    """What the files read so far say. Call `admit`, then `read` for each, and `settle` at the end.
+    """The result of the files read so far. For each call `admit`, then `read`; finally `settle`.
 
-    `found` are faults and gaps; `torn` what was never synced, as far as is known.
+    `found` are faults and gaps; `torn` are ranges that were never synced, as far as is known.
     """
 
     replay: JournalReplay = field(default_factory=JournalReplay)
@@ -138,7 +134,7 @@ class JournalReading:
     """The last file, if it ends neither as that of an idle journal nor of a closed one."""
 
     def lose(self, found: DamagedRange) -> None:
-        """A whole file cannot be read."""
+        """Adds a whole file that cannot be read."""
         self.found.append(found)
         if self._last is not None:
             self._begin(found, self._last.end_pos)
@@ -160,7 +156,7 @@ class JournalReading:
             gap = DamagedRange(file.path, 0, 0, "", reason, first=last.end_pos, end=file.first_pos)
             self._gaps.append((file.first_pos, gap))
         elif file.first_pos < last.end_pos:
-            # What was lost of the one before is known not to reach so far.
+            # The range lost from the previous file ends below this position.
             last.end_pos = file.first_pos
         self._end_all(file.first_pos)
         self._whole_lost = False
@@ -169,8 +165,8 @@ class JournalReading:
     def read(
         self, source: File, header: wal.FileHeader, file: JournalFile, *, newest: bool
     ) -> int | None:
-        """Applies the file's entries; where they end, None if they do at the end of the file."""
-        # An older file was synced whole before the next one was begun.
+        """Applies the file's entries. Returns where they end; None if at the end of the file."""
+        # An older file was synced completely before the next one was begun.
         known = 0 if newest else source.size()
         lost, stated, cut = 0, False, None
         self.unfinished, marked = "", False
@@ -206,7 +202,7 @@ class JournalReading:
         return cut
 
     def settle(self) -> None:
-        """Counts what is lost, and adds gaps in positions that no segment covers."""
+        """Counts lost lines, and adds gaps in positions that no segment covers."""
         state = self.replay.state
         shipped = 0 if state is None else state.confirmed.end
         self.found += [gap for end, gap in self._gaps if end > shipped]
@@ -214,9 +210,9 @@ class JournalReading:
             found.settle(shipped)
 
     def _beyond(self, entry: JournalEntry, file: JournalFile) -> bool:
-        """Whether it is a cut or a close after lines that were torn: it is torn like them.
+        """Whether the entry is a cut or a close after torn lines; it then counts as torn, too.
 
-        Their positions are given out again, and the new lines belong to neither.
+        The positions of these lines are given out again, and the new lines belong to neither.
         """
         if not self.torn or self.torn[-1].file != file.path:
             return False
@@ -261,9 +257,9 @@ class JournalReading:
         self._open.append(found)
 
     def _end_all(self, pos: int) -> None:
-        """Ends what is open: the next line that is there has position `pos`.
+        """Ends all open ranges: the next readable line has position `pos`.
 
-        Several faults without a batch between them: the first counts for all.
+        The first of several faults without a batch between them counts for all of them.
         """
         for number, found in enumerate(self._open):
             found.end = max(pos, found.first) if number == 0 else found.first
@@ -271,7 +267,7 @@ class JournalReading:
 
 
 def _pos_of(entry: JournalEntry) -> int | None:
-    """The next position when the entry was appended, if it says so."""
+    """Returns the next position at the time of the entry, if the entry contains it."""
     if entry.kind == wal.BATCH:
         return wal.decode_batch(entry.body).pos
     if entry.kind == wal.CUT:
@@ -282,7 +278,7 @@ def _pos_of(entry: JournalEntry) -> int | None:
 
 
 def _head_at(source: File, offset: int, size: int, file: JournalFile) -> wal.BatchEntry | None:
-    """The head of a damaged batch, if it names the next position and a run that is known."""
+    """Returns the head of a damaged batch, if it has the next position and a known run."""
     body = source.pread(min(size, _NAMED_BYTES), offset)[wal.PREFIX.size :]
     if len(body) < wal.BATCH_HEAD.size or body[0] != wal.BATCH:
         return None
@@ -295,7 +291,7 @@ def _head_at(source: File, offset: int, size: int, file: JournalFile) -> wal.Bat
 
 
 def missing_newest(fs: FileSystem, folder: str, names: Sequence[str]) -> DamagedRange | None:
-    """The newest file of the journal, if it is gone; `names` are those that are left.
+    """Reports the newest file of the journal if it is missing; `names` are the present files.
 
     Raises `OSError`.
     """
@@ -315,7 +311,7 @@ def missing_newest(fs: FileSystem, folder: str, names: Sequence[str]) -> Damaged
 
 
 def header_of(source: File, ulid: str) -> tuple[wal.FileHeader | None, str]:
-    """The header of file `ulid`, and what is wrong with it; None if it cannot be rebuilt.
+    """Returns the header of file `ulid` (None if it cannot be rebuilt), and what is wrong with it.
 
     Raises `UnsupportedVersion`.
     """
@@ -330,17 +326,17 @@ def header_of(source: File, ulid: str) -> tuple[wal.FileHeader | None, str]:
     return header, ""
 
 
-# Of a torn tail no more is copied: behind it may be all the space of a full file.
+# At most this much of a torn tail is copied: it may include all unused space of a full file.
 _TORN_BYTES = 8 << 20
 
 
 @dataclass(slots=True)
 class Recovered:
-    """A journal as it was found. `state` is None for a folder without one.
+    """A recovered journal. `state` is None for a folder without a journal.
 
-    `found` is damage: bytes that had been synced are lost. `torn` are tails that, as far as is
-    known, no sync had covered when the process or the power went. `spares` are paths of files
-    to be overwritten; `handles` are the handles for reading `files`.
+    `found` is damage: synced bytes that are lost. `torn` are ranges that, as far as is known, no
+    sync had covered when the process or the power ended. `spares` are paths of files to be
+    overwritten; `handles` are the handles for reading `files`.
     """
 
     files: list[JournalFile] = field(default_factory=list)
@@ -352,19 +348,19 @@ class Recovered:
     handles: ReadHandles | None = None
 
     def problems(self) -> Iterator[str]:
-        """What was damaged when the journal was opened, as sentences."""
+        """Yields a sentence about each damage that the opening of the journal found."""
         for damage in self.found:
             yield damage.sentence()
 
     def keep(self, earlier: Recovered) -> None:
-        """Adds what an earlier recovery of this process found, which has changed the folder."""
+        """Adds the findings of an earlier recovery of this process, which changed the folder."""
         known = {(found.file, found.offset) for found in self.found}
         again = [found for found in earlier.found if (found.file, found.offset) not in known]
         self.found[:0] = again
 
     @property
     def lost_lines(self) -> int:
-        """Lines that the damage took, at most, and that are in no segment."""
+        """The highest possible number of lines that the damage lost and that are in no segment."""
         return sum(found.lines for found in self.found)
 
 
@@ -406,9 +402,9 @@ class _Recovery:
         return result
 
     def _lost_behind(self) -> int:
-        """Bytes of whole files in quarantine that are newer than all readable files.
+        """Returns the bytes of whole files in quarantine that are newer than all readable files.
 
-        This start or an interrupted one moved them there. No file says where their positions end.
+        This start or an interrupted one moved them there. The end of their positions is unknown.
         """
         quarantine = f"{self._folder}/{QUARANTINE}"
         if (QUARANTINE, True) not in list(self._fs.scan(self._folder)):
@@ -427,7 +423,7 @@ class _Recovery:
                 discard(self._fs, f"{self._folder}/{name}")
 
     def _find_spares(self, present: list[str], names: list[str]) -> None:
-        """Finds spares. A power cut may have left two names of one file: the first counts."""
+        """Finds spares. If a power cut left two names of one file, the first counts."""
         held = [self._fs.stat(f"{self._folder}/{name}") for name in names]
         inodes = {stat.inode for stat in held if stat is not None}
         for name in sorted(name for name in present if name.endswith(wal.SPARE_SUFFIX)):
@@ -498,7 +494,7 @@ class _Recovery:
         file.size = file.space = size
 
     def _copy_to_quarantine(self, file: JournalFile, offset: int, size: int) -> str:
-        """Copies bytes, and gives the path; empty if the disk has no space for them."""
+        """Copies bytes. Returns the path, empty if the disk has no space for them."""
         path = f"{self._folder}/{QUARANTINE}/{file.ulid}-{offset}.bin"
         try:
             self._fs.make_folders(os.path.dirname(path))
@@ -509,7 +505,7 @@ class _Recovery:
         except OSError as error:
             if error.errno in NO_DESCRIPTOR:
                 raise
-            # What matters stays readable without the copy; where the bytes stood is reported.
+            # Readable entries do not need the copy; the report has the offset of the bytes.
             return ""
         return path
 

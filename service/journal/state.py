@@ -1,16 +1,36 @@
-"""The state: what the node must know to continue, besides the batches themselves.
+"""The state of a journal: everything that a node needs to continue, besides the batches.
 
-Every journal file begins with the whole state (`state`), and the entries `cut`, `close`,
-`tombstone`, `open`, `confirm` and `finish` change it from there on. The newest file's state and
-the entries after it therefore say everything; older files matter only for their batches.
+Every journal file begins with the whole state (`state`). The entries `cut`, `close`, `tombstone`,
+`open`, `confirm` and `finish` change it from there on. So the state of the newest file and the
+entries after it are complete; older files are needed only for their batches.
 
-The state has two lists of deletions, both `[[fqn, run or null, T], …]`: `tombstones` are still to
-be done, and each start continues them; `deleted` are done, the latest at the end. With the done
-ones a node whose store is away at its start still refuses deleted lines. Past `MOST` the oldest
-is removed from the state, and only the store knows it, so the state stays small.
+A `StateChange` is the body of an entry together with its effect on the state: the journal writes
+the body and applies the effect. `JournalReplay` makes the same changes from the entries that it
+reads back.
 
-A `StateChange` is the body of an entry together with its effect on the state; the journal writes
-the one and applies the other. `replay` makes the same changes from the entries that it reads back.
+**Deletions.** The state has two lists of them, both `[[fqn, run or null, T], …]`. `tombstones` are
+still to be done, and each start continues them. `deleted` are done, the latest at the end; with
+them a node that cannot reach its store at the start still refuses deleted lines. Past `MOST` the
+oldest one is removed from the state and only the store knows it, so the state stays small.
+
+**Connectors.** OpenMetadata's clients of the first generation (gen-1: 1.10 to 1.12.8) begin a run
+with a call without lines. If the reply to a batch is lost, they send the batch again, without an
+id. The state therefore holds the connectors that opened a run so, and the last batch of each, as
+`[[fqn, run, connector, last], …]` with the one used last at the end. `last` is null or `[ULID,
+digest, bytes, records, milliseconds of arrival, end]`. Invariants:
+
+- A batch that may not be in the journal is never recorded as the last of a connector: its retry
+  would look like a copy of a batch that does not exist. The state at the start of a file leaves
+  such a batch out, and it counts again once its own entry is read.
+- If a connector is forgotten, its retry becomes a second batch; no line is lost. So the state only
+  keeps the connectors that were used last, and none with long names.
+
+**Replay.** `JournalReplay` applies the entries of a journal one after another. The `state` of a
+file replaces the state so far. If it cannot be read, the older state with all later changes is as
+good: the node finds segments that were confirmed since then in the store. If segments are missing
+between two cuts, or if no older state exists, it is unknown how the lines were cut. The state then
+claims no segment at all: the node finds its own segments in the store, continues as a fork, and
+ships all lines that it holds again. Readers recognise those lines by their ids.
 """
 
 from __future__ import annotations
@@ -29,32 +49,15 @@ from tailrace.logstore import ulid as ulids
 from tailrace.logstore.batch import AHEAD, RunKey
 from tailrace.logstore.errors import Damaged
 
-# Gen-1 connectors: who opened a run with OpenMetadata's empty call, and what each sent last.
-#
-# OpenMetadata's clients of the first generation (1.10 to 1.12.8) send a batch again when its
-# reply was lost, and give it no id. They begin a run with a call without lines. The journal's
-# state holds which connectors did that, and the last batch of each.
-#
-# Invariants:
-#
-# - A batch that may not be in the journal is never recorded as a connector's last: its retry
-#   would look like a copy of a batch that is not there. The state at the start of a file leaves
-#   it out, and it counts again once its own entry is read.
-# - If a connector is forgotten, its retry becomes a second batch; no line is lost. Only the
-#   connectors used last are therefore kept, and none whose names are long.
-#
-# In the state, `connectors` is `[[fqn, run, connector, last], …]`, with the one used last at the
-# end; `last` is null or `[ULID, digest, bytes, records, milliseconds of arrival, end]`.
-
-
 MOST = 1000
-# As JSON: a state with all of them stays well below the smallest journal file.
+# Of names as JSON: a state with `MOST` connectors and `MOST` deletions stays well below the
+# smallest journal file.
 NAME_BYTES = 400
 
 
 @dataclass(slots=True)
 class LastBatch:
-    """What a connector sent last; `size` is the text's in bytes."""
+    """The last batch of a connector; `size` is the size of its text in bytes."""
 
     ulid: int
     size: int
@@ -80,7 +83,7 @@ class Connectors:
         return len(self._known)
 
     def get(self, key: RunKey, name: str) -> Connector | None:
-        """The connector, if it opened the run; it then counts as used last."""
+        """Returns the connector if it opened the run, and counts it as used last."""
         known = self._known.get((key, name))
         if known is not None:
             self._known.move_to_end((key, name))
@@ -96,7 +99,7 @@ class Connectors:
             self._known.popitem(last=False)
 
     def encoded(self) -> list[list[Any]]:
-        """The value for a state that is written now."""
+        """Encodes the connectors for a state that is written now."""
         return [
             [key.fqn, key.run, name, _encode(connector.last)]
             for (key, name), connector in self._known.items()
@@ -129,9 +132,6 @@ def _encode(last: LastBatch | None) -> list[Any] | None:
     return [ulid, known.digest, last.size, known.records, last.at_ms, known.end]
 
 
-# As JSON: a state with all of them stays well below the smallest journal file.
-
-
 class DoneDeletions:
     """The latest deletions that are done, at most `most`, none with long names."""
 
@@ -143,9 +143,9 @@ class DoneDeletions:
         return len(self._known)
 
     def add(self, fqn: str, run: str | None, t: int) -> int:
-        """Adds a deletion; of several of one run the highest T counts.
+        """Adds a deletion. If a run has several, the highest T counts.
 
-        Returns the T of a deletion that is left out for it, or that is not taken; else 0.
+        Returns the T of the deletion that was removed for it or that was not added; else 0.
         """
         if len(orjson.dumps([fqn, run])) > NAME_BYTES:
             return t
@@ -187,14 +187,13 @@ class Cut:
 
 @dataclass(slots=True)
 class JournalState:
-    """What the node must remember over a restart.
+    """Everything that the node must remember over a restart.
 
-    `base` is the first position that belongs to this incarnation: lines below it were
-    the parent's, and are in the parent's segments.
-    `closes` are closes that are recorded and not finished, by run, with the position below
-    which everything was received before the close. `tombstones` are deletions that the
-    store may not know yet: (fqn, run or None) to T; `deleted` the latest that it knows.
-    `connectors` are those of OpenMetadata's first generation, which batches change as well.
+    `base` is the first position that belongs to this incarnation: lines below it belong to the
+    parent and are in its segments. `closes` are recorded closes that are not finished, by run; all
+    lines below the position of a close were received before it. `tombstones` are deletions that the
+    store may not know yet: (fqn, run or None) to T. `deleted` are the latest ones that it knows.
+    `connectors` are gen-1 connectors of OpenMetadata, which batches change as well.
     """
 
     node: str
@@ -235,18 +234,19 @@ class JournalState:
     def finish_deletion(self, fqn: str, run: str | None, t: int) -> None:
         """Records that a deletion is done.
 
-        Each run's later ids are above its deletion. One that is not remembered is below all ids.
+        The later ids of a run are above the T of its deletion. If the deletion is not remembered,
+        all later ids are above its T.
         """
         if (fqn, run) in self.tombstones and self.tombstones[fqn, run] <= t:
             del self.tombstones[fqn, run]
         self.last_ulid = max(self.last_ulid, self.deleted.add(fqn, run, t))
 
     def reincarnate(self, node: str, base: int, files: Sequence[int] = ()) -> None:
-        """Becomes the state of another node, which has shipped nothing yet.
+        """Turns this state into the state of a new node that has shipped nothing yet.
 
-        Unconfirmed cuts keep their ranges under new numbers: after an outage, one segment of all
-        their lines might not fit into memory. A `base` among confirmed lines has them shipped
-        again, cut at the first positions of journal `files`.
+        Unconfirmed cuts keep their ranges under new numbers: after an outage, one segment with all
+        their lines might not fit into memory. If `base` lies among confirmed lines, those from
+        `base` on are shipped again, cut at the first positions of journal `files`.
         """
         again = [base, *[pos for pos in files if base < pos < self.confirmed.end]]
         kept = [*zip(again, [*again[1:], self.confirmed.end], strict=True)]
@@ -256,15 +256,15 @@ class JournalState:
         self.cuts = [Cut(seq, first, end) for seq, (first, end) in enumerate(kept, start=1)]
 
     def delete_again(self) -> None:
-        """Has the deletions that were done be done once more, in a store that has forgotten them.
+        """Marks finished deletions as to be done again, for a store that has lost them.
 
-        Lines that came after one have ids above its T.
+        Lines that came after a deletion have ids above its T.
         """
         for (fqn, run), t in self.deleted.all().items():
             self.tombstones[fqn, run] = max(self.tombstones.get((fqn, run), 0), t)
 
     def encoded(self, *, pos: int, secret: bytes) -> dict[str, Any]:
-        """The JSON of a `state` entry; `pos` is the next line's number, `secret` the file's."""
+        """The JSON of a `state` entry; `pos` is the next line's position, `secret` the file's."""
         return {
             "secret": secret.hex(),
             "node": self.node,
@@ -291,7 +291,7 @@ def decode_state(value: Mapping[str, Any]) -> JournalState:
         cuts=[_decode_cut(cut) for cut in value["cuts"]],
         closes={RunKey(fqn, run): end for fqn, run, end in value["closes"]},
         tombstones=decode_deletions(value["tombstones"]),
-        # Both are absent in states of before there were any.
+        # Older programs wrote states without both.
         deleted=decode_done(value.get("deleted", ())),
         connectors=decode_connectors(value.get("connectors", ())),
         files=list(value["files"]),
@@ -304,7 +304,7 @@ def encode_cut_entry(node: str, cut: Cut) -> dict[str, Any]:
 
 
 def decode_cut_entry(value: Mapping[str, Any]) -> tuple[str, Cut]:
-    """The node that cut, and the segment."""
+    """Returns the node that cut the segment, and the segment."""
     return value["node"], _decode_cut(value["cut"])
 
 
@@ -318,21 +318,21 @@ def _decode_cut(value: list[int]) -> Cut:
 
 
 def _unchanged(_: JournalState) -> None:
-    """The effect of an entry whose change the state has already."""
+    """The effect of an entry whose change is already in the state."""
 
 
 Apply: TypeAlias = Callable[[JournalState], None]
 
 
 class StateChange(NamedTuple):
-    """The body of an entry, and the change of the state once the entry is synced."""
+    """The body of an entry, and the change to apply to the state once it is synced."""
 
     body: bytes
     apply: Apply
 
     @staticmethod
     def none() -> StateChange:
-        """No entry and no effect: its writer waits for what was submitted before it."""
+        """No entry and no effect; its future is done when all earlier entries are synced."""
         return StateChange(b"", _unchanged)
 
     @staticmethod
@@ -343,7 +343,7 @@ class StateChange(NamedTuple):
 
     @staticmethod
     def confirm(node: str, made: Cut) -> StateChange:
-        """The change that records that a segment is in the store, which the state has already."""
+        """Records that a segment is in the store; the state has that change already."""
         return StateChange(wal.encode_json(wal.CONFIRM, encode_cut_entry(node, made)), _unchanged)
 
     @staticmethod
@@ -379,16 +379,6 @@ class StateChange(NamedTuple):
         value = {"fqn": fqn, "run": run, "t": ulids.encode(t)}
         body = wal.encode_json(wal.FINISH, value)
         return StateChange(body, lambda state: state.finish_deletion(fqn, run, t))
-
-
-# Entries of a journal, applied one after another to what the node knows.
-#
-# A file's `state` replaces the state so far. If it cannot be read, the older state with all
-# changes since says as much: the node finds segments that were confirmed meanwhile in the store.
-# If segments are missing between two cuts, or there is no older state, it is unknown how the
-# lines were cut. The state then claims no segment at all. The node finds its own segments in the
-# store, continues as a fork, and ships all that it holds again. Readers know those lines by their
-# ids.
 
 
 _KINDS = (wal.STATE, wal.CUT, wal.CLOSE, wal.TOMBSTONE, wal.CONFIRM, wal.OPEN, wal.FINISH)
@@ -471,7 +461,7 @@ class JournalReplay:
     def _cut(self, cut: Cut, state: JournalState) -> None:
         last = state.last_cut()
         if cut.seq == last.seq + 2:
-            # The one between is damaged, but its ends are those of its neighbours.
+            # The cut between them is damaged, but its ends follow from its neighbours.
             state.cuts.append(Cut(last.seq + 1, last.end, cut.first))
         elif cut.seq > last.seq + 2:
             self._forget_cuts(state)
@@ -507,7 +497,7 @@ def _confirm(cut: Cut, state: JournalState) -> None:
 
 
 def _sent(batch: wal.BatchEntry, state: JournalState) -> None:
-    """Replays a connector's batch. Its ULID stands for its time of arrival, which is not stored."""
+    """Replays a connector's batch. The arrival is not stored: the time of the ULID replaces it."""
     if batch.connector is None:
         return
     connector = state.connectors.get(batch.key, batch.connector)

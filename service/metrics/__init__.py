@@ -1,1 +1,1 @@
-"""What `/metrics` shows: declarations by subject, and the scrape that reads them."""
+"""The metrics at `/metrics`: declarations by subject, and the scrape that reads them."""

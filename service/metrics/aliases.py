@@ -1,8 +1,14 @@
-"""OK Log's names of metrics that this service has, under `tailrace_` instead of `oklog_`.
+"""Names of OK Log's and OpenMetadata's metrics for the metrics of this service.
 
-Some are second names of ours, for dashboards and alerts that were made for OK Log. OK Log's
-replication is the object store's work here: what is replicated is what a node puts there. The
-other metrics of OK Log's store are the compactor's, those of its forwarder are the forwarder's.
+OK Log's names have `tailrace_` instead of `oklog_`. Some are second names of ours, for dashboards
+and alerts that were made for OK Log. The object store does the work of OK Log's replication:
+objects that a node puts there count as replicated. The other metrics of OK Log's store are the
+compactor's, those of its forwarder are the forwarder's.
+
+OpenMetadata's names are for existing dashboards and rules. Its design (`om_streamable_logs_*`) and
+its code (`om_s3_*` and the rest) spell some differently: both are exported, and the help of each
+describes its value in this service. Metrics of its client, and those that its design calls legacy,
+are left out: a constant metric would mislead on a dashboard.
 """
 
 from __future__ import annotations
@@ -79,13 +85,6 @@ OKLOG: tuple[DeclaredMetric, ...] = (
         "status_code",
     ),
 )
-
-
-# OpenMetadata's metric names, for boards and rules that are there already.
-#
-# Its design (`om_streamable_logs_*`) and its code (`om_s3_*` and the rest) spell some
-# differently: both are exported, and each says what it counts here. What its client counts, and
-# what its design calls legacy, is not: a number that never moves lies on a board.
 
 
 def _failures_in_a_row(sources: MetricSources) -> int:

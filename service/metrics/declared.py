@@ -1,9 +1,19 @@
-"""Declarations of metrics: name, kind, help, labels, and where the value is read.
+"""Declarations of metrics, and the metrics of leases and of the compactor.
 
-The hot path adds to plain integers on its own objects; `read` looks at them when somebody
-scrapes, so a metric costs nothing in between. Counters are declared without the `_total`
-that the text format adds. A metric that was renamed keeps its old name as its `alias`, which is
-exported with the same samples until the next version.
+A declaration has a name, kind, help, labels, and a function that reads the value. The hot path adds
+to plain integers on its own objects; `read` reads them at a scrape, so a metric costs nothing in
+between. Counters are declared without the `_total` that the text format adds. A renamed metric
+keeps its old name as its `alias`, which is exported with the same samples until the next version.
+
+Metrics of leases are by source: Data Prepper's counters by their last words, and held leases. Named
+leases (`text`, `sweep`) and coordinators count alike. Values that a named lease does not have, such
+as progress, stay at 0.
+
+Metrics of the compactor that runs with the service show whether it runs, and what it reports. Both
+processes share a file, `compaction.metrics_file` (`CompactorFile`), which the compactor writes in
+the text format of Prometheus and every scrape reads. Its metrics of leases are joined with ours of
+the same names. Of its other metrics, only those named `tailrace_compactor_…`, or as OK Log's store
+names its own, are included.
 """
 
 from __future__ import annotations
@@ -32,12 +42,12 @@ if TYPE_CHECKING:
 
 
 class TakesNothing(Exception):
-    """The node only reads: it has no numbers of what it takes."""
+    """The node only reads, so it has no numbers of accepted lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetricSources:
-    """The objects whose numbers are shown."""
+    """The objects whose numbers the metrics show."""
 
     node: Node | QueryNode
     query: QueryEngine
@@ -53,7 +63,7 @@ class MetricSources:
 
     @property
     def writer(self) -> Node:
-        """The node, for numbers of what it takes. Raises `TakesNothing` of one that only reads."""
+        """The node, for numbers of accepted lines. Raises `TakesNothing` if it only reads."""
         if isinstance(self.node, QueryNode):
             raise TakesNothing
         return self.node
@@ -76,7 +86,7 @@ Read: TypeAlias = Callable[[MetricSources], Reading]
 
 
 class DeclaredMetric(NamedTuple):
-    """One metric. `read` gives a value, or values by the values of its `labels`."""
+    """One metric. `read` returns a value, or values by the values of its `labels`."""
 
     name: str
     kind: Kind
@@ -108,12 +118,6 @@ def gauge(name: str, text: str, read: Read, *labels: str, alias: str = "") -> De
 def histogram(name: str, text: str, read: Read, *labels: str) -> DeclaredMetric:
     """A histogram of this service."""
     return DeclaredMetric(f"tailrace_{name}", "histogram", text, read, labels)
-
-
-# Metrics of leases by source: Data Prepper's counters by their last words, and held leases.
-#
-# Named leases (`text`, `sweep`) and coordinators count alike. What a named lease has not, such as
-# progress, stays at 0.
 
 
 def _counters(sources: MetricSources) -> Mapping[str, CoordinationCounters]:
@@ -177,14 +181,6 @@ LEASES: tuple[DeclaredMetric, ...] = (
 )
 
 
-# Metrics of the compactor beside the service: whether it runs, and what it reports.
-#
-# The two meet in a file, `compaction.metrics_file`, which the compactor writes in the text format
-# of Prometheus and every scrape reads. What it says of its leases joins ours under the same
-# names; of all else only what is called `tailrace_compactor_…`, or as OK Log calls what its store
-# does, is taken over.
-
-
 THEIRS: Final = (
     "tailrace_compactor_",
     *(f"tailrace_store_{word}_" for word in ("compact", "consumed", "purged", "trashed")),
@@ -210,12 +206,12 @@ class CompactorFile:
                 self._families = {} if found is None else self._read()
                 self._seen = found
             self.unreadable = False
-        except (OSError, ValueError, KeyError, IndexError):  # the parser's, of other text
+        except (OSError, ValueError, KeyError, IndexError):  # errors of the parser for other text
             self._families, self._seen, self.unreadable = {}, None, True
         return self._families
 
     def problems(self) -> list[str]:
-        """What the last pass of the compactor leaves to a person, as sentences."""
+        """Problems of the compactor's last pass that need a person, as sentences."""
         families = self.families()
         left_out, alarms = (_value(families, name) for name in ("segments_left_out", "alarms"))
         found: list[str] = []

@@ -1,4 +1,7 @@
-"""Metrics of the HTTP API: appends, live streams, searches, and reports of runs."""
+"""Metrics of the HTTP API (appends, live streams, searches, reports of runs) and the segment queue.
+
+The metrics of the queue are OK Log's counters by the last words of their names, and lags.
+"""
 
 from __future__ import annotations
 
@@ -127,9 +130,6 @@ HTTP: tuple[DeclaredMetric, ...] = (
         lambda s: s.query.files.failed,
     ),
 )
-
-
-# Metrics of the segment queue: OK Log's counters by the last words of their names, and lags.
 
 
 QUEUE: tuple[DeclaredMetric, ...] = (

@@ -1,6 +1,7 @@
-"""Metrics of the node: accepted batches, journal and disk, segments, and whether its loops turn.
+"""Metrics of a node: its batches, journal, disk, segments, loops, object store and run logs.
 
-Also the object store as this node meets it.
+They include the object store as this node sees it, the heartbeats of the loops, and the work of run
+logs: flushed, merged, published, closed and swept.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ STORE: tuple[DeclaredMetric, ...] = (
 
 
 def loops(sources: MetricSources) -> dict[str, Heartbeat]:
-    """The heartbeat of every loop that must not stand still."""
+    """The heartbeat of every loop that must not hang."""
     shipper, text = sources.writer.shipper, sources.node.run_logs
     return {
         "cut": shipper.cutting,
@@ -242,9 +243,6 @@ NODE: tuple[DeclaredMetric, ...] = (
         "loop",
     ),
 )
-
-
-# Metrics of run logs: flushed, merged, published, closed, swept.
 
 
 def lag_bytes(sources: MetricSources) -> int:

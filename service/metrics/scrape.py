@@ -59,12 +59,13 @@ def scraper(sources: MetricSources) -> Callable[[], Awaitable[bytes]]:
     """Makes the function that answers `/metrics`.
 
     The event loop only copies numbers. A thread makes samples and text of them, which takes ten
-    times as long, and the longer the more groups and routes have been seen.
+    times as long, and longer with more groups and routes.
     """
 
     async def scrape() -> bytes:
         file = sources.compactor_file
-        theirs = {} if file is None else file.families()  # first: it knows then if it is readable
+        # First: it sets whether the file is readable, which is a metric of ours.
+        theirs = {} if file is None else file.families()
         readings = [
             (declared, reading)
             for declared in METRICS
@@ -76,7 +77,7 @@ def scraper(sources: MetricSources) -> Callable[[], Awaitable[bytes]]:
 
 
 def _read(declared: DeclaredMetric, sources: MetricSources) -> Reading | None:
-    """The values of one metric as they are now; None for one that this kind of node has not."""
+    """The present values of one metric; None if this kind of node does not have it."""
     try:
         reading = declared.read(sources)
     except TakesNothing:
@@ -94,7 +95,7 @@ def _text(
 
 
 def families(declared: DeclaredMetric, reading: Reading) -> Iterator[Metric]:
-    """The samples of one metric; if it was renamed, the same again under its alias."""
+    """The samples of one metric, and again under its alias if it was renamed."""
     yield family(declared, reading)
     if declared.alias:
         yield family(declared.under_alias(), reading)

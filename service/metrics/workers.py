@@ -1,7 +1,7 @@
-"""The metrics of all workers of a service in one reply, whichever of them is asked.
+"""The metrics of all workers of a service in one reply, whichever worker is asked.
 
-Each sample gets the label `worker`, the worker's number. A worker that gives no answer is left out,
-and `tailrace_worker_up` says so.
+Each sample gets the label `worker`, the worker's number. A worker without an answer is left out,
+and `tailrace_worker_up` shows it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Scrape: TypeAlias = Callable[[], Awaitable[bytes]]
 
 
 class WorkerPlace(NamedTuple):
-    """Which of a service's workers a process is, and where each of them is asked, by number."""
+    """The number of a process among the workers of a service, and the URL of each by number."""
 
     number: int
     urls: tuple[str, ...]
@@ -86,7 +86,7 @@ def merged(texts: Mapping[int, bytes | None]) -> bytes:
 
 
 def _labelled(sample: str, number: int) -> str:
-    """A sample with one more label. A name has no brace or blank, which come first behind it."""
+    """A sample with one more label. A name ends before the first brace or blank."""
     end = _BEHIND_NAME.search(sample)
     assert end is not None, sample
     name, rest = sample[: end.start()], sample[end.start() :]

@@ -1,16 +1,16 @@
-"""What this node answers to others: one method for each question.
+"""Answers the questions of other nodes, with one method for each question.
 
 | question | answer |
 | --- | --- |
-| `hello` | `{"files"}`: it is there, with these journal files. New askers give their entry |
-| `hot`, `text` | lines of a run that are in no chunk yet, see `hot` |
-| `metrics` | the metrics of this process as Prometheus reads them, as one part |
-| `wait` | which of some runs have new lines, see `feed` |
-| `records` | records for a search, see `records` |
-| `journal` | new records for live searches, see `journals` |
-| `unfinished` | nothing: it shows the state of a line that came to the asker |
-| `places` | `{"left"}`: for each of some deletions, where on its disk lines may be |
-| `runs`, `highest`, `deleted`, `close`, `ended` | what `others` says |
+| `hello` | `{"files"}`: the journal files of this process. New askers send their entry |
+| `hot`, `text` | unflushed lines of a run, see `remote_lines` |
+| `metrics` | the metrics of this process in the format of Prometheus, as one part |
+| `wait` | the runs among those asked that have new lines, see `membership` |
+| `records` | records for a search, see `remote_lines` |
+| `journal` | new records for live searches, see `remote_feeds` |
+| `unfinished` | nothing: it shows the state of an unfinished line that the asker received |
+| `places` | `{"left"}`: for each of some deletions, where on the disk of this node lines may be |
+| `runs`, `highest`, `deleted`, `close`, `ended` | see `membership` |
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _MOST_SECONDS = 60.0
 
 
 class Answering(Protocol):
-    """The node that answers; another one's parts after a fork."""
+    """The parts of the node that answers; after a fork, those of the new node."""
 
     @property
     def run_logs(self) -> RunLogs: ...
@@ -63,7 +63,7 @@ class Answering(Protocol):
     def places(self) -> UnerasedRanges: ...
 
     async def all_synced(self) -> None:
-        """Returns when the node takes requests, and what it took so far is synced."""
+        """Waits until the node accepts requests and all lines accepted so far are synced."""
         ...
 
     @property
@@ -103,7 +103,7 @@ class Answers:
         self._looking: asyncio.Task[None] | None = None
 
     async def answer(self, verb: str, body: bytes) -> bytes:
-        """The answer to a question. Raises `NotFound` for an unknown one, `TailraceError`."""
+        """Answers a question. Raises `NotFound` for an unknown one, `TailraceError`."""
         work = self._verbs.get(verb)
         if work is None:
             raise NotFound(f"no question {verb!r}", hint="This node may be of an older version.")
@@ -181,7 +181,7 @@ class Answers:
             Deletion(str(fqn), None if run is None else str(run), int(ulids.parse(t)))
             for fqn, run, t in message.head["deletions"]
         ]
-        # Of a deletion that it has not heard of its journal has the lines as well.
+        # If this node does not know the deletion, its journal still has the lines.
         return rpc.encode({"left": await self._node.places.of(asked)})
 
     async def _close(self, message: Message) -> bytes:

@@ -1,7 +1,41 @@
-"""This node among the others on its store: it joins, looks after its entry, and leaves.
+"""This node among the others on its store: it joins, renews its entry, notifies others, and leaves.
 
-A node joins before it takes batches, so that others ask it for its lines from the first one on. If
-the store is away just then, it takes batches all the same and joins once the store is back.
+A node joins before it accepts batches, so others ask it for its lines from the first one on. If the
+store is away at that moment, the node accepts batches all the same and joins once the store is
+back.
+
+`MemberPeers` sends the questions of run logs to the other nodes:
+
+| question | asks | answer |
+| --- | --- | --- |
+| `runs` | `{"fqn"}`, null for all | `{"runs"}`: `[fqn, run, highest ULID]`, see below |
+| `highest` | `{"fqn", "run"}`, `run` null for all runs of the pipeline | `{"highest"}`: a ULID |
+| `deleted` | `{"fqn", "run", "t", "age_ms"}` | nothing, once the deletion is in its journal |
+| `close` | `{"fqn", "run", "asker"}` | `{"state", "asking"}`, see below |
+| `ended` | `{"fqn", "run"}` | nothing |
+
+`runs` has the runs with lines that are in no chunk. The `state` of a run is `closed`, `closing`, or
+`none` if the node has no lines of it; `asking` says whether the node closes the run itself and asks
+others.
+
+A node that missed notifications for a while, because it stalled or had no connection to the
+store, reads the deletions and the register again before it shows a line.
+
+`LiveFeed` notifies the live streams of this node. While runs have readers on this node, it asks
+each other node (`wait`) which of these runs have new lines; that node answers as soon as some have.
+Readers of such a run then read storage, which has the lines of all nodes, from their cursors on. A
+lost answer does no harm: the next one names all runs with lines at or above the end position of the
+last answer.
+
+If a node becomes silent, answers again or disappears, all readers read storage: they report the
+silent nodes and get the lines that they missed. A silent node is asked once a second.
+
+| `wait` asks | `{"runs": [[fqn, run, position], …], "seconds", "taken"}`; -1 asks for all lines |
+| --- | --- |
+| answer | `{"runs": [number, …], "end", "taken"}`: runs with new lines, and the next position |
+
+`taken` counts how often the asked node took over lines of a lost one. If it differs from the number
+in the question, all runs count as changed.
 """
 
 from __future__ import annotations
@@ -49,27 +83,11 @@ from tailrace.logstore.clock import Clock
 from tailrace.logstore.errors import InvalidInput, OutcomeUnknown, TailraceError, Unavailable
 from tailrace.logstore.objects.store import ObjectStore
 
-# What run logs ask and tell the other nodes, as questions.
-#
-# | question | asks | answer |
-# | --- | --- | --- |
-# | `runs` | `{"fqn"}`, null for all | `{"runs"}`: `[fqn, run, highest ULID]` with lines in no chunk
-# |
-# | `highest` | `{"fqn", "run"}`, `run` null for all runs of the pipeline | `{"highest"}`: a ULID |
-# | `deleted` | `{"fqn", "run", "t", "age_ms"}` | nothing, once the deletion is in its journal |
-# | `close` | `{"fqn", "run", "asker"}` | `{"state", "asking"}`: `closed`, `closing`, or `none`
-# without lines of it; whether the node closes the run itself and asks others |
-# | `ended` | `{"fqn", "run"}` | nothing |
-#
-# A node that was not heard of for a while, because it stood still or had no way to the store,
-# reads the deletions and the register again before it shows a line.
-
-
 _TOLD_SECONDS = 5.0
 
 
 class MemberPeers:
-    """The other nodes, as the run logs of the node `own` see them."""
+    """Asks and notifies the other nodes for the run logs of the node `own`."""
 
     def __init__(
         self,
@@ -82,7 +100,7 @@ class MemberPeers:
         *,
         close_seconds: float,
     ) -> None:
-        """`current` returns when this node knows all deletions of which others told the store."""
+        """`current` returns once this node knows all deletions that others wrote to the store."""
         self._own = own
         self._peers = peers
         self._deletions = deletions
@@ -93,12 +111,12 @@ class MemberPeers:
         self._close_seconds = close_seconds + _TOLD_SECONDS
 
     def __bool__(self) -> bool:
-        return True  # some may have come that this node has not seen yet
+        return True  # nodes may have joined that this one has not seen yet
 
     async def lines(self, key: RunKey, *, held: bool = False) -> Elsewhere:
         """Lines of the run beyond the chunks. Raises `Unavailable`, unless they are `held`.
 
-        Each answer brings the deletion of the run that its node knows.
+        Each answer includes the deletion of the run, as far as its node knows it.
         """
         if held:
             if not self._peers:
@@ -129,9 +147,10 @@ class MemberPeers:
         return RunsElsewhere(list(found.items()), tuple(sorted(gathered.silent)))
 
     async def highest(self, fqn: str, run: str | None) -> tuple[int, tuple[str, ...]]:
-        """The highest ULID that they know; who did not say. Raises `Unavailable`.
+        """Returns the highest ULID that they know, and the nodes without an answer.
 
-        A node that was just let go does not say either, and may hold ids of the near future.
+        A node that was decommissioned a moment ago counts as one without an answer: it may hold ids
+        of the near future. Raises `Unavailable`.
         """
         body = rpc.encode({"fqn": fqn, "run": run})
         gathered = await self._peers.everyone(body, "highest")
@@ -147,7 +166,7 @@ class MemberPeers:
         return highest, tuple(sorted(silent))
 
     async def deleted(self, fqn: str, run: str | None, t: int) -> Told:
-        """Tells them of a deletion. Raises `Unavailable`."""
+        """Notifies them of a deletion. Raises `Unavailable`."""
         age_ms = self._deletions.age_of(fqn, run, t, self._clock.now_ms())
         body = rpc.encode({"fqn": fqn, "run": run, "t": ulids.encode(t), "age_ms": age_ms})
         gathered = await self._peers.everyone(body, "deleted", _TOLD_SECONDS, readers=True)
@@ -168,30 +187,12 @@ class MemberPeers:
         return Told(tuple(sorted(gathered.silent)), working, let_go, tuple(idle))
 
     async def ended(self, key: RunKey) -> None:
-        """Tells those that answer that the run is closed."""
+        """Notifies the nodes that answer of the closed run."""
         await self._peers.ask(_run(key), "ended", readers=True)
 
 
 def _run(key: RunKey) -> bytes:
     return rpc.encode({"fqn": key.fqn, "run": key.run})
-
-
-# News of other nodes for the live streams of this one.
-#
-# While somebody watches runs here, each other node is asked (`wait`) for those of them that have
-# new lines there; it answers when there are some. Readers of such a run then read storage, which
-# has the lines of all nodes, from their cursors on. So nothing depends on an answer that is lost:
-# the next one names all runs with lines at or above the position that the last one had looked at.
-#
-# When a node becomes silent, answers again or is gone, all readers read storage: so they can say
-# whom they do not hear, and have what they missed of it. A silent node is asked once a second.
-#
-# | `wait` asks | `{"runs": [[fqn, run, position], …], "seconds", "taken"}`; -1: all there is |
-# | --- | --- |
-# | it answers | `{"runs": [number, …], "end", "taken"}`: which have news, and the next position |
-#
-# `taken` counts how often that node took over lines of a lost one; a number that is not that of
-# the question means news of all runs.
 
 
 _WAIT_SECONDS = 20.0
@@ -201,7 +202,7 @@ _MOST_RUNS = 5000
 
 
 class LiveFeed:
-    """Follows all other nodes for the runs that `tail` has readers of."""
+    """Follows all other nodes for the runs that have readers in `tail`."""
 
     def __init__(self, peers: Peers, tail: Tail, clock: Clock) -> None:
         self._peers = peers
@@ -235,12 +236,12 @@ class LiveFeed:
                 task.cancel()
 
     def _change(self) -> None:
-        """Other runs are watched, or other nodes are there."""
+        """Wakes the tasks after a change of the watched runs or of the other nodes."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
     def _reread(self) -> None:
-        """A node became silent, or answers again."""
+        """Makes all readers read storage after a node became silent or answers again."""
         self._tail.missed_all()
         self._change()
 
@@ -267,9 +268,9 @@ class LiveFeed:
             failed = asking.done() and not asking.cancelled() and not asking.result()
 
     async def _ask(self, entry: NodeEntry, seen: dict[RunKey, int]) -> bool:
-        """Asks once; moves `seen` on and wakes readers. Gives whether it answered."""
+        """Asks once, advances `seen` and wakes readers. Returns whether the node answered."""
         runs = [[*key, start] for key, start in seen.items()]
-        # A silent one need not have news to be heard again.
+        # A silent node answers at once, so that it is noticed even without new lines.
         seconds = 0.0 if self._peers.is_silent(entry) else _WAIT_SECONDS
         taken = self._taken.get(entry.instance)
         body = rpc.encode({"runs": runs, "seconds": seconds, "taken": taken})
@@ -297,7 +298,7 @@ _MOST_TOLD = 100
 
 @dataclass(frozen=True, slots=True)
 class Joining:
-    """What a process says of itself in the register, and the deletions that it keeps up with."""
+    """The data of a process for its entry in the register, and the deletions that it follows."""
 
     node: str
     deletions: Deletions
@@ -310,7 +311,7 @@ class Joining:
 
 
 class Membership:
-    """One process among others. Without a way to them (`Seams.network`) it is alone."""
+    """One process among others. Without a network (`Seams.network`) it is alone."""
 
     def __init__(self, seams: Seams, every: Settings) -> None:
         settings = every.nodes
@@ -334,11 +335,11 @@ class Membership:
         self._telling: set[asyncio.Task[Gathered]] = set()
 
     def tell_unfinished(self, key: RunKey, line: UnfinishedLine) -> None:
-        """Tells the nodes that answer what an unfinished line looks like; nobody waits for it."""
+        """Sends the state of an unfinished line to the nodes that answer, without waiting."""
         if self.peers is None or not self.peers.entries(readers=True):
             return
         if len(self._telling) >= _MOST_TOLD:
-            return  # the next state is told
+            return  # the next state is sent
         body = rpc.encode({"fqn": key.fqn, "run": key.run, "line": line.to_json()})
         task = asyncio.ensure_future(self.peers.ask(body, "unfinished", readers=True))
         self._telling.add(task)
@@ -351,47 +352,47 @@ class Membership:
 
     @property
     def size(self) -> int:
-        """Processes in the register as it was read last, with this one."""
+        """The number of processes in the register when it was read last, with this one."""
         return 1 if self.register is None else 1 + len(self.register.others)
 
     @property
     def contacts(self) -> Contacts:
-        """How this node reaches the others; only of one with a way to them."""
+        """The connections to the others; only for a node with a network."""
         assert self.register is not None
         return self.register.contacts
 
     @property
     def outcomes(self) -> Mapping[str, int]:
-        """How many questions to others came to what."""
+        """The number of questions to others by outcome."""
         return {} if self.register is None else self.register.contacts.outcomes
 
     @property
     def refusals(self) -> Mapping[str, int]:
-        """How many questions of others were refused, by the reason."""
+        """The number of refused questions of others by reason."""
         return {} if self.register is None else self.register.contacts.refusals
 
     @property
     def cut_off_from(self) -> tuple[str, ...]:
-        """The nodes with lines that this one does not hear now."""
+        """The nodes with lines that do not answer this one now."""
         return () if self.peers is None else self.peers.silent()
 
     def loads(self) -> list[float]:
-        """The loads of the other nodes that answer, as they told them last."""
+        """The last reported loads of the other nodes that answer."""
         return [] if self.peers is None else self.peers.loads()
 
     async def tell_load(self, load: float) -> None:
-        """Tells the others this node's load. Raises `Unavailable`."""
+        """Reports this node's load to the others. Raises `Unavailable`."""
         if self.register is not None:
             await self.register.tell_load(load)
 
     @property
     def asks(self) -> bool:
-        """Whether it asks other nodes, once there are some."""
+        """Whether it asks other nodes as soon as some exist."""
         return self.peers is not None
 
     @property
     def shared(self) -> bool:
-        """Whether there are other nodes."""
+        """Whether other nodes exist."""
         return bool(self.peers)
 
     def others(self, own: str, close_seconds: float, deletions: Deletions) -> RunLogPeers:
@@ -402,10 +403,10 @@ class Membership:
         return MemberPeers(own, *known, self._seams.store, self._clock, close_seconds=close_seconds)
 
     async def current(self, deletions: Deletions) -> None:
-        """Returns at once if this node hears of all deletions, else reads what it may have missed.
+        """Reads deletions that this node may have missed; returns at once if it missed none.
 
-        It may have missed some since its start, while it stood still, and while the register could
-        not be read. Raises `Unavailable`.
+        It may have missed some since its start, while it stalled, and while the register
+        could not be read. Raises `Unavailable`.
         """
         register = self.register
         if register is None or not self._missed(deletions):
@@ -430,7 +431,7 @@ class Membership:
     async def try_to_join(
         self, identity: NodeIdentity, journal: Journal, deletions: Deletions
     ) -> None:
-        """Joins if the store answers; else `stay` does. Raises `Forked`, `AwayTooLong`."""
+        """Joins if the store answers; otherwise `stay` joins. Raises `Forked`, `AwayTooLong`."""
         refuse_old_lines(journal, self._every, self._clock)
         fresh = identity.incarnation >= self.instance  # both are ULIDs: this process has made it
         await self._try_to_join(
@@ -446,7 +447,7 @@ class Membership:
         )
 
     async def try_to_join_as_reader(self, node: str, deletions: Deletions) -> None:
-        """Joins as a node without lines if the store answers; else `stay` does."""
+        """Joins as a node without lines if the store answers; otherwise `stay` joins."""
         await self._try_to_join(Joining(node, deletions, role=READER))
 
     async def _try_to_join(self, joining: Joining) -> None:
@@ -459,7 +460,7 @@ class Membership:
                 await self._join()
 
     async def stay(self, tail: Tail) -> None:
-        """Joins if that is still to be done, then follows the others. Raises `Forked`."""
+        """Joins if it has not joined yet, then follows the others. Raises `Forked`."""
         if self.register is None or self.peers is None:
             return
         while not self._joined:
@@ -473,7 +474,7 @@ class Membership:
             group.create_task(self._stay_in_touch(self.peers))
 
     async def leave(self, *, stored: bool) -> None:
-        """Ends all connections; if all that the node held is `stored`, its entry goes as well."""
+        """Ends all connections. If all lines of the node are `stored`, removes its entry."""
         register = self.register
         if register is None:
             return
@@ -500,20 +501,20 @@ class Membership:
     async def _stay_current(self) -> None:
         while True:
             await self.pulse.beat()
-            with suppress(TailraceError):  # whoever reads lines meanwhile hears why
+            with suppress(TailraceError):  # readers of lines get the error themselves
                 await self.current(self._joining.deletions)
 
     async def _stay_in_touch(self, peers: Peers) -> None:
-        """Finds out who is not heard, also while nobody reads and nothing is written.
+        """Finds nodes that do not answer, also while the service is idle.
 
-        Deletions at a node that does not hear this one are read from the store meanwhile.
+        Meanwhile the deletions of a node that cannot reach this one are read from the store.
         """
         seconds, read = self._settings.refresh_seconds, self._clock.monotonic()
         while True:
             await self._clock.sleep(min(seconds, _TOUCH_SECONDS))
             await peers.stay_in_touch(_TOUCH_SECONDS)
             if peers.silent() and self._clock.monotonic() - read >= seconds:
-                with suppress(TailraceError):  # the register says that the store is away
+                with suppress(TailraceError):  # the register reports that the store is away
                     await self._read_deletions(self._joining.deletions)
                 read = self._clock.monotonic()
 
@@ -533,14 +534,14 @@ class Membership:
             role=own.role,
             shared=own.shared,
         )
-        # From here on others tell it of deletions; those before are in the store.
+        # From now on others notify it of deletions; earlier deletions are in the store.
         await self._read_deletions(own.deletions)
         if own.role != READER:
             await self._note_return(own.node, *own.parents)
         self._joined = True
 
     def _forget_deletions(self) -> None:
-        """Others did not tell this node of deletions while its entry was gone."""
+        """Marks deletions as unknown: others sent none while the entry of this node was gone."""
         self._read = None
 
     async def _note_return(self, *nodes: str) -> None:

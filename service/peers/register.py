@@ -1,30 +1,67 @@
-"""The register: which nodes there are on the store, and where they are asked.
+"""The register of all nodes on the store, forks, decommissioned nodes, and questions to all nodes.
 
-`coordination/peers/{node}~{instance}` is the entry of one process of a node, as JSON:
+**Entries.** `coordination/peers/{node}~{instance}` is the entry of one process of a node, as JSON:
 
 | key | |
 | --- | --- |
 | `format` | 1 |
 | `node`, `instance` | the node, and the ULID that its process took at its start |
-| `url` | where it is asked |
+| `url` | the URL at which it is asked |
 | `parents`, `base` | the incarnations that it continues, and the first position that is its own |
 | `start` | the position at which the process began |
 | `files` | of a fork: `[[journal file, first pos, end pos], …]` from before it |
 | `shared` | those of them that the node from which it forked has as well |
-| `renewed_ms` | when it was written last, by the node's clock |
-| `load` | what it has to do, 1 for as much as it can take |
+| `renewed_ms` | time of the last write, by the node's clock |
+| `load` | its load; 1 is as much as it can take |
 | `role` | `query` for a process that only reads |
 
-An entry is there as long as the process may hold lines that nobody else has. It is removed by a
+An entry exists as long as the process may hold lines that no other node has. It is removed by a
 stop that has brought everything into the store, and by the next process on the same folder. So a
-node that was killed stays in the register until it returns, or until somebody lets it go
-(`tailrace leases forget-node`), and who asks it finds it silent.
+killed node stays in the register, and is silent when asked, until it returns or until an operator
+decommissions it (`tailrace leases forget-node`).
 
-A process that only reads holds no lines. It is there to be told of deletions and of runs that end;
-of lines nobody asks it. Its entry goes once it has not been written for three minutes.
+A process that only reads holds no lines and is not asked for any. It is in the register to be
+notified of deletions and of runs that end. Its entry is removed if it was not written for three
+minutes.
 
-If a start finds an entry of its own incarnation whose process answers, two processes continue
-one folder: `twin` names it, and the node that started later forks.
+If a start finds an entry of its own incarnation whose process answers, two processes continue one
+folder: `Register.twin` returns the other one, and the node that started later forks.
+
+**Forks.** A node that forks registers its parents (`service/runtime/identity.py`) once and
+permanently. `Registrations` reads these registrations, also of nodes that have left the register. A
+cursor of a reader may name lines by the name that a copy of a journal had before the fork. Without
+the registrations the reader would take them for new lines once the copy has brought them into the
+store and is gone.
+
+**Old lines.** `refuse_old_lines` refuses the journal of a node that was away for longer than
+deletions are remembered. The compactor removes the record of a run's deletion once its lines are
+older than the retention by `compaction.away_days` (`compactor/cleanup.py`). Lines that are older
+than that and in no segment may have been deleted meanwhile, and no record would show it.
+
+**Decommissioned nodes.** `tailrace leases forget-node` writes `coordination/forgotten/{node}`
+before the entries of the node leave the register, as JSON that changes by compare-and-swap:
+
+| key | |
+| --- | --- |
+| `format` | 1 |
+| `node` | the node |
+| `forgotten_ms` | time of the decommissioning, by the operator's clock |
+| `seen_ms` | time when the node wrote its entry last, by its own clock |
+| `stored_seq` | its last segment in the store |
+| `stored_pos` | its lines from this position on were only in its journal |
+| `runs` | `[fqn, run]` of its runs with lines that were in no chunk |
+| `returned_ms` | time when it joined again, by its own clock; null if it has not |
+| `version` | a fresh ULID |
+
+Other nodes make the chunks of its lines in segments. From then on no node asks it, notifies it of
+closes and deletions, or waits for it. It may return with its journal unchanged. It joins as the
+same node, because its segments, positions and ids never belonged to another one, and it reads the
+deletions before it shows or accepts a line.
+
+**Questions to all.** `Peers` asks all other nodes at once, with a deadline. After a node did not
+answer (`service.peers.rpc.Contacts`), readers do not ask it again for a while, first for a second
+and at most for half a minute. It counts as silent meanwhile: one dead node must not cost every page
+a deadline. Changes (`Peers.everyone`) ask it all the same.
 """
 
 from __future__ import annotations
@@ -101,12 +138,12 @@ class NodeEntry:
 
     @property
     def holds(self) -> bool:
-        """Whether it may hold lines that nobody else has."""
+        """Whether it may hold lines that no other node has."""
         return self.role != READER
 
     @property
     def address(self) -> NodeAddress:
-        """Where it is asked."""
+        """The address at which it is asked."""
         return NodeAddress(self.node, self.instance, self.url)
 
 
@@ -118,13 +155,13 @@ def encode_entry(entry: NodeEntry) -> bytes:
 
 
 def unreadable_register(error: Exception) -> HealthProblem:
-    """That nobody knows which nodes there are, and why."""
+    """The problem that the register cannot be read, and the reason."""
     what = "the register of nodes cannot be read"
     return HealthProblem(what, f"{what}: {with_hint(error)}")
 
 
 def decode_entry(body: bytes) -> NodeEntry:
-    """The entry that the bytes hold. Raises `Damaged`, `UnsupportedVersion`."""
+    """Decodes an entry. Raises `Damaged`, `UnsupportedVersion`."""
     try:
         value = decode_checked(body)
         if value["format"] > FORMAT:
@@ -147,10 +184,10 @@ def decode_entry(body: bytes) -> NodeEntry:
 
 
 def entry_at(key: str, body: bytes) -> NodeEntry:
-    """The entry at a key; one that cannot be read has no address, so its node is silent.
+    """Returns the entry at a key. An unreadable entry has no address, so its node is silent.
 
-    It counts as one that may hold lines. Its process, if it lives, writes a damaged one again
-    within a minute. One of a newer format is `newer`. A key without `~` is a node's name.
+    Its node counts as one that may hold lines. A live process writes a damaged entry again within a
+    minute. An entry of a newer format is `newer`. A key without `~` is a node's name.
     """
     name, parted, instance = key.removeprefix(keys.PEERS).rpartition("~")
     name = name if parted else instance
@@ -202,17 +239,17 @@ class Register:
 
     @property
     def age_seconds(self) -> float:
-        """Seconds since it was read last."""
+        """Seconds since the register was read last."""
         return self._clock.monotonic() - self._looked
 
     @property
     def others(self) -> Mapping[str, NodeEntry]:
-        """The other processes, by instance, as they were found last."""
+        """The other processes at the last read, by instance."""
         return self._others
 
     @property
     def holders(self) -> Mapping[str, NodeEntry]:
-        """Those of them that may hold lines."""
+        """The other processes that may hold lines."""
         return {instance: entry for instance, entry in self._others.items() if entry.holds}
 
     @property
@@ -221,7 +258,7 @@ class Register:
         return self._own
 
     def on_change(self, hear: Callable[[], None]) -> None:
-        """Calls `hear` when other processes came or went."""
+        """Calls `hear` when other processes come or go."""
         self._heard.append(hear)
 
     async def publish(
@@ -234,7 +271,7 @@ class Register:
         role: str = "",
         shared: Sequence[str] = (),
     ) -> None:
-        """Writes this process's entry and tells the others. Raises `Unavailable`, `Damaged`."""
+        """Writes this process's entry and notifies the others. Raises `Unavailable`, `Damaged`."""
         own = NodeEntry(
             *(node, self.instance, self._network.url, tuple(parents), base, files),
             start=start,
@@ -261,14 +298,15 @@ class Register:
         return self._untold
 
     async def introduce(self) -> None:
-        """Tells its entry to the processes that may not know it yet, and waits for them briefly."""
+        """Sends its entry to processes that may not know it yet, and waits for them briefly."""
         strangers = [e for e in self._others.values() if e.instance in self._untold]
         await asyncio.gather(*[self._hello(entry) for entry in strangers])
 
     def meet(self, node: str, instance: str, body: bytes) -> None:
-        """Takes note of the entry that a process has just written, before it is read in the store.
+        """Adds the entry that a process has just written, before it is read from the store.
 
-        So its lines are asked for from its first acknowledgement on, also while the store hangs.
+        So that process is asked for its lines from its first acknowledgement on, also while the
+        store hangs.
         """
         self._untold.discard(instance)  # it has read this one's entry
         if instance != self.instance:
@@ -276,10 +314,11 @@ class Register:
             self._know({**self._others, **self._told})
 
     async def twin(self, node: str) -> Twin | None:
-        """A process that lives and continues the same incarnation, if there is one.
+        """Returns another live process of the same incarnation; None if no other exists.
 
-        Entries of earlier processes of the node go once this one's is written. Without one, others
-        would take the node for one that has left. Raises `Unavailable`, `Damaged`.
+        Entries of earlier processes of the node are removed only once the entry of this one is
+        written: without an entry, others would conclude that the node has left. Raises
+        `Unavailable`, `Damaged`.
         """
         self._earlier.clear()
         await self.look()
@@ -289,20 +328,20 @@ class Register:
             try:
                 files = await self._greet(entry)
             except (PeerRefused, PeerSilent):
-                # The lock on the folder was free: it is gone. Or this folder is a copy and the
-                # other one cannot be reached, which the numbers of segments will show.
+                # The lock on the folder was free, so that process has ended. Or this folder is a
+                # copy and the other one cannot be reached, which segment numbers will show.
                 self._earlier.append(entry)
             else:
                 return Twin(entry.url, files)
         return None
 
     async def look(self) -> None:
-        """Reads who is there. Raises `Unavailable`, `Damaged`."""
+        """Reads the register. Raises `Unavailable`, `Damaged`."""
         async with self._looking:
             began = self._clock.monotonic()
             found: dict[str, NodeEntry] = {}
             read: dict[str, tuple[str, NodeEntry]] = {}
-            self._told.clear()  # they were written before, and so they are listed
+            self._told.clear()  # they were written before, so the listing has them
             async for info in self._store.list(keys.PEERS):
                 known = self._read.get(info.key)
                 if known is None or known[0] != info.etag:
@@ -328,7 +367,7 @@ class Register:
                 hear()
 
     async def _is_there(self, info: ObjectInfo, entry: NodeEntry) -> bool:
-        """Removes the entry of a reader that has not written it for long."""
+        """Removes a reader's entry that was not written for three minutes."""
         now = self._clock.monotonic()
         etag, since = self._unchanged.get(info.key, ("", now))
         if entry.holds:
@@ -342,14 +381,14 @@ class Register:
         return True
 
     async def run(self, seconds: float) -> None:
-        """Looks every so often, and renews the own entry, until cancelled."""
+        """Reads the register regularly and renews the own entry, until cancelled."""
         renewed = self._clock.monotonic()
         while True:
             await self._clock.sleep(seconds)
             try:
                 await self.look()
                 age = self._clock.monotonic() - renewed
-                # A copy of this node's folder may have taken it for that of an earlier process.
+                # A copy of this node's folder may have removed it as that of an earlier process.
                 gone = self._own is not None and _key(self._own) not in self._read
                 if self._own is not None and (gone or age >= _RENEW_SECONDS):
                     await self._renew()
@@ -368,9 +407,9 @@ class Register:
         await self._renew()
 
     async def withdraw(self) -> None:
-        """Removes the own entry for good: all that this process held is in the store.
+        """Removes the own entry for good: all lines of this process are in the store.
 
-        What renews the entry meanwhile does not bring it back. Raises `Unavailable`.
+        A renewal that is under way does not bring it back. Raises `Unavailable`.
         """
         async with self._writing:
             if self._own is not None:
@@ -395,12 +434,12 @@ class Register:
         self._others.pop(entry.instance, None)
 
     async def _hello(self, entry: NodeEntry) -> None:
-        with suppress(PeerSilent, PeerRefused):  # it is told again, or finds this one by itself
+        with suppress(PeerSilent, PeerRefused):  # it is notified again, or finds this one by itself
             await self._greet(entry, self._own)
             self._untold.discard(entry.instance)
 
     async def _greet(self, entry: NodeEntry, own: NodeEntry | None = None) -> tuple[str, ...]:
-        """The journal files of a process that lives; it is told of this one's `own` entry."""
+        """Sends the `own` entry to a live process, and returns its journal files."""
         head = {"instance": self.instance} | ({} if own is None else {"node": own.node})
         body = rpc.encode(head, [] if own is None else [encode_entry(own)])
         answer = await self.contacts.ask(entry.address, "hello", body, _HELLO_SECONDS)
@@ -415,13 +454,6 @@ def _key(entry: NodeEntry) -> str:
     return keys.peer(entry.node, entry.instance)
 
 
-# Which nodes forked from which, of those that have left the register as well.
-#
-# A node that forks registers what it took over (`service/runtime/identity.py`), once and for
-# ever. A reader's cursor may name lines by the name that the copy had before; without this they
-# would be new to it once the copy has brought them into the store and is gone.
-
-
 _MOST: Final = 10_000
 
 
@@ -433,7 +465,7 @@ class Registrations:
         self._read: dict[str, Fork | None] = {}
 
     async def forks(self, nodes: Collection[str]) -> Sequence[Fork]:
-        """Those of the nodes that are forks. Raises `StoreUnavailable`, `Damaged`."""
+        """The forks among the nodes. Raises `StoreUnavailable`, `Damaged`."""
         for node in nodes:
             if node not in self._read:
                 if len(self._read) >= _MOST:
@@ -446,14 +478,14 @@ class Registrations:
         try:
             found = decode_registration((await self._store.get(key))[1])
         except NotFound:
-            return None  # it has no lines that were acknowledged, or is no node
+            return None  # it has no acknowledged lines, or is no node
         except Damaged as error:
             raise Damaged(f"{key}: {error}", hint=advice(key)) from error
         return found if found.files else None
 
 
 def decode_registration(body: bytes) -> Fork:
-    """The registration that the bytes hold. Raises `Damaged`."""
+    """Decodes a registration. Raises `Damaged`."""
     try:
         value = decode_checked(body)
         return Fork(
@@ -468,18 +500,11 @@ def decode_registration(body: bytes) -> Fork:
         raise Damaged(f"not the registration of a node: {error}") from error
 
 
-# Refuses a journal of a node that was away for longer than deletions are remembered.
-#
-# The compactor removes the record of a run's deletion once its lines are older than the retention
-# by `compaction.away_days` (`compactor/cleanup.py`). Lines that are older
-# than that and in no segment may have been deleted meanwhile, and nobody knows any more.
-
-
 _DAY_MS = 86_400_000
 
 
 class AwayTooLong(Conflict):
-    """The journal holds lines of which the store no longer knows whether they were deleted."""
+    """The journal holds lines that are older than the store's records of deletions."""
 
     hint = (
         "Start the node on an empty data folder, and keep this one: it is as it was. To bring its"
@@ -510,38 +535,13 @@ def _day(ms: int) -> str:
     return time.strftime("%Y-%m-%d", time.gmtime(ms / 1000))
 
 
-# Nodes that an operator let go: what of theirs may be lost, and that they returned after all.
-#
-# `coordination/forgotten/{node}` is written by `tailrace leases forget-node` before the node's
-# entries leave the register, as JSON that changes by compare-and-swap:
-#
-# | key | |
-# | --- | --- |
-# | `format` | 1 |
-# | `node` | the node |
-# | `forgotten_ms` | when it was let go, by the operator's clock |
-# | `seen_ms` | when the node wrote its entry last, by its own clock |
-# | `stored_seq` | its last segment in the store |
-# | `stored_pos` | its lines from that position on were in its journal only |
-# | `runs` | `[fqn, run]` of which it held lines that were in no chunk |
-# | `returned_ms` | when it joined again, by its own clock; null: it has not |
-# | `version` | a fresh ULID |
-#
-# Of its runs' lines in segments, other nodes make the chunks.
-#
-# From then on nobody asks the node, tells it of closes and deletions, or waits for it. It may
-# return: its journal is as it was. It joins as the node that it is, because its segments,
-# positions and ids were never anybody else's, and it reads the deletions before it shows or takes
-# a line.
-
-
 _LATELY_MS = 11 * 60_000  # ids of clients may lie ten minutes ahead
 Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
 class ForgottenNode:
-    """A node that was let go; lines from position `stored_pos` on were in its journal only."""
+    """A decommissioned node. Its lines from position `stored_pos` on were only in its journal."""
 
     node: str
     forgotten_ms: int
@@ -553,7 +553,7 @@ class ForgottenNode:
     version: str = ""
 
     def sentence(self) -> str:
-        """What an operator has to know of it."""
+        """A sentence about its possible losses, for operators."""
         after = (
             f"what it took after segment {self.stored_seq}, from position {self.stored_pos} on,"
             " is on its disk only"
@@ -570,7 +570,7 @@ def encode_forgotten(value: ForgottenNode) -> bytes:
 
 
 def decode_forgotten(body: bytes) -> ForgottenNode:
-    """The record that the bytes hold. Raises `Damaged`, `UnsupportedVersion`."""
+    """Decodes a record. Raises `Damaged`, `UnsupportedVersion`."""
     try:
         value = decode_checked(body)
         if value["format"] > FORMAT:
@@ -610,7 +610,7 @@ def _forgotten_at(_key: str, body: bytes) -> ForgottenNode | None:
 
 
 class LetGo:
-    """The nodes that were let go and have not returned; a record is read once in each version."""
+    """Decommissioned nodes that have not returned. Each version of a record is read once."""
 
     def __init__(self, store: ObjectStore, clock: Clock) -> None:
         self._store = store
@@ -629,13 +629,13 @@ class LetGo:
         return tuple([_named(key) for key, (_, is_away) in found.items() if is_away])
 
     async def lately(self) -> list[str]:
-        """Nodes that were let go in the last eleven minutes. Raises `Unavailable`."""
+        """Nodes that were decommissioned in the last eleven minutes. Raises `Unavailable`."""
         since = self._clock.now_ms() - _LATELY_MS
         listed = self._store.list(keys.FORGOTTEN)
         return [_named(info.key) async for info in listed if info.modified_ms >= since]
 
     async def _is_away(self, key: str) -> bool:
-        """Whether it has not returned; of what cannot be read, the key says who was let go."""
+        """Whether the node has not returned. An unreadable record counts: its key has the name."""
         try:
             return decode_forgotten((await self._store.get(key))[1]).returned_ms is None
         except Damaged:
@@ -659,11 +659,12 @@ async def forget(
     now_ms: int,
     fresh_id: Callable[[], str],
 ) -> ForgottenNode:
-    """Lets a node go, and says what may be lost. `held_by` gives who has a node's text lease.
+    """Decommissions a node, and returns the possible losses.
 
-    A node that was stopped in good order has left the register; its registration stays, and with it
-    the question what its disk has. Raises `NotFound` for a node of which the store has neither,
-    `Conflict` for one that lives, `StoreUnavailable`, `OutcomeUnknown`, `Damaged`.
+    `held_by` returns the holder of a node's flush lease. A node that was stopped in good order has
+    left the register, but its registration stays, and its disk may still have lines. Raises
+    `NotFound` for a node without an entry and a registration, `Conflict` for a live one,
+    `StoreUnavailable`, `OutcomeUnknown`, `Damaged`.
     """
     found = await entries(store)
     there = {key: entry for key, entry in found.items() if _is_of(node, key, entry)}
@@ -701,7 +702,7 @@ async def forget(
         return made
 
     await swap(_document(store, node), change)
-    await store.delete(list(there))  # and no entry of a process that has come meanwhile
+    await store.delete(list(there))  # not the entry of a process that has joined meanwhile
     return made
 
 
@@ -712,7 +713,7 @@ def _is_of(node: str, key: str, entry: NodeEntry) -> bool:
 async def returned(
     store: ObjectStore, node: str, *, now_ms: int, fresh_id: Callable[[], str]
 ) -> ForgottenNode | None:
-    """Notes that a node is back, if it was let go. Raises `StoreUnavailable`, `OutcomeUnknown`."""
+    """Records the return of a decommissioned node. Raises `StoreUnavailable`, `OutcomeUnknown`."""
 
     async def change(found: ForgottenNode | None) -> ForgottenNode | None:
         if found is None or found.returned_ms is not None:
@@ -726,7 +727,7 @@ async def returned(
 async def _all(
     store: ObjectStore, prefix: str, decode_one: Callable[[str, bytes], Value]
 ) -> dict[str, Value]:
-    """What is below a prefix, by key, without what goes away meanwhile."""
+    """Reads the objects below a prefix, by key, without objects that are deleted meanwhile."""
     found = {}
     async for info in store.list(prefix):
         try:
@@ -737,7 +738,7 @@ async def _all(
 
 
 async def _stored(store: ObjectStore, node: str) -> tuple[int, int]:
-    """The last segment of a node in the store, and one past its last position."""
+    """Returns the last segment of a node in the store, and one past its last position."""
     mark = await read_watermark(store, node)
     seq, pos, size = mark.seq, mark.pos, 0
     async for info in store.list(keys.segments_of(node), after=keys.segment(node, seq)):
@@ -751,13 +752,13 @@ async def _stored(store: ObjectStore, node: str) -> tuple[int, int]:
 
 
 async def _is_let_go(store: ObjectStore, node: str) -> bool:
-    """Whether it was let go, and has not returned."""
+    """Whether the node was decommissioned and has not returned."""
     found = await _document(store, node).read()
     return found is not None and found.value.returned_ms is None
 
 
 async def _registered_ms(store: ObjectStore, node: str) -> int | None:
-    """When a node wrote its registration; None if it has none."""
+    """The time when a node wrote its registration; None if it has none."""
     try:
         return (await store.head(keys.node_registration(node))).modified_ms
     except NotFound:
@@ -770,10 +771,10 @@ async def active_runs(store: ObjectStore, prefix: str, node: str) -> list[RunKey
 
 
 async def unregistered(store: ObjectStore, prefix: str) -> Counter[str]:
-    """Nodes that others ask no more though lines may be on their disks, with how many runs.
+    """Counts the active runs of nodes that are not asked though their disks may have lines.
 
-    Their entries in the register are gone, and nobody let them go. Empty where no node is in the
-    register: then nobody asks anybody. Raises `StoreUnavailable`.
+    Their entries in the register are gone, and they were not decommissioned. Empty if no node is in
+    the register, since then no node asks others. Raises `StoreUnavailable`.
     """
     there = (await entries(store)).values()
     records, unreadable = await all_forgotten(store)
@@ -797,27 +798,20 @@ def _document(store: ObjectStore, node: str) -> Document[ForgottenNode]:
     return Document(store, keys.forgotten(node), decode_forgotten, encode_forgotten)
 
 
-# A question to all other nodes at once, with a deadline.
-#
-# Readers do not ask a node that is not heard (`contact`) again for a while, first for a second
-# and at most for half a minute. It counts as silent meanwhile: one dead node must not cost every
-# page a deadline. Whoever changes something (`everyone`) asks it all the same.
-
-
 _NOTHING = rpc.encode({"runs": [], "seconds": 0, "taken": None})
 """A question that costs nothing, and that every version knows."""
 
 
 @dataclass(slots=True)
 class Gathered:
-    """The answers by instance, and the nodes without one with the reasons."""
+    """The answers by instance, and the nodes without an answer with the reasons."""
 
     answers: dict[str, Message] = field(default_factory=dict)
     silent: dict[str, str] = field(default_factory=dict)
 
 
 class Peers:
-    """The other nodes. With nobody in the register nothing is asked."""
+    """The other nodes. If the register is empty, no question is sent."""
 
     def __init__(self, register: Register, *, timeout_seconds: float) -> None:
         self.register = register
@@ -826,7 +820,7 @@ class Peers:
 
     @property
     def on_change(self) -> Callable[[], None]:
-        """Called when a node is not heard any more, and when it is heard again."""
+        """Called when a node becomes silent, and when it answers again."""
         return self._contacts.on_change
 
     @on_change.setter
@@ -834,16 +828,16 @@ class Peers:
         self._contacts.on_change = hear
 
     def __bool__(self) -> bool:
-        """Whether there are other nodes with lines."""
+        """Whether other nodes with lines exist."""
         return bool(self.register.holders)
 
     def entries(self, *, readers: bool = False) -> list[NodeEntry]:
-        """The other processes that may hold lines, and `readers`, in the order of their nodes."""
+        """The other processes that may hold lines, and `readers`, sorted by node."""
         found = self.register.others if readers else self.register.holders
         return sorted(found.values(), key=lambda e: (e.node, e.instance))
 
     async def ask(self, body: bytes, verb: str, *, readers: bool = False) -> Gathered:
-        """Asks all but those that were silent a moment ago."""
+        """Asks all nodes but those that were silent a moment ago."""
         found = Gathered()
         asked = []
         for entry in self.entries(readers=readers):
@@ -858,9 +852,9 @@ class Peers:
     async def everyone(
         self, body: bytes, verb: str, seconds: float | None = None, *, readers: bool = False
     ) -> Gathered:
-        """Asks all that are in the register now. Raises `Unavailable`: it cannot be read.
+        """Asks all nodes that are in the register now. Raises `Unavailable` if it is unreadable.
 
-        One that was silent a moment ago gets no more time than a reader gives it.
+        A node that was silent a moment ago gets no more time than a reader gives it.
         """
         await self.register.look()
         found = Gathered()
@@ -869,7 +863,7 @@ class Peers:
         return found
 
     async def one(self, entry: NodeEntry, body: bytes, verb: str, seconds: float) -> Message:
-        """Asks one. Raises `PeerSilent`, `PeerRefused`."""
+        """Asks one node. Raises `PeerSilent`, `PeerRefused`."""
         return await self._contacts.ask(entry.address, verb, body, seconds)
 
     async def _ask(
@@ -886,15 +880,15 @@ class Peers:
         await asyncio.gather(*[ask(entry) for entry in entries])
 
     def loads(self) -> list[float]:
-        """The loads that the others told last, without those that were silent a moment ago."""
+        """The last reported loads of the others, without nodes that were silent a moment ago."""
         return [e.load for e in self.entries() if self._contacts.pausing(e.instance) is None]
 
     def is_silent(self, entry: NodeEntry) -> bool:
-        """Whether the last question that it was asked has no answer."""
+        """Whether the last question to the process has no answer."""
         return self._contacts.is_unheard(entry.instance)
 
     def silent(self) -> tuple[str, ...]:
-        """The nodes with lines that are not heard, or may not know this one yet, by name."""
+        """The nodes with lines that are silent or may not know this one yet, by name."""
         untold = self.register.untold
         if not (untold or self._contacts.any_unheard):
             return ()
@@ -902,9 +896,9 @@ class Peers:
         return tuple(sorted(found))
 
     async def stay_in_touch(self, seconds: float) -> None:
-        """Asks each node that was asked nothing for so long, to find out whether it is heard.
+        """Asks each node that was not asked for `seconds`, to find out whether it answers.
 
-        A process that may not know this one is told of it instead.
+        A process that may not know this one gets its entry instead.
         """
         asked, told = self._contacts.asked_within, self.register.untold
         quiet = [
@@ -918,7 +912,7 @@ class Peers:
         )
 
     def problems(self) -> list[str]:
-        """What is wrong with other nodes, as sentences."""
+        """Problems of other nodes, as sentences."""
         found = [] if self.register.last_error is None else [self.register.last_error]
         holders = [entry.address for entry in self.register.holders.values()]
         others = [entry.address for entry in self.register.others.values()]

@@ -1,15 +1,15 @@
 """New records of every node, for the live searches of this one.
 
-The question `journal` names a position and for how long to wait:
+The question `journal` has a position and a waiting time:
 
     {"start": POSITION, "seconds": S}        a start of -1 asks for the present end only
-    {"end": POSITION, "confirmed": POSITION}  and the records before `end`, as `records` has them
+    {"end": POSITION, "confirmed": POSITION}  and the records before `end`, encoded as in `records`
 
-No stream comes for a start of -1, or one that is far behind.
+The answer to a start of -1, or to one that is far behind, has no stream.
 
-While somebody follows a search here, each other node is asked for its records from the last
-answer's `end` on. It answers when there are some, or after `seconds`. So nothing depends on an
-answer that is lost, and a node that is back after a while goes on where it was.
+While a live search runs on this node, each other node is asked for its records from the `end` of
+the last answer on. It answers when it has some, or after `seconds`. So a lost answer does no harm,
+and a node that is back after a while continues at its last position.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _NOW = -1
 
 
 class JournalAnswers:
-    """Answers `journal`. What lines begin with is remembered from answer to answer.
+    """Answers `journal`. The time and level carried into the next line are kept between answers.
 
-    Once the node has `stopped` nobody waits for more, which the end of the process would wait for.
+    Once the node has `stopped`, an answer waits no longer, as it would delay the process's end.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class JournalAnswers:
         self._carried: tuple[str, int, Carry] | None = None
 
     async def answer(self, message: Message) -> bytes:
-        """The answer. Raises `TailraceError`, `Conflict` once the node has stopped."""
+        """Answers. Raises `TailraceError`; `Conflict` once the node has stopped."""
         start = int(message.head["start"])
         until = self._clock.monotonic() + min(float(message.head["seconds"]), _WAIT_SECONDS)
         while True:
@@ -110,10 +110,10 @@ class JournalAnswers:
 
 
 class RecordFeeds:
-    """All other nodes' new records, an implementation of `service.query.live_sources`.
+    """New records of all other nodes; implements `service.query.live_sources.LivePeers`.
 
-    `stored` gives for each node the position up to which its segments go; it raises `Unavailable`
-    within a deadline. `without_store` says whether the store is known not to answer.
+    `stored` returns for each node the position up to which its segments reach; it raises
+    `Unavailable` within a deadline. `without_store` says whether the store is known not to answer.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class RecordFeeds:
 
     @property
     def met(self) -> bool:
-        """See `OtherNodes`."""
+        """See `LivePeers`."""
         nodes = {entry.node for entry in self._peers.register.holders.values()}
         if self._without_store():
             return nodes - self._silent <= self._next.keys()
@@ -147,17 +147,17 @@ class RecordFeeds:
 
     @property
     def listed(self) -> bool:
-        """See `OtherNodes`."""
+        """See `LivePeers`."""
         return self._known
 
     @property
     def silent(self) -> tuple[str, ...]:
-        """See `OtherNodes`."""
+        """See `LivePeers`."""
         there = {entry.node for entry in self._peers.register.holders.values()}
         return tuple(sorted(self._silent & there))
 
     def began(self, node: str) -> Began | None:
-        """See `OtherNodes`."""
+        """See `LivePeers`."""
         register = self._peers.register
         entries = [*register.holders.values(), *([register.own] if register.own else [])]
         for entry in entries:
@@ -166,31 +166,31 @@ class RecordFeeds:
         return None
 
     def confirmed(self, node: str) -> int | None:
-        """See `OtherNodes`."""
+        """See `LivePeers`."""
         return self._confirmed.get(node)
 
     def start(self) -> None:
-        """See `OtherNodes`."""
+        """See `LivePeers`."""
         self._next.clear()
         self._fed.clear()
         self._known = False
         self._work = asyncio.ensure_future(self._run())
 
     def stop(self) -> None:
-        """See `OtherNodes`."""
+        """See `LivePeers`."""
         if self._work is not None:
             self._work.cancel()
             self._work = None
 
     def take(self) -> list[Fed]:
-        """See `OtherNodes`."""
+        """See `LivePeers`."""
         fed, self._fed = self._fed, []
         taken, self._taken = self._taken, asyncio.Event()
         taken.set()
         return fed
 
     async def held(self, request: QueryRequest) -> dict[str, UnconfirmedRecords]:
-        """See `OtherNodes`."""
+        """See `LivePeers`."""
         gathered = await self._peers.ask(question(request), "records")
         self._silent |= gathered.silent.keys()
         found: dict[str, UnconfirmedRecords] = {}
@@ -234,17 +234,17 @@ class RecordFeeds:
                 task.cancel()
 
     async def _begin(self) -> None:
-        """Nodes that have left have all that they had in segments."""
+        """Reports the segments of nodes that have left: these hold all their records."""
         stored = await self._stored_now()
         there = {entry.node for entry in self._peers.register.holders.values()}
         own = self._peers.register.own
         for node in stored.keys() - there - ({own.node} if own else set()):
-            if stored[node] > self._next.get(node, _NOW):  # else it has left since, and was read
+            if stored[node] > self._next.get(node, _NOW):  # otherwise it left later, and was read
                 self._put(node, stored[node], None)
         self._known = True
 
     async def _leave(self, node: str) -> None:
-        """What a node has brought into segments at its end is read there, unless it is back."""
+        """Reports the last segments of a node that left, unless it is back."""
         stored = (await self._stored_now()).get(node, _NOW)
         back = node in {entry.node for entry in self._peers.register.holders.values()}
         if not back and stored > self._next.get(node, _NOW):
@@ -273,7 +273,7 @@ class RecordFeeds:
             except (PeerSilent, PeerRefused, Unavailable, KeyError, ValueError, TypeError):
                 self._silent.add(entry.node)
                 with suppress(Unavailable):
-                    # It may have a way to the store: what is in its segments is read there.
+                    # It may still reach the store: records in its segments are read there.
                     stored = (await self._stored()).get(entry.node, entry.start)
                     if stored > self._next.get(entry.node, _NOW):
                         self._put(entry.node, stored, None)

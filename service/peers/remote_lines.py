@@ -1,15 +1,29 @@
-"""Lines of one run that other nodes hold and that are in no chunk yet.
+"""Lines of a run, and records of a search, that only the journals of other nodes hold.
 
-The question `hot` is answered with the rows of all such batches, and with their texts as far as they
-are small. `text` brings further texts. A node answers what it pins at that moment, and it is asked
-before the manifest is read: lines that it flushes meanwhile are in both, and the manifest tells.
+**Lines of a run.** The answer to the question `hot` has the rows of all batches of the run that are
+in no chunk yet, and their texts as far as they are small. `text` fetches further texts. A node
+answers from a pin that it takes at that moment, and it is asked before the manifest is read: lines
+that it flushes meanwhile are in both, and the manifest shows which.
 
-| `hot` asks | `{"fqn", "run"}`, and `"held": true` for what is in the journal, without the store |
-| --- | --- |
-| it answers | `{"deleted", "sources": [{"node", "end", "connectors", "files", "texts"}, …]}`: the ULID up to which it knows the run as deleted, and for each source two parts: the rows (`tailrace.logstore.batch.BATCH`), and the texts and metadata of its first `texts` rows. With `held` a source has `flushed`, too: its lines below this position are in chunks. Earlier versions do not say it |
-| `text` asks | `{"fqn", "run", "node", "first", "end"}`: rows of a source by position |
-| it answers | `{"positions": […]}` and one part: their texts and metadata, one row after another |
-"""  # noqa: E501
+| question | asks | answer |
+| --- | --- | --- |
+| `hot` | `{"fqn", "run"}`, optionally `"held": true` | `{"deleted", "sources"}` |
+| `text` | `{"fqn", "run", "node", "first", "end"}`: rows by position | `{"positions": […]}` |
+
+`held` reads the journal without the store. `deleted` is the ULID up to which the node knows the run
+as deleted. A source is `{"node", "end", "connectors", "files", "texts"}` and has two parts: the
+rows (`tailrace.logstore.batch.BATCH`), and the texts and metadata of its first `texts` rows. With
+`held` a source also has `flushed`: its lines below this position are in chunks. Earlier versions
+leave it out. The answer to `text` has one part: the texts and metadata of the rows at `positions`,
+one row after another.
+
+**Records of a search.** The question `records` is `{"fqn", "run", "low", "high"}`: names or null,
+and ULIDs. The answer is `{"confirmed": [number, position], "end"}`: the last confirmed segment and
+its end, and the position after the last record. It has two parts: the records as an Arrow stream
+without the column `carried`, which earlier versions do not know, and the column `carried` alone.
+The records are those of the node's journal that are in no confirmed segment. A node that would have
+to send more than 64 MiB of text refuses.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +60,7 @@ Files = Sequence[tuple[str, int]]
 
 @dataclass(slots=True)
 class RemoteBatches:
-    """Batches of another node: rows, and the texts that were fetched, by row."""
+    """Batches of another node: rows, and the fetched texts by row."""
 
     node: str
     rows: Rows
@@ -79,7 +93,7 @@ class RemoteBatches:
         return held
 
     async def _fetch(self, index: int) -> None:
-        """Brings the texts from this row on, up to about 4 MiB. Raises `Moved`."""
+        """Fetches the texts from this row on, up to about 4 MiB. Raises `Moved`."""
         end = index + fitting(self.rows[index:], _STEP_BYTES)
         first, last = int(self.rows["pos"][index]), int(self.rows["pos"][end - 1])
         head = {"fqn": self.runs[0].fqn, "run": self.runs[0].run, "node": self.node}
@@ -95,13 +109,13 @@ class RemoteBatches:
 
 
 def fitting(rows: Rows, size: int) -> int:
-    """How many of the first rows have about so many bytes of text and metadata; one at least."""
+    """The number of first rows with at most `size` bytes of text and metadata; at least one."""
     ends = np.cumsum(rows["size"].astype(np.int64) + rows["meta"])
     return max(int(np.searchsorted(ends, size, "right")), min(len(rows), 1))
 
 
 def _texts(rows: Rows, positions: Sequence[int], body: bytes) -> dict[int, tuple[bytes, bytes]]:
-    """Texts and metadata by row, of the rows with these positions."""
+    """Returns texts and metadata of the rows with these positions, by row."""
     found, at = {}, 0
     for pos in positions:
         index = int(np.searchsorted(rows["pos"], pos))
@@ -124,7 +138,7 @@ async def ask_for_lines(
     *,
     held: bool = False,
 ) -> Elsewhere:
-    """What the other nodes than `own` hold of a run, and who did not say."""
+    """Asks all nodes but `own` for their lines of a run; names the nodes without an answer."""
     asked = {"fqn": key.fqn, "run": key.run} | ({"held": True} if held else {})
     gathered = await peers.ask(rpc.encode(asked), "hot")
     sources: list[NewBatches] = []
@@ -161,13 +175,13 @@ async def ask_for_lines(
 
 
 def file_of(files: Files, pos: int) -> Position:
-    """The place of a line in one of these files."""
+    """The position of a line in one of these files."""
     at = bisect_right(files, pos, key=lambda file: file[1]) - 1
     return Position(files[at][0] if at >= 0 else "", pos)
 
 
 def encode_sources(found: Sequence[HeldSource], *, horizon: str) -> bytes:
-    """The answer to `hot`: rows of sources, and small texts."""
+    """Encodes the answer to `hot`: rows of sources, and small texts."""
     heads: list[dict[str, Any]] = []
     parts: list[bytes] = []
     left = _AT_ONCE_BYTES
@@ -196,7 +210,7 @@ def encode_sources(found: Sequence[HeldSource], *, horizon: str) -> bytes:
 
 
 def encode_texts(source: NewBatches | None, indexes: Indexes) -> bytes:
-    """The answer to `text`: these rows of a source."""
+    """Encodes the answer to `text`: these rows of a source."""
     if source is None or len(indexes) == 0:
         return rpc.encode({"positions": []}, [b""])
     rows = source.batches.rows[indexes].copy()
@@ -247,17 +261,6 @@ def decode_sources(
     return found
 
 
-# Records that other nodes hold, for searches.
-#
-# The question `records` is `{"fqn", "run", "low", "high"}`: names or null, and ULIDs. The answer is
-# `{"confirmed": [number, position], "end"}`: the last confirmed segment and its end, and the
-# position after the last record. It has two parts: the records as an Arrow stream without
-# `carried`, since earlier versions do not know that column, and `carried` as one.
-#
-# The answer has the records of the node's journal that are in no confirmed segment. A node that
-# would have to send more than 64 MiB of text refuses.
-
-
 _MOST_BYTES = 64 << 20
 _MARKS = pa.schema([SCHEMA.field(CARRIED)])
 _PLAIN = SCHEMA.remove(SCHEMA.get_field_index(CARRIED))
@@ -292,7 +295,7 @@ class RecordsOfOthers:
         self._peers = peers
 
     async def __call__(self, request: QueryRequest) -> FoundElsewhere:
-        """What they hold, and who did not say."""
+        """Returns their records, and the nodes without an answer."""
         if not self._peers:
             return FoundElsewhere()
         gathered = await self._peers.ask(question(request), "records")
@@ -311,13 +314,13 @@ class RecordsOfOthers:
 
 
 def question(request: QueryRequest) -> bytes:
-    """The question for what a search may find."""
+    """Encodes the question for the records of a search."""
     low, high = ulids.encode(request.low), ulids.encode(request.high)
     return rpc.encode({"fqn": request.fqn, "run": request.run, "low": low, "high": high})
 
 
 def encoded(batches: Iterable[pa.RecordBatch]) -> list[bytes]:
-    """Records as the parts of an answer."""
+    """Encodes records as the parts of an answer."""
     sinks = [pa.BufferOutputStream(), pa.BufferOutputStream()]
     with (
         pa.ipc.new_stream(sinks[0], _PLAIN) as plain,
@@ -330,7 +333,7 @@ def encoded(batches: Iterable[pa.RecordBatch]) -> list[bytes]:
 
 
 def decoded(answer: Message) -> pa.Table:
-    """The records of an answer; one of an earlier version has no marks. Raises `PeerRefused`."""
+    """Decodes the records of an answer. Earlier versions send no marks. Raises `PeerRefused`."""
     try:
         with pa.ipc.open_stream(answer.parts[0]) as stream:
             records = stream.read_all()

@@ -1,10 +1,41 @@
-"""One question to one node, and how it may end; each error says which outcome it is.
+"""Asks one node one question over HTTP; each error names the outcome.
 
 - The node **answers**: bytes.
 - It is **silent** (`PeerSilent`): no connection, no answer in time, or an answer that breaks off.
-  It may have done what was asked.
-- It **refuses** (`PeerRefused`): it has another secret, is another process than was asked, does
-  not know the question, or cannot answer now. It did not do what was asked.
+  It may have done the requested work.
+- It **refuses** (`PeerRefused`): it has another secret, is another process than the one asked, does
+  not know the question, or cannot answer now. It did not do the requested work.
+
+**HTTP.** A question is `POST {url}/internal/{verb}` over pooled connections. The shared secret, or
+the certificate that it presents, proves that the asker is a node. If a node refuses the secret
+during a rotation, it is asked with the previous one. Its next question uses that one first.
+
+**Messages.** A question or an answer is a head of JSON, followed by parts of bytes:
+
+    length of the head, u32 | head | the parts, one after another
+
+The head has `format` 1, `parts` (the lengths of the parts) and the fields of the question. A reader
+of a higher format, or of bytes that make no sense, raises `PeerRefused`.
+
+**Contacts.** Every question goes through `Contacts`, which remembers its outcome:
+
+| outcome | the other node | counts as |
+| --- | --- | --- |
+| `answered` | answered | heard |
+| `declined` | answered that it cannot do this now | heard |
+| `unknown-question` | is of an older version, and does not know the question | heard |
+| `unreadable` | is of a newer version, and gave an answer that this node cannot read | heard |
+| `wrong-secret` | has another `nodes.secret` | refusing |
+| `another-process` | is another process than the register says | refusing |
+| `timed-out` | gave no answer in time: it is frozen, overloaded, or cut off | silent |
+| `unreachable` | could not be connected to, or broke off | silent |
+| `failed` | answered with an error of its own | silent |
+
+A node that is silent or refuses counts as unheard: readers name it, and `/health/ready` and the log
+give the reason until it answers again. A question without an answer in time does not end a refusal:
+a busy node refuses late. Questions that a node cannot read or does not know are problems as well,
+as long as that node runs. All outcomes are counted. For the other direction, `Contacts.refused`
+records a question that this node refused.
 """
 
 from __future__ import annotations
@@ -27,7 +58,7 @@ from tailrace.logstore.errors import Unavailable
 
 
 class AskOutcome(StrEnum):
-    """What came of a question; `service/peers/rpc.py` says what each means."""
+    """The outcome of a question; the docstring of the module explains each."""
 
     ANSWERED = "answered"
     DECLINED = "declined"
@@ -49,7 +80,7 @@ class PeerSilent(Unavailable):
 
 
 class PeerRefused(Unavailable):
-    """A node answered that it will not."""
+    """A node refused the question."""
 
     def __init__(self, message: str, outcome: AskOutcome = AskOutcome.DECLINED) -> None:
         super().__init__(message)
@@ -58,7 +89,7 @@ class PeerRefused(Unavailable):
 
 @dataclass(frozen=True, slots=True)
 class NodeAddress:
-    """Where a process of a node is asked; `instance` is the ULID that it took at its start."""
+    """The address of a process of a node; `instance` is the ULID that it took at its start."""
 
     node: str
     instance: str
@@ -66,10 +97,10 @@ class NodeAddress:
 
 
 class Transport(Protocol):
-    """The way to other nodes."""
+    """Sends questions to other nodes."""
 
     async def ask(self, address: NodeAddress, verb: str, body: bytes, seconds: float) -> bytes:
-        """The answer to a question. Raises `PeerSilent`, `PeerRefused`."""
+        """Returns the answer to a question. Raises `PeerSilent`, `PeerRefused`."""
         ...
 
     async def close(self) -> None:
@@ -79,17 +110,10 @@ class Transport(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """The way to other nodes, and the URL under which they reach this one."""
+    """The transport to other nodes, and the URL under which they reach this one."""
 
     url: str
     transport: Transport
-
-
-# Questions over HTTP: `POST {url}/internal/{verb}`; pooled connections.
-#
-# The shared secret, or the certificate that a node shows, says that it is one. During a rotation
-# a node that refuses the secret is asked with the previous one. Next time it is asked with that
-# first.
 
 
 PATH: Final = "/internal/"
@@ -108,7 +132,7 @@ _KINDS: Final[Mapping[str, AskOutcome]] = {
 
 
 class HttpTransport:
-    """The HTTP client of one node. Made inside the running loop; `close` it."""
+    """The HTTP client of one node. Create it inside the running loop, and `close` it."""
 
     def __init__(
         self,
@@ -118,7 +142,7 @@ class HttpTransport:
         previous_secret: str = "",
         own_url: str = "",
     ) -> None:
-        """`tls` is what it shows and whom it trusts; None: as any program."""
+        """`tls` has its certificate and the trusted ones; None for the defaults of TLS."""
         self._secrets = [one for one in (secret, previous_secret) if one]
         self._taken: dict[str, str] = {}
         """For each node that refused the secret, which one it took."""
@@ -128,7 +152,7 @@ class HttpTransport:
         self._closed = False
 
     async def ask(self, address: NodeAddress, verb: str, body: bytes, seconds: float) -> bytes:
-        """The body of a reply with status 200. Raises `PeerSilent`, `PeerRefused`."""
+        """Returns the body of a reply with status 200. Raises `PeerSilent`, `PeerRefused`."""
         if not address.url:
             raise PeerSilent(f"{address.node} has left no address")
         if self._closed:
@@ -152,7 +176,7 @@ class HttpTransport:
         raise PeerRefused(sentence, _outcome(status, answer))
 
     async def _ask(self, address: NodeAddress, verb: str, body: bytes) -> tuple[int, bytes]:
-        """Status and body of the reply to the first secret that is taken."""
+        """Returns status and body of the reply to the first secret that is accepted."""
         first = self._taken.get(address.url)
         secrets = sorted(self._secrets, key=lambda one: one != first) or [""]
         status, answer = 0, b""
@@ -171,7 +195,7 @@ class HttpTransport:
         return status, answer
 
     async def close(self) -> None:
-        """Ends all connections; nobody is asked any more."""
+        """Ends all connections; no more questions are sent."""
         self._closed = True
         if self._session is not None:
             await self._session.close()
@@ -188,7 +212,7 @@ class HttpTransport:
 
 
 def _outcome(status: int, answer: bytes) -> AskOutcome:
-    """Why a node refuses, by the status and the problem document that it sent."""
+    """The reason of a refusal, from the status and the problem document of the reply."""
     if status in _OUTCOMES:
         return _OUTCOMES[status]
     problem: Any = None
@@ -196,14 +220,6 @@ def _outcome(status: int, answer: bytes) -> AskOutcome:
         problem = orjson.loads(answer)
     kind = str(problem.get("type", "")) if isinstance(problem, dict) else ""
     return _KINDS.get(kind.rpartition("/")[2].rpartition(":")[2], AskOutcome.DECLINED)
-
-
-# How questions and answers are written: a head of JSON, then parts of bytes.
-#
-#   length of the head, u32 | head | the parts, one after another
-#
-# The head has `format` 1, `parts` (the lengths of the parts) and what the question says. A reader
-# that meets a higher format, or bytes that make no sense, raises `PeerRefused`.
 
 
 FORMAT = 1
@@ -224,7 +240,7 @@ def encode(head: Mapping[str, Any], parts: Sequence[bytes] = ()) -> bytes:
 
 
 def decode(body: bytes) -> Message:
-    """The message that the bytes hold. Raises `PeerRefused`."""
+    """Decodes a message. Raises `PeerRefused`."""
     try:
         (length,) = _LENGTH.unpack_from(body)
         at = _LENGTH.size + length
@@ -242,28 +258,6 @@ def decode(body: bytes) -> Message:
         return Message(head, parts)
     except (ValueError, TypeError, KeyError, struct.error) as error:
         raise PeerRefused(f"not a message between nodes: {error}", AskOutcome.UNREADABLE) from error
-
-
-# Asking other nodes: every question goes through `Contacts`, and what came of it stays there.
-#
-# | outcome | the other node | counts as |
-# | --- | --- | --- |
-# | `answered` | answered | heard |
-# | `declined` | answered that it cannot do this now | heard |
-# | `unknown-question` | is of an older version, and does not know the question | heard |
-# | `unreadable` | answered what this node cannot read: it is of a newer version | heard |
-# | `wrong-secret` | has another `nodes.secret` | refusing |
-# | `another-process` | is another process than the register says | refusing |
-# | `timed-out` | gave no answer in time: it is frozen, overloaded, or behind a cut | silent |
-# | `unreachable` | could not be connected to, or broke off | silent |
-# | `failed` | answered with an error of its own | silent |
-#
-# A node that is silent or refuses counts as not heard: readers name it, and `/health/ready` and
-# the log say why until it answers again. A question without an answer in time does not end a
-# refusal: a busy node refuses late. Questions that a node cannot read, or does not know, are
-# problems as well, as long as that node runs. All outcomes are counted.
-#
-# The same for the other direction: `refused` takes note of a question that this node refused.
 
 
 _FIRST_PAUSE_SECONDS: Final = 1.0
@@ -291,7 +285,7 @@ _SAID: Final = {
 
 @dataclass(slots=True)
 class _Unheard:
-    """A node that is not heard: since its last question, and until when readers do not ask it."""
+    """A silent or refusing node; readers do not ask it until `until`."""
 
     outcome: AskOutcome
     why: str
@@ -301,7 +295,7 @@ class _Unheard:
 
 @dataclass(slots=True)
 class _Asker:
-    """Whoever asks with another secret: its host, and when it was refused first and last."""
+    """An asker with another secret: its host, and the times of its first and last refusal."""
 
     host: str
     first: float
@@ -309,7 +303,7 @@ class _Asker:
 
 
 class Contacts:
-    """The one way to ask other nodes, and what came of it, by process (`instance`)."""
+    """Sends all questions to other nodes, and remembers their outcomes by process (`instance`)."""
 
     def __init__(self, transport: Transport, clock: Clock) -> None:
         self._transport = transport
@@ -325,7 +319,7 @@ class Contacts:
         """Called when a node is not heard any more, and when it is heard again."""
 
     async def ask(self, address: NodeAddress, verb: str, body: bytes, seconds: float) -> Message:
-        """The answer of a node. Raises `PeerSilent`, `PeerRefused`."""
+        """Returns the answer of a node. Raises `PeerSilent`, `PeerRefused`."""
         self._asked[address.instance] = self._clock.monotonic()
         try:
             answer = decode(await self._transport.ask(address, verb, body, seconds))
@@ -349,7 +343,7 @@ class Contacts:
             self._unheard[instance] = unheard = _Unheard(outcome, why)
             self.on_change()
         elif now < unheard.until and unheard.outcome is outcome:
-            return  # another question in flight met the same
+            return  # another question in flight had the same outcome
         if not (unheard.outcome in _REFUSING and outcome is AskOutcome.TIMED_OUT):
             unheard.outcome, unheard.why = outcome, why
         unheard.pause_seconds = min(
@@ -359,27 +353,27 @@ class Contacts:
 
     @property
     def any_unheard(self) -> bool:
-        """Whether some process is not heard."""
+        """Whether any process is silent or refuses."""
         return bool(self._unheard)
 
     def is_unheard(self, instance: str) -> bool:
-        """Whether the last question that the process was asked has no answer."""
+        """Whether the last question to the process has no answer."""
         return instance in self._unheard
 
     def pausing(self, instance: str) -> str | None:
-        """Why readers do not ask the process again yet; None if they do."""
+        """The reason why readers do not ask the process again yet; None if they do."""
         unheard = self._unheard.get(instance)
         if unheard is None or self._clock.monotonic() >= unheard.until:
             return None
         return unheard.why
 
     def asked_within(self, instance: str, seconds: float) -> bool:
-        """Whether the process was asked something a moment ago."""
+        """Whether the process was asked within the last `seconds`."""
         asked = self._asked.get(instance)
         return asked is not None and self._clock.monotonic() - asked < seconds
 
     def forget_all_but(self, instances: Iterable[str]) -> None:
-        """Drops what is known of processes that are not in the register any more."""
+        """Drops the state of processes that are no longer in the register."""
         there = set(instances)
         for known in (self._unheard, self._unread, self._asked):
             for gone in [instance for instance in known if instance not in there]:
@@ -388,7 +382,7 @@ class Contacts:
     # --- questions of others -----------------------------------------------------------
 
     def refused(self, asker: str, host: str, reason: str) -> None:
-        """Takes note that a question was refused; `asker` is the URL that the other side named."""
+        """Records a refused question; `asker` is the URL that the other side sent."""
         self.refusals[reason] += 1
         if reason != AskOutcome.NOT_ADMITTED:
             return
@@ -399,7 +393,7 @@ class Contacts:
             del self._refused[next(iter(self._refused))]
 
     def admitted(self, asker: str) -> None:
-        """Takes note that a question of this node was let in."""
+        """Records that a question of this asker was admitted."""
         if self._refused:
             self._refused.pop(asker, None)
 
@@ -408,10 +402,11 @@ class Contacts:
     def problems(
         self, holders: Iterable[NodeAddress], others: Iterable[NodeAddress], age: float
     ) -> list[str]:
-        """Nodes that are not heard or not understood, as sentences that stay while that is so.
+        """Sentences about nodes that are silent, refuse, or have another version.
 
-        `age`: so many seconds ago the register was read. Whoever was refused first since then may
-        be a node that it does not name yet.
+        A sentence stays the same as long as its problem lasts. `age` is the number of seconds since
+        the register was read. An asker that was first refused after that read may be a node that
+        the register does not name yet.
         """
         holding = list(holders)
         found = [

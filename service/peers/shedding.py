@@ -1,17 +1,17 @@
-"""Load shedding: a node with too much to do refuses batches that their clients will send elsewhere.
+"""Load shedding: an overloaded node refuses batches that their clients will send to another one.
 
-It refuses those that carry an id or ask for a durability, since such clients send a batch again
-until it is stored; others lose it, so theirs are accepted as long as there is room. It sheds
-only while
+A node refuses batches that carry an id or ask for a durability, since their clients send a batch
+again until it is stored. Other clients would lose the batch, so theirs are accepted as long as the
+node has room. A node sheds only while
 
-- its load is 1 or more, or has been and is not below 0.8 again,
-- another node that answers has told a load below 1, so that there is somebody to go to,
-- it holds one of the slots in `coordination/shedding.json`, of which there are a third as many as
-  nodes. A slot lasts 15 seconds of the store's time and is renewed every five.
+- its load is 1 or more, or was so and has not fallen below 0.8 since,
+- another node that answers has reported a load below 1, so that clients have an alternative,
+- it holds one of the slots in `coordination/shedding.json`. Their number is a third of the number
+  of nodes. A slot lasts 15 seconds of the store's time and is renewed every five seconds.
 
-Thus at most a third of the nodes shed at once, and never the last: those that clients leave do not
-bring down those that they go to. Without the store nobody gets a slot, and nobody sheds for longer
-than the slot lasts.
+So at most a third of the nodes shed at once, and never the last one: the redirected clients do not
+overload the nodes that remain. Without the store no node gets a slot, and no node sheds for longer
+than its slot lasts.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _NEWEST_SHARE: Final = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """Who may shed until when, in ms of the store's time, by instance."""
+    """The end of each slot, in ms of the store's time, by instance."""
 
     ulid: str
     until_ms: Mapping[str, int]
@@ -56,7 +56,7 @@ def encode_slots(slots: Slots) -> bytes:
 
 
 def decode_slots(body: bytes) -> Slots:
-    """The slots that the bytes hold. Raises `Damaged`, `UnsupportedVersion`."""
+    """Decodes the slots. Raises `Damaged`, `UnsupportedVersion`."""
     try:
         value = decode_checked(body)
         if int(value["format"]) > FORMAT:
@@ -67,7 +67,7 @@ def decode_slots(body: bytes) -> Slots:
 
 
 def _decode_or_empty(body: bytes) -> Slots:
-    """No slots where they are damaged: a slot lasts seconds, and its holder asks for it again."""
+    """Decodes the slots; none if damaged, since holders ask again for a slot within seconds."""
     try:
         return decode_slots(body)
     except UnsupportedVersion:
@@ -77,7 +77,7 @@ def _decode_or_empty(body: bytes) -> Slots:
 
 
 class SheddingPeers(Protocol):
-    """The other nodes, and what this one tells them."""
+    """The loads of the other nodes, and reports to them."""
 
     @property
     def instance(self) -> str:
@@ -85,19 +85,19 @@ class SheddingPeers(Protocol):
         ...
 
     def loads(self) -> Collection[float]:
-        """The loads of the other nodes that answer, as they told them last."""
+        """The last reported loads of the other nodes that answer."""
         ...
 
     async def tell_load(self, load: float) -> None:
-        """Tells the others this node's load. Raises `TailraceError`."""
+        """Reports this node's load to the others. Raises `TailraceError`."""
         ...
 
 
 class Shedding:
     """Decides every second whether this node sheds.
 
-    `load` gives the load, 1 for as much as the node can take; it is told by how many seconds the
-    loop was late, which is how long a request waits for the processor.
+    `load` returns the load; 1 is as much as the node can take. Its argument is the delay of the
+    loop in seconds, which is the time that a request waits for the processor.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Shedding:
 
     @property
     def active(self) -> bool:
-        """Whether batches are refused that their clients will send elsewhere."""
+        """Whether the node sheds now."""
         return self._until_ms > 0 and self._time.at_most_ms() < self._until_ms
 
     async def run(self) -> None:
@@ -132,7 +132,7 @@ class Shedding:
             await self.look(max(0.0, self._clock.monotonic() - due))
 
     async def look(self, late_seconds: float) -> None:
-        """Measures the load, and takes, renews or gives back a slot."""
+        """Measures the load, and takes, renews or releases a slot."""
         self.load = self._measure(late_seconds)
         if not self._others.loads():
             self._until_ms = 0
@@ -148,7 +148,7 @@ class Shedding:
             return
 
     async def _take(self) -> None:
-        """Takes or renews a slot if there is one and somebody to go to."""
+        """Takes or renews a slot, if one is free and another node has a load below 1."""
         own, loads = self._others.instance, self._others.loads()
         most = (1 + len(loads)) // 3
         room = any(load < _OVER for load in loads)
@@ -188,7 +188,7 @@ class Shedding:
 
 
 class Busy(Protocol):
-    """A node whose load is measured; another one's parts after a fork."""
+    """The parts of a node whose load is measured; after a fork, those of the new node."""
 
     @property
     def journal(self) -> Journal: ...
@@ -210,7 +210,7 @@ def open_shedding(
 
 
 class Load:
-    """How much a node has to do, as a share of what it can take: the largest of three shares."""
+    """The load of a node as a share of its capacity: the largest of three shares."""
 
     def __init__(
         self,
@@ -225,7 +225,7 @@ class Load:
         self._late = 0.0
 
     def __call__(self, late_seconds: float) -> float:
-        """The load, after a second in which the loop was so late."""
+        """The load after a second in which the loop was late by `late_seconds`."""
         self._late += (late_seconds - self._late) * _NEWEST_SHARE
         most = self._settings
         shares = [

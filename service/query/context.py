@@ -1,12 +1,16 @@
-"""Hits with the records around them, as `grep -B -A` has it, in each hit's run.
+"""Reads the records around hits, and the records of one run.
 
-The hits of one search are grouped by run. Around each hit are the records of its run with the next
-lower and next higher ULIDs, whatever they hold; where such windows overlap they are one
-group. Groups come in the order of their first hits in the search, the records of a group in the
-order of ULIDs, oldest first, as a log is read.
+A search with context has hits with the records around them, as `grep -B -A` has it, in each hit's
+run. The hits of one search are grouped by run. Around each hit are the records of its run with the
+next lower and next higher ULIDs, whatever they hold; overlapping windows are one group. Groups come
+in the order of their first hits in the search, the records of a group in the order of ULIDs, oldest
+first, as a log is read.
 
-The records around a hit are found by searches of their own, a page each, so the number of hits and
-the size of a window are bounded.
+Searches of their own find the records around a hit, a page each, so the number of hits and the size
+of a window are bounded.
+
+`run_records` and `run_details` serve readers that make a run's text again, or have the text and
+want the other columns.
 """
 
 from __future__ import annotations
@@ -35,7 +39,7 @@ _MOST_BYTES: Final = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """How many records of the run are given before and behind a hit."""
+    """How many records of the run are returned before and after a hit."""
 
     before: int
     behind: int
@@ -43,7 +47,7 @@ class Around:
 
 @dataclass(frozen=True, slots=True)
 class HitGroup:
-    """Records of one run that follow one another; `hits` says which of them were searched for."""
+    """Consecutive records of one run; `hits` marks the matches of the search."""
 
     records: pa.Table
     hits: Sequence[bool]
@@ -51,7 +55,7 @@ class HitGroup:
 
 @dataclass(slots=True)
 class _HitWindow:
-    """What is known around some hits of a run that stand close together."""
+    """The known records around some hits of a run that are close together."""
 
     hits: list[RecordKey]
     parts: list[pa.Table]
@@ -68,7 +72,7 @@ class ContextSearch:
     _bytes: int = 0
 
     async def groups(self) -> list[HitGroup]:
-        """All groups. Raises as a search does, and `LimitReached` if they are too large."""
+        """Returns all groups. Raises as a search does, and `LimitReached` if they are too large."""
         hits = await self._found(self.request, follow=False)
         order = {key: number for number, key in enumerate(RecordKey.of(hits))}
         by_run: dict[tuple[str, str], list[RecordKey]] = {}
@@ -83,7 +87,7 @@ class ContextSearch:
         return [group for _, group in sorted(zip(first, found, strict=True), key=lambda g: g[0])]
 
     async def _windows(self, hits: Sequence[RecordKey]) -> list[_HitWindow]:
-        """The windows around hits of one run, which rise."""
+        """Returns the windows around hits of one run, which are in ascending order."""
         windows: list[_HitWindow] = []
         for hit in hits:
             before = await self._next(hit, self.around.before, descending=True)
@@ -97,7 +101,7 @@ class ContextSearch:
         return windows
 
     async def _next(self, key: RecordKey, count: int, *, descending: bool) -> pa.Table:
-        """The next records of the run behind a key, oldest first."""
+        """Returns the next records of the run after a key, oldest first."""
         if count == 0:
             return SCHEMA.empty_table()
         request = QueryRequest(
@@ -125,7 +129,10 @@ class ContextSearch:
 
 
 def context_request(request: QueryRequest) -> QueryRequest:
-    """The search for hits, whose number is bounded. Raises `InvalidInput` if more are asked for."""
+    """Returns the search for hits, whose number is bounded.
+
+    Raises `InvalidInput` if the request wants more.
+    """
     if request.limit is not None and request.limit > MAX_HITS:
         raise InvalidInput(
             f"limit is {request.limit}, with context at most {MAX_HITS}",
@@ -136,7 +143,7 @@ def context_request(request: QueryRequest) -> QueryRequest:
 
 
 def _touches(window: _HitWindow, hit: RecordKey, before: pa.Table) -> bool:
-    """Whether the hit, or a record before it, is in the window already."""
+    """Returns true if the window already contains the hit or a record before it."""
     held = {key for part in window.parts for key in RecordKey.of(part)} | set(window.hits)
     return hit in held or any(key in held for key in RecordKey.of(before))
 
@@ -149,29 +156,29 @@ def _group(window: _HitWindow, hits: pa.Table) -> HitGroup:
 
 
 def _add_missing(stats: dict[str, Any], more: Mapping[str, Any]) -> None:
-    """What the searches around the hits could not read is missing, too."""
+    """Adds sources that the searches around the hits could not read."""
     stats["complete"] = stats["complete"] and more["complete"]
     stats["bytes"] += more["bytes"]
     for name in ("missing", "unreadable"):
         stats[name] = list(dict.fromkeys([*stats[name], *more[name]]))
 
 
-# Records of one run, for whoever makes its text again, or has it and wants to know more.
+# --- Records of one run -------------------------------------------------------------------------
 
 
 _DETAILS: Final = pa.schema([SCHEMA.field(name) for name in DETAILS])
 
 
 def run_records(engine: QueryEngine) -> Callable[[RunKey, int, int], AsyncIterator[pa.RecordBatch]]:
-    """What gives a run's records with ULIDs between two, inclusive, in order, each once.
+    """Returns a reader of a run's records with ULIDs between two, inclusive, in order, each once.
 
-    It raises as a search does, and `StoreUnavailable` at the end if it could not read all.
+    The reader raises as a search does, and `StoreUnavailable` at the end if it could not read all.
     """
 
     async def records(key: RunKey, low: int, high: int) -> AsyncIterator[pa.RecordBatch]:
         request = QueryRequest(low=low, high=high, fqn=key.fqn, run=key.run, descending=False)
         if not await engine.may_hold(request):
-            return  # most likely a run that never was: no search for it
+            return  # most likely a run that never existed: no search for it
         async with await engine.open(request) as search:
             async for batch in search.batches():
                 yield batch
@@ -185,9 +192,9 @@ def run_records(engine: QueryEngine) -> Callable[[RunKey, int, int], AsyncIterat
 
 
 def run_details(engine: QueryEngine) -> Details:
-    """What gives all but the text of a run's records; they lie between two ULIDs.
+    """Returns a reader of all columns but the text of a run's records between two ULIDs.
 
-    It takes no slot of searches. The journal has most of what is read while a run is written.
+    It takes no slot of searches. While a run is written, the journal has most of these records.
     """
 
     async def details(key: RunKey, low: int, high: int, wanted: pa.Array) -> KnownRecords:

@@ -1,4 +1,24 @@
-"""The statements of one search, in a session of a locked database.
+"""Runs the statements of searches in locked DuckDB databases, over local files and S3.
+
+`LockedDatabase` is an in-memory database that searches use one after the other. It reads below the
+given folders (on S3: prefixes of the store's bucket) and nothing else: no other files, no other
+address of the network, no extensions but the one that reads S3, and no setting can be changed
+afterwards. Data beyond its memory goes to a spill folder of limited size. `connect` is DuckDB's
+own, or that of a process which an interrupt ends at once (`service.query.duckdb_process`).
+
+`Database` is one search's work in a `session`, which has its own names, transaction, results and
+interrupts, and takes them with it. So one search leaves nothing to the next, except the metadata of
+files that DuckDB keeps.
+
+`SearchedBucket` prepares DuckDB for S3: the extension that its package brings, and a secret for one
+prefix. Nothing is downloaded: `duckdb-extension-httpfs` carries the signed extension of exactly the
+pinned DuckDB. Names are taken literally: patterns, and options after a `?` that would send a
+request and its signature to another server, are switched off, and so are the environment's
+variables of S3. All settings belong to the database, since a session has none of the others.
+
+The secret holds the keys of the moment at which the database is opened, and signs requests for the
+store's prefix only. A search is over long before the keys are renewed. The next search gets no
+database of other keys than those of its own moment (`DatabasePool`).
 
 All calls block; only `interrupt` may come from another thread.
 """
@@ -32,16 +52,7 @@ from tailrace.logstore.objects.s3.client import BlockingBucket
 from tailrace.logstore.objects.s3.credentials import Credentials
 from tailrace.logstore.objects.s3.settings import S3Settings
 
-# DuckDB on S3: the extension that its package brings, and a secret for one prefix.
-#
-# Nothing is downloaded: `duckdb-extension-httpfs` carries the signed extension of exactly the
-# pinned DuckDB. Names are taken as they stand: patterns, and options behind a `?` that would send
-# a request and its signature to another server, are switched off. So is what the environment says
-# of S3. All settings are of the database, for a session has none of the others.
-#
-# The secret holds the keys of the moment at which the database is opened, and signs requests for
-# the store's prefix only; a search is over long before they are renewed, and the next one does
-# not get a database of other keys than those of its own moment (`pool`).
+# --- DuckDB on S3 -------------------------------------------------------------------------------
 
 
 _PACKAGE: Final = "duckdb_extension_httpfs"
@@ -51,14 +62,14 @@ _OF_THE_ENVIRONMENT: Final = (
 )
 
 Get: TypeAlias = Callable[[str, str], bytes]
-"""Gives an object by its `s3://` address: a range of it, as HTTP spells it, or all of it.
+"""Reads an object by its `s3://` address: a range of it, as HTTP spells it, or all of it.
 
 It raises `NotFound`, `StoreUnavailable`, and blocks.
 """
 
 
 def extension_path() -> str:
-    """The extension's file. Raises `Unavailable` if its package is not installed."""
+    """Returns the extension's file. Raises `Unavailable` if its package is not installed."""
     found = importlib.util.find_spec(_PACKAGE)
     if found is None or found.origin is None:
         raise Unavailable(
@@ -82,21 +93,21 @@ class SearchedBucket:
     silent: Callable[[], bool] = lambda: False
 
     def key(self) -> Hashable:
-        """The keys of now. Raises `StoreUnavailable`, `InvalidInput`."""
+        """Returns the present keys. Raises `StoreUnavailable`, `InvalidInput`."""
         return self.credentials.frozen()
 
     def reader(self) -> Get:
-        """Reads without DuckDB, for several threads."""
+        """Returns a thread-safe function that reads without DuckDB."""
         name, _, _ = self.place.removeprefix("s3://").partition("/")
         requests, root = BlockingBucket(self.settings, self.credentials, name), f"s3://{name}/"
         requests.gives_up = self.silent
         return lambda uri, range_: requests.get(f"get {uri}", uri.removeprefix(root), range_)
 
     def attach(self, connection: duckdb.DuckDBPyConnection | ProcessConnection) -> None:
-        """Before the connection is locked. Raises `StoreUnavailable`, `InvalidInput`."""
+        """Prepares a connection before it is locked. Raises `StoreUnavailable`, `InvalidInput`."""
         path = extension_path().replace("'", "''")
         connection.execute(f"LOAD '{path}'")
-        for name in _OF_THE_ENVIRONMENT:  # which the secret leaves open if it is empty there
+        for name in _OF_THE_ENVIRONMENT:  # the secret would not set a name that is empty in it
             connection.execute(f"RESET GLOBAL s3_{name}")
         connection.execute("SET GLOBAL s3_url_compatibility_mode = true")
         timeout, retries = self.settings.read_timeout_seconds, self.settings.attempts - 1
@@ -126,17 +137,7 @@ class SearchedBucket:
         }
 
 
-# DuckDB with limits: an in-memory database that searches use one after the other.
-#
-# It reads below the given folders (on S3: prefixes of the store's bucket) and nothing else: no
-# other files, no other address of the network, no extensions but the one that reads S3, and no
-# setting can be changed afterwards. What it cannot hold within its memory goes to a spill folder
-# of limited size. `connect` is DuckDB's own, or that of a process which an interrupt ends at once
-# (`process`).
-#
-# A search works in a `session`, which has its own names, transaction, results and interrupts, and
-# takes them with it. So nothing of one search is left for the next, but what DuckDB keeps of
-# files that it has read.
+# --- Locked databases ---------------------------------------------------------------------------
 
 
 Connection: TypeAlias = duckdb.DuckDBPyConnection | ProcessConnection
@@ -145,7 +146,7 @@ Connect: TypeAlias = Callable[[Mapping[str, Any]], Connection]
 
 
 def in_this_process(config: Mapping[str, Any]) -> Connection:
-    """A database of this process: quick to open, and stopped between two vectors only."""
+    """Opens a database in this process: quick, and interrupted between two vectors only."""
     return duckdb.connect(":memory:", config=dict(config))
 
 
@@ -182,44 +183,44 @@ class LockedDatabase:
             raise
 
     def _lock(self, bucket: SearchedBucket | None) -> None:
-        """Leaves it the given folders."""
+        """Restricts it to the given folders."""
         run = self._connection.execute
         run("SET GLOBAL TimeZone = 'UTC'")
         run("SET GLOBAL parquet_metadata_cache = true")  # a file's footer is parsed once
         if bucket is not None:
             bucket.attach(self._connection)
-        # A name is checked both as it is given and as the file that it stands for.
+        # A name is checked both as it is given and as the file that it resolves to.
         allowed = [*self.folders, *map(literal, self.folders)]
         run("SET GLOBAL allowed_directories = $folders", {"folders": allowed})
         run("SET GLOBAL enable_external_access = false")
         run("SET GLOBAL lock_configuration = true")
 
     def session(self, check: Check | None = None) -> Session:
-        """A connection of its own, to be closed. Raises `ProcessEnded`, and as `check`."""
+        """Returns a connection of its own, to be closed. Raises `ProcessEnded`, and as `check`."""
         if isinstance(self._connection, ProcessConnection):
             return self._connection.cursor(check)
         return self._connection.cursor()
 
     @property
     def spilled(self) -> bool:
-        """Whether something is in its spill folder."""
+        """Returns true if its spill folder is not empty."""
         return os.path.isdir(self._spill_folder) and bool(os.listdir(self._spill_folder))
 
     def close(self) -> None:
         """Gives back memory and spill folder, and ends the process."""
         self._connection.close()
-        shutil.rmtree(self._spill_folder, ignore_errors=True)  # what a process left that was ended
+        shutil.rmtree(self._spill_folder, ignore_errors=True)  # a killed process leaves files
 
 
 PIECE_ROWS: Final = 8_192
 _VENDOR: Final = (duckdb.Error, OSError, pa.ArrowException)
-# Of a request that got no answer: DuckDB has no class for it.
+# Errors of a request without an answer: DuckDB has no class for them.
 _NO_ANSWER: Final = re.compile(r"error for HTTP [A-Z]+ to ")
 _GONE: Final = 404
 _NARROW: Final = "Narrow the search: a shorter time, one fqn or run, a limit."
 
 GiveBack: TypeAlias = Callable[[LockedDatabase, bool], None]
-"""Takes a database back, and whether all that was asked of it came to its end."""
+"""Takes a database back; the flag says whether every statement finished."""
 
 
 def _closed(locked: LockedDatabase, _: bool) -> None:
@@ -227,12 +228,12 @@ def _closed(locked: LockedDatabase, _: bool) -> None:
 
 
 class Database:
-    """Statements over Parquet files and over registered Arrow data."""
+    """Runs statements over Parquet files and over registered Arrow data."""
 
     def __init__(
         self, locked: LockedDatabase, give_back: GiveBack = _closed, check: Check | None = None
     ) -> None:
-        """Raises `ProcessEnded` if it is one of a process that has ended, and as `check`."""
+        """Raises `ProcessEnded` if its process has ended, and the errors of `check`."""
         self._locked = locked
         self._give_back = give_back
         self._stopped: TailraceError | None = None
@@ -243,7 +244,7 @@ class Database:
         self._connection = locked.session(check)
 
     def check_regex(self, pattern: str) -> None:
-        """Raises `InvalidInput` if RE2 does not take the pattern."""
+        """Raises `InvalidInput` if RE2 does not accept the pattern."""
         try:
             result = self._connection.execute("SELECT regexp_matches('', $q)", {"q": pattern})
             for _ in result.to_arrow_reader(1):
@@ -259,18 +260,19 @@ class Database:
             ) from error
 
     def hold(self, name: str, table: pa.Table) -> None:
-        """Makes a small table known as `name`. Raises `LimitReached`."""
+        """Registers a small table as `name`. Raises `LimitReached`."""
         self._register(name, table)
 
     def feed(self, name: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
-        """Makes a stream known as `name`, for one statement. Raises `LimitReached`."""
+        """Registers a stream as `name`, for one statement. Raises `LimitReached`."""
         self._register(name, pa.RecordBatchReader.from_batches(schema, self._watched(batches)))
 
     def run(self, statement: str, parameters: Mapping[str, Any]) -> Generator[pa.RecordBatch]:
-        """The statement's rows, streamed.
+        """Yields the statement's rows, streamed.
 
-        Raises `LimitReached` (memory, spill, or interrupted), `Damaged` (a file is gone or not
-        what was written), `StoreUnavailable` (the bucket does not answer) or what a feed raised.
+        Raises `LimitReached` (memory, spill, or interrupted), `Damaged` (a file is gone or differs
+        from the written one), `StoreUnavailable` (the bucket does not answer) or the error of a
+        feed.
         """
         self.check()
         self._clean = False
@@ -284,7 +286,7 @@ class Database:
             raise self._translated(error) from error
 
     def number(self, statement: str, parameters: Mapping[str, Any]) -> int:
-        """The one number that the statement gives. Raises as `run`."""
+        """Returns the one number that the statement selects. Raises as `run`."""
         found = 0
         for batch in self.run(statement, parameters):
             found = int(batch.column(0)[0].as_py())
@@ -293,10 +295,10 @@ class Database:
     def interrupt(self, reason: TailraceError) -> None:
         """Ends the running statement, and every later one, with `reason`.
 
-        An interrupt that meets DuckDB between two statements is forgotten by it: call
-        again until the work has ended.
+        DuckDB forgets an interrupt that arrives between two statements: call again until the work
+        has ended.
         """
-        with self._closing:  # once it is given back, it may be another search's
+        with self._closing:  # once it is given back, another search may use it
             if self._open:
                 self._stopped = self._stopped or reason
                 self._connection.interrupt()
@@ -326,7 +328,7 @@ class Database:
             raise self._translated(error) from error
 
     def _watched(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """DuckDB turns an error in a feed into text; this keeps it."""
+        """Keeps an error of a feed, which DuckDB turns into text."""
         try:
             for batch in batches:
                 self.check()
@@ -358,7 +360,7 @@ class Database:
 
 
 def _is_silent(error: Exception) -> bool:
-    """Whether the server refused or did not answer; a file that is gone is an answer."""
+    """Returns true if the server refused or did not answer; a missing file is an answer."""
     if isinstance(error, duckdb.HTTPException):
         return int(error.status_code) != _GONE
     return isinstance(error, duckdb.IOException) and _NO_ANSWER.search(str(error)) is not None

@@ -1,23 +1,36 @@
-"""A DuckDB connection in a process of its own, for what can be ended only with its process.
+"""Runs a DuckDB connection in a process of its own, for work that only its process's end stops.
 
-DuckDB looks for an interrupt between two vectors of records. A regular expression works on the
-lines of one vector for as long as they are long and its program is large: minutes, without a
-look. So a search by one has its database in a child, and an interrupt kills the child.
+DuckDB checks for an interrupt between two vectors of records. A regular expression works on the
+lines of one vector for as long as they are long and its program is large: minutes, without a check.
+So a search by regular expression has its database in a child process, and an interrupt kills the
+child.
 
-The child is this package's `child` module. Both ends speak by one socket, its standard input,
-in messages of one byte for the kind and a payload:
+The child runs `SearchChild` of this module. Both ends speak by one socket, its standard input, in
+messages of one byte for the kind and a payload:
 
-    to the child     ! JSON                    a command: see `child`
-                     t Arrow stream            a table, behind the command that holds it
+    to the child     ! JSON                    a command, see below
+                     t Arrow stream            a table, after the command that holds it
                      b Arrow batch, n, x       the next batch of a feed, its end, its failure
     from the child   f name                    asks for the next batch of a feed
                      s schema, b batch         a result
                      d                         done
                      e JSON                    failed: {"type", "message", "status"}
 
-Invariants: the child dies with this process, since its input ends then; nothing that it says
-is run here. Not for several threads, but for `interrupt`. A session whose result was not read
-to its end ends the process, for the rest of it would be the next one's.
+The commands:
+
+    {"connect": {configuration}}
+    {"begin": true}, {"end": true}  a session: its tables and streams go with it
+    {"execute": statement, "parameters": {…}}
+    {"fetch": rows}                 the result of the statement: s, then b for each batch
+    {"hold": name}                  a table, which is the next message
+    {"feed": name}                  a stream, whose schema is the next message
+
+The child answers each with `d` or `e`. A statement asks for the next batch of a feed with `f`. The
+child ends with its input, at any moment: a thread waits for that while DuckDB works.
+
+Invariants: the child dies with this process, since its input ends then; this process executes
+nothing that the child sends. Not thread-safe, except `interrupt`. A session whose result was not
+read to its end ends the process: the next session would get the rest of it.
 """
 
 from __future__ import annotations
@@ -51,27 +64,27 @@ BATCH: Final = b"b"
 DONE: Final = b"d"
 FAILED: Final = b"e"
 _PATIENCE_SECONDS: Final = 20.0
-"""For what a process that works does at once: all but a statement and its result."""
+"""For quick work of a healthy process: all commands but a statement and its result."""
 _IDLE_SECONDS: Final = 3.0
-"""For the first answer of one that was idle: another process costs less than more waiting."""
+"""For the first answer of an idle process: a new process costs less than a longer wait."""
 _LOOK_SECONDS: Final = 0.1
 
 Check: TypeAlias = Callable[[], None]
-"""Raises once whoever waits is to wait no longer."""
+"""Raises once the caller must stop waiting."""
 
 
 class ProcessEnded(OSError):
-    """The child has ended, and was not told to."""
+    """The child has ended without a request."""
 
 
 class Result:
-    """Of the statement that was executed last; to be read to its end, or the process is closed."""
+    """The result of the last statement; read it to its end, or the process is closed."""
 
     def __init__(self, process: ProcessConnection) -> None:
         self._process = process
 
     def to_arrow_reader(self, rows: int) -> Iterator[pa.RecordBatch]:
-        """Its rows, so many at a time. Raises as `execute`."""
+        """Yields its rows, `rows` at a time. Raises as `execute`."""
         process, schema = self._process, pa.schema([])
         process.unread = True
         process.send({"fetch": rows})
@@ -87,10 +100,10 @@ class Result:
 
 
 class ProcessConnection:
-    """An in-memory database with this configuration, behind `duckdb`'s own names.
+    """An in-memory database with this configuration, with the method names of `duckdb`.
 
-    Nobody can interrupt it before its first session has begun. Until then `check` is asked while it
-    is waited for.
+    Nobody can interrupt it before its first session has begun. Until then `check` is called while
+    it is waited for.
     """
 
     def __init__(
@@ -108,7 +121,7 @@ class ProcessConnection:
         try:
             ours, theirs = socket.socketpair()
             with theirs:
-                # A process that is stopped takes nothing: a write to it ends after this time.
+                # A stopped process reads nothing: a write to it ends after this time.
                 limit = struct.pack("@ll", *divmod(round(patience_seconds * 1e6), 1_000_000))
                 ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
                 self._messages = Connection(ours.detach())
@@ -128,11 +141,14 @@ class ProcessConnection:
 
     @property
     def pid(self) -> int:
-        """The child's number."""
+        """Returns the child's process id."""
         return self._child.pid
 
     def cursor(self, check: Check | None = None) -> ProcessSession:
-        """A connection of its own to the database. Raises `ProcessEnded`, and as `check`."""
+        """Returns a connection of its own to the database.
+
+        Raises `ProcessEnded`, and as `check`.
+        """
         self._check = check or self._check
         try:
             self.send({"begin": True})
@@ -142,13 +158,13 @@ class ProcessConnection:
         return ProcessSession(self)
 
     def execute(self, statement: str, parameters: Mapping[str, Any] | None = None) -> Result:
-        """Raises what DuckDB raises, what a feed raises, or `ProcessEnded`."""
+        """Runs a statement. Raises DuckDB's errors, a feed's errors, or `ProcessEnded`."""
         self.send({"execute": statement, "parameters": dict(parameters or {})})
         self.receive()  # the search's own limit interrupts it
         return Result(self)
 
     def register(self, name: str, data: pa.Table | pa.RecordBatchReader) -> None:
-        """Makes a table known, or a stream, which is read as the child asks for it."""
+        """Registers a table, or a stream, which is read as the child asks for it."""
         if isinstance(data, pa.Table):
             sink = pa.BufferOutputStream()
             with pa.ipc.new_stream(sink, data.schema) as writer:
@@ -159,14 +175,14 @@ class ProcessConnection:
             self.ask({"feed": name}, SCHEMA + bytes(data.schema.serialize()))
 
     def end_session(self) -> None:
-        """Nothing of the session stays. Raises `ProcessEnded`."""
+        """Drops everything of the session. Raises `ProcessEnded`."""
         self._feeds.clear()
         if self.unread:
             raise self._ended()
         self.ask({"end": True})
 
     def interrupt(self) -> None:
-        """Ends the process, whatever it does; what waits for it raises `ProcessEnded`."""
+        """Ends the process, whatever it does; its waiters raise `ProcessEnded`."""
         self._child.kill()
 
     def close(self) -> None:
@@ -176,14 +192,14 @@ class ProcessConnection:
         self._messages.close()
 
     def send(self, command: Mapping[str, Any], *more: bytes) -> None:
-        """A command and what belongs to it. Raises `ProcessEnded`."""
+        """Sends a command and its payload messages. Raises `ProcessEnded`."""
         for message in (COMMAND + orjson.dumps(command), *more):
             self._send(message)
 
     def receive(self, patience: float | None = None) -> tuple[bytes, bytes]:
-        """Kind and payload of the next message that is not about a feed.
+        """Returns kind and payload of the next message that is not about a feed.
 
-        Raises as `execute`, also if nothing comes for `patience` seconds; None: for ever.
+        Raises as `execute`, also if no message comes for `patience` seconds; None: waits for ever.
         """
         while True:
             try:
@@ -199,7 +215,7 @@ class ProcessConnection:
             self._send(self._next(payload.decode()))
 
     def _wait(self, patience: float | None) -> None:
-        """Returns when there is a message. Raises as `receive`, and as `check`."""
+        """Returns when a message has arrived. Raises as `receive`, and as `check`."""
         if self._check is None:
             if patience is not None and not self._messages.poll(patience):
                 raise self._ended()
@@ -212,12 +228,12 @@ class ProcessConnection:
                 raise self._ended()
 
     def ask(self, command: Mapping[str, Any], *more: bytes) -> None:
-        """A quick command, which is done once this returns. Raises as `execute`."""
+        """Sends a quick command, which is done once this returns. Raises as `execute`."""
         self.send(command, *more)
         self.receive(self._patience)
 
     def _next(self, name: str) -> bytes:
-        """A feed's failure is its owner's to tell: the child only hears that there is one."""
+        """Sends only the fact of a failure to the child; the caller raises the feed's error."""
         try:
             return BATCH + bytes(self._feeds[name].read_next_batch().serialize())
         except StopIteration:
@@ -237,7 +253,7 @@ class ProcessConnection:
 
 
 class ProcessSession:
-    """Work for one search in the process; `interrupt` ends both."""
+    """The work of one search in the process; `interrupt` ends both."""
 
     def __init__(self, process: ProcessConnection) -> None:
         self._process = process
@@ -255,12 +271,12 @@ class ProcessSession:
         self._process.interrupt()
 
     def close(self) -> None:
-        """The child lets go of what the search had. Raises `ProcessEnded`."""
+        """Drops the search's data in the child. Raises `ProcessEnded`."""
         self._process.end_session()
 
 
 def _rebuilt(failure: Mapping[str, Any]) -> Exception:
-    """The error of DuckDB's that the child met; any other as DuckDB's most general one."""
+    """Returns DuckDB's error from the child; any other error as DuckDB's most general class."""
     kind = getattr(duckdb, failure["type"], None)
     if not (isinstance(kind, type) and issubclass(kind, duckdb.Error)):
         kind = duckdb.Error
@@ -271,21 +287,11 @@ def _rebuilt(failure: Mapping[str, Any]) -> Exception:
     return error
 
 
-# The child of `process`: one DuckDB connection, told by messages on standard input.
-#
-#   {"connect": {configuration}}
-#   {"begin": true}, {"end": true}  a session: what is told between them goes with it
-#   {"execute": statement, "parameters": {…}}
-#   {"fetch": rows}                 the result of the statement: s, then b for each batch
-#   {"hold": name}                  a table, which the next message is
-#   {"feed": name}                  a stream, of which the next message is the schema
-#
-# Each is answered by `d` or `e`. A statement asks for the next batch of a feed with `f`. The
-# process ends with its input, at any moment: a thread waits for that while DuckDB works.
+# --- The child ----------------------------------------------------------------------------------
 
 
 class SearchChild:
-    """Does what it is told, until its input ends."""
+    """Executes commands until its input ends."""
 
     def __init__(self, messages: Connection) -> None:
         self._messages = messages
@@ -295,7 +301,7 @@ class SearchChild:
         self._connection: duckdb.DuckDBPyConnection | None = None
 
     def run(self) -> None:
-        """Does not return."""
+        """Runs for ever."""
         threading.Thread(target=self._receive, daemon=True).start()
         while True:
             command = orjson.loads(self._inbox.get()[1:])

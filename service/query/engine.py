@@ -1,14 +1,17 @@
-"""Many searches at once: slots, a queue, time limits, and cancelling.
+"""Runs many searches at once: slots, a queue, time limits, pauses, and idle databases.
 
-A search works in a thread, a piece at a time, and is stopped from the event loop: when its time is
-over, when its client goes away, or when its client takes nothing for too long. Stopping interrupts
-DuckDB, or ends the process of a search by regular expression; memory, spill files, the journal's
-pin and the slot are given back once its thread has come to rest.
+A search works in a thread, a piece at a time. The event loop stops it when its time is over, when
+its client disconnects, or when its client takes nothing for too long. To stop a search is to
+interrupt DuckDB, or to end the process of a search by regular expression. Memory, spill files, the
+journal's pin and the slot are given back once its thread has stopped.
 
-A slot is for work. A search whose client does not read pauses as soon as another one waits: it
-gives back slot, database and memory, keeps its view, and when its client reads on it waits for a
-slot and goes on behind the last record. So unread results hold up nobody; those that pause are
-bounded, and the one that is unread for longest ends first.
+A slot is for work. A search whose client does not read pauses as soon as another search waits: it
+gives back slot, database and memory, and keeps its view. When its client reads on, it waits for a
+slot and continues after the last record. So unread results delay nobody. The number of paused
+searches is bounded; the one that is unread for longest ends first.
+
+While a batch is encoded and sent, the search looks for the next one. If the search must pause
+meanwhile, it gives up a batch that is not found yet and looks for it again when it continues.
 
 A reader of one run asks for times, levels and attributes of its records. That is no search: it has
 places and threads of its own (`open_details`), so busy searches make no run unreadable.
@@ -58,14 +61,11 @@ if TYPE_CHECKING:
     from service.query.duckdb_process import Check
 
 
-# One search under way: its steps in a thread, its time limit, its pauses, its end.
-#
-# While a batch is encoded and sent, the next one is looked for. If the search is to pause
-# meanwhile, what was not found yet is given up, and looked for again once it goes on.
+# --- One search ---------------------------------------------------------------------------------
 
 
 _NUDGE_SECONDS: Final = 0.05
-# A client that takes nothing for so long makes room for others.
+# A client that takes nothing for this many seconds makes room for others.
 _UNREAD_SECONDS: Final = 0.1
 _SHOWN: Final = 20
 
@@ -77,16 +77,16 @@ class _StandsAside(TailraceError):
 
 
 class _SearchStep(NamedTuple):
-    """What a step found: a batch, or None if there is no other; whether it is the last one."""
+    """The result of a step: a batch, or None if no other follows; whether it is the last one."""
 
     batch: pa.RecordBatch | None
     last: bool
 
 
 class RunningSearch:
-    """A search under way. Not for several tasks at once.
+    """A running search, for one task at a time.
 
-    Once it has `ended` there is nothing but what `batches` gave.
+    Once it has `ended`, it keeps only what `batches` returned.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class RunningSearch:
         *,
         details: bool = False,
     ) -> None:
-        """`details`: it has no slot of searches, but a place among readers of records."""
+        """With `details` it takes a place among readers of records and no slot of searches."""
         self._details = details
         self.request = request
         self.report = view.report
@@ -113,7 +113,7 @@ class RunningSearch:
         self._records: Generator[pa.RecordBatch] | None = None
         self._work: asyncio.Future[Any] | None = None
         self._following: asyncio.Future[_SearchStep] | None = (
-            None  # the step after the batch just given
+            None  # the step after the last batch that was returned
         )
         self._left_seconds = engine.settings.time_limit_seconds
         self._closing: asyncio.Task[None] | None = None
@@ -128,11 +128,11 @@ class RunningSearch:
 
     @property
     def moving(self) -> bool:
-        """Whether it is paused, and has not given back everything yet."""
+        """Returns true if it is paused and has not given back everything yet."""
         return self._moving is not None and not self._moving.done()
 
     async def batches(self) -> AsyncGenerator[pa.RecordBatch]:
-        """The matches in order. Raises `LimitReached`, `Damaged`, `StoreUnavailable`."""
+        """Yields the matches in order. Raises `LimitReached`, `Damaged`, `StoreUnavailable`."""
         while (batch := await self._next()) is not None:
             waiting = asyncio.ensure_future(self._wait_for_client())
             try:
@@ -140,7 +140,7 @@ class RunningSearch:
             finally:
                 waiting.cancel()
                 self._engine.read(self)
-        # There is nothing more to find: what is left is the client's, who may take his time.
+        # The search is done; only the client's reading remains.
         await asyncio.shield(self.pause())
 
     async def _next(self) -> pa.RecordBatch | None:
@@ -155,7 +155,7 @@ class RunningSearch:
             found = await self._found()
         self.ended = found.last
         if not self.ended and self._moving is None:
-            # In its thread at once: whoever takes this batch may not wait before it is encoded.
+            # Start the next step at once: the consumer may not wait before it encodes this batch.
             work = self._begin(self._taken)
             self._following = asyncio.ensure_future(self._ended(work))
         return found.batch
@@ -166,16 +166,16 @@ class RunningSearch:
         return await self._step(self._taken)
 
     def _taken(self) -> _SearchStep:
-        """The next batch; if it is known to be the last one, the search comes to its end as well.
+        """Returns the next batch; if it is known to be the last one, the search ends as well.
 
-        So neither the end nor what the client gets with it takes a turn through the thread.
+        So the end, and the stats that the client gets with it, need no further step in the thread.
         """
         if self._records is None:
             self._records = self._search.batches()
         batch = next(self._records, None)
         last = batch is None or self._search.finished
         if last:
-            # A pause may meet the search here. It keeps what was found: nobody finds it again.
+            # A pause may reach the search here. It keeps the found batch, which has no other owner.
             with suppress(_StandsAside):
                 following = next(self._records, None)
                 assert following is None, "something follows the last batch"
@@ -183,9 +183,9 @@ class RunningSearch:
         return _SearchStep(batch, last)
 
     def pause(self) -> asyncio.Future[None]:
-        """Gives back slot and database, between two batches; the next one is waited for.
+        """Gives back slot and database between two batches; waits until the next batch is found.
 
-        May be repeated: at its end a search may be pausing already.
+        May be repeated: a search that ends may be pausing already.
         """
         if self._moving is None:
             self._moving = asyncio.ensure_future(self._pause())
@@ -200,7 +200,7 @@ class RunningSearch:
             self._leave()
 
     async def _return(self) -> None:
-        """A slot and a database again, where it was."""
+        """Takes a slot and a database again and continues at the same place."""
         if self._moving is not None:
             await asyncio.shield(self._moving)
         if self._stopped is not None:
@@ -214,17 +214,17 @@ class RunningSearch:
             self._engine.leave(details=self._details)
 
     async def count(self) -> int:
-        """How many records match, whatever the limit. Raises as `batches`."""
+        """Counts the matching records, whatever the limit. Raises the errors of `batches`."""
         return await self.totals(Search.count)
 
     async def totals(self, work: Callable[[Search], T]) -> T:
-        """What `work` makes of all matches, in the search's thread. Raises as `batches`."""
+        """Runs `work` on all matches in the search's thread. Raises the errors of `batches`."""
         found = await self._step(lambda: work(self._search))
         await asyncio.shield(self.pause())
         return found
 
     def stats(self) -> dict[str, Any]:
-        """What was searched and found so far; authoritative once all was taken."""
+        """Returns what was searched and found so far; final once all batches were taken."""
         report, search = self.report, self._search
         return {
             "complete": report.complete,
@@ -242,7 +242,7 @@ class RunningSearch:
         }
 
     async def close(self) -> None:
-        """Stops it if need be, and gives back all that it holds. May be repeated."""
+        """Stops it if needed and gives back all that it holds. May be repeated."""
         if self._closing is None:
             self._closing = asyncio.ensure_future(self._close())
         await asyncio.shield(self._closing)
@@ -254,7 +254,7 @@ class RunningSearch:
         await self.close()
 
     def _working(self) -> Database:
-        """The database that it works in. Called in its thread."""
+        """Returns the database that it works in. Called in its thread."""
         self._check()
         if self._database is None:
             self._database = self._make_database(self._check)
@@ -267,7 +267,7 @@ class RunningSearch:
             raise _StandsAside("the search pauses")
 
     async def _give_back(self) -> None:
-        """Ends what it does, and lets the database go, if it has one."""
+        """Ends its work and gives back its database, if it has one."""
         if self._records is not None or self._database is not None:
             await self._engine.in_thread(self._clear, details=self._details)
 
@@ -280,7 +280,7 @@ class RunningSearch:
             database.close()
 
     async def _step(self, call: Callable[[], T]) -> T:
-        """One piece of work in a thread, within what is left of the time."""
+        """Runs one piece of work in a thread, within the remaining time."""
         return await self._ended(self._begin(call))
 
     def _begin(self, call: Callable[[], T]) -> asyncio.Future[T]:
@@ -329,7 +329,7 @@ class RunningSearch:
         self._closing = self._closing or asyncio.ensure_future(self._close())
 
     async def _interrupt(self, work: asyncio.Future[Any], reason: TailraceError) -> None:
-        """Interrupts until the thread has come to rest."""
+        """Interrupts until the thread has stopped."""
         while not work.done():
             if self._database is not None:
                 self._database.interrupt(reason)
@@ -340,11 +340,11 @@ class RunningSearch:
         if self._moving is not None:
             await asyncio.wait({self._moving})
         if self._work is not None and not self._work.done():
-            self._engine.stopped += self._following is None  # else nobody waited for it
+            self._engine.stopped += self._following is None  # otherwise nobody waited for it
             await self._interrupt(self._work, self._stopped)
         for ended in filter(None, (self._work, self._following)):
             await asyncio.wait({ended})
-            ended.cancelled() or ended.exception()  # looked at, so that asyncio does not warn
+            ended.cancelled() or ended.exception()  # retrieved, so that asyncio does not warn
         try:
             await self._give_back()
         finally:
@@ -353,33 +353,32 @@ class RunningSearch:
             self._engine.read(self)
 
 
-# Has the code of the libraries that searches use in memory, before a search needs it.
+# --- Code of the libraries ----------------------------------------------------------------------
 #
-# Of a library's file the system reads what is executed, when it is executed first: a search of a
-# new program waited twenty to thirty times for the disk, longer than for all that it read of the
-# table. And what only searches execute is soon displaced by the files that are scanned. Pages
-# that are mapped stay for longer.
-#
-# They are those of files and the same for all processes, so the system can drop them at any time.
+# The system reads the code of a library from disk when it is first executed. Without this step, the
+# first search of a new program waits twenty to thirty times for the disk, longer than for all its
+# reads of the table. Files that are scanned soon displace code that only searches execute, but
+# mapped pages stay for longer. The pages are those of files and the same for all processes, so the
+# system can drop them at any time.
 
 
 _LIBRARIES: Final = (
     *("_duckdb.", "libarrow.", "libarrow_compute.", "libarrow_python.", "libparquet."),
     *("backend_c.", "_multiarray_umath.", "_parquet.", "_compute.", "lib.cpython", "orjson."),
 )
-"""How the names of their files begin, 140 MB of code and constants in all."""
+"""Prefixes of the names of their files, which have 140 MB of code and constants."""
 _LEAST_MEMORY: Final = 1 << 30
-"""Of machine or container. With less, these pages would displace others that are needed."""
+"""Memory of the machine or container. With less, these pages would displace needed ones."""
 _MAPS: Final = Path("/proc/self/maps")
 _MADV_POPULATE_READ: Final = 22
 
 
 @cache
 def prefault() -> int:
-    """Maps the libraries' code, once in a process, and returns how many bytes that are.
+    """Maps the libraries' code, once in a process, and returns the number of bytes.
 
-    It takes some 50 ms if the files are in the page cache. Only Linux, from 5.14 on, has what it
-    takes; elsewhere nothing is done, and searches do without.
+    It takes some 50 ms if the files are in the page cache. It needs Linux 5.14 or later; elsewhere
+    it does nothing, and searches work without it.
     """
     importlib.import_module("duckdb")
     if sys.platform != "linux" or memory_limit() < _LEAST_MEMORY:
@@ -395,7 +394,7 @@ def prefault() -> int:
 
 
 def read_only(maps: Iterable[str]) -> Iterator[tuple[int, int]]:
-    """Where pages of the libraries lie that nobody writes to, and how many bytes they are.
+    """Yields address and size of the libraries' pages that nobody writes to.
 
     `maps` are lines of Linux's `/proc/self/maps`.
     """
@@ -406,15 +405,7 @@ def read_only(maps: Iterable[str]) -> Iterator[tuple[int, int]]:
             yield begin, end - begin
 
 
-# Databases that are open already: a search takes one and gives it back.
-#
-# Opening and locking one takes 12 ms, and one in a process of its own 170 ms. They are kept as
-# long as they are used: at most as many as searches may run at once, and fewer of those with a
-# process, which take 90 MB each. One that nobody has used for a while is closed.
-#
-# It is kept only if it is as it was: every statement came to its end, nothing stopped it, and its
-# spill folder is empty. It is given out only with the keys of the store that it was opened with.
-# Of several the one used last comes first, so that those that are too many grow old.
+# --- Idle databases -----------------------------------------------------------------------------
 
 
 _MOST_PROCESSES: Final = 2
@@ -428,10 +419,18 @@ class _Idle:
 
 
 class DatabasePool:
-    """Databases by whether they have a process of their own.
+    """Keeps open databases: a search takes one and gives it back.
 
-    `open_database` is given that, and what is asked while it waits; `key` says with which keys it
-    would open one now.
+    To open and lock a database takes 12 ms, and one in a process of its own 170 ms. The pool keeps
+    at most as many as searches may run at once, and fewer of those with a process, which take 90 MB
+    each. It closes a database that is idle for a while.
+
+    A database is reused only if every statement finished, nothing interrupted it, and its spill
+    folder is empty. It is used only with the keys of the store with which it was opened. The pool
+    returns the most recently used database first, so that surplus ones become idle.
+
+    `open_database` opens one; its arguments are whether the database has a process, and the check
+    for waiting. `key` returns the keys with which it would open one now.
     """
 
     def __init__(
@@ -454,12 +453,12 @@ class DatabasePool:
         self._watching: asyncio.Task[None] | None = None
 
     def take(self, *, separate: bool, check: Check | None = None) -> Database:
-        """One for a search, to be closed; `separate` is one with a process. Blocks.
+        """Returns a database for a search, to be closed; `separate` is one with a process. Blocks.
 
-        `check` is asked while a process is waited for: what it raises ends the process. Raises
-        `Unavailable`, `StoreUnavailable`, and as `check`.
+        `check` is called while a process is waited for; if it raises, the process ends. Raises
+        `Unavailable`, `StoreUnavailable`, and the errors of `check`.
         """
-        # Here, in the search's thread: a node that nobody searches does without DuckDB.
+        # Imported in the search's thread: a node without searches runs without DuckDB.
         from service.query.duckdb import Database
         from service.query.duckdb_process import ProcessEnded
 
@@ -472,7 +471,7 @@ class DatabasePool:
             if idle.key == key:
                 try:
                     return Database(idle.locked, give_back, check)
-                except ProcessEnded:  # the kernel took it, or somebody killed it
+                except ProcessEnded:  # the kernel or somebody killed it
                     pass
                 except BaseException:
                     idle.locked.close()
@@ -491,9 +490,11 @@ class DatabasePool:
             ) from error
 
     def open_one(self) -> None:
-        """Sees to it that one without a process is idle. Blocks, and raises as `take`.
+        """Opens a database without a process unless one is idle.
 
-        One that is idle stays where it is, where closing the pool finds it.
+        Blocks; raises the errors of `take`.
+
+        An idle database stays in the pool, so that closing the pool finds it.
         """
         if self._closed:
             return
@@ -504,12 +505,12 @@ class DatabasePool:
             self.take(separate=False).close()
 
     def watch(self) -> None:
-        """Sees to it that what is idle is closed in time. To be called when one was given back."""
+        """Closes idle databases after the idle timeout. Call it when a database was given back."""
         if self._any_idle() and (self._watching is None or self._watching.done()):
             self._watching = asyncio.ensure_future(self._watch())
 
     def close(self) -> None:
-        """Closes all that are idle, and from now on each that is given back."""
+        """Closes all idle databases, and from now on each one that is given back."""
         self._closed = True
         if self._watching is not None:
             self._watching.cancel()
@@ -551,13 +552,13 @@ class DatabasePool:
 
 _DETAILS: Final = 2  # readers of records at once
 _OVERDUE_SECONDS: Final = 60.0
-"""So long after its time limit a search is interrupted for sure."""
+"""Seconds after its time limit until a search is interrupted for sure."""
 
 
 class QueryEngine:
     """Runs searches over `sources`; `scratch` is a folder of its own for spilling.
 
-    `bucket` says how DuckDB reads the store if it is on S3; files of it are kept in `cache`.
+    `bucket` says how DuckDB reads the store if it is on S3; `cache` keeps files of the store.
     """
 
     def __init__(
@@ -624,12 +625,12 @@ class QueryEngine:
         self._warming: asyncio.Task[None] | None = None
         self._footers = Footers(None if self._fetcher is None else self._fetcher.footer)
         self.checks = PageChecks(self._footers, self._scanning)
-        # What a killed process spilled is of no use to anybody.
+        # Nobody needs the spill files of a killed process.
         shutil.rmtree(scratch, ignore_errors=True)
         os.makedirs(scratch, mode=0o700, exist_ok=True)
 
     async def open(self, request: QueryRequest, look: Look = open_view) -> RunningSearch:
-        """Starts a search; close it. Waits for a slot if all are taken.
+        """Starts a search, which the caller closes. Waits for a slot if all are taken.
 
         Raises `InvalidInput` (a regular expression), `Unavailable` (the queue is full),
         `StoreUnavailable`.
@@ -643,14 +644,14 @@ class QueryEngine:
         return await self._begin(request, look, details=False)
 
     async def open_details(self, request: QueryRequest) -> RunningSearch:
-        """Looks for records of one run that the caller knows; close it. Needs no slot.
+        """Starts a search for records of one known run, which the caller closes. Needs no slot.
 
         Raises `StoreUnavailable`.
         """
         return await self._begin(request, open_view, details=True)
 
     def hot_records(self, request: QueryRequest) -> Iterator[pa.RecordBatch]:
-        """The records in this node's journal, without a database and without the store. Blocks."""
+        """Yields records in this node's journal, without a database or the store. Blocks."""
         pin = self._sources.pin()
         try:
             hot = HotRecords(pin, self._sources.encode, request.bounds, request.fqn, request.run)
@@ -679,9 +680,9 @@ class QueryEngine:
         return running
 
     async def may_hold(self, request: QueryRequest) -> bool:
-        """False only if no segment and no file of the table has what is asked for.
+        """Returns false only if no segment and no file of the table has a match.
 
-        Without a slot and without a database: footers and the table's log tell. Raises
+        It reads footers and the table's log, and needs neither a slot nor a database. Raises
         `StoreUnavailable`.
         """
         view = await open_view(self._sources, request)
@@ -690,11 +691,11 @@ class QueryEngine:
         return bool(report.segments or report.files) or not report.read_all
 
     def copied(self) -> list[str]:
-        """Paths of the table files of which this machine has a copy."""
+        """Returns the paths of the table files that have a copy on this machine."""
         return [*self.copies.paths(), *self.files.paths()]
 
     def close(self) -> None:
-        """Lets the threads and databases go; searches that still run fail."""
+        """Ends the threads and databases; searches that still run fail."""
         if self._warming is not None:
             self._warming.cancel()
         self.indexes.close()
@@ -708,7 +709,7 @@ class QueryEngine:
             self._fetcher.close()
 
     async def enter(self, *, details: bool = False) -> None:
-        """Waits for a slot and takes it. Searches that nobody reads make room."""
+        """Waits for a slot and takes it. Searches with unread results make room."""
         if details:
             await self._detail_places.acquire()
             return
@@ -722,17 +723,17 @@ class QueryEngine:
         self._quiet.clear()
 
     def unread(self, search: RunningSearch) -> None:
-        """Its client has taken nothing for a while."""
+        """Notes that the search's client has taken nothing for a while."""
         self._unread[search] = None
         self._make_room()
 
     def read(self, search: RunningSearch) -> None:
-        """Its client reads again, or it is over."""
+        """Notes that the search's client reads again, or that the search is over."""
         self._unread.pop(search, None)
         self._paused.pop(search, None)
 
     def _make_room(self) -> None:
-        """As many pause as wait; too many that do: the first of them ends."""
+        """Pauses as many searches as wait; if too many are paused, ends the first of them."""
         free = self.settings.max_concurrent - self.running
         moving = sum(search.moving for search in self._paused)
         while self._unread and self.waiting > free + moving:
@@ -761,14 +762,14 @@ class QueryEngine:
             self._warming = asyncio.ensure_future(self._warm_up())
 
     async def _warm_up(self) -> None:
-        """Does what else the next search would wait for."""
+        """Prepares the things for which the next search would wait."""
         await asyncio.to_thread(prefault)
-        with suppress(TailraceError):  # the next search meets it, and says so
+        with suppress(TailraceError):  # the next search meets the error and reports it
             await asyncio.to_thread(self.databases.open_one)
         self.databases.watch()
 
     def prefilter(self, request: QueryRequest, check: Callable[[], None]) -> Prefilter:
-        """That of a search; `check` raises once it is to stop."""
+        """Returns the prefilter of a search; `check` raises once the search must stop."""
         return Prefilter(request, self._footers, self.checks, self._fetcher, self._scanning, check)
 
     def _database(self, request: QueryRequest) -> Callable[[Check], Database]:
@@ -786,7 +787,7 @@ class QueryEngine:
         return NearestIndexes(here, elsewhere, self.files.has_index)
 
     def _open_database(self, separate: bool, check: Check | None) -> LockedDatabase:
-        # Here, in the search's thread: a node that nobody searches does without DuckDB.
+        # Imported in the search's thread: a node without searches runs without DuckDB.
         from service.query.duckdb import LockedDatabase, in_this_process
         from service.query.duckdb_process import ProcessConnection
 
@@ -798,7 +799,7 @@ class QueryEngine:
         return LockedDatabase(self.settings, folders, spill, self._bucket, connect)
 
     def in_thread(self, call: Callable[[], T], *, details: bool = False) -> asyncio.Future[T]:
-        """`call` in one of the searches' threads, from now on."""
+        """Starts `call` in one of the searches' threads."""
         threads = self._detail_threads if details else self._threads
         work = asyncio.get_running_loop().run_in_executor(threads, call)
         self.ongoing.follow(work)
@@ -806,7 +807,7 @@ class QueryEngine:
 
 
 def _place(store: ObjectStore) -> Callable[[str], str]:
-    """Where the skip index of a file is, by its path in the table."""
+    """Returns a function from a file's path in the table to the place of its skip index."""
     return lambda path: store.uri(keys.skip_index(path))
 
 

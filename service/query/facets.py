@@ -1,12 +1,26 @@
-"""How many records match, by time and level: what a chart above a list of hits shows.
+"""Counts the matches of a search: a histogram, its fields, its values, and counts by values.
 
-Buckets begin at multiples of the step since the epoch, so a chart that is asked for again has
-the same edges, and the first and the last bucket may be cut by `from` and `to`. Time is that of
-the ULID, which `from` and `to` bound, too, or with `by=ts` the line's own. Without `to` the chart
-ends now, by the node's clock: the newest record's time would stretch it to whatever one wrong clock
-wrote.
+The histogram counts records by time and level, for a chart above a list of hits. Buckets begin at
+multiples of the step since the epoch, so a chart that is requested again has the same edges; `from`
+and `to` may cut the first and the last bucket. The time is that of the ULID, which `from` and `to`
+bound, too, or with `by=ts` the line's own. Without `to` the chart ends now, by the node's clock:
+the newest record's time would stretch it to the time of one wrong clock.
 
-Each tile is summed up by DuckDB, so at most a row per bucket and level comes out of it.
+Fields and values serve completion. They look at a sample: the newest matches, up to a number. The
+sample asks for one record more, so that it knows whether these were all.
+
+- A field name is counted in each record of the sample in which a search for `name:*` would find it,
+  except in messages that only DuckDB takes for JSON (a comma too many, `NaN`). Objects within JSON
+  are fields like their members; elements of arrays are not named. A client that writes a new name
+  into each record fills the list, and no more: the length and the number of names are limited.
+- Values are the most frequent ones of a field. DuckDB extracts them as it does to compare them, so
+  a search for a listed value finds it again.
+
+Counts by values count all matches, not a sample. They are exact or refused: if more combinations
+exist than fit, the answer is an error and not a guess.
+
+DuckDB sums up each range of time for the histogram and the counts. So a range returns at most a row
+for each bucket and level, or for each combination of values.
 """
 
 from __future__ import annotations
@@ -57,7 +71,7 @@ MAX_BUCKETS: Final = 1_000
 _TIME_CHARS: Final = 10
 _CHAR_BITS: Final = 5
 _DIGITS: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
-_LAST_MS: Final = 253_402_300_799_999  # of the year 9999: what RFC 3339 can write
+_LAST_MS: Final = 253_402_300_799_999  # end of the year 9999, the last that RFC 3339 can write
 _DAY_MS: Final = 86_400_000
 _ROUND_MS: Final[tuple[int, ...]] = (
     *(n * 10**power for power in range(3) for n in (1, 2, 5)),
@@ -66,14 +80,14 @@ _ROUND_MS: Final[tuple[int, ...]] = (
     *(n * 3_600_000 for n in (1, 2, 3, 6, 12)),
     *(n * 10**power * _DAY_MS for power in range(7) for n in (1, 2, 5)),
 )
-"""Steps that people count in; the longest is longer than the time of a ULID."""
+"""Round steps for people; the longest is longer than the time of a ULID."""
 
 
 @dataclass(frozen=True, slots=True)
 class HistogramRequest:
     """Counts of `search` in buckets of `step_ms`, from `start_ms` to `end_ms`, inclusive.
 
-    Where `until_ms` is given, records above it count in the last bucket.
+    If `until_ms` is set, records above it count in the last bucket.
     """
 
     search: QueryRequest
@@ -82,21 +96,22 @@ class HistogramRequest:
 
     @property
     def start_ms(self) -> int:
-        """The lowest time."""
+        """Returns the lowest time."""
         return self.search.start_ms
 
     @property
     def end_ms(self) -> int:
-        """The highest time."""
+        """Returns the highest time."""
         return ulid.time_ms(self.search.high) if self.until_ms is None else self.until_ms
 
     @staticmethod
     def parse(
         parameters: Mapping[str, str], *, now_ms: int, first: int | None = None
     ) -> HistogramRequest:
-        """The request that the parameters make. Raises `InvalidInput` with the field.
+        """Parses the parameters. Raises `InvalidInput` with the field.
 
-        With `from=0` the counts begin at the time `first`; without one there is one bucket.
+        With `from=0` the counts begin at the time `first`; without one the histogram has one
+        bucket.
         """
         search = HistogramRequest.parse_search(parameters, now_ms=now_ms)
         until_ms = _until_ms(parameters, now_ms)
@@ -111,7 +126,7 @@ class HistogramRequest:
 
     @staticmethod
     def parse_search(parameters: Mapping[str, str], *, now_ms: int) -> QueryRequest:
-        """The search alone. Raises as `parse`."""
+        """Parses the search alone. Raises the errors of `parse`."""
         refuse_unknown(parameters, HISTOGRAM_PARAMETERS)
         asked = {name: parameters[name] for name in _SEARCH if name in parameters}
         search = QueryRequest.parse(asked | {"to": asked.get("to") or "now"}, now_ms=now_ms)
@@ -124,19 +139,19 @@ class HistogramRequest:
 
 @dataclass(frozen=True, slots=True)
 class HistogramBucket:
-    """Records from `at_ms` on; `levels` has those that occur, None for records without one."""
+    """Records from `at_ms` on; `levels` has counts by level, None for records without one."""
 
     at_ms: int
     levels: Mapping[str | None, int]
 
     @property
     def count(self) -> int:
-        """Records of all levels."""
+        """Returns the records of all levels."""
         return sum(self.levels.values())
 
 
 def histogram(search: Search, request: HistogramRequest) -> list[HistogramBucket]:
-    """All buckets in order, empty ones too. Blocks; raises as `Search.batches`."""
+    """Returns all buckets in order, also empty ones. Blocks; raises as `Search.batches`."""
     step = request.step_ms
 
     def summary(statement: Statement, tile: UlidRange, scans: Scans, live: str) -> str:
@@ -159,7 +174,10 @@ def histogram(search: Search, request: HistogramRequest) -> list[HistogramBucket
 
 
 def oldest_ms(search: Search) -> int | None:
-    """The lowest time of the lines themselves, None without any. Blocks; as `Search.batches`."""
+    """Returns the lowest own time of lines, None without any.
+
+    Blocks; raises as `Search.batches`.
+    """
     found = [
         batch.column(0)[0].as_py()
         for batch in search.totals(lambda made, _, scans, live: made.oldest(scans, live))
@@ -178,9 +196,9 @@ def _in_order(counts: Counter[str]) -> Iterator[tuple[str | None, int]]:
 
 
 def _time(tile: UlidRange) -> str:
-    """The milliseconds of `ulid`, for records of the tile.
+    """Returns SQL for the milliseconds of `ulid`, for records of the range.
 
-    Characters that all of them have in common are not looked at: that is most of the work.
+    It skips the characters that all of them share: those are most of the work.
     """
     low, high = ulid.encode(tile.low)[:_TIME_CHARS], ulid.encode(tile.high)[:_TIME_CHARS]
     same = next((n for n in range(_TIME_CHARS) if low[n] != high[n]), _TIME_CHARS)
@@ -211,9 +229,7 @@ def _step(parameters: Mapping[str, str], length_ms: int) -> int:
     return step
 
 
-# The newest records that a search matches, up to a number: what completion looks at.
-#
-# One record more than the number is asked for, so that it is known whether these were all.
+# --- The sample ---------------------------------------------------------------------------------
 
 
 DEFAULT_SAMPLE: Final = 10_000
@@ -231,9 +247,10 @@ class Sample:
     def parse(
         parameters: Mapping[str, str], *own: str, now_ms: int, value: Field | None = None
     ) -> Sample:
-        """The sample that the parameters ask for, beside `own` ones of the caller's.
+        """Parses a sample's parameters, in addition to the caller's `own` ones.
 
-        With `value`, only that field of each record. Raises `InvalidInput` with the field.
+        With `value`, the sample has only that field of each record. Raises `InvalidInput` with the
+        field.
         """
         refuse_unknown(parameters, (*SEARCH_PARAMETERS, "sample", *own))
         size = whole_number(parameters, "sample", DEFAULT_SAMPLE, MAX_SAMPLE)
@@ -242,7 +259,7 @@ class Sample:
         return Sample(replace(search, limit=size + 1, value=value), size)
 
     def batches(self, search: Search) -> Generator[pa.RecordBatch]:
-        """The records, newest first. Blocks; raises as `Search.batches`."""
+        """Yields the records, newest first. Blocks; raises as `Search.batches`."""
         left = self.size
         with closing(search.batches()) as batches:
             for batch in batches:
@@ -250,24 +267,19 @@ class Sample:
                 left -= min(left, batch.num_rows)
 
     def looked_at(self, search: Search) -> Looked:
-        """How much that was, once all batches were taken."""
+        """Returns the size of the sample, once all batches were taken."""
         return Looked(min(search.matches, self.size), search.matches <= self.size)
 
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """How many records were looked at, and whether these were all that match."""
+    """The number of records in a sample, and whether these were all matches."""
 
     records: int
     complete: bool
 
 
-# Which fields records have: names for the completion of a search.
-#
-# A name is counted in each record of the sample of which a search for `name:*` would find it, but
-# for messages that only DuckDB takes for JSON (a comma too many, `NaN`). Objects within JSON are
-# fields like what is in them; elements of arrays are not named. Whoever writes a new name into
-# each record fills the list, and no more: names have a length, and there are only so many.
+# --- Fields -------------------------------------------------------------------------------------
 
 
 MAX_DEPTH: Final = 8
@@ -279,7 +291,7 @@ Kind: TypeAlias = Literal["text", "number"]
 _Path: TypeAlias = tuple[str, ...]
 
 _NUMBER: Final = re.compile(r"[-+]?[0-9]{1,300}(?:\.[0-9]{1,300})?(?:[eE][-+]?[0-9]{1,3})?")
-# As `where` finds them, with keys that are names: blanks are those of RE2.
+# Patterns as in statements, with keys that are names: blanks are those of RE2.
 _PAIR: Final = re.compile(
     r'(?:^|[\t\n\f\r ])([A-Za-z_][A-Za-z0-9_.@/-]*)=(?:"((?:[^"\\]|\\.)*)"|([^\t\n\f\r "]*))'
 )
@@ -300,7 +312,7 @@ class SeenField:
 
 @dataclass(frozen=True, slots=True)
 class SeenFields:
-    """The fields that most records have, first those; `complete` if there are no others."""
+    """The fields that most records have, most frequent first; `complete` if none is left out."""
 
     looked: Looked
     fields: list[SeenField]
@@ -308,12 +320,12 @@ class SeenFields:
 
 
 def parse(parameters: Mapping[str, str], *, now_ms: int) -> Sample:
-    """What the parameters ask for. Raises `InvalidInput` with the field."""
+    """Parses the parameters. Raises `InvalidInput` with the field."""
     return Sample.parse(parameters, now_ms=now_ms)
 
 
 def fields(search: Search, sample: Sample) -> SeenFields:
-    """The fields of the sample's records. Blocks; raises as `Search.batches`."""
+    """Returns the fields of the sample's records. Blocks; raises as `Search.batches`."""
     seen = _FieldCounter()
     for batch in sample.batches(search):
         seen.look_at(batch)
@@ -348,7 +360,7 @@ class _FieldCounter:
                 self._count(LogfmtField(key), 1, number=number)
 
     def found(self) -> list[SeenField]:
-        """All of them, those of most records first."""
+        """Returns all fields, most frequent first."""
         named = [
             SeenField(name_of(field), records, "text" if field in self._texts else "number")
             for field, records in self._records.items()
@@ -368,11 +380,11 @@ class _FieldCounter:
 
 
 def _in_json(message: str) -> Iterator[tuple[_Path, bool]]:
-    """Each path of the message that has a value, and whether that is a number."""
+    """Yields each path of the message that has a value, and whether that is a number."""
     if not message.lstrip(" \t\r\n").startswith("{"):
         return
     try:
-        orjson.loads(message)  # refuses what DuckDB refuses: halves of characters
+        orjson.loads(message)  # refuses lone surrogates, as DuckDB does
         waiting: list[tuple[_Path, Any]] = [((), json.loads(message, object_pairs_hook=_first))]
     except (ValueError, RecursionError):
         return
@@ -385,12 +397,12 @@ def _in_json(message: str) -> Iterator[tuple[_Path, bool]]:
 
 
 def _first(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Of a key that is there twice a search looks at the first."""
+    """Keeps the first value of a repeated key, as a search does."""
     return dict(reversed(pairs))
 
 
 def _in_logfmt(message: str) -> dict[str, bool]:
-    """Each key of the message, and whether its first value is a number."""
+    """Returns each key of the message, and whether its first value is a number."""
     found: dict[str, bool] = {}
     if "=" not in message:
         return found
@@ -407,10 +419,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-# Which values a field has: the most frequent ones, for the completion of a search.
-#
-# DuckDB takes them out of the records as it does to compare them, so a value that is given is
-# found again by a search for it.
+# --- Values -------------------------------------------------------------------------------------
 
 
 DEFAULT_VALUES: Final = 20
@@ -418,7 +427,7 @@ MAX_VALUES: Final = 1_000
 MAX_VALUE_CHARS: Final = 500
 _OWN: Final = ("field", "prefix", "limit")
 _UPPER: Final = {Column("level"), Column("ulid")}
-"""Fields in whose values case does not count."""
+"""Fields whose values are compared without case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,7 +441,7 @@ class ValuesRequest:
 
     @staticmethod
     def parse(parameters: Mapping[str, str], *, now_ms: int) -> ValuesRequest:
-        """The request that the parameters make. Raises `InvalidInput` with the field."""
+        """Parses the parameters. Raises `InvalidInput` with the field."""
         field = field_of(parameters["field"]) if parameters.get("field") else None
         sample = Sample.parse(parameters, *_OWN, now_ms=now_ms, value=field)
         if field is None:
@@ -459,13 +468,13 @@ class SeenValue:
 
     @property
     def value(self) -> str:
-        """As it is spelled in a search."""
+        """Returns the value as it is spelled in a search."""
         return value_of(self.text)
 
 
 @dataclass(frozen=True, slots=True)
 class SeenValues:
-    """The most frequent values, first those; `complete` if none was left out."""
+    """The most frequent values, most frequent first; `complete` if none was left out."""
 
     looked: Looked
     values: list[SeenValue]
@@ -473,7 +482,7 @@ class SeenValues:
 
 
 def values(search: Search, asked: ValuesRequest) -> SeenValues:
-    """The values in the sample's records. Blocks; raises as `Search.batches`."""
+    """Returns the values in the sample's records. Blocks; raises as `Search.batches`."""
     counts: Counter[str] = Counter()
     complete = True
     for batch in asked.sample.batches(search):
@@ -488,10 +497,7 @@ def values(search: Search, asked: ValuesRequest) -> SeenValues:
     return SeenValues(asked.sample.looked_at(search), first, complete and len(found) <= asked.limit)
 
 
-# How many records match, by the values of fields: all of them are counted, not a sample.
-#
-# Each tile is summed up by DuckDB, so a row per combination of values comes out of it. Exact or
-# refused: where there are more combinations than fit, the answer is an error and not a guess.
+# --- Counts by values ---------------------------------------------------------------------------
 
 
 DEFAULT_ROWS: Final = 100
@@ -506,7 +512,7 @@ _FIELD: Final = re.compile(r'((?:[^,"]|"(?:[^"\\]|\\.)*")+)(?:,|$)')
 
 @dataclass(frozen=True, slots=True)
 class CountRequest:
-    """The `rows` most frequent combinations of the fields' values in what `search` matches."""
+    """The `rows` most frequent combinations of the fields' values in the matches of `search`."""
 
     search: QueryRequest
     fields: tuple[Field, ...]
@@ -514,7 +520,7 @@ class CountRequest:
 
     @staticmethod
     def parse(parameters: Mapping[str, str], *, now_ms: int, long: bool = False) -> CountRequest:
-        """The request that the parameters make. Raises `InvalidInput` with the field."""
+        """Parses the parameters. Raises `InvalidInput` with the field."""
         refuse_unknown(parameters, COUNT_PARAMETERS)
         asked = {name: parameters[name] for name in SEARCH_PARAMETERS if name in parameters}
         search = QueryRequest.parse(asked, now_ms=now_ms, long=long)
@@ -523,13 +529,13 @@ class CountRequest:
 
     @property
     def names(self) -> list[str]:
-        """The fields as `q` has them."""
+        """Returns the fields as `q` spells them."""
         return [name_of(field) for field in self.fields]
 
 
 @dataclass(frozen=True, slots=True)
 class ValueCount:
-    """A combination of values, None where a record has none, and how many records have it."""
+    """A combination of values, None if a record has none, and how many records have it."""
 
     values: Values
     records: int
@@ -537,7 +543,7 @@ class ValueCount:
 
 @dataclass(frozen=True, slots=True)
 class ValueCounts:
-    """The most frequent combinations, those first; `complete` if there are no others."""
+    """The most frequent combinations, most frequent first; `complete` if none is left out."""
 
     counts: list[ValueCount]
     complete: bool

@@ -1,23 +1,23 @@
-"""Files of the table on S3, with their skip indexes, kept on this machine's disk as they are.
+"""Keeps files of the table on S3, and their skip indexes, unchanged on this machine's disk.
 
-A search reads a file that is here as if the store were a folder: without a request, and as fast
-after a restart as before it. A file of the table is never written again under its name, so a file
-that is here whole is right.
+A search reads a cached file as if the store were a folder: without a request, and as fast after a
+restart as before it. A file of the table is never written again under its name, so a complete
+cached file is valid.
 
-The newest hours are fetched first, each file as it comes into the table, until the cache is full;
-and an older file once searches have read as much of it as it has. A file has a time, the end of its
-hour or when a search used it last, and one with an earlier time makes room for another. One that
-was used lately does not, since files that displace each other in turn would be fetched for each
+The cache fetches the newest hours first, each file as it comes into the table, until it is full. It
+fetches an older file once searches have read as many bytes of it as it has. A file has a time: the
+end of its hour, or its last use by a search. A file with an earlier time makes room for another. A
+file that was used lately does not: files that displace each other in turn would be fetched for each
 search. A node that was not searched for a day fetches nothing.
 
-Fetching is work that can wait: it has one thread of low priority, which waits before each request
-while searches run, two seconds at most. A tenth of the disk stays free, or the cache shrinks. A
-file goes within a minute after it has left the newest version of the table: so deleted lines do
-not stay. A file here is optional. If it cannot be read, searches read the one on S3.
+Fetching can wait: it has one thread of low priority, which waits before each request while searches
+run, two seconds at most. A tenth of the disk stays free, or the cache shrinks. A file is removed
+within a minute after it has left the newest version of the table, so deleted lines do not stay. The
+cache is optional: on a read error the search uses the file on S3.
 
-    NAME          a file: its path in the table, as a part of a URL; its time is when it was changed
+    NAME          a file: its path in the table, as a part of a URL; its time is its mtime
     NAME.skip…    its skip index, if it has one
-    incoming-…    what is being fetched, and not whole yet
+    incoming-…    a file that is being fetched and is not complete
 """
 
 from __future__ import annotations
@@ -52,38 +52,38 @@ log = logging.getLogger(__name__)
 _LOOK_SECONDS: Final = 60.0
 _USED_LATELY_MS: Final = 600_000
 _SEARCHED_SECONDS: Final = 86_400.0
-_FETCHED_BYTES: Final = 8 << 20  # in a request; so much is written to the disk at a time, too
+_FETCHED_BYTES: Final = 8 << 20  # in a request, and in a write to the disk
 _GIVES_WAY_SECONDS: Final = 2.0  # before each request: so under any load a file is fetched
 _MOST_FILES: Final = 50_000
-_TIMES_MS: Final = 3_600_000  # by less a file's time is not written down again
-_INDEX_LOOKS: Final = 10  # for an index that was not made yet
-_AGAIN_SECONDS: Final = 3600.0  # a file is tried that could not be kept
+_TIMES_MS: Final = 3_600_000  # a file's time that moved by less is not written again
+_INDEX_LOOKS: Final = 10  # tries for an index that was not made yet
+_AGAIN_SECONDS: Final = 3600.0  # until a file that could not be cached is tried again
 _INCOMING: Final = "incoming-"
 _DISK: Final = Disk(private=True)
 
 
 @dataclass(slots=True)
 class _CachedFile:
-    """A file that is here. `time_ms` is what it is kept by, `size` that of file and index."""
+    """A cached file. `time_ms` decides how long it is kept; `size` includes its index."""
 
     place: str
     file_size: int
     size: int
     time_ms: int
     indexed: bool
-    looks: int = 0  # for its index
-    used: bool = False  # since its time was last written down
-    written_ms: int = 0  # the time that was
+    looks: int = 0  # tries for its index
+    used: bool = False  # since its time was last written
+    written_ms: int = 0  # the time that was last written
 
 
 class FileCache:
-    """Keeps files in `folder` and gives them out. Made in its event loop.
+    """Caches files in `folder`. Made in its event loop.
 
-    `get` reads the store, and `index_of` gives the address of a file's skip index by its path.
-    `newest` gives the newest version of the table; both block, and may raise `StoreUnavailable`.
-    `quiet` is set while no search runs, and `check` raises `Damaged` for a file that was fetched
-    and is not as it was written. All files have at most `most_bytes`; with 0 there are none,
-    and those that there were are removed.
+    `get` reads the store, and `index_of` returns the address of a file's skip index by its path.
+    `newest` returns the newest version of the table; both block, and may raise `StoreUnavailable`.
+    `quiet` is set while no search runs. `check` raises `Damaged` for a fetched file that differs
+    from the written one. All files have at most `most_bytes`; with 0 the cache is empty, and
+    earlier files are removed.
     """
 
     def __init__(
@@ -113,8 +113,8 @@ class FileCache:
         self._kept: dict[str, _CachedFile] = {}  # by path
         self._read = ReadCounts()
         self._wanted: dict[str, TableFile] = {}
-        self._aside: dict[str, float] = {}  # until when, in seconds
-        self._searched = -_SEARCHED_SECONDS  # when it was, in seconds
+        self._aside: dict[str, float] = {}  # files not to try until a time, in seconds
+        self._searched = -_SEARCHED_SECONDS  # time of the last search, in seconds
         self._incoming = f"{folder}/{_INCOMING}{os.getpid()}-{id(self):x}"
         self._closing = Event()
         self._loop = asyncio.get_running_loop()
@@ -130,12 +130,15 @@ class FileCache:
 
     @property
     def used_bytes(self) -> int:
-        """How large all files are that are here."""
+        """Returns the size of all cached files."""
         with self._changing:
             return sum(kept.size for kept in self._kept.values())
 
     def nearest(self, file: TableFile) -> TableFile:
-        """The file with the address from which to read it. May be called from any thread."""
+        """Returns the file with the address from which to read it.
+
+        May be called from any thread.
+        """
         with self._changing:
             kept = self._kept.get(file.path)
             if kept is None or kept.file_size != file.size:
@@ -144,16 +147,16 @@ class FileCache:
             return replace(file, uri=kept.place)
 
     def has_index(self, file: TableFile) -> bool:
-        """Whether the skip index of a file is here. May be called from any thread."""
+        """Returns true if the skip index of a file is cached. May be called from any thread."""
         kept = self._kept.get(file.path)
         return kept is not None and kept.indexed
 
     def index_place(self, path: str) -> str:
-        """Where the skip index of a file is, if it is here."""
+        """Returns the place of a file's skip index, if it is cached."""
         return self._place(path) + keys.INDEX_SUFFIX
 
     def note_read(self, file: TableFile, size: float) -> None:
-        """A search read so many bytes of a file from S3. May be called from any thread."""
+        """Counts bytes that a search read of a file from S3. May be called from any thread."""
         if self._task is None:
             return
         with self._changing:
@@ -164,13 +167,13 @@ class FileCache:
         self._loop.call_soon_threadsafe(self._woken.set)
 
     def note_search(self) -> None:
-        """A search has ended: for a day files are fetched as they come into the table."""
+        """Notes the end of a search: for a day, files are fetched as they come into the table."""
         if not self._is_searched():
             self._woken.set()
         self._searched = self._clock.monotonic()
 
     def paths(self) -> list[str]:
-        """The files that are here. May be called from any thread."""
+        """Returns the paths of cached files. May be called from any thread."""
         with self._changing:
             return list(self._kept)
 
@@ -199,7 +202,7 @@ class FileCache:
         return f"{self.folder}/{_name(path)}"
 
     def _find(self) -> None:
-        """What an earlier process left."""
+        """Finds the files of an earlier process."""
         there = {entry.name: entry.stat() for entry in os.scandir(self.folder) if entry.is_file()}
         for name, stat in there.items():
             owner = name.removesuffix(keys.INDEX_SUFFIX)
@@ -217,12 +220,12 @@ class FileCache:
                 )
 
     async def _keep_up(self) -> None:
-        """Looks what is to be here, once a minute and when somebody asks."""
+        """Updates the cache once a minute and on request."""
         while True:
             self._woken.clear()
             try:
                 await self._look()
-            except (TailraceError, OSError) as error:  # the next look is in a minute
+            except (TailraceError, OSError) as error:  # the next pass is in a minute
                 self.failed += 1
                 log.info("files of the table are not kept on this machine: %s", error)
             waits = [
@@ -236,10 +239,10 @@ class FileCache:
                     wait.cancel()
 
     async def _look(self) -> None:
-        """Removes what is to go, and fetches what is to come."""
+        """Removes files that must go, and fetches files that should come."""
         if not self._kept and not self._is_searched():
             return
-        # Not in the thread of low priority: searches wait for whoever reads the table's log.
+        # Not in the thread of low priority: searches wait for the reader of the table's log.
         version = await asyncio.to_thread(self._newest)
         await self._loop.run_in_executor(self._thread, self._follow, version.files)
 
@@ -263,11 +266,11 @@ class FileCache:
                 return
 
     def _bring(self, file: TableFile, time_ms: int) -> bool:
-        """Has a file and its index here, unless it is aside; False if there is no room for it."""
+        """Caches a file and its index, unless it is set aside; false if it does not fit."""
         kept, now = self._kept.get(file.path), self._clock.monotonic()
         if self._aside.get(file.path, now) > now:
             return True
-        if kept is not None and kept.file_size != file.size:  # somebody cut it while the node stood
+        if kept is not None and kept.file_size != file.size:  # cut off while the node was down
             self.forget(file.path)
             kept = None
         if kept is None and not self._make_room(file, time_ms):
@@ -301,7 +304,7 @@ class FileCache:
         return kept
 
     def _fetch_index(self, file: TableFile, kept: _CachedFile) -> None:
-        """Fetches the skip index of a file that is here, if there is one."""
+        """Fetches the skip index of a cached file, if it has one."""
         kept.looks += 1
         body = self._get(self._index_of(file.path), "")
         place = kept.place + keys.INDEX_SUFFIX
@@ -321,20 +324,20 @@ class FileCache:
             yield body
 
     def _fetch(self, pieces: Iterator[bytes], place: str) -> None:
-        """Writes what comes. Under its name a file is whole, also after a power cut."""
+        """Writes the pieces. A file under its name is complete, also after a power cut."""
         try:
             with closing(_DISK.open(self._incoming, "create")) as file:
                 for piece in pieces:
                     if self._closing.is_set():
                         raise _Ended
                     file.write([piece])
-                    file.sync()  # each time: a longer one would hold up the journal's
+                    file.sync()  # each time: a longer sync would delay the journal's
             _DISK.rename(self._incoming, place)
         finally:
             _remove(self._incoming)
 
     def _make_room(self, file: TableFile, time_ms: int) -> bool:
-        """Whether the file fits. Files of an earlier time go for it, if that is enough."""
+        """Returns true if the file fits. Removes files of an earlier time if that is enough."""
         size = round(file.size * (1 + SHARE))
         free = min(self._most_bytes - self.used_bytes, spare_bytes(self.folder))
         full = len(self._kept) >= _MOST_FILES
@@ -354,7 +357,7 @@ class FileCache:
         return True
 
     def _shrink(self) -> None:
-        """Gives back what the disk is short of."""
+        """Shrinks the cache by the space that the disk lacks."""
         short = -spare_bytes(self.folder)
         for path, kept in self._oldest() if short > 0 else ():
             self.forget(path)
@@ -363,19 +366,19 @@ class FileCache:
                 return
 
     def _oldest(self) -> Sequence[tuple[str, _CachedFile]]:
-        """All files, by their times."""
+        """Returns all files, by their times."""
         with self._changing:
             kept = list(self._kept.items())
         return sorted(kept, key=lambda item: item[1].time_ms)
 
     def _write_times(self) -> None:
-        """Writes down when files were used, for the next process."""
+        """Writes the times of use for the next process."""
         with self._changing:
             used = [kept for kept in self._kept.values() if kept.used]
         for kept in used:
             kept.used = False
             if abs(kept.time_ms - kept.written_ms) < _TIMES_MS:
-                continue  # each time that is written has the file checked again
+                continue  # after each written time the file is checked again
             kept.written_ms = kept.time_ms
             with suppress(FileNotFoundError):
                 os.utime(kept.place, ns=(kept.time_ms * 1_000_000,) * 2)

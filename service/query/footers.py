@@ -1,7 +1,7 @@
-"""Footers of Parquet files, parsed once, and row groups of them.
+"""Caches parsed footers of Parquet files, and holds lines of row groups that were found in them.
 
-A file of the table never changes, nor does a copy of one; that a path of this machine has another
-file is seen by its size and time.
+A file of the table never changes, nor does a copy of one. If a path of this machine has another
+file, its size and time show it.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from tailrace.logstore.table.line_map import LINE
 MESSAGE: Final = "message"
 ATTRIBUTES: Final = "attributes"
 NAMES: Final = ["fqn", "run_id", "level", "connector_id"]
-_MOST_BYTES: Final = 16 << 20  # of footers as they are stored; parsed they take some times more
+_MOST_BYTES: Final = 16 << 20  # of footers as stored; parsed they take several times as much
 
 
 @dataclass(frozen=True, slots=True)
 class FooterRowGroup:
-    """A row group: its number, its rows from `first` to before `end`, and its column of messages.
+    """A row group: its number, its rows from `first` to before `end`, its message column.
 
-    That has so many bytes when decompressed.
+    The last field is the number of bytes of the messages when decompressed.
     """
 
     number: int
@@ -48,7 +48,7 @@ class FooterRowGroup:
 
 
 class TableFileFooter:
-    """What the footer of one file says."""
+    """The footer of one file."""
 
     def __init__(self, path: str, metadata: pq.FileMetaData) -> None:
         self.path = path
@@ -58,17 +58,17 @@ class TableFileFooter:
 
     @contextmanager
     def open(self) -> Iterator[pq.ParquetFile]:
-        """The file; names come as dictionaries. Raises `OSError`, `pa.ArrowException`."""
-        with (  # of a path it would first be found out what kind of file system it is on
+        """Opens the file; names come as dictionaries. Raises `OSError`, `pa.ArrowException`."""
+        with (  # from a path, Arrow would first find out the kind of its file system
             pa.OSFile(self.path) as source,
             pq.ParquetFile(source, metadata=self.metadata, read_dictionary=NAMES) as file,
         ):
             yield file
 
     def announce(self, groups: Sequence[FooterRowGroup], most: int) -> int:
-        """Has the system read these row groups from the disk meanwhile, up to about `most` bytes.
+        """Asks the system to read these row groups from the disk, up to about `most` bytes.
 
-        The bytes that were announced. Raises `OSError`.
+        Returns the bytes that were announced. Raises `OSError`.
         """
         announced = 0
         with open(self.path, "rb", buffering=0) as file:
@@ -86,7 +86,7 @@ class TableFileFooter:
     def may_hold(
         self, group: FooterRowGroup, request: QueryRequest, tile: UlidRange | None
     ) -> bool:
-        """False only if no row of the group is of the request's pipeline and run, in the tile."""
+        """Returns false only if no row of the group is of the pipeline and run, in the range."""
         if request.fqn is not None and not self._meets(group, "fqn", request.fqn, request.fqn):
             return False
         if request.run is not None and not self._meets(group, "run_id", request.run, request.run):
@@ -114,9 +114,9 @@ class TableFileFooter:
 
 
 class Footers:
-    """Those of files that were asked for lately. For several threads.
+    """The footers of files that were requested lately. Thread-safe.
 
-    `fetched` gives what the footer of a file on S3 says.
+    `fetched` returns the footer of a file on S3.
     """
 
     def __init__(self, fetched: Callable[[str], pq.FileMetaData] | None = None) -> None:
@@ -127,13 +127,13 @@ class Footers:
         self._reading: dict[str, Lock] = {}
 
     def has(self, path: str) -> bool:
-        """Whether it was asked for lately."""
+        """Returns true if the footer was requested lately."""
         return path in self._kept
 
     def of(self, path: str) -> TableFileFooter:
-        """The footer of the file.
+        """Returns the footer of the file.
 
-        Raises `Damaged`, `OSError`, and what fetching it raises. Blocks.
+        Raises `Damaged`, `OSError`, and the errors of fetching it. Blocks.
         """
         identity = (0, 0)
         if not is_remote(path):
@@ -143,7 +143,7 @@ class Footers:
             if (kept := self._there(path, identity)) is not None:
                 return kept
             turn = self._reading.setdefault(path, Lock())
-        with turn:  # another thread may be about to have it
+        with turn:  # another thread may be about to cache it
             with self._changing:
                 if (kept := self._there(path, identity)) is not None:
                     return kept
@@ -182,18 +182,20 @@ def as_damage() -> Iterator[None]:
         raise Damaged(f"what is stored cannot be read: {error}") from error
 
 
+# --- Found lines --------------------------------------------------------------------------------
+#
 # Lines of table files that were found before DuckDB, as records with numbers for names.
 
 
 NO_NAME: Final = 0xFFFF
-_SOME_BYTES: Final = 4 * LINE.itemsize  # what a line takes beside its message
+_SOME_BYTES: Final = 4 * LINE.itemsize  # overhead of a line besides its message
 
 
 @dataclass(frozen=True, slots=True)
 class MatchedLines:
-    """Lines of a row group: their rows in it, what belongs to them (`LINE`), their messages.
+    """Lines of a row group: their row numbers, their other columns (`LINE`), their messages.
 
-    A number without a name is that of no name.
+    A number without a name stands for no name.
     """
 
     names: dict[int, str]
@@ -203,12 +205,12 @@ class MatchedLines:
 
     @property
     def nbytes(self) -> int:
-        """About how much memory they take."""
+        """Returns about how much memory they take."""
         return sum(map(len, self.messages)) + _SOME_BYTES * len(self.numbers)
 
 
 def batch_of(found: Sequence[MatchedLines]) -> pa.RecordBatch:
-    """All of these lines, without attributes."""
+    """Returns all of these lines, without attributes."""
     names: dict[str | None, int] = {None: 0}
     records = np.concatenate([_renumbered(one, names) for one in found])
     texts = pa.array(list(names), pa.string())
@@ -225,7 +227,7 @@ def batch_of(found: Sequence[MatchedLines]) -> pa.RecordBatch:
 
 
 def _renumbered(found: MatchedLines, names: dict[str | None, int]) -> NDArray[Any]:
-    """The records with numbers of `names`, to which their names are added."""
+    """Returns the records with numbers of `names`, to which their names are added."""
     records = found.records.copy()
     used = np.unique(np.concatenate([records[column] for column in NAMES]))
     texts = [found.names.get(number) for number in used.tolist()]
@@ -244,20 +246,20 @@ def _strings(texts: Sequence[bytes]) -> pa.StringArray:
     return pa.array(texts, pa.binary()).cast(pa.string(), safe=False)
 
 
-# How much searches have read of the table's files, for who brings nearer what is read often.
+# --- Counts of reads ----------------------------------------------------------------------------
 
 
 _MOST_COUNTED: Final = 10_000  # files
 
 
 class ReadCounts:
-    """Bytes by path, of the files that were read last. Its owner locks it."""
+    """Counts bytes read per file; caches use it to decide what to keep. Its owner locks it."""
 
     def __init__(self) -> None:
         self._read: OrderedDict[str, float] = OrderedDict()
 
     def add(self, path: str, size: float) -> float:
-        """Counts so many bytes more of a file; gives all of them."""
+        """Counts more bytes of a file; returns its total."""
         read = self._read.pop(path, 0.0) + size
         self._read[path] = read
         if len(self._read) > _MOST_COUNTED:
@@ -265,5 +267,8 @@ class ReadCounts:
         return read
 
     def reset(self, path: str, size: float = 0.0) -> None:
-        """Counts of a file anew, from `size`: below 0 so much is to be read in vain first."""
+        """Restarts a file's count at `size`.
+
+        Below 0, that many bytes are read without effect first.
+        """
         self._read[path] = size

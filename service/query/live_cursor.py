@@ -1,12 +1,19 @@
-"""The cursor of a live stream over all runs, as text.
+"""Orders the records of a live stream over all runs, and encodes its cursor as text.
 
-    t1.{seen}.{ulid}            behind all records with this ULID
-    t1.{seen}.{ulid}.{names}    behind one record: names is the JSON list [fqn, run]
+    t1.{seen}.{ulid}            after all records with this ULID
+    t1.{seen}.{ulid}.{names}    after one record: names is the JSON list [fqn, run]
 
-`seen` is a JSON object: for each node the position below which every record was looked at. For a
+`seen` is a JSON object: for each node the position below which every record was examined. For a
 node whose newest records could not be read again it is `[position, end, ulid, fqn, run]`: from the
-position to before the end, records up to that key were given as well. Both JSON texts are written
-in base64url without padding.
+position to before the end, records up to that key were returned as well. Both JSON texts are
+base64url without padding.
+
+`Reorder` holds records back for a window and returns them in the order of their keys. New records
+above the cursor wait. Records at or below it are late: they are returned at once, in the order of
+their positions. `release` returns waiting records up to a ULID. The cursors before and after each
+piece say exactly which records were returned (see the package's docstring). The waiting records are
+bounded: beyond the bound those with the highest keys are dropped, and a `release` that reaches one
+of them says that they must be read from storage.
 """
 
 from __future__ import annotations
@@ -32,16 +39,16 @@ _HIGHEST_NAME: Final = "\U0010ffff"  # no character: no name begins with it
 
 
 def behind_all(value: int) -> RecordKey:
-    """The key behind all records with this ULID."""
+    """Returns the key after all records with this ULID."""
     return RecordKey(ulid.encode(value), _HIGHEST_NAME, "")
 
 
 @dataclass(frozen=True, slots=True)
 class StreamCursor:
-    """Records below `seen` of their node with a key of at most `last` were given.
+    """Records below `seen` of their node with a key of at most `last` were returned.
 
-    Of a node in `given`, those from there to before a position with a key of at most the one
-    there, too: they were given by way of a node that could read them.
+    For a node in `given`, other records were returned, too: those from `seen` to before a position
+    with a key of at most the one in `given`. They came by way of a node that could read them.
     """
 
     seen: Mapping[str, int]
@@ -49,19 +56,19 @@ class StreamCursor:
     given: Mapping[str, tuple[int, RecordKey]] = field(default_factory=dict)
 
     def at(self, node: str, pos: int) -> StreamCursor:
-        """The cursor that has seen the node's records below `pos`."""
+        """Returns the cursor that has seen the node's records below `pos`."""
         given = self.given
         if node in given and given[node][0] <= pos:
             given = {name: value for name, value in given.items() if name != node}
         return replace(self, seen={**self.seen, node: pos}, given=given)
 
     def back_to(self, node: str, pos: int) -> StreamCursor:
-        """The cursor that has seen the node's records below `pos`, and knows what it was given."""
+        """Returns the cursor that has seen the node's records below `pos` and keeps `given`."""
         given = {node: (self.seen[node], self.last), **self.given}
         return replace(self, seen={**self.seen, node: pos}, given=given)
 
     def encode(self) -> str:
-        """The text that a client passes back."""
+        """Returns the text that a client passes back."""
         stem = f"{seen_text(self)}.{self.last.ulid}"
         if self.last.fqn == _HIGHEST_NAME:
             return stem
@@ -69,7 +76,7 @@ class StreamCursor:
 
     @staticmethod
     def decode(text: str, field: str = "after") -> StreamCursor:
-        """The cursor that `text` encodes. Raises `InvalidCursor`."""
+        """Decodes a cursor's text. Raises `InvalidCursor`."""
         try:
             prefix, seen, at, *names = text.split(".")
             if prefix != _PREFIX or len(names) > 1:
@@ -86,7 +93,7 @@ class StreamCursor:
 
 
 def seen_text(cursor: StreamCursor) -> str:
-    """The beginning of a cursor's text: all up to the ULID."""
+    """Returns the beginning of a cursor's text: all up to the ULID."""
     value: dict[str, Any] = dict(cursor.seen)
     for node, (end, key) in cursor.given.items():
         value[node] = [cursor.seen.get(node, 0), end, *key]
@@ -94,7 +101,7 @@ def seen_text(cursor: StreamCursor) -> str:
 
 
 def names_text(fqn: str, run: str) -> str:
-    """The end of a cursor's text behind one record."""
+    """Returns the end of a cursor's text after one record."""
     return _base64([fqn, run])
 
 
@@ -138,27 +145,20 @@ def _names(text: str) -> tuple[str, str]:
     return fqn, run
 
 
-# Records held back for a window, and given in the order of their keys.
-#
-# Of what comes in, records above the cursor wait; those at or below it are late and are given at
-# once, in the order of their positions. `release` gives what waits up to a ULID. The cursor
-# before and behind each piece says exactly what was given, see the package.
-#
-# What waits is bounded. Beyond that the highest keys are let go, and `release` up to one of them
-# says that they must be read from storage.
+# --- Records that wait for their window ---------------------------------------------------------
 
 
 PIECE_ROWS: Final = 512
 PIECE_BYTES: Final = 256 << 10
-"""Of a piece, about: what is made ready for sending at once."""
+"""Approximate size of a piece, which is encoded for sending at once."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MatchedRecords:
-    """Records that follow one another: columns of `SCHEMA`, the cursors around them.
+    """Consecutive records: columns of `SCHEMA`, and the cursors before and after them.
 
-    On time, `last` of the cursor moves from row to row. Late, `seen` of their `node` does.
-    `frames` is a cache of those who send them.
+    If the records are on time, `last` of the cursor moves from row to row. If they are late, `seen`
+    of their `node` does. `frames` is a cache for the senders of the records.
     """
 
     batch: pa.RecordBatch
@@ -169,16 +169,16 @@ class MatchedRecords:
 
     @property
     def size(self) -> int:
-        """Bytes of the records."""
+        """Returns the bytes of the records."""
         return int(self.batch.nbytes)
 
 
 class Overflowed(Exception):
-    """More waited than may: storage has it."""
+    """More records waited than fit; they must be read from storage."""
 
 
 class Reorder:
-    """The records of one search that wait; `cursor` is behind those that were given."""
+    """The waiting records of one search; `cursor` is after the returned ones."""
 
     def __init__(self, cursor: StreamCursor, most_bytes: int) -> None:
         self.cursor = cursor
@@ -187,7 +187,7 @@ class Reorder:
         self._let_go_from: str | None = None
 
     def add(self, node: str, records: pa.Table, end: int) -> list[MatchedRecords]:
-        """Takes the matches of a node up to the position `end`; gives those that are late."""
+        """Takes the matches of a node up to the position `end`; returns the late ones."""
         before, last = self.cursor, self.cursor.last
         self.cursor = before.at(node, end)
         if records.num_rows == 0:
@@ -198,7 +198,7 @@ class Reorder:
         return late_pieces(late, before, node, end)
 
     def wait(self, records: pa.Table) -> None:
-        """Lets records wait that are above the cursor."""
+        """Lets records above the cursor wait."""
         if records.num_rows == 0:
             return
         waiting = distinct(pa.concat_tables([self._waiting, records]).sort_by(KEY_ORDER))
@@ -211,9 +211,9 @@ class Reorder:
         self._waiting = waiting.combine_chunks()
 
     def release(self, until: int) -> list[MatchedRecords]:
-        """Gives what waits up to this ULID, in order.
+        """Returns waiting records up to this ULID, in order.
 
-        Raises `Overflowed` if that was let go; the cursor is behind it all the same.
+        Raises `Overflowed` if some of them were dropped; the cursor moves after them all the same.
         """
         before, last = self.cursor, max(self.cursor.last, behind_all(until))
         self.cursor = after = replace(before, last=last)
@@ -225,7 +225,7 @@ class Reorder:
 
 
 def pieces(records: pa.Table, before: StreamCursor, after: StreamCursor) -> list[MatchedRecords]:
-    """Records in the order of their keys as pieces, the last of which ends at `after`."""
+    """Returns records in the order of their keys as pieces, the last of which ends at `after`."""
     found: list[MatchedRecords] = []
     for batch in _batches(records):
         behind = replace(before, last=RecordKey.last_of(batch))
@@ -239,7 +239,7 @@ def pieces(records: pa.Table, before: StreamCursor, after: StreamCursor) -> list
 def late_pieces(
     records: pa.Table, before: StreamCursor, node: str, end: int
 ) -> list[MatchedRecords]:
-    """Late records of a node in the order of positions; the last piece has seen up to `end`."""
+    """Returns late records of a node in the order of positions; the last piece has seen `end`."""
     found: list[MatchedRecords] = []
     for batch in _batches(records):
         behind = before.at(node, batch.column("pos")[-1].as_py() + 1)

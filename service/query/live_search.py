@@ -1,16 +1,19 @@
-"""The live end of all searches that somebody follows on this node.
+"""Runs the live end of all searches that somebody follows on this node, and their readers.
 
-At an interval, while anybody follows, the node's journal is pinned and what was synced since is
-made into records once. For each search that is followed the matches are found once, wait for
-the window, and become pieces in a bounded ring; readers pull. So a reader costs no work beside
-its own sending, and a slow one no memory: when the ring has moved on it reads storage, and
+While anybody follows a search, the node's journal is pinned at an interval, and the records that
+were synced since are decoded once. For each followed search the matches are found once, wait for
+the window, and become pieces in a bounded ring; readers pull. So a reader costs only its own
+sending, and a slow reader costs no memory: when the ring has moved on, the reader reads storage and
 comes back.
 
-Only what is synced is looked at, so nobody sees what a power cut may take back. What is pinned
-between two looks is what the searches have seen, see `storage`.
+Only synced records are examined, so nobody sees records that a power cut may take back. The pin of
+two passes holds the records that the searches have seen (see `service.query.live_sources`).
 
-Records of other nodes come in as these send them (`others`), those of a node in the order of its
+Records of other nodes arrive as these send them (`others`), those of one node in the order of its
 positions.
+
+A reader's cursor alone decides which records it still gets: storage up to a moment, then the live
+end from that moment on.
 """
 
 from __future__ import annotations
@@ -62,17 +65,18 @@ if TYPE_CHECKING:
     from service.query.duckdb import Database
 
 
-# Which of some new records a search matches: DuckDB says so, as it does for stored ones.
-#
-# Without an expression no database is needed. All calls block; only `interrupt` may come from
-# another thread.
+# --- Matches of new records ---------------------------------------------------------------------
 
 
 _ALL: Final = UlidRange(0, (1 << 128) - 1)
 
 
 class Matcher:
-    """Looks at records for one search at a time, in a database of the pool."""
+    """Finds matches for one search at a time, in a database of the pool.
+
+    DuckDB evaluates the expression, as it does for stored records. Without an expression no
+    database is needed. All calls block; only `interrupt` may come from another thread.
+    """
 
     def __init__(self, databases: DatabasePool) -> None:
         self._databases = databases
@@ -80,7 +84,7 @@ class Matcher:
         self._stopped: TailraceError | None = None
 
     def matches(self, request: QueryRequest, records: Sequence[pa.RecordBatch]) -> pa.Table:
-        """The records that match, whatever their time. Raises as a search does."""
+        """Returns the records that match, whatever their time. Raises the errors of a search."""
         table = _named(request, pa.Table.from_batches(records, SCHEMA))
         if request.condition is None or table.num_rows == 0:
             return table
@@ -95,7 +99,7 @@ class Matcher:
             self._database = None
 
     def interrupt(self, reason: TailraceError) -> None:
-        """Ends what it does now with `reason`; call it until that has ended."""
+        """Ends the present work with `reason`; call it until that work has ended."""
         self._stopped = reason
         database = self._database
         if database is not None:
@@ -107,7 +111,7 @@ class Matcher:
 
 
 def _named(request: QueryRequest, table: pa.Table) -> pa.Table:
-    """The records of the runs and levels that are asked for."""
+    """Returns the records of the requested runs and levels."""
     if request.fqn is not None:
         table = table.filter(pc.equal(table.column("fqn"), request.fqn))
     if request.run is not None:
@@ -136,8 +140,8 @@ T = TypeVar("T")
 class LiveMatches:
     """All followed searches of a node.
 
-    `pin` pins its journal, `carry` copies what lines beyond its confirmed segments begin with,
-    `wake` wakes the readers. `others` are the other nodes, if there is a way to them.
+    `pin` pins its journal; `carry` copies the line context (time and level) after its confirmed
+    segments; `wake` wakes the readers. `others` are the other nodes, if they can be reached.
     """
 
     def __init__(
@@ -194,25 +198,28 @@ class LiveMatches:
 
     @property
     def silent(self) -> tuple[str, ...]:
-        """The nodes that do not answer."""
+        """Returns the nodes that do not answer."""
         return () if self.others is None else tuple(self.others.silent)
 
     @property
     def without_store(self) -> bool:
-        """Whether the store is known not to answer."""
+        """Returns true if the store is known not to answer."""
         return self.sources.answers.silent
 
     @property
     def knows_who_left(self) -> bool:
-        """Whether the nodes are known that are in the store alone."""
+        """Returns true if the nodes that only the store names are known."""
         return self.others is None or self.others.listed
 
     def is_known(self, node: str) -> bool:
-        """Whether a node is in the register, or this one."""
+        """Returns true for this node and for nodes in the register."""
         return self.others is not None and self.others.began(node) is not None
 
     async def moment(self, followed: Followed) -> LiveEnd:
-        """The live end, between two looks; its pin is to be released. Raises why there is none."""
+        """Returns the live end between two passes; the caller releases its pin.
+
+        Raises the reason if it has none.
+        """
         while True:
             followed.check()
             reorder = followed.reorder
@@ -223,7 +230,7 @@ class LiveMatches:
             await asyncio.shield(self._looked)
 
     async def close(self) -> None:
-        """Ends all of it, and gives back what it holds."""
+        """Ends all searches and gives back all resources."""
         tasks = [*self._fills, *([] if self._task is None else [self._task])]
         for task in tasks:
             task.cancel()
@@ -231,7 +238,7 @@ class LiveMatches:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _run(self) -> None:
-        """Looks, as long as anybody follows."""
+        """Makes passes as long as anybody follows a search."""
         self._ends.clear()
         if self.others is not None:
             self.others.start()
@@ -292,9 +299,9 @@ class LiveMatches:
                 self._release(followed)
 
     def _is_lost(self, pin: LivePin) -> bool:
-        """Whether the place up to which was looked is no place of this journal any more.
+        """Returns true if the last position of the passes is no place of this journal any more.
 
-        Or so far behind that it would keep the journal from letting files go.
+        Also true if it is so old that it would keep the journal from releasing files.
         """
         held = self._held
         if held is None or held.node != pin.node or held.end_pos < pin.first_pos:
@@ -303,7 +310,7 @@ class LiveMatches:
         return int(rows["size"].sum(dtype=np.int64)) > self.limits.behind_bytes
 
     async def _begin_again(self, pin: LivePin) -> None:
-        """Looks from the end of the pin on; all searches read storage up to there."""
+        """Continues from the end of the pin; all searches read storage up to there."""
         self._carry = self._carry_now()
         for followed in self._followed.values():
             followed.reorder = None
@@ -326,7 +333,7 @@ class LiveMatches:
                     await self._find(followed, followed.reorder, pin, pin.node, records, end)
 
     async def _feed(self, fed: Fed, pin: LivePin) -> None:
-        """Takes in what another node has sent."""
+        """Processes records that another node has sent."""
         self._ends[fed.node] = fed.end
         for followed in list(self._followed.values()):
             if fed.records is None:
@@ -352,7 +359,7 @@ class LiveMatches:
             found = await self._in_time(work)
             found = await self._without_copies(request, reorder.cursor, pin, node, found)
         except StoreUnavailable:
-            # Nobody can say which of them are copies: readers read storage once it answers.
+            # It is unknown which of them are copies: readers read storage once it answers.
             followed.reorder = None
             return
         except TailraceError as error:
@@ -363,7 +370,7 @@ class LiveMatches:
     async def _without_copies(
         self, request: QueryRequest, cursor: StreamCursor, pin: LivePin, node: str, found: pa.Table
     ) -> pa.Table:
-        """What was found without late records that came from another node before."""
+        """Returns the matches without late records that came from another node before."""
         is_late = pc.less_equal(found.column("ulid"), cursor.last.ulid)
         late = found.filter(is_late)
         if self.others is None or len(cursor.seen) == 1 or late.num_rows == 0:
@@ -376,7 +383,7 @@ class LiveMatches:
         return pa.concat_tables([found.filter(pc.invert(is_late)), late])
 
     async def _in_time(self, work: asyncio.Future[pa.Table]) -> pa.Table:
-        """What the work gives, within what one search may take of all others' time."""
+        """Awaits the work within the time that one search may take from all others."""
         done, _ = await asyncio.wait({work}, timeout=_SLOWEST_SECONDS)
         reason = LimitReached(
             f"the search takes more than {_SLOWEST_SECONDS:g} s for what just arrived",
@@ -395,7 +402,7 @@ class LiveMatches:
         task.add_done_callback(self._fills.discard)
 
     async def _fill(self, followed: Followed, reorder: Reorder | None, pin: LivePin) -> None:
-        """Lets the records wait that were there before and are not due yet."""
+        """Lets the earlier records wait that are not due yet."""
         assert reorder is not None
         request = replace(
             followed.request,
@@ -429,7 +436,7 @@ class LiveMatches:
             followed.ready = False
 
     def _until(self, followed: Followed) -> int:
-        """The highest ULID that is due."""
+        """Returns the highest ULID that is due."""
         return ulid.lowest_at(max(self.engine.clock.now_ms() - followed.window_ms, 1)) - 1
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
@@ -437,13 +444,13 @@ class LiveMatches:
 
 
 def _records(batches: Batches, carry: Carry) -> list[pa.RecordBatch]:
-    """All records of the batches; `carry` is moved on behind them."""
+    """Returns all records of the batches; moves `carry` past them."""
     found = record_batches(batches, carry, save=True)
     return [batch.select(SCHEMA.names).cast(SCHEMA) for batch in found]
 
 
 def _ranges(batches: Batches, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """The positions in ranges of about as many bytes of text as may be held."""
+    """Yields the positions in ranges of about as many bytes of text as may be held."""
     rows = batches.rows
     numbers = np.cumsum(rows["size"].astype(np.int64)) // _PIECE_BYTES
     cuts = rows["pos"][1:][numbers[1:] != numbers[:-1]].tolist()
@@ -452,17 +459,14 @@ def _ranges(batches: Batches, start: int, end: int) -> Iterator[tuple[int, int]]
 
 
 def _before_last(batches: Batches, size: int) -> int | None:
-    """The position behind which the last so many bytes of text are; None: there are no more."""
+    """Returns the position after which the last `size` bytes of text are; None: text is shorter."""
     rows = batches.rows
     behind = np.cumsum(rows["size"][::-1].astype(np.int64))[::-1]
     enough = np.flatnonzero(behind > size)
     return int(rows["pos"][enough[-1]]) if len(enough) else None
 
 
-# One reader of a live search: storage up to a moment, then the live end from there on.
-#
-# The reader's cursor alone decides what is still to be given. A reader that cannot keep up waits
-# in its own sending; when the live end has moved on without it, it reads storage again.
+# --- One reader ---------------------------------------------------------------------------------
 
 
 _HOUR_MS: Final = 3_600_000
@@ -470,12 +474,12 @@ _PIN_SECONDS: Final = 60.0
 _SILENT_SECONDS: Final = 1.0
 
 Wait = Callable[[], Awaitable[Literal["news", "heartbeat", "gone"]]]
-"""Returns when there may be something new, when a heartbeat is due, or at the end."""
+"""Returns when new records may exist, when a heartbeat is due, or at the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class SearchStart:
-    """Where a reader begins: behind a cursor, at a ULID, or `tail` matches before now.
+    """The place where a reader begins: after a cursor, at a ULID, or `tail` matches before now.
 
     With none of them it begins now.
     """
@@ -487,9 +491,9 @@ class SearchStart:
 
 @dataclass(frozen=True, slots=True)
 class Silent:
-    """These nodes do not answer: their newest records come once they do. With none: all do.
+    """These nodes do not answer; their newest records come once they do. Without nodes, all answer.
 
-    `store`: the object store does not answer either, and what needs it comes once it does.
+    `store`: the object store does not answer either; records that need it come once it does.
     """
 
     nodes: tuple[str, ...]
@@ -498,7 +502,11 @@ class Silent:
 
 
 class LiveReader:
-    """A reader; `open` it, `follow` it, `close` it."""
+    """A reader; `open` it, `follow` it, `close` it.
+
+    If it cannot keep up, it waits in its own sending. When the live end has moved on without it, it
+    reads storage again.
+    """
 
     def __init__(
         self, live: LiveMatches, request: QueryRequest, window_ms: int, start: SearchStart
@@ -515,11 +523,11 @@ class LiveReader:
         self._unlisted = False
 
     def close(self) -> None:
-        """Ends it. Once."""
+        """Ends it. Call it once."""
         self._live.leave(self._followed)
 
     async def open(self) -> None:
-        """Finds the place where it begins. Raises `InvalidCursor`, and as a search does."""
+        """Finds the place where it begins. Raises `InvalidCursor` and the errors of a search."""
         self._refuse_future()
         while True:
             moment = await self._live.moment(self._followed)
@@ -534,7 +542,10 @@ class LiveReader:
                 moment.pin.release()
 
     async def follow(self, wait: Wait) -> AsyncGenerator[MatchedRecords | Gap | Silent | None]:
-        """What matches, until it is gone; None when a heartbeat is due. Raises as a search does."""
+        """Yields matches until the client is gone; None when a heartbeat is due.
+
+        Raises the errors of a search.
+        """
         while not self._gone:
             if (silent := self._who_is_silent()) is not None:
                 yield silent
@@ -548,7 +559,7 @@ class LiveReader:
                 continue
             if self._mark is None:
                 clock, limits = self._live.engine.clock, self._live.limits
-                if self._behind:  # a node is silent, of which the live end knows more
+                if self._behind:  # a node is silent, and the live end knows more of its records
                     yield None
                 await clock.sleep(_SILENT_SECONDS if self._behind else limits.look_seconds)
                 continue
@@ -557,7 +568,7 @@ class LiveReader:
                     yield news
 
     async def _storage(self) -> AsyncGenerator[MatchedRecords | Gap]:
-        """What was missed up to a moment; sets the mark if that is all."""
+        """Yields the missed records up to a moment; sets the mark if those are all."""
         moment = await self._live.moment(self._followed)
         # A reader that stands still must not keep the journal's files.
         loop = asyncio.get_running_loop()
@@ -573,10 +584,10 @@ class LiveReader:
         self._behind = self._level and bool(known)
         if self._level and not known and self._cursor.last <= moment.cursor.last:
             self.cursor, self._mark = moment.cursor, moment.mark
-        # Else it was outdated, or its window was shorter before and it waits for the live end.
+        # Otherwise it was outdated, or its window was shorter before and it waits for the live end.
 
     def _who_is_silent(self, *, without_store: bool = False) -> Silent | None:
-        """Who is, if others are than was said last."""
+        """Returns the silent nodes if they differ from those of the last report."""
         store = without_store or self._live.without_store
         silent = self._live.silent, store
         if silent == self._silent:
@@ -585,7 +596,7 @@ class LiveReader:
         return Silent(silent[0], self._cursor, store)
 
     async def _live_end(self, wait: Wait) -> AsyncGenerator[MatchedRecords | Silent | None]:
-        """Pieces as they come; ends when it is gone, or too far behind."""
+        """Yields pieces as they come; ends when the client is gone, or too far behind."""
         while self._mark is not None:
             taken = self._followed.take(self._mark)
             self._mark = None if taken.behind else taken.next_piece
@@ -620,16 +631,16 @@ class LiveReader:
                     self.cursor = piece.after if isinstance(piece, MatchedRecords) else piece.cursor
             self._level = True
         except Outdated:
-            pass  # there will be another moment
+            pass  # a later moment will do
         except LimitReached:
             if self._cursor == before:
-                raise  # it would be the same again
+                raise  # another moment would fail in the same way
 
     def _add_who_left(self, moment: LiveEnd) -> None:
-        """Names in the cursor the nodes that had left when it was made without the store.
+        """Adds to the cursor the nodes that had left when it was made without the store.
 
-        All that they have was there before, so none of it is late. Raises `StoreUnavailable` if
-        something is to be read, and the store has not named these nodes yet.
+        All their records existed before, so none of them is late. Raises `StoreUnavailable` if
+        records must be read and the store has not named these nodes yet.
         """
         live, cursor = self._live, self._cursor
         if cursor == moment.cursor:
@@ -644,7 +655,7 @@ class LiveReader:
             self.cursor = replace(cursor, seen={**left, **cursor.seen})
 
     def _pass_silence(self) -> None:
-        """Moves the cursor past records that do not match, after all others were given."""
+        """Moves the cursor past records that do not match, after all matches were yielded."""
         reorder = self._followed.reorder
         if reorder is not None:
             self.cursor = reorder.cursor
@@ -657,7 +668,7 @@ class LiveReader:
         return now if low is None else replace(now, last=behind_all(max(low, 1) - 1))
 
     async def _tail(self, moment: LiveEnd, count: int) -> int | None:
-        """The ULID of the last match but so many."""
+        """Returns the ULID of the match that is followed by `count` matches."""
         high = ulid.decode(moment.cursor.last.ulid)
         low = self._start.low or 0
         request = replace(self._followed.request, low=low, high=high, limit=count, descending=True)

@@ -1,15 +1,19 @@
-"""What a reader has missed: all up to a moment of the live end that its cursor has not given.
+"""Reads for a live reader the records that its cursor has not seen, up to a moment of the live end.
 
-First come the late ones: records that arrived above the cursor's position, with keys below its key.
+Late records come first: records that arrived above the cursor's position with keys below its key.
 They are read segment by segment, in the order of positions, and last from the journal. Then a
-search gives the rest by key. Segments stay for `compaction.grace_seconds` after the table has
-them. If a segment is gone, nobody can say any more which records of the table arrived late
-there: the reader is told of a `Gap`, and reads on.
+search returns the rest by key. Segments stay for `compaction.grace_seconds` after the table has
+them. If a segment is gone, it is unknown which records of the table arrived late in it: the reader
+gets a `Gap` and reads on.
 
-A moment's pin and the segments up to it hold exactly what the live end has seen, and a search
-at it looks at nothing beyond. So it is with other nodes (`reach`). Of a silent one the cursor goes
-back to what can be read and remembers what it was given, so that what comes later is neither lost
-nor given twice.
+A moment's pin and the segments up to it hold exactly the records that the live end has seen, and a
+search at that moment reads nothing beyond. The same holds for other nodes (`Reach`): the moment's
+cursor names a position for each node. The pin has this node's records that are in no confirmed
+segment; other nodes are asked for theirs. The records that a silent node holds beyond its segments
+cannot be read. For that node the cursor goes back to the end of the readable records, and remembers
+the records that the reader got. So later records are neither lost nor returned twice.
+
+`LivePeers` is the interface to other nodes; `service/peers/remote_feeds.py` implements it.
 """
 
 from __future__ import annotations
@@ -47,16 +51,14 @@ from tailrace.logstore.objects.store import ObjectInfo
 from tailrace.logstore.search.conditions import All, Column, Compares
 from tailrace.logstore.table.snapshot import FileIndex
 
-# What a live search asks of other nodes: their new records, and those that are in no segment.
-#
-# `LivePeers` is the seam; `service/peers/remote_feeds.py` implements it.
+# --- Interfaces of live searches ----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Fed:
     """A node's records of the positions from `start` to before `end`, with columns of `SCHEMA`.
 
-    Without `records` those below `end` are to be read where they are stored.
+    Without `records`, the records below `end` must be read where they are stored.
     """
 
     node: str
@@ -66,7 +68,7 @@ class Fed:
 
 @dataclass(frozen=True, slots=True)
 class UnconfirmedRecords:
-    """What a node holds beyond its confirmed segments, the last of which is `confirmed_seq`."""
+    """The records beyond a node's confirmed segments, the last of which is `confirmed_seq`."""
 
     records: pa.Table
     confirmed_seq: int
@@ -87,83 +89,76 @@ class LivePeers(Protocol):
 
     @property
     def met(self) -> bool:
-        """Whether of each node that can be asked it is known up to where it is read.
+        """Returns true if the position up to which each reachable node is read is known.
 
-        While the store does not answer, nodes that need it for that are not waited for.
+        While the store does not answer, nodes that need it for their position are not waited for.
         """
         ...
 
     @property
     def listed(self) -> bool:
-        """Whether the store has said which nodes have left, and up to where they are read."""
+        """Returns true if the store has named the nodes that left, and how far they are read."""
         ...
 
     @property
     def silent(self) -> Sequence[str]:
-        """Nodes that do not answer, in order."""
+        """Returns the nodes that do not answer, in order."""
         ...
 
     def began(self, node: str) -> Began | None:
-        """The beginning of a process, or of this one; None if it is not in the register."""
+        """Returns the beginning of a process, or of this one; None if it is not in the register."""
         ...
 
     def confirmed(self, node: str) -> int | None:
-        """The position up to which a node's records were last heard to be in segments."""
+        """Returns the last known position up to which a node's records are in segments."""
         ...
 
     def start(self) -> None:
-        """Begins to follow them; again, from their present ends on, after a `stop`."""
+        """Begins to follow the nodes; after a `stop`, from their present ends on."""
         ...
 
     def stop(self) -> None:
-        """Ends it."""
+        """Stops following the nodes."""
         ...
 
     def take(self) -> list[Fed]:
-        """What has come since, in order for each node."""
+        """Returns the records that have come since the last call, in order for each node."""
         ...
 
     async def held(self, request: QueryRequest) -> Mapping[str, UnconfirmedRecords]:
-        """What nodes that answer hold within the request's time, run or pipeline."""
+        """Returns what answering nodes hold within the request's time, run or pipeline."""
         ...
 
 
-# The hot part of this node at one moment, as live searches need it.
-
-
 class LivePin(SearchPin, Protocol):
-    """A pin that can be taken again, and says how far the node was."""
+    """The unflushed part of this node at one moment, which can be pinned again."""
 
     @property
     def held(self) -> bool:
-        """Whether it was not released yet."""
+        """Returns true until it is released."""
         ...
 
     @property
     def first_pos(self) -> int:
-        """The lowest position that the journal still holds."""
+        """Returns the lowest position that the journal still holds."""
         ...
 
     @property
     def end_pos(self) -> int:
-        """One past the last record that was synced."""
+        """Returns one past the last record that was synced."""
         ...
 
     @property
     def confirmed_seq(self) -> int:
-        """The number of the last confirmed segment."""
+        """Returns the number of the last confirmed segment."""
         ...
 
     def again(self) -> LivePin:
-        """Another pin of the same moment."""
+        """Returns another pin of the same moment."""
         ...
 
 
-# What a search at a moment of the live end can read: of each node, up to where.
-#
-# The moment's cursor names a position for each node. Of this node, the pin has what is in no
-# confirmed segment. Other nodes are asked for theirs. What a silent one holds beyond its segments
-# cannot be read: `ends` says up to where its records can.
+# --- The readable records at one moment ---------------------------------------------------------
 
 
 POS = Column("pos")
@@ -171,9 +166,9 @@ POS = Column("pos")
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Of each node the end of what can be read, and its last segment below that.
+    """For each node the end of its readable records, and its last segment below that end.
 
-    `confirmed` is the position up to which the segments go, and `held` what is behind it.
+    `confirmed` is the position up to which the segments go; `held` has the records after it.
     `stored`: the store answered for the nodes that do not.
     """
 
@@ -185,9 +180,9 @@ class Reach:
     stored: bool = True
 
     def everything(self, *, or_held: bool = False) -> Look:
-        """The view of a search that looks at nothing beyond.
+        """Returns the view of a search that reads nothing beyond the moment.
 
-        `or_held`: of what the nodes hold, if the store does not answer.
+        `or_held`: if the store does not answer, the view has only the records that nodes hold.
         """
 
         async def look(sources: SearchSources, request: QueryRequest) -> View:
@@ -207,13 +202,13 @@ class Reach:
         return look
 
     def segment(self, node: str, segment: SearchedSegment) -> Look:
-        """Nothing but a segment."""
+        """Returns the view of one segment only."""
         return self.only(node, [segment], SCHEMA.empty_table())
 
     def journal(self, node: str, start: int) -> Look:
-        """Nothing but what a node holds beyond its confirmed segments.
+        """Returns the view of a node's records beyond its confirmed segments only.
 
-        Of this node, runs with no record at or above the position are left out.
+        For this node, runs without a record at or above the position are left out.
         """
         if node != self.pin.node:
             return self.only(node, [], self.held.get(node, SCHEMA.empty_table()))
@@ -226,7 +221,7 @@ class Reach:
         return look
 
     def only(self, node: str, segments: Sequence[SearchedSegment], records: pa.Table) -> Look:
-        """Nothing but segments, and records as a node holds them."""
+        """Returns the view of only these segments and of records as a node holds them."""
 
         async def look(sources: SearchSources, request: QueryRequest) -> View:
             pin = self._again()
@@ -266,11 +261,11 @@ async def reach_of(
     strict: bool = True,
     or_held: bool = False,
 ) -> Reach:
-    """What can be read of the positions below `seen`, of the request's time.
+    """Returns the readable records of the positions below `seen`, of the request's time.
 
-    If it is `strict`, it raises `Outdated` if a node has confirmed segments beyond them: the live
-    end will have them, too, in a moment. `or_held`: of what the nodes hold, if the store does not
-    answer; else that raises `StoreUnavailable`.
+    With `strict` it raises `Outdated` if a node has confirmed segments beyond these positions: the
+    live end will have them in a moment, too. With `or_held` it returns the records that nodes hold
+    if the store does not answer; without it, that raises `StoreUnavailable`.
     """
     ends, confirmed = {pin.node: seen[pin.node]}, {pin.node: pin.confirmed_pos}
     through = {pin.node: pin.confirmed_seq}
@@ -303,7 +298,7 @@ async def reach_of(
 
 
 async def segments_of(sources: SearchSources, node: str) -> dict[int, ObjectInfo]:
-    """The node's segments in the store, by number."""
+    """Returns the node's segments in the store, by number."""
     found: dict[int, ObjectInfo] = {}
     async for info in sources.store.list(keys.segments_of(node)):
         parsed = keys.parse_segment(info.key)
@@ -313,7 +308,7 @@ async def segments_of(sources: SearchSources, node: str) -> dict[int, ObjectInfo
 
 
 async def stored_ends(sources: SearchSources) -> Mapping[str, int]:
-    """One past the last position that the segments of each node hold. Raises `Unavailable`."""
+    """Returns one past the last position in the segments of each node. Raises `Unavailable`."""
     last: dict[str, tuple[int, ObjectInfo]] = {}
     async for info in sources.store.list(keys.SEGMENTS):
         parsed = keys.parse_segment(info.key)
@@ -329,11 +324,12 @@ async def stored_ends(sources: SearchSources) -> Mapping[str, int]:
 async def _stored_below(
     sources: SearchSources, node: str, end: int, heard: int | None
 ) -> tuple[int, int]:
-    """Of a silent node, where its last segment below `end` ends, and the number of that segment.
+    """Returns the end of a silent node's last segment below `end`, and that segment's number.
 
-    Segments that the table has may be gone. They end where the first one begins that is still
-    there, which may be beyond `end`; with none where the node was `heard` to have confirmed. The
-    mark is read before the segments are listed: what the node ships meanwhile is above it.
+    Segments that the table has may be gone. They end where the first remaining segment begins,
+    which may be beyond `end`; without remaining segments, at the last reported confirmed position
+    (`heard`). The mark is read before the segments are listed: segments that the node ships
+    meanwhile are above it.
     """
     mark = await sources.answers.blocking(
         LOOKS, lambda: sources.table.newest().marks([node]).get(node, 0)
@@ -362,10 +358,10 @@ async def without_copies(
     node: str,
     late: pa.Table,
 ) -> pa.Table:
-    """Late records of a node without those of which a copy of another node was given.
+    """Returns late records of a node, without those of which a copy of another node was returned.
 
-    A batch that was sent again to another node is at two positions. What a segment had that is
-    gone is not known any more.
+    A batch that was sent again to another node is at two positions. The records of a segment that
+    is gone are not known any more.
     """
     others = [name for name in cursor.seen if name != node and name in reach.ends]
     if not others or late.num_rows == 0:
@@ -399,7 +395,7 @@ async def without_copies(
 async def _meeting(
     sources: SearchSources, node: str, tile: UlidRange, below: int
 ) -> list[SearchedSegment]:
-    """The node's segments that may hold records of the tile below a position."""
+    """Returns the node's segments that may hold records of the range below a position."""
     found = []
     for info in (await segments_of(sources, node)).values():
         try:
@@ -413,7 +409,7 @@ async def _meeting(
 
 _SHOWN: Final = 20
 _HEARD_MS: Final = 60_000
-"""A process that began so long before a cursor's time at most may be new to the cursor."""
+"""A process that began at most this long before a cursor's time may be new to the cursor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,7 +423,7 @@ class LiveEnd:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Records may be missing, and why; `cursor` is behind it."""
+    """Records may be missing, and why; `cursor` is after the gap."""
 
     reason: str
     cursor: StreamCursor
@@ -441,9 +437,9 @@ async def missed(
     cursor: StreamCursor,
     others: LivePeers | None = None,
 ) -> AsyncGenerator[MatchedRecords | Gap | StreamCursor]:
-    """What lies between the cursor and the moment's, and the cursor behind it.
+    """Yields the records between the cursor and the moment's, and the cursor after them.
 
-    That is below the moment's for a node that is silent. Raises as a search does.
+    For a silent node, the last cursor is below the moment's. Raises the errors of a search.
     """
     if cursor == moment.cursor:
         return
@@ -482,7 +478,7 @@ async def _on_time(
     moment: LiveEnd,
     cursor: StreamCursor,
 ) -> AsyncGenerator[MatchedRecords | Gap]:
-    """Records above the cursor's key and up to the moment's, in order."""
+    """Yields records above the cursor's key and up to the moment's, in order."""
     until = moment.cursor.last
     if cursor.last >= until:
         return
@@ -520,7 +516,10 @@ class _Reading:
     async def late(
         self, node: str, cursor: StreamCursor, end: int
     ) -> AsyncGenerator[MatchedRecords | Gap | StreamCursor]:
-        """Those of a node below `end`, in the order of positions; a cursor that has seen them."""
+        """Yields late records of a node below `end`, by position.
+
+        Then a cursor that has seen them.
+        """
         if node not in cursor.seen:
             start = self._beginning(node, cursor)
             if start is None:
@@ -543,7 +542,7 @@ class _Reading:
         yield cursor.at(node, end)
 
     def _beginning(self, node: str, cursor: StreamCursor) -> int | None:
-        """Where a node began that the cursor does not name; None if it was there before."""
+        """Returns where a node began that the cursor does not name; None if it existed before."""
         began = None if self.others is None else self.others.began(node)
         if began is None or began.time_ms < _time(cursor) - _HEARD_MS:
             return None
@@ -601,7 +600,7 @@ def _time(cursor: StreamCursor) -> int:
 
 
 def _not_given(records: pa.Table, end: int, last: RecordKey) -> pa.Table:
-    """The records that are not both below the position and at most at the key."""
+    """Returns the records that are not both below the position and at most at the key."""
     positions = records.column("pos").to_pylist()
     keys = RecordKey.of(records)
     kept = [pos >= end or key > last for pos, key in zip(positions, keys, strict=True)]
@@ -609,7 +608,7 @@ def _not_given(records: pa.Table, end: int, last: RecordKey) -> pa.Table:
 
 
 def _up_to(records: pa.Table, last: RecordKey) -> pa.Table:
-    """The records whose key is at most `last`; few have its ULID."""
+    """Returns the records whose key is at most `last`; few have its ULID."""
     same = pc.equal(records.column("ulid"), last.ulid)
     if not pc.any(same).as_py():
         return records
@@ -619,7 +618,7 @@ def _up_to(records: pa.Table, last: RecordKey) -> pa.Table:
 async def _segments(
     sources: SearchSources, node: str, start: int, through: int
 ) -> tuple[list[SearchedSegment], bool]:
-    """The node's segments from the position on, oldest first, and whether none is missing."""
+    """Returns the node's segments from the position on, oldest first, and if none is missing."""
     listed = await segments_of(sources, node)
     segments: list[SearchedSegment] = []
     for seq in range(through, 0, -1):
@@ -645,7 +644,7 @@ def _unread(search: RunningSearch) -> str | None:
     return f"could not read {', '.join(names[:_SHOWN])}"
 
 
-# One search that is followed: what waits, and its newest pieces for its readers.
+# --- One followed search ------------------------------------------------------------------------
 
 
 _MIB: Final = 1 << 20
@@ -653,9 +652,9 @@ _MIB: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class LiveLimits:
-    """How often is looked, and how much is held: for each search, in bytes.
+    """The interval of the live end, and its limits: for each search, in bytes.
 
-    If more than `behind_bytes` of text came since the last look, readers read it from storage.
+    If more than `behind_bytes` of text came since the last pass, readers read it from storage.
     """
 
     look_seconds: float = 0.2
@@ -674,7 +673,7 @@ class TakenPieces(NamedTuple):
 
 
 class Followed:
-    """A search that somebody follows: what waits, and the ring of the newest pieces."""
+    """A search that somebody follows: its waiting records, and a ring of its newest pieces."""
 
     def __init__(self, request: QueryRequest, window_ms: int, limits: LiveLimits) -> None:
         self.request = request
@@ -690,11 +689,11 @@ class Followed:
 
     @property
     def mark(self) -> int:
-        """The number of the next piece."""
+        """Returns the number of the next piece."""
         return self._first + len(self._pieces)
 
     def begin(self, cursor: StreamCursor) -> None:
-        """Goes on at this cursor: readers before it read storage."""
+        """Continues at this cursor: readers before it read storage."""
         self.reorder = Reorder(cursor, self._limits.waiting_bytes)
         self.ready = False
         self._first = self.mark + 1
@@ -702,7 +701,7 @@ class Followed:
         self._bytes = 0
 
     def keep(self, pieces: list[MatchedRecords]) -> None:
-        """Adds pieces to the ring; the oldest ones make room."""
+        """Adds pieces to the ring and drops the oldest ones if needed."""
         for piece in pieces:
             self._pieces.append(piece)
             self._bytes += piece.size
@@ -711,13 +710,13 @@ class Followed:
             self._first += 1
 
     def take(self, next_piece: int) -> TakenPieces:
-        """The pieces from this number on."""
+        """Returns the pieces from this number on."""
         if next_piece < self._first:
             return TakenPieces([], next_piece, behind=True)
         found = list(self._pieces)[next_piece - self._first :]
         return TakenPieces(found, self.mark, behind=False)
 
     def check(self) -> None:
-        """Raises why it cannot go on, if so."""
+        """Raises the error that ended the search, if any."""
         if self.failure is not None:
             raise self.failure

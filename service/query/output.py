@@ -1,4 +1,4 @@
-"""Results as bytes: ndjson, text, Parquet; piece by piece, whatever the result's size.
+"""Encodes results as ndjson, text or Parquet, piece by piece, whatever the result's size.
 
     ndjson    {"ulid","ts","fqn","run_id","level","connector_id","pos","message","attributes"},
               and "carried": true in a line that continues the record before it
@@ -7,16 +7,16 @@
     parquet   the columns of contracts section 2; the stats stand in the file's metadata
               under `tailrace.stats`
 
-ndjson without a `stats` record is partial. The other two have no place for an error
+ndjson without a `stats` record is partial. The other two formats have no place for an error
 once they have begun: the connection is cut instead.
 
 Few records become objects that orjson writes one by one. Many become lines of JSON by column,
-without a step of Python per record, and the bytes are the same. A ULID and a time hold nothing
-that JSON escapes.
+without a step of Python per record, and the bytes are the same. JSON escapes no character of a ULID
+or a time.
 
-Strings of a column are quoted together: each with a DEL behind it they are one string to
-orjson, which leaves a DEL as it is, so that each is where one ends and the next begins. Only
-a column that holds a DEL itself, or a null, is quoted string by string.
+The strings of a column are quoted together: each is followed by a DEL, and orjson gets one string.
+orjson does not escape a DEL, so each DEL marks the end of a string. Only a column that contains a
+DEL or a null is quoted string by string.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from service.query.sources import SCHEMA
 
 _DEL: Final = 0x7F
 _FEW: Final = 64
-"""Records that are quicker one by one: all columns together take 0.3 ms, however few they are."""
+"""Up to this many records are faster one by one: by column takes 0.3 ms even for few."""
 _NAMES: Final = ("fqn", "run_id", "level", "connector_id")
 _MEMBERS: Final = ("ulid", "ts", *_NAMES, "pos", "message", "attributes", "carried")
 
 
 def lines(batch: pa.RecordBatch) -> bytes:
-    """One line for each record."""
+    """Encodes one line for each record."""
     if batch.num_rows <= _FEW:
         return b"".join(map(_line, _one_by_one(batch)))
     return _lines(batch, _names(batch))
 
 
 def _lines(batch: pa.RecordBatch, names: pa.Array) -> bytes:
-    """The lines of many, with their `names` in JSON."""
+    """Encodes the lines of many records, with their `names` in JSON."""
     attributes = batch.column("attributes")
     bare = attributes.null_count == len(attributes)
     joined = _joined(
@@ -69,14 +69,14 @@ def _lines(batch: pa.RecordBatch, names: pa.Array) -> bytes:
 
 
 def _ends(carried: pa.Array) -> pa.Array | str:
-    """What each line ends with."""
+    """Returns the end of each line."""
     if carried.null_count == len(carried):
         return "}\n"
     return pc.if_else(carried.is_valid(), ',"carried":true}\n', "}\n")
 
 
 def _one_by_one(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    """Each record as what its line says."""
+    """Yields each record as the object of its line."""
     columns = {name: batch.column(name) for name in _MEMBERS}
     columns["ts"] = _times(columns["ts"])
     for values in zip(*(column.to_pylist() for column in columns.values()), strict=True):
@@ -90,7 +90,7 @@ def _one_by_one(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
 
 
 def characters(strings: pa.StringArray) -> memoryview:
-    """The bytes of all strings, one behind the other."""
+    """Returns the bytes of all strings, concatenated."""
     _, offsets, data = strings.buffers()
     if offsets is None or data is None or len(strings) == 0:
         return memoryview(b"")
@@ -99,13 +99,13 @@ def characters(strings: pa.StringArray) -> memoryview:
 
 
 def _times(column: pa.Array) -> pa.Array:
-    """RFC 3339 with six digits, without the Z. Twenty times as fast as `strftime`."""
+    """Formats RFC 3339 with six digits, without the Z. Twenty times as fast as `strftime`."""
     spaced = column.cast(pa.timestamp("us")).cast(pa.string())
     return pc.binary_replace_slice(spaced, 10, 11, "T")
 
 
 def _names(batch: pa.RecordBatch) -> pa.Array:
-    """The JSON between time and number; it is made once for each kind, since records share it."""
+    """Returns the JSON between time and number; made once for each kind, since records share it."""
     columns = [batch.column(name).dictionary_encode(null_encoding="encode") for name in _NAMES]
     codes = np.zeros(batch.num_rows, np.int64)
     for column in columns:
@@ -121,7 +121,7 @@ def _names(batch: pa.RecordBatch) -> pa.Array:
 
 
 def _objects(column: pa.Array) -> pa.Array:
-    """Maps as JSON objects. If values have the same key the last one counts, as in a `dict`."""
+    """Formats maps as JSON objects. If a key occurs twice the last value counts, as in a `dict`."""
     bounds = column.offsets.to_numpy()
     first, size = bounds[0], bounds[-1] - bounds[0]
     keys = column.keys.slice(first, size)
@@ -135,7 +135,7 @@ def _objects(column: pa.Array) -> pa.Array:
 
 
 def _doubled(keys: pa.Array, bounds: NDArray[np.int32]) -> bool:
-    """Whether a map has a key twice."""
+    """Returns true if a map has a key twice."""
     coded = keys.dictionary_encode()
     maps = np.repeat(np.arange(len(bounds) - 1, dtype=np.int64), np.diff(bounds))
     pairs = maps * len(coded.dictionary) + coded.indices.to_numpy()
@@ -143,7 +143,7 @@ def _doubled(keys: pa.Array, bounds: NDArray[np.int32]) -> bool:
 
 
 def _quoted(strings: pa.Array) -> pa.Array:
-    """Each string in JSON's form."""
+    """Quotes each string as JSON."""
     if strings.null_count == 0:
         together = characters(_joined(strings, chr(_DEL)))
         text = orjson.dumps(str(together, "utf-8"))
@@ -158,14 +158,14 @@ def _quoted(strings: pa.Array) -> pa.Array:
 
 
 def _joined(*parts: pa.Array | str) -> pa.Array:
-    """The strings of each record, concatenated; null where one is missing."""
+    """Concatenates the strings of each record; null if one is missing."""
     return pc.binary_join_element_wise(*parts, "", null_handling="replace", null_replacement="null")
 
 
-# What is made of a piece stays below the size from which memory comes from the system, page
-# by page, each time (decision 015): that cost more than the encoding.
+# The result of a piece stays below the size from which memory comes from the system, page by page,
+# each time (decision 015): that costs more than the encoding.
 _PIECE_BYTES: Final = 256 << 10
-_RECORD_BYTES: Final = 128  # what a record counts for beside its message
+_RECORD_BYTES: Final = 128  # estimate for a record without its message
 _LARGEST_GROUP_BYTES: Final = 8 << 20
 
 
@@ -174,23 +174,23 @@ class ResultEncoder(Protocol):
 
     media_type: str
     columns: Sequence[str] | None
-    """What `records` looks at; None is all."""
+    """Returns the columns that `records` uses; None is all."""
 
     def records(self, batch: pa.RecordBatch) -> Iterator[bytes]:
-        """The batch, in bounded pieces; some formats hold records back."""
+        """Encodes the batch in bounded pieces; some formats hold records back."""
         ...
 
     def end(self, stats: dict[str, Any], /) -> bytes:
-        """The bytes after the last record."""
+        """Returns the bytes after the last record."""
         ...
 
     def error(self, problem: dict[str, Any], /) -> bytes | None:
-        """The bytes that report a break; None if the format has no place for them."""
+        """Returns the bytes that report a break; None if the format has no place for them."""
         ...
 
 
 class Ndjson:
-    """One JSON object per line."""
+    """Encodes one JSON object per line."""
 
     media_type = "application/x-ndjson"
     columns: Sequence[str] | None = None
@@ -199,7 +199,7 @@ class Ndjson:
         if batch.num_rows <= _FEW:
             yield from map(lines, pieces(batch))
             return
-        names, first = _names(batch), 0  # of all pieces, which have much the same ones
+        names, first = _names(batch), 0  # of all pieces, which have mostly the same ones
         for part in pieces(batch):
             yield _lines(part, names.slice(first, part.num_rows))
             first += part.num_rows
@@ -212,7 +212,7 @@ class Ndjson:
 
 
 class Text:
-    """Messages only."""
+    """Encodes messages only."""
 
     media_type = "text/plain; charset=utf-8"
     columns: Sequence[str] | None = ("message",)
@@ -229,7 +229,7 @@ class Text:
 
 
 class Parquet:
-    """One Parquet file, its row groups written as they fill."""
+    """Encodes one Parquet file, and writes row groups as they fill."""
 
     media_type = "application/vnd.apache.parquet"
     columns: Sequence[str] | None = None
@@ -266,7 +266,7 @@ class Parquet:
 
 
 class _Drain(io.RawIOBase):
-    """A file from which written bytes are taken."""
+    """A file whose written bytes are taken out."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -281,13 +281,13 @@ class _Drain(io.RawIOBase):
         return len(piece)
 
     def drain(self) -> bytes:
-        """All bytes since the last call."""
+        """Returns all bytes since the last call."""
         drained, self._pieces = b"".join(self._pieces), []
         return drained
 
 
 def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """The batch in slices of about `_PIECE_BYTES`, at least one record each."""
+    """Yields the batch in slices of about `_PIECE_BYTES`, at least one record each."""
     message = batch.column("message")
     if batch.num_rows == 0:
         return

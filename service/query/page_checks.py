@@ -1,14 +1,13 @@
-"""Whether what a search reads is as it was written, checked once for each row group.
+"""Checks that a search reads files as they were written, once for each row group.
 
-DuckDB and the readers of single lines do not look at the CRCs of pages, so a flipped bit would be
+DuckDB and the readers of single lines do not check the CRCs of pages, so a flipped bit would become
 another value. Before a row group of a file on this machine is read for the first time, each of its
 pages is compared with its CRC (`tailrace.logstore.table.file_check`); a segment is compared with
 its seal. The verdict holds as long as the file has its size, inode and time of change. The pages
-are then in the system's memory, so the check costs a fifth of what decoding them does, once
-(decision 143).
+are then in the system's memory, so the check costs a fifth of the decoding, once (decision 143).
 
-Files that are read on S3 itself are not checked: a node would have to fetch all of each row group.
-One that the node fetches for its cache is checked before it is used; if it is damaged, no search
+Files that are read on S3 itself are not checked: a node would have to fetch each row group whole. A
+file that the node fetches for its cache is checked before it is used. If it is damaged, no search
 reads it on S3 either (`file_cache`).
 """
 
@@ -37,7 +36,7 @@ Identity: TypeAlias = tuple[int, int, int]
 
 @dataclass(slots=True)
 class _Checked:
-    """What is known of a file with this identity: its row groups that are sound."""
+    """The sound row groups of a file with this identity."""
 
     identity: Identity
     groups: set[int] = field(default_factory=set)
@@ -45,13 +44,13 @@ class _Checked:
 
 
 def identity_of(path: str) -> Identity:
-    """Size, inode and time of change of a file. Raises `OSError`."""
+    """Returns size, inode and time of change of a file. Raises `OSError`."""
     found = os.stat(path)
     return found.st_size, found.st_ino, found.st_mtime_ns
 
 
 class PageChecks:
-    """The checks of one node's searches. For several threads; `threads` do some at a time."""
+    """The checks of one node's searches. Thread-safe; `threads` of them run at a time."""
 
     def __init__(self, footers: Footers, threads: Executor) -> None:
         self._footers = footers
@@ -74,9 +73,9 @@ class PageChecks:
     def check_groups(
         self, path: str, groups: Callable[[], Iterable[int]], check: Callable[[], None]
     ) -> None:
-        """The same of some row groups, by all threads; `check` raises once it is to stop.
+        """Checks some row groups, by all threads; `check` raises once it must stop.
 
-        `groups` is called only if it matters.
+        `groups` is called only if a check is needed.
         """
         if is_remote(path) or self._known(path).whole:
             return

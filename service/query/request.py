@@ -1,7 +1,30 @@
-"""What a search asks for, validated: `QueryRequest.parse` takes the parameters of the URL.
+"""Validates a search: parameters to a request, its cursor, its fields, and its ranges of time.
 
-`q` is in the language of searches (`language`); with `regex=true` all of it is one regular
-expression (RE2, linear time).
+`QueryRequest.parse` takes the parameters of the URL. `q` is in the language of searches
+(`tailrace.logstore.search.language`); with `regex=true` all of it is one regular expression (RE2,
+linear time).
+
+The cursor of a search names the last returned record, (ulid, fqn, run). It is opaque to clients:
+`q1.` and base64url of a JSON list, so that it is never mistaken for a cursor of positions or a line
+number.
+
+Fields and values are formatted as the language spells them:
+
+    attributes."a key"   json.user."first.name"   logfmt.status   "a \\"quoted\\" value"
+
+Names and values of letters, digits and a few harmless signs need no quotes.
+
+A search works through ranges of time one after another (`Tiles`). Hours of the table are disjoint
+in ULID time, so ranges in order return all records in order, with a sort of one range at a time:
+the newest 1,000 records of a year are found in its last hour, and an unlimited search holds one
+range. A range reaches from one hour's edge to another's, and ranges leave no gap. So records in
+unexpected places (a segment with records of many hours) fall into one as well.
+
+A search for only the next few records cuts a range into slices (`slices`). To return the last 1,000
+records of an hour, DuckDB reads all their keys, sorts, and reads again. With a bound on the time it
+reads one column, and of the other columns only the values after the bound. The right bound is
+unknown: records are assumed to be spread evenly over the time between the first and the last of the
+table's files. If a slice has too few records, the next slice is larger.
 """
 
 from __future__ import annotations
@@ -41,10 +64,7 @@ from tailrace.logstore.search.conditions import (
 from tailrace.logstore.segments.file_format import KEY_COLUMNS, keys_of
 from tailrace.logstore.table.snapshot import TableFile
 
-# The cursor of a search: the last record that was returned, (ulid, fqn, run).
-#
-# It is opaque to clients: `q1.` and base64url of a JSON list, so that it is never mistaken for a
-# cursor of positions or a line number.
+# --- Cursor -------------------------------------------------------------------------------------
 
 
 _PREFIX = "q1."
@@ -59,21 +79,21 @@ class RecordKey(NamedTuple):
 
     @classmethod
     def of(cls, records: pa.Table | pa.RecordBatch) -> list[Self]:
-        """The keys of records, which have `KEY_COLUMNS`."""
+        """Returns the keys of records with `KEY_COLUMNS`."""
         return [cls(*key) for key in keys_of(records)]
 
     @classmethod
     def last_of(cls, batch: pa.RecordBatch) -> Self:
-        """The key of the last record of a batch, which has one."""
+        """Returns the key of the last record of a batch that is not empty."""
         return cls(*(batch.column(name)[-1].as_py() for name in KEY_COLUMNS))
 
     def encode(self) -> str:
-        """The cursor that points behind this record."""
+        """Returns the cursor after this record."""
         return _PREFIX + base64.urlsafe_b64encode(orjson.dumps(list(self))).decode().rstrip("=")
 
 
 def decode(text: str, field: str = "after") -> RecordKey:
-    """The record that the cursor points behind. Raises `InvalidCursor`."""
+    """Decodes a cursor to the record before it. Raises `InvalidCursor`."""
     body = text.removeprefix(_PREFIX)
     try:
         if body == text:
@@ -93,11 +113,7 @@ def _record_key(value: object) -> RecordKey:
     return RecordKey(str(ulid.parse(text)), fqn, run)
 
 
-# Fields and values as the language of searches spells them: the way back from `language`.
-#
-#   attributes."a key"   json.user."first.name"   logfmt.status   "a \"quoted\" value"
-#
-# Names and values of letters, digits and a few harmless signs stay as they are.
+# --- Fields and values --------------------------------------------------------------------------
 
 
 NAMES: Final = {
@@ -105,7 +121,7 @@ NAMES: Final = {
     "run_id": "run",
     "connector_id": "connector",
 }
-"""How a search calls the columns, by their own names."""
+"""The names of columns in a search, by their own names."""
 _PART: Final = re.compile(r"[\w-]+")
 _KEY: Final = re.compile(r"[\w-]+(?:\.[\w-]+)*")
 _VALUE: Final = re.compile(r"(?!(?i:and|or|not)$)[\w-][\w.:/@+-]*")
@@ -116,8 +132,8 @@ _HINT: Final = (
 
 
 def field_of(text: str, parameter: str = "field") -> Field:
-    """The field that the text names. Raises `InvalidInput` on the parameter."""
-    # Here: a node that nobody searches does without the parser.
+    """Parses the name of a field. Raises `InvalidInput` on the parameter."""
+    # Imported here: a node without searches runs without the parser.
     from tailrace.logstore.search.language import parse
 
     if text.strip() == MESSAGE.name:
@@ -132,7 +148,7 @@ def field_of(text: str, parameter: str = "field") -> Field:
 
 
 def name_of(field: Field) -> str:
-    """The field as it stands before the colon."""
+    """Formats the field as it stands before the colon."""
     match field:
         case Column(name):
             return NAMES[name]
@@ -147,7 +163,7 @@ def name_of(field: Field) -> str:
 
 
 def value_of(text: str) -> str:
-    """The value as it stands behind the colon."""
+    """Formats the value as it stands after the colon."""
     return _quoted_unless(_VALUE, text)
 
 
@@ -162,19 +178,12 @@ def _no_field(text: str, parameter: str) -> InvalidInput:
     return InvalidInput(f"there is no field {text[:80]!r}", field=parameter, hint=_HINT)
 
 
-# Time cut into tiles: the pieces that a search works through one after another.
-#
-# Hours of the table are disjoint in ULID time, so tiles that are worked through in order give all
-# records in order, with a sort of one tile at a time: the newest 1,000 records of a year are
-# found in its last hour, and an unlimited search holds one tile.
-#
-# A tile reaches from one hour's edge to another's and tiles leave no gap, so what lies where
-# nobody expected it (a segment with records of many hours) falls into one as well.
+# --- Ranges of time -----------------------------------------------------------------------------
 
 
 HOUR_MS = 3_600_000
 MOST_RANGES: Final = 64
-"""In a tile, and so in a statement. Each takes DuckDB about 0.5 ms to plan."""
+"""In a range of time, and so in a statement. DuckDB plans each in about 0.5 ms."""
 
 
 class UlidRange(NamedTuple):
@@ -185,35 +194,35 @@ class UlidRange(NamedTuple):
 
 
 class Weight(NamedTuple):
-    """What is read of an hour: bytes as stored, and ranges of rows of its files."""
+    """The reads of an hour: bytes as stored, and ranges of rows of its files."""
 
     bytes: int
     ranges: int = 0
 
     def and_also(self, other: Weight) -> Weight:
-        """Both together."""
+        """Returns the sum of both."""
         return Weight(self.bytes + other.bytes, self.ranges + other.ranges)
 
 
 def hour_of(value: int) -> int:
-    """Hours since the epoch of a ULID's time."""
+    """Returns the hours since the epoch of a ULID's time."""
     return ulid.time_ms(value) // HOUR_MS
 
 
 @dataclass(frozen=True, slots=True)
 class TileSizes:
-    """How much a tile holds at most, and when the next one is larger; bytes are stored ones."""
+    """How much a range holds at most, and when the next one is larger; in stored bytes."""
 
     first_bytes: int = 16 << 20
     largest_bytes: int = 1 << 30
     busy_rows: int = 50_000
-    """Matches of a tile that the next one aims at, if it is not to be the largest."""
+    """Matches of a range that the next one aims at, unless it is the largest."""
     sliced_rows: int = 20_000
-    """A tile of the table with as many is not asked for at once where a few records do."""
+    """A range of the table with as many is not read at once if a few records are enough."""
 
 
 class Tiles:
-    """The tiles of `bounds`, nearest end first. `weights` are those of the hours."""
+    """The ranges of `bounds`, nearest end first. `weights` are those of the hours."""
 
     def __init__(
         self, weights: Mapping[int, Weight], bounds: UlidRange, *, descending: bool
@@ -230,11 +239,11 @@ class Tiles:
 
     @property
     def empty(self) -> bool:
-        """Whether all were taken."""
+        """Returns true if all ranges were taken."""
         return not self._hours
 
     def take(self, budget: int) -> UlidRange | None:
-        """The next tile: at least one hour, and more while they are within `budget` bytes."""
+        """Returns the next range: at least one hour, more hours within `budget` bytes."""
         if not self._hours:
             return None
         taken = self._hours.pop()
@@ -247,7 +256,10 @@ class Tiles:
         return self._cut(taken)
 
     def _cut(self, hour: int) -> UlidRange:
-        """Everything up to the far edge of `hour`; the last tile takes all that is left."""
+        """Returns everything up to the far edge of `hour`.
+
+        The last range takes all that is left.
+        """
         tile = self._rest
         if not self._hours:
             return tile
@@ -261,9 +273,9 @@ class Tiles:
 
 
 SEARCH_PARAMETERS: Final = ("q", "regex", "from", "to", "time", "fqn", "run", "level")
-"""What says which records are meant, wherever records are searched."""
+"""Parameters that select records, for all kinds of searches."""
 CONTEXT_PARAMETERS: Final = ("context", "context_before", "context_after")
-"""What says how much around the hits is given, see `context`."""
+"""Parameters for the records around hits, see `service.query.context`."""
 PARAMETERS: Final = frozenset(
     (
         *SEARCH_PARAMETERS,
@@ -288,10 +300,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class QueryRequest:
-    """`low` and `high` bound the ULID, inclusive. `limit` None means all.
+    """A search; `low` and `high` bound the ULID, inclusive. `limit` None means all.
 
-    With `value`, a record is given as its key and the text of this field, as `value`. With `times`,
-    from and to bound the line's own time, in milliseconds, and not the ULID.
+    With `value`, a record is returned as its key and the text of this field, as `value`. With
+    `times`, from and to bound the line's own time, in milliseconds, and not the ULID.
     """
 
     low: int = 0
@@ -309,27 +321,27 @@ class QueryRequest:
 
     @property
     def start_ms(self) -> int:
-        """The lowest time that is asked for, of arrival or of the lines themselves."""
+        """Returns the lowest requested time, of arrival or of the lines themselves."""
         return ulid.time_ms(self.low) if self.times is None else self.times[0]
 
     @property
     def time(self) -> str:
-        """Which time from and to bound."""
+        """Returns which time from and to bound."""
         return "arrival" if self.times is None else "ts"
 
     @property
     def bounds(self) -> UlidRange:
-        """The times that it asks for."""
+        """Returns the requested range of ULIDs."""
         return UlidRange(self.low, self.high)
 
     @property
     def unconditional(self) -> bool:
-        """Whether it asks for no more than records of some time."""
+        """Returns true if the request only bounds the time of records."""
         return (self.condition, self.fqn, self.run, self.levels) == (None, None, None, ())
 
     @staticmethod
     def parse(parameters: Mapping[str, str], *, now_ms: int, long: bool = False) -> QueryRequest:
-        """The request that the parameters make; `long`: `q` came in a body, with long lists.
+        """Parses the parameters; `long`: `q` came in a body, with long lists.
 
         Raises `InvalidInput` with the field.
         """
@@ -358,7 +370,7 @@ class QueryRequest:
 
 
 def refuse_unknown(parameters: Mapping[str, str], known: Collection[str]) -> None:
-    """Raises `InvalidInput` if one of the parameters is none of the known ones."""
+    """Raises `InvalidInput` for an unknown parameter."""
     for name in parameters:
         if name not in known:
             raise InvalidInput(
@@ -369,7 +381,7 @@ def refuse_unknown(parameters: Mapping[str, str], known: Collection[str]) -> Non
 
 
 def whole_number(parameters: Mapping[str, str], name: str, default: int, most: int) -> int:
-    """The parameter's number, from 1 to `most`; `default` if it is missing or empty."""
+    """Returns the parameter's number, from 1 to `most`; `default` if it is missing or empty."""
     text = parameters.get(name)
     if not text:
         return default
@@ -383,7 +395,7 @@ def whole_number(parameters: Mapping[str, str], name: str, default: int, most: i
 
 
 def _given(parameters: Mapping[str, str], name: str, read: Callable[[str], T]) -> T | None:
-    """The parameter as `read` understands it; None if it is missing or empty."""
+    """Returns the parameter as `read` parses it; None if it is missing or empty."""
     value = parameters.get(name)
     return read(value) if value else None
 
@@ -394,7 +406,7 @@ def _bounds(parameters: Mapping[str, str], now_ms: int) -> tuple[int, int]:
     if not to:
         return ulid.lowest_at(start), _HIGHEST
     end = parse_moment(to, now_ms=now_ms, field="to")
-    # Ids may be ahead of the clock: what is there now is found by what goes up to now.
+    # Ids may be ahead of the clock: a search up to now finds all records that exist now.
     high = ulid.highest_at(end) if end < now_ms else _HIGHEST
     if end < start:
         raise InvalidInput(
@@ -414,14 +426,17 @@ def _condition(parameters: Mapping[str, str], now_ms: int, most: int) -> Conditi
         raise InvalidInput("q is not text", field="q", hint="Send q as valid UTF-8.")
     if _boolean(parameters, "regex"):
         return Matches(text) if text else None
-    # Here: a node that nobody searches does without the parser, 9 MB.
+    # Imported here: a node without searches runs without the parser, 9 MB.
     from tailrace.logstore.search.language import parse
 
     return parse(text, now_ms=now_ms)
 
 
 def _boolean(parameters: Mapping[str, str], name: str) -> bool:
-    """A bare `name` is true, as in OK Log; `name=false` is false, unlike there."""
+    """Parses a flag: a bare `name` is true, as in OK Log.
+
+    `name=false` is false, unlike in OK Log.
+    """
     text = parameters.get(name, "false")
     found = _BOOLEANS.get(text.lower())
     if found is None:
@@ -437,7 +452,7 @@ def _name(parameters: Mapping[str, str], field: str) -> str | None:
 
 
 def _by_ts(parameters: Mapping[str, str]) -> bool:
-    """Whether from and to bound the line's own time; else they bound its arrival."""
+    """Returns true if from and to bound the line's own time; false: its arrival."""
     given = {name: text for name in ("time", "by") if (text := parameters.get(name))}
     for name, text in given.items():
         if text not in ("ts", "arrival"):
@@ -462,7 +477,10 @@ def _exact(name: str | None) -> str | None:
 
 
 def _named(name: str | None, column: str, field: str) -> Condition | None:
-    """What a name with `*` asks for, as in `q`. Raises `InvalidInput` with the parameter."""
+    """Returns the condition for a name with `*`, as in `q`.
+
+    Raises `InvalidInput` with the field.
+    """
     if name is None or "*" not in name:
         return None
     try:
@@ -502,25 +520,20 @@ def _descending(text: str) -> bool:
     return text == "desc"
 
 
-# A tile in slices of time, for a search that asks for nothing but the next few records.
-#
-# To give the last 1,000 records of an hour, DuckDB reads all their keys, sorts, and reads again.
-# With a bound on the time it reads one column, and of the others what lies behind the bound.
-# Where the bound is, nobody knows: records are taken to be spread evenly over the time between
-# the first and the last of the table's files. If that gives too few, the next slice is larger.
+# --- Slices of a range --------------------------------------------------------------------------
 
 
 _SPARE: Final = 2
 _GROWTH: Final = 8
-_LARGEST_SHARE: Final = 0.25  # beyond which a bound is no help
+_LARGEST_SHARE: Final = 0.25  # of a range: a bound with a larger share does not help
 
 
 def slices(
     tile: UlidRange, files: Iterable[TableFile], limit: int, fewest_rows: int, *, descending: bool
 ) -> Iterator[UlidRange]:
-    """The tile, nearest end first; in one piece if `files` have fewer rows than `fewest_rows`.
+    """Yields slices, nearest end first; the whole range if `files` have fewer than `fewest_rows`.
 
-    Whatever else lies in the tile is in the slice of its time.
+    All other records of the range are in the slice of their time.
     """
     known = list(files)
     rows = sum(file.rows for file in known)
@@ -543,7 +556,7 @@ def slices(
 
 
 def _cut(tile: UlidRange, edge_ms: int, *, descending: bool) -> tuple[UlidRange, UlidRange]:
-    """What is at the near end up to the time, and the rest."""
+    """Splits the range at the time: the near end, and the rest."""
     edge = ulid.lowest_at(edge_ms)
     older, newer = UlidRange(tile.low, edge - 1), UlidRange(edge, tile.high)
     return (newer, older) if descending else (older, newer)

@@ -1,15 +1,39 @@
-"""Single rows of a copy of a table file (`scan_copies`), read where they lie.
+r"""Keeps uncompressed copies of table files on the local disk, so that searches scan them faster.
 
-To decode a row group takes 4 ms, for however few of its rows. But a copy is not compressed, and of
-each row group it has one page of messages, which lie one behind the other at the end of it. A
-second file beside the copy says where each of them ends, and has all other columns as records of
-the same width, so one of them is read by the number of its row.
+A scan spends most of its time on decompression: the copy of a file is scanned in a third of the
+time, and on S3 without a request. It has the same rows in the same row groups, so ranges of row
+numbers and skip indexes hold for both. It takes six to seven times the space of its file. The
+kernel keeps in memory the parts that searches use, and gives that memory to others at any time.
+
+A file is copied once searches have read as many bytes of it as it has. So copying never costs more
+than a small multiple of the reads that led to it, and one search over everything copies nothing.
+Before each row group the copying waits while searches run, two seconds at most. All copies together
+have a budget. A copy that was used lately does not make room for another: files that displace each
+other in turn would be copied for each search.
+
+A copy is removed once no search has used it for an hour, and within a minute after its file has
+left the newest version of the table, so deleted lines do not stay. A copy is optional. If one
+cannot be made or read, searches read the file itself.
+
+Single rows of a copy are read in place (`CopyRows`), because to decode a row group takes 4 ms
+however few of its rows are needed. Each row group of a copy has one page of messages, which are
+contiguous at its end. A second file next to the copy has the end of each message, and all other
+columns as records of the same width, so a record is read by the number of its row.
 
     row group | ends, 4 bytes a row | records, 49 bytes a row                   | part filter
     ...       |                     | ULID, time, position, numbers of its names | 512 KiB at most
 
-What Parquet's writer does is not taken on trust: while the second file is made, the messages in the
-copy are compared with what Parquet's reader gives. If they lie otherwise, there is no such file.
+The layout of Parquet's writer is not taken on trust: while the second file is made, the messages in
+the copy are compared with those of Parquet's reader. If the layout differs, the second file is not
+made.
+
+The part filter tells in which parts of a row group a text may be, so that the other parts are not
+read. The messages of a row group are cut, between two of them, into `PARTS` parts. The filter has
+for each slot a number of 16 bits, one for each part: set if an n-gram of six bytes of the part's
+messages has that slot. A part may have a text only if its bit is set in the slots of all of the
+text's n-grams. That is a bit-sliced Bloom filter with one hash, as in BitFunnel: an answer for all
+parts takes two bytes for each n-gram of the text, read in place in a file. A text of fewer than six
+bytes may be in any part. In doubt a part is read.
 """
 
 from __future__ import annotations
@@ -50,28 +74,20 @@ from tailrace.logstore.table.line_map import LINE
 from tailrace.logstore.table.skip_index import ranges, taken_slots
 from tailrace.logstore.table.snapshot import TableFile
 
-# Tells in which parts of a row group of a copy a text may be, so that the others are not read.
-#
-# The messages of a row group are cut, between two of them, into `PARTS` parts. The filter has for
-# each slot a number of 16 bits, one for each part: set if a piece of six bytes (n-gram) of the
-# part's messages has that slot. A part may have a text only if its bit is set in the slots of all
-# of the text's pieces. That is a bit-sliced Bloom filter with one hash, as in BitFunnel: an
-# answer for all parts takes two bytes for each piece of the text, read where they lie in a file.
-#
-# A text of fewer than six bytes may be in any part. In doubt a part is read.
+# --- The part filter ----------------------------------------------------------------------------
 
 
 PARTS: Final = 16
 ALL_PARTS: Final = (1 << PARTS) - 1
 _MASK: Final = np.dtype("<u2")
 _GRAM: Final = 6
-_LONGEST_TEXT: Final = 32  # more of a text excludes hardly any more
+_LONGEST_TEXT: Final = 32  # bytes; more of a text excludes hardly any more parts
 _FEWEST_BITS: Final = 8
 _MOST_BITS: Final = 18
 
 
 def bits_of(size: int) -> int:
-    """How many bits of a hash are a slot, for `size` bytes of messages.
+    """Returns how many bits of a hash are a slot, for `size` bytes of messages.
 
     A part of `size / 16` bytes of logs then sets a fifth to a third of the slots.
     """
@@ -79,7 +95,7 @@ def bits_of(size: int) -> int:
 
 
 def part_filter(texts: Sequence[bytes]) -> bytes:
-    """The filter of a row group; `texts` has the messages of each part, one behind the other."""
+    """Returns the filter of a row group; `texts` has the contiguous messages of each part."""
     bits = bits_of(sum(map(len, texts)))
     masks: NDArray[np.uint16] = np.zeros(1 << bits, _MASK)
     for part, text in enumerate(texts):
@@ -88,14 +104,14 @@ def part_filter(texts: Sequence[bytes]) -> bytes:
 
 
 def filter_bytes(size: int) -> int:
-    """The size of the filter of so many bytes of messages."""
+    """Returns the size of the filter of so many bytes of messages."""
     return _MASK.itemsize << bits_of(size)
 
 
 def parts_with(file: FileIO, at: int, size: int, needed: Sequence[Sequence[bytes]]) -> int:
-    """The parts that may have one text of each group, as bits, by the filter at `at` of a file.
+    """Returns the parts that may have one text of each group, as bits, by the filter at `at`.
 
-    `size` bytes of messages are in the row group. Raises `OSError`.
+    The row group has `size` bytes of messages. Raises `OSError`.
     """
     found, bits = ALL_PARTS, bits_of(size)
     for texts in needed:
@@ -122,24 +138,24 @@ def _parts_with(file: FileIO, at: int, slots: Sequence[int]) -> int:
 
 @lru_cache(maxsize=256)
 def _slots(text: bytes, bits: int) -> Sequence[int]:
-    """The slots of the text's pieces; of a long text only the beginning is asked for."""
+    """Returns the slots of the text's n-grams; of a long text only those of its beginning."""
     slots: list[int] = np.flatnonzero(taken_slots(text, _GRAM, bits)).tolist()
     return slots
 
 
 _END: Final = np.dtype("<u4")
 BYTES_A_ROW: Final = _END.itemsize + LINE.itemsize
-"""Of the file beside a copy, which has a part filter for each row group as well."""
+"""In the second file of a copy, which also has a part filter for each row group."""
 _ULID_WIDTH: Final = 26
-_WORTH_A_LOOK: Final = 1 << 16  # bytes of messages, for which a filter is asked
+_WORTH_A_LOOK: Final = 1 << 16  # bytes of messages from which on a filter is read
 _COLUMNS: Final = ["ulid", "ts", "pos", *NAMES, CARRIED, MESSAGE]
 
 
 class _CopiedGroup(NamedTuple):
-    """Where the values of a row group are: messages in the copy, the others beside it.
+    """The places of a row group's values: messages in the copy, the others in the second file.
 
-    `runs` are neighbours of one run: where their messages begin, and the numbers of its names.
-    `parts` are bytes of messages in each part of the part filter.
+    `runs` are neighbouring rows of one run: where their messages begin, and the numbers of its
+    names. `parts` are bytes of messages in each part of the part filter.
     """
 
     rows: int
@@ -160,7 +176,7 @@ class _CopiedGroup(NamedTuple):
 
 
 class CopyRows:
-    """The rows of one copy, whose second file is at `path`. For several threads."""
+    """The rows of one copy, whose second file is at `path`. Thread-safe."""
 
     def __init__(
         self, copy: str, path: str, groups: Sequence[_CopiedGroup], names: Sequence[str]
@@ -174,10 +190,10 @@ class CopyRows:
     def spans(
         self, number: int, fqn: str | None, run: str | None, needed: Sequence[Sequence[bytes]]
     ) -> list[tuple[int, int]]:
-        """Where in the copy those messages of a row group lie, and their size, that may match.
+        """Returns the spans of a row group's messages in the copy that may match, and their size.
 
-        A match has one text of each group in `needed`. They are those of a pipeline or run, and
-        what lies between them; or all. Raises `OSError`.
+        A match has one text of each group in `needed`. The spans cover the messages of a pipeline
+        or run and those between them, or all messages. Raises `OSError`.
         """
         group, (low, high) = self._groups[number], self._span(number, fqn, run)
         if high - low < _WORTH_A_LOOK:
@@ -191,7 +207,7 @@ class CopyRows:
         return [(group.messages + begin, end - begin) for begin, end in found if begin < end]
 
     def _span(self, number: int, fqn: str | None, run: str | None) -> tuple[int, int]:
-        """Where the messages of the pipeline or run begin and end among those of the row group."""
+        """Returns begin and end of the pipeline's or run's messages among the row group's."""
         group, names = self._groups[number], self._names
         ends = [*(begin for begin, _, _ in group.runs[1:]), group.size]
         wanted = [
@@ -202,7 +218,7 @@ class CopyRows:
         return (wanted[0][0], wanted[-1][1]) if wanted else (0, 0)
 
     def at(self, number: int, places: Sequence[int]) -> MatchedLines:
-        """The rows of a row group whose messages lie at these places of the copy, in order.
+        """Returns the rows of a row group whose messages are at these places of the copy, in order.
 
         Raises `OSError` if a file is gone, cut off or overwritten.
         """
@@ -222,7 +238,7 @@ class CopyRows:
 
 
 def write_rows(copy: str, path: str, give_way: Callable[[], None]) -> CopyRows | None:
-    """Makes the second file of a copy; None if messages do not lie in the copy as they are to.
+    """Makes the second file of a copy. Returns None if the copy's layout is not the expected one.
 
     `give_way` is called before each row group. Raises `OSError`, `pa.ArrowException`.
     """
@@ -259,7 +275,7 @@ def write_rows(copy: str, path: str, give_way: Callable[[], None]) -> CopyRows |
 
 
 def _begin(raw: FileIO, chunk: Any, data: bytes) -> int | None:
-    """Where the messages begin in the file, if all of them lie at the end of their pages."""
+    """Returns where the messages begin in the file, if all are at the end of their pages."""
     begin = int(chunk.data_page_offset + chunk.total_compressed_size) - len(data)
     if begin < 0 or os.pread(raw.fileno(), len(data), begin) != data:
         return None
@@ -267,7 +283,7 @@ def _begin(raw: FileIO, chunk: Any, data: bytes) -> int | None:
 
 
 def _records(read: pa.Table, names: dict[str, int]) -> NDArray[np.void] | None:
-    """All columns but the messages, if they have values; new names are added to `names`."""
+    """Returns all columns but the messages, if they have values; adds new names to `names`."""
     ulids, times, positions = (_whole(read.column(name)) for name in ("ulid", "ts", "pos"))
     if any(column.null_count for column in (ulids, times, positions)):
         return None
@@ -286,21 +302,21 @@ def _records(read: pa.Table, names: dict[str, int]) -> NDArray[np.void] | None:
 
 
 def _runs(records: NDArray[Any], begins: NDArray[Any]) -> Sequence[tuple[int, int, int]]:
-    """Where the messages of each run begin, and the numbers of its names."""
+    """Returns where the messages of each run begin, and the numbers of its names."""
     names = records[["fqn", "run_id"]]
     firsts = np.flatnonzero(np.r_[True, names[1:] != names[:-1]])[: len(names)].tolist()
     return [(int(begins[first]), *names[first].tolist()) for first in firsts]
 
 
 def _cuts(bounds: NDArray[Any]) -> NDArray[np.int64]:
-    """Where parts of about the same size begin, each with a message, and the last one ends."""
+    """Returns where parts of similar size begin, each with a message, and where the last ends."""
     aims = np.arange(PARTS + 1) * int(bounds[-1]) // PARTS
     cuts: NDArray[np.int64] = bounds[np.searchsorted(bounds, aims)].astype(np.int64)
     return cuts
 
 
 def _codes(column: pa.ChunkedArray, names: dict[str, int]) -> NDArray[np.int64]:
-    """The number of each row's name; new ones are added to `names`."""
+    """Returns the number of each row's name; adds new names to `names`."""
     column = _whole(column)
     numbers = [names.setdefault(name, len(names)) for name in column.dictionary.to_pylist()]
     known: NDArray[np.int64] = np.array([*numbers, NO_NAME], np.int64)
@@ -313,13 +329,13 @@ def _whole(column: pa.ChunkedArray) -> Any:
 
 
 def _data(strings: pa.StringArray) -> bytes:
-    """The bytes of all strings, one behind the other."""
+    """Returns the bytes of all strings, concatenated."""
     data, bounds = strings.buffers()[2], _bounds(strings)
     return b"" if data is None else memoryview(data)[bounds[0] : bounds[-1]].tobytes()
 
 
 def _bounds(strings: pa.StringArray) -> NDArray[Any]:
-    """Where each string begins in the bytes of all, and the last ends."""
+    """Returns where each string begins in the bytes of all, and where the last ends."""
     found: NDArray[np.int32] = np.frombuffer(strings.buffers()[1], np.int32)
     bounds: NDArray[Any] = found[strings.offset :][: len(strings) + 1]
     return bounds
@@ -336,31 +352,14 @@ def _read(file: FileIO, at: int, size: int) -> bytes:
     return data
 
 
-# Copies of table files on the local disk, without compression, so that a search scans them
-# faster.
-#
-# A scan spends most of its time on decompression: the copy of a file is scanned in a third of the
-# time, and on S3 without a request. It has the same rows in the same row groups, so ranges of row
-# numbers and skip indexes hold for both. A few of its rows are read where they lie (`copy_rows`).
-# It takes six to seven times the space of its file; the kernel keeps in memory what searches use
-# of it, and gives that memory to others at any time.
-#
-# A file is copied once searches have read as much of it as it has. So copying never costs more
-# than a small multiple of the reading that led to it, and one search over everything copies
-# nothing. Before each row group the copying waits while searches run, two seconds at most. All
-# copies together have a budget. One that was used lately does not make room for another, since
-# files that displace each other in turn would be copied for each search.
-#
-# A copy is removed once no search has used it for an hour, and within a minute after its file has
-# left the newest version of the table: so deleted lines do not stay. A copy is optional. If one
-# cannot be made or read, searches read the file itself.
+# --- Copies -------------------------------------------------------------------------------------
 
 
 log = logging.getLogger(__name__)
 _USED_LATELY_SECONDS: Final = 600.0
 _IDLE_SECONDS: Final = 3600.0
 _LOOK_SECONDS: Final = 60.0
-_AGAIN_AFTER: Final = 8  # times its size are to be read of a file that could not be copied
+_AGAIN_AFTER: Final = 8  # reads of this many times its size until a failed copy is tried again
 _FETCHED_BYTES: Final = 32 << 20  # in a request
 _GIVES_WAY_SECONDS: Final = 2.0  # before each row group: so under any load a copy is made
 ENCODING: Final[dict[str, Any]] = {  # the quickest to scan (decision 085)
@@ -379,10 +378,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ScanCopy:
-    """A copy that is there. It is `bare` if it has no attributes, since no line of its file has.
+    """A finished copy. It is `bare` if it has no attributes, since no line of its file has any.
 
-    `size` is that of all of its files; `rows` reads some of its rows, if they lie as they are to.
-    `written` are the identities of its files as they were written.
+    `size` is the size of all of its files. `rows` reads single rows; None if the layout does not
+    allow it. `written` are the identities of its files when they were written.
     """
 
     path: str
@@ -392,7 +391,7 @@ class ScanCopy:
     written: Sequence[Identity]
 
     def is_intact(self) -> bool:
-        """Whether nobody has changed its files since."""
+        """Returns true if its files have not changed since."""
         try:
             return self.written == _written(self.path, self.rows)
         except OSError:
@@ -400,11 +399,11 @@ class ScanCopy:
 
 
 class ScanCopies:
-    """Makes copies in `folder` and gives them out. Made in its event loop.
+    """Makes copies in `folder` and returns them to searches. Made in its event loop.
 
-    They have at most `most_bytes` in total, and a tenth of the disk stays free. `current` gives
-    the paths of the table's newest files; it blocks, and may raise `StoreUnavailable`. `quiet` is
-    set while no search runs.
+    The copies have at most `most_bytes` in total, and a tenth of the disk stays free. `current`
+    returns the paths of the table's newest files; it blocks, and may raise `StoreUnavailable`.
+    `quiet` is set while no search runs.
     """
 
     def __init__(
@@ -426,7 +425,7 @@ class ScanCopies:
         self._quiet = quiet
         self._most_bytes = most_bytes
         self._changing = Lock()
-        self._copies: OrderedDict[str, ScanCopy] = OrderedDict()  # the one used last at the end
+        self._copies: OrderedDict[str, ScanCopy] = OrderedDict()  # the last used at the end
         self._used: dict[str, float] = {}
         self._read = ReadCounts()
         self._wanted: dict[str, TableFile] = {}
@@ -437,12 +436,12 @@ class ScanCopies:
 
     @property
     def bytes(self) -> int:
-        """How large all copies are."""
+        """Returns the size of all copies."""
         with self._changing:
             return sum(copy.size for copy in self._copies.values())
 
     def of(self, file: TableFile) -> ScanCopy | None:
-        """The copy of a file, if there is one. May be called from any thread."""
+        """Returns the copy of a file, if it has one. May be called from any thread."""
         with self._changing:
             copy = self._copies.get(file.path)
             if copy is None:
@@ -455,14 +454,14 @@ class ScanCopies:
         return None
 
     def note_read(self, file: TableFile, size: float) -> None:
-        """A search reads so many bytes of a file itself. May be called from any thread."""
+        """Counts bytes that a search reads of a file itself. May be called from any thread."""
         with self._changing:
             read = self._read.add(file.path, size)
         if read >= file.size and self._most_bytes > 0:
             self._loop.call_soon_threadsafe(self._want, file)
 
     def paths(self) -> list[str]:
-        """The files that have a copy. May be called from any thread."""
+        """Returns the paths of files that have a copy. May be called from any thread."""
         with self._changing:
             return list(self._copies)
 
@@ -502,13 +501,13 @@ class ScanCopies:
             made = await self._made(file)
             with self._changing:
                 self._read.reset(path, 0.0 if made else -float(_AGAIN_AFTER * file.size))
-            # Others may wait for long: from the first copy on, somebody looks whether its file is
-            # still in the table.
+            # Other files may wait for long, so from the first copy on `_watch` checks whether the
+            # files of copies are still in the table.
             if self._copies and (self._watching is None or self._watching.done()):
                 self._watching = asyncio.ensure_future(self._watch())
 
     async def _made(self, file: TableFile) -> bool:
-        """Whether the file has a copy now. What hinders that is no error of any search."""
+        """Returns true if the file has a copy now. Its errors are no errors of any search."""
         self._number += 1
         target = f"{self.folder}/{self._number}.parquet"
         try:
@@ -527,7 +526,7 @@ class ScanCopies:
         return True
 
     async def _copy(self, file: TableFile, target: str) -> ScanCopy | None:
-        """The copy, None if there is no room for it."""
+        """Makes the copy; None if it does not fit."""
         if not is_remote(file.uri):
             return await self._in_thread(lambda: self._encode(file.uri, target, file.rows))
         fetched = f"{target}.fetched"
@@ -545,7 +544,7 @@ class ScanCopies:
         return await self._loop.run_in_executor(self._thread, work)
 
     def _encode(self, source: str, target: str, rows: int) -> ScanCopy | None:
-        """Writes the copy, row group by row group as long as there is room for it. Blocks."""
+        """Writes the copy, row group by row group, as long as it fits. Blocks."""
         copy = None
         try:
             with pq.ParquetFile(source, page_checksum_verification=True) as file:
@@ -557,7 +556,7 @@ class ScanCopies:
                 schema, bare = file.schema_arrow, all(_is_bare(file, group) for group in groups)
                 if bare:
                     schema = schema.remove(schema.get_field_index(ATTRIBUTES))
-                if CARRIED not in schema.names:  # so a copy has it in any case
+                if CARRIED not in schema.names:  # so that every copy has the column
                     schema = schema.append(SCHEMA.field(CARRIED))
                 with pq.ParquetWriter(target, schema, **ENCODING) as writer:
                     for group in groups:
@@ -586,7 +585,7 @@ class ScanCopies:
         self._quiet.wait(_GIVES_WAY_SECONDS)
 
     def _make_room(self, size: int) -> bool:
-        """Whether `size` bytes fit. Removes copies for them that nobody has used lately."""
+        """Returns true if `size` bytes fit. Removes copies that were not used lately for them."""
         before = self._clock.monotonic() - _USED_LATELY_SECONDS
         while self.bytes + size > self._most_bytes:
             with self._changing:
@@ -597,12 +596,12 @@ class ScanCopies:
         return size <= spare_bytes(self.folder)
 
     async def _watch(self) -> None:
-        """Removes copies that nobody uses, and those of files that the table has no more."""
+        """Removes unused copies, and copies of files that the table does not have any more."""
         while self._copies:
             await self._clock.sleep(_LOOK_SECONDS)
             try:
                 current = await asyncio.to_thread(self._current)
-            except TailraceError as error:  # the next look is in a minute
+            except TailraceError as error:  # the next pass is in a minute
                 log.info("copies of table files are not compared with the table: %s", error)
                 continue
             before = self._clock.monotonic() - _IDLE_SECONDS
@@ -614,13 +613,13 @@ class ScanCopies:
 
 
 def _is_bare(file: pq.ParquetFile, group: int) -> bool:
-    """Whether no line of the row group has attributes."""
+    """Returns true if no line of the row group has attributes."""
     read = file.read_row_group(group, columns=[ATTRIBUTES], use_threads=False)
     return bool(read.column(0).null_count == read.num_rows)
 
 
 def _written(path: str, rows: CopyRows | None) -> list[Identity]:
-    """The identities of a copy's files. Raises `OSError`."""
+    """Returns the identities of a copy's files. Raises `OSError`."""
     return [identity_of(one) for one in (path, *([rows.path] if rows else []))]
 
 

@@ -1,15 +1,21 @@
-"""One search, as a blocking iterator: each record once, in order, cut at the limit.
+"""Runs one search as a blocking iterator: each record once, in order, cut at the limit.
 
-Tiles of time are worked through from the nearest end. Within a tile DuckDB gives the
-matches in order and this drops a record that equals the one before it: copies of a
-record (a batch that was sent to two nodes, a segment that is still listed and already
-hot) come out side by side, so nothing has to be remembered, and only matches are
-compared. If a cut tile turns out to have held copies, it is read on from the last record.
+The search works through ranges of time, the nearest first. Within a range DuckDB returns the
+matches in order, and the search drops a record that equals the one before it. Copies of a record (a
+batch that was sent to two nodes, a listed segment whose records the pinned journal holds, too) come
+out side by side, so the search remembers nothing and compares only matches. If a range with a limit
+turns out to have held copies, the search reads on in it after the last record.
 
-A segment, or a file of the table, that turns out unreadable midway is left out, named in the
-report, and the tile is read on from the last record: the rest is still given, and said to be
-partial. Where copies of files were read (`scan_copies`), it is first tried without them. If the
-store does not answer, the search goes on without all that is in it.
+If a segment or a file of the table turns out unreadable midway, the search leaves it out, names it
+in the report, and reads the range on from the last record: the result is partial. If copies of
+files were read (`scan_copies`), the search first tries again without them. If the store does not
+answer, the search continues without the store.
+
+A search for texts and names among few lines that are in memory needs no DuckDB. A statement over a
+handful of lines takes DuckDB some 4 ms to plan, many times the work itself. `matching` evaluates
+such a search on Arrow's columns: it compares texts and names byte by byte as DuckDB does, and both
+order strings by their bytes. It supports no other conditions (regular expressions, numbers, JSON,
+`NOT`, another case).
 """
 
 from __future__ import annotations
@@ -48,12 +54,7 @@ if TYPE_CHECKING:
     from service.query.duckdb import Database
 
 
-# Searches that need no DuckDB: for texts and names, among few lines that are there already.
-#
-# A statement over a handful of lines takes DuckDB some 4 ms to plan, many times what there is to
-# do. Here the same is asked of Arrow's columns: texts are compared byte by byte as DuckDB does,
-# names likewise, and the order of strings is that of their bytes in both. A condition of any
-# other kind (regular expressions, numbers, JSON, `NOT`, another case) is not for here.
+# --- Searches without DuckDB --------------------------------------------------------------------
 
 
 _NAMES: Final = (MESSAGE, Column("fqn"), Column("run_id"))
@@ -61,7 +62,7 @@ _NAMES: Final = (MESSAGE, Column("fqn"), Column("run_id"))
 
 
 def is_plain(request: QueryRequest) -> bool:
-    """Whether `matching` can answer it."""
+    """Returns true if `matching` can answer the request."""
     return request.value is None and _is_plain(request.condition)
 
 
@@ -81,7 +82,7 @@ def matching(
     after: RecordKey | None,
     deletions: Sequence[Deletion],
 ) -> pa.RecordBatch:
-    """Those of the records that the request asks for, behind `after`, in order, uncut."""
+    """Returns the matching records after `after`, in order, not cut at the limit."""
     rows = pa.concat_batches(records)
     terms = [*_asked(rows, request, tile), *_live(rows, deletions)]
     if after is not None:
@@ -127,7 +128,7 @@ def _term(rows: pa.RecordBatch, condition: Condition) -> pa.Array:
 
 
 def _live(rows: pa.RecordBatch, deletions: Sequence[Deletion]) -> list[pa.Array]:
-    """For each deletion, what it leaves."""
+    """Returns for each deletion the records that it leaves."""
     terms = []
     for fqn, run, until in deletions:
         gone = pc.and_(
@@ -141,7 +142,7 @@ def _live(rows: pa.RecordBatch, deletions: Sequence[Deletion]) -> list[pa.Array]
 
 
 def _behind(rows: pa.RecordBatch, after: RecordKey, *, descending: bool) -> pa.Array:
-    """Whether the key of a record comes after this one, in the order of the search."""
+    """Returns true for records whose key comes after this one, in the order of the search."""
     comes = pc.less if descending else pc.greater
     term = None
     for name, value in zip(reversed(KEY_COLUMNS), reversed(after), strict=True):
@@ -155,13 +156,13 @@ _GROWTH: Final = 4
 _PIECE_ROWS: Final = 8_192
 
 Summary: TypeAlias = Callable[[Statement, UlidRange, Scans, str], str]
-"""Makes a statement that sums a tile up in few rows, of what is scanned and what is not deleted."""
+"""Builds a statement that sums up a range in few rows, from scans and undeleted records."""
 
 
 class Search:
-    """The records of `request` in `view`. `matches` and `last` follow what was given out.
+    """The records of `request` in `view`. `matches` and `last` follow the returned records.
 
-    `database` gives the one to work in at the moment. It is not asked before it is needed.
+    `database` returns the database to work in. It is called only when a database is needed.
     """
 
     def __init__(
@@ -182,32 +183,32 @@ class Search:
         self._plain = is_plain(request) and len(view.deletions) <= MOST_TERMS
         self._statement = Statement(request)
         self._left = Tiles({}, request.bounds, descending=request.descending)
-        self._budget = 0  # bytes of the tile that was taken last
-        self._begun: UlidRange | None = None  # the tile behind, once its lines are looked for
+        self._budget = 0  # bytes of the last range
+        self._begun: UlidRange | None = None  # the next range, once the scan for its lines began
         self._in_last_tile = self._given_last = False
         self.matches = 0
         self.bytes = 0
         self.last: RecordKey | None = None
 
     def check(self) -> None:
-        """Raises `InvalidInput` if a regular expression is none. Blocks."""
+        """Raises `InvalidInput` if a regular expression is invalid. Blocks."""
         for pattern in patterns(self._request.condition):
             self._database().check_regex(pattern)
 
     @property
     def next(self) -> str | None:
-        """Where the next page begins; None if everything was given."""
+        """Returns the cursor of the next page; None if all records were returned."""
         if self._request.limit is None or self.matches < self._request.limit or not self.last:
             return None
         return self.last.encode()
 
     @property
     def finished(self) -> bool:
-        """Whether nothing follows what `batches` gave. If not, nobody knows yet."""
+        """Returns true if no record follows those of `batches`. False: it is not known yet."""
         return self._done() or self._given_last
 
     def batches(self) -> Generator[pa.RecordBatch]:
-        """The matches in order. Raises `LimitReached`, `Damaged`, `StoreUnavailable`."""
+        """Yields the matches in order. Raises `LimitReached`, `Damaged`, `StoreUnavailable`."""
         after = self._after
         self._table.look_ahead()
         self._left, self._budget = self._tiles(), self._first_budget
@@ -226,7 +227,7 @@ class Search:
             self._table.ask_for_copies()
 
     def _next(self, matches: int) -> UlidRange | None:
-        """The tile behind one with so many matches; the one that was begun, if one was."""
+        """Returns the range after one with so many matches, or the range whose scan began."""
         begun, self._begun = self._begun, None
         if begun is not None:
             return begun
@@ -236,7 +237,7 @@ class Search:
         return self._left.take(self._budget)
 
     def _begin_next(self, reads: TableReads) -> None:
-        """Has lines of the next tile looked for, if there is one that is needed in any case."""
+        """Begins the scan of the next range, if that range is needed in any case."""
         if self._request.limit is None and self._begun is None:
             self._begun = self._next(sum(batch.num_rows for batch in reads.found))
             if self._begun is not None:
@@ -244,18 +245,18 @@ class Search:
 
     @property
     def _after(self) -> RecordKey | None:
-        """The record behind which there is something to give."""
+        """Returns the record after which the results continue."""
         return self.last or self._request.after
 
     def count(self) -> int:
-        """How many records match, whatever the limit; sets `matches`."""
+        """Counts the matching records, whatever the limit; sets `matches`."""
         after = self._request.after
         for batch in self.totals(lambda made, _, scans, live: made.count(scans, after, live)):
             self.matches += batch.column(0)[0].as_py()
         return self.matches
 
     def totals(self, summary: Summary) -> Generator[pa.RecordBatch]:
-        """The rows of the summary, tile by tile. Raises as `batches`."""
+        """Yields the rows of the summary, range by range. Raises the errors of `batches`."""
         self._table.look_ahead()
         tiles = self._tiles()
         try:
@@ -279,9 +280,10 @@ class Search:
 
     @property
     def _first_budget(self) -> int:
-        """Bytes of the first tile, of which a search in a pipeline or run reads a part.
+        """Returns the bytes of the first range; a search in a pipeline or run reads a part of them.
 
-        With a limit it may read no more than that tile, and the part is only likely.
+        With a limit the search may read no more than that range, and the size of the part is only
+        likely.
         """
         first = self._sizes.first_bytes
         if self._request.limit is not None:
@@ -289,14 +291,14 @@ class Search:
         return min(int(first / self._table.narrow), self._sizes.largest_bytes)
 
     def _note(self, tile: UlidRange) -> None:
-        """Counts what the tile reads."""
+        """Counts the bytes that the range reads."""
         self.bytes += self._table.note(tile) + self._view.size_beside_table(tile)
 
     def _done(self) -> bool:
         return self._request.limit is not None and self.matches >= self._request.limit
 
     def _slices(self, tile: UlidRange) -> Iterator[UlidRange]:
-        """The tile, in pieces if most of it is not needed."""
+        """Yields the range, in pieces if most of it is not needed."""
         request = self._request
         if request.limit is None or not request.unconditional:
             return iter([tile])
@@ -309,7 +311,7 @@ class Search:
         )
 
     def _tile(self, tile: UlidRange, after: RecordKey | None) -> Iterator[pa.RecordBatch]:
-        """The tile's matches, however many statements they take."""
+        """Yields the range's matches, with as many statements as needed."""
         while not self._done():
             limit = None if self._request.limit is None else self._request.limit - self.matches
             given = 0
@@ -346,7 +348,10 @@ class Search:
         return self._database().run(statement, self._bound(sources, reads, tile, after, live))
 
     def _checked_reads(self, tile: UlidRange) -> TableReads:
-        """What is read of the table, once all that the tile reads was checked. Raises `Damaged`."""
+        """Checks all that the range reads, then returns its reads of the table.
+
+        Raises `Damaged`.
+        """
         self._table.check(tile)
         for segment in chain(*self._view.segment_files(tile).values()):
             self._checks.check_segment(segment)
@@ -357,7 +362,7 @@ class Search:
     def _matching(
         self, reads: TableReads, tile: UlidRange, after: RecordKey | None, limit: int | None
     ) -> Generator[pa.RecordBatch]:
-        """`_select` for what was found already, without DuckDB."""
+        """Does the work of `_select` on lines that the scan found, without DuckDB."""
         deletions = self._view.deletions
         found = matching(reads.found, self._request, tile, after, deletions)[:limit]
         for start in range(0, found.num_rows, _PIECE_ROWS):
@@ -388,7 +393,7 @@ class Search:
         return list(self._database().run(statement, bound))
 
     def _sources(self, reads: TableReads, tile: UlidRange) -> dict[str, Sequence[str]]:
-        """What is read whole, by source, as names of files."""
+        """Returns the names of files that are read whole, by source."""
         view = self._view
         sources = dict(reads.files)
         if reads.found:
@@ -399,7 +404,7 @@ class Search:
         return sources
 
     def _live(self, tile: UlidRange) -> Live:
-        """What leaves out deleted records of the tile; the tables it needs are there."""
+        """Returns the condition on deletions of the range, and registers the tables it needs."""
         found = live(self._view.deletions, tile)
         for name, table in found.tables.items():
             self._database().hold(name, table)
@@ -434,7 +439,7 @@ class Search:
         return self._view.leave_out_store()
 
     def _leave_out_unreadable(self, tile: UlidRange) -> bool:
-        """Finds segments and files of the tile that cannot be read and goes on without them."""
+        """Finds unreadable segments and files of the range and continues without them."""
         found = False
         self._table.forget()
         for segment in chain(*self._view.segment_files(tile).values()):
@@ -448,7 +453,7 @@ class Search:
         self._checks.check_file(file.uri)
 
     def _is_left_out(self, uri: str, check: Callable[[], None]) -> bool:
-        """Whether the file or segment at `uri` cannot be read, and is left out from now on."""
+        """Returns true if the file or segment at `uri` is unreadable; leaves it out then."""
         try:
             check()
             self._database().number(READABLE, {"files": [literal(uri)]})
@@ -458,7 +463,7 @@ class Search:
         return False
 
     def _fresh(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch without records that equal the one before them."""
+        """Returns the batch without records that equal the one before them."""
         if batch.num_rows == 0:
             return batch
         again = self.last is not None and RecordKey.of(batch[:1]) == [self.last]

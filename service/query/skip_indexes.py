@@ -1,8 +1,15 @@
-"""Skip indexes of the table's files, for all searches of a node.
+"""Reads skip indexes of the table's files, local or on S3, for all searches of a node.
 
-An index is optional: what cannot be read, or does not come in time, leaves its file to be read
-whole. So none of its errors reaches a search. One that is missing or damaged is looked for
-again after a while, since a compactor makes indexes behind its commits.
+An index is optional: if it cannot be read, or does not come in time, its file is read whole. So no
+error of an index reaches a search. A missing or damaged index is tried again after a while, since a
+compactor makes indexes after its commits.
+
+`IndexFiles` reads indexes in files of this machine: a search reads the few pages of them that it
+needs. Pages stay in memory within a budget. All pages that a search will read are announced to the
+system before the first page is read, since the disk answers many requests at once.
+
+`FetchedIndexes` fetches indexes of a store on S3 whole, with one request each, and keeps them in
+memory.
 """
 
 from __future__ import annotations
@@ -41,15 +48,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _AGAIN_SECONDS: Final = 60.0
 ENTRY_BYTES: Final = 512
-"""What something that is remembered takes beside its bytes."""
+"""Memory overhead of a cached entry."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LineMaps:
     """The maps of a file's lines, by the number of the row group.
 
-    `head` is that of its index, and `size` that of the file. `of` gives a map, None if there is
-    none or it does not read; it blocks.
+    `head` is the head of its index, and `size` the size of the file. `of` returns a map, None if it
+    is missing or cannot be read; it blocks.
     """
 
     head: IndexHeader
@@ -57,45 +64,45 @@ class LineMaps:
     of: Callable[[int], LineMap | None]
 
     def has(self, group: int) -> bool:
-        """Whether there is one."""
+        """Returns true if the row group has a map."""
         return self.head.maps[group][1] > 0
 
     @property
     def group_bytes(self) -> int:
-        """About how many bytes of the file a row group takes."""
+        """Returns about how many bytes of the file a row group takes."""
         return self.size // max(len(self.head.rows), 1)
 
 
 class SkipIndexes(ABC):
-    """The indexes of a store. For several threads."""
+    """The indexes of a store. Thread-safe."""
 
     @property
     @abstractmethod
     def damaged(self) -> int:
-        """How many were found damaged."""
+        """Returns the number of indexes that were found damaged."""
 
     @abstractmethod
     def which(self, files: Sequence[TableFile], needs: Needs) -> Mapping[str, IndexCondition]:
-        """What the indexes that there are say, by the file's path. Blocks in a thread."""
+        """Returns the answers of the available indexes, by the file's path. Blocks in a thread."""
 
     @abstractmethod
     def ahead(self, files: Sequence[TableFile], needs: Needs) -> Mapping[str, IndexCondition]:
-        """What can be said at once of files to which a search will come, in this order.
+        """Returns the answers available at once for files that a search will reach, in this order.
 
-        What is not is fetched. Blocks in a thread, but for no fetch.
+        Missing indexes are fetched. Blocks in a thread, but does not wait for a fetch.
         """
 
     @abstractmethod
     def maps(self, file: TableFile) -> LineMaps | None:
-        """Those of a file, if its index was asked."""
+        """Returns the maps of a file, if its index was read."""
 
     @abstractmethod
     def close(self) -> None:
-        """Ends what is under way; what waits for it goes on without."""
+        """Cancels fetches in progress; their waiters continue without them."""
 
 
 class ReadIndexes(SkipIndexes):
-    """Those of one place, of which at most `budget` bytes stay in memory."""
+    """The indexes of one place, of which at most `budget` bytes stay in memory."""
 
     def __init__(self, clock: Clock, budget: int) -> None:
         self._damaged = 0
@@ -109,14 +116,14 @@ class ReadIndexes(SkipIndexes):
         return self._damaged
 
     def _is_aside(self, path: str) -> bool:
-        """Whether the index was missing or damaged a moment ago."""
+        """Returns true if the index was missing or damaged a moment ago."""
         since = self._clock.monotonic() - _AGAIN_SECONDS
         return self._aside.get(path, since) > since
 
     def _set_aside(self, path: str, error: Exception) -> None:
         """Notes an index that is missing or damaged."""
         with self._changing:
-            if self._is_aside(path):  # another thread came upon it at the same time
+            if self._is_aside(path):  # another thread noted it at the same time
                 return
             if isinstance(error, Damaged):
                 self._damaged += 1
@@ -128,7 +135,10 @@ class ReadIndexes(SkipIndexes):
 
 
 class NearestIndexes(SkipIndexes):
-    """Those that are `here` where `is_here` says so, unless they do not read; others elsewhere."""
+    """Uses the local index if `is_here` returns true and it can be read.
+
+    Otherwise the remote one.
+    """
 
     def __init__(
         self, here: SkipIndexes, elsewhere: SkipIndexes, is_here: Callable[[TableFile], bool]
@@ -163,14 +173,11 @@ class NearestIndexes(SkipIndexes):
         return self._here.which([file for file in files if self._is_here(file)], needs)
 
 
-# Skip indexes in files of this machine: a search reads the few pages of them that it needs.
-#
-# Pages that were read are kept within a budget. All that a search will read is announced to the
-# system before the first page is read, since the disk answers many requests at once.
+# --- Indexes in local files ---------------------------------------------------------------------
 
 
 _FILES_AT_ONCE: Final = 64  # files that are open
-_PAGE_ENTRY_BYTES: Final = 128  # what a page takes beside its bytes
+_PAGE_ENTRY_BYTES: Final = 128  # overhead of a page in memory
 
 
 class _Unread(Exception):
@@ -179,9 +186,9 @@ class _Unread(Exception):
 
 @dataclass
 class _ReadIndex:
-    """What was read of an index, by place.
+    """The parts of an index that were read, by place.
 
-    It stays right whatever becomes of the index: the table's file is never written again.
+    They stay valid whatever happens to the index: the table's file is never written again.
     """
 
     head: IndexHeader
@@ -204,12 +211,12 @@ class _ReadIndex:
 
 
 class _OpenIndex:
-    """An index in an open file. `known` is what was read of it."""
+    """An index in an open file. `known` are the parts that were read."""
 
     def __init__(self, number: int, size: int) -> None:
         self._number = number
         start = os.pread(number, PAGE_BYTES, 0)
-        if head_bytes(start) > len(start):  # cut off at the end of the file, if it says too much
+        if head_bytes(start) > len(start):  # cut off at the file's end if it claims too much
             start = os.pread(number, min(head_bytes(start), os.fstat(number).st_size), 0)
         self.known = _ReadIndex(parse_head(start, size=size))
         self.index = SkipIndex(self.known.head, self._read)
@@ -224,7 +231,7 @@ class _OpenIndex:
 
 
 class IndexFiles(ReadIndexes):
-    """Those of a local store, of which `place` gives a path by the table file's path."""
+    """The indexes of a local store; `place` returns the path of one by the table file's path."""
 
     def __init__(self, place: Callable[[str], str], clock: Clock, budget: int) -> None:
         super().__init__(clock, budget)
@@ -259,15 +266,15 @@ class IndexFiles(ReadIndexes):
         return LineMaps(head, file.size, lambda group: self._lines(file.path, head, group))
 
     def close(self) -> None:
-        """Nothing is under way."""
+        """Does nothing: no fetch is in progress."""
 
     def _lines(self, path: str, head: IndexHeader, group: int) -> LineMap | None:
         with self._excused(path), _open(self._place(path)) as number:
             return SkipIndex(head, lambda at, size: os.pread(number, size, at)).lines(group)
-        return None  # type: ignore[unreachable]  # it was excused
+        return None  # type: ignore[unreachable]  # `_excused` suppressed an error
 
     def _index(self, file: TableFile) -> SkipIndex:
-        """The index as far as it was read. Raises `_Unread` if nothing was."""
+        """Returns the index as far as it was read. Raises `_Unread` if nothing was."""
         with self._changing:
             known = self._known.get(file.path)
         if known is None:
@@ -278,7 +285,7 @@ class IndexFiles(ReadIndexes):
     def _announced(
         self, files: Sequence[TableFile], needs: Needs
     ) -> Iterator[Mapping[str, _OpenIndex]]:
-        """The indexes that there are, by the file's path; the system has begun to read them."""
+        """Returns the available indexes by the file's path; the system has begun to read them."""
         found: dict[str, _OpenIndex] = {}
         with ExitStack() as opened:
             for file in files:
@@ -300,11 +307,11 @@ class IndexFiles(ReadIndexes):
 
     @contextmanager
     def _excused(self, path: str) -> Iterator[None]:
-        """Goes on without an index that is missing, or does not read."""
+        """Continues without an index that is missing or cannot be read."""
         try:
             yield
         except FileNotFoundError:
-            pass  # to look again costs nothing
+            pass  # another try costs nothing
         except OSError as error:
             self._set_aside(path, Damaged(f"its skip index cannot be read: {error}"))
         except Damaged as error:
@@ -320,7 +327,7 @@ def _open(path: str) -> Iterator[int]:
         os.close(number)
 
 
-# Skip indexes of a store on S3: fetched whole, with one request, and kept in memory.
+# --- Indexes on S3 ------------------------------------------------------------------------------
 
 
 _FETCHES_AT_ONCE: Final = 8
@@ -328,7 +335,7 @@ _WAIT_SECONDS: Final = 2.0
 
 
 class FetchedIndexes(ReadIndexes):
-    """Those that `get` gives; `place` gives the address of one by the path of its file."""
+    """Indexes that `get` fetches; `place` returns the address of one by the path of its file."""
 
     def __init__(self, get: Get, place: Callable[[str], str], clock: Clock, budget: int) -> None:
         super().__init__(clock, budget)
@@ -346,7 +353,7 @@ class FetchedIndexes(ReadIndexes):
         room = self._budget
         for file in files:
             room -= int(file.size * SHARE) + ENTRY_BYTES
-            if room < 0:  # it would displace what the search needs before
+            if room < 0:  # it would displace indexes that the search needs before
                 break
             if file.path not in there:
                 self._fetched(file)
@@ -364,10 +371,10 @@ class FetchedIndexes(ReadIndexes):
             coming = list(self._coming.values())
         for future in coming:
             if future.cancelled():
-                future.set_running_or_notify_cancel()  # else `wait` does not notice it
+                future.set_running_or_notify_cancel()  # otherwise `wait` does not notice it
 
     def of(self, files: Collection[TableFile]) -> Mapping[str, SkipIndex]:
-        """Those that there are, by the file's path; within two seconds. Blocks."""
+        """Returns the available indexes, by the file's path; within two seconds. Blocks."""
         found = self._there(files)
         coming = {
             file.path: coming
@@ -405,7 +412,10 @@ class FetchedIndexes(ReadIndexes):
             return {file.path: index for file in files if (index := self._kept.get(file.path))}
 
     def _fetched(self, file: TableFile) -> Future[SkipIndex | None] | None:
-        """The fetch of an index, which may be under way; None if there is nothing to fetch."""
+        """Returns the fetch of an index, which may be in progress.
+
+        None if nothing can be fetched.
+        """
         if self._is_aside(file.path):
             return None
         with self._changing:
@@ -427,7 +437,7 @@ class FetchedIndexes(ReadIndexes):
         except (NotFound, Damaged) as error:
             self._set_aside(file.path, error)
         except TailraceError as error:
-            # The search itself meets the store, and says what it met.
+            # The search itself uses the store and reports its error.
             log.info("the skip index of %s is not read: %s", file.path, error)
         else:
             with self._changing:

@@ -1,18 +1,28 @@
-"""What a search reads, pinned in the one order that misses nothing.
+"""Pins the sources of one search (journal, segments, table) in the one order that misses nothing.
 
-    1 pin the hot part      all that was not in a confirmed segment before the request, and ask
-                            the other nodes for theirs
-    2 list the segments     what was confirmed since is in both: copies are dropped later; what an
-                            earlier snapshot held already is stepped over
-    3 open the snapshot     its marks say which of the listed segments it holds
-    4 read                  segments above the marks, and the snapshot's files
+    1 pin the unflushed part    all records that were not in a confirmed segment before the request;
+                                then ask the other nodes for theirs
+    2 list the segments         segments that were confirmed since are in both: copies are dropped
+                                later; segments that an earlier snapshot held are skipped
+    3 open the snapshot         its marks say which of the listed segments it holds
+    4 read                      segments above the marks, and the snapshot's files
 
-Segments at or below a mark stay for a grace longer than any search, so what was listed
-is there when it is read; if one is not, the report says so. A segment that was set
-aside is left out and counted. Behind a missing number nothing is read of that node.
+Segments at or below a mark stay for a grace longer than any search, so a listed segment can still
+be read later. If one cannot, the report names it. A quarantined segment is left out and counted. If
+a segment's number is missing, the search skips all later segments of that node.
 
-If the store does not answer within its deadline, a search finds what the nodes hold, and the report
-says that the store is missing. The same if it falls silent later: the search goes on without it.
+If the store does not answer within its deadline, a search finds the records that nodes hold, and
+the report says that the store is missing. The same happens if the store stops answering later: the
+search continues without it.
+
+A journal batch has one time (its lines differ in the low 25 bits of the ULID only), so each batch
+belongs to exactly one time range. Rows take 72 bytes a batch and are held for the length of the
+search. Texts are read, encoded and released as DuckDB asks for them, however large the unflushed
+part is.
+
+Other nodes are asked after this node's journal is pinned and before segments are listed. So records
+that move meanwhile are found twice and never missed. The report names a node that is silent or
+holds more than one answer may have; the reply is then partial.
 """
 
 from __future__ import annotations
@@ -53,18 +63,18 @@ from tailrace.logstore.table.followed import FollowedTable
 from tailrace.logstore.table.schema import COLUMNS, PARTITIONS
 from tailrace.logstore.table.snapshot import FileIndex, TableFile
 
-# The segments that a search must read: those above the table's marks, found by their footers.
+# --- Segments above the table's marks, found by their footers -----------------------------------
 
 
 _REMEMBERED: Final = 4_096
-_MANY_IN_BUCKET: Final = 1_000  # a page, which going on behind others costs
+_MANY_IN_BUCKET: Final = 1_000  # one page: a second list from the mark costs a page, too
 
 
 @dataclass(frozen=True, slots=True)
 class SearchedSegment:
     """A stored segment; `low` and `high` bound its ULIDs, inclusive.
 
-    It was cut of the positions from `first_pos` to before `end_pos`.
+    It holds the positions from `first_pos` to before `end_pos`.
     """
 
     key: str
@@ -82,38 +92,38 @@ class SearchedSegment:
 
     @property
     def source(self) -> str:
-        """The source of a statement that reads it."""
+        """Returns the source of a statement that reads it."""
         if not self.marked:
             return "unmarked segments"
         return "segments" if self.coloured else PLAIN_SEGMENTS
 
     def meets(self, tile: UlidRange) -> bool:
-        """False only if it has no record in the tile."""
+        """Returns false only if it has no record in the time range."""
         return self.low <= tile.high and self.high >= tile.low
 
     def may_hold(self, fqn: str | None, run: str | None) -> bool:
-        """False only if it has no record of such a run."""
+        """Returns false only if it has no record of such a run."""
         return any(fqn in (None, f) and run in (None, r) for f, r in self.runs)
 
 
 class FooterCatalog:
-    """Footers by key. A key is never used again, so a footer that was read stays valid.
+    """Segments by key. A key is never used again, so a footer stays valid once it is read.
 
-    For the event loop: it is not safe to ask it in threads.
+    For the event loop only: it is not thread-safe.
     """
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, SearchedSegment] = OrderedDict()
 
     def known(self, key: str) -> SearchedSegment | None:
-        """The segment, if it was read or noted before: nothing is to be waited for."""
+        """Returns the segment without waiting, if its footer was read or noted before."""
         known = self._known.get(key)
         if known is not None:
             self._known.move_to_end(key)
         return known
 
     async def segment(self, store: ObjectStore, listed: ObjectInfo | ListedKey) -> SearchedSegment:
-        """The segment at a listed key. Raises `Damaged`, `NotFound`, `StoreUnavailable`."""
+        """Returns the segment at a listed key. Raises `Damaged`, `NotFound`, `StoreUnavailable`."""
         known = self.known(listed.key)
         if known is not None:
             return known
@@ -125,7 +135,7 @@ class FooterCatalog:
         return found
 
     def note(self, store: ObjectStore, key: str, segment: EncodedSegment) -> None:
-        """Remembers a segment that this node has just put there: nobody needs to read it."""
+        """Remembers a segment that this node has just stored, so that nobody needs to read it."""
         self._remember(_opened_segment(store, key, len(segment.body), segment.footer))
 
     def _remember(self, segment: SearchedSegment) -> None:
@@ -135,10 +145,10 @@ class FooterCatalog:
 
 
 class Above(NamedTuple):
-    """What was `found` below `segments/`, of a node with many up to its mark only the first few.
+    """The keys `found` below `segments/`; of a node with many segments up to its mark, only a few.
 
-    `passed` has the marks up to which was stepped over others: for a table whose marks are lower,
-    those are missing.
+    `passed` has the marks up to which keys were skipped: if a table has lower marks, some of its
+    segments are missing in `found`.
     """
 
     found: list[ListedKey]
@@ -146,10 +156,10 @@ class Above(NamedTuple):
 
 
 def list_above(store: ObjectStore, mark: Callable[[str], int]) -> Above:
-    """Lists the segments of a store, and blocks.
+    """Lists the segments of a store. Blocks.
 
-    Segments that the table has stay for an hour, thousands of them at full load. Where it costs
-    less than to list them, the list goes on behind the node's `mark`.
+    Segments that the table has stay for an hour, thousands of them at full load. If it costs less
+    than to list them, the list continues after the node's `mark`.
     """
     many = _MANY_IN_BUCKET if is_remote(store.uri(keys.TABLE)) else 1
     above, behind = Above([], {}), None
@@ -168,7 +178,7 @@ def list_above(store: ObjectStore, mark: Callable[[str], int]) -> Above:
 def above_marks(
     listed: Iterable[ListedKey], marks: Mapping[str, int], missing: list[str]
 ) -> list[ListedKey]:
-    """The listed segments above each node's mark, without quarantined ones.
+    """Returns the listed segments above each node's mark, without quarantined ones.
 
     A node's numbers have no gaps. Segments after a gap are not read: the number goes to `missing`.
     """
@@ -191,7 +201,7 @@ def above_marks(
 
 
 def _opened_segment(store: ObjectStore, key: str, size: int, footer: Footer) -> SearchedSegment:
-    # A segment without rows meets no tile.
+    # A segment without rows meets no time range.
     low, high = (ulids.decode(footer.low), ulids.decode(footer.high)) if footer.rows else (1, 0)
     runs = tuple(run.key for run in footer.runs)
     first_pos = min([first for first, _ in footer.ranges], default=0)
@@ -211,27 +221,23 @@ def _opened_segment(store: ObjectStore, key: str, size: int, footer: Footer) -> 
     )
 
 
-# The journal's part of a search: pinned batches, by time, as a stream of Arrow.
-#
-# A batch has one time (its lines differ in the low 25 bits of the ULID only), so each belongs to
-# exactly one tile. Rows are 72 bytes a batch and are held for the length of the search; texts are
-# read, encoded and let go as DuckDB asks for them, whatever the hot part's size.
+# --- Unflushed records of this node -------------------------------------------------------------
 
 
 SCHEMA: Final = pa.schema([field for field in COLUMNS if field.name not in PARTITIONS])
 
 
 class SearchPin(Protocol):
-    """The hot part of a node at one moment; its files stay until `release`."""
+    """The unflushed part of a node at one moment; its files stay until `release`."""
 
     @property
     def node(self) -> str:
-        """The node."""
+        """Returns the node's name."""
         ...
 
     @property
     def confirmed_pos(self) -> int:
-        """All below it is in confirmed segments."""
+        """Returns the position below which all records are in confirmed segments."""
         ...
 
     def batches(
@@ -242,14 +248,14 @@ class SearchPin(Protocol):
         end: int | None = None,
         times: tuple[int, int] | None = None,
     ) -> Batches:
-        """Batches that begin in [`start`, `end`), of one run or of all, and of these times.
+        """Returns batches that begin in [`start`, `end`), of one run or all, of these times.
 
-        These are the milliseconds of their ULIDs, the first and the last.
+        The times are the milliseconds of their ULIDs, the first and the last, inclusive.
         """
         ...
 
     def release(self) -> None:
-        """Lets the files go."""
+        """Releases the files."""
         ...
 
 
@@ -291,12 +297,12 @@ class Selected:
 
 
 class HotRecords:
-    """What the journal held beyond its confirmed segments when it was pinned, within `bounds`.
+    """Records of the pinned journal beyond its confirmed segments, within `bounds`.
 
-    Or from the position `since` on, if that is given.
+    With `since`, records from this position on instead.
 
-    With `start`, of the runs that have records at or above this position; what these runs had
-    before comes as well, since a line that names no level has that of the line before.
+    With `start`, only records of runs that have records at or above this position. Earlier records
+    of these runs are included, since a line without a level has the level of the line before.
     """
 
     def __init__(
@@ -323,7 +329,7 @@ class HotRecords:
         self._has_new = (rows["pos"] + rows["records"])[self._kept] > start
 
     def weights(self, bounds: UlidRange) -> Mapping[int, int]:
-        """Bytes of text by hour, within the bounds."""
+        """Returns bytes of text by hour, within the bounds."""
         chosen = self._within(bounds)
         hours = self._times[chosen] // HOUR_MS
         sizes = self._batches.rows["size"][self._kept[chosen]]
@@ -332,11 +338,11 @@ class HotRecords:
         return {int(h): int(t) for h, t in zip(found, totals, strict=True)}
 
     def size(self, tile: UlidRange) -> int:
-        """Bytes of text in the tile; 0 if there is nothing."""
+        """Returns the bytes of text in the time range; 0 if it has no records."""
         return int(self._batches.rows["size"][self._kept[self._within(tile)]].sum())
 
     def records(self, tile: UlidRange) -> Iterator[pa.RecordBatch]:
-        """Records of the tile's milliseconds, a slice at a time."""
+        """Yields records of the range's milliseconds, a slice at a time."""
         indexes = self._kept[self._within(tile)]
         part = Selected(self._batches, indexes, self._batches.rows[indexes])
         for batch in self._encode(part):
@@ -351,11 +357,7 @@ class HotRecords:
         return np.flatnonzero(within)
 
 
-# What other nodes hold of a search: records of their journals that are in no confirmed segment.
-#
-# They are asked after this node's journal is pinned and before segments are listed, so records
-# that move meanwhile are found twice and never missed. A node that is silent, or holds more than
-# one answer may have, is named in the report, and the reply is partial.
+# --- Unflushed records of other nodes -----------------------------------------------------------
 
 
 _MS = 80
@@ -364,7 +366,10 @@ _LOWEST_BITS = (1 << _MS) - 1
 
 @dataclass(frozen=True, slots=True)
 class FoundElsewhere:
-    """Records of other nodes with the columns of `SCHEMA`; who has answered, and who is silent."""
+    """Records of other nodes with the columns of `SCHEMA`.
+
+    The nodes that answered and the silent.
+    """
 
     records: pa.Table = field(default_factory=SCHEMA.empty_table)
     nodes: Sequence[str] = ()
@@ -372,18 +377,21 @@ class FoundElsewhere:
 
 
 AskOthers = Callable[[QueryRequest], Awaitable[FoundElsewhere]]
-"""Asks the other nodes for what they hold. Raises `Unavailable`."""
+"""Asks the other nodes for their unflushed records. Raises `Unavailable`."""
 
 
 class HotOfAll:
-    """The journals of this node and of others as one, like `HotRecords`."""
+    """The journals of this node and of others as one, with the interface of `HotRecords`."""
 
     def __init__(self, own: HotRecords | HotOfAll, elsewhere: pa.Table) -> None:
         self._own = own
         self._elsewhere = elsewhere.combine_chunks()
 
     def weights(self, bounds: UlidRange) -> Mapping[int, int]:
-        """Bytes by hour, within the bounds; of other nodes half each at both ends of their time."""
+        """Returns bytes by hour, within the bounds.
+
+        Remote bytes are split evenly between their first and last hour.
+        """
         weights = dict(self._own.weights(bounds))
         part = self._within(bounds)
         if part.num_rows:
@@ -394,12 +402,12 @@ class HotOfAll:
         return weights
 
     def size(self, tile: UlidRange) -> int:
-        """Bytes in the tile; 0 if there is nothing."""
+        """Returns the bytes in the time range; 0 if it has no records."""
         part = self._within(tile)
         return self._own.size(tile) + (int(part.nbytes) if part.num_rows else 0)
 
     def records(self, tile: UlidRange) -> Iterator[pa.RecordBatch]:
-        """Records of the tile's milliseconds, a slice at a time."""
+        """Yields records of the range's milliseconds, a slice at a time."""
         yield from self._own.records(tile)
         yield from self._within(tile).to_batches()
 
@@ -415,22 +423,22 @@ class HotOfAll:
 
 
 Look: TypeAlias = "Callable[[SearchSources, QueryRequest], Awaitable[View]]"
-"""Pins what a search reads; `open_view` is the usual one."""
+"""Pins the sources of a search; `open_view` is the usual one."""
 Deletion: TypeAlias = "tuple[str, str | None, int]"
 """(fqn, run or None for the whole pipeline, highest deleted ULID)."""
 
 STORE: Final = "the object store"
-"""What is `missing` of a search if the store does not answer."""
+"""The entry in `missing` if the store does not answer."""
 _AT_ONCE: Final = 16  # footers
 LOOKS: Final = ThreadPoolExecutor(8, thread_name_prefix="look")
-"""Threads that ask the store. A store that says nothing would hold up all others of the loop."""
+"""Threads that ask the store. A silent store would block all other threads of the loop."""
 
 
 @dataclass
 class SearchReport:
-    """What a search covers; what is `missing` or `unreadable` makes it partial.
+    """What a search covers. `missing` and `unreadable` sources make it partial.
 
-    `segments` and `files` of the table may hold something that is wanted, the skipped ones cannot.
+    The counted `segments` and `files` of the table may hold matches; the skipped ones cannot.
     """
 
     nodes: set[str] = field(default_factory=set)
@@ -440,24 +448,24 @@ class SearchReport:
     files_failed: int = 0
     files_skipped: int = 0
     quarantined: list[str] = field(default_factory=list)  # keys of markers
-    left_out: list[str] = field(default_factory=list)  # of these, those that nobody gave up
+    left_out: list[str] = field(default_factory=list)  # of these, segments that nobody gave up
     missing: list[str] = field(default_factory=list)
     """Keys of segments, nodes that did not answer, and the store if that did not."""
     unreadable: dict[str, str] = field(default_factory=dict)  # key: reason
 
     @property
     def complete(self) -> bool:
-        """Whether all was read, and no damaged segment is left out that nobody gave up."""
+        """Returns true if all was read, except quarantined segments that an operator gave up."""
         return self.read_all and not self.left_out
 
     @property
     def read_all(self) -> bool:
-        """Whether all was read. A quarantined segment counts as empty."""
+        """Returns true if all was read. A quarantined segment counts as empty."""
         return not (self.missing or self.unreadable)
 
     def counts(self) -> dict[str, int]:
-        """How much was asked, could not be read, and needed not to be asked."""
-        # Else nodes, or all; deletions, or files of the table.
+        """Counts the sources that were read, that could not be read, and that were skipped."""
+        # The other keys are nodes or the store; deletions or files of the table.
         failed = [*self.missing, *self.unreadable]
         return {
             "nodes": len(self.nodes),
@@ -472,7 +480,7 @@ class SearchReport:
 
 @dataclass(frozen=True, slots=True)
 class SearchSources:
-    """Where a node's searches look: its journal, the store, the table, deletions."""
+    """The sources of a node's searches: its journal, the store, the table, deletions."""
 
     store: ObjectStore
     table: FollowedTable
@@ -485,15 +493,15 @@ class SearchSources:
     known_deletions: Callable[[], Sequence[Deletion]] = tuple
     """The deletions that this node knows, without the store."""
     unreadable_deletions: Callable[[], Mapping[str, Deletion]] = dict
-    """Of these, what stands for a record that cannot be read, by its key."""
+    """Stand-ins among these deletions for records that cannot be read, by the record's key."""
 
 
 class Outdated(Unavailable):
-    """The pin is not held any more, or the table holds lines that came after it: pin again."""
+    """The pin is released, or the table holds lines that came after it: pin again."""
 
 
 class View:
-    """The pinned sources of one search; `release` it."""
+    """The pinned sources of one search; call `release` at its end."""
 
     def __init__(
         self,
@@ -515,7 +523,7 @@ class View:
         self._left_out: set[str] = set()
 
     def weights(self, bounds: UlidRange) -> Mapping[int, int]:
-        """Stored bytes by hour: where tiles are cut."""
+        """Returns stored bytes by hour, which decide where time is cut into ranges."""
         weights = dict(self._files.sizes())
         for hour, size in self.hot.weights(bounds).items():
             weights[hour] = weights.get(hour, 0) + size
@@ -526,13 +534,13 @@ class View:
         return weights
 
     def table_files(self, tile: UlidRange) -> list[TableFile]:
-        """Files of the table that may hold records of the tile."""
+        """Returns the table's files that may hold records of the range."""
         self._check_store()
         files = self._files.within(tile.low, tile.high)
         return [file for file in files if file.uri not in self._left_out]
 
     def segment_files(self, tile: UlidRange) -> dict[str, list[str]]:
-        """Segments that may hold records of the tile, by the source of statements that they are."""
+        """Returns the segments that may hold records of the range, by source of statements."""
         self._check_store()
         found: dict[str, list[str]] = {}
         for segment in self._segments.values():
@@ -541,12 +549,12 @@ class View:
         return found
 
     def size_beside_table(self, tile: UlidRange) -> int:
-        """Bytes that the tile may have to read of segments and journal."""
+        """Returns the bytes of segments and journal that the range may have to read."""
         segments = sum(s.size for s in self._segments.values() if s.meets(tile))
         return segments + self.hot.size(tile)
 
     def leave_out(self, uri: str, reason: str) -> None:
-        """Goes on without a segment or a file of the table, and says so in the report."""
+        """Continues without a segment or a file of the table; the report names it."""
         segment = self._segments.pop(uri, None)
         if segment is not None:
             self.report.unreadable[segment.key] = reason
@@ -556,7 +564,7 @@ class View:
             self.report.unreadable[uri[uri.rindex(f"/{keys.TABLE}/") + 1 :]] = reason
 
     def leave_out_store(self) -> bool:
-        """Goes on with the lines that nodes hold; whether there was anything else to read."""
+        """Continues with the lines that nodes hold; false if the store was left out before."""
         if STORE in self.report.missing:
             return False
         self._segments, self._files = {}, FileIndex({})
@@ -564,18 +572,18 @@ class View:
         return True
 
     def _check_store(self) -> None:
-        """Leaves out what is in the store as soon as that is known not to answer."""
+        """Leaves out the store's sources as soon as the store is known not to answer."""
         reads_store = bool(self._segments) or self._files.count > 0
         if reads_store and self._answers is not None and self._answers.silent:
             self.leave_out_store()
 
     def release(self) -> None:
-        """Lets the journal's files go."""
+        """Releases the journal's files."""
         self._pin.release()
 
 
 async def open_view(sources: SearchSources, request: QueryRequest) -> View:
-    """Pins, lists, opens, in this order; without the store if that does not answer."""
+    """Pins, lists, opens, in this order; without the store if it does not answer."""
     pin = sources.pin()
     try:
         found = None if sources.others is None else await sources.others(request)
@@ -596,7 +604,7 @@ async def open_view(sources: SearchSources, request: QueryRequest) -> View:
 
 
 def held_view(sources: SearchSources, request: QueryRequest, pin: SearchPin) -> View:
-    """All that the journal holds, also what is in the store by now."""
+    """Returns a view of all that the journal holds, also of records that are stored by now."""
     hot = HotRecords(
         pin,
         lambda batches: record_batches(batches, Carry()),
@@ -617,7 +625,7 @@ async def open_pinned(
     pin: SearchPin,
     through: Mapping[str, int] | None = None,
 ) -> View:
-    """Lists and opens behind a pin, which the view releases. Raises as `open_view`.
+    """Lists and opens after a pin, which the view releases. Raises the errors of `open_view`.
 
     Of a node in `through` no segment above that number is read.
     """
@@ -636,7 +644,7 @@ async def _open(
     while True:
         seen = await sources.answers.blocking(LOOKS, look)
         if seen.whole:
-            break  # else it is another table, and holds less
+            break  # otherwise it is another table, and holds less
     files = seen.files
     report.nodes |= seen.nodes
     for node, seq in bounds.items():
@@ -653,10 +661,10 @@ async def _open(
 
 @dataclass(frozen=True, slots=True)
 class _ListedSources:
-    """The segments listed, by these nodes, and what the table, opened after that, has.
+    """The listed segments of these nodes, and the table, which was opened after the list.
 
-    `fresh` are those above its marks. Of its files some were `skipped`, since they cannot hold
-    what is asked for. `whole`: it has all segments that were stepped over.
+    `fresh` are the segments above the table's marks. Files of the table are `skipped` if they
+    cannot hold matches. `whole`: the table has all segments that the list skipped.
     """
 
     fresh: Sequence[ListedKey]
@@ -674,7 +682,7 @@ class _ListedSources:
 def _looked_up(
     sources: SearchSources, request: QueryRequest, pin: SearchPin, bounds: Mapping[str, int]
 ) -> _ListedSources:
-    """Lists, and opens the table behind that."""
+    """Lists the segments, then opens the table."""
     above = list_above(sources.store, sources.table.known_mark)
     listed = (
         [one for one in above.found if not _is_above(one.key, bounds)] if bounds else above.found
@@ -682,7 +690,7 @@ def _looked_up(
     nodes = {key[0] for one in listed if (key := keys.parse_segment(one.key))}
     hot = HotRecords(pin, sources.encode, request.bounds, request.fqn, request.run)
     version = sources.table.newest()
-    # Of nodes in a `through` the table may be ahead.
+    # For nodes in `through`, the table may be ahead of that number.
     marks = version.marks(sorted({pin.node, *nodes, *bounds, *above.passed}))
     whole = all(marks[node] >= mark for node, mark in above.passed.items())
     aside = [one.key for one in listed if one.key.startswith(keys.QUARANTINE)]
@@ -706,7 +714,7 @@ def _is_above(key: str, bounds: Mapping[str, int]) -> bool:
 async def _segments(
     sources: SearchSources, fresh: Sequence[ListedKey], request: QueryRequest, report: SearchReport
 ) -> list[SearchedSegment]:
-    """The segments that may hold something, by their footers, of which most are known."""
+    """Returns the segments that may hold matches, by their footers, most of which are cached."""
     segments = [sources.catalog.known(one.key) for one in fresh]
     unread = [number for number, segment in enumerate(segments) if segment is None]
     for few in (unread[i : i + _AT_ONCE] for i in range(0, len(unread), _AT_ONCE)):
@@ -734,7 +742,7 @@ async def _listed_segment(
 
 
 def _say_unreadable(sources: SearchSources, request: QueryRequest, report: SearchReport) -> None:
-    """Says which lines are left out because nobody knows whether they are deleted."""
+    """Reports lines that are left out because it is unknown whether they are deleted."""
     for key, deletion in sources.unreadable_deletions().items():
         if _concerns(deletion, request):
             owner = " / ".join(one for one in deletion[:2] if one is not None)
@@ -750,13 +758,13 @@ def _concerns(deletion: Deletion, request: QueryRequest) -> bool:
     )
 
 
-# Leaving out what is deleted, in a statement.
+# --- Deletions in statements --------------------------------------------------------------------
 #
-# A deletion is of all lines of a run, or of a pipeline, up to some ULID. Few of them are terms of
-# the WHERE clause. A join, which many need, stands between the scan and its Top-N: then DuckDB
-# reads all columns of all rows, where it would read the keys, and the other columns of the rows
-# that are given. So deletions that end before the tile begins are left away, too: the newest
-# lines are seldom touched by any.
+# A deletion covers all lines of a run, or of a pipeline, up to some ULID. A few deletions become
+# terms of the WHERE clause. Many need a join, which stands between the scan and its Top-N: DuckDB
+# then reads all columns of all rows, where it would otherwise read the keys, and the other columns
+# only of the rows in the result. So deletions that end before the range begins are left out, too;
+# few deletions touch the newest lines.
 
 
 MOST_TERMS: Final = 64  # 16 terms take a tenth of the time of a join, 200 half
@@ -768,7 +776,7 @@ _JOINED: Final = (
 
 
 class Live(NamedTuple):
-    """What follows the other terms, what it binds, and tables that it needs by their names."""
+    """A condition that follows the other terms, its parameters, and the tables it needs by name."""
 
     terms: str
     parameters: dict[str, Any]
@@ -776,7 +784,7 @@ class Live(NamedTuple):
 
 
 def live(deletions: Sequence[Deletion], tile: UlidRange) -> Live:
-    """Holds for records of the tile that are not deleted; the records are known as `r`."""
+    """Returns the condition that records of the range are not deleted; `r` names the records."""
     near = [deletion for deletion in deletions if deletion[2] >= tile.low]
     if len(near) > MOST_TERMS:
         return Live(_JOINED, {}, _tables(near))

@@ -1,4 +1,4 @@
-"""The statements of a search. User input is bound, never spelled into them.
+"""Builds the statements of a search. User input is bound, never spelled into them.
 
     SELECT … FROM (
         (SELECT … FROM read_parquet($table)    WHERE … ORDER BY … LIMIT n)
@@ -8,9 +8,9 @@
         (SELECT … FROM hot                     WHERE … ORDER BY … LIMIT n))
     ORDER BY ulid, fqn, run_id, source, pos LIMIT n
 
-With a limit each source is cut on its own, since DuckDB skips row groups that cannot
-reach a Top-N only right above a scan. Copies of a record come out beside one another,
-the one that is stored longest first; of copies that two nodes shipped, that of the lower `pos`.
+With a limit each source is cut on its own, since DuckDB skips row groups that cannot reach a Top-N
+only directly above a scan. Copies of a record come out next to each other, the one that is stored
+longest first; of copies that two nodes shipped, the one with the lower `pos`.
 """
 
 from __future__ import annotations
@@ -58,19 +58,19 @@ def _scan(source: str, files: str) -> str:
 
 
 def files_of(source: str) -> str:
-    """The name of the parameter that has the files of a source."""
+    """Returns the name of the parameter that has the files of a source."""
     return source.replace(" ", "_")
 
 
 def table_source(*, bare: bool, marked: bool) -> str:
-    """The source for a file of the table: no line has attributes; it has the column `carried`."""
+    """Returns the source of a table file: no line has attributes; it has the column `carried`."""
     names = [name for name, is_so in (("bare", bare), ("unmarked", not marked)) if is_so]
     return " ".join(names) or "table"
 
 
 PLAIN_SEGMENTS: Final = "plain segments"
-"""Segments without coloured lines: nobody looks for control sequences in them."""
-# Oldest copy first: what the table says of a record does not change any more.
+"""Segments without coloured lines: they are not searched for control sequences."""
+# Oldest copy first: the table's version of a record does not change any more.
 _RANKS: Final = {
     "found": 0,
     **dict.fromkeys(("table", "bare", "unmarked", "bare unmarked", "copies"), 0),
@@ -81,9 +81,9 @@ _SOURCES: Final = {
     name: (rank, name if name in ("found", "hot") else _scan(name, f"${files_of(name)}"))
     for name, rank in _RANKS.items()
 }
-"""By name, the rank among copies of a record, and what stands behind FROM.
+"""By name, the rank among copies of a record, and the FROM clause.
 
-Copies are the table, and so is what was `found` in it before the statement.
+Copies of files count as the table, and so do lines `found` in it before the statement.
 """
 
 
@@ -98,12 +98,12 @@ READABLE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Scans:
-    """What a statement reads: whole sources by name, and `ranges` of rows of table files.
+    """The inputs of a statement: whole sources by name, and `ranges` of rows of table files.
 
-    Of a range only the source matters here. Its parameters are `part`, `first` and `last` with its
-    number. Where all files of the
-    table lie `inside` the tile, nobody compares their ULIDs with its bounds, which would read
-    that column for every row. Where no file has `coloured` lines, nobody looks for them.
+    Only the source of a range matters here. Its parameters are `part`, `first` and `last` with its
+    number. If all files of the table are `inside` the time range, their ULIDs are not compared with
+    its bounds, which would read that column for every row. If no file has `coloured` lines, control
+    sequences are not searched for.
     """
 
     names: Collection[str]
@@ -113,16 +113,16 @@ class Scans:
 
     @property
     def copies(self) -> bool:
-        """Whether a record may be there twice. Only the table is free of copies by itself."""
+        """Returns true if a record may occur twice. Only the table alone is free of copies."""
         return any(_RANKS[name] for name in self.names)
 
     @property
     def bounded(self) -> bool:
-        """Whether the tile's bounds are compared with."""
+        """Returns true if ULIDs are compared with the bounds of the time range."""
         return self.copies or not self.inside
 
     def scans(self, where: str) -> Iterator[tuple[int, str]]:
-        """What stands behind FROM for each, as `r`, with the source's number."""
+        """Yields the FROM clause of each source, as `r`, with the source's number."""
         plain = without_colours(where)
         in_table = where if self.coloured else plain
         for name, (rank, source) in _SOURCES.items():
@@ -137,10 +137,10 @@ class Scans:
 
 
 class Statement:
-    """Builds the statements of one request; `parameters` are what they bind.
+    """Builds the statements of one request; `parameters` are the values that they bind.
 
-    `live` is more terms that each record must meet, as they follow others. Lines that continue a
-    record are given, but not counted beside it, unless the request asks for text.
+    `live` adds terms that each record must meet, after the others. Lines that continue a record are
+    returned, but not counted separately, unless the request asks for text.
     """
 
     def __init__(self, request: QueryRequest) -> None:
@@ -157,7 +157,7 @@ class Statement:
     def records(
         self, sources: Scans, after: RecordKey | None, limit: int | None, live: str = ""
     ) -> str:
-        """Records of the sources behind `after`, in order."""
+        """Returns the records of the sources after `after`, in order."""
         where = self._where(after) + live
         cut = "" if limit is None else f" LIMIT {limit:d}"
         each = self._order(*KEY_COLUMNS) + cut if limit is not None else ""
@@ -170,7 +170,7 @@ class Statement:
         return f"SELECT {self._given} FROM ({union}) r{order}{cut}"  # noqa: S608
 
     def count(self, sources: Scans, after: RecordKey | None, live: str = "") -> str:
-        """How many different records match."""
+        """Counts the different records that match."""
         where = self._where(after) + self._counted + live
         parts = [f"SELECT {KEY} FROM {scan}" for _, scan in sources.scans(where)]  # noqa: S608
         union = " UNION ALL ".join(parts)
@@ -179,10 +179,10 @@ class Statement:
         return f"SELECT count(*) FROM ({union})"  # noqa: S608
 
     def levels(self, sources: Scans, live: str = "", *, by_ts: bool = False) -> str:
-        """Time and level of each different record that matches, as its oldest copy has it.
+        """Returns time and level of each different record that matches, as its oldest copy has it.
 
         The time is the text of its ULID; with `by_ts` it is the line's own, in milliseconds, as
-        `own_ms`. A level of its own is '', if there is none.
+        `own_ms`. A level of its own is '' if the record has none.
         """
         where = self._where(None) + self._counted + live
         level = "coalesce(r.level, '') AS level" + (", epoch_ms(r.ts) AS own_ms" if by_ts else "")
@@ -199,13 +199,13 @@ class Statement:
         return f"SELECT ulid, {oldest} FROM ({union}) GROUP BY {KEY}"  # noqa: S608
 
     def oldest(self, sources: Scans, live: str = "") -> str:
-        """The lowest time of lines that match, in milliseconds."""
+        """Returns the lowest time of lines that match, in milliseconds."""
         scans = sources.scans(self._where(None) + live)
         union = " UNION ALL ".join([f"SELECT ts FROM {scan}" for _, scan in scans])  # noqa: S608
         return f"SELECT min(epoch_ms(ts)) FROM ({union})"  # noqa: S608
 
     def groups(self, fields: Sequence[Field], sources: Scans, live: str = "") -> str:
-        """How many different records that match have which values of fields, as text.
+        """Counts different records that match by values of fields, as text.
 
         Of copies of a record the oldest one counts.
         """
@@ -234,7 +234,7 @@ class Statement:
     def parameters(
         self, tile: UlidRange, after: RecordKey | None, *, bounded: bool = True
     ) -> dict[str, Any]:
-        """Values for all but the names of files; `bounded` as in `Scans`."""
+        """Returns values for all but the names of files; `bounded` as in `Scans`."""
         request = self._request
         values = dict(self._conditions.parameters)
         if bounded:
@@ -271,7 +271,7 @@ class Statement:
 
 
 def literal(path: str) -> str:
-    """The path as `read_parquet` must be given it, which takes names of files for patterns."""
+    """Escapes a path for `read_parquet`, which takes names of files for patterns."""
     if is_remote(path):
         return path
     return _PATTERN.sub(r"[\g<0>]", path)

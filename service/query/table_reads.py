@@ -1,8 +1,8 @@
-"""What a search reads of the table's files: all of a file, or ranges of its rows.
+"""Plans which row groups and rows of the table's files a search reads.
 
-Row groups that cannot match are left out by the files' skip indexes. DuckDB is told ranges of row
-numbers, each in a scan of its own, and reads no other row group. Of a file of which most is needed
-anyway all is read. Where there is a copy of a file (`scan_copies`), the copy is read.
+The files' skip indexes leave out row groups that cannot match. DuckDB gets ranges of row numbers,
+each in a scan of its own, and reads no other row group. A file of which most is needed is read
+whole. If a file has a copy (`scan_copies`), the copy is read.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tailrace.logstore.search.translate import IndexCondition
 from tailrace.logstore.table.snapshot import TableFile
 
 _WORTH: Final = 0.7
-"""Of a file's rows: above it all of the file is read, in one scan by all threads."""
+"""Share of a file's rows above which the whole file is read, in one scan by all threads."""
 _RARE: Final = 0.25
-"""Of a file's rows: what is in no row group beyond them is in few lines."""
+"""Share of a file's rows: a text in no more row groups than that is in few lines."""
 _BARE: Final = "bare"
 
 CopyOf: TypeAlias = Callable[[TableFile], ScanCopy | None]
@@ -46,11 +46,11 @@ class RowRange(NamedTuple):
 
 
 class TablePart(NamedTuple):
-    """What is read of a file or of its copy: these rows, first and last, or all of them.
+    """The rows of a file or of its copy that are read: first and last rows, or all.
 
-    A `source` is a name of `sql`. `rare`: the skip index leaves out most of the file. `rows` are
-    those of a copy, `maps` those of the file's lines. In `coloured` row groups a text need not
-    stand in a line as it is seen, so nobody looks for it but DuckDB; a `plain` part has none.
+    `source` is a name of `sql`. `rare`: the skip index leaves out most of the file. `rows` are
+    those of a copy, `maps` those of the file's lines. In `coloured` row groups control sequences
+    may split a text in a line, so only DuckDB searches them; a `plain` part has no such row group.
     """
 
     path: str
@@ -64,41 +64,41 @@ class TablePart(NamedTuple):
 
     @property
     def bare(self) -> bool:
-        """Whether none of its lines has attributes."""
+        """Returns true if none of its lines has attributes."""
         return self.source.startswith(_BARE)
 
     @property
     def remote(self) -> bool:
-        """Whether it is on S3."""
+        """Returns true if it is on S3."""
         return is_remote(self.path)
 
     def pays(self, group: int) -> bool:
-        """Whether to look for a text in a row group is likely to cost less than to decode it."""
+        """Returns true if a scan for a text in a row group likely costs less than to decode it."""
         if group in self.coloured:
             return False
         few = not self.remote and (self.rare or self.rows is not None)
         return few or self.mapped(group)
 
     def mapped(self, group: int) -> bool:
-        """Whether a row group has a map, and no attributes, which would have to be decoded."""
+        """Returns true if a row group has a map, and no attributes, which need decoding."""
         return self.bare and self.maps is not None and self.maps.has(group)
 
     @property
     def group_bytes(self) -> int:
-        """About how many bytes of the file a row group takes, if there are maps."""
+        """Returns about how many bytes of the file a row group takes, if it has maps."""
         return 0 if self.maps is None else self.maps.group_bytes
 
     def meets(self, first: int, end: int) -> bool:
-        """Whether it has rows from `first` to before `end`."""
+        """Returns true if it has rows from `first` to before `end`."""
         return not self.bounds or any(low < end and first <= high for low, high in self.bounds)
 
 
 @dataclass(frozen=True)
 class TableReads:
-    """The parts of files that are read, and lines that were `found` in others before.
+    """The parts of files that are read, and lines that were `found` in other parts before.
 
-    `shares` says how much of each file is read, by its size as stored, and `copied` which of them
-    are read as copies. `inside`: none of their lines has a ULID outside of the tile.
+    `shares` is the share of each file that is read, with its size as stored; `copied` are the files
+    that are read as copies. `inside`: none of their lines has a ULID outside of the range.
     """
 
     parts: Sequence[TablePart]
@@ -109,7 +109,7 @@ class TableReads:
 
     @property
     def files(self) -> Mapping[str, Sequence[str]]:
-        """Files that are read whole, by source."""
+        """Returns files that are read whole, by source."""
         sources: dict[str, list[str]] = {}
         for part in self.parts:
             if not part.bounds:
@@ -118,7 +118,7 @@ class TableReads:
 
     @property
     def ranges(self) -> Sequence[RowRange]:
-        """Ranges of rows of other files."""
+        """Returns ranges of rows of other files."""
         return [
             RowRange(part.path, first, last, part.source)
             for part in self.parts
@@ -127,30 +127,30 @@ class TableReads:
 
     @property
     def bytes(self) -> int:
-        """About how many bytes that is, as stored."""
+        """Returns about how many stored bytes are read."""
         return round(sum(file.size * share for file, share in self.shares))
 
     @property
     def coloured(self) -> bool:
-        """Whether a line that is read may have control sequences of terminals."""
+        """Returns true if a line that is read may have control sequences of terminals."""
         return not all(part.plain for part in self.parts)
 
     @property
     def empty(self) -> bool:
-        """Whether nothing of the table is read or was found."""
+        """Returns true if nothing of the table is read or was found."""
         return not self.parts and not self.found
 
     def prefiltered(
         self, parts: Sequence[TablePart], found: Sequence[pa.RecordBatch]
     ) -> TableReads:
-        """The same, of which only these parts are still to be read."""
+        """Returns the same reads, with only these parts still to be read."""
         return replace(self, parts=parts, found=found)
 
 
 def weights(
     sizes: Mapping[int, int], files: Iterable[TableFile], indexes: Mapping[str, IndexCondition]
 ) -> Mapping[int, Weight]:
-    """What is read by hour, of stored `sizes`, without what the indexes leave out of files."""
+    """Returns the reads by hour, of stored `sizes`, without row groups that indexes leave out."""
     found = {hour: Weight(size) for hour, size in sizes.items()}
     for file in files:
         index = indexes.get(file.path)
@@ -167,7 +167,7 @@ def table_reads(
     copy_of: CopyOf,
     maps_of: MapsOf,
 ) -> TableReads:
-    """What may hold a match, by what the indexes that there are say, by path."""
+    """Returns the reads that may hold a match, by the answers of available indexes, by path."""
     whole: list[TableFile] = []
     parts: list[tuple[TableFile, Sequence[tuple[int, int]], float]] = []
     for file in files:
@@ -200,7 +200,7 @@ def table_reads(
 def _part(
     file: TableFile, copy: ScanCopy | None, index: IndexCondition | None, maps_of: MapsOf
 ) -> TablePart:
-    """All of the file, or of its copy."""
+    """Returns all of the file, or of its copy."""
     coloured = frozenset[int]() if index is None else index.coloured
     if copy is not None:
         if copy.rows is not None:
@@ -213,7 +213,7 @@ def _part(
     return TablePart(file.uri, source, maps=maps_of(file), coloured=coloured, plain=plain)
 
 
-# Row groups in which a search looks for a text, and what was found in them.
+# --- Row groups of a scan for a text ------------------------------------------------------------
 
 
 _BATCH_LINES: Final = 4_096  # candidates that become a batch together
@@ -224,7 +224,7 @@ Candidates: TypeAlias = pa.RecordBatch | MatchedLines
 
 @dataclass(frozen=True, slots=True)
 class TableRowGroup:
-    """A row group of a part of the table; `footer` is that of its file, if it was needed."""
+    """A row group of a part of the table; `footer` is its file's footer, if it was needed."""
 
     part: TablePart
     group: FooterRowGroup
@@ -232,27 +232,27 @@ class TableRowGroup:
 
     @property
     def number(self) -> int:
-        """In its file."""
+        """Returns its number in its file."""
         return self.group.number
 
     @property
     def mapped(self) -> bool:
-        """Whether its lines are found by a map."""
+        """Returns true if a map finds its lines."""
         return self.part.mapped(self.group.number)
 
     def follows(self, other: TableRowGroup) -> bool:
-        """Whether it is the one behind the other in the same file."""
+        """Returns true if it directly follows the other in the same file."""
         return self.part is other.part and self.number == other.number + 1
 
 
 def mapped_groups(part: TablePart) -> list[TableRowGroup] | None:
-    """The row groups of the part, if each has a map, so that the file's footer is not needed."""
+    """Returns the row groups of the part if each has a map, so that no footer is needed."""
     if part.maps is None:
         return None
     found, first = list[TableRowGroup](), 0
     for number, rows in enumerate(part.maps.head.rows.tolist()):
         if part.meets(first, first + rows):
-            # How long its text is, is not known: it is looked through page by page.
+            # The size of its text is unknown: it is scanned page by page.
             found.append(TableRowGroup(part, FooterRowGroup(number, first, first + rows, 0)))
         first += rows
     return found if all(one.mapped for one in found) else None
@@ -260,7 +260,7 @@ def mapped_groups(part: TablePart) -> list[TableRowGroup] | None:
 
 @dataclass
 class Seen:
-    """What came of the row groups of a tile: those that are `left`, and candidates."""
+    """The results of a range's row groups: those that are `left` to DuckDB, and candidates."""
 
     left: list[TableRowGroup] = field(default_factory=list)
     bytes: int = 0
@@ -269,21 +269,21 @@ class Seen:
     _lines: int = 0  # of `_rows`
 
     def add(self, one: TableRowGroup, found: Candidates | None) -> None:
-        """The candidates of a row group; None: it was given up."""
+        """Adds the candidates of a row group; None: the scan gave up."""
         if found is None:
             self.left.append(one)
         elif isinstance(found, MatchedLines):
             self._rows.append(found)
             self._lines += len(found.numbers)
             self.bytes += found.nbytes
-            if self._lines >= _BATCH_LINES:  # while other threads look through what follows
+            if self._lines >= _BATCH_LINES:  # while other threads scan later row groups
                 self._make_batch()
         elif found.num_rows:
             self._batches.append(found)
             self.bytes += found.nbytes
 
     def found(self) -> list[pa.RecordBatch]:
-        """All candidates."""
+        """Returns all candidates."""
         self._make_batch()
         return self._batches
 
@@ -294,7 +294,7 @@ class Seen:
 
 
 def parts_of(left: Sequence[TableRowGroup], planned: Mapping[TablePart, int]) -> list[TablePart]:
-    """What is left for DuckDB: parts as they were, or some of their `planned` row groups."""
+    """Returns the parts left for DuckDB: unchanged, or some of their `planned` row groups."""
     groups: dict[TablePart, list[FooterRowGroup]] = {}
     for one in left:
         groups.setdefault(one.part, []).append(one.group)
@@ -305,7 +305,7 @@ def parts_of(left: Sequence[TableRowGroup], planned: Mapping[TablePart, int]) ->
 
 
 def _bounds(groups: Sequence[FooterRowGroup]) -> tuple[tuple[int, int], ...]:
-    """First and last rows, of neighbours together."""
+    """Returns first and last rows; neighbouring row groups are joined."""
     bounds: list[tuple[int, int]] = []
     for group in sorted(groups, key=lambda g: g.first):
         first = group.first

@@ -1,7 +1,10 @@
-"""The table's part of a search: what its tiles read of files, and lines that were found there.
+"""Plans and runs the table's part of one search: reads of files, and lines found before DuckDB.
 
-A tile is planned once, by the skip indexes and the copies of its files. A search that reads all
-tiles has the lines of the next one looked for while it orders and gives those that it has.
+A time range is planned once, by the skip indexes and the copies of its files. If a search reads all
+ranges, it scans for lines of the next range while it orders and returns the present ones.
+
+In place of the table's files in the store, a search reads files of the cache and copies of files.
+If one of them cannot be read, the search continues with the store itself.
 """
 
 from __future__ import annotations
@@ -23,31 +26,27 @@ from tailrace.logstore.objects.store import is_remote
 from tailrace.logstore.search.translate import IndexCondition, needs_of
 from tailrace.logstore.table.snapshot import TableFile
 
-# What one search reads in place of the table's files: those of the cache, and copies to scan.
-#
-# If something there cannot be read, the search goes on with the store itself.
-
 
 @dataclass(frozen=True, slots=True)
 class Nearer:
-    """What a node has beside the store, for all searches."""
+    """The local files and copies of a node, for all searches."""
 
     cache: FileCache
     copies: ScanCopies
 
 
 class NearestFiles:
-    """Of one search, in its thread."""
+    """The local files and copies of one search, in its thread."""
 
     def __init__(self, nearer: Nearer) -> None:
         self._nearer = nearer
         self._in_use = True
-        self._cached: dict[str, None] = {}  # paths of files that were read there
+        self._cached: dict[str, None] = {}  # paths of files that were read from the cache
         self._scanned: dict[str, None] = {}
-        self._read: list[tuple[TableFile, float]] = []  # and how many bytes of it
+        self._read: list[tuple[TableFile, float]] = []  # with the number of bytes that were read
 
     def files(self, files: Iterable[TableFile]) -> list[TableFile]:
-        """The files, with addresses of the cache where they are in it."""
+        """Returns the files; cached files get the address of their local copy."""
         if not self._in_use:
             return list(files)
         found = list[TableFile]()
@@ -58,20 +57,21 @@ class NearestFiles:
         return found
 
     def damage_of(self, path: str) -> str | None:
-        """How the file is damaged in the store, if the cache found that out."""
+        """Returns how the file is damaged in the store, if the cache found damage."""
         return self._nearer.cache.damaged.get(path)
 
     def copy_of(self, file: TableFile) -> ScanCopy | None:
-        """The copy of a file, if there is one."""
+        """Returns the copy of a file, if it has one."""
         copy = self._nearer.copies.of(file) if self._in_use else None
         if copy is not None:
             self._scanned[file.path] = None
         return copy
 
     def give_up(self, read: Collection[str]) -> bool:
-        """From now on the store itself is read; False if nothing else was read before.
+        """Reads the store itself from now on; returns false if nothing else was read before.
 
-        One of the files with these paths cannot be read where it was read: all of them go there.
+        One of the files with these paths cannot be read in its local place, so all of them are read
+        in the store.
         """
         if not self._in_use or not (self._cached or self._scanned):
             return False
@@ -83,11 +83,11 @@ class NearestFiles:
         return True
 
     def note_read(self, file: TableFile, size: float) -> None:
-        """So many bytes were read of a file that has no copy."""
+        """Notes the bytes that were read of a file without a copy."""
         self._read.append((file, size))
 
     def ask(self) -> None:
-        """Asks for what was read to be nearer the next time: at the end, not beside the search."""
+        """Asks for local copies of the files that were read: at the end, not during the search."""
         read, self._read = self._read, []
         for file, size in read if self._in_use else ():
             self._nearer.copies.note_read(file, size)
@@ -96,16 +96,16 @@ class NearestFiles:
 
 
 _READ_AHEAD: Final = 4
-"""Times as many rows as its limit, that a search for nothing but the nearest records reads."""
+"""A search for only the nearest records reads this many times as many rows as its limit."""
 _MOST_AHEAD: Final = 64
-"""Files that are looked at before a search comes to them."""
+"""Files whose indexes and footers are read before a search reaches them."""
 _NARROW: Final = 0.1
-"""Of a file, that a search in one pipeline or run reads, since files are sorted by them."""
+"""Share of a file that a search in one pipeline or run reads: files are sorted by them."""
 
 
 @dataclass
 class _Plan:
-    """What a tile needs of the table; lines that are looked for, and what came of it."""
+    """The reads of a range in the table; the scan for lines, and its result."""
 
     tile: UlidRange
     reads: TableReads
@@ -114,7 +114,7 @@ class _Plan:
 
 
 class TableSearch:
-    """For one search, in its thread."""
+    """The table's part of one search, in its thread."""
 
     def __init__(
         self,
@@ -130,23 +130,23 @@ class TableSearch:
         self._nearest = NearestFiles(nearer)
         self._prefilter = prefilter
         self._needs = needs_of(request.condition)
-        self._ahead: Sequence[TableFile] = ()  # whose indexes were asked before
-        self._told: Mapping[str, IndexCondition] = {}  # what they said
+        self._ahead: Sequence[TableFile] = ()  # files whose indexes were asked before
+        self._told: Mapping[str, IndexCondition] = {}  # the answers of these indexes
         self._plan: _Plan | None = None
         self._next: _Plan | None = None
 
     @property
     def narrow(self) -> float:
-        """About how much of a file is of the pipeline and run that are asked for."""
+        """Returns about which share of a file belongs to the requested pipeline and run."""
         return _NARROW if self._in_part else 1.0
 
     @property
     def _in_part(self) -> bool:
-        """Whether it is in one pipeline or run."""
+        """Returns true if the search is in one pipeline or run."""
         return self._request.fqn is not None or self._request.run is not None
 
     def look_ahead(self) -> None:
-        """Has indexes and footers of files read, nearest first, if the search reads all tiles."""
+        """Reads indexes and footers ahead, nearest first, if the search reads all ranges."""
         request = self._request
         if self._needs is None or request.limit is not None:
             return
@@ -158,21 +158,21 @@ class TableSearch:
             [
                 copy.path if copy else file.uri
                 for file, copy in zip(files, copies, strict=True)
-                if copy or self._in_part  # else maps may do without
+                if copy or self._in_part  # otherwise line maps may make the footer unnecessary
             ]
         )
         self._ahead, self._told = files, self._indexes.ahead(files, self._needs)
 
     def weights(self, bounds: UlidRange) -> Mapping[int, Weight]:
-        """What is read by hour, as far as it is known."""
+        """Returns the bytes to read by hour, as far as they are known."""
         return weights(self._view.weights(bounds), self._ahead, self._told)
 
     def reads(self, tile: UlidRange) -> TableReads:
-        """What the tile needs; planned once, for what it reads and how much it is."""
+        """Returns the reads of the range; plans them once, for the reads and their size."""
         return self._planned(tile).reads
 
     def prefiltered(self, tile: UlidRange) -> TableReads:
-        """The same, once lines with the text were found, so that the rest is read."""
+        """Returns the same after the scan for the text, so that only the rest is read."""
         plan = self._planned(tile)
         if plan.found is None:
             looking = plan.looking or self._prefilter.begin(plan.reads, tile)
@@ -180,22 +180,22 @@ class TableSearch:
         return plan.found
 
     def check(self, tile: UlidRange) -> None:
-        """Raises `Damaged` if a file of the tile is known to be damaged in the store."""
+        """Raises `Damaged` if a file of the range is known to be damaged in the store."""
         for file in self._view.table_files(tile):
             self.check_known(file)
 
     def check_known(self, file: TableFile) -> None:
-        """The same, of one file."""
+        """Raises `Damaged` if this file is known to be damaged in the store."""
         damage = self._nearest.damage_of(file.path)
         if damage is not None:
             raise Damaged(damage)
 
     def check_parts(self, reads: TableReads, tile: UlidRange) -> None:
-        """Checks what DuckDB is to read, if it is on this machine. Raises `Damaged`."""
+        """Checks the files on this machine that DuckDB will read. Raises `Damaged`."""
         self._prefilter.check_parts(reads, tile)
 
     def begin(self, tile: UlidRange) -> None:
-        """Has lines of the tile looked for that comes next, if nothing has to be waited for."""
+        """Begins the scan of the next range, if nothing has to be waited for."""
         if self._needs is None:
             return
         files = self._files(tile)
@@ -205,18 +205,18 @@ class TableSearch:
         plan = self._next = _Plan(tile, self._reads_of(tile, files, told))
         if not self._prefilter.is_ready(plan.reads):
             return
-        with suppress(Damaged):  # it is met again, and told, once the search comes to the tile
+        with suppress(Damaged):  # the search meets it again in this range and reports it
             plan.looking = self._prefilter.begin(plan.reads, tile)
 
     def forget(self) -> None:
-        """Drops what was planned: what is there has changed, or a pause is to hold no lines."""
+        """Drops the plans: the sources have changed, or a pause must not hold lines."""
         for plan in (self._plan, self._next):
             if plan is not None and plan.looking is not None:
                 plan.looking.cancel()
         self._plan = self._next = None
 
     def without_copies(self) -> bool:
-        """Goes on with the files of the store itself; False if nothing else was read."""
+        """Continues with the files of the store itself; false if nothing else was read."""
         shares = () if self._plan is None else self._plan.reads.shares
         given_up = self._nearest.give_up({file.path for file, _ in shares})
         if given_up:
@@ -224,7 +224,7 @@ class TableSearch:
         return given_up
 
     def note(self, tile: UlidRange) -> int:
-        """Counts what the tile reads, and says how many bytes that are."""
+        """Counts the bytes that the range reads and returns their number."""
         reads = self.reads(tile)
         rows = sum(file.rows for file, _ in reads.shares)
         for file, share in reads.shares:
@@ -233,7 +233,7 @@ class TableSearch:
         return reads.bytes
 
     def ask_for_copies(self) -> None:
-        """Says what was read of files, at the end, so that no copy is made beside the search."""
+        """Notes which files were read, at the end, so that no copy is made during the search."""
         self._nearest.ask()
 
     def _planned(self, tile: UlidRange) -> _Plan:
@@ -262,7 +262,7 @@ class TableSearch:
         return self._nearest.files(self._view.table_files(tile))
 
     def _part_of(self, rows: int) -> float:
-        """About how much a search reads of files with so many rows, besides what indexes say."""
+        """Returns about which share of a file with so many rows is read, apart from indexes."""
         request = self._request
         if request.limit is not None and request.unconditional:
             return min(_READ_AHEAD * request.limit / max(rows, 1), 1.0)

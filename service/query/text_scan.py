@@ -1,15 +1,26 @@
-"""Finds the lines of the table that have a text, before DuckDB sees them.
+"""Finds the lines of the table that have a text, before DuckDB reads them.
 
-A search for a word needs few lines of most files. Here only the messages of a row group are read,
-all of its bytes are searched for the text at once, and only of lines that have it is more read. By
-a map of the row group that is done in its pages (`mapped_lines`); in a copy without compression as
-it lies on the disk (`copy_rows`), so nothing is decoded.
+A search for a word needs few lines of most files. The prefilter reads only the messages of a row
+group, searches all of its bytes for the text at once, and reads more columns only of the lines that
+have it. Three readers do this:
 
-What is found are candidates, a superset of the matches: the search's whole condition is applied
-to them as to anything else. Row groups that are not looked at here, since it would not pay, are
-left to DuckDB: those of very long lines, compressed ones without a map unless they are on this
-machine and the skip index leaves out most of their file, and all that follow once the text is in
-many lines.
+- With a line map of the row group (`tailrace.logstore.table.line_map`), it decompresses and
+  searches its pages. The other columns of a line are in the map, or are taken out of their page.
+- In a copy without compression it reads the bytes on the disk (`scan_copies`) and decodes nothing.
+- Otherwise it decodes all messages of the row group.
+
+The results are candidates, a superset of the matches: the search applies its whole condition to
+them. Row groups are left to DuckDB if the prefilter would not pay: those of very long lines;
+compressed ones without a map, unless they are on this machine and the skip index leaves out most of
+their file; and all later ones once many lines have the text.
+
+Pages on S3: a request costs the same for a page and for some megabytes, and a server reads more
+than it is asked for. So one request fetches the pages of several row groups, some requests before
+the search reaches them. Footers are fetched in the same way.
+
+Threads: other threads scan some row groups of a time range at once. Before its turn a row group is
+announced, so that its pages are read or fetched meanwhile. Row groups on S3 are announced some at a
+time, and no thread scans them before their pages have arrived.
 """
 
 from __future__ import annotations
@@ -61,11 +72,11 @@ if TYPE_CHECKING:
     from service.query.duckdb import Get
 
 
-# Which rows of a column of strings hold a text: by one look through the bytes of all of them.
+# --- Texts in bytes -----------------------------------------------------------------------------
 #
-# The strings of a column lie one behind the other, so the C library finds a text in them at the
-# speed of memory, and lets other threads work meanwhile. A text may be found across the end of a
-# string: such a row is a candidate like others, which only the search's condition decides on.
+# The strings of a column are contiguous, so the C library finds a text in them at the speed of
+# memory and lets other threads run meanwhile. A hit may span the end of a string: such a row is a
+# candidate like others, which only the search's condition decides on.
 
 
 _memmem: Final = ctypes.CDLL(None).memmem
@@ -76,16 +87,16 @@ _PIECE_BYTES: Final = 1 << 19
 
 
 class TooMany(Exception):
-    """More rows hold the text than is worth looking at one by one."""
+    """More rows hold the text than are worth reading one by one."""
 
 
 def places(
     path: str, span: tuple[int, int], texts: Sequence[bytes], most: int, piece: int = _PIECE_BYTES
 ) -> list[int]:
-    """Where texts are in `span[1]` bytes of a file from `span[0]` on, in no order.
+    """Finds texts in `span[1]` bytes of a file from `span[0]` on; returns positions in no order.
 
-    It looks at a piece at a time, which stays in the processor's cache. Raises `TooMany` as soon as
-    there are more than `most`, `OSError` if the file has fewer bytes.
+    It searches a piece at a time, which stays in the processor's cache. Raises `TooMany` as soon as
+    more than `most` are found, `OSError` if the file has fewer bytes.
     """
     at, end = span[0], span[0] + span[1]
     kept_most = max(map(len, texts)) - 1
@@ -110,7 +121,7 @@ def places(
 
 
 def places_in_memory(address: int, size: int, text: bytes, *, seen: int, most: int) -> list[int]:
-    """Where the text is in `size` bytes at an address, without those that end in the first `seen`.
+    """Finds the text in `size` bytes at an address, without hits that end in the first `seen`.
 
     Raises `TooMany`.
     """
@@ -124,7 +135,7 @@ def places_in_memory(address: int, size: int, text: bytes, *, seen: int, most: i
 
 
 def candidate_rows(column: pa.ChunkedArray, texts: Sequence[bytes], most: int) -> list[int]:
-    """Numbers of rows, in order: all that hold one of the texts. Raises `TooMany`."""
+    """Returns the numbers of all rows that hold one of the texts, in order. Raises `TooMany`."""
     found: set[int] = set()
     for text in texts:
         first = 0
@@ -148,18 +159,18 @@ def _rows_with_text(column: pa.StringArray, text: bytes, most: int) -> Iterator[
         number += 1
         if number > most:
             raise TooMany
-        at = bounds[row + 1]  # what begins in a row says it once
+        at = bounds[row + 1]  # each row is returned once
 
 
-# Lines of a row group that have a text, as Parquet's reader decodes them.
+# --- Lines that Parquet's reader decodes --------------------------------------------------------
 #
-# Messages are decoded first, and of the other columns only the pieces that have a line of these.
+# Messages are decoded first; of the other columns only pieces that hold a candidate.
 
 
-_MOST_SHARE: Final = 32  # one row of so many may hold the text
-_FEWEST_ROWS: Final = 256  # that may hold it in any case
-_PIECE_ROWS: Final = 2_048  # of messages, that are decoded at a time
-_OTHER_ROWS: Final = 8_192  # of the other columns: each piece costs a call for every one of them
+_MOST_SHARE: Final = 32  # one row of this many may hold the text
+_FEWEST_ROWS: Final = 256  # this many rows may hold it in any case
+_PIECE_ROWS: Final = 2_048  # rows of messages that are decoded at a time
+_OTHER_ROWS: Final = 8_192  # the same of other columns: a piece costs a call for each column
 _NAMES: Final = [name for name in SCHEMA.names if name != MESSAGE]
 
 NOTHING: Final = pa.RecordBatch.from_pylist([], SCHEMA)
@@ -169,7 +180,7 @@ NOTHING: Final = pa.RecordBatch.from_pylist([], SCHEMA)
 def decoded(
     footer: TableFileFooter, group: FooterRowGroup, texts: Sequence[bytes], *, bare: bool
 ) -> pa.RecordBatch:
-    """The lines that may have one of the texts; `bare`: none has attributes. Raises `TooMany`."""
+    """Returns the lines that may have a text; `bare`: none has attributes. Raises `TooMany`."""
     most = max((group.end - group.first) // _MOST_SHARE, _FEWEST_ROWS)
     rows, messages = _messages(footer, group, texts, most)
     if not rows:
@@ -182,14 +193,14 @@ def decoded(
 def attributes_of(
     footer: TableFileFooter, group: FooterRowGroup, rows: Sequence[int]
 ) -> pa.ChunkedArray:
-    """The attributes of some rows of the row group."""
+    """Returns the attributes of some rows of the row group."""
     with footer.open() as file:
         read = file.read_row_group(group.number, columns=[ATTRIBUTES], use_threads=False)
     return read.column(0).take(pa.array(rows))
 
 
 def records_of(rows: pa.Table) -> pa.RecordBatch:
-    """These rows, as a search gives them."""
+    """Returns these rows in the form of a search's results."""
     rows = rows.combine_chunks()
     columns = [
         rows.column(one.name).combine_chunks().cast(one.type)
@@ -203,9 +214,9 @@ def records_of(rows: pa.Table) -> pa.RecordBatch:
 def _messages(
     footer: TableFileFooter, group: FooterRowGroup, texts: Sequence[bytes], most: int
 ) -> tuple[list[int], pa.ChunkedArray]:
-    """The candidates' rows in the row group, and their messages. Raises `TooMany`.
+    """Returns the candidates' rows in the row group, and their messages. Raises `TooMany`.
 
-    They are decoded some at a time: for larger buffers the system would have to make room.
+    Messages are decoded in pieces: for larger buffers the system would have to allocate memory.
     """
     rows, found, first = list[int](), list[pa.Array](), 0
     with footer.open() as file:
@@ -224,7 +235,7 @@ def _messages(
 def _decoded_rows(
     footer: TableFileFooter, group: FooterRowGroup, names: Sequence[str], rows: Sequence[int]
 ) -> pa.Table:
-    """These columns of some rows of the row group, in order. Behind the last nothing is decoded."""
+    """Decodes these columns of some rows of the row group, in order, up to the last of them."""
     found, first = list[pa.RecordBatch](), 0
     with footer.open() as file:
         for piece in file.iter_batches(
@@ -240,11 +251,10 @@ def _decoded_rows(
     return pa.Table.from_batches(found)
 
 
-# Lines of a compressed row group that have a text, by the map of its lines.
+# --- Lines that a line map finds ----------------------------------------------------------------
 #
-# Parquet's readers decode all messages to find a few, and of each other column all values up to
-# the last one. Here pages are decompressed and searched as they are; what else belongs to a line
-# is in the map, or is taken out of its page (`tailrace.logstore.table.line_map`).
+# Parquet's readers would decode all messages to find a few, and all values of each other column up
+# to the last candidate.
 
 
 _MOST_LINES: Final = 512  # of a row group: each costs a few calls of Python
@@ -252,9 +262,9 @@ _MOST_LINES: Final = 512  # of a row group: each costs a few calls of Python
 
 @dataclass(frozen=True, slots=True)
 class MapPages:
-    """Maps of row groups of a file, by number; None: it does not read.
+    """Maps of row groups of a file, by number; None for a map that cannot be read.
 
-    `read` gives bytes of their pages, if they are not in a file of this machine.
+    `read` returns bytes of their pages, if they are not in a file of this machine.
     """
 
     maps: Mapping[int, LineMap | None]
@@ -264,7 +274,7 @@ class MapPages:
 def lines_with(
     read: Read, lines: LineMap, wanted: Mapping[str, str], texts: Sequence[bytes], scratch: Scratch
 ) -> MatchedLines:
-    """The lines of a row group that have one of the texts, and the names that are wanted.
+    """Returns the lines of a row group that have one of the texts and the wanted names.
 
     `wanted` has names by column, `fqn` or `run_id`. Raises `TooMany`, `Damaged`, `OSError`.
     """
@@ -282,9 +292,9 @@ def lines_with(
 
 @contextmanager
 def reading(path: str, *, exactly: bool) -> Iterator[Read]:
-    """Reads of a file of this machine. Raises `OSError`.
+    """Yields a function that reads a file of this machine. Raises `OSError`.
 
-    `exactly`: the system is not to read ahead.
+    `exactly`: the system must not read ahead.
     """
     with open(path, "rb", buffering=0) as file:
         number = file.fileno()
@@ -294,7 +304,7 @@ def reading(path: str, *, exactly: bool) -> Iterator[Read]:
 
 
 def announce(path: str, lines: LineMap, wanted: Mapping[str, str]) -> None:
-    """Has the system read the messages that `lines_with` will look through. Raises `OSError`."""
+    """Asks the system to read the messages that `lines_with` will search. Raises `OSError`."""
     pages = [page for _, page, _ in lines.message_pages(*lines.span(wanted))]
     if pages:
         with open(path, "rb", buffering=0) as file:
@@ -305,12 +315,12 @@ def announce(path: str, lines: LineMap, wanted: Mapping[str, str]) -> None:
 
 
 def _read_no_more(number: int) -> None:
-    """Has the system read what is asked of a file, and not up to 8 MiB behind it."""
+    """Asks the system to read only the requested bytes of a file, not up to 8 MiB after them."""
     os.posix_fadvise(number, 0, 0, os.POSIX_FADV_RANDOM)
 
 
 def _places(page: MessagePage, texts: Sequence[bytes], most: int) -> list[int]:
-    """Where texts are in the page."""
+    """Returns the positions of texts in the page."""
     found, size = list[int](), page.end - page.begin
     for text in texts:
         here = places_in_memory(page.address + page.begin, size, text, seen=0, most=most)
@@ -318,22 +328,18 @@ def _places(page: MessagePage, texts: Sequence[bytes], most: int) -> list[int]:
     return found
 
 
-# Pages of table files on S3: those of some row groups side by side come with one request.
-#
-# A request costs the same for a page and for some megabytes, and a server reads more than it is
-# asked for. So a search has the pages of several row groups fetched at once, some requests before
-# it comes to them. Footers are fetched like them.
+# --- Pages on S3 --------------------------------------------------------------------------------
 
 
 FETCHED_BYTES: Final = 8 << 20
-"""Of row groups, in a request."""
-_MOST_BYTES: Final = 32 << 20  # of lines that are longer than most, which are left to DuckDB
+"""Bytes of row groups in one request."""
+_MOST_BYTES: Final = 32 << 20  # more bytes mean long lines, which are left to DuckDB
 _PAGES_AT_ONCE: Final = 8
-_TAIL_BYTES: Final = 128 << 10  # a row group has one KB of a footer
+_TAIL_BYTES: Final = 128 << 10  # a row group takes one KB of a footer
 
 
 class PageFetcher:
-    """For the searches of one node."""
+    """Fetches pages and footers for the searches of one node."""
 
     def __init__(self, get: Get) -> None:
         self.threads = ThreadPoolExecutor(_PAGES_AT_ONCE, thread_name_prefix="fetch")
@@ -342,14 +348,14 @@ class PageFetcher:
     def pages(
         self, uri: str, maps: LineMaps, groups: Sequence[int], wanted: Mapping[str, str]
     ) -> Future[MapPages]:
-        """Messages and times of these row groups of a file, of lines with the `wanted` names.
+        """Fetches messages and times of these row groups, of lines with the `wanted` names.
 
-        It raises `Damaged`, `StoreUnavailable`.
+        Raises `Damaged`, `StoreUnavailable`.
         """
         return self.threads.submit(self._pages, uri, maps, groups, wanted)
 
     def footer(self, uri: str) -> pq.FileMetaData:
-        """What the footer of a file says. Raises `Damaged`, `StoreUnavailable`. Blocks."""
+        """Returns the footer of a file. Raises `Damaged`, `StoreUnavailable`. Blocks."""
         tail = self._got(uri, f"bytes=-{_TAIL_BYTES}")
         size = footer_bytes(tail)
         if not size:
@@ -359,7 +365,7 @@ class PageFetcher:
         return footer_of(tail)
 
     def close(self) -> None:
-        """Ends what has not begun."""
+        """Cancels fetches that have not begun."""
         self.threads.shutdown(wait=False, cancel_futures=True)
 
     def _pages(
@@ -386,30 +392,27 @@ def _nothing(_at: int, _size: int) -> bytes:
     return b""
 
 
-# The lines of a tile that are looked for, in some row groups at once by other threads.
-#
-# Before its turn a row group is announced: what it needs is read or fetched meanwhile. Row groups
-# on S3 are announced some at a time, and nobody looks through them before their pages are there.
+# --- The scan of a time range -------------------------------------------------------------------
 
 
 _GROUPS_AT_ONCE: Final = 2  # row groups of copies
-_DECODED_AT_ONCE: Final = 12  # more than threads, none of which then waits for the slowest
-_ANNOUNCED_AT_ONCE: Final = 2  # row groups: the disk is slower if it has many to read
-_FETCHED_AHEAD: Final = 24 << 20  # bytes, of what others do not look through yet
+_DECODED_AT_ONCE: Final = 12  # more than threads, so that no thread waits for the slowest
+_ANNOUNCED_AT_ONCE: Final = 2  # row groups: the disk is slower with many requests
+_FETCHED_AHEAD: Final = 24 << 20  # bytes of row groups that no thread scans yet
 _FEW: Final = 4
-"""So few row groups are looked at without other threads."""
-_MOST_FOUND: Final = 32 << 20  # bytes of candidates of a tile
+"""Up to this many row groups are scanned without other threads."""
+_MOST_FOUND: Final = 32 << 20  # bytes of candidates of a time range
 
 
 class _Announced(NamedTuple):
-    """Row groups, and what is read for them before their turn."""
+    """Row groups, and the reads that were begun for them before their turn."""
 
     groups: Sequence[TableRowGroup]
     pages: Future[MapPages] | None
 
 
 class Looking:
-    """`reads` are those of the tile without what is looked at."""
+    """A scan of a time range; `reads` are the range's reads without the scanned row groups."""
 
     def __init__(
         self, prefilter: Prefilter, reads: TableReads, groups: Sequence[TableRowGroup], seen: Seen
@@ -428,7 +431,7 @@ class Looking:
         self._submit()
 
     def finish(self) -> TableReads:
-        """The tile's reads, with what was found and what has to be read.
+        """Returns the range's reads, with the found lines and the parts that DuckDB has to read.
 
         Raises `Damaged`, `StoreUnavailable`.
         """
@@ -441,7 +444,7 @@ class Looking:
         return self._reads.prefiltered([*self._reads.parts, *left], self._seen.found())
 
     def cancel(self) -> None:
-        """Looks for no more."""
+        """Stops the scan."""
         for _, future in (*self._running, *self._announced):
             if future is not None:
                 future.cancel()
@@ -460,7 +463,7 @@ class Looking:
                 self._waiting.clear()
 
     def _each(self) -> Iterator[tuple[TableRowGroup, Candidates | None]]:
-        """The candidates of each row group, in turn."""
+        """Yields the candidates of each row group, in turn."""
         while self._waiting or self._announced or self._running:
             self._prefilter.check()
             self._submit()
@@ -474,7 +477,7 @@ class Looking:
                 yield one, self._prefilter.candidates(one)
 
     def _submit(self) -> None:
-        """Has others begun, if each takes long enough."""
+        """Submits row groups to the thread pool if each is large enough to be worth it."""
         while (
             self._waiting
             and len(self._running) < self._at_once
@@ -487,7 +490,7 @@ class Looking:
         self._start()
 
     def _has_room(self) -> bool:
-        """Whether one more may be announced."""
+        """Returns true if one more row group may be announced."""
         if not self._fetched:
             return len(self._announced) <= _ANNOUNCED_AT_ONCE
         return (
@@ -496,7 +499,7 @@ class Looking:
         )
 
     def _next(self) -> Sequence[TableRowGroup]:
-        """The next row group; on S3 with those behind it that come with one request."""
+        """Returns the next row group; on S3 with the later ones that the same request fetches."""
         first = self._waiting.popleft()
         groups = [first]
         if first.part.remote:
@@ -506,7 +509,7 @@ class Looking:
         return groups
 
     def _start(self) -> None:
-        """Has others look at what is announced, if it is time."""
+        """Submits announced row groups to other threads, if it is time."""
         while self._announced and self._is_time():
             groups, pages = self._announced.popleft()
             self._running += ((one, self._prefilter.submit(one, pages)) for one in groups)
@@ -523,12 +526,15 @@ class Looking:
 _CHECKED_SECONDS: Final = 0.1
 _QUICK_BYTES: Final = 1 << 20
 _MOST_PLACES: Final = 128  # in a row group of a copy: each is read with two calls of the system
-_LONGEST_TEXT: Final = 16 << 20  # of a row group: some are in memory at a time
-_MOST_ANNOUNCED: Final = 64 << 20  # bytes of a tile: they wait in the page cache
+_LONGEST_TEXT: Final = 16 << 20  # bytes of a row group: some are in memory at a time
+_MOST_ANNOUNCED: Final = 64 << 20  # bytes of a range: they wait in the page cache
 
 
 class Prefilter:
-    """For one search. `check` raises once the search is to stop; `fetcher` is for files on S3."""
+    """Finds candidates for one search.
+
+    `check` raises once the search must stop; `fetcher` is for files on S3.
+    """
 
     def __init__(
         self,
@@ -549,12 +555,12 @@ class Prefilter:
         self._names = {name: value for name, value in names.items() if value is not None}
         self._texts = _encoded(sure_texts(request.condition))
         self._needed = [_encoded(texts) for texts in needed_texts(request.condition)]
-        self.given_up = not self._texts  # the rest of the search is DuckDB's
+        self.given_up = not self._texts  # DuckDB does the rest of the search
         self._scratches = local()
-        self._quick = True  # little was looked through of the last row group of a copy
+        self._quick = True  # the last row group of a copy needed little scanning
 
     def begin(self, reads: TableReads, tile: UlidRange) -> Looking:
-        """Begins to look for lines in what the tile reads. Raises `Damaged`, `StoreUnavailable`."""
+        """Begins the scan of the range's reads. Raises `Damaged`, `StoreUnavailable`."""
         here, seen = self._here(reads), Seen()
         others = [part for part in reads.parts if part not in here]
         with as_damage():
@@ -562,13 +568,13 @@ class Prefilter:
         return Looking(self, reads.prefiltered(others, []), work, seen)
 
     def is_ready(self, reads: TableReads) -> bool:
-        """Whether `begin` waits for no footer of a file on S3."""
+        """Returns true if `begin` need not wait for a footer of a file on S3."""
         remote = [part for part in self._here(reads) if part.remote]
         known = self._known(remote, bounded=not reads.inside)
         return all(part in known or self._footers.has(part.path) for part in remote)
 
     def ahead(self, paths: Sequence[str]) -> None:
-        """Has the footers of these files read, in order, before the search comes to them."""
+        """Reads the footers of these files, in order, before the search reaches them."""
         for path in paths:
             if not self._texts or self._footers.has(path):
                 continue
@@ -578,12 +584,12 @@ class Prefilter:
                 self._fetcher.threads.submit(self._read_footer, path)
 
     def _read_footer(self, path: str) -> None:
-        # The search itself meets it, and says so.
+        # The search itself meets the error and reports it.
         with suppress(OSError, pa.ArrowException, TailraceError):
             self._footers.of(path)
 
     def _here(self, reads: TableReads) -> list[TablePart]:
-        """The parts that are not DuckDB's."""
+        """Returns the parts that are not left to DuckDB."""
         if self.given_up:
             return []
         fetched = self._fetcher is not None
@@ -594,13 +600,13 @@ class Prefilter:
     def _known(
         self, parts: Sequence[TablePart], *, bounded: bool
     ) -> dict[TablePart, list[TableRowGroup]]:
-        """The row groups of parts where maps tell all; `bounded`: some may be outside."""
+        """Returns the row groups of fully mapped parts; `bounded`: some may be out of range."""
         if bounded or self._names:
             return {}
         return {part: groups for part in parts if (groups := mapped_groups(part)) is not None}
 
     def _footers_of(self, parts: Sequence[TablePart]) -> dict[TablePart, TableFileFooter]:
-        """Those of their files; those on S3 are fetched at the same time."""
+        """Returns the footers of the parts' files; those on S3 are fetched at the same time."""
         coming = dict[TablePart, Future[TableFileFooter]]()
         for part in parts:
             if self._fetcher is not None and part.remote and not self._footers.has(part.path):
@@ -613,7 +619,7 @@ class Prefilter:
         }
 
     def wait_for(self, fetched: Future[Any]) -> None:
-        """Until it is there. A server may be slow, so the search can be stopped meanwhile."""
+        """Waits for a fetch. A server may be slow, so the search can be stopped meanwhile."""
         while not fetched.done():
             wait([fetched], _CHECKED_SECONDS)
             self.check()
@@ -621,15 +627,15 @@ class Prefilter:
     def _planned(
         self, parts: Sequence[TablePart], tile: UlidRange | None, seen: Seen
     ) -> list[TableRowGroup]:
-        """Row groups to be looked at; the others that may hold something are left."""
+        """Returns the row groups to scan; the others that may hold matches are left."""
         work, room = list[TableRowGroup](), _MOST_ANNOUNCED
         known = self._known(parts, bounded=tile is not None)
-        # All of them first: behind what is announced they would wait for the disk.
+        # All footers first: after announced pages they would wait for the disk.
         footers = self._footers_of([part for part in parts if part not in known])
         for part in parts:
             groups = known[part] if part in known else self._groups(part, footers[part], tile)
             if part in footers and part.rows is None and not part.remote and room > 0:
-                # With maps several threads read a page each: what is announced delays them.
+                # With maps, threads read a page each, and announced pages would delay them.
                 unmapped = [one.group for one in groups if not one.mapped]
                 room -= footers[part].announce(unmapped, room)
             for one in groups:
@@ -640,7 +646,7 @@ class Prefilter:
     def _groups(
         self, part: TablePart, footer: TableFileFooter, tile: UlidRange | None
     ) -> list[TableRowGroup]:
-        """Those of the part that may have lines of the pipeline and run, in the tile."""
+        """Returns the part's row groups that may have lines of the pipeline and run, in range."""
         return [
             TableRowGroup(part, group, footer)
             for group in footer.groups
@@ -648,7 +654,7 @@ class Prefilter:
         ]
 
     def check_parts(self, reads: TableReads, tile: UlidRange) -> None:
-        """Checks what is left to DuckDB, as far as it is on this machine. Raises `Damaged`."""
+        """Checks the files on this machine that are left to DuckDB. Raises `Damaged`."""
         bounds = None if reads.inside else tile
         for part in reads.parts:
 
@@ -660,10 +666,10 @@ class Prefilter:
                 self._checks.check_groups(part.path, groups, self.check)
 
     def announce(self, groups: Sequence[TableRowGroup]) -> Future[MapPages] | None:
-        """Has pages fetched, if they are on S3: row groups side by side.
+        """Begins to fetch pages of neighbouring row groups, if they are on S3.
 
-        On this machine, of one row group, the map is read and the pages are announced to the
-        system if a part of them is needed: where all of them are read, it reads ahead by itself.
+        For one row group on this machine, it reads the map and announces the pages to the system if
+        a part of them is needed: if all pages are needed, the system reads ahead by itself.
         """
         first = groups[0]
         if first.part.remote:
@@ -678,20 +684,20 @@ class Prefilter:
     def submit(
         self, one: TableRowGroup, pages: Future[MapPages] | None
     ) -> Future[Candidates | None]:
-        """`candidates`, in another thread."""
+        """Runs `candidates` in another thread."""
         return self._threads.submit(self.candidates, one, pages)
 
     def in_turn(self, one: TableRowGroup) -> bool:
-        """Whether to look at it is likely to take less time than another thread costs.
+        """Returns true if the scan is likely to take less time than a hand-over to another thread.
 
-        In one pipeline or run, little of a row group says nothing about the next one.
+        In one pipeline or run, a small part of a row group says nothing about the next row group.
         """
         return not self._names and self._quick and one.part.rows is not None
 
     def candidates(
         self, one: TableRowGroup, pages: Future[MapPages] | None = None
     ) -> Candidates | None:
-        """The lines of the row group that may match, None if they are many.
+        """Returns the lines of the row group that may match, None if they are many.
 
         `pages` has its map, if it was announced.
         """
@@ -716,7 +722,7 @@ class Prefilter:
         return pages
 
     def _pages(self, one: TableRowGroup) -> MapPages:
-        """Its map; its pages are in the file."""
+        """Returns the row group's map, with pages in the file."""
         maps = one.part.maps
         return MapPages({one.number: None if maps is None else maps.of(one.number)})
 
@@ -745,7 +751,7 @@ class Prefilter:
         return self._whole(one, reader.at(one.number, found))
 
     def _whole(self, one: TableRowGroup, rows: MatchedLines) -> Candidates:
-        """These lines with their attributes."""
+        """Returns these lines with their attributes."""
         if one.part.bare:
             return rows
         attributes = attributes_of(self._footer(one), one.group, rows.numbers)

@@ -2,10 +2,10 @@
 
 A segment's id is `{node}-{seq}`, the sequence in decimal; a node's name holds no `/`.
 
-The numbers of a node only grow and objects never change, so a listing continues behind the last
-known number. A deleted segment is noticed when it is missing, and from time to time everything is
-listed again. A missing number stops its node's sequence: later segments wait, and none is ever
-skipped. Quarantined segments count as empty and are passed over.
+The numbers of a node only grow and objects never change, so a listing continues after the last
+known number. A deleted segment is noticed when it is found missing, and from time to time
+everything is listed again. A missing number stops its node's sequence: later segments wait, and
+none is ever skipped. Quarantined segments count as empty and are passed over.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def parse_id(text: str) -> SegmentName:
     return SegmentName(found[1], int(found[2]))
 
 
-# A listing from the beginning, which sees what was deleted.
+# The interval of listings from the beginning, which notice deleted segments.
 RELIST_SECONDS: Final = 600.0
 _FOOTERS: Final = 4096
 _DAMAGED_AT_ONCE: Final = 32
@@ -266,7 +266,7 @@ class ListedSegments:
             footer = await read_footer(self._store, name.key)
         except NotFound:
             self._nodes.get(name.node, {}).pop(name.seq, None)
-            self._whole = None  # deleted since: all is listed again
+            self._whole = None  # deleted since: everything is listed again
             return None
         except UnsupportedVersion as error:
             self.waiting[name.node] = f"{name.id}: {error}"
@@ -281,7 +281,7 @@ class ListedSegments:
             whole = self._whole is None or began - self._whole > RELIST_SECONDS
             if whole:
                 self._whole = began
-            # Taken over at once: nobody may see half a listing.
+            # Replaced at once: no reader may see half a listing.
             nodes = await self._list_nodes({} if whole else self._nodes)
             self._quarantined, self._nodes = await quarantined_segments(self._store), nodes
             self._began = began

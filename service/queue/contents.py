@@ -1,16 +1,17 @@
 """The records of a segment for consumers: as Parquet, ndjson or text.
 
-Cutting a segment does not apply deletions; readers do, and this is one. A segment that no
-deletion touches is sent as Parquet byte for byte as it is stored, under the store's ETag. A
+Cutting a segment does not apply deletions; its readers do, and this module is one. A segment that
+no deletion touches is sent as Parquet byte for byte as it is stored, under the store's ETag. A
 segment that a deletion touches is rewritten in memory without the deleted rows, under an ETag that
-names the deletions. It has the footer of plain Parquet, for the seal covers what was cut.
+names the deletions. It has the footer of plain Parquet, because the seal covers the segment as it
+was cut.
 
 ndjson and text are made row group by row group and piece by piece. Between two pieces a reader
-holds nothing of the segment but a place in it. Decoded row groups are in a cache of bounded size,
-and are fetched and decoded again if other readers displaced them. Memory is therefore
-that of the cache, of the row groups that are being decoded, and of a few pieces per reader,
-whether it reads or not. Before the first record all bytes are checked, in constant memory.
-Text reads only the columns that it needs of a row group.
+holds only its position in the segment. Decoded row groups are in a cache of bounded size, and are
+fetched and decoded again if other readers displaced them. Memory is therefore that of the cache, of
+the row groups that are being decoded, and of a few pieces per reader, whether it reads or not.
+Before the first record all bytes are checked, in constant memory. Text reads only the columns that
+it needs of a row group.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class OpenedSegment:
 
 
 class Rewritten:
-    """A segment that was rewritten without deleted rows."""
+    """A segment rewritten without deleted rows."""
 
     def __init__(self, body: bytes) -> None:
         self.body = body
@@ -186,7 +187,7 @@ class Contents:
     async def _table(
         self, key: tuple[int, int], opened: OpenedSegment, output: ResultEncoder
     ) -> pa.Table:
-        """The rows of a row group that remain, with the columns that the output shows."""
+        """The remaining rows of a row group, with the columns of the output."""
         known = self._decoded.get(key)
         if known is not None:
             return known

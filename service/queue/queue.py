@@ -1,7 +1,26 @@
-"""The segment queue of a node: the operations of its HTTP routes.
+"""The segment queue of a node: the operations of consumer groups over HTTP.
 
-Several nodes may serve one group: the group's state is in its object in the store. A node
-caches listings, footers, and the version of a group that it wrote last.
+Several nodes may serve one group: the group's state is in its object in the store. A node caches
+listings, footers, and the version of a group that it wrote last.
+
+**Notifications.** One `Notifier` wakes all waiting consumers, so that a thousand of them ask the
+store once: at an interval while a consumer waits, and at once when new segments are known.
+
+**Writes.** `ConsumerGroupWriter` turns all waiting changes of a group by this node into one write.
+The last written version is kept and changed without being read again. If another writer was faster,
+or a change is refused, or nothing would change, the group is read first. An outdated version thus
+never causes a refusal. After a lost answer the version in the store shows whether the write was
+ours; changes recognise their own effect.
+
+**Limits.** `NewGroups` limits the number of groups that one client may make. Without users a client
+is its address; for IPv6 it is the network of 64 bits that one host has for itself. All clients of
+one proxy count as one. Consumers make their group once; the count is lost with the process. At the
+limit of groups an `unused` one is replaced: one that has committed nothing, and that was neither
+written nor requested at this node for a long time. Nothing is lost by that: a consumer that returns
+makes its group again, from the oldest segment or from now as before.
+
+**Counters.** `QueueCounters` has this node's work and the lag of each group; `service.metrics.http`
+reads them at a scrape.
 """
 
 from __future__ import annotations
@@ -49,10 +68,6 @@ from tailrace.logstore.errors import (
 from tailrace.logstore.keys import check_name
 from tailrace.logstore.objects.store import ObjectStore
 
-# One notification for all waiting consumers, so that a thousand of them ask the store once.
-#
-# It comes at an interval while a consumer waits, and at once when there is news.
-
 
 class Notifier:
     """The notifier of one node, which wakes consumers that wait for segments."""
@@ -65,7 +80,7 @@ class Notifier:
         self.waiting = 0
 
     async def wait(self, seconds: float) -> None:
-        """Returns with the next notification, or after `seconds`."""
+        """Waits for the next notification, or for `seconds`."""
         if self._next is None:
             self._next = asyncio.get_running_loop().create_future()
             self._timer = asyncio.ensure_future(self._time(self._next))
@@ -89,18 +104,6 @@ class Notifier:
         self._timer = None
         if self._next is current:
             self.notify()
-
-
-# Limits how many groups one client may make, and chooses the unused group that a new one
-# replaces.
-#
-# Without users a client is its address; for IPv6 it is the network of 64 bits that one host has
-# for itself. All clients behind a proxy are one. The making of groups is counted, which consumers
-# do once; the count is lost with the process.
-#
-# At the limit of groups an unused one is replaced: one that has committed nothing, and that in a
-# long time was neither written nor requested at this node. Nothing is lost by that: a consumer
-# that returns makes its group again, from the oldest segment or from now as before.
 
 
 _HOUR_SECONDS: Final = 3600.0
@@ -170,11 +173,6 @@ def _network(peer: str) -> str:
     return str(ipaddress.ip_network((address, _NETWORK_BITS), strict=False))
 
 
-# What the segment queue counts: this node's work, and how far each group is behind.
-#
-# `service.metrics.http` reads the counters at a scrape.
-
-
 @dataclass(frozen=True, slots=True)
 class GroupLag:
     """Segments that a group has not committed; `seconds` is the time since the oldest was stored.
@@ -190,7 +188,7 @@ class GroupLag:
 
 
 def lag_of(group: ConsumerGroup, catalog: ListedSegments, now_ms: int) -> GroupLag:
-    """The lag of a group, as far as the listing reaches. FAILED segments are counted separately."""
+    """The lag of a group, as far as the listing reaches. Counts FAILED segments separately."""
     if group.state is State.EVICTED:
         return GroupLag()
     behind = []
@@ -225,14 +223,6 @@ class QueueCounters:
     evicted: int = 0
     evictions: Mapping[str, int] = field(default_factory=dict)
     dropped: Mapping[str, int] = field(default_factory=dict)
-
-
-# Changes of one group by this node: all waiting changes become one write.
-#
-# The last written version is kept and changed without being read again. If another writer was
-# faster, or a change is refused, or nothing would change, the group is read first. An outdated
-# version thus never causes a refusal. After a lost answer the version in the store shows whether
-# the write was ours; changes recognise their own effect.
 
 
 T = TypeVar("T")
@@ -280,9 +270,9 @@ class ConsumerGroupWriter:
     async def change(
         self, change: Change[T], *, wants: bool = False, start: GroupStart | None = None
     ) -> T:
-        """The result of `change`, once it is stored. `wants` asks for upcoming segments.
+        """Stores `change` and returns its result. `wants` asks for upcoming segments.
 
-        Raises what `change` raises, `NotFound` without a group, `StoreUnavailable`,
+        Raises the errors of `change`, `NotFound` without a group, `StoreUnavailable`,
         `OutcomeUnknown`, `Damaged`.
         """
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -298,7 +288,7 @@ class ConsumerGroupWriter:
                 live = [one for one in some if not one.done.done()]
                 try:
                     _tell(live, await self._outcomes(live))
-                except (asyncio.CancelledError, Exception):  # nobody waits for ever
+                except (asyncio.CancelledError, Exception):  # no caller may wait for ever
                     for one in live:
                         one.done.cancel()
                     raise
@@ -330,7 +320,7 @@ class ConsumerGroupWriter:
             wanted, outcomes = await self._changed(group, some)
             refusal = next((one for one in outcomes if isinstance(one, TailraceError)), None)
             if refusal is not None and known is not None and group is known.value:
-                raise refusal  # of a remembered version: the group is read, and asked again
+                raise refusal  # by a remembered version: the group is read, and asked again
             if wanted == group:
                 return None
             wanted = replace(wanted, version=self._shared.fresh_id())
@@ -367,10 +357,10 @@ class ConsumerGroupWriter:
     async def _changed(
         self, group: ConsumerGroup, some: Sequence[_WaitingChange]
     ) -> tuple[ConsumerGroup, Sequence[Outcome]]:
-        """The group after all changes, and the result of each."""
+        """Returns the group after all changes, and the result of each."""
         catalog = self._shared.catalog
         if group.state is State.STARTING:
-            # It stands in the store, so that nothing behind what is found now is deleted.
+            # It is in the store, so no segment above those found now is deleted.
             group = begun(group, await catalog.first(group.start))
         wanted = sum(one.wants for one in some)
         segments: Sequence[Segment] = ()
@@ -417,7 +407,7 @@ _NAME_BYTES = 100
 
 @dataclass(frozen=True, slots=True)
 class GivenLease:
-    """A lease, and what is known of its segment."""
+    """A lease, and the known facts of its segment."""
 
     lease: Leased
     segment: Segment
@@ -481,7 +471,7 @@ class SegmentQueue:
         start: GroupStart,
         peer: str = "",
     ) -> GivenLease | None:
-        """Leases the oldest free segment; returns None if there was none in time.
+        """Leases the oldest free segment; returns None if none was free in time.
 
         Makes the group if it does not exist; `peer` is the address of the client. Raises
         `GroupEvicted`, `OverQuota`, `InvalidName`, `StoreUnavailable`, `OutcomeUnknown`, `Damaged`.
@@ -494,7 +484,7 @@ class SegmentQueue:
         try:
             return await self._next(name, claim, wait_seconds, lease_seconds, start)
         except (asyncio.CancelledError, OutcomeUnknown):
-            self._leave(name, claim)  # it may have been leased for one who has gone
+            self._leave(name, claim)  # it may have been leased for a client that has gone
             raise
 
     async def _next(
@@ -526,7 +516,7 @@ class SegmentQueue:
     async def _given(self, name: str, claim: str, leased: Leased) -> GivenLease:
         try:
             found = await self.catalog.segment(leased.name)
-            if found is None:  # handed out before, and not readable here since
+            if found is None:  # handed out before, and unreadable by this node since
                 info = await self._store.head(leased.name.key)
                 found = Segment(leased.name, info.size, info.etag, info.modified_ms)
         except Unavailable:
@@ -583,7 +573,7 @@ class SegmentQueue:
             self.counters.committed_bytes += size
 
     async def fail(self, name: str, segment: SegmentName, epoch: int, reason: str) -> None:
-        """Gives a segment back, for another consumer after a back-off. Raises as `commit`."""
+        """Releases a segment for another consumer after a back-off. Raises as `commit`."""
 
         def work(
             group: ConsumerGroup, _: Sequence[Segment], moment: TimeInterval
@@ -614,9 +604,9 @@ class SegmentQueue:
             self.counters.lost += 1
             raise
         except NotFound as error:
-            # Never given since a reset, or never there: only the second names nothing.
+            # Never leased since a reset, or never stored: only the second is an unknown segment.
             if await read_group(self._store, name) is None:
-                self._writers.pop(name, None)  # or names that nobody has would fill the memory
+                self._writers.pop(name, None)  # otherwise unknown names would fill the memory
                 raise
             if not await self._exists(segment):
                 raise
@@ -704,7 +694,7 @@ class SegmentQueue:
         self._new_groups.take(peer)
 
     async def _free_one(self) -> bool:
-        """Removes an unused group. It reads all groups, which is not done at every request."""
+        """Removes an unused group. It reads all groups, so not every request calls it."""
         now, seconds = self._clock.monotonic(), self.settings.unused_group_seconds
         if now - self._looked < self.settings.poll_seconds:
             return False

@@ -6,11 +6,11 @@
                     └─ `max_attempts` leases over or failed ──► failed ──retry──► pending
 
 A pipeline's segments do not fail by attempts: it reads them without a lease, and its own checkpoint
-says what it has, so a lease that is over says only that a process of it ended.
-A lease is valid until the store's time is certainly past its end; nobody takes an expired one
-before `tailrace.coordination.lease` says that it is over. Each function recognises its own effect,
-so that it may be applied a second time to a version that has it already: a lease by its claim,
-the others by the epoch.
+records its progress, so an expired lease only shows that one of its processes ended. A lease is
+valid until the store's time is certainly past its end; no consumer takes an expired one before
+`tailrace.coordination.lease` says that it is over. Each function recognises its own effect, so it
+may be applied a second time to a version that has it already: a lease by its claim, the others by
+the epoch.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class TimeInterval:
 
 
 def fresh(name: str, start: GroupStart, moment: TimeInterval) -> ConsumerGroup:
-    """A new group; it holds back everything until its cursors are set."""
+    """A new group; it retains all segments until its cursors are set."""
     now = moment.at_most_ms
     return ConsumerGroup(name, State.STARTING, start, now, now)
 
@@ -77,7 +77,7 @@ def lease(
     moment: TimeInterval,
     settings: QueueSettings,
 ) -> tuple[ConsumerGroup, Leased | None]:
-    """Leases the oldest free segment for `lease_ms`; None if there is none.
+    """Leases the oldest free segment for `lease_ms`; None if no segment is free.
 
     `upcoming` are the next segments that were never handed out, oldest first, each node's in
     sequence. Raises `GroupEvicted`.

@@ -1,9 +1,17 @@
-"""Segments whose lines are not all in chunks yet, and may no longer be in the journal.
+"""Tracks lines of runs that are not in chunks yet, here and on other nodes, and known deletions.
 
-Segments of this node are added when they are confirmed, and removed with the watermark.
-Inherited segments are those of a parent incarnation, found in the store at the start, and
-those of lost nodes. The new lines of a run are read, and become chunks, in this order:
-inherited segments, segments of this node that the journal has released, the journal.
+`Backlog` has the segments whose lines are not all in chunks yet, and may no longer be in the
+journal. Segments of this node are added when they are confirmed, and removed with the watermark.
+Inherited segments are those of a parent incarnation, found in the store at the start, and those of
+lost nodes. The new lines of a run are read, and become chunks, in this order: inherited segments,
+segments of this node that the journal has released, the journal.
+
+`RunLogPeers` is the interface to other nodes; `service/peers/membership.py` implements it. Of lines
+on other nodes, rows come at once, and texts only if they are small. A read of another text raises
+`Unfetched`, and is repeated once the text has been fetched.
+
+`HeldLines` has the lines of this node that are in no chunk yet, for other nodes. `ActiveMarkers`
+names their runs in the store. `Deletions` has the deletions that this node knows.
 """
 
 from __future__ import annotations
@@ -59,8 +67,8 @@ from tailrace.logstore.segments.reader import SegmentBatches, fetch_segment, rea
 class ConfirmedSegment:
     """A confirmed segment; `runs` is known once its footer was read, empty if it is unreadable.
 
-    `high` is its highest ULID, 0 as long as that is not known.
-    `waiting` are the runs of an inherited segment that were not flushed since it came.
+    `high` is its highest ULID, 0 as long as that is not known. `waiting` are the runs of an
+    inherited segment that were not flushed since it was inherited.
     """
 
     node: str
@@ -73,7 +81,7 @@ class ConfirmedSegment:
 
 
 class Backlog:
-    """Segments of this node, its parents, and lost nodes that it looks after."""
+    """Segments of this node, of its parents, and of lost nodes that it looks after."""
 
     def __init__(self, store: ObjectStore, node: str, offload: Offload) -> None:
         self._store = store
@@ -85,9 +93,9 @@ class Backlog:
         self.gaps: dict[str, int] = {}
 
     async def find(self, node: str, *, most: int | None = None) -> list[ConfirmedSegment]:
-        """Segments of `node` above its watermark, in order, at most so many.
+        """Returns segments of `node` above its watermark, in order, at most `most`.
 
-        For another node only those before a gap: later ones wait, and are reported.
+        For another node it returns only segments before a gap: later ones wait, and are reported.
         """
         mark = await read_watermark(self._store, node)
         found: list[ConfirmedSegment] = []
@@ -106,7 +114,7 @@ class Backlog:
             found.append(segment)
             if len(found) == most:
                 break
-        # Not before: what is known of a gap stays known while somebody looks again.
+        # Updated only now: a known gap stays known while another task reads again.
         if gap is None:
             self.gaps.pop(node, None)
         else:
@@ -114,7 +122,7 @@ class Backlog:
         return found
 
     def lacks(self, node: str) -> bool:
-        """Whether one of the node's segments is missing, and this node looks after it."""
+        """Returns true if one of the node's segments is missing, and this node looks after it."""
         return node in self.gaps
 
     async def inherit(self, segments: Sequence[ConfirmedSegment]) -> None:
@@ -131,7 +139,7 @@ class Backlog:
         self.inherited = [segment for segment in self.inherited if segment.node != node]
 
     def done(self) -> list[ConfirmedSegment]:
-        """For each inherited node, the last segment before one with a run that waits."""
+        """Returns for each inherited node the last segment before one with a run that waits."""
         last: dict[str, ConfirmedSegment] = {}
         blocked: set[str] = set()
         for segment in self.inherited:
@@ -148,7 +156,7 @@ class Backlog:
         ]
 
     def waiting_runs(self) -> dict[RunKey, int]:
-        """Runs with lines of other nodes here that are in no chunk; no id of theirs is higher."""
+        """Returns runs with lines of other nodes here in no chunk; no id of theirs is higher."""
         found: dict[RunKey, int] = {}
         for segment in self.inherited:
             for key in segment.waiting:
@@ -156,7 +164,7 @@ class Backlog:
         return found
 
     def now(self) -> list[ConfirmedSegment]:
-        """The present segments; call it before the manifest is read."""
+        """Returns the present segments; call it before the manifest is read."""
         return [*self.inherited, *self.own]
 
     async def sources(
@@ -168,9 +176,9 @@ class Backlog:
         low: int,
         end: int,
     ) -> list[NewBatches]:
-        """Where new lines of the run are, in order: of this node positions from `low` to `end`.
+        """Returns the sources of the run's new lines, in order; of this node from `low` to `end`.
 
-        `low` and `segments` were taken before the manifest was read: the manifest has all lines
+        `low` and `segments` were taken before the manifest was read, so the manifest has all lines
         that were flushed by then.
         """
         found: list[NewBatches] = []
@@ -185,7 +193,7 @@ class Backlog:
         return found
 
     async def runs_of(self, segment: ConfirmedSegment) -> Sequence[SegmentRun]:
-        """The runs that have lines in the segment."""
+        """Returns the runs that have lines in the segment."""
         if segment.runs is None:
             await self._describe(segment)
         return list((segment.runs or {}).values())
@@ -207,8 +215,8 @@ class Backlog:
         except UnsupportedVersion:
             raise
         except (NotFound, Damaged) as error:
-            # A segment that fails its checks is set aside by the compactor; its place
-            # is empty for every reader until `verify --repair` brings it back.
+            # The compactor quarantines a segment that fails its checks; its place is empty for
+            # every reader until `verify --repair` restores it.
             self.unreadable += isinstance(error, Damaged)
             segment.runs = {}
             return
@@ -218,15 +226,11 @@ class Backlog:
             segment.first, segment.end = footer.ranges[0][0], footer.ranges[-1][1]
 
 
-# What run logs ask of other nodes, and tell them.
-#
-# `RunLogPeers` is the seam; `service/peers/membership.py` implements it. Of lines that other nodes
-# hold, rows come at once, texts only as far as they are small: a read of another text raises
-# `Unfetched`, and is repeated once it is there.
+# --- Other nodes --------------------------------------------------------------------------------
 
 
 class Unfetched(Exception):
-    """A text of another node is not here yet; `fetch` brings it. That raises `Moved`."""
+    """A text of another node is not here yet; `fetch` brings it, or raises `Moved`."""
 
     def __init__(self, fetch: Callable[[], Awaitable[None]]) -> None:
         super().__init__("a text of another node is not here yet")
@@ -256,10 +260,10 @@ async def _no_forks(_: Collection[str]) -> Sequence[Fork]:
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """What other nodes hold of a run; `silent` are those that did not say.
+    """The lines of a run on other nodes; `silent` nodes did not answer.
 
-    `positions` gives the place of a line of a node, for cursors. `forks` are nodes of the register,
-    `left` gives those of other nodes that are forks; it raises `StoreUnavailable`.
+    `positions` returns the place of a line of a node, for cursors. `forks` are nodes of the
+    register. `left` returns which of the other nodes are forks; it raises `StoreUnavailable`.
     """
 
     sources: Sequence[NewBatches] = ()
@@ -268,16 +272,16 @@ class Elsewhere:
     positions: Callable[[str, int], Position | None] = field(default=lambda _, __: None)
     left: Callable[[Collection[str]], Awaitable[Sequence[Fork]]] = field(default=_no_forks)
     alone: bool = True
-    """Whether there is no other node, and none comes without a restart of this one."""
+    """True if no other node exists, and none can join without a restart of this one."""
     flushed: Mapping[str, int] = field(default_factory=dict)
-    """Of lines held without the store: each node's lines below this position are in chunks."""
+    """For lines held without the store: each node's lines below this position are in chunks."""
 
 
 NOWHERE = Elsewhere()
 
 
 class RunsElsewhere(NamedTuple):
-    """Runs with lines beyond the chunks at other nodes, and their newest ids; who did not say."""
+    """Runs with lines beyond the chunks at other nodes, their newest ids, and the silent nodes."""
 
     runs: Sequence[tuple[RunKey, int]] = ()
     silent: tuple[str, ...] = ()
@@ -285,10 +289,10 @@ class RunsElsewhere(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Nodes that did not answer a change, and whether one that answered still works on it.
+    """Nodes that were not notified, and whether a notified node is still working.
 
-    `let_go` are nodes that an operator let go: nobody asks them, and they are lost. `idle` are
-    nodes that answered a close and do not close the run themselves.
+    `let_go` are nodes that an operator decommissioned: nobody asks them, and they are lost. `idle`
+    are nodes that answered a close and do not close the run themselves.
     """
 
     silent: tuple[str, ...] = ()
@@ -298,29 +302,38 @@ class Told:
 
 
 class RunLogPeers(Protocol):
-    """Asks and tells the other nodes. What tells them raises `Unavailable` without the register."""
+    """Asks and notifies the other nodes.
+
+    A notification raises `Unavailable` without the register.
+    """
 
     def __bool__(self) -> bool:
-        """Whether there may be any."""
+        """Returns true if other nodes may exist."""
         ...
 
     async def lines(self, key: RunKey, *, held: bool = False) -> Elsewhere:
-        """Lines of the run beyond the chunks. To be asked before the manifest is read.
+        """Returns lines of the run beyond the chunks. Call it before the manifest is read.
 
-        `held`: nobody asks the store, and those that answer give what their journals hold.
+        `held`: the store is not asked, and nodes that answer return what their journals hold.
         """
         ...
 
     async def runs(self, fqn: str | None, *, held: bool = False) -> RunsElsewhere:
-        """Runs with lines beyond the chunks, of a pipeline or of all; `held`: as in `lines`."""
+        """Returns runs with lines beyond the chunks, of a pipeline or of all.
+
+        `held` as in `lines`.
+        """
         ...
 
     async def highest(self, fqn: str, run: str | None) -> tuple[int, tuple[str, ...]]:
-        """The highest ULID that they know of a run or a pipeline's runs; who did not say."""
+        """Returns the highest ULID that they know of a run or a pipeline's runs.
+
+        The silent nodes.
+        """
         ...
 
     async def deleted(self, fqn: str, run: str | None, t: int) -> Told:
-        """Tells them of a deletion."""
+        """Notifies them of a deletion."""
         ...
 
     async def close(self, key: RunKey) -> Told:
@@ -328,12 +341,12 @@ class RunLogPeers(Protocol):
         ...
 
     async def ended(self, key: RunKey) -> None:
-        """Tells them that the run is closed, so that live streams end."""
+        """Notifies them that the run is closed, so that live streams end."""
         ...
 
 
 class NoOtherNodes:
-    """There is no other node."""
+    """The peers of a node that is alone."""
 
     def __bool__(self) -> bool:
         return False
@@ -354,20 +367,20 @@ class NoOtherNodes:
         return Told()
 
     async def ended(self, key: RunKey) -> None:
-        """Nobody is to be told."""
+        """Does nothing: no node is to be notified."""
 
 
-# Lines of a run that this node holds and that are in no chunk yet, for other nodes.
+# --- Lines of this node for other nodes ---------------------------------------------------------
 
 
 _GATHER_SECONDS = 0.004
 
 
 class HeldSource(NamedTuple):
-    """A source, its rows of the run, and the journal files they stand in with first positions.
+    """A source, its rows of the run, and the journal files of the rows, with first positions.
 
-    `flushed`: its lines of the run below this position are in chunks, or left out for good; 0 if
-    nobody says.
+    `flushed`: its lines of the run below this position are in chunks, or left out for good; 0 if it
+    is unknown.
     """
 
     source: NewBatches
@@ -377,7 +390,7 @@ class HeldSource(NamedTuple):
 
 
 class News(NamedTuple):
-    """The numbers of the runs that have new lines, and one past the last line looked at.
+    """The numbers of the runs that have new lines, and one past the last examined line.
 
     `taken` counts how often lines of lost nodes were taken over here.
     """
@@ -388,7 +401,7 @@ class News(NamedTuple):
 
 
 class HeldLines:
-    """What one node holds. Its own lines are below its journal's pin, others in its backlog."""
+    """The lines that one node holds: its own are below its journal's pin, others in its backlog."""
 
     def __init__(
         self, node: str, pin: Callable[[], UnflushedPin], backlog: Backlog, progress: FlushProgress
@@ -402,13 +415,13 @@ class HeldLines:
         self._taken = 0
 
     def arrived(self, key: RunKey) -> None:
-        """Takes note that lines of the run were synced."""
+        """Notes that lines of the run were synced."""
         for waiting in self._waiting.get(key, ()):
             if not waiting.done():
                 waiting.set_result(None)
 
     def inherited(self) -> None:
-        """Takes note that lines of a lost node are read here now; nobody knows of which runs."""
+        """Notes that this node took over a lost node's lines; their runs are not known yet."""
         self._taken += 1
         for key in list(self._waiting):
             self.arrived(key)
@@ -416,10 +429,10 @@ class HeldLines:
     async def news(
         self, since: Sequence[tuple[RunKey, int]], seconds: float, taken: int | None = None
     ) -> News:
-        """The runs with lines at or above a position each, as soon as there are any.
+        """Returns the runs with lines at or above a position each, as soon as any exist.
 
-        All of them, if lines of lost nodes were taken over since an answer with `taken`.
-        None after `seconds`. The positions are those of an earlier answer's `end`, or -1.
+        It returns all runs if lines of lost nodes were taken over since the answer with `taken`,
+        and None after `seconds`. The positions are those of an earlier answer's `end`, or -1.
         Raises `Conflict` once the node has stopped.
         """
         found = self._since(since, taken)
@@ -443,7 +456,7 @@ class HeldLines:
         return self._since(since, taken)
 
     def stop(self) -> None:
-        """Ends all waiting, which a stop of the node would wait for."""
+        """Ends all waiting, which would delay a stop of the node."""
         self.stopped = True
         for key in list(self._waiting):
             self.arrived(key)
@@ -462,9 +475,9 @@ class HeldLines:
             return News(runs, pin.end_pos, self._taken)
 
     def runs(self, fqn: str | None) -> list[tuple[RunKey, int]]:
-        """Runs, of a pipeline or of all, with lines that are in no chunk yet; their newest ids.
+        """Returns runs with lines in no chunk yet, of a pipeline or of all; their newest ids.
 
-        A run of which only deleted lines are left is among them.
+        It includes runs of which only deleted lines are left.
         """
         inherited = self._backlog.waiting_runs().items()
         found = {key: high for key, high in inherited if fqn in (None, key.fqn)}
@@ -482,9 +495,9 @@ class HeldLines:
     async def of(
         self, key: RunKey, *, journal_only: bool = False
     ) -> AsyncIterator[list[HeldSource]]:
-        """All batches of the run that some manifest may lack, as long as the block runs.
+        """Yields all batches of the run that some manifest may lack, valid while the block runs.
 
-        `journal_only`: those in the journal, without the store. Else it raises `NodeNotReady`,
+        `journal_only`: those in the journal, without the store. Otherwise it raises `NodeNotReady`,
         `StoreUnavailable`.
         """
         if journal_only:
@@ -516,25 +529,14 @@ class HeldLines:
         for pos in source.batches.rows["pos"][indexes[[0, -1]]].tolist():
             place = pin.position(pos)
             files.setdefault(place.file, pos)
-        if len(files) > 1:  # those between
+        if len(files) > 1:  # the files between the first and the last
             files.clear()
             for pos in source.batches.rows["pos"][indexes].tolist():
                 files.setdefault(pin.position(pos).file, pos)
         return list(files.items())
 
 
-# Active markers: objects that say which runs have lines on this node that are not in chunks yet.
-#
-# `{prefix}/.active/{fqn}/{run}/{node}` is empty and has OpenMetadata's user metadata: `server-id`
-# (the node), `timestamp` (milliseconds since the epoch), `pipeline` (the fqn as in keys, because
-# metadata is ASCII). They are for people, and for sweepers of other nodes. They are written after
-# the acknowledgement and cost it nothing:
-#
-#   appended ──► noted in memory ──every few seconds──► put, once per run
-#   flushed or closed, and nothing came for a while ──► deleted, many at a time
-#
-# A busy run therefore costs one put, not one per append or per flush. One round makes at most
-# `_PUTS`; the others wait. The next start finds the markers that a killed process left.
+# --- Active markers -----------------------------------------------------------------------------
 
 
 _INTERVAL_SECONDS = 5.0
@@ -554,7 +556,21 @@ class _Run:
 
 
 class ActiveMarkers:
-    """The markers of one node. `held`: whether chunks lack lines of a run below a position."""
+    """Objects that say which runs have lines on this node that are not in chunks yet.
+
+    `{prefix}/.active/{fqn}/{run}/{node}` is empty and has OpenMetadata's user metadata: `server-id`
+    (the node), `timestamp` (milliseconds since the epoch), `pipeline` (the fqn as in keys, because
+    metadata is ASCII). The markers are for people, and for sweepers of other nodes. They are
+    written after the acknowledgement and do not delay it:
+
+        appended ──► noted in memory ──every few seconds──► put, once per run
+        flushed or closed, and no new line for a while ──► deleted, many at a time
+
+    So a busy run costs one put, and not one per append or per flush. One round makes at most
+    `_PUTS` puts; the others wait. The next start finds the markers of a killed process.
+
+    `held` returns true if chunks lack lines of a run below a position.
+    """
 
     def __init__(
         self,
@@ -583,7 +599,7 @@ class ActiveMarkers:
         return len(self._runs)
 
     def appended(self, key: RunKey, end: int) -> None:
-        """Takes note that lines of the run, below position `end`, are synced here."""
+        """Notes that lines of the run, below position `end`, are synced here."""
         run = self._runs.get(key)
         if run is None:
             self._runs[key] = _Run(end, self._clock.monotonic())
@@ -599,7 +615,7 @@ class ActiveMarkers:
     async def find(self, nodes: Iterable[str]) -> None:
         """Finds markers that earlier lives of these nodes left. Raises `StoreUnavailable`.
 
-        Runs that it finds and that get lines meanwhile keep their marker.
+        Runs with such markers that get lines meanwhile keep their marker.
         """
         names = {encode(node) for node in nodes}
         prefix = keys.all_active(self._prefix)
@@ -659,7 +675,7 @@ class ActiveMarkers:
         for key in over:
             run = self._runs.get(key)
             if run is not None and self._held(key, run.end):
-                run.maybe = run.there = False  # something came while it was deleted
+                run.maybe = run.there = False  # a line came during the deletion
             elif run is not None:
                 del self._runs[key]
 
@@ -685,27 +701,27 @@ class ActiveMarkers:
         return keys.active(self._prefix, key, self._node)
 
 
-# The deletions that this node knows, in memory; loaded from the store at the start.
-#
-# Loading means listing, see `tailrace.logstore.runs.deletions`. If one bit of a record has changed,
-# the node uses the record as it was; the damage is a problem of the node
-# (`service/runtime/health.py`). Of any other damaged record, and of one of a newer version,
-# nobody knows the T. The node then goes on with the deletions that it knows, and `hiding` covers
-# everything that the record may delete: no search shows such lines, and each that would says that
-# they are missing.
-#
-# A deletion is of all ids of the next minutes as well if some node did not answer when it was
-# made. That node may acknowledge lines with such ids, and show them, until it hears of the
-# deletion: `TakenBack` counts them then.
+# --- Deletions ----------------------------------------------------------------------------------
 
 
 log = logging.getLogger(__name__)
 
-_UNSURE_MS = 3_000  # of the clock of a node of an earlier version, which did not allow for that
+_UNSURE_MS = 3_000  # error of the clock of a node of an earlier version, which did not allow for it
 
 
 class Deletions:
-    """Horizons: the highest ULID of a run, or of a pipeline's runs, that is deleted.
+    """The known horizons, in memory: the highest deleted ULID of a run, or of a pipeline's runs.
+
+    They are loaded from the store at the start. Loading means listing, see
+    `tailrace.logstore.runs.deletions`. If one bit of a record has changed, the node uses the record
+    as it was; the damage is a problem of the node (`service/runtime/health.py`). The T of any other
+    damaged record, and of one of a newer version, is unknown. The node then continues with the
+    deletions that it knows, and `hiding` covers everything that the record may delete: no search
+    shows such lines, and each search that would says that they are missing.
+
+    If some node did not answer when a deletion was made, the deletion also covers all ids of the
+    next minutes. That node may acknowledge lines with such ids, and show them, until it is notified
+    of the deletion: `TakenBack` then counts them.
 
     `skew` is that of this node's clock to the store's.
     """
@@ -724,38 +740,38 @@ class Deletions:
         """Called with a run, or a pipeline, of which more lines are deleted than before."""
 
     def horizon(self, key: RunKey) -> int:
-        """ULIDs of the run at or below it do not exist; 0 if nothing was deleted."""
+        """Returns the ULID up to which lines of the run do not exist; 0 if nothing was deleted."""
         return max(self._runs.get(key, 0), self._pipelines.get(key.fqn, 0))
 
     def highest(self, fqn: str, run: str | None) -> int:
-        """The highest horizon of a run, or of a pipeline and its runs."""
+        """Returns the highest horizon of a run, or of a pipeline and its runs."""
         if run is not None:
             return self.horizon(RunKey(fqn, run))
         of_runs = [t for key, t in self._runs.items() if key.fqn == fqn]
         return max([self._pipelines.get(fqn, 0), *of_runs])
 
     def age_ms(self, key: RunKey, now_ms: int) -> int:
-        """How long ago the run's last deletion was; not less than the truth."""
+        """Returns the age of the run's last deletion; never less than the true age."""
         of_pipeline = self._pipelines.get(key.fqn, 0)
         if of_pipeline == self.horizon(key):
             return self.age_of(key.fqn, None, of_pipeline, now_ms)
         return self.age_of(*key, self._runs[key], now_ms)
 
     def age_of(self, fqn: str, run: str | None, t: int, now_ms: int) -> int:
-        """How long ago a deletion was; as `age_ms`."""
+        """Returns the age of a deletion; as `age_ms`."""
         known_t, moment_ms = self._moments.get((fqn, run), (0, 0))
         if known_t != t:
             moment_ms = self._moment_of(t)
         return max(now_ms - moment_ms, 0)
 
     def store_ms(self, now_ms: int) -> int:
-        """The store's time at this node's time; rather too early than too late."""
+        """Returns the store's time at this node's time; rather too early than too late."""
         return now_ms - self._skew.bounds_ms[1]
 
     def _moment_of(self, t: int) -> int:
-        """When a deletion was, by this node's clock; rather too early than too late."""
+        """Returns the time of a deletion by this node's clock; rather too early than too late."""
         moment_ms = moment_of(t)
-        if moment_ms is None:  # of an earlier version
+        if moment_ms is None:  # a record of an earlier version
             return ulids.time_ms(t)
         least_ms, most_ms = self._skew.bounds_ms
         return moment_ms + least_ms - (_UNSURE_MS if least_ms < most_ms else 0)
@@ -771,8 +787,8 @@ class Deletions:
     ) -> None:
         """Raises a horizon at once, in memory; `own`: the deletion is made here.
 
-        `moment_ms` is when the deletion was, by this node's clock, for a caller that knows it. If
-        it is another node's, the message may have waited while this one stood still.
+        `moment_ms` is the time of the deletion by this node's clock, if the caller knows it. If it
+        is another node's deletion, the message may have waited while this node was suspended.
         """
         if moment_ms is not None and t >= self._moments.get((fqn, run), (0, 0))[0]:
             earliest_ms = moment_ms if own else min(moment_ms, self._moment_of(t))
@@ -790,14 +806,14 @@ class Deletions:
                 self.on_heard(fqn, run, t)
 
     def all(self) -> list[tuple[str, str | None, int]]:
-        """Every deletion that is known, as (fqn, run or None, T)."""
+        """Returns every known deletion, as (fqn, run or None, T)."""
         runs: list[tuple[str, str | None, int]] = [(*key, t) for key, t in self._runs.items()]
         return runs + [(fqn, None, t) for fqn, t in self._pipelines.items()]
 
     def unreadable(self) -> dict[str, tuple[str, str | None, int]]:
-        """What each record that cannot be read may delete, by its key: everything of its owner.
+        """Returns what each unreadable record may delete, by its key: everything of its owner.
 
-        Raises its `Damaged` if nobody knows the owner.
+        Raises the record's `Damaged` if its owner is unknown.
         """
         found = {}
         for key, error in self._stored.unreadable.items():
@@ -808,15 +824,15 @@ class Deletions:
         return found
 
     def hiding(self) -> list[tuple[str, str | None, int]]:
-        """Every deletion, and what may be deleted. Raises as `unreadable`."""
+        """Returns every deletion, and possible deletions. Raises as `unreadable`."""
         return [*self.all(), *self.unreadable().values()]
 
     async def load(self) -> None:
-        """Reads what the store knows. Raises `StoreUnavailable`."""
+        """Reads the store's deletions. Raises `StoreUnavailable`."""
         await self._note_below(keys.DELETED)
 
     async def refresh(self, key: RunKey) -> None:
-        """Reads what the store knows of one run. Raises `StoreUnavailable`, `Damaged`."""
+        """Reads the store's deletions of one run. Raises `StoreUnavailable`, `Damaged`."""
         of_run, of_pipeline = keys.deletions_of(key), keys.deleted_pipeline(key.fqn)
         await self._note_below(of_run)
         pipeline = await self._stored.read(self._store, of_pipeline)
@@ -850,7 +866,7 @@ class Deletions:
 
 
 def _decode_or_none(body: bytes) -> Deletion | None:
-    """None is a damaged record. The new one takes its place, as its T is above now."""
+    """Returns None for a damaged record. The new one replaces it, as its T is above now."""
     try:
         return decode_deletion(body)
     except UnsupportedVersion:
@@ -865,20 +881,20 @@ def _encode(deletion: Deletion | None) -> bytes:
 
 
 class TakenBack:
-    """Lines that this node acknowledged after a deletion of which it had not heard."""
+    """Counts lines that this node acknowledged after a deletion before it was notified of it."""
 
     def __init__(self, pin: Callable[[], UnflushedPin]) -> None:
         self._pin = pin
         self.lines = 0
 
     def heard(self, fqn: str, run: str | None, t: int) -> None:
-        """Counts the lines in the journal that a deletion takes although they came after it.
+        """Counts the lines in the journal that a deletion removes although they came after it.
 
-        Their ids tell: those of the minutes by which its T is ahead of the deletion.
+        Their ids show it: they are of the minutes by which its T is ahead of the deletion.
         """
         moment_ms = moment_of(t)
         if moment_ms is None or ulids.time_ms(t) - moment_ms <= 2 * MOST_MS:
-            return  # all nodes answered: what is deleted was known to the deletion
+            return  # all nodes answered: the deletion knew all that it deletes
         since = ulids.highest_at(moment_ms)
         with self._pin() as pin:
             batches = pin.batches() if run is None else pin.batches(run=RunKey(fqn, run))

@@ -1,8 +1,13 @@
-"""Chunks in the store: their indexes, cached, ranges of their texts, and the writing of new ones.
+"""Reads and writes chunks in the store, and selects the new batches of a run.
 
-If a chunk is gone, or `logs.txt` is another one, the caller's manifest is old: `Moved`. The
-caller then reads the manifest again; line numbers stay as they are. An index that fails its
-checksums counts as gone (`Chunks.damaged`), so the repair makes it again.
+Indexes are cached; texts are read in ranges. If a chunk is gone, or `logs.txt` is another one, the
+caller's manifest is old: `Moved`. The caller then reads the manifest again; line numbers stay as
+they are. An index that fails its checksums counts as gone (`Chunks.damaged`), so the repair makes
+it again.
+
+`news` selects the batches of a run that are not in its chunks yet. It leaves out batches that the
+manifest says are flushed, deleted ones, those that the chunks have under another position (another
+node's copy, a retry), and those that came twice.
 """
 
 from __future__ import annotations
@@ -69,25 +74,25 @@ class Chunks:
         self._pieces: Cache[Piece] = Cache(cache_bytes)
 
     def text_key(self, key: RunKey, chunk: Chunk) -> str:
-        """The key of the chunk's text."""
+        """Returns the key of the chunk's text."""
         if chunk.kind == "logs":
             return keys.logs(self._prefix, key)
         return keys.chunk_text(self._prefix, key, chunk.id)
 
     def index_key(self, key: RunKey, chunk: Chunk) -> str:
-        """The key of the chunk's index."""
+        """Returns the key of the chunk's index."""
         return keys.chunk_index(self._prefix, key, chunk.id)
 
     def text_part(
         self, key: RunKey, chunk: Chunk, *, if_match: str | None = None
     ) -> ObjectPart | bytes:
-        """The chunk's text, for what the store composes of it."""
+        """Returns the chunk's text as a part of an object that the store composes."""
         if chunk.text is not None:
             return chunk.text
         return ObjectPart(self.text_key(key, chunk), 0, chunk.bytes, if_match)
 
     def index_part(self, key: RunKey, chunk: Chunk, offset: int, size: int) -> ObjectPart | bytes:
-        """A range of the chunk's index, for what the store composes of it."""
+        """Returns a range of the chunk's index as a part of an object that the store composes."""
         if chunk.index is not None:
             return chunk.index[offset : offset + size]
         return ObjectPart(self.index_key(key, chunk), offset, size)
@@ -95,7 +100,7 @@ class Chunks:
     # --- indexes -------------------------------------------------------------------
 
     async def directory(self, key: RunKey, chunk: Chunk) -> Directory:
-        """The directory of the chunk's index, in at most one ranged get."""
+        """Returns the directory of the chunk's index, in at most one ranged get."""
         found = self._directories.get(chunk.id)
         if found is None:
             tail = await self._index(
@@ -107,7 +112,7 @@ class Chunks:
         return found
 
     async def piece(self, key: RunKey, chunk: Chunk, number: int) -> Piece:
-        """A piece of the chunk's index, in at most one ranged get."""
+        """Returns a piece of the chunk's index, in at most one ranged get."""
         found = self._pieces.get((chunk.id, number))
         if found is None:
             entry = (await self.directory(key, chunk)).entries[number]
@@ -117,7 +122,7 @@ class Chunks:
         return found
 
     def _checked(self, chunk: Chunk, decode: Callable[[], T]) -> T:
-        """What is read of an index. Raises `Moved` if it is damaged."""
+        """Decodes data of an index. Raises `Moved` if it is damaged."""
         try:
             return decode()
         except UnsupportedVersion:
@@ -135,10 +140,10 @@ class Chunks:
         except NotFound as error:
             raise Moved(str(error)) from error
 
-    # --- what is listed ------------------------------------------------------------
+    # --- batches in the index ------------------------------------------------------
 
     async def listed(self, manifest: Manifest, rows: Rows) -> NDArray[np.bool_]:
-        """Which of the batches are in the chunks: same ULID and same digest."""
+        """Returns which of the batches are in the chunks: same ULID and same digest."""
         found = np.zeros(len(rows), np.bool_)
         low, high = lowest_and_highest(rows)
         for chunk in manifest.chunks:
@@ -151,7 +156,7 @@ class Chunks:
         return found
 
     async def find(self, manifest: Manifest, ulid: int) -> tuple[int, int] | None:
-        """Digest and records of a batch; None if the chunks do not hold it."""
+        """Returns digest and records of a batch; None if the chunks do not hold it."""
         for chunk in manifest.chunks:
             batch = await self.blocks_of(manifest.key, chunk, ulid)
             if len(batch):
@@ -160,7 +165,7 @@ class Chunks:
         return None
 
     async def blocks_of(self, key: RunKey, chunk: Chunk, ulid: int) -> Blocks:
-        """The blocks of a batch in the chunk, in order; none if the chunk does not hold it."""
+        """Returns the blocks of a batch in the chunk, in order; none if it does not hold it."""
         found = [np.zeros(0, BLOCK)]
         if chunk.first <= ulid <= chunk.last:
             directory = await self.directory(key, chunk)
@@ -172,7 +177,7 @@ class Chunks:
     # --- texts ---------------------------------------------------------------------
 
     async def text(self, manifest: Manifest, chunk: Chunk, offset: int, size: int) -> bytes:
-        """A range of the chunk's text, in one get. Raises `Moved`."""
+        """Returns a range of the chunk's text, in one get. Raises `Moved`."""
         if chunk.text is not None:
             return chunk.text[offset : offset + size]
         where = self.text_key(manifest.key, chunk)
@@ -194,7 +199,7 @@ class Chunks:
     async def stream(
         self, manifest: Manifest, chunk: Chunk, offset: int, size: int
     ) -> AsyncIterator[bytes]:
-        """A range of the chunk's text, in constant memory. Raises `Moved`."""
+        """Streams a range of the chunk's text, in constant memory. Raises `Moved`."""
         if chunk.text is not None:
             yield chunk.text[offset : offset + size]
             return
@@ -213,9 +218,9 @@ class Chunks:
             raise Moved(str(error)) from error
 
     async def _extended(self, manifest: Manifest, chunk: Chunk) -> str:
-        """The ETag of a `logs.txt` that a close has extended, but not yet named.
+        """Returns the ETag of a `logs.txt` that a close has extended, but not yet named.
 
-        Its beginning is the log that the manifest names. Raises `Moved` if it is not that.
+        Its beginning is the log that the manifest names. Raises `Moved` if it is not.
         """
         if chunk.kind != "logs" or manifest.closing is None:
             raise Moved(f"chunk {chunk.id} is gone")
@@ -226,7 +231,7 @@ class Chunks:
 
 
 def goes_on(chunk: Chunk, logs: ObjectInfo) -> bool:
-    """Whether `logs.txt` begins with the closed log: it is that, or a close extended it.
+    """Returns true if `logs.txt` begins with the closed log: it is that, or a close extended it.
 
     An object of another writer does not have the metadata of a close.
     """
@@ -234,7 +239,7 @@ def goes_on(chunk: Chunk, logs: ObjectInfo) -> bool:
 
 
 async def stored_directory(store: ObjectStore, index: ObjectInfo) -> Directory | None:
-    """The directory of an index that was listed; None if it cannot be read.
+    """Returns the directory of an index that was listed; None if it cannot be read.
 
     Raises `StoreUnavailable`, `UnsupportedVersion`.
     """
@@ -253,20 +258,20 @@ async def stored_directory(store: ObjectStore, index: ObjectInfo) -> Directory |
 
 
 def _same(rows: Rows, blocks: Blocks) -> NDArray[np.bool_]:
-    """Which rows have a block of the same ULID and digest."""
+    """Returns which rows have a block of the same ULID and digest."""
     triples = _triples(rows)
     return np.isin(triples, _triples(blocks))
 
 
 def _triples(rows: Rows | Blocks) -> NDArray[np.void]:
-    """ULID and digest as 24 comparable bytes."""
+    """Returns ULID and digest as 24 comparable bytes."""
     packed = np.empty((len(rows), 3), "<u8")
     packed[:, 0], packed[:, 1], packed[:, 2] = rows["ulid_hi"], rows["ulid_lo"], rows["digest"]
     return packed.view("S24").reshape(-1) if len(rows) else np.empty(0, "S24")
 
 
 def repeated(parts: Sequence[Rows]) -> list[NDArray[np.bool_]]:
-    """Which rows repeat an earlier row's ULID and digest, part by part."""
+    """Returns which rows repeat an earlier row's ULID and digest, part by part."""
     every = np.concatenate([_triples(rows) for rows in parts]) if parts else np.empty(0, "S24")
     again = np.ones(len(every), np.bool_)
     again[np.unique(every, return_index=True)[1]] = False
@@ -287,8 +292,8 @@ class ChunkWriter:
     ) -> Chunk:
         """Stores the rows as a new chunk.
 
-        Nothing is stored of one whose text has at most `room` bytes and a small index: whoever
-        writes the manifest stores it. Raises `StoreUnavailable`, `OutcomeUnknown`.
+        It does not store a chunk whose text has at most `room` bytes and whose index is small: its
+        bytes go into the manifest. Raises `StoreUnavailable`, `OutcomeUnknown`.
         """
         size = int(batches.rows["size"][rows].sum())
         if size <= room:
@@ -336,7 +341,7 @@ def _build(chunk_id: str, batches: Batches, rows: Indexes) -> tuple[Chunk, bytes
 
 
 def _inline(chunk: Chunk, text: bytes, index: bytes) -> Chunk | None:
-    """The chunk with its bytes in it; None if its index is too large, or its text is no UTF-8."""
+    """Returns the chunk with its bytes; None if its index is too large, or its text not UTF-8."""
     try:
         text.decode()
     except UnicodeDecodeError:
@@ -345,7 +350,7 @@ def _inline(chunk: Chunk, text: bytes, index: bytes) -> Chunk | None:
 
 
 def _moved_together(blocks: Blocks) -> Blocks:
-    """The blocks with the places that they have one after another."""
+    """Returns the blocks with the places that they have one after another."""
     moved = blocks.copy()
     moved["offset"] = np.cumsum(blocks["size"]) - blocks["size"]
     moved["line"] = np.cumsum(blocks["lines"], dtype=np.uint64) - blocks["lines"]
@@ -374,10 +379,7 @@ def _with_index(
     return chunk, text, body + tail
 
 
-# Selects the batches of a run that are not in its chunks yet.
-#
-# It leaves out batches that the manifest says are flushed, deleted ones, those that the chunks
-# have under another position (another node's copy, a retry), and those that came twice.
+# --- The selection of new batches ---------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,19 +391,19 @@ class NewBatches:
 
     @property
     def node(self) -> str:
-        """The writer."""
+        """Returns the writer."""
         return self.batches.node
 
 
 def in_range(source: NewBatches, key: RunKey, start: int) -> Indexes:
-    """Rows of the run from position `start` to the source's end."""
+    """Returns rows of the run from position `start` to the source's end."""
     indexes = of_run(source.batches, key)
     pos = source.batches.rows["pos"][indexes]
     return indexes[(pos >= start) & (pos < source.end)]
 
 
 def above(rows: Rows, ulid: int) -> NDArray[np.bool_]:
-    """Which rows have a batch ULID above `ulid`."""
+    """Returns which rows have a batch ULID above `ulid`."""
     high, low = ulid >> 64, ulid & (1 << 64) - 1
     same = (rows["ulid_hi"] == high) & (rows["ulid_lo"] > low)
     exceeds: NDArray[np.bool_] = (rows["ulid_hi"] > high) | same
@@ -415,7 +417,7 @@ async def news(
     chunks: Chunks,
     horizon: int,
 ) -> list[Indexes]:
-    """The `chosen` rows without those to be left out. Raises `Moved`, `StoreUnavailable`."""
+    """Returns the `chosen` rows that must be flushed. Raises `Moved`, `StoreUnavailable`."""
     kept = []
     for source, indexes in zip(sources, chosen, strict=True):
         rows = source.batches.rows[indexes]
@@ -433,7 +435,7 @@ async def news(
 def left_out(
     sources: Sequence[NewBatches], chosen: Sequence[Indexes], kept: Sequence[Indexes], horizon: int
 ) -> list[Copy]:
-    """The `chosen` batches that `news` left out because the run's log has them otherwise."""
+    """Returns the `chosen` batches that `news` left out because the run's log has other copies."""
     found: list[Copy] = []
     for source, before, after in zip(sources, chosen, kept, strict=True):
         if len(before) == len(after):
@@ -447,7 +449,7 @@ def left_out(
 
 
 def _rising(parts: Sequence[Rows]) -> bool:
-    """Whether every ULID is above the one before it, so that none occurs twice."""
+    """Returns true if every ULID is above the one before it, so that none occurs twice."""
     last = 0
     for rows in parts:
         if len(rows) == 0:

@@ -1,15 +1,20 @@
-"""Closing runs: recorded in the journal first, finished as soon as the store allows.
+"""Closes runs on all nodes: records the close in the journal first, then finishes it in the store.
 
     record (synced) ──► segments confirmed through it ──► run flushed ──► noted ──┐
                     ──► every other node asked to close its lines ────────────────┴──► sealed
 
-The state `closed` is a statement about all nodes. As long as one that may hold lines has not
+The state `closed` is a statement about all nodes. While a node that may hold lines has not
 answered, the manifest names this node in `asking`, and the run is `closing` at every node. It is
 sealed after that, because `logs.txt` has the lines of all nodes in one order.
 
-A close that takes longer than `wait_seconds`, or whose store is away, continues after the
-answer, and after a restart. A batch received after the close reopens the run; a
-reopened run that is idle for `reopened_seconds` is closed again.
+A close that takes longer than `wait_seconds`, or whose store is unavailable, continues after the
+answer, and after a restart. A batch received after the close reopens the run. A reopened run that
+is idle for `reopened_seconds` is closed again.
+
+Each node closes a run up to its own last line; the run is closed when all have. Nobody closes for a
+node that lost its lease, or that an operator decommissioned: another node flushes the lines that it
+brought into the store, and then they count as closed. Until all other nodes know of a close, the
+journal has it as unfinished, so the next start asks them again.
 """
 
 from __future__ import annotations
@@ -36,13 +41,7 @@ from tailrace.logstore.errors import NotFound, TailraceError
 from tailrace.logstore.objects.store import ObjectStore
 from tailrace.logstore.runs.manifest import Manifest, Manifests
 
-# Asks other nodes to close a run for their lines, until each has done so or has lost its lease.
-#
-# Each node closes a run up to its own last line; the run is closed when all have. A node that
-# lost its lease, or that an operator let go, has nobody who closes for it: another one flushes
-# what it brought into the store, and then its lines count as closed (`service/run_log/close.py`).
-# Until all others know, the journal has the close as unfinished, so the next start asks them
-# again.
+# --- Closes at other nodes ----------------------------------------------------------------------
 
 
 _FIRST_PAUSE_SECONDS = 0.5
@@ -58,7 +57,7 @@ class CloseOutcome(NamedTuple):
 
 
 class CloseNews:
-    """The closes of one node of which others are to hear; `told` is called when they have."""
+    """The closes of one node that others must acknowledge; `told` is called when they have."""
 
     def __init__(
         self,
@@ -67,10 +66,10 @@ class CloseNews:
         is_over: Callable[[str, RunKey | None], Awaitable[bool]],
         told: Callable[[RunKey, int, Sequence[str]], Awaitable[CloseOutcome]],
     ) -> None:
-        """`told` finishes the close; it gets the nodes that answered and ask nobody themselves.
+        """`told` finishes the close; it gets the nodes that answered and do not ask others.
 
-        `is_over` says of a node that it is lost, and what it brought into the store is in the runs,
-        or in the run of the key.
+        `is_over` returns true for a node that is lost and whose stored lines are in the runs, or in
+        the run of the key.
         """
         self._others = others
         self._clock = clock
@@ -87,18 +86,18 @@ class CloseNews:
 
     @property
     def alone(self) -> bool:
-        """Whether this node has no way to others."""
+        """Returns true if this node has no way to others."""
         return not self._others
 
     def telling(self, key: RunKey) -> bool:
-        """Whether there is somebody who has not heard."""
+        """Returns true if a node has not acknowledged the close."""
         return key in self._tasks
 
     def tell(self, key: RunKey, pos: int) -> asyncio.Task[str]:
-        """Asks all nodes, and silent ones again; a later close takes the place of an earlier.
+        """Asks all nodes, and silent ones again; a later close replaces an earlier one.
 
-        One that is asking already goes on, so that a client that closes again and again does not
-        hold it up; it asks once more for the later close.
+        A task that asks already continues, so that a client that closes again and again does not
+        delay it; it asks once more for the later close.
         """
         asking = self._tasks.get(key)
         if self._others:
@@ -114,21 +113,21 @@ class CloseNews:
         return task
 
     def ended(self, key: RunKey) -> None:
-        """Tells the others, behind this call, that the run is closed as a whole."""
+        """Notifies the others, after this call, that the run is closed as a whole."""
         if self._others:
             task = asyncio.get_running_loop().create_task(self._others.ended(key))
             self._ending.add(task)
             task.add_done_callback(self._said)
 
     def stop(self) -> None:
-        """Ends asking; the next start goes on."""
+        """Stops asking; the next start continues."""
         for task in (*self._tasks.values(), *self._ending, *self._finishing.values()):
             task.cancel()
 
     async def nobody_holds(self, key: RunKey, manifest: Manifest) -> bool:
-        """Whether no other node has lines of the run that its manifest lacks.
+        """Returns true if no other node has lines of the run that its manifest lacks.
 
-        False as well while a node does not answer and is not lost. Raises `Unavailable`.
+        Returns false as well while a node does not answer and is not lost. Raises `Unavailable`.
         """
         found = await self._others.lines(key)
         for source in found.sources:
@@ -139,7 +138,7 @@ class CloseNews:
     def _said(self, task: asyncio.Task[None]) -> None:
         self._ending.discard(task)
         if not task.cancelled():
-            task.exception()  # who did not hear looks by itself
+            task.exception()  # nodes that were not notified check the manifest themselves
 
     async def _tell(self, key: RunKey) -> str:
         if not self._others:
@@ -160,7 +159,7 @@ class CloseNews:
                 pause = min(pause * 2, _MAX_PAUSE_SECONDS)
                 idle = await self._ask_all(key)
         except TailraceError:
-            return "closing"  # the manifest could not be read: streams look by themselves
+            return "closing"  # the manifest could not be read: streams read it themselves
         finally:
             if self._finishing.get(key) is task:
                 del self._finishing[key]
@@ -171,7 +170,7 @@ class CloseNews:
     async def _ask_all(self, key: RunKey) -> tuple[str, ...]:
         """Returns once each node has closed the run for its lines, or is lost.
 
-        Gives those that answered and do not ask others themselves.
+        Returns the nodes that answered and do not ask others themselves.
         """
         pause = _FIRST_PAUSE_SECONDS
         while True:
@@ -186,7 +185,7 @@ class CloseNews:
             pause = min(pause * 2, _MAX_PAUSE_SECONDS)
 
     async def _all_settled(self, let_go: Sequence[str]) -> bool:
-        self._settled.intersection_update(let_go)  # one that is back may write again
+        self._settled.intersection_update(let_go)  # a node that is back may write again
         for node in let_go:
             if node not in self._settled and await self._is_lost(node):
                 self._settled.add(node)
@@ -272,21 +271,21 @@ class Closer:
 
     @property
     def unfinished(self) -> int:
-        """Closes that are recorded and not finished."""
+        """Returns the number of closes that are recorded and not finished."""
         return len(self._wanted)
 
     async def close(self, key: RunKey) -> str:
         """Closes a run on all nodes: `closed`, or `closing` if it continues later.
 
-        A node that stops, or goes on under another name meanwhile, answers once it is recorded.
-        Raises what recording it raises.
+        A node that stops, or continues under another name meanwhile, answers once the close is
+        recorded. Raises the errors of recording it.
         """
         pos = await self._record_close(key)
         if self._stopping:  # nothing here finishes it: the next start, or a fork, does
             return "closing"
         state = await self._wait([self.resume(key, pos), self._news.tell(key, pos)])
         if state != "closed":
-            with suppress(TailraceError):  # readers are told what the manifest says
+            with suppress(TailraceError):  # readers get the state of the manifest
                 manifest = (await self._manifests.get(key)).manifest
                 whole = manifest.state == "closed" and manifest.sealed
                 state = "closed" if whole and not self._flusher.holds(key) else state
@@ -295,9 +294,9 @@ class Closer:
     async def close_here(self, key: RunKey, asker: str = "") -> str:
         """Closes a run for the lines of this node, because the node `asker` asks for it.
 
-        Gives `none` if this node has no line of it that was not closed. Raises as `close`.
+        Returns `none` if all lines of this node were closed before. Raises as `close`.
         """
-        # One after another: an answer says that no earlier question writes anything any more.
+        # One after another: an answer says that no earlier request writes anything any more.
         async with self._answering.of(key):
             manifest = (await self._manifests.get(key)).manifest
             written = manifest.dealt_with(self._node) > manifest.closes.get(self._node, 0)
@@ -325,11 +324,11 @@ class Closer:
         self._news.tell(key, pos)
 
     def is_closing(self, key: RunKey) -> bool:
-        """Whether a close of the run is recorded here and not finished."""
+        """Returns true if a close of the run is recorded here and not finished."""
         return key in self._wanted
 
     def is_asking(self, key: RunKey) -> bool:
-        """Whether this node closes the run and does not know yet that all others have done so."""
+        """Returns true if this node closes the run and not all others are known to have done so."""
         return self._news.telling(key) or key in self._agreed
 
     async def _told(self, key: RunKey, pos: int, idle: Collection[str]) -> CloseOutcome:
@@ -371,7 +370,7 @@ class Closer:
             self.last_error = f"{key.fqn}/{key.run}: {task.exception()}"
 
     async def _finish(self, key: RunKey) -> str:
-        """Tries until it is done, or the run was deleted."""
+        """Tries until the close is done, or the run was deleted."""
         pause = _FIRST_BACKOFF_SECONDS
         while (pos := self._wanted.get(key)) is not None:
             try:
@@ -396,7 +395,7 @@ class Closer:
         return "closed"
 
     async def _stop_asking(self, key: RunKey, pos: int) -> bool:
-        """Notes that all nodes have closed; False if lines are to be closed or sealed first.
+        """Notes that all nodes have closed; false if lines must be closed or sealed first.
 
         Tries until the store answers.
         """
@@ -404,7 +403,7 @@ class Closer:
         while True:
             try:
                 manifest = (await self._manifests.get(key)).manifest
-                # Else a deletion dropped the close, and the run may have begun again.
+                # Otherwise a deletion dropped the close, and the run may have begun again.
                 ours = manifest.closes.get(self._node, 0) >= pos
                 if ours and (_lacks_logs(manifest) or await self._lacks_lost(manifest)):
                     return False
@@ -424,28 +423,28 @@ class Closer:
         return None if changed.asking == newest.asking else changed
 
     def _lags(self, manifest: Manifest) -> bool:
-        """Whether the manifest does not say yet that all nodes have closed the run."""
+        """Returns true if the manifest does not say yet that all nodes have closed the run."""
         return self._node in manifest.asking and manifest.key in self._agreed
 
     async def _lost_askers(self, manifest: Manifest) -> list[str]:
-        """Nodes that asked, and that are lost: whoever has an answer of all nodes has theirs."""
+        """Returns asking nodes that are lost; an answer of all nodes includes theirs."""
         others = [node for node in manifest.asking if node != self._node]
         return [node for node in others if await self._gone(node)]
 
     async def _lacks_lost(self, manifest: Manifest) -> bool:
-        """Whether lines of a lost node came into the run behind what was closed of it."""
+        """Returns true if lines of a lost node came into the run after the closed ones."""
         closes = manifest.closes
         lost = await self._gone_writers(manifest)
         return any(closes.get(writer, 0) < manifest.dealt_with(writer) for writer in lost)
 
     async def _finish_or_repair(self, key: RunKey, pos: int) -> Manifest | None:
         def wanted() -> bool:
-            # An earlier close than the one wanted would do no harm, but seal the run twice.
+            # An earlier close than the wanted one would do no harm, but seal the run twice.
             return self._wanted.get(key) == pos
 
         try:
             return await self.finish(key, pos, wanted)
-        except NotFound:  # of what it is made from
+        except NotFound:  # a chunk from which it is made
             if not await self._repair(key):
                 raise
             return await self.finish(key, pos, wanted)
@@ -453,10 +452,10 @@ class Closer:
     async def finish(
         self, key: RunKey, pos: int, wanted: Callable[[], bool] = lambda: True
     ) -> Manifest | None:
-        """Does all steps after the record, once; gives the resulting manifest.
+        """Does all steps after the record, once; returns the resulting manifest.
 
-        None, and the run is unchanged, if the close was abandoned before its turn. Raises
-        `TailraceError`; may be called again.
+        Returns None, and leaves the run unchanged, if the close was abandoned before its turn.
+        Raises `TailraceError`; may be called again.
         """
         await self._flushed_through(pos)
         flushed = await self._flusher.flush(key, end=pos)
@@ -473,8 +472,8 @@ class Closer:
         return manifest
 
     def _asking(self, key: RunKey, lost: Collection[str], newest: Manifest) -> tuple[str, ...]:
-        """The nodes that still ask others to close the run; `lost` ones ask no more."""
-        if newest.state == "closed":  # all nodes have closed it before, and no line came since
+        """Returns the nodes that still ask others to close the run; `lost` ones ask no more."""
+        if newest.state == "closed":  # all nodes closed it before, and no line came since
             return ()
         asking = {*newest.asking, *self._askers.get(key, ())}
         if self._news.telling(key):
@@ -494,16 +493,16 @@ class Closer:
             self._flusher.let_go(key)
 
     async def _gone_writers(self, manifest: Manifest) -> list[str]:
-        """Writers of the run that do not look after it themselves."""
+        """Returns writers of the run that do not look after it themselves."""
         others = [w for w in manifest.writers if w not in (self._node, WRITER, *self._parents)]
         return [writer for writer in others if await self._gone(writer)]
 
     async def finalise(self, key: RunKey, seen: Manifest) -> bool:
-        """Closes a run for all who wrote to it, if nothing was flushed since `seen`.
+        """Closes a run for all its writers, if nothing was flushed since `seen`.
 
-        Nothing is recorded: the next sweep finds an unfinished close. Gives whether the run
-        is closed now; it is not while another node holds lines of it, or does not answer and is
-        not lost. Raises `TailraceError`.
+        Nothing is recorded: the next sweep finds an unfinished close. Returns true if the run is
+        closed now. It is not while another node holds lines of it, or does not answer and is not
+        lost. Raises `TailraceError`.
         """
         if not await self._news.nobody_holds(key, seen):
             return False
@@ -522,12 +521,12 @@ class Closer:
         return True
 
     def _finished(self, key: RunKey, pos: int, manifest: Manifest) -> None:
-        """Tells readers of the end, unless lines follow it: then the run is open again."""
+        """Notifies readers of the end, unless lines follow it: then the run is open again."""
         del self._wanted[key]
         self._flusher.let_go(key)
         reopened = manifest.state == "open" and bool(manifest.chunks)
         lasting = manifest.asking and not self._news.telling(key)
-        if reopened or lasting:  # whoever asks may be lost before it knows the end
+        if reopened or lasting:  # a node that asks may be lost before it knows the end
             self._reopened[key] = self._clock.monotonic()
         else:
             self._remember(key)
@@ -538,7 +537,7 @@ class Closer:
         self._close_done(key, pos)
         if _is_over(manifest) and not self._flusher.follows(key, pos):
             self._on_ended(key)
-            if key not in self._agreed:  # else `_told` does so
+            if key not in self._agreed:  # otherwise `_told` does it
                 self._news.ended(key)
 
     def _remember(self, key: RunKey) -> None:
@@ -563,7 +562,7 @@ class Closer:
                 self._reopened[key] = self._clock.monotonic()
 
     def flushed(self, manifest: Manifest) -> None:
-        """Takes note of a manifest after a flush."""
+        """Notes a manifest after a flush."""
         key = manifest.key
         if key in self._wanted or not manifest.closes:
             return
@@ -573,7 +572,7 @@ class Closer:
             self._reopened[key] = self._clock.monotonic()
 
     def forget(self, key: RunKey) -> None:
-        """Drops what is known of a deleted run."""
+        """Drops the state of a deleted run."""
         self._reopened.pop(key, None)
         self._closed.pop(key, None)
 
@@ -602,7 +601,7 @@ class Closer:
         if manifest.asking:
             await self.close(key)
         elif manifest.state != "closed" or not manifest.sealed or self._flusher.holds(key):
-            # For the lines of this node alone: others may go on with theirs.
+            # For the lines of this node alone: other nodes may still write theirs.
             await self._wait([self.resume(key, await self._record_close(key))])
 
     def stop(self) -> None:
@@ -614,26 +613,26 @@ class Closer:
 
 
 def _is_over(manifest: Manifest) -> bool:
-    """Whether all nodes have closed the run, or no node had a line of it."""
+    """Returns true if all nodes have closed the run, or no node had a line of it."""
     return manifest.state == "closed" or not (manifest.chunks or manifest.asking)
 
 
 def _lacks_logs(manifest: Manifest) -> bool:
-    """Whether what is closed is not in `logs.txt` yet."""
+    """Returns true if closed lines are not in `logs.txt` yet."""
     return bool(manifest.chunks) and manifest.settled() and not manifest.sealed
 
 
 def _unsealed(manifest: Manifest) -> bool:
-    """Whether that is so although nobody asks other nodes any more."""
+    """Returns true if closed lines are not in `logs.txt` although no node asks others any more."""
     return not manifest.asking and _lacks_logs(manifest)
 
 
 def _before(node: str, pos: int, ended: Sequence[str], manifest: Manifest) -> Mapping[str, int]:
-    """For each writer, up to which position its lines came before this close; here up to `pos`.
+    """Returns for each writer the position up to which its lines came before this close.
 
-    All lines of writers that no longer write came before it: of parents, of lost nodes, of
-    OpenMetadata. Otherwise a run that they began would stay open for ever, because nobody
-    closes for them any more.
+    For this node that is `pos`. All lines of writers that no longer write came before it: of
+    parents, of lost nodes, of OpenMetadata. Otherwise a run that they began would stay open for
+    ever, because nobody closes for them any more.
     """
     dealt = {who: manifest.dealt_with(who) for who in ended if manifest.dealt_with(who)}
     return {**dealt, node: pos}

@@ -1,4 +1,11 @@
-"""What run logs need of the journal: its hot part at one moment, and records of requests."""
+"""Defines what the parts of run logs share: the journal's interface, events, locks, progress.
+
+`RunJournal` and `UnflushedPin` are what run logs need of the journal: its unflushed part at one
+moment, and records of requests. `RunEvents` notifies parts of each other. `RunLocks` and
+`OncePerRun` order the work on a run in this process. `PendingRuns` and `FlushProgress` say which
+lines wait to be flushed: for each run a position, a count of bytes and a time. So a store that is
+unavailable for hours costs about 200 bytes of memory per run with new lines.
+"""
 
 from __future__ import annotations
 
@@ -20,24 +27,24 @@ from tailrace.logstore.runs.manifest import Manifest
 
 
 class UnflushedPin(Protocol):
-    """The hot part at one moment: a context manager that keeps its files from being deleted."""
+    """The unflushed part at one moment: a context manager that keeps its files from deletion."""
 
     node: str
     first_pos: int
     """The lowest position that the journal still holds."""
     confirmed_pos: int
-    """All lines below stand in confirmed segments."""
+    """All lines below are in confirmed segments."""
     end_pos: int
     """One past the last line that was synced."""
 
     def batches(
         self, *, run: RunKey | None = None, start: int = 0, end: int | None = None
     ) -> Batches:
-        """Batches that begin in [`start`, `end`), of one run or of all."""
+        """Returns batches that begin in [`start`, `end`), of one run or of all."""
         ...
 
     def position(self, pos: int) -> Position:
-        """The position of a line, for cursors."""
+        """Returns the position of a line, for cursors."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -54,12 +61,12 @@ class Recorded(Protocol):
 
     @property
     def closes(self) -> Mapping[RunKey, int]:
-        """The position that ends each run."""
+        """Returns the position that ends each run."""
         ...
 
     @property
     def tombstones(self) -> Mapping[tuple[str, str | None], int]:
-        """The ULID through which lines are deleted, by pipeline and run (None for all its runs)."""
+        """Returns the ULID up to which lines are deleted, by pipeline and run (None: all runs)."""
         ...
 
 
@@ -70,11 +77,11 @@ class RunJournal(Protocol):
     def state(self) -> Recorded: ...
 
     def pin(self) -> UnflushedPin:
-        """Pins the hot part as it is now."""
+        """Pins the unflushed part as it is now."""
         ...
 
     async def record_close(self, key: RunKey) -> int:
-        """Records a close, giving the position that ends the run. Raises `JournalFailed`."""
+        """Records a close; returns the position that ends the run. Raises `JournalFailed`."""
         ...
 
     def finish_close(self, key: RunKey, pos: int) -> None:
@@ -90,14 +97,15 @@ class RunJournal(Protocol):
         ...
 
 
-# Events by which one part of run logs notifies the others.
-#
-# Each part is made after the parts that it uses. A part that must hear of an earlier one
-# subscribes here, so that no part holds one that is made later.
+# --- Events -------------------------------------------------------------------------------------
 
 
 class RunEvents:
-    """Calls the subscribers of an event in order; their errors reach the publisher."""
+    """Calls the subscribers of an event in order; their errors reach the publisher.
+
+    Each part is made after the parts that it uses. A part that must be notified by an earlier one
+    subscribes here, so that no part holds one that is made later.
+    """
 
     def __init__(self) -> None:
         self._flushed: list[Callable[[Manifest], Awaitable[None]]] = []
@@ -142,21 +150,18 @@ class RunEvents:
             hear()
 
 
-# One lock per run, made on demand and dropped when nobody holds it.
-#
-# The lock keeps this process from racing with itself. Other processes do not see it: exactness
-# comes from the swap of the manifest.
-#
-# `OncePerRun` is work on a run for which every caller waits, and which never runs twice at once.
-# It continues when its callers go away, because the next one may be as impatient. It remembers
-# for a while that there was nothing to do.
+# --- Locks --------------------------------------------------------------------------------------
 
 
 _REMEMBERED = 10_000
 
 
 class OncePerRun:
-    """Runs `work` for a run once at a time; `work` returns whether it did anything."""
+    """Runs `work` for a run once at a time; `work` returns true if it did anything.
+
+    Every caller waits for the same work. It continues when its callers are cancelled, because the
+    next caller may be as impatient. It remembers for a while that nothing was to be done.
+    """
 
     def __init__(
         self,
@@ -172,11 +177,14 @@ class OncePerRun:
         self._nothing: OrderedDict[RunKey, float] = OrderedDict()
 
     def idle(self, key: RunKey) -> bool:
-        """Whether it is known that there is nothing to do."""
+        """Returns true if a recent call found nothing to do."""
         return self._nothing.get(key, float("-inf")) > self._clock.monotonic()
 
     async def do(self, key: RunKey) -> bool:
-        """The result of the work. Raises what it raises, and `NodeNotReady` if it is stopped."""
+        """Returns the result of the work.
+
+        Raises its errors, and `NodeNotReady` if it is stopped.
+        """
         if self.idle(key):
             return False
         task = self._under_way.get(key)
@@ -184,7 +192,7 @@ class OncePerRun:
             task = asyncio.get_running_loop().create_task(self._work(key))
             self._under_way[key] = task
             task.add_done_callback(lambda ended: self._ended(key, ended))
-        # Whoever waits was not cancelled: as a cancellation it would end its connection unsaid.
+        # The caller was not cancelled: a cancellation would end its connection without a reply.
         await asyncio.wait((task,))
         if task.cancelled():
             raise NodeNotReady("the node stops, or goes on under another name", hint="Ask again.")
@@ -206,13 +214,17 @@ class OncePerRun:
 
 
 class RunLocks:
-    """One lock for each run that somebody works on."""
+    """One lock for each run that is in use, made on demand and dropped when nobody holds it.
+
+    The lock keeps this process from racing with itself. Other processes do not see it: exactness
+    comes from the swap of the manifest.
+    """
 
     def __init__(self) -> None:
         self._locks: dict[RunKey, tuple[asyncio.Lock, int]] = {}
 
     def held(self, key: RunKey) -> bool:
-        """Whether somebody holds the run's lock now."""
+        """Returns true if the run's lock is held now."""
         return key in self._locks
 
     @asynccontextmanager
@@ -231,9 +243,7 @@ class RunLocks:
                 self._locks[key] = lock, users - 1
 
 
-# Lines that wait to be flushed: per run a position, a count of bytes and a time.
-#
-# A store that is away for hours therefore costs about 200 bytes of memory per run with new lines.
+# --- Lines that wait to be flushed --------------------------------------------------------------
 
 
 _START_SECONDS = 5.0
@@ -253,7 +263,7 @@ class PendingRun:
 
 @dataclass(frozen=True, slots=True)
 class FlushRules:
-    """When a run is flushed, and how a run that fails is put off."""
+    """When a run is flushed, and how a run that fails is delayed."""
 
     early_bytes: int
     seconds: float
@@ -273,29 +283,29 @@ class PendingRuns:
 
     @property
     def bytes(self) -> int:
-        """Bytes of text that wait."""
+        """Returns the bytes of text that wait."""
         return sum([run.bytes for run in self._runs.values()])
 
     @property
     def failing(self) -> int:
-        """Runs whose last flush failed."""
+        """Returns the number of runs whose last flush failed."""
         return sum([run.failures > 0 for run in self._runs.values()])
 
     @property
     def worst(self) -> int:
-        """The most failures in a row of any run."""
+        """Returns the most failures in a row of any run."""
         return max([run.failures for run in self._runs.values()], default=0)
 
     def oldest_seconds(self, now: float) -> float:
-        """For how long the run that waits longest has waited; 0 if none does."""
+        """Returns how long the longest waiting run has waited; 0 if none waits."""
         return max([now - run.since for run in self._runs.values()], default=0.0)
 
     def waiting(self) -> list[RunKey]:
-        """The runs that wait."""
+        """Returns the runs that wait."""
         return list(self._runs)
 
     def get(self, key: RunKey) -> PendingRun | None:
-        """The waiting lines of a run."""
+        """Returns the waiting lines of a run."""
         return self._runs.get(key)
 
     def add_batches(self, batches: Batches, now: float) -> None:
@@ -319,7 +329,7 @@ class PendingRuns:
             run.bytes += size
 
     def due(self, now: float) -> list[RunKey]:
-        """Runs to flush now, the one that waited longest first."""
+        """Returns runs to flush now, the one that waited longest first."""
         found = [
             (run.since, key)
             for key, run in self._runs.items()
@@ -348,12 +358,12 @@ class PendingRuns:
         run.not_before = now + min(pause, self._rules.max_backoff_seconds)
 
     def is_due(self, key: RunKey, now: float) -> bool:
-        """Whether the run waits, and may be flushed now."""
+        """Returns true if the run waits, and may be flushed now."""
         run = self._runs.get(key)
         return run is not None and not run.flushing and run.not_before <= now
 
     def low(self, confirmed: int) -> int:
-        """All lines below are in chunks; `confirmed` if nothing waits."""
+        """Returns the position below which all lines are in chunks; `confirmed` if none waits."""
         return min([confirmed, *self._firsts()])
 
     def _firsts(self) -> Iterator[int]:
@@ -362,7 +372,7 @@ class PendingRuns:
 
 
 class FlushProgress:
-    """How far this node's lines are flushed; all below `confirmed_pos` are in segments."""
+    """The progress of this node's flushes; all lines below `confirmed_pos` are in segments."""
 
     def __init__(self, pending: PendingRuns) -> None:
         self.pending = pending
@@ -371,11 +381,11 @@ class FlushProgress:
 
     @property
     def flushed_pos(self) -> int:
-        """All lines of this node below are in chunks, or left out for good."""
+        """Returns the position below which all lines of this node are in chunks or left out."""
         return self.pending.low(self.confirmed_pos) if self._started.is_set() else 0
 
     def first_unflushed(self, key: RunKey) -> int:
-        """All lines of the run that came to this node below are in chunks, or left out for good."""
+        """Returns the position below which the run's lines here are in chunks, or left out."""
         if not self._started.is_set():
             return 0
         waiting = self.pending.get(key)
@@ -387,7 +397,7 @@ class FlushProgress:
 
     @property
     def is_started(self) -> bool:
-        """Whether the progress is known."""
+        """Returns true if the progress is known."""
         return self._started.is_set()
 
     async def until_started(self) -> None:

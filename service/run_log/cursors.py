@@ -1,8 +1,8 @@
-"""Translates between cursors, or ids of records, and line numbers of a snapshot.
+"""Translates cursors and ids of records to line numbers of a snapshot, and reads pages and pieces.
 
 A client gets a bare line number only for lines that have their final place: those of `logs.txt`,
-and those that a node flushed that has no other nodes (`Manifest.fixed`). Beyond them it gets a
-cursor, as a decimal number. A cursor has the last position seen of every writer, and each line is
+and those that were flushed by a node without other nodes (`Manifest.fixed`). Beyond them it gets a
+cursor, as a decimal number. A cursor has the last seen position of every writer, and each line is
 found again wherever it is by then. Lines of another node may enter the log before lines that a
 reader has seen already; that reader gets them afterwards (`unseen`).
 
@@ -15,8 +15,22 @@ was: a copy that this node can see by its position, any other by the newest ULID
 While the store is silent a snapshot has only lines that nodes hold. A place in it is a `HeldPlace`,
 which `settled` turns into a place in the whole log once the store answers.
 
-A cursor of an earlier version (`c1.`) may not name every writer. Everything in the log up to the
-last position that it has seen, of any writer, then counts as seen.
+A cursor of an earlier version (`c1.`) may not name every writer. Everything in the log up to its
+last seen position, of any writer, then counts as seen.
+
+Pages: a page begins in one of several ways (`WantedPage`). The caller of `read_page` reads its
+contents, text or records; they may have fewer lines than wanted.
+
+Pieces: a live reader gets `After`, a piece with the other facts of its snapshot, so that it needs
+no second snapshot. A line keeps its place once it is in `logs.txt`, or was flushed where no other
+nodes exist. Ids of such lines count lines. The order of other lines may change: beyond the chunks
+each node shows its own lines first, and a close sorts the chunks of several nodes. Ids of such
+lines name records (`sources_of`), and lines of one node are in the order of their positions. A
+piece has lines of one kind, and beyond the chunks lines of one node (`piece_end`).
+
+A reader of lines may leave within a record of several lines, and continue when the order has
+changed. The rest of the record's batch then comes first (`resumed`), so that ids within the batch
+stay valid.
 """
 
 from __future__ import annotations
@@ -49,7 +63,7 @@ _NOWHERE = Position("", 0)
 
 
 def parse_token(token: str) -> Cursor | int | HeldPlace:
-    """Parses what a client passed back: a line number or a cursor. Raises `InvalidCursor`."""
+    """Parses a client's token: a line number or a cursor. Raises `InvalidCursor`."""
     if token.isascii() and token.isdigit() and len(token) < 19:
         return int(token)
     token = without_number(token)
@@ -59,7 +73,7 @@ def parse_token(token: str) -> Cursor | int | HeldPlace:
 async def settled(
     snapshot: RunSnapshot, where: Cursor | int | HeldPlace | None
 ) -> Cursor | int | None:
-    """The place in this snapshot, of all lines or of those that nodes hold. Raises `Moved`."""
+    """Returns the place in this snapshot, of all lines or of held ones. Raises `Moved`."""
     held = where if isinstance(where, HeldPlace) else None
     before = where.before if isinstance(where, HeldPlace) else where
     if snapshot.held:
@@ -74,9 +88,9 @@ async def settled(
 
 
 def _without_number(snapshot: RunSnapshot, where: Cursor | int | None) -> Cursor | int | None:
-    """The place without a line number, which nobody knows while the store is silent.
+    """Returns the place without a line number, which is unknown while the store is silent.
 
-    Line numbers are of chunks: whoever has one is given nothing again that is in them.
+    Line numbers are of chunks: a reader that has one does not get any line of the chunks again.
     """
     assert snapshot.flushed is not None
     if isinstance(where, Cursor) and where.line:
@@ -93,7 +107,7 @@ async def _unseen_lines(snapshot: RunSnapshot, where: Cursor) -> int:
 
 
 async def line_of(snapshot: RunSnapshot, where: Cursor | int | HeldPlace) -> int:
-    """The number of the first line that was not seen. Raises `Moved`."""
+    """Returns the number of the first unseen line. Raises `Moved`."""
     where = await settled(snapshot, where) or 0
     if isinstance(where, int):
         if where < 0:
@@ -104,19 +118,19 @@ async def line_of(snapshot: RunSnapshot, where: Cursor | int | HeldPlace) -> int
 
 
 def _known_line(snapshot: RunSnapshot, where: Cursor) -> int:
-    """The line before which all were seen; 0 if it is a place of another log, now deleted."""
+    """Returns the line before which all were seen; 0 for a place of another log, now deleted."""
     return where.line if where.line <= snapshot.manifest.fixed_lines else 0
 
 
 async def token_at(snapshot: RunSnapshot, line: int) -> str:
-    """The token with which a client continues at `line`."""
+    """Returns the token with which a client continues at `line`."""
     if line <= snapshot.manifest.fixed_lines:
         return str(line)
     return (await cursor_at(snapshot, line)).encode_numbered(line)
 
 
 async def resolved(snapshot: RunSnapshot, where: Cursor | int | HeldPlace | None) -> Cursor:
-    """The same place as a cursor that names every writer. Raises `Moved`."""
+    """Returns the same place as a cursor that names every writer. Raises `Moved`."""
     where = await settled(snapshot, where)
     if isinstance(where, Cursor) and where.complete:
         return where
@@ -124,7 +138,7 @@ async def resolved(snapshot: RunSnapshot, where: Cursor | int | HeldPlace | None
 
 
 async def cursor_at(snapshot: RunSnapshot, line: int) -> Cursor:
-    """A cursor that has seen everything before `line`, and nothing else. Raises `Moved`."""
+    """Returns a cursor that has seen everything before `line`, and nothing else. Raises `Moved`."""
     if snapshot.manifest.by_ulid and line < snapshot.manifest.fixed_lines:
         return Cursor(line=line)
     seen: dict[str, int] = {}
@@ -142,24 +156,24 @@ async def cursor_at(snapshot: RunSnapshot, line: int) -> Cursor:
 
 
 async def joined_at(snapshot: RunSnapshot, cursor: Cursor | None, line: int) -> Cursor:
-    """What a reader has seen that has seen `cursor`, and everything before `line`."""
+    """Returns the cursor of a reader that has seen `cursor` and everything before `line`."""
     here = await cursor_at(snapshot, line)
     if cursor is None or not cursor.complete:
         return here
     after = cursor.joined(here)
-    # Behind such a part positions say it all.
+    # After such a part, positions are enough.
     return replace(after, line=0) if line >= snapshot.manifest.fixed_lines else after
 
 
 def place_of(snapshot: RunSnapshot, node: str, pos: int) -> Position:
-    """The place of a record of a node, for cursors."""
+    """Returns the place of a record of a node, for cursors."""
     if node == snapshot.pin.node:
         return snapshot.pin.position(pos)
     return snapshot.elsewhere.positions(node, pos) or Position("", pos)
 
 
 def _newest(snapshot: RunSnapshot, line: int) -> Mapping[str, tuple[int, ...]]:
-    """Of each node's newest batches beyond the chunks and before `line` the last records."""
+    """Returns last records of each node's newest batches beyond the chunks and before `line`."""
     found = Cursor()
     for stretch in snapshot.stretches:
         if stretch.first_line < line:
@@ -177,7 +191,7 @@ def _newest(snapshot: RunSnapshot, line: int) -> Mapping[str, tuple[int, ...]]:
 
 
 async def line_of_record(snapshot: RunSnapshot, ulid: int) -> int | None:
-    """The number of the record's first line, None if the run does not hold it. Raises `Moved`."""
+    """Returns the number of the record's first line, None if the run lacks it. Raises `Moved`."""
     batch = ulids.batch_of(ulid)
     number = ulid - batch
     for stretch in snapshot.stretches:
@@ -193,7 +207,7 @@ async def line_of_record(snapshot: RunSnapshot, ulid: int) -> int | None:
 
 
 def _in_blocks(blocks: Blocks, number: int) -> int | None:
-    """The line of a record within a chunk, by its number within its batch."""
+    """Returns the line of a record within a chunk, by its number within its batch."""
     behind = np.cumsum(blocks["records"], dtype=np.int64)
     at = int(np.searchsorted(behind, number, "right"))
     if at == len(blocks):
@@ -206,7 +220,7 @@ def _in_blocks(blocks: Blocks, number: int) -> int | None:
 async def unseen(
     snapshot: RunSnapshot, where: Cursor | int | HeldPlace | None
 ) -> list[tuple[int, int]]:
-    """Ranges of lines that were not seen, in order. Raises `Moved`."""
+    """Returns ranges of unseen lines, in order. Raises `Moved`."""
     where = await settled(snapshot, where)
     found: list[tuple[int, int]] = []
     if isinstance(where, Cursor):
@@ -229,9 +243,9 @@ async def unseen(
 
 
 def _unseen_writers(snapshot: RunSnapshot, cursor: Cursor) -> set[str]:
-    """Nodes that wrote more than the cursor has seen of them; no forks of the register.
+    """Returns nodes of which the cursor has not seen all lines, without forks of the register.
 
-    None for a cursor that names no node, under whose name it could have seen what a fork has.
+    Returns none if the cursor names no node: it cannot have seen a fork's lines under another name.
     """
     if not cursor.positions:
         return set()
@@ -243,7 +257,7 @@ def _unseen_writers(snapshot: RunSnapshot, cursor: Cursor) -> set[str]:
 async def _without_copies(
     snapshot: RunSnapshot, ranges: Sequence[tuple[int, int]], cursor: Cursor
 ) -> list[tuple[int, int]]:
-    """The ranges without lines of which another copy was seen."""
+    """Returns the ranges without lines of which another copy was seen."""
     seen = {ulids.batch_of(last): last - ulids.batch_of(last) + 1 for last in cursor.last_records}
     for copy in snapshot.copies:
         records = min(cursor.seen(copy.node) + 1 - copy.pos, copy.records)
@@ -257,14 +271,14 @@ async def _without_copies(
 
 
 def cut(span: tuple[int, int], low: int, high: int) -> list[tuple[int, int]]:
-    """What is left of the range without the lines from `low` to before `high`."""
+    """Returns the range without the lines from `low` to before `high`."""
     return [(span[0], min(span[1], low)), (max(span[0], high), span[1])]
 
 
 async def lines_of_batch(
     snapshot: RunSnapshot, batch: int, records: int, within: Sequence[tuple[int, int]]
 ) -> list[tuple[int, int]]:
-    """The lines of the first records of a batch, where they may be in these ranges."""
+    """Returns the lines of the first records of a batch that may be in these ranges."""
     found: list[tuple[int, int]] = []
     for stretch in snapshot.stretches:
         if not _meets(within, stretch.first_line, stretch.end_line):
@@ -290,11 +304,11 @@ def _meets(ranges: Sequence[tuple[int, int]], low: int, high: int) -> bool:
 
 
 def of_forks(cursor: Cursor, forks: Sequence[Fork]) -> Cursor:
-    """The cursor in the names that forks gave to lines that a reader saw before they forked.
+    """Returns the cursor with the names that forks gave to lines seen before they forked.
 
-    A node that continues a copy of another's folder has that one's name until it finds out. What
-    was read from it meanwhile is known by the journal file, which is the copy's alone. Of a file
-    that both are known to have, lines were seen under both names.
+    A node that continues a copy of another's folder has that node's name until it detects the copy.
+    Lines that were read from it meanwhile are known by the journal file, which only the copy has.
+    Of a file that both are known to have, lines were seen under both names.
     """
     for fork in forks:
         for parent in fork.parents:
@@ -306,7 +320,7 @@ def of_forks(cursor: Cursor, forks: Sequence[Fork]) -> Cursor:
             pos = min(seen.pos, end - 1)
             if pos >= fork.base and pos > cursor.seen(fork.node):
                 positions[fork.node] = Position(seen.file, pos)
-            # Beyond the end, the original went on in a file that was copied meanwhile.
+            # Beyond the end, the original continued in a file that was copied meanwhile.
             if seen.pos < end and seen.file not in fork.shared:
                 del positions[parent]
                 if fork.base:
@@ -316,7 +330,7 @@ def of_forks(cursor: Cursor, forks: Sequence[Fork]) -> Cursor:
 
 
 def merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The ranges without empty ones, with neighbours joined."""
+    """Returns the ranges without empty ones, with neighbours joined."""
     found: list[tuple[int, int]] = []
     for low, high in ranges:
         if found and found[-1][1] == low < high:
@@ -353,7 +367,7 @@ async def _seen_in_chunk(
 
 
 def last_seen(snapshot: RunSnapshot, stretch: UnflushedRows, line: int) -> int:
-    """The position of the last record before `line`."""
+    """Returns the position of the last record before `line`."""
     at = int(np.searchsorted(stretch.ends, line, "left"))
     row, index = stretch.rows[at], int(stretch.indexes[at])
     seen = line - (int(stretch.ends[at]) - int(row["lines"]))
@@ -385,7 +399,7 @@ async def _unseen_in_chunk(
 def _unseen_of_ranges(
     ranges: Iterable[tuple[str, tuple[int, int]]], cursor: Cursor, low: int, high: int
 ) -> list[tuple[int, int]] | None:
-    """All of the lines or none, if the writers' ranges decide it."""
+    """Returns all of the lines or none, if the writers' ranges decide it."""
     pairs = [(span, cursor.seen(node)) for node, span in ranges]
     if all(end - 1 <= seen for (_, end), seen in pairs):
         return []
@@ -427,13 +441,13 @@ async def _line_after(snapshot: RunSnapshot, node: str, seen: int) -> int:
 
 
 def _in_stretch(snapshot: RunSnapshot, stretch: UnflushedRows, seen: int) -> int:
-    """The line behind the record at position `seen`, or behind the last one before it."""
+    """Returns the line after the record at position `seen`, or after the last one before it."""
     at = int(np.searchsorted(stretch.rows["pos"], seen, "right")) - 1
     return line_behind(snapshot, stretch, at, seen + 1 - int(stretch.rows["pos"][at]))
 
 
 def line_behind(snapshot: RunSnapshot, stretch: UnflushedRows, at: int, records: int) -> int:
-    """The line behind the first `records` records of the row, or behind all that it has."""
+    """Returns the line after the first `records` records of the row, or after all its records."""
     begin = int(stretch.ends[at]) - int(stretch.rows["lines"][at])
     index = int(stretch.indexes[at])
     return begin + lines_through(stretch.batches, index, snapshot.line_indexes, records)
@@ -458,17 +472,14 @@ def _in_piece(piece: Piece, node: str, seen: int) -> int:
     return int(block["line"]) + (records if block["records"] == block["lines"] else 0)
 
 
-# Pages of a run's log: which lines a page has, and what it says of its place in the log.
-#
-# A page begins in one of several ways (`WantedPage`). What it holds, text or records, is read by
-# the caller of `read_page`; it may hold fewer lines than were wanted.
+# --- Pages --------------------------------------------------------------------------------------
 
 
 MAX_PAGE_BYTES = 16 << 20
 
 
 class NoLines(NotFound):
-    """The run has no lines; the `silent` nodes did not say whether they have some."""
+    """The run has no lines; the `silent` nodes did not answer whether they have some."""
 
     def __init__(self, key: RunKey, silent: tuple[str, ...]) -> None:
         super().__init__(
@@ -482,12 +493,12 @@ class NoLines(NotFound):
 class LinePage:
     """Whole lines, each with its newline; totals are of the run as it is now.
 
-    `after` is None when there is no more for now, `before` when nothing comes before. `resume` is
-    where lines that come later begin, if some may; it is None where `after` is not.
-    `missing` of the requested lines did not fit: they follow `after`. Line numbers count from 0:
-    that of the first line, and that of the record around which the page was requested. `silent` are
-    nodes that did not say what they have of the run beyond what is stored. `held`: the store did
-    not answer, and lines, numbers and totals are of what the nodes hold.
+    `after` is None if no line follows for now, `before` if no line comes before. `resume` is the
+    place of lines that come later, if some may; it is None if `after` is not. `missing` of the
+    requested lines did not fit: they follow `after`. Line numbers count from 0: the first line's,
+    and that of the record around which the page was requested. `silent` are nodes that did not
+    answer which lines they have beyond the stored ones. `held`: the store did not answer, and
+    lines, numbers and totals are of the lines that nodes hold.
     """
 
     text: bytes
@@ -506,7 +517,7 @@ class LinePage:
 
     @property
     def streaming(self) -> bool:
-        """Whether more lines may come."""
+        """Returns true if more lines may come."""
         return self.state in ("open", "closing", "unknown")
 
 
@@ -514,7 +525,7 @@ class LinePage:
 class WantedPage:
     """At most `limit` lines, from one of these places on; without any, from the beginning.
 
-    Behind `after`, before `before`, the last `tail`, or around the record with the ULID `around`.
+    After `after`, before `before`, the last `tail`, or around the record with the ULID `around`.
     """
 
     limit: int
@@ -539,7 +550,7 @@ class WantedPage:
 
 
 class FoundLines(Protocol):
-    """What was read: from line `start`, up to line `end`."""
+    """Lines that were read: from line `start`, up to line `end`."""
 
     @property
     def text(self) -> bytes: ...
@@ -562,9 +573,9 @@ Found = TypeVar("Found", bound=FoundLines)
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """Which lines a page has if they all fit.
+    """The lines of a page if they all fit.
 
-    `line` is that of the record in the middle. `seen` is the cursor that the page follows.
+    `line` is the line of the record in the middle. `seen` is the cursor that the page follows.
     """
 
     start: int
@@ -576,7 +587,7 @@ class _Bounds:
 async def read_page(
     snapshot: RunSnapshot, wanted: WantedPage, read: Callable[[int, int], Awaitable[Found]]
 ) -> tuple[Found, LinePage]:
-    """Reads a page with `read`, which gives the lines between two numbers.
+    """Reads a page with `read`, which returns the lines between two numbers.
 
     A page around a record begins with it if the lines before it leave no room for it. Raises
     `NotFound`, `InvalidCursor`, `Moved`.
@@ -599,7 +610,7 @@ def must_exist(snapshot: RunSnapshot) -> None:
 
 
 def no_record(snapshot: RunSnapshot, ulid: int) -> NotFound | StoreUnavailable:
-    """The error for a record that the run does not hold, or that may be in a silent store."""
+    """Returns the error for a record that the run lacks, or that may be in a silent store."""
     key = snapshot.manifest.key
     if snapshot.held:
         return StoreUnavailable(
@@ -625,7 +636,7 @@ async def _bounds(snapshot: RunSnapshot, wanted: WantedPage) -> _Bounds:
 
 
 async def _around(snapshot: RunSnapshot, ulid: int, limit: int) -> _Bounds:
-    """The record is in the middle, or nearer to an edge at an end of the run."""
+    """Puts the record in the middle, or nearer to an edge at an end of the run."""
     line = await line_of_record(snapshot, ulid)
     if line is None:
         raise no_record(snapshot, ulid)
@@ -636,7 +647,7 @@ async def _around(snapshot: RunSnapshot, ulid: int, limit: int) -> _Bounds:
 async def _behind(
     snapshot: RunSnapshot, where: Cursor | int | HeldPlace | None, limit: int
 ) -> _Bounds:
-    """The first lines that were not seen, up to lines that were seen."""
+    """Returns the first unseen lines, up to a line that was seen."""
     where = await settled(snapshot, where)
     ranges = await unseen(snapshot, where)
     start, end = ranges[0] if ranges else (snapshot.lines, snapshot.lines)
@@ -646,11 +657,11 @@ async def _behind(
 
 
 async def _token_behind(snapshot: RunSnapshot, seen: Cursor | None, line: int) -> str:
-    """The token of a reader that has seen `seen`, and everything before `line`."""
+    """Returns the token of a reader that has seen `seen` and everything before `line`."""
     if seen is None or not seen.complete:
         return await token_at(snapshot, line)
     here, after = await cursor_at(snapshot, line), await joined_at(snapshot, seen, line)
-    # It may have seen lines behind, or of nodes that do not answer now: no line number says that.
+    # It may have seen later lines, or lines of nodes that are silent now: no number covers those.
     same = (after.positions, after.line) == (here.positions, here.line)
     return await token_at(snapshot, line) if same else after.encode_numbered(line)
 
@@ -673,7 +684,7 @@ async def _page(
         total_lines=snapshot.lines,
         total_bytes=snapshot.size,
         state=snapshot.state,
-        # What a page gives of the lines held is one piece: the store may answer before the next.
+        # A page of held lines is one piece, because the store may answer before the next.
         missing=0 if snapshot.held else max(place.end - found.end, 0),
         first_line=found.start,
         record_line=place.line,
@@ -684,7 +695,7 @@ async def _page(
 
 
 async def _held_after(snapshot: RunSnapshot, found: FoundLines, wanted: WantedPage) -> HeldPlace:
-    """Where to go on; a page that began at no cursor leaves out the lines before it."""
+    """Returns where to continue; a page without a cursor leaves out the lines before it."""
     seen = await cursor_at(snapshot, found.end)
     if wanted.tail is None and wanted.before is None and wanted.around is None:
         return given(wanted.after, seen, found.end - found.start)
@@ -692,38 +703,27 @@ async def _held_after(snapshot: RunSnapshot, found: FoundLines, wanted: WantedPa
 
 
 def silent_of(snapshot: RunSnapshot) -> tuple[str, ...]:
-    """The nodes whose newest lines the run may lack; a closed one has them all."""
+    """Returns the nodes whose newest lines the run may lack; a closed run has them all."""
     return () if snapshot.state == "closed" else snapshot.elsewhere.silent
 
 
-# Pieces of a run, and ids for the lines in them whose order may still change.
-#
-# A line keeps its place once it is in `logs.txt`, or was flushed where there are no other nodes
-# (`Manifest.fixed`). Ids there count lines. Elsewhere the order may change: of lines beyond the
-# chunks each node shows its own first, and a close sorts the chunks of several nodes. Ids there
-# name records (`sources_of`), and lines of one node are in the order of their positions. A piece
-# has lines of one kind, and beyond the chunks lines of one node (`piece_end`).
-#
-# `After` is a piece with what else its snapshot says, so that a live reader needs no second one.
-#
-# A reader of lines may leave within a record of several lines, and go on when the order has
-# changed. What is left of its batch then comes first (`resumed`), so that no other id is needed
-# within it.
+# --- Pieces -------------------------------------------------------------------------------------
 
 
 Placed: TypeAlias = "tuple[int, int, int, int, int, int]"
-"""Of a batch, or of whole records from a number in it on: ULID, position, records, lines, that
-number, and the lines of the batch before them. Of a record of which lines were seen, those left."""
+"""A batch, or whole records from a number in it on: ULID, position, records, lines, that number,
+and the lines of the batch before them. Of a record with seen lines it has the remaining lines."""
 
 _FIELDS = ["line", "lines", "pos", "records", "ulid_hi", "ulid_lo", "writer"]
 P = TypeVar("P")
 
 
 class After(NamedTuple, Generic[P]):
-    """What a snapshot has after a cursor: a piece, None at the hot end, and whether more follows.
+    """The piece after a cursor, None at the live end, and whether more follows.
 
-    `state` is the run's; `silent` are nodes that did not say which lines they have of it. `held`:
-    the store did not answer. `again`: the piece begins before lines that were given meanwhile.
+    `state` is the run's; `silent` are nodes that did not answer which lines they have of it.
+    `held`: the store did not answer. `again`: the piece begins before lines that were returned
+    meanwhile.
     """
 
     piece: P | None
@@ -744,7 +744,7 @@ class Begun(NamedTuple):
 class OneSource(NamedTuple):
     """Batches of one node that follow the place `before`, and their journal file.
 
-    Of the first batch, `begun` lines come before.
+    `begun` is the number of lines of the first batch that were already sent.
     """
 
     before: Cursor
@@ -755,7 +755,7 @@ class OneSource(NamedTuple):
 
 
 def piece_end(snapshot: RunSnapshot, start: int, end: int) -> int:
-    """The end of a piece from `start` on."""
+    """Returns the end of a piece from `start` on."""
     manifest, alone = snapshot.manifest, snapshot.elsewhere.alone
     fixed = manifest.fixed_lines
     if alone and fixed == manifest.lines:
@@ -774,10 +774,10 @@ def _stretch_of(snapshot: RunSnapshot, line: int) -> UnflushedRows:
 async def sources_of(
     snapshot: RunSnapshot, before: Cursor | None, start: int, end: int, *, apart: bool = False
 ) -> list[OneSource]:
-    """Where the lines of a piece are that follows `before`, one node after another.
+    """Returns the sources of the lines of a piece that follows `before`, one node after another.
 
-    None for lines that keep their place, unless they are given `apart` from those before them.
-    Raises `Moved`.
+    Returns None for lines that keep their place, unless they are sent `apart` from those before
+    them. Raises `Moved`.
     """
     in_chunks = start < snapshot.chunk_lines
     fixed = start < snapshot.manifest.fixed_lines if in_chunks else snapshot.elsewhere.alone
@@ -805,9 +805,9 @@ async def _sources_in_chunks(
 
 
 async def _placed(snapshot: RunSnapshot, start: int, end: int) -> list[tuple[str, Placed]]:
-    """The lines in chunks from `start` to before `end`: a block each, and the node that it is of.
+    """Returns the lines in chunks from `start` to before `end`: each block, and its node.
 
-    Of a block of several lines that are no records, the last record is named.
+    In a block of several lines that are no records, it names the last record.
     """
     found: list[tuple[str, Placed]] = []
     while start < end:
@@ -855,7 +855,7 @@ async def place_after(
     *,
     apart: bool,
 ) -> Cursor:
-    """The place behind a piece up to line `end` that follows `before`. Raises `Moved`."""
+    """Returns the place after a piece up to line `end` that follows `before`. Raises `Moved`."""
     if not apart:
         return await joined_at(snapshot, before, end)
     source = sources[-1]
@@ -870,7 +870,7 @@ async def place_after(
 def after_piece(
     snapshot: RunSnapshot, piece: P | None, ranges: Sequence[tuple[int, int]], end: int
 ) -> After[P]:
-    """What the snapshot says with a piece up to line `end`; `ranges` are the unseen ones."""
+    """Returns the piece up to line `end` with its snapshot's facts; `ranges` are unseen."""
     more = piece is not None and (end < ranges[0][1] or len(ranges) > 1)
     return After(piece, more, snapshot.state, silent_of(snapshot), snapshot.held)
 
@@ -878,7 +878,7 @@ def after_piece(
 async def resumed(
     snapshot: RunSnapshot, ranges: Sequence[tuple[int, int]], begun: Begun | None
 ) -> tuple[list[tuple[int, int]], bool]:
-    """The ranges without the lines of a batch that were seen, and whether its rest comes first."""
+    """Returns the ranges without seen lines of a batch, and whether its rest comes first."""
     if begun is None:
         return list(ranges), False
     found = await lines_of_batch(snapshot, begun.batch, MAX_LINES, ranges)

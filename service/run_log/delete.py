@@ -2,18 +2,22 @@
 
     journal ──► T in memory ──► coordination/deleted ──► manifest (T) ──► objects are removed
 
-T is at or above now, every known ULID of the run, and an earlier T. It says when the deletion was
-made (`tailrace.logstore.runs.deletions`). If a node does not say what it knows, T covers the ids
-that it may have taken, which lie up to `deleted_ahead_ms` ahead. T moves no other run's ids.
+T is at or above now, every known ULID of the run, and an earlier T. It records the time of the
+deletion (`tailrace.logstore.runs.deletions`). If a node does not answer, T covers the ids that it
+may have assigned, which lie up to `deleted_ahead_ms` ahead. T moves no other run's ids.
 
-If the journal refuses a deletion, it did not happen. Once the journal has it, steps that fail are
-tried again until they succeed, also by the next start.
+If the journal refuses a deletion, it did not happen. Once the journal has it, failed steps are
+repeated until they succeed, also by the next start.
 
-Lines above T stay, also those that another node brings into the manifest meanwhile: nobody
-removes the objects that were written for them.
+Lines above T stay, also those that another node brings into the manifest meanwhile: nobody removes
+the objects that were written for them.
 
-A request may wait in the buffers of a node that stands still, while its client repeats it at
-another node and goes on. A deletion begins only if its client still waits for the reply.
+A request may wait in the buffers of a suspended node while its client repeats it at another node
+and continues. A deletion begins only if its client still waits for the reply.
+
+Other nodes are notified until each has acknowledged the deletion or has lost its lease. A node that
+lost its lease reads the deletions from the store before it shows a line again. Until all other
+nodes know of a deletion, the journal has it as unfinished, so the next start notifies them again.
 """
 
 from __future__ import annotations
@@ -39,20 +43,13 @@ from tailrace.logstore.objects.store import ObjectStore
 from tailrace.logstore.runs.deletions import Deletion, horizon_above
 from tailrace.logstore.runs.manifest import Manifest, Manifests, manifest_at
 
-# Tells other nodes of deletions until each has heard, or has lost its lease.
-#
-# A node that lost its lease reads the deletions from the store before it shows a line again.
-# Until all others know, the journal has the deletion as unfinished, so the next start tells them
-# again.
-
-
 _FIRST_PAUSE_SECONDS = 1.0
 _MAX_PAUSE_SECONDS = 30.0
 _UNKNOWN = "the register of nodes"
 
 
 class DeletionNews:
-    """The deletions of one node of which others are to hear; `done` finishes one."""
+    """The deletions of one node that others must acknowledge; `done` finishes one."""
 
     def __init__(
         self,
@@ -69,11 +66,11 @@ class DeletionNews:
         self._task: asyncio.Task[None] | None = None
 
     def silent(self, fqn: str, run: str | None) -> tuple[str, ...]:
-        """The nodes that have not heard of the newest deletion of a run, or of a pipeline."""
+        """Returns nodes that have not acknowledged the newest deletion of a run, or a pipeline."""
         return self._untold.get((fqn, run), (0, ()))[1]
 
     async def tell(self, fqn: str, run: str | None, t: int) -> None:
-        """Tells all nodes once; those that are silent are told later."""
+        """Notifies all nodes once; silent ones are notified later."""
         told = await self._tell(fqn, run, t)
         if not told.silent:
             self._heard(fqn, run, t)
@@ -83,7 +80,7 @@ class DeletionNews:
             self._task = asyncio.get_running_loop().create_task(self._go_on())
 
     def stop(self) -> None:
-        """Ends telling; the next start goes on."""
+        """Stops notifying; the next start continues."""
         if self._task is not None:
             self._task.cancel()
 
@@ -126,11 +123,11 @@ _RETRY_SECONDS = 5.0
 _DELETE_COUNT = 500
 
 Wanted: TypeAlias = Callable[[], Awaitable[bool]]
-"""Whether whoever asked for a deletion still waits for it."""
+"""Returns true if the client of a deletion still waits for it."""
 
 
 async def always() -> bool:
-    """For who does not leave."""
+    """Returns true, for callers that do not disconnect."""
     return True
 
 
@@ -186,9 +183,9 @@ class Deleter:
         self.deleted = 0
 
     async def delete_run(self, key: RunKey, wanted: Wanted = always) -> None:
-        """Deletes one run, if it is still `wanted` when that begins.
+        """Deletes one run, if it is still `wanted` when the deletion begins.
 
-        Raises `StoreUnavailable`, `OutcomeUnknown`, `Conflict`, and as the journal.
+        Raises `StoreUnavailable`, `OutcomeUnknown`, `Conflict`, and the journal's errors.
         """
         await self._make_room()
         async with self._locks.of(key):
@@ -207,7 +204,7 @@ class Deleter:
         self.deleted += 1
 
     async def delete_pipeline(self, fqn: str, wanted: Wanted = always) -> list[str]:
-        """Deletes all runs of a pipeline, giving their ids. Raises as `delete_run`."""
+        """Deletes all runs of a pipeline; returns their ids. Raises as `delete_run`."""
         await self._make_room()
         manifests = await self._manifests_of(fqn)
         foreign = await self._not_imported(fqn)
@@ -233,10 +230,10 @@ class Deleter:
         return sorted(gone | {key.run for key in [*hot, *foreign]})
 
     def highest(self, fqn: str, run: str | None) -> int:
-        """The highest ULID that this node knows of a run, or of a pipeline's runs, or deletes.
+        """Returns the highest ULID of a run, or a pipeline's runs, that is known or deleted here.
 
-        A deletion here may be one whose client heard no answer and asks another node now. It is
-        still going on, and would take what that client writes next.
+        The client of a deletion here may have got no answer and may ask another node now. This
+        deletion still goes on, and would remove lines that the client writes next.
         """
         deleted = self._deletions.highest(fqn, run)
         with self._pin() as pin:
@@ -251,7 +248,7 @@ class Deleter:
             return max(lowest_and_highest(rows)[1] | ulids.LINE_MASK, deleted)
 
     async def hear(self, fqn: str, run: str | None, t: int, age_ms: int | None) -> None:
-        """Takes note of a deletion at another node, so long ago. Raises as the journal."""
+        """Notes a deletion at another node, `age_ms` ago. Raises the journal's errors."""
         await self._make_room()
         moment_ms = None if age_ms is None else self._clock.now_ms() - age_ms
         await self._record_tombstone(fqn, run, t)
@@ -261,7 +258,7 @@ class Deleter:
             self._forget(RunKey(fqn, run))
 
     async def _highest_elsewhere(self, fqn: str, run: str | None) -> int:
-        """What others know. Of one that does not say, nothing is above the returned time."""
+        """Returns the highest ULID at other nodes. No id of a silent node is above the result."""
         if not self._others:
             return 0
         highest, silent = await self._others.highest(fqn, run)
@@ -270,7 +267,7 @@ class Deleter:
         return highest
 
     async def _begin(self, fqn: str, run: str | None, t: int) -> None:
-        """Records it in the journal first: nobody may see a deletion that the journal refuses."""
+        """Records it in the journal first: a deletion that the journal refuses must not be seen."""
         moment_ms = self._clock.now_ms()
         await self._record_tombstone(fqn, run, t)
         self._deletions.note(fqn, run, t, own=True, moment_ms=moment_ms)
@@ -282,7 +279,7 @@ class Deleter:
 
     @property
     def unfinished(self) -> int:
-        """Deletions that the journal knows and that are not finished in the store."""
+        """Returns the number of deletions that are recorded and not finished in the store."""
         return len(self._unfinished)
 
     async def run(self) -> None:
@@ -292,7 +289,7 @@ class Deleter:
             try:
                 await self.finish_all()
             except TailraceError:
-                self._unfinished.append(self._unfinished.pop(0))  # it holds back no other
+                self._unfinished.append(self._unfinished.pop(0))  # it delays no other
                 await self._clock.sleep(_RETRY_SECONDS)
             else:
                 await self._wake.wait()
@@ -321,17 +318,17 @@ class Deleter:
     async def _remove_run(self, key: RunKey, t: int) -> None:
         """Swaps the run's manifest, then removes its old objects; the run's lock is held."""
         newest, replaced = await self._trimmer.swap(key, t)
-        if newest.manifest.generation == t:  # else a later deletion's, which does it
+        if newest.manifest.generation == t:  # otherwise a later deletion, which removes them
             await self.remove_objects(newest.manifest, replaced)
 
     async def remove_objects(self, newest: Manifest, replaced: Manifest | None) -> None:
         """Removes the objects of a deleted run from the store; the run's lock is held.
 
         It removes the chunks that the manifest before `newest` named, and any other chunk with a
-        deleted line: every writer leaves such lines out, so no manifest will name that chunk.
-        Other chunks belong to flushes of other nodes that are about to name them. It also removes
-        `partial.txt`, what OpenMetadata wrote of the run, and `logs.txt` unless the run was
-        closed again.
+        deleted line: every writer leaves such lines out, so no manifest will name that chunk. Other
+        chunks belong to flushes of other nodes that are about to name them. It also removes
+        `partial.txt`, the objects that OpenMetadata wrote of the run, and `logs.txt` unless the run
+        was closed again.
         """
         key = newest.key
         self._forget(key)
@@ -359,11 +356,11 @@ class Deleter:
         return [info.key for name, info in infos.items() if name.partition(".")[0] in gone]
 
     async def _clear_logs(self, key: RunKey, where: str) -> bool:
-        """Empties `logs.txt`; whether it is to be removed then.
+        """Empties `logs.txt`; returns true if it must be removed then.
 
-        A removal cannot have a condition, and another node may be closing lines that came after
-        the deletion. The object is therefore emptied under a condition. If lines came, it stays
-        and the close overwrites it.
+        A removal cannot have a condition, and another node may be closing lines that came after the
+        deletion. So the object is emptied under a condition. If lines came, it stays and the close
+        overwrites it.
         """
         try:
             there = await self._store.head(where)
@@ -377,7 +374,7 @@ class Deleter:
         return (await self._manifests.get(key)).manifest.state == "deleted"
 
     async def _stale_marks(self, key: RunKey) -> list[str]:
-        """Active markers of dead nodes and of OpenMetadata. Living nodes remove their own."""
+        """Returns markers of dead nodes and of OpenMetadata. Living nodes remove their own."""
         prefix = keys.active_nodes(self._prefix, key)
         marks = [info.key async for info in self._store.list(prefix)]
         return [mark for mark in marks if await self._is_stale(mark.removeprefix(prefix))]
@@ -387,9 +384,9 @@ class Deleter:
         return node is None or (node != self._node and await self._gone(node))
 
     async def _not_imported(self, fqn: str, *, deleted: bool = False) -> dict[RunKey, int]:
-        """Runs that OpenMetadata wrote and nobody imported, and when each was written last.
+        """Returns runs that OpenMetadata wrote and nobody imported, with their last change.
 
-        With `deleted` also those that a deletion hides already.
+        With `deleted` also runs that a deletion hides already.
         """
         found: dict[RunKey, int] = {}
         async for run in self._upstream.runs(fqn):
@@ -407,10 +404,10 @@ class Deleter:
                     await self._store.delete([f"{texts}partial.txt", f"{texts}logs.txt"])
 
     def _horizon(self, manifests: Sequence[Manifest], born: Iterable[int] = ()) -> int:
-        """T, from what is known at this moment.
+        """Returns T, from the facts known at this moment.
 
-        Lines that are acknowledged from here to `note` came during the deletion. They are deleted
-        if they are not above T, as if they had come before.
+        Lines that are acknowledged between this call and `note` came during the deletion. They are
+        deleted if they are not above T, as if they had come before.
         """
         now_ms = self._clock.now_ms()
         known = [ulids.lowest_at(now_ms), *born]
@@ -437,7 +434,7 @@ class Deleter:
         return found
 
     def _hot_runs(self, fqn: str) -> list[RunKey]:
-        """Runs of the pipeline with undeleted lines in the journal."""
+        """Returns runs of the pipeline with undeleted lines in the journal."""
         with self._pin() as pin:
             batches = pin.batches(start=self._progress.flushed_pos)
             numbers = np.unique(batches.rows["run"]).tolist()

@@ -1,10 +1,28 @@
-"""Flushing one run: its confirmed lines become a chunk, then the manifest is swapped.
+"""Flushes runs: confirmed lines become chunks, then the manifest is swapped; trims for deletions.
 
     select ──► chunk's text ──► chunk's index ──► manifest (chunk and writer's position)
 
-A flush that is killed is repeated from the manifest: lines that were swapped in are left out,
-and a chunk that no manifest names is swept after a day. Of two flushers one swap wins; the
-other selects again.
+A flush that is killed is repeated from the manifest: lines that were swapped in are left out, and a
+chunk that no manifest names is swept after a day. Of two flushers one swap wins; the other selects
+again.
+
+The flusher brings confirmed lines into their runs' chunks in the background:
+
+    confirmed(segment) ──► pending (per run: position, bytes, since)
+                              │  5 MiB, 2 minutes, or a close
+                              ▼
+                    at most `parallel` flushes at once ──► watermark
+
+Eight runs with small new texts share a place: they wait for the store and need little memory. A run
+that fails waits for its back-off without a place among the `parallel` ones, and delays no other
+run. But it does hold back the watermark, so that no line is forgotten.
+
+Trimming replaces a chunk with lines from both sides of a deletion by one without deleted lines. A
+node that does not know of a deletion yet flushes lines from before and after it into one chunk,
+merges such chunks, or closes the run. The lines after the deletion must stay. So the node that
+brings the deletion into the manifest writes that part of the chunk again: the store composes its
+text, and its index is built from the blocks that stay. No manifest names the new chunk until the
+swap.
 """
 
 from __future__ import annotations
@@ -55,16 +73,6 @@ from tailrace.logstore.runs.manifest import (
 )
 from tailrace.logstore.runs.report import raise_watermark, read_watermark
 
-# Trimming: replaces a chunk with lines from both sides of a deletion by one without deleted
-# lines.
-#
-# A node that does not know of a deletion yet flushes lines from before and after it into one
-# chunk, merges such chunks, or closes the run. The lines after the deletion must stay, so the
-# node that brings the deletion into the manifest writes that part of the chunk again: the store
-# composes its text, and its index is built from the blocks that stay. No manifest names the new
-# chunk until the swap.
-
-
 _TRIES = 8
 
 
@@ -77,7 +85,7 @@ class Trimmer:
         self._chunks = chunks
 
     async def swap(self, key: RunKey, t: int) -> tuple[Versioned, Manifest | None]:
-        """Brings the deletion into the manifest: the newest manifest, and the one that it replaced.
+        """Brings the deletion into the manifest; returns the newest manifest and the replaced one.
 
         The second is None if another node was first. Raises `Unavailable`, `OutcomeUnknown`.
         """
@@ -99,7 +107,7 @@ class Trimmer:
         raise StoreUnavailable(f"the chunks of {key.fqn}/{key.run} move all the time: {moved}")
 
     async def through(self, manifest: Manifest, t: int) -> Manifest:
-        """`manifest.deleted_through(t)`, with the lines above `t` of chunks that straddle it.
+        """Returns `manifest.deleted_through(t)`, with lines above `t` of chunks that straddle it.
 
         Raises `Moved`, `StoreUnavailable`, `OutcomeUnknown`.
         """
@@ -110,7 +118,7 @@ class Trimmer:
             return manifest.deleted_through(t)
         rests = {chunk.id: await self._rest(manifest, chunk, t) for chunk in straddling}
         chunks = tuple([rests.get(chunk.id, chunk) for chunk in manifest.chunks])
-        # Not as it was closed any more, even if nothing else goes: `logs.txt` is another text.
+        # It is not as it was closed any more, even if no chunk changes: `logs.txt` is another text.
         fixed = sum([chunk.lines for chunk in chunks[: manifest.fixed_chunks]])
         reopened = replace(
             manifest,
@@ -124,7 +132,7 @@ class Trimmer:
         return reopened.deleted_through(t)
 
     async def _rest(self, manifest: Manifest, chunk: Chunk, t: int) -> Chunk:
-        """A new chunk of the lines above `t`."""
+        """Writes a new chunk of the lines above `t`."""
         key = manifest.key
         whole, writers = await self._blocks(key, chunk)
         kept = whole[above(whole, t)]
@@ -175,7 +183,7 @@ class Trimmer:
         return np.concatenate(parts), writers
 
     async def _part(self, manifest: Manifest, chunk: Chunk) -> ObjectPart:
-        """The chunk's text, as it is in the store now. Raises `Moved`."""
+        """Returns the chunk's text, as it is in the store now. Raises `Moved`."""
         where = self._chunks.text_key(manifest.key, chunk)
         if chunk.kind == "chunk":
             return ObjectPart(where)
@@ -189,7 +197,7 @@ class Trimmer:
 
 
 def _stretches(blocks: Blocks) -> Iterator[tuple[int, int]]:
-    """The byte ranges of adjacent blocks in the text."""
+    """Yields the byte ranges of adjacent blocks in the text."""
     starts = blocks["offset"].astype(np.int64)
     ends = starts + blocks["size"].astype(np.int64)
     breaks = np.flatnonzero(starts[1:] != ends[:-1]) + 1
@@ -230,7 +238,7 @@ class RunFlush:
         inline_bytes: int,
         repair: Callable[[RunKey], Awaitable[bool]],
     ) -> None:
-        """`alone`: there is no other node, so that lines have their final place at once."""
+        """`alone`: no other node exists, so that lines have their final place at once."""
         self._manifests = manifests
         self._chunks = chunks
         self._writer = writer
@@ -248,12 +256,12 @@ class RunFlush:
         self.left_out = 0
 
     async def flush(self, key: RunKey, pin: UnflushedPin, low: int, end: int) -> Manifest:
-        """Flushes all new lines of the run below position `end`; there are none below `low`.
+        """Flushes all new lines of the run below position `end`; none of them is below `low`.
 
         Raises `Unavailable`, `OutcomeUnknown`, `Damaged`.
         """
         segments = self._backlog.now()
-        # An older version, or none, has dealt with less.
+        # A presumed manifest that is older, or missing, only covers fewer lines.
         presume = self._manifests.recent if self._backlog.inherited else self._manifests.presumed
         seen = await presume(key)
         sources = await self._backlog.sources(key, pin, segments, seen.manifest, low, end)
@@ -269,7 +277,7 @@ class RunFlush:
             async def decide(newest: Manifest | None) -> Manifest | None:
                 nonlocal made, more
                 if newest is not None and newest.generation > self._deletions.horizon(key):
-                    # Nobody told this node: the other one may be dead by now.
+                    # The other node did not notify this one: it may be dead by now.
                     self._deletions.note(*key, newest.generation)
                 horizon = self._deletions.horizon(key)
                 manifest = await self._trimmer.through(newest or Manifest(key), horizon)
@@ -279,7 +287,7 @@ class RunFlush:
                     return None
                 kept = await self._news(key, source, part, manifest)
                 if len(kept) == 0 and newest is None:
-                    return None  # all of it is deleted, and there is no run
+                    return None  # all of it is deleted, and no run exists
                 if len(kept) == 0:
                     made = None
                 elif made is None or not np.array_equal(made.rows, kept):
@@ -301,7 +309,7 @@ class RunFlush:
                 return seen
 
     def _first(self, rows: Rows, due: Indexes) -> tuple[Indexes, bool]:
-        """As many of the rows as make one chunk, and whether there are more."""
+        """Returns as many of the rows as make one chunk, and whether more are left."""
         ends = np.cumsum(rows["size"][due])
         if len(ends) and int(ends[-1]) <= self._chunk_bytes * _LAST:
             return due, False
@@ -317,10 +325,10 @@ class RunFlush:
                 return (await news([source], [part], manifest, self._chunks, horizon))[0]
             except Moved as error:
                 moved = error
-                if tries:  # not between two looks: something is gone
+                if tries:  # not a swap between two reads: an object is gone
                     await self._repair(key)
-                # Merged while we looked: the texts are the same in the newer manifest. A
-                # stale one costs the swap, which then selects anew.
+                # Merged meanwhile: the texts are the same in the newer manifest. A stale manifest
+                # costs the swap, and the flush then selects again.
                 newer = (await self._manifests.get(key)).manifest
                 manifest = await self._trimmer.through(newer, horizon)
         raise StoreUnavailable(f"the chunks of {key.fqn}/{key.run} move all the time: {moved}")
@@ -328,7 +336,7 @@ class RunFlush:
     def _with(
         self, manifest: Manifest, source: NewBatches, part: Indexes, made: _Made | None
     ) -> Manifest:
-        """The manifest after the rows of `part` are flushed."""
+        """Returns the manifest after the rows of `part` are flushed."""
         last = source.batches.rows[part[-1]]
         position = int(last["pos"]) + int(last["records"])
         writers = {**manifest.writers, source.node: position}
@@ -348,21 +356,11 @@ class RunFlush:
         )
         if self._alone and manifest.fixed_lines == manifest.lines and len(writers) == 1:
             changed = replace(changed, fixed=changed.lines)
-        # A deleted run has no closes, so that what begins it anew opens it.
+        # A deleted run has no closes, so that a new beginning opens it.
         return changed if changed.settled() else replace(changed, state=changed.state_of_close())
 
 
-# The flusher: brings confirmed lines into their runs' chunks, in the background.
-#
-#   confirmed(segment) ──► pending (per run: position, bytes, since)
-#                             │  5 MiB, 2 minutes, or a close
-#                             ▼
-#                   at most `parallel` flushes at once ──► watermark
-#
-# Eight runs whose new text is small share a place: they wait for the store, and need no memory.
-#
-# A run that fails waits for its back-off without occupying one of the `parallel` places, and
-# delays no other run. It does hold back the watermark, so that no line is forgotten.
+# --- The flusher --------------------------------------------------------------------------------
 
 
 _LOOK_SECONDS = 0.5
@@ -420,26 +418,26 @@ class Flusher:
 
     @property
     def pending(self) -> PendingRuns:
-        """The runs with lines that wait to be flushed."""
+        """Returns the runs with lines that wait to be flushed."""
         return self._pending
 
     def lacks(self, key: RunKey, end: int) -> bool:
-        """Whether some of the run's lines below `end` are in no chunk yet; it has lines there."""
+        """Returns true if some of the run's lines here below `end` are in no chunk yet."""
         return end > self._progress.confirmed_pos or self._pending.get(key) is not None
 
     def follows(self, key: RunKey, pos: int) -> bool:
-        """Whether this node has lines of the run at or above `pos`, synced."""
+        """Returns true if this node has synced lines of the run at or above `pos`."""
         with self._pin() as pin:
             return len(pin.batches(run=key, start=pos).rows) > 0
 
     def holds(self, key: RunKey) -> bool:
-        """Whether this node has lines of the run that are in no chunk yet."""
+        """Returns true if this node has lines of the run that are in no chunk yet."""
         if self._pending.get(key) is not None:
             return True
         return self.follows(key, self._progress.confirmed_pos)
 
     def lacking(self) -> list[tuple[RunKey, int]]:
-        """Runs with lines here that are in no chunk yet, and one past the last of those lines."""
+        """Returns runs with lines here in no chunk yet, and one past the last of those lines."""
         with self._pin() as pin:
             batches = pin.batches(start=self._progress.confirmed_pos)
             ends = np.zeros(len(batches.runs), np.int64)
@@ -448,10 +446,10 @@ class Flusher:
         found |= {batches.runs[n]: int(ends[n]) for n in np.flatnonzero(ends).tolist()}
         return list(found.items())
 
-    # --- what comes in -------------------------------------------------------------
+    # --- new lines -----------------------------------------------------------------
 
     async def start(self) -> None:
-        """Finds out from store and journal what waits. Raises `StoreUnavailable`."""
+        """Finds in store and journal the lines that wait. Raises `StoreUnavailable`."""
         mark = await read_watermark(self._store, self._node)
         segments = await self._backlog.find(self._node)
         parents = []
@@ -487,7 +485,7 @@ class Flusher:
             self._pending.add(run.key, first, run.rows * _UNKNOWN_BYTES_PER_ROW, now)
 
     def confirmed(self, seq: int, first: int, end: int) -> None:
-        """A segment of this node is in the store."""
+        """Notes that a segment of this node is in the store."""
         if end <= self._progress.confirmed_pos:
             return
         self._backlog.own.append(ConfirmedSegment(self._node, seq, first, end))
@@ -506,7 +504,7 @@ class Flusher:
         """Ends `hold_at`."""
         self._barriers.pop(key, None)
 
-    # --- what goes out -------------------------------------------------------------
+    # --- flushes -------------------------------------------------------------------
 
     async def run(self) -> None:
         """Flushes runs that are due, until stopped."""
@@ -522,7 +520,7 @@ class Flusher:
                 self._look()
 
     def _look(self) -> None:
-        """Has all runs that wait looked at again, which the end of a flush alone does not."""
+        """Triggers a check of all waiting runs, which the end of a flush alone does not."""
         self._look_due = float("-inf")
         self._wake.set()
 
@@ -534,7 +532,7 @@ class Flusher:
         free = self._parallel * _SHARES - sum(self._trying.values())
         while self._due and (shares := self._shares(self._due[0])) <= free:
             key = self._due.popleft()
-            # One that is being closed or deleted waits for that without holding a place.
+            # A run that is being closed or deleted waits for that without a place.
             due = key not in self._trying and self._pending.is_due(key, now)
             if due and not self._locks.held(key):
                 self._begin(key, shares)
@@ -603,7 +601,7 @@ class Flusher:
             return await self._run_flush.flush(key, pin, low, limit)
 
     def _news_above(self, key: RunKey, limit: int) -> bool:
-        """Whether there may be more lines; True if the journal has released some of them."""
+        """Returns true if more lines may exist, also if the journal has released some of them."""
         with self._pin() as pin:
             if pin.first_pos > limit:
                 return True
@@ -661,7 +659,7 @@ class Flusher:
                 await self._raise(segment)
                 self._backlog.drop(segment)
         except (Unavailable, OutcomeUnknown, NotFound, Damaged) as error:
-            # A damaged one is taken again (`service/shipping/watermarks.py`), and raised then.
+            # A damaged one is derived again (`service/shipping/watermarks.py`), and raised then.
             self.last_error = f"the watermark: {error}"
             if force:
                 raise

@@ -1,7 +1,17 @@
-"""Reads lines and bytes of a snapshot by number, with one ranged get per chunk.
+"""Reads lines, bytes and records of a snapshot by line number, with one ranged get per chunk.
 
 The text of a chunk is compared with the digests of its index, batch by batch, as far as whole
-batches were read. A chunk that differs is `Moved`, and `Chunks.changed` tells the repair so.
+batches were read. A chunk that differs is `Moved`, and `Chunks.changed` reports it to the repair.
+
+A `RecordPart` is whole records of one batch. In a chunk a part is one block of its index, or as
+many lines of it as are wanted. After the chunks it is one batch, or as many of its records. A read
+that begins within a record begins with that record's first line, and it ends where a record ends.
+
+`as_records` makes Arrow records of parts. Metadata in a part (times, levels, attributes, the
+connector) is used unchanged. Missing times and levels are found in the text by the rules of
+segments (decision 011): a record inherits them from the record before it in the same parts.
+
+`HeldPlace` is the place of a reader that got lines from nodes while the store was silent.
 """
 
 from __future__ import annotations
@@ -57,11 +67,11 @@ class LineRange:
 async def read_lines(
     snapshot: RunSnapshot, start: int, end: int, max_bytes: int, *, whole_blocks: bool = False
 ) -> LineRange:
-    """Lines from `start` to before `end`, fewer if they take more than `max_bytes`.
+    """Reads lines from `start` to before `end`, fewer if they take more than `max_bytes`.
 
-    Gives at least one line if there is one. With `whole_blocks` it ends where a block
-    ends. Where lines have no final place it ends where a record ends, even if the first one is
-    longer. Raises `Moved`, `Unavailable`.
+    It returns at least one line if one exists. With `whole_blocks` it ends where a block ends.
+    Where lines have no final place it ends where a record ends, even if the first record is longer.
+    Raises `Moved`, `Unavailable`.
     """
     end = min(end, snapshot.lines)
     pieces: list[bytes] = []
@@ -85,7 +95,7 @@ async def read_lines(
 
 
 def place_of_line(snapshot: RunSnapshot, line: int) -> ChunkPlace:
-    """The chunk that holds the line."""
+    """Returns the chunk that holds the line."""
     return snapshot.places[bisect_right(snapshot.places, line, key=lambda p: p.line) - 1]
 
 
@@ -93,7 +103,7 @@ class ChunkBlocks(NamedTuple):
     """Blocks of one piece of a chunk's index, from `first` to before `last`.
 
     `low` and `high` are the wanted lines of the chunk; the blocks may end before `high`. Their text
-    is `size` bytes of the chunk's, from `offset` on. `ended`: the last of them ends its batch.
+    is `size` bytes of the chunk's, from `offset` on. `ended`: the last block ends its batch.
     """
 
     place: ChunkPlace
@@ -108,9 +118,9 @@ class ChunkBlocks(NamedTuple):
 
 
 async def blocks_of_lines(snapshot: RunSnapshot, start: int, end: int, budget: int) -> ChunkBlocks:
-    """The blocks that have the lines of a chunk from line `start` on, one at least.
+    """Returns the blocks that have the lines of a chunk from line `start` on, at least one.
 
-    They are of one piece of the index, have line `end` at most, and if there are several, at most
+    They are of one piece of the index and end at line `end` at most. Several blocks have at most
     `budget` bytes.
     """
     place = place_of_line(snapshot, start)
@@ -129,13 +139,13 @@ async def blocks_of_lines(snapshot: RunSnapshot, start: int, end: int, budget: i
     size = int(ends[last - 1]) - offset
     if last < len(blocks):
         ended = bool(blocks["first"][last])
-    else:  # else the next piece may continue the batch
+    else:  # otherwise the next piece may continue the batch
         ended = number + 1 == len(directory.entries)
     return ChunkBlocks(place, blocks, first, last, low, high, offset, size, ended)
 
 
 def check_text(snapshot: RunSnapshot, found: ChunkBlocks, text: bytes) -> None:
-    """Raises `Moved` if a batch of their text does not match its digest."""
+    """Raises `Moved` if a batch of the text does not match its digest."""
     batch = changed_batch(found.blocks[found.first : found.last], text, ended=found.ended)
     if batch is not None:
         chunk, chunks = found.place.chunk, snapshot.chunks
@@ -147,7 +157,7 @@ def check_text(snapshot: RunSnapshot, found: ChunkBlocks, text: bytes) -> None:
 async def _chunk_lines(
     snapshot: RunSnapshot, start: int, end: int, budget: int, whole_blocks: bool
 ) -> LineRange:
-    """Lines of one piece of a chunk's index: one ranged get of text."""
+    """Reads lines of one piece of a chunk's index: one ranged get of text."""
     found = await blocks_of_lines(snapshot, start, end, budget)
     place, blocks, low = found.place, found.blocks, found.low
     last = blocks[found.last - 1]
@@ -161,7 +171,7 @@ async def _chunk_lines(
 
 
 def _trim(text: bytes, skip: int, count: int) -> bytes:
-    """`count` lines after the first `skip`."""
+    """Returns `count` lines after the first `skip`."""
     ends = line_ends(text)
     begin = int(ends[skip - 1]) if skip else 0
     return text[begin : int(ends[skip + count - 1])]
@@ -180,7 +190,7 @@ class HotRows(NamedTuple):
 
 
 def rows_of_lines(snapshot: RunSnapshot, start: int, end: int, budget: int) -> HotRows:
-    """The whole rows behind the chunks from line `start` on.
+    """Returns the whole rows after the chunks from line `start` on.
 
     They end at line `end` at the latest, and have at most `budget` bytes.
     """
@@ -196,7 +206,7 @@ def rows_of_lines(snapshot: RunSnapshot, start: int, end: int, budget: int) -> H
 
 
 def _hot_lines(snapshot: RunSnapshot, start: int, end: int, budget: int, some: bool) -> LineRange:
-    """Whole batches, or a part of the first if not all of it is requested or fits."""
+    """Reads whole batches, or a part of the first if not all of it is requested or fits."""
     stretch, first, last, line = rows_of_lines(snapshot, start, end, budget)
     skip = start - line
     if last <= first:
@@ -218,12 +228,7 @@ def _from_batch(
     return read(batches, index, snapshot.line_indexes, skip, most, budget)
 
 
-# Records of a run's log as Arrow, with all that is known of each where they stand.
-#
-# A `RecordPart` is whole records of one batch. What a part carries of its records (times, levels,
-# attributes, the connector) is taken as it is; times and levels that it does not carry are found
-# in the text by the rules of segments (decision 011), where a record carries on what the one
-# before it in the same parts had.
+# --- Records ------------------------------------------------------------------------------------
 
 
 SCHEMA: Final = pa.schema([field for field in COLUMNS if field.name not in PARTITIONS])
@@ -231,7 +236,7 @@ _LOW = (1 << 64) - 1
 
 
 class RecordPart(NamedTuple):
-    """Whole records of one batch, in order; `first` is the number within it of the first of them.
+    """Whole records of one batch, in order; `first` is the first record's number within the batch.
 
     `ulid` is the batch's, `pos` the first record's; `meta` has ends within `text`. `attributes` are
     those of a batch whose lines all have the same.
@@ -249,12 +254,12 @@ class RecordPart(NamedTuple):
 
     @property
     def low(self) -> int:
-        """The ULID of its first record."""
+        """Returns the ULID of its first record."""
         return self.ulid + self.first
 
     @property
     def high(self) -> int:
-        """The ULID of its last record."""
+        """Returns the ULID of its last record."""
         return self.ulid + self.first + self.records - 1
 
 
@@ -283,29 +288,29 @@ class _PartBatches:
         self.rows["connector"] = [numbers[part.connector] for part in parts]
 
     def text(self, indexes: Indexes) -> bytes:
-        """The texts of the rows at `indexes`, one after another."""
+        """Returns the texts of the rows at `indexes`, one after another."""
         return b"".join([self._parts[index].text for index in indexes.tolist()])
 
     def slice(self, index: int, low: int, high: int) -> bytes:
-        """The bytes of one row's text from `low` to before `high`."""
+        """Returns the bytes of one row's text from `low` to before `high`."""
         return self._parts[index].text[low:high]
 
     def meta(self, index: int) -> RecordMeta | None:
-        """What the records of one row carry."""
+        """Returns the metadata of one row's records."""
         return self._parts[index].meta
 
     def constant_attributes(self, index: int) -> Mapping[str, str] | None:
-        """What all records of one row have."""
+        """Returns the attributes that all records of one row have."""
         return self._parts[index].attributes
 
 
 def as_records(
     key: RunKey, parts: Sequence[RecordPart], carry: Carry | None = None
 ) -> pa.RecordBatch:
-    """The records of all parts, in their order, with the columns of `SCHEMA`.
+    """Returns the records of all parts, in their order, with the columns of `SCHEMA`.
 
-    `carry` is moved on behind them. Raises `Damaged` if a text does not have the records that
-    its part says.
+    It moves `carry` (time and level for the next line) past them. Raises `Damaged` if a text does
+    not have the records that its part says.
     """
     batches = _PartBatches(key, parts)
     order = np.arange(len(parts), dtype=np.int64)
@@ -326,11 +331,7 @@ def _ulids(rows: Rows, parts: Sequence[RecordPart]) -> pa.Array:
     return line_ulids(named, counts, np.arange(counts.sum()) + np.repeat(firsts, counts))
 
 
-# Lines of a snapshot as parts: the records that they belong to, whole.
-#
-# In a chunk a part is one block of its index, or as many lines of it as are wanted. Behind the
-# chunks it is one batch, or as many of its records. A read that begins within a record begins
-# with that record's first line, and it ends where a record ends.
+# --- Parts --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +344,7 @@ class PartLines:
 
 
 class BatchHead(NamedTuple):
-    """Where a batch begins: its first position, and its first line in the chunk."""
+    """The beginning of a batch: its first position, and its first line in the chunk."""
 
     pos: int
     line: int
@@ -363,9 +364,9 @@ ReadText = Callable[[Manifest, Chunk, int, int], Awaitable[bytes]]
 async def read_parts(
     snapshot: RunSnapshot, start: int, end: int, max_bytes: int, text: ReadText | None = None
 ) -> PartLines:
-    """The records of lines from `start` to before `end`, fewer if they take more than `max_bytes`.
+    """Reads the records of lines from `start` to before `end`, fewer beyond `max_bytes`.
 
-    Gives at least one record if there is one. Texts of chunks are read by `text`. Raises `Moved`,
+    It returns at least one record if one exists. `text` reads texts of chunks. Raises `Moved`,
     `Unavailable`.
     """
     end = min(end, snapshot.lines)
@@ -387,13 +388,13 @@ async def read_parts(
     return PartLines(parts, first, start)
 
 
-# --- chunks ------------------------------------------------------------------------
+# --- chunks -------------------------------------------------------------------------------------
 
 
 async def _chunk_parts(
     snapshot: RunSnapshot, start: int, end: int, budget: int, read: ReadText
 ) -> PartLines:
-    """The records of one piece of a chunk's index: one ranged get of text."""
+    """Reads the records of one piece of a chunk's index: one ranged get of text."""
     found = await blocks_of_lines(snapshot, start, end, budget)
     place, blocks, first, last, low, high, begin, size, _ = found
     chosen = blocks[first:last]
@@ -418,7 +419,7 @@ async def _chunk_parts(
 async def heads_of(
     snapshot: RunSnapshot, place: ChunkPlace, blocks: Blocks, first: int, last: int
 ) -> list[BatchHead]:
-    """Where the batch of each block begins, from `first` to before `last`. Raises `Moved`."""
+    """Returns where each block's batch begins, from `first` to before `last`. Raises `Moved`."""
     known = np.where(blocks["first"][:last], np.arange(last), -1)
     heads = np.maximum.accumulate(known)[first:]
     pairs = zip(blocks["pos"][heads].tolist(), blocks["line"][heads].tolist(), strict=True)
@@ -432,7 +433,7 @@ async def heads_of(
 
 
 def ulid_of_block(block: np.void) -> int:
-    """The ULID of the block's batch."""
+    """Returns the ULID of the block's batch."""
     return int(block["ulid_hi"]) << 64 | int(block["ulid_lo"])
 
 
@@ -440,7 +441,7 @@ def _of_block(block: np.void, number: int, text: bytes) -> RecordPart:
     records, lines = int(block["records"]), int(block["lines"])
     meta = None
     if records != lines:
-        # One record, for the index has a block for each that holds newlines.
+        # One record, because the index has a block for each record that holds newlines.
         records, meta = 1, RecordMeta([len(text)], [None], [None], [None])
     return RecordPart(
         ulid_of_block(block), number, int(block["pos"]), records, lines, text, meta, None
@@ -448,7 +449,7 @@ def _of_block(block: np.void, number: int, text: bytes) -> RecordPart:
 
 
 def _without_beginning(part: RecordPart, line: int, wanted: int) -> tuple[RecordPart, int]:
-    """The part, which begins at `line`, from line `wanted` on, if each of its records is one."""
+    """Cuts the part, which begins at `line`, to begin at `wanted`, if each record is one line."""
     skip = wanted - line
     if skip <= 0 or part.records != part.lines:
         return part, line
@@ -465,7 +466,7 @@ def _without_beginning(part: RecordPart, line: int, wanted: int) -> tuple[Record
 
 
 def _without_end(part: RecordPart, end: int, wanted: int) -> tuple[RecordPart, int]:
-    """The part, which ends at line `end`, up to line `wanted`, if each of its records is one."""
+    """Cuts the part, which ends at line `end`, to end at `wanted`, if each record is one line."""
     surplus = end - wanted
     if surplus <= 0 or part.records != part.lines:
         return part, end
@@ -474,11 +475,11 @@ def _without_end(part: RecordPart, end: int, wanted: int) -> tuple[RecordPart, i
     return part._replace(records=left, lines=left, text=text), wanted
 
 
-# --- behind the chunks ---------------------------------------------------------------
+# --- after the chunks ---------------------------------------------------------------------------
 
 
 def _hot_parts(snapshot: RunSnapshot, start: int, end: int, budget: int, some: bool) -> PartLines:
-    """Whole batches, or a part of the first if not all of it is wanted or fits."""
+    """Reads whole batches, or a part of the first if not all of it is wanted or fits."""
     stretch, first, last, line = rows_of_lines(snapshot, start, end, budget)
     if last <= first or start > line:
         records = records_of_lines(snapshot, stretch, first, start - line, end - line)
@@ -494,7 +495,7 @@ def _hot_parts(snapshot: RunSnapshot, start: int, end: int, budget: int, some: b
 def rows_as_parts(
     snapshot: RunSnapshot, stretch: UnflushedRows, first: int, last: int
 ) -> list[RecordPart]:
-    """All records of the rows from `first` to before `last`."""
+    """Returns all records of the rows from `first` to before `last`."""
     text = memoryview(snapshot.stretch_text(stretch, first, last))
     parts, at = [], 0
     for number in range(first, last):
@@ -529,7 +530,7 @@ def _of_row(
 def records_of_lines(
     snapshot: RunSnapshot, stretch: UnflushedRows, number: int, low: int, high: int
 ) -> RecordRange:
-    """The records that the row's lines from `low` to before `high` belong to."""
+    """Returns the records to which the row's lines from `low` to before `high` belong."""
     index, row = int(stretch.indexes[number]), stretch.rows[number]
     high = min(high, int(row["lines"]))
     if has_plain_records(stretch.batches, index):
@@ -544,7 +545,7 @@ def records_of_lines(
 def part_of_row(
     snapshot: RunSnapshot, stretch: UnflushedRows, number: int, some: RecordRange, budget: int
 ) -> tuple[RecordPart, int]:
-    """As many of these records as fit into `budget` bytes, one at least; the lines before them."""
+    """Returns as many of these records as fit into `budget`, at least one; the lines before."""
     batches, index = stretch.batches, int(stretch.indexes[number])
     meta = batches.meta(index) if stretch.rows["meta"][number] else None
     if has_plain_records(batches, index):
@@ -555,7 +556,7 @@ def part_of_row(
         carried = None if meta is None or ends is None else _cut(meta, kept, ends)
         return _of_row(stretch, number, kept, read.text, read.lines, carried), some.first
     ends, lines = snapshot.line_indexes.of(batches, index)
-    if len(ends) != int(stretch.rows["records"][number]):  # nobody knows where records end
+    if len(ends) != int(stretch.rows["records"][number]):  # record boundaries are unknown
         text = batches.slice(index, 0, int(stretch.rows["size"][number]))
         one, carried = _whole(len(text))
         return _of_row(stretch, number, one, text, int(lines[-1]), carried), 0
@@ -573,48 +574,49 @@ def part_of_row(
 
 
 def _whole(size: int) -> tuple[RecordRange, RecordMeta]:
-    """All of a batch as one record, where nobody knows where its records end."""
+    """Returns the whole batch as one record, if its record boundaries are unknown."""
     return RecordRange(0, 1), RecordMeta([size], [None], [None], [None])
 
 
 def _cut(meta: RecordMeta, some: RecordRange, ends: list[int]) -> RecordMeta:
-    """What some records carry; they end at `ends` of their own text."""
+    """Returns the metadata of some records; they end at `ends` of their own text."""
     part = slice(some.first, some.end)
     return RecordMeta(ends, meta.ts[part], meta.levels[part], meta.attributes[part])
 
 
-# The place of a reader who was given lines that nodes hold, while the object store was silent.
-#
-# What the store has of the run was not known then, so nothing is said of lines in it. The place
-# has where the reader really was (`before`), the lines that it was given since by their positions
-# (`seen`), and their number. Once the store answers it is settled (`cursors.settled`): if the
-# lines given are exactly those that follow `before`, the reader goes on behind them. If the store
-# has other lines between, it goes on at `before`, and is given some lines again rather than none
-# of the others.
-#
-# It is opaque to clients: `h1.` and base64url of the JSON [before, seen, lines]. Pages give it as
-# a number, as they give cursors.
+# --- Places of readers without the store --------------------------------------------------------
 
 
 PREFIX = "h1."
 
 
 class HeldPlace(NamedTuple):
-    """`before`: a cursor, a line number, or None for the beginning; `lines` were given behind."""
+    """A reader's place in lines that nodes hold: `lines` were sent after `before`.
+
+    While the object store was silent, its lines of the run were not known, so the place says
+    nothing about them. It has the reader's place before (`before`: a cursor, a line number, or None
+    for the beginning), the lines that were sent since by their positions (`seen`), and their
+    number. Once the store answers, the place is settled (`cursors.settled`). If the sent lines are
+    exactly those that follow `before`, the reader continues after them. If the store has other
+    lines between, the reader continues at `before`: it gets some lines again rather than miss any.
+
+    It is opaque to clients: `h1.` and base64url of the JSON [before, seen, lines]. Pages encode it
+    as a number, as they encode cursors.
+    """
 
     before: Cursor | int | None
     seen: Cursor
     lines: int
 
     def encode(self) -> str:
-        """The text that a client passes back."""
+        """Returns the text that a client passes back."""
         before = self.before.encode() if isinstance(self.before, Cursor) else self.before
         body = orjson.dumps([before, self.seen.encode(), self.lines])
         return PREFIX + base64.urlsafe_b64encode(body).decode().rstrip("=")
 
     @staticmethod
     def decode(text: str) -> HeldPlace:
-        """The place that `text` encodes. Raises `InvalidCursor`."""
+        """Decodes a place. Raises `InvalidCursor`."""
         try:
             body = text.removeprefix(PREFIX)
             value = orjson.loads(base64.b64decode(body + "=" * (-len(body) % 4), b"-_", True))
@@ -631,7 +633,7 @@ class HeldPlace(NamedTuple):
 
 
 def given(where: HeldPlace | Cursor | int | None, seen: Cursor, lines: int) -> HeldPlace:
-    """The place of a reader at `where` that was given so many more lines, and has seen `seen`."""
+    """Returns the place of a reader at `where` after `lines` more lines, which has seen `seen`."""
     if isinstance(where, HeldPlace):
         return HeldPlace(where.before, where.seen.joined(seen), where.lines + lines)
     return HeldPlace(where, seen, lines)

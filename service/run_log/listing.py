@@ -1,11 +1,24 @@
-"""Lists the runs of a pipeline, and the pipelines, with runs that are only in the journal.
+"""Lists the runs of a pipeline, and the pipelines, including runs that are only in the journal.
 
-A pipeline's runs include those that OpenMetadata wrote and nobody has imported. Such runs alone
-do not make a pipeline: their folder does not give its name back, and the caller may not be
-allowed to see a name that nobody used.
+A pipeline's runs include those that OpenMetadata wrote and nobody has imported. Such runs alone do
+not make a pipeline: their folder does not give its name back, and the caller may not be allowed to
+see a name that nobody used.
 
-If the store does not answer, lists have what the nodes hold: runs with lines in journals, without
-what their clients reported, and without a place where another page begins.
+If the store does not answer, lists have the runs with lines in journals, without the reports of
+their clients, and without a place where another page begins.
+
+Pages of runs have the run that began last first, and are filtered. A run begins with its first line
+or its first status, whichever came earlier. Nothing that happens to a run later changes that, so a
+place in the list is a begin and a name: runs may change between two pages, and each is still listed
+once. Runs that begin after the first page are on none.
+
+No store knows when a run began without reading it, but it knows when the run changed last, and no
+run begins after its last change. So runs are read in the order of their last changes until all
+unread runs must have begun before those on the page. The begin of a run is cached as long as its
+record does not change.
+
+Listed and read data is kept for the pages that follow. If it is not kept any more, or another node
+is asked, names are listed and runs are read again, and the pages are the same.
 """
 
 from __future__ import annotations
@@ -44,20 +57,7 @@ from tailrace.logstore.patterns import TextTest
 from tailrace.logstore.runs.manifest import Manifest, manifest_at
 from tailrace.logstore.runs.report import RunReport
 
-# Pages of a pipeline's runs, those first that began last, filtered.
-#
-# A run begins with its first line or its first status, whichever came earlier. Nothing that
-# happens to a run later changes that, so a place in the list is a begin and a name: runs may
-# change between two pages, and each is still given once. Runs that begin after the first page are
-# on none.
-#
-# No store knows when a run began without reading it, but it knows when the run changed last, and
-# no run begins after its last change. So runs are read in the order of their last changes until
-# all that are left must have begun before those on the page. When a run began is remembered for
-# as long as its record does not change.
-#
-# What was listed and read is kept for the pages that follow. If it is not kept any more, or
-# another node is asked, names are listed and runs are read again, and the pages are the same.
+# --- Pages of runs ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,36 +76,36 @@ class RunSummary:
     abandoned: bool = False
     """Whether the sweeper closed it, because nobody else did."""
     reported_ms: int | None = None
-    """Of a run without lines: when it began, as its client says."""
+    """When a run without lines began, as its client reported."""
     created_ms: int | None = None
     """When its first status came, if it has one."""
 
     @property
     def began_ms(self) -> int:
-        """The time by which runs are in order: of its first line or status, the earlier one."""
+        """Returns the time that orders runs: of the first line or status, the earlier one."""
         return min([time for time in (self.first_ms, self.created_ms) if time], default=0)
 
 
 _READERS = 16
-# Of a page: runs that are read, or more if that is not enough to know which one is next.
+# Of a page: runs that are read, or more if that is not enough to know the next one.
 _READ = 1000
 _KEPT_RUNS = 200_000
 _BEGIN_BYTES = 32 << 20
 _BYTES_OF_BEGIN = 300
-# How far ids may lie ahead of the clock, and the clocks of nodes and store apart.
+# How far ids may be ahead of the clock, and the clocks of nodes and store apart.
 _AHEAD_MS = 15 * 60_000
 _NEVER: Final = -(1 << 62)
 _PREFIX: Final = "l2."
 
 
 class TimeSpan(NamedTuple):
-    """A time from one millisecond to another, both inclusive; None: without an end there."""
+    """A time span in milliseconds, both ends inclusive; None: open at that end."""
 
     low_ms: int | None = None
     high_ms: int | None = None
 
     def has(self, time_ms: int | None) -> bool:
-        """Whether the time lies in it; no time lies in any span with an end."""
+        """Returns true if the span contains the time; a span with an end does not contain None."""
         if time_ms is None:
             return self == EVER
         return (self.low_ms is None or time_ms >= self.low_ms) and (
@@ -120,9 +120,8 @@ EVER: Final = TimeSpan()
 class RunFilter:
     """Which runs are wanted; an empty set means all. Times are milliseconds, inclusive.
 
-    A run is between `low_ms` and `high_ms` if any of its lines may be; `began` and `last` are of
-    its begin and of its last line. `name` is asked about its id. Outcomes are words of
-    `outcomes.FILTERS`.
+    A run is between `low_ms` and `high_ms` if any of its lines may be. `began` and `last` bound its
+    begin and its last line. `name` tests its id. Outcomes are words of `outcomes.FILTERS`.
     """
 
     states: frozenset[str] = frozenset()
@@ -135,12 +134,12 @@ class RunFilter:
 
     @property
     def changed_from_ms(self) -> int:
-        """A run that did not change at or after this time is not wanted."""
+        """Returns the time at or after which a wanted run must have changed."""
         lows = [self.low_ms, self.began.low_ms, self.last.low_ms]
         return max([low for low in lows if low is not None], default=_NEVER) - _AHEAD_MS
 
     def admits(self, run: RunSummary) -> bool:
-        """Whether the run is wanted, as far as its log says."""
+        """Returns true if the run is wanted, as far as its log says."""
         if self.states and run.state not in self.states:
             return False
         if self.name is not None and not self.name(run.run):
@@ -154,7 +153,7 @@ class RunFilter:
 
 
 class ListedRun(NamedTuple):
-    """A run, what its client said of it last, and how it ended; None while it goes on."""
+    """A run, its client's last status, and how it ended; None while it goes on."""
 
     run: RunSummary
     report: RunReport | None
@@ -162,38 +161,38 @@ class ListedRun(NamedTuple):
 
 
 class ReportedRuns(Protocol):
-    """What clients reported of runs, also of those that have no line yet."""
+    """The reports of clients about runs, also about runs without a line."""
 
     async def components(self, fqn: str) -> Mapping[str, ObjectInfo]:
-        """The components of keys of a pipeline's runs with a status, and the statuses' objects."""
+        """Returns the components of keys of runs with a status, and the statuses' objects."""
         ...
 
     async def created(self, info: ObjectInfo) -> int | None:
-        """When the first status of a listed run came; None if it is deleted."""
+        """Returns when the first status of a listed run came; None if it is deleted."""
         ...
 
     async def at(self, fqn: str, component: str) -> RunReport | None:
-        """The newest status of the run with such a component."""
+        """Returns the newest status of the run with this component of keys."""
         ...
 
     async def listed(self, info: ObjectInfo) -> RunReport | None:
-        """The status that was just listed, or a newer one; None if it is deleted."""
+        """Returns the status that was just listed, or a newer one; None if it is deleted."""
         ...
 
     async def pipelines(self) -> Sequence[str]:
-        """The components of keys of pipelines with a status."""
+        """Returns the components of keys of pipelines with a status."""
         ...
 
     async def pipeline(self, component: str) -> str | None:
-        """The name of such a pipeline; None if its statuses are deleted."""
+        """Returns the name of such a pipeline; None if its statuses are deleted."""
         ...
 
 
 class Newest(NamedTuple):
     """The run of a pipeline that began last and its status; None without any.
 
-    `silent` are nodes that did not say which runs they have lines of. `damaged` are runs that
-    cannot be read, and that may have begun later.
+    `silent` nodes did not answer which runs they have lines of. `damaged` runs cannot be read and
+    may have begun later.
     """
 
     run: RunSummary | None
@@ -203,10 +202,10 @@ class Newest(NamedTuple):
 
 
 class NamePage(NamedTuple):
-    """Names of pipelines, in order, and what to go on behind; None at the end.
+    """Names of pipelines, in order, and the place of the next page; None at the end.
 
-    `silent` are nodes that did not say which pipelines they have lines of. `held`: the store did
-    not answer, and these are the pipelines of which nodes hold lines.
+    `silent` nodes did not answer which pipelines they have lines of. `held`: the store did not
+    answer, and these are the pipelines of which nodes hold lines.
     """
 
     names: list[str]
@@ -219,9 +218,9 @@ class NamePage(NamedTuple):
 class RunPage:
     """Some runs, and where the next ones begin; None at the end.
 
-    `silent` are nodes that did not say, for the first page, which runs they have lines of. `held`:
-    the store did not answer, and these are runs of which nodes hold lines. `damaged` are runs whose
-    record or status cannot be read; the former are not in the list.
+    `silent` nodes did not answer, for the first page, which runs they have lines of. `held`: the
+    store did not answer, and these are runs of which nodes hold lines. `damaged` are runs whose
+    record or status cannot be read; runs with an unreadable record are not in the list.
     """
 
     runs: list[ListedRun]
@@ -232,9 +231,9 @@ class RunPage:
 
 
 class RunEntry(NamedTuple):
-    """A run in a list: when it changed last, in milliseconds, and its component of keys.
+    """A run in a list: its last change, in milliseconds, and its component of keys.
 
-    `stamp` differs if the run may have another begin, "" if nothing says so.
+    `stamp` differs if the run may have another begin; it is "" if that is unknown.
     """
 
     moment: int
@@ -243,15 +242,15 @@ class RunEntry(NamedTuple):
 
 
 def nothing_late(_manifest: Manifest) -> bool:
-    """No node is silent."""
+    """Returns false: no node is silent."""
     return False
 
 
 @dataclass(frozen=True, slots=True)
 class RunNames:
-    """All runs of a pipeline: what changed when; those that are hot or that nobody imported.
+    """All runs of a pipeline with their last change; unflushed and not imported runs.
 
-    `late`: whether a silent node says in the store that it holds lines of a run.
+    `late` returns true if a silent node says in the store that it holds lines of a run.
     """
 
     fqn: str
@@ -263,7 +262,7 @@ class RunNames:
     """Components of runs with a status, and its object."""
     late: Callable[[Manifest], bool] = nothing_late
     begun: Mapping[str, int] = field(default_factory=dict)
-    """When runs began of which nothing is known but the lines in this node's journal."""
+    """When runs began that are known only by lines in this node's journal."""
 
 
 class _RunBegin(NamedTuple):
@@ -274,7 +273,7 @@ class _RunBegin(NamedTuple):
 
 
 class _ListPlace(NamedTuple):
-    """Behind which run a page begins; None: before all. `since` is the time of the first page."""
+    """The run after which a page begins; None: before all. `since`: the time of the first page."""
 
     since: int
     begin: _RunBegin | None
@@ -282,9 +281,9 @@ class _ListPlace(NamedTuple):
 
 @dataclass(slots=True)
 class _Order:
-    """Runs by their last changes, the latest first, and by their begins those that were read.
+    """Runs by their last changes, the latest first, and read runs by their begins.
 
-    The begins rise. `unread`: all entries before it were read.
+    The begins are in ascending order. `unread`: all entries before it were read.
     """
 
     entries: list[RunEntry]
@@ -294,14 +293,14 @@ class _Order:
     unread: int = 0
 
     def add(self, key: str, began_ms: int | None) -> None:
-        """Takes note of when a run began; None: it is gone."""
+        """Notes when a run began; None: it is gone."""
         if key not in self.known:
             self.known.add(key)
             if began_ms is not None:
                 insort(self.begins, _RunBegin(began_ms, key))
 
     def to_read(self, wanted: RunFilter, start: int) -> list[int]:
-        """The next few from `start` on that may be wanted, and of which no begin is known.
+        """Returns the next few entries from `start` on that may be wanted and have no known begin.
 
         They are numbers of entries.
         """
@@ -318,7 +317,7 @@ class _Order:
         return found
 
     def behind(self, begin: _RunBegin | None, wanted: RunFilter, least_ms: int) -> list[_RunBegin]:
-        """The next few behind a place that began after a time, the latest first."""
+        """Returns the next few runs after a place that began after a time, the latest first."""
         at = len(self.begins) if begin is None else bisect_left(self.begins, begin)
         found: list[_RunBegin] = []
         while at > 0 and len(found) < _READERS:
@@ -333,7 +332,7 @@ class _Order:
 
 @dataclass(slots=True)
 class _ListRequest:
-    """What one request for a page asks, and what it has read so far.
+    """A request for a page, and the data that it has read so far.
 
     `first`: it is the first page, so its names were listed just now.
     """
@@ -349,7 +348,7 @@ class _ListRequest:
     """Entries before it are not wanted, or their begins are known."""
 
     async def status(self, names: RunNames, component: str) -> RunReport | None:
-        """The newest status of a run. Raises `StoreUnavailable`, `Damaged`."""
+        """Returns the newest status of a run. Raises `StoreUnavailable`, `Damaged`."""
         if not self.first:
             return await self.reported.at(names.fqn, component)
         info = names.reported.get(component)
@@ -359,7 +358,7 @@ class _ListRequest:
 class RunPages:
     """The pages of one node.
 
-    `names` lists a pipeline's runs; `summary` reads one, and gives None if it has no lines.
+    `names` lists a pipeline's runs; `summary` reads one, and returns None if it has no lines.
     """
 
     def __init__(
@@ -384,7 +383,7 @@ class RunPages:
         now_ms: int,
         reported: ReportedRuns,
     ) -> RunPage:
-        """At most `limit` runs. Raises `InvalidCursor`, `StoreUnavailable`."""
+        """Returns at most `limit` runs. Raises `InvalidCursor`, `StoreUnavailable`."""
         place = _ListPlace(now_ms, None) if after is None else _decode(after)
         order = await self._order(fqn, place.since, reported, again=after is not None)
         asked = _ListRequest(after is None, wanted, now_ms, reported)
@@ -410,7 +409,7 @@ class RunPages:
     async def _next(
         self, order: _Order, begin: _RunBegin | None, asked: _ListRequest
     ) -> list[_RunBegin]:
-        """The next few runs behind a place, in order; none at the end."""
+        """Returns the next few runs after a place, in order; none at the end."""
         while True:
             unread = order.to_read(asked.wanted, asked.start)
             asked.start = unread[0] if unread else len(order.entries)
@@ -425,7 +424,7 @@ class RunPages:
                 order.add(entry.key, ms)
 
     async def _begin(self, names: RunNames, entry: RunEntry, asked: _ListRequest) -> int | None:
-        """When a run began; None if it is gone, or cannot be read."""
+        """Returns when a run began; None if it is gone, or cannot be read."""
         if entry.key in names.begun:
             return names.begun[entry.key]
         name = (names.fqn, entry.key, entry.stamp)
@@ -443,7 +442,7 @@ class RunPages:
     async def _look(
         self, names: RunNames, component: str, asked: _ListRequest
     ) -> RunSummary | None:
-        """A run as it is now; None if it is gone, or cannot be read."""
+        """Returns a run as it is now; None if it is gone, or cannot be read."""
         asked.reads += 1
         try:
             return await self._read(names, component, asked)
@@ -474,7 +473,7 @@ class RunPages:
     async def _read(
         self, names: RunNames, component: str, asked: _ListRequest
     ) -> RunSummary | None:
-        """A run as it is now, also one without lines that its client reported."""
+        """Reads a run as it is now, also one without lines that its client reported."""
         run = await self._summary(names, component)
         info = names.reported.get(component)
         if info is None:
@@ -509,7 +508,7 @@ class RunPages:
 
 
 def may_match(component: str, name: TextTest | None) -> bool:
-    """False only if the component of keys says the run's name, and it is not wanted."""
+    """Returns false only if the component of keys contains the name, and it is not wanted."""
     if name is None:
         return True
     run = decode(component)
@@ -537,13 +536,13 @@ def _decode(text: str) -> _ListPlace:
         ) from error
 
 
-_HELD_RUNS = 64  # of which the one that began last is looked for
+_HELD_RUNS = 64  # runs among which the one that began last is looked for
 _READ_PIPELINES = 10_000  # for one page
 _AFTER_NAME = "n1."
 
 
 class _Hot(NamedTuple):
-    """Runs with lines in journals, and the nodes that did not say of which they have some."""
+    """Runs with lines in journals, and the nodes that did not answer."""
 
     keys: list[RunKey]
     silent: tuple[str, ...]
@@ -587,25 +586,25 @@ class Listing:
         now_ms: int,
         reported: ReportedRuns,
     ) -> RunPage:
-        """Gives a page of a pipeline's runs, as `RunPages.page`."""
+        """Returns a page of a pipeline's runs, as `RunPages.page`."""
         try:
             return await self._list.page(
                 fqn, wanted, limit, after, now_ms=now_ms, reported=reported
             )
         except (StoreUnavailable, NodeNotReady):
-            if after is not None:  # the next try goes on there
+            if after is not None:  # the next try continues there
                 return RunPage([], after, held=True)
             return await self._held_page(fqn, wanted, limit)
 
     async def _held_page(self, fqn: str, wanted: RunFilter, limit: int) -> RunPage:
-        """Runs of which nodes hold lines; their states are not known, nor their outcomes."""
+        """Returns runs of which nodes hold lines, without their states and outcomes."""
         wanted = replace(wanted, states=frozenset())
         hot = await self._held(fqn)
         found = [] if wanted.outcomes else await self._held_runs(hot, wanted, limit)
         return RunPage([ListedRun(run, None, None) for run in found], None, hot.silent, held=True)
 
     async def _held_runs(self, hot: _Hot, wanted: RunFilter, limit: int) -> list[RunSummary]:
-        """At most `limit` of them, newest first."""
+        """Returns at most `limit` of them, newest first."""
         found: list[RunSummary] = []
         for key in hot.keys:
             if wanted.name is not None and not wanted.name(key.run):
@@ -619,15 +618,15 @@ class Listing:
         return sorted(found, key=lambda s: (s.began_ms, encode(s.run)), reverse=True)
 
     async def newest_held(self, fqn: str) -> Newest:
-        """The run that began last of those of which nodes hold lines, without the store."""
+        """Returns the run that began last among those of which nodes hold lines."""
         hot = await self._held(fqn)
         found = await self._held_runs(hot, RunFilter(), _HELD_RUNS)
         return Newest(found[0] if found else None, hot.silent)
 
     async def newest(self, fqn: str, reported: ReportedRuns) -> Newest:
-        """The first run of a pipeline's list. Raises `StoreUnavailable`.
+        """Returns the first run of a pipeline's list. Raises `StoreUnavailable`.
 
-        `Damaged` if no run can be read, and there are some.
+        Raises `Damaged` if runs exist and none can be read.
         """
         page = await self._list.page(fqn, RunFilter(), 1, None, now_ms=0, reported=reported)
         if page.damaged and not page.runs:
@@ -638,7 +637,7 @@ class Listing:
         return Newest(run, page.silent, report, tuple([n for n in page.damaged if n != run.run]))
 
     async def _names(self, fqn: str, reported: ReportedRuns) -> RunNames:
-        """All runs of a pipeline, none of them read."""
+        """Lists all runs of a pipeline, without reading any."""
         begun, hot = self._hot_times(fqn)
         elsewhere = await self._elsewhere(fqn)
         late = await self._late(fqn, elsewhere.silent)
@@ -666,7 +665,7 @@ class Listing:
         return RunNames(fqn, [*found.values()], names, others, elsewhere.silent, said, late, own)
 
     async def _summary(self, names: RunNames, component: str) -> RunSummary | None:
-        """A run as it is now; None if it is gone."""
+        """Returns a run as it is now; None if it is gone."""
         if component in names.hot:
             return await self._snapshots.with_one(names.hot[component], _of_snapshot)
         manifest = await self._manifest(f"{keys.manifests_of(names.fqn)}{component}.json")
@@ -676,13 +675,13 @@ class Listing:
         return _of_manifest(manifest, late=late) if self._shown(manifest) else None
 
     async def _late(self, fqn: str, silent: Collection[str]) -> Callable[[Manifest], bool]:
-        """Whether a node that does not answer holds lines of a run, as far as the store says."""
+        """Returns a test whether the store says that a silent node holds lines of a run."""
         return await self._held_in(fqn, silent) if silent else nothing_late
 
     def _hot_times(self, fqn: str) -> tuple[dict[RunKey, int], dict[RunKey, int]]:
-        """Times of the oldest and newest ids of runs with unflushed lines in the journal.
+        """Returns times of the oldest and newest ids of runs with unflushed lines in the journal.
 
-        The oldest are without runs that were ever deleted.
+        The oldest do not include runs that were ever deleted.
         """
         with self._pin() as pin:
             batches = pin.batches(start=self._progress.flushed_pos)
@@ -701,7 +700,7 @@ class Listing:
             return begun, {key: int(newest[n]) for key, n in found.items()}
 
     async def pipelines(self) -> list[str]:
-        """Names of all pipelines that have runs, in order."""
+        """Returns the names of all pipelines that have runs, in order."""
         found = {key.fqn for key in (await self._hot()).keys}
         async for folder in self._store.folders(keys.RUNS):
             name = await self._pipeline(folder)
@@ -717,14 +716,14 @@ class Listing:
         *,
         reported: ReportedRuns,
     ) -> NamePage:
-        """At most `limit` names of pipelines that have runs, in the order of their keys.
+        """Returns at most `limit` names of pipelines that have runs, in the order of their keys.
 
-        Fewer if many folders of pipelines have none.
+        It returns fewer if many folders of pipelines have none.
         """
         try:
             return await self._pipeline_page(wanted, limit, after, reported)
         except (StoreUnavailable, NodeNotReady):
-            if after is not None:  # the next try goes on there
+            if after is not None:  # the next try continues there
                 return NamePage([], after, held=True)
             hot = await self._held(None)
             names = sorted({key.fqn for key in hot.keys})
@@ -759,7 +758,7 @@ class Listing:
         return NamePage(names, None, known.silent)
 
     async def exists(self, key: RunKey) -> bool:
-        """Whether the run has lines."""
+        """Returns true if the run has lines."""
 
         async def look(snapshot: RunSnapshot) -> bool:
             return snapshot.exists
@@ -767,7 +766,7 @@ class Listing:
         return await self._snapshots.with_one(key, look)
 
     async def _not_imported(self, fqn: str, manifests: AbstractSet[str]) -> dict[str, RunSummary]:
-        """Runs that OpenMetadata wrote and that have no manifest."""
+        """Returns runs that OpenMetadata wrote and that have no manifest."""
         found: dict[str, RunSummary] = {}
         async for run in self._upstream.runs(fqn, manifests):
             born = ulids.highest_at(run.modified_ms)
@@ -781,12 +780,12 @@ class Listing:
         return found
 
     async def _pipeline(self, folder: str) -> str | None:
-        """The name of a pipeline that has a run which is not deleted."""
+        """Returns the name of a pipeline that has a run that is not deleted."""
         component = folder.removeprefix(keys.RUNS).strip("/")
         async for info in self._store.list(f"{keys.RUNS}{component}/"):
             try:
                 manifest = await self._manifest(info.key)
-            except Damaged:  # nobody knows whether that run is deleted
+            except Damaged:  # it is unknown whether that run is deleted
                 if (name := decode(component)) is not None:
                     return name
                 continue
@@ -807,14 +806,14 @@ class Listing:
         return self._deletions.horizon(key)
 
     async def _hot(self, fqn: str | None = None) -> _Hot:
-        """Runs, of a pipeline or of all, with undeleted lines in the journal of any node."""
+        """Returns runs with undeleted lines in any node's journal, of a pipeline or of all."""
         elsewhere = await self._elsewhere(fqn)
         own = self._own(self._progress.flushed_pos)
         theirs = [key for key, _ in [*elsewhere.runs, *self._inherited(fqn)]]
         return _Hot(list(dict.fromkeys([*own, *theirs])), elsewhere.silent)
 
     async def _held(self, fqn: str | None) -> _Hot:
-        """As `_hot`, without the store: the newest lines first, also of flushed ones."""
+        """Does as `_hot`, without the store: the newest lines first, also of flushed runs."""
         elsewhere = await self._elsewhere(fqn, held=True)
         newest = dict(elsewhere.runs)
         for key, ulid in self._own(0).items():
@@ -823,33 +822,33 @@ class Listing:
         return _Hot(sorted(newest, key=lambda key: newest[key], reverse=True), elsewhere.silent)
 
     def _own(self, start: int) -> dict[RunKey, int]:
-        """Runs with undeleted lines in the journal from a position on, and their newest ids."""
+        """Returns runs with undeleted lines in the journal from a position on; their newest ids."""
         with self._pin() as pin:
             found = newest_of_runs(pin.batches(start=start))
         return {key: newest for key, newest in found.items() if newest > self._deleted(key)}
 
     def _inherited(self, fqn: str | None) -> list[tuple[RunKey, int]]:
-        """Runs with undeleted lines of lost nodes that this node brings into chunks."""
+        """Returns runs with undeleted lines of lost nodes that this node brings into chunks."""
         found = self._backlog.waiting_runs().items()
         own = [(key, ulid) for key, ulid in found if fqn in (None, key.fqn)]
         return [(key, ulid) for key, ulid in own if ulid > self._deleted(key)]
 
     async def _elsewhere(self, fqn: str | None, *, held: bool = False) -> RunsElsewhere:
-        """Runs with undeleted lines at other nodes, and their newest ids."""
+        """Returns runs with undeleted lines at other nodes, and their newest ids."""
         found = await self._others.runs(fqn, held=held)
         left = [(key, ulid) for key, ulid in found.runs if ulid > self._deleted(key)]
         return RunsElsewhere(left, found.silent)
 
 
 def _behind_name(after: str | None) -> str:
-    """The component of keys behind which a page of names begins."""
+    """Returns the component of keys after which a page of names begins."""
     if after is not None and not after.startswith(_AFTER_NAME):
         raise InvalidCursor(f"not a place in a list of pipelines: {after[:80]!r}", field="after")
     return "" if after is None else after.removeprefix(_AFTER_NAME)
 
 
 def _of_manifest(manifest: Manifest, *, late: bool) -> RunSummary:
-    """`late`: a node that does not answer says in the store that it holds lines of the run."""
+    """`late`: the store says that a silent node holds lines of the run."""
     return RunSummary(
         manifest.key.run,
         "open" if late and manifest.state == "closed" else manifest.state,

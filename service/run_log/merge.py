@@ -1,9 +1,31 @@
-"""Merging: neighbouring chunks become one, so that a manifest stays small.
+"""Merges small chunks, sorts chunks of several nodes, and publishes `partial.txt`.
 
-The store composes the texts, and whole pieces of the indexes; small neighbouring pieces are
-read and packed together. When a manifest names more than `merge_above` chunks, the `merge_width`
-neighbours with the fewest bytes are merged: small ones often, large ones rarely, so that a byte
-is copied about log(run) times.
+Merging joins neighbouring chunks, so that a manifest stays small. The store composes the texts, and
+whole pieces of the indexes; small neighbouring pieces are read and packed together. When a manifest
+names more than `merge_above` chunks, the `merge_width` neighbours with the fewest bytes are merged:
+small ones often, large ones rarely, so that a byte is copied about log(run) times.
+
+`partial.txt` is the log so far of an open run, for people and OpenMetadata's readers. The store
+composes it from the chunks, at most every `seconds`, and only while copying stays linear: the log
+has doubled since, or is small. Tailrace never reads it.
+
+Sorting brings chunks of several nodes into the order of ULIDs before they are sealed. A chunk has
+the order in which one node took its batches. If nodes take batches of one run in turn, their chunks
+lie one after another, and a producer that went from node to node finds its lines out of order. A
+producer that waits for its replies has rising ULIDs at every node, because each node assigns ULIDs
+above the one that the client echoes. So the order of all ULIDs is the order of every such producer,
+without a record of who sent what.
+
+    chunks of the close ──► groups that overlap ──► new chunks, in order ──► manifest ──► sealed
+
+Lines of one node stay in the order in which it took them, which is that of their producers, too. So
+nothing is read for a single node. For several nodes, the indexes are read. A group that is in order
+stays unchanged. The text of any other group passes through this node once. The blocks are merged in
+a sweep over the pieces of the indexes by their lowest ULIDs, so memory is that of the pieces whose
+ULIDs overlap, and of one new chunk.
+
+The first manifest that names a new chunk also says what `logs.txt` is about to become. So a sort
+that is killed is repeated, and its chunks are swept after a day.
 """
 
 from __future__ import annotations
@@ -85,13 +107,13 @@ class ChunkMerger:
         return (await self._manifests.update(manifest.key, change)).manifest
 
     def _cheapest(self, manifest: Manifest) -> tuple[Chunk, ...] | None:
-        """The neighbours to merge; None if there are not enough."""
+        """Returns the neighbours to merge; None if too few are left."""
         width, fixed = self._tuning.merge_width, manifest.fixed_chunks
         start = 0 if manifest.logs is None else 1  # a closed part stays as it is
         windows = [
             manifest.chunks[at : at + width]
             for at in range(start, len(manifest.chunks) - width + 1)
-            if at + width <= fixed or at >= fixed  # what has its final place is not mixed up
+            if at + width <= fixed or at >= fixed  # lines with their final place are not mixed up
         ]
         sizes = [sum([chunk.bytes for chunk in window]) for window in windows]
         return windows[sizes.index(min(sizes))] if windows else None
@@ -99,7 +121,7 @@ class ChunkMerger:
     async def joined(
         self, key: RunKey, group: Sequence[Chunk], chunk_id: str, *, etag: str = ""
     ) -> Chunk:
-        """The entry of the chunk that joins `group`; stores its index, unless it is small."""
+        """Returns the chunk that joins `group`; stores its index, unless it is small."""
         if etag and len(group) == 1 and group[0].text is not None:  # its index is the same
             return replace(group[0], id=chunk_id, kind="logs", etag=etag, text=None)
         directories = [await self._chunks.directory(key, chunk) for chunk in group]
@@ -120,7 +142,7 @@ class ChunkMerger:
         directories: Sequence[Directory],
         whole: Directory,
     ) -> tuple[list[ObjectPart | bytes], Directory]:
-        """The pieces of all indexes in order, small neighbours packed into one."""
+        """Returns the pieces of all indexes in order, small neighbours packed into one."""
         owners = [
             (chunk, number)
             for chunk, directory in zip(group, directories, strict=True)
@@ -154,7 +176,7 @@ class ChunkMerger:
     async def _read(
         self, key: RunKey, pieces: Sequence[tuple[Chunk, int]], whole: Directory, low: int
     ) -> tuple[Blocks, list[str]]:
-        """Several pieces as blocks of one text."""
+        """Reads several pieces as blocks of one text."""
         parts = []
         writers: list[str] = []
         for place, (chunk, number) in enumerate(pieces):
@@ -170,7 +192,7 @@ class ChunkMerger:
 
 
 def _stretches(whole: Directory) -> list[tuple[int, int]]:
-    """Ranges of pieces that become one: few blocks, few bytes."""
+    """Returns ranges of pieces that become one: few blocks, few bytes."""
     found: list[tuple[int, int]] = []
     blocks = size = low = 0
     for number, entry in enumerate(whole.entries):
@@ -228,7 +250,7 @@ def _entry(
 
 
 def _replaced(manifest: Manifest, ids: list[str], merged: Chunk) -> Manifest | None:
-    """The manifest with the chunks `ids` as one; None if it no longer has them."""
+    """Returns the manifest with the chunks `ids` as one; None if it no longer has them."""
     names = [chunk.id for chunk in manifest.chunks]
     if ids[0] not in names or manifest.closing is not None:
         return None
@@ -239,10 +261,7 @@ def _replaced(manifest: Manifest, ids: list[str], merged: Chunk) -> Manifest | N
     return replace(manifest, chunks=chunks)
 
 
-# `partial.txt`: the log so far of an open run, for people and OpenMetadata's readers.
-#
-# The store composes it from the chunks, at most every `seconds`, and only while copying stays
-# linear: the log has doubled since, or is small. Tailrace never reads it.
+# --- partial.txt --------------------------------------------------------------------------------
 
 
 _SMALL_BYTES = 5 << 20
@@ -265,7 +284,7 @@ class PartialPublisher:
         seconds: float,
         alone: bool,
     ) -> None:
-        """`alone`: there is no other node, so that nobody else closes a run meanwhile."""
+        """`alone`: no other node exists, so that nobody else closes a run meanwhile."""
         self._store = store
         self._manifests = manifests
         self._locks = locks
@@ -278,7 +297,7 @@ class PartialPublisher:
         self.published = 0
 
     def due(self, manifest: Manifest) -> bool:
-        """Whether it is worth publishing now."""
+        """Returns true if it is worth publishing now."""
         if manifest.state != "open" or not manifest.chunks:
             return False
         size, at = self._published.get(manifest.key, (0, float("-inf")))
@@ -289,7 +308,7 @@ class PartialPublisher:
         )
 
     def has_published(self, key: RunKey) -> bool:
-        """Whether this process has written it, as far as it remembers."""
+        """Returns true if this process has written it, as far as it remembers."""
         return key in self._published
 
     async def publish(self, key: RunKey, *, due: bool = False) -> None:
@@ -299,7 +318,7 @@ class PartialPublisher:
         """
         # Under the lock, so that it cannot come after the close that removes it.
         async with self._locks.of(key):
-            # Right after a flush, the version that it wrote was the newest a moment ago.
+            # After a flush, the version that it wrote was the newest a moment ago.
             read = self._manifests.recent if due else self._manifests.get
             manifest = (await read(key)).manifest
             if manifest.state != "open" or (due and not self.due(manifest)):
@@ -307,7 +326,7 @@ class PartialPublisher:
             await self._write(manifest)
             if self._alone:
                 return
-            # Another node may have closed it meanwhile, and removed the one before.
+            # Another node may have closed it meanwhile, and removed the earlier `partial.txt`.
             if (await self._manifests.get(key)).manifest.state != "open":
                 await self._store.delete([keys.partial(self._prefix, key)])
 
@@ -332,34 +351,17 @@ class PartialPublisher:
             self._published.popitem(last=False)
 
     def forget(self, key: RunKey) -> None:
-        """Drops what is known of a run that was closed or deleted."""
+        """Drops the state of a run that was closed or deleted."""
         self._published.pop(key, None)
 
 
-# Sorting: chunks that several nodes wrote come into the order of ULIDs before they are sealed.
-#
-# A chunk has the order in which one node took its batches. Where nodes take batches of one run in
-# turn, their chunks lie one after another, and a producer that went from node to node finds its
-# lines out of order. A producer that waits for its replies has rising ULIDs at every node,
-# because each node mints above the ULID that the client echoes. So the order of all ULIDs is the
-# order of every such producer, without a record of who sent what.
-#
-#   chunks of the close ──► groups that overlap ──► new chunks, in order ──► manifest ──► sealed
-#
-# Lines of one node stay in the order in which it took them, which is that of their producers,
-# too. Nothing is read for them. Of several nodes, the indexes are read. A group that is in order
-# stays as it is. The text of another one goes through this node once. The blocks are merged in a
-# sweep over the pieces of the indexes by their lowest ULIDs, so memory is that of the pieces
-# whose ULIDs overlap, and of one new chunk.
-#
-# No manifest names a new chunk before the one that also says what `logs.txt` is about to become:
-# a sort that is killed is repeated, and its chunks are swept after a day.
+# --- Sorting ------------------------------------------------------------------------------------
 
 
 _GAPS = (64 << 10, 16 << 10, 4 << 10, 0)
-"""Bytes between two wanted ranges of a text that are read as well, rather than asking twice."""
+"""Sizes of gaps between wanted ranges of a text that one request reads as well."""
 _MOST_READ = 4
-"""How many times the wanted bytes such gaps may make of it."""
+"""A read with such gaps has at most this many times the wanted bytes."""
 
 _ROW = np.dtype([("block", BLOCK), ("chunk", "<u4"), ("order", "<u8")])
 """A block, which of the group's chunks has it, and where it stands in the group."""
@@ -375,7 +377,7 @@ class _PieceStart(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """Chunks of a manifest, by their ids, and those that take their place.
+    """Chunks of a manifest, by their ids, and the chunks that replace them.
 
     `by_position`: the lines of each node are still in order of their positions.
     """
@@ -385,7 +387,7 @@ class Exchange(NamedTuple):
     by_position: bool
 
     def apply(self, manifest: Manifest) -> Manifest:
-        """The manifest with the new chunks; it has the old ones."""
+        """Returns the manifest with the new chunks in place of the old ones, which it has."""
         at = [chunk.id for chunk in manifest.chunks].index(self.ids[0])
         end = at + len(self.ids)
         chunks = (*manifest.chunks[:at], *self.made, *manifest.chunks[end:])
@@ -425,9 +427,9 @@ class ChunkSorter:
     async def sort(
         self, manifest: Manifest, count: int, known: Mapping[tuple[str, ...], Exchange]
     ) -> list[Exchange]:
-        """New chunks for those of the first `count` that are not in order.
+        """Makes new chunks for those of the first `count` that are not in order.
 
-        What has its final place stays. `known` were made by an earlier try. Raises
+        Lines with their final place stay. `known` chunks were made by an earlier try. Raises
         `Moved`, `StoreUnavailable`, `OutcomeUnknown`.
         """
         found: list[Exchange] = []
@@ -468,7 +470,10 @@ class ChunkSorter:
         return True
 
     async def _sorted(self, manifest: Manifest, group: Sequence[Chunk]) -> tuple[list[Chunk], bool]:
-        """New chunks of the group's lines; whether each node's are still in order of position."""
+        """Sorts a group into new chunks.
+
+        Also returns if each node's lines are in order of position.
+        """
         writers: list[str] = []
         made: list[Chunk] = []
         seen: dict[int, int] = {}
@@ -490,7 +495,10 @@ class ChunkSorter:
     async def _swept(
         self, manifest: Manifest, group: Sequence[Chunk], writers: list[str]
     ) -> AsyncIterator[_Rows]:
-        """All blocks of the group in order of ULID, a batch's together; adds to `writers`."""
+        """Yields all blocks of the group in order of ULID, a batch's together.
+
+        Adds to `writers`.
+        """
         starts: list[_PieceStart] = []
         for at, chunk in enumerate(group):
             entries = (await self._chunks.directory(manifest.key, chunk)).entries
@@ -502,7 +510,7 @@ class ChunkSorter:
             piece = await self._rows(manifest, group, start, writers)
             pool = np.concatenate([pool, piece])
             ready = np.ones(len(pool), np.bool_)
-            if at + 1 < len(starts):  # what comes may have this ULID and any above it
+            if at + 1 < len(starts):  # later pieces may have this ULID and any above it
                 ready = _below(pool["block"], starts[at + 1].first)
             rows, pool = pool[ready], pool[~ready]
             if len(rows):
@@ -541,7 +549,7 @@ class ChunkSorter:
     async def _read(
         self, manifest: Manifest, chunk: Chunk, blocks: Blocks
     ) -> tuple[NDArray[np.int64], list[bytes]]:
-        """Ranges of the chunk's text that hold the blocks: their beginnings, and their bytes."""
+        """Reads ranges of the chunk's text that hold the blocks: their starts, and their bytes."""
         starts = np.sort(blocks["offset"].astype(np.int64))
         ends = np.sort((blocks["offset"] + blocks["size"]).astype(np.int64))
         wanted = int((ends - starts).sum())
@@ -560,7 +568,7 @@ class ChunkSorter:
 
 
 def _overlapping(chunks: Sequence[Chunk]) -> list[list[Chunk]]:
-    """The chunks in groups: every ULID of a group is above those of the groups before it."""
+    """Groups the chunks: every ULID of a group is above those of the groups before it."""
     found: list[list[Chunk]] = []
     highest: list[int] = []
     for chunk in chunks:
@@ -584,7 +592,7 @@ def _below(blocks: Blocks, ulid: int) -> NDArray[np.bool_]:
 
 
 def _rises(blocks: Blocks, seen: dict[int, int]) -> bool:
-    """Whether the positions of each writer rise, also above the last ones `seen`."""
+    """Returns true if the positions of each writer rise, also above the last ones `seen`."""
     rises = True
     for writer in np.unique(blocks["writer"]).tolist():
         positions = blocks["pos"][blocks["writer"] == writer].astype(np.int64)
@@ -594,7 +602,7 @@ def _rises(blocks: Blocks, seen: dict[int, int]) -> bool:
 
 
 def _batches(rows: _Rows) -> list[_Rows]:
-    """The rows in runs of whole batches; most are short."""
+    """Splits the rows into groups of whole batches; most groups are short."""
     heads = np.flatnonzero(rows["block"]["first"])
     return np.split(rows, heads[heads > 0])
 
@@ -602,7 +610,7 @@ def _batches(rows: _Rows) -> list[_Rows]:
 def _texts(
     rows: _Rows, ranges: dict[int, tuple[NDArray[np.int64], list[bytes]]]
 ) -> list[memoryview]:
-    """The text of each row; neighbours in their chunk together."""
+    """Returns the text of each row; rows that are neighbours in their chunk are read together."""
     starts = rows["block"]["offset"].astype(np.int64)
     ends = starts + rows["block"]["size"].astype(np.int64)
     follows = (rows["chunk"][1:] == rows["chunk"][:-1]) & (starts[1:] == ends[:-1])

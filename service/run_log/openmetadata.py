@@ -1,16 +1,36 @@
-"""Import: a run that OpenMetadata wrote gets a manifest at its first use.
+"""Imports runs that OpenMetadata wrote: such a run gets a manifest at its first use.
 
     look ──► scan (stream the text once) ──► copy in the store ──► index ──► manifest, if absent
 
-The log becomes the run's first chunk. A `logs.txt` at the run's own key that ends with a newline
-is not copied: it becomes the closed run's `logs.txt` as it is. Objects of OpenMetadata under
-other keys are never changed.
+The log becomes the run's first chunk. A `logs.txt` at the run's own key that ends with a newline is
+not copied: it becomes the closed run's `logs.txt` unchanged. Objects of OpenMetadata under other
+keys are never changed.
 
-Chunk id and line ids depend only on the objects' keys, ETags and times. Two nodes that import
-at once, or one that repeats a killed import, therefore write the same bytes to the same keys,
-and one of their manifests wins. If an object changes meanwhile, the copy's condition fails and
-the import begins again. All line ids have the time at which OpenMetadata last wrote. The writer
-of the lines is `taken-in`, which no node can be called.
+Chunk id and line ids depend only on the objects' keys, ETags and times. Two nodes that import at
+once, or one that repeats a killed import, therefore write the same bytes to the same keys, and one
+of their manifests wins. If an object changes meanwhile, the copy's condition fails and the import
+begins again. All line ids have the time at which OpenMetadata last wrote. The writer of the lines
+is `taken-in`, which no node can be called.
+
+OpenMetadata keeps a run in progress in `partial.txt`. At its close it copies that to `logs.txt` and
+deletes it. Its folder has the pipeline's name with every character but letters, digits, `_` and `-`
+turned into `_`; Tailrace looks at its own folder first. The objects in a folder mean:
+
+    only logs.txt       that; the run is closed
+    only partial.txt    that; the run is open
+    both, and one begins with the other (killed between copying and deleting)
+                        the longer one; closed, unless that is partial.txt
+    both, and neither does (a late batch, which OpenMetadata would throw away at the next close)
+                        logs.txt, then partial.txt; the run is open again
+
+An empty object counts as missing. Names that share a folder share its objects: a request under one
+of them imports a copy. Whether a caller may use a name is decided before.
+
+The scan builds the index of a text that is not held in memory, while it streams past. A text that
+was not written batch by batch is divided into batches of a block each: the first line end at or
+after 32 KiB ends one. So the beginnings of blocks depend on the text alone, and not on the pieces
+in which it came. Two scans of the same text under the same first id make the same index, byte for
+byte. The scan needs memory for a piece of text and for the index, about 12 bytes per block.
 """
 
 from __future__ import annotations
@@ -59,21 +79,7 @@ from tailrace.logstore.runs.chunk_index import (
 )
 from tailrace.logstore.runs.manifest import Chunk, Manifest, Manifests, Versioned
 
-# Logs that OpenMetadata itself wrote: their keys, and which objects are the run's log.
-#
-# OpenMetadata keeps a run in progress in `partial.txt`, and at its close copies that to
-# `logs.txt` and deletes it. Its folder has the pipeline's name with every character but letters,
-# digits, `_` and `-` turned into `_`; Tailrace looks at its own folder first. Objects there:
-#
-#   only logs.txt       that; the run is closed
-#   only partial.txt    that; the run is open
-#   both, and one begins with the other (killed between copying and deleting)
-#                       the longer one; closed, unless that is partial.txt
-#   both, and neither does (a late batch, which OpenMetadata would throw away at the next close)
-#                       logs.txt, then partial.txt; the run is open again
-#
-# An empty object counts as missing. Names that share a folder share its objects: a request under
-# one of them imports a copy. Whether a caller may use a name is decided before.
+# --- Objects of OpenMetadata --------------------------------------------------------------------
 
 
 _COMPARED_BYTES = 8 << 20
@@ -86,8 +92,8 @@ _NAMES = ("partial.txt", "logs.txt")
 class UpstreamLog:
     """The objects whose bytes, one after another, are the run's log.
 
-    `closed` says whether the log ends where OpenMetadata closed the run, `reopened` whether
-    it continues after that. An object may lack its last newline.
+    `closed`: the log ends where OpenMetadata closed the run; `reopened`: it continues after that.
+    An object may lack its last newline.
     """
 
     objects: tuple[ObjectInfo, ...]
@@ -96,7 +102,7 @@ class UpstreamLog:
 
     @property
     def modified_ms(self) -> int:
-        """When its last object was written, in milliseconds since the epoch."""
+        """Returns when its last object was written, in milliseconds since the epoch."""
         return max([info.modified_ms for info in self.objects])
 
 
@@ -119,14 +125,14 @@ class Upstream:
         self._calls = SharedCalls()
 
     async def objects(self, key: RunKey) -> list[str]:
-        """The keys of the run's objects. Raises `StoreUnavailable`."""
+        """Returns the keys of the run's objects. Raises `StoreUnavailable`."""
         folders = await asyncio.gather(*[self._look(folder) for folder in self._folders(key)])
         return [info.key for both in folders for info in both if info is not None]
 
     async def has_texts(self, key: RunKey) -> bool:
-        """Whether an object is in a folder of the run. Raises `StoreUnavailable`.
+        """Returns true if an object is in a folder of the run. Raises `StoreUnavailable`.
 
-        Runs of one pipeline ask together whether OpenMetadata has written anything of it.
+        Runs of one pipeline share the question whether OpenMetadata has written anything of it.
         """
         ours, theirs = keys.run_texts(self._prefix, key), keys.upstream_texts(self._prefix, key)
         if ours == theirs:
@@ -146,7 +152,7 @@ class Upstream:
             return False
 
     async def find(self, key: RunKey, deleted_through: int) -> UpstreamLog | None:
-        """The run's log; None if there is none that was written after the deletion.
+        """Returns the run's log; None if none was written after the deletion.
 
         Raises `NotFound`, `PreconditionFailed` (somebody is changing it: look again),
         `StoreUnavailable`.
@@ -160,13 +166,13 @@ class Upstream:
         return None
 
     async def runs(self, fqn: str, manifests: Container[str] = ()) -> AsyncIterator[UpstreamRun]:
-        """Runs in the pipeline's folders that have a log, in no order; some come twice.
+        """Yields runs in the pipeline's folders that have a log, in no order; some come twice.
 
-        The folders of runs that have one of these manifests are not looked into.
+        The folders of runs that have one of these manifests are not read.
         """
         ours = keys.pipeline_texts(self._prefix, fqn)
         theirs = keys.upstream_pipeline(self._prefix, fqn)
-        if theirs != ours:  # nothing but texts stands there: one list has them all
+        if theirs != ours:  # that folder has only texts: one list has them all
             async for run in self._listed(fqn, theirs, theirs):
                 yield run
         async for folder in self._store.folders(ours):
@@ -177,7 +183,7 @@ class Upstream:
                 yield run
 
     async def left(self, before_ms: int) -> AsyncIterator[RunKey]:
-        """Runs that OpenMetadata marked as in progress, last before `before_ms`.
+        """Yields runs that OpenMetadata marked as in progress, last before `before_ms`.
 
         A marker has the pipeline's name, which the folder does not.
         """
@@ -195,14 +201,14 @@ class Upstream:
             if run is not None and theirs:
                 yield RunKey(fqn, run)
 
-    # --- looking -------------------------------------------------------------------
+    # --- reading the folders -------------------------------------------------------
 
     def _folders(self, key: RunKey) -> list[str]:
         ours, theirs = keys.run_texts(self._prefix, key), keys.upstream_texts(self._prefix, key)
         return [ours] if ours == theirs else [ours, theirs]
 
     async def _look(self, folder: str) -> tuple[ObjectInfo | None, ObjectInfo | None]:
-        # Along the movement: a run that is closed meanwhile is seen twice rather than not.
+        # In the order of the move: a run that is closed meanwhile is seen twice rather than missed.
         partial = await self._head(f"{folder}partial.txt")
         return partial, await self._head(f"{folder}logs.txt")
 
@@ -228,7 +234,7 @@ class Upstream:
         return UpstreamLog((partial,), closed=False, reopened=True)
 
     async def _continues(self, one: ObjectInfo, other: ObjectInfo) -> bool:
-        """Whether the longer of the two begins with the shorter one, up to a line's end."""
+        """Returns true if the longer one begins with the shorter one, up to a line's end."""
         short, long = sorted((one, other), key=lambda info: info.size)
         if (short.size, short.etag) == (long.size, long.etag):
             return True
@@ -260,20 +266,13 @@ class Upstream:
 
 
 def _alive(info: ObjectInfo | None, deleted_through: int) -> ObjectInfo | None:
-    """The object, if it is not empty and was written after the deletion."""
+    """Returns the object if it is not empty and was written after the deletion."""
     if info is None or not info.size:
         return None
     return info if ulids.highest_at(info.modified_ms) > deleted_through else None
 
 
-# Scanning: builds the index of a text that is not held in memory, while it streams past.
-#
-# A text that was not written batch by batch (OpenMetadata's, say) is divided into batches of a
-# block each: the first line end at or behind 32 KiB ends one. Where blocks begin thus depends on
-# the text alone, not on the pieces in which it came. Two scans of the same text under the same
-# first id make the same index, byte for byte.
-#
-# Memory is that of a piece of text and of the index, about 12 bytes per block.
+# --- The scan -----------------------------------------------------------------------------------
 
 
 _CUT_BYTES = 32 << 10
@@ -309,11 +308,11 @@ class TextScan:
 
     @property
     def ended(self) -> bool:
-        """Whether the text so far ends with a line, or is empty."""
+        """Returns true if the text so far ends with a line, or is empty."""
         return self._last_byte == _NEWLINE_BYTE
 
     def add(self, piece: bytes) -> None:
-        """The next bytes of the text."""
+        """Adds the next bytes of the text."""
         if not piece:
             return
         self._last_byte = piece[-1]
@@ -327,7 +326,7 @@ class TextScan:
         self._take(piece[at:], len(ends) - line)
 
     def end(self, chunk_id: str) -> Scanned:
-        """The whole text's chunk. The text must end with a line, and not be empty."""
+        """Returns the whole text's chunk. The text must end with a line, and not be empty."""
         assert self.ended, "the caller adds a missing newline"
         if self._open_bytes:
             self._close_block()
@@ -352,7 +351,7 @@ class TextScan:
         return Scanned(chunk, body)
 
     def _cut(self, ends: Indexes, at: int, line: int) -> int | None:
-        """Which of the line ends from `line` on ends the open block."""
+        """Returns which of the line ends from `line` on ends the open block."""
         found = int(np.searchsorted(ends, at + _CUT_BYTES - self._open_bytes, "left"))
         found = max(found, line)
         return found if found < len(ends) else None
@@ -403,7 +402,7 @@ class TextScan:
 
 
 WRITER = "taken-in"
-"""Of lines that no node of ours brought into the text; a node's id ends in a ULID."""
+"""The writer of lines that no node of ours wrote; a node's id ends in a ULID."""
 
 _NUMBER_BITS = 28  # of a batch's 55: its number; the others are of the text's name
 _TRIES = 8
@@ -440,16 +439,16 @@ class Importer:
         self.imported = 0
 
     async def import_run(self, key: RunKey) -> bool:
-        """Imports a run without a manifest; whether it has one now.
+        """Imports a run without a manifest; returns true if it has one now.
 
         Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`.
         """
         return await self._touch.do(key)
 
     async def is_new(self, key: RunKey) -> bool:
-        """Whether no text of the run is in the store, or was a moment ago.
+        """Returns true if no text of the run is in the store, or was a moment ago.
 
-        A small open run has its text in its manifest, so it may have that. Raises
+        A small open run has its text in its manifest, so it may still have a manifest. Raises
         `StoreUnavailable`.
         """
         return self._touch.idle(key) or not await self._upstream.has_texts(key)
@@ -486,7 +485,7 @@ class Importer:
             try:
                 return await self._once(key)
             except (NotFound, PreconditionFailed):
-                pass  # somebody was first, or writes or closes: look again
+                pass  # another writer was first, or is writing or closing: look again
             except OutcomeUnknown as error:
                 budget.spend(error)
             if (await self._manifests.get(key)).etag is not None:
@@ -535,7 +534,7 @@ class Importer:
 class ImportingManifests(Manifests):
     """Manifests whose `get`, and all calls that begin with it, import a missing run.
 
-    One look at the folders of a run without any text saves the look for its manifest.
+    One read of the folders of a run without any text makes the read of its manifest unnecessary.
     """
 
     def __init__(
@@ -558,10 +557,10 @@ class ImportingManifests(Manifests):
 
 @dataclass(frozen=True)
 class _ImportedDocument(Document[Manifest]):
-    """A manifest that, if it does not exist, is made from what OpenMetadata wrote.
+    """A manifest that, if it does not exist, is made from OpenMetadata's objects.
 
-    `imported` makes it, and returns whether there is one now. `read` also raises as
-    `Importer.import_run` does.
+    `imported` makes it, and returns true if it exists now. `read` also raises the errors of
+    `Importer.import_run`.
     """
 
     imported: Callable[[], Awaitable[bool]]
@@ -582,7 +581,7 @@ class _Name:
 
     @staticmethod
     def of(text: UpstreamLog) -> _Name:
-        """The ids for these objects; always the same for the same objects."""
+        """Returns the ids for these objects; always the same for the same objects."""
         parts = [f"{info.key}\0{info.etag}\0{info.size}" for info in text.objects]
         digest = hashlib.blake2b("\0".join(parts).encode(), digest_size=16).digest()
         base = ulids.lowest_at(text.modified_ms)
@@ -612,6 +611,6 @@ def _manifest(key: RunKey, text: UpstreamLog, chunk: Chunk, generation: int) -> 
 
 
 def _epoch(text: UpstreamLog) -> int:
-    """OpenMetadata's epoch, so that that of the run keeps rising."""
+    """Returns OpenMetadata's epoch, so that the run's epoch keeps rising."""
     epoch = text.objects[-1].metadata.get("writer-epoch", "")
     return int(epoch) if epoch.isascii() and epoch.isdigit() and len(epoch) < 16 else 0

@@ -1,15 +1,15 @@
-"""The log of a run as one snapshot has it, for replies that take longer than a snapshot lasts.
+"""Pins the log of a run as one snapshot has it, for replies that outlive a snapshot.
 
 A download reads piece by piece, and lines move meanwhile: into chunks, and to another place when a
 close sorts them. A slow reader must not hold the files of a journal. So the first snapshot fixes
-which lines the reply has and in which order, and each piece is read at a later snapshot (`now`):
+the lines of the reply and their order, and each piece is read from a later snapshot (`now`):
 
 - Lines in chunks are read from the chunks of the first snapshot. The sweeper leaves chunks that no
   manifest names any more for a day.
 - Each batch beyond them is found by its ULID and digest, wherever it is by then.
 
-What is not found any more breaks the reply off. Line and byte numbers are those of the first
-snapshot.
+If a line cannot be found any more, the reply breaks off. Line and byte numbers are those of the
+first snapshot.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MOST_TOGETHER = 4096
 
 
 class _Where(NamedTuple):
-    """Where a snapshot has consecutive batches: how many, and the first one's line and byte."""
+    """The place of consecutive batches: how many, and the first one's line and byte."""
 
     batches: int
     line: int
@@ -80,7 +80,10 @@ class PinnedLog:
         self.byte_ends = _ends(self.rows["size"], self.chunk_bytes)
 
     def at(self, now: RunSnapshot) -> LogNow:
-        """What is left of the log at a later snapshot. Raises `NotFound` if lines were deleted."""
+        """Returns the rest of the log at a later snapshot.
+
+        Raises `NotFound` if lines were deleted.
+        """
         if now.manifest.generation != self.manifest.generation:
             key = self.manifest.key
             raise NotFound(f"the run {key.run!r} of {key.fqn!r} was deleted meanwhile")
@@ -91,14 +94,14 @@ class PinnedLog:
 
 @dataclass(frozen=True, slots=True)
 class LogNow:
-    """A pinned log, the snapshot of which it is read, and its chunks as they can be read there."""
+    """A pinned log, the snapshot from which it is read, and its chunks as readable there."""
 
     log: PinnedLog
     now: RunSnapshot
     stored: RunSnapshot
 
     def order(self) -> RunSnapshot:
-        """All lines of the log, without the texts of those beyond the chunks."""
+        """Returns all lines of the log, without the texts of those beyond the chunks."""
         log, stored = self.log, self.stored
         order = RunSnapshot(stored.manifest, stored.chunks, stored.pin, (), stored.line_indexes)
         if len(log.rows):
@@ -110,7 +113,7 @@ class LogNow:
         return order
 
     async def text(self, byte: int, size: int) -> bytes:
-        """Up to `size` bytes from `byte` on, which is beyond the chunks. Raises `Moved`."""
+        """Returns up to `size` bytes from `byte` on, beyond the chunks. Raises `Moved`."""
         log, now = self.log, self.now
         number = int(np.searchsorted(log.byte_ends, byte, "right"))
         where = await self._find(number)
@@ -125,7 +128,7 @@ class LogNow:
     async def parts(
         self, start: int, end: int, max_bytes: int, text: ReadText | None = None
     ) -> PartLines:
-        """As `part_lines.read_parts`, by the line numbers of the log. Raises `Moved`."""
+        """Reads as `lines.read_parts`, by the line numbers of the log. Raises `Moved`."""
         log = self.log
         parts: list[RecordPart] = []
         first, size, end = start, 0, min(end, log.lines)
@@ -146,7 +149,7 @@ class LogNow:
         return PartLines(parts, first, start)
 
     async def _find(self, number: int) -> _Where:
-        """Where the batches from row `number` on are now, as many as are together there."""
+        """Returns where the batches from row `number` on are now, as many as are together."""
         now, wanted = self.now, self.log.rows[number : number + _MOST_TOGETHER]
         for stretch in now.stretches:
             for at in _same(stretch.rows, wanted[0]):
@@ -187,13 +190,13 @@ def _ends(sizes: NDArray[np.void], start: int) -> NDArray[np.int64]:
 
 
 def _same(rows: NDArray[np.void], wanted: np.void) -> list[int]:
-    """The first row, if any, of the batch: with its ULID and digest."""
+    """Returns the first row, if any, of the batch: with its ULID and digest."""
     same = of_batch(rows, ulid_of(wanted)) & (rows["digest"] == wanted["digest"])
     return [int(at) for at in np.flatnonzero(same)[:1]]
 
 
 def _together(rows: NDArray[np.void], wanted: Rows) -> int:
-    """How many of the first rows are the wanted batches, in their order."""
+    """Returns how many of the first rows are the wanted batches, in their order."""
     count = min(len(rows), len(wanted))
     same = np.ones(count, np.bool_)
     for name in ("ulid_hi", "ulid_lo", "digest"):
@@ -202,18 +205,18 @@ def _together(rows: NDArray[np.void], wanted: Rows) -> int:
 
 
 def _readable(old: Manifest, now: Manifest) -> Manifest:
-    """The old manifest, with its chunks by the names under which they can be read now."""
+    """Returns the old manifest, with its chunks by the names under which they are readable now."""
     chunks = _same_lines(old, now) if _keeps_order(old, now) else None
     if chunks is None:
         chunks = old.chunks
         if old.logs is not None and now.logs is not None:
-            # Within a generation `logs.txt` begins with what it was.
+            # Within a generation `logs.txt` begins with its earlier contents.
             chunks = (replace(old.logs, etag=now.logs.etag), *old.chunks[1:])
     return replace(old, chunks=chunks, closing=now.closing)
 
 
 def _same_lines(old: Manifest, now: Manifest) -> tuple[Chunk, ...] | None:
-    """The first chunks of `now` that have as many lines and bytes as all of `old`, if any do."""
+    """Returns the first chunks of `now` with exactly the lines and bytes of `old`, if any."""
     count = lines = 0
     while count < len(now.chunks) and lines < old.lines:
         lines, count = lines + now.chunks[count].lines, count + 1
@@ -222,19 +225,19 @@ def _same_lines(old: Manifest, now: Manifest) -> tuple[Chunk, ...] | None:
 
 
 def _keeps_order(old: Manifest, now: Manifest) -> bool:
-    """Whether no close sorted lines since: only those of several nodes are ever sorted."""
+    """Returns true if no close sorted lines since: only those of several nodes are sorted."""
     if now.fixed_lines <= old.fixed_lines:
         return True
     return len({who for chunk in now.chunks[: now.fixed_chunks] for who in chunk.writers}) < 2
 
 
 def place_of_byte(snapshot: RunSnapshot, byte: int) -> ChunkPlace:
-    """The chunk that holds the byte."""
+    """Returns the chunk that holds the byte."""
     return snapshot.places[bisect_right(snapshot.places, byte, key=lambda p: p.byte) - 1]
 
 
 def text_beyond_chunks(snapshot: RunSnapshot, byte: int, size: int) -> bytes:
-    """Up to `size` bytes beyond the chunks: whole batches, or a part of one."""
+    """Returns up to `size` bytes beyond the chunks: whole batches, or a part of one."""
     stretch: UnflushedRows = next(s for s in snapshot.stretches if byte < s.end_byte)
     first = int(np.searchsorted(stretch.byte_ends, byte, "right"))
     last = int(np.searchsorted(stretch.byte_ends, byte + size, "right"))

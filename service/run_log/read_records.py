@@ -1,10 +1,19 @@
-"""Reading run logs as records: pages, catching up, whole runs; in order of arrival or of ULID.
+"""Reads run logs as records: pages, catching up, whole runs; in order of arrival or of ULID.
 
-Text, position and ULID of each record come from the run's log and its index, so a record is there
-whenever its lines are. Time, level, connector and attributes are what a search says of the record
-(`Details`): chunks do not have them, and what a line carries on from the one before it is known
-there. A record that no search finds, such as one that OpenMetadata wrote, has the time and level
-that are found in its text (decision 080).
+Text, position and ULID of each record come from the run's log and its index, so a record can be
+read whenever its lines can. Time, level, connector and attributes come from a search for the record
+(`Details`): chunks do not have them, and the search knows the values that a line inherits from the
+line before it. A record that no search finds, such as one that OpenMetadata wrote, has the time and
+level that are found in its text (decision 080).
+
+The order of ULIDs is the order of the producers; the log has the order of arrival. A batch's
+records have rising ULIDs and are contiguous, so this is an order of batches. The chunks' indexes
+have the ids of all batches: directories say which pieces may hold the next ids, and only those are
+read. Memory is that of the returned blocks and of one piece, whatever the run's length. Where the
+clocks of producers differ, neighbours by ULID are apart in the log: texts are read in windows, and
+the last ones are kept for a page.
+
+A place in this order is the ULID of a record; a client gets it as `u1.{ULID}`.
 """
 
 from __future__ import annotations
@@ -63,16 +72,7 @@ from tailrace.logstore.position import Cursor
 from tailrace.logstore.runs.chunk_index import Blocks
 from tailrace.logstore.runs.manifest import Chunk, Manifest
 
-# Records of a snapshot in order of ULID, which is the order of their producers.
-#
-# The log has the order of arrival. A batch's records have rising ULIDs and stand together, so
-# this is an order of batches, and the chunks' indexes have the ids of all of them: directories
-# say which pieces may hold the next ids, and only those are read. Memory is that of the blocks
-# that are given and of one piece, whatever the run's length. Where the clocks of producers
-# differ, neighbours by ULID are apart in the log: texts are read in windows, and the last ones
-# are kept for a page.
-#
-# A place in this order is the ULID of a record, and a client gets it as `u1.{ULID}`.
+# --- The order of ULIDs -------------------------------------------------------------------------
 
 
 _PREFIX = "u1."
@@ -95,12 +95,12 @@ _ROW = np.dtype(
 _Rows = NDArray[np.void]
 LineRange = tuple[int, int]
 ReadParts = Callable[[int, int, int, ReadText], Awaitable[PartLines]]
-"""The records of lines from a number to before another, of so many bytes; how to read texts."""
+"""Reads records of lines from a number to before another, up to a size, with a text reader."""
 NO_LIMIT = 1 << 62
 
 
 class Edge(NamedTuple):
-    """Where a range of records ends: records of `batch` from position `pos` on lie beyond.
+    """The end of a range of records: records of `batch` from position `pos` on lie beyond.
 
     Batches with a higher ULID lie beyond, too; those with a lower one lie before.
     """
@@ -115,7 +115,7 @@ def encode_place(ulid: int) -> str:
 
 
 def decode_place(text: str, field: str) -> int:
-    """The ULID of a place. Raises `InvalidCursor`."""
+    """Decodes a place to its ULID. Raises `InvalidCursor`."""
     try:
         if text.startswith(_PREFIX):
             return int(ulids.parse(text[len(_PREFIX) :]))
@@ -129,13 +129,13 @@ def decode_place(text: str, field: str) -> int:
 
 
 async def from_ulid(snapshot: RunSnapshot, ulid: int, lines: int, size: int) -> list[LineRange]:
-    """The records from `ulid` on, in order: of about so many lines and bytes. Raises `Moved`."""
+    """Returns records from `ulid` on, in order: about `lines` and `size` bytes. Raises `Moved`."""
     rows = await _sweep(snapshot, ulid, lines, size, forward=True)
     return _ranges(_first_lines(rows, lines))
 
 
 async def before_ulid(snapshot: RunSnapshot, ulid: int, lines: int) -> list[LineRange]:
-    """The last records before `ulid`, in order: of about so many lines. Raises `Moved`."""
+    """Returns the last records before `ulid`, in order: about `lines` lines. Raises `Moved`."""
     rows = await _sweep(snapshot, ulid, lines, NO_LIMIT, forward=False)
     return _ranges(_last_lines(rows, lines)[::-1])
 
@@ -146,9 +146,9 @@ async def read_ranges(
     max_bytes: int,
     read: ReadParts | None = None,
 ) -> list[RecordPart]:
-    """The records of these lines in this order, as many as fit into `max_bytes`, one at least.
+    """Returns the records of these lines in this order, up to `max_bytes`, at least one.
 
-    They are read by `read`, or of the snapshot. Raises `Moved`, `Unavailable`.
+    They are read by `read`, or from the snapshot. Raises `Moved`, `Unavailable`.
     """
     read = read or partial(read_parts, snapshot)
     windows = _Windows(snapshot.chunks)
@@ -166,13 +166,13 @@ async def read_ranges(
     return parts
 
 
-# --- which batches come next --------------------------------------------------------------
+# --- the next batches ---------------------------------------------------------------------------
 
 
 async def _sweep(
     snapshot: RunSnapshot, ulid: int, lines: int, size: int, *, forward: bool
 ) -> _Rows:
-    """The nearest rows on one side of a ULID, the nearest first, until they are enough."""
+    """Returns the nearest rows on one side of a ULID, the nearest first, until they are enough."""
     edge = await _edge(snapshot, ulid)
     kept = _nearest(_beyond(snapshot, _hot_rows(snapshot), edge, forward), lines, size, forward)
     for nearest, place, number in await _pieces(snapshot, edge.batch, forward):
@@ -193,7 +193,7 @@ async def _edge(snapshot: RunSnapshot, ulid: int) -> Edge:
 
 
 async def _position_of(snapshot: RunSnapshot, batch: int) -> int | None:
-    """The position of the batch's first record, if the run has it."""
+    """Returns the position of the batch's first record, if the run has it."""
     for stretch in snapshot.stretches:
         for at in np.flatnonzero(of_batch(stretch.rows, batch))[:1].tolist():
             return int(stretch.rows["pos"][at])
@@ -207,7 +207,10 @@ async def _position_of(snapshot: RunSnapshot, batch: int) -> int | None:
 async def _pieces(
     snapshot: RunSnapshot, batch: int, forward: bool
 ) -> list[tuple[int, ChunkPlace, int]]:
-    """The pieces that may hold batches on this side, the nearest first, each with its nearest."""
+    """Yields the pieces that may hold batches on this side, each with its nearest ULID.
+
+    The nearest piece comes first.
+    """
     found: list[tuple[int, ChunkPlace, int]] = []
     low, high = (batch, _HIGHEST) if forward else (0, batch)
     for place in snapshot.places:
@@ -246,7 +249,7 @@ def _rows_of(source: NDArray[np.void]) -> _Rows:
 
 
 def _beyond(snapshot: RunSnapshot, rows: _Rows, edge: Edge, forward: bool) -> _Rows:
-    """The rows, or parts of rows, on one side of the edge."""
+    """Returns the rows, or parts of rows, on one side of the edge."""
     hi, lo = edge.batch >> 64, edge.batch & _LOW
     within = (rows["hi"] == hi) & (rows["lo"] == lo)
     if forward:
@@ -263,11 +266,11 @@ def _beyond(snapshot: RunSnapshot, rows: _Rows, edge: Edge, forward: bool) -> _R
 
 
 def _cut(snapshot: RunSnapshot, row: _Rows, pos: int, forward: bool) -> None:
-    """Leaves of a row what is on one side of a position."""
+    """Cuts a row to the records on one side of a position."""
     line, lines, records = int(row["line"][0]), int(row["lines"][0]), int(row["records"][0])
     before = pos - int(row["pos"][0])
     at = line + before
-    if records != lines:  # a batch behind the chunks: there each such record is a block
+    if records != lines:  # a batch after the chunks: there each such record is a block
         stretch = next(s for s in snapshot.stretches if line < s.end_line)
         number = int(np.searchsorted(stretch.ends, line, "right"))
         at = line_behind(snapshot, stretch, number, before)
@@ -279,7 +282,7 @@ def _cut(snapshot: RunSnapshot, row: _Rows, pos: int, forward: bool) -> None:
 
 
 def _nearest(rows: _Rows, lines: int, size: int, forward: bool) -> _Rows:
-    """The nearest rows first, and no more than are enough."""
+    """Returns the nearest rows first, and no more than are enough."""
     order = np.lexsort((rows["pos"], rows["lo"], rows["hi"]))
     rows = rows[order if forward else order[::-1]]
     full = (np.cumsum(rows["lines"]) >= lines) | (np.cumsum(rows["size"]) >= size)
@@ -295,7 +298,7 @@ def _batch(row: np.void) -> int:
 
 
 def _first_lines(rows: _Rows, lines: int) -> _Rows:
-    """The rows without what the last of them has beyond so many lines."""
+    """Cuts from the last row its lines beyond `lines`."""
     surplus = int(rows["lines"].sum()) - lines
     if surplus > 0 and len(rows):
         rows["lines"][-1] -= surplus
@@ -303,7 +306,7 @@ def _first_lines(rows: _Rows, lines: int) -> _Rows:
 
 
 def _last_lines(rows: _Rows, lines: int) -> _Rows:
-    """The same for rows of which the last is the first in order."""
+    """Does the same for rows of which the last is the first in order."""
     surplus = int(rows["lines"].sum()) - lines
     if surplus > 0 and len(rows):
         rows["line"][-1] += surplus
@@ -312,7 +315,7 @@ def _last_lines(rows: _Rows, lines: int) -> _Rows:
 
 
 def _ranges(rows: _Rows) -> list[LineRange]:
-    """Their lines, neighbours in the log together."""
+    """Returns their lines; neighbours in the log are joined."""
     found: list[LineRange] = []
     for line, lines in rows[["line", "lines"]].tolist():
         if found and found[-1][1] == line:
@@ -330,8 +333,8 @@ class _Windows:
         self._kept: OrderedDict[tuple[str, int], bytes] = OrderedDict()
 
     async def text(self, manifest: Manifest, chunk: Chunk, offset: int, size: int) -> bytes:
-        """A range of the chunk's text. Raises `Moved`."""
-        if chunk.id in self._chunks.changed:  # what is kept of it may be damaged
+        """Returns a range of the chunk's text. Raises `Moved`."""
+        if chunk.id in self._chunks.changed:  # the kept text may be damaged
             for known in [known for known in self._kept if known[0] == chunk.id]:
                 del self._kept[known]
             return await self._chunks.text(manifest, chunk, offset, size)
@@ -359,9 +362,9 @@ DETAILS = ("ulid", "ts", "pos", "level", "connector_id", "attributes", "carried"
 
 
 class KnownRecords(NamedTuple):
-    """What journal, segments and table know of records, with the columns of `DETAILS`.
+    """The metadata of records in journal, segments and table, with the columns of `DETAILS`.
 
-    `missing` are keys of what could not be read.
+    `missing` are keys of sources that could not be read.
     """
 
     records: pa.Table
@@ -369,8 +372,10 @@ class KnownRecords(NamedTuple):
 
 
 Details = Callable[[RunKey, int, int, pa.Array], Awaitable[KnownRecords]]
-"""Of a run's records with these ULIDs, which lie between two. Raises `Unavailable`,
-`LimitReached`."""
+"""Finds metadata of a run's records by these ULIDs, which lie between two.
+
+Raises `Unavailable`, `LimitReached`.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,15 +387,15 @@ class RecordPage:
     page: LinePage
 
     def as_text(self) -> LinePage:
-        """The page with its lines as text."""
+        """Returns the page with its lines as text."""
         return replace(self.page, text=b"".join([part.text for part in self.parts]))
 
 
 @dataclass(frozen=True, slots=True)
 class RecordPiece:
-    """Records behind a cursor, and the cursor after the last of them.
+    """Records after a cursor, and the cursor after the last of them.
 
-    The first record has `seen` lines that were before the cursor. `sources`: see `source_pieces`.
+    The first record has `seen` lines that were before the cursor. `sources`: see `sources_of`.
     """
 
     parts: Sequence[RecordPart]
@@ -400,7 +405,7 @@ class RecordPiece:
 
 
 class ArrowRecords(NamedTuple):
-    """Records with the columns of `/query`, and the keys of what could not be read for them."""
+    """Records with the columns of `/query`, and the keys of sources that could not be read."""
 
     batch: pa.RecordBatch
     missing: Sequence[str]
@@ -417,7 +422,7 @@ class _PartsOfLines(NamedTuple):
 
 
 class RecordReader:
-    """Reads runs as records at one node. `details` gives None where nothing can be searched."""
+    """Reads runs as records at one node. `details` returns None if searches are impossible."""
 
     def __init__(self, snapshots: Snapshots, details: Callable[[], Details | None]) -> None:
         self._snapshots = snapshots
@@ -436,11 +441,11 @@ class RecordReader:
         max_bytes: int = MAX_PAGE_BYTES,
         stored: bool = False,
     ) -> RecordPage:
-        """Records of about `limit` lines, as `RunLogReader.page` gives lines.
+        """Returns records of about `limit` lines, as `RunLogReader.page` returns lines.
 
-        It ends where a record ends; one that begins within a record begins with that record's
-        first line. With `by_ulid` the order is that of ULIDs, and places are of that order.
-        Raises `NotFound`, `InvalidCursor`, `StoreUnavailable`.
+        The page ends where a record ends. If it begins within a record, it begins with that
+        record's first line. With `by_ulid` the order is that of ULIDs, and places are of that
+        order. Raises `NotFound`, `InvalidCursor`, `StoreUnavailable`.
         """
         take = self._snapshots.with_one if stored else self._snapshots.read
         if by_ulid:
@@ -466,9 +471,9 @@ class RecordReader:
         max_bytes: int,
         begun: Begun | None = None,
     ) -> After[RecordPiece]:
-        """Records after a place, up to about `max_bytes`; nothing at the hot end.
+        """Returns records after a place, up to about `max_bytes`; none at the live end.
 
-        Of a batch that was `begun` only the records of which lines are left.
+        Of a batch that was `begun` it returns only the records of the remaining lines.
         """
 
         async def read(snapshot: RunSnapshot) -> After[RecordPiece]:
@@ -502,10 +507,10 @@ class RecordReader:
     async def whole(
         self, key: RunKey, *, by_ulid: bool, max_bytes: int, held: bool = False
     ) -> AsyncIterator[Sequence[RecordPart]]:
-        """All records of the run as it is at the first piece, in pieces of about `max_bytes`.
+        """Yields all records of the run as of the first piece, in pieces of about `max_bytes`.
 
-        `held`: those that nodes hold, without the store. Raises `NotFound` (with the first piece,
-        or if the run is deleted meanwhile), `Unavailable`.
+        `held`: the records that nodes hold, without the store. Raises `NotFound` (with the first
+        piece, or if the run is deleted meanwhile), `Unavailable`.
         """
         at = _Whole(key, by_ulid, max_bytes)
         if held:
@@ -517,7 +522,7 @@ class RecordReader:
             yield await self._snapshots.with_one(key, at.step)
 
     async def records(self, key: RunKey, parts: Sequence[RecordPart]) -> ArrowRecords:
-        """The parts' records in their order, with all that is known of them.
+        """Returns the parts' records in their order, with all known metadata.
 
         Raises `Unavailable`, `LimitReached`, `Damaged`.
         """
@@ -534,7 +539,7 @@ class RecordReader:
 async def held_records(
     snapshot: RunSnapshot, where: Cursor | int | HeldPlace | None, max_bytes: int
 ) -> After[RecordPiece]:
-    """Records after a place in a snapshot of what nodes hold."""
+    """Returns records after a place in a snapshot of the lines that nodes hold."""
     ranges = await unseen(snapshot, where)
     if not ranges:
         return after_piece(snapshot, None, ranges, 0)
@@ -546,7 +551,7 @@ async def held_records(
 
 
 def _detailed(batch: pa.RecordBatch, known: pa.Table) -> pa.RecordBatch:
-    """The batch with what is known of its records in place of what its text says."""
+    """Returns the batch with the known metadata in place of the metadata found in its text."""
     if known.num_rows == 0:
         return batch
     found = known.combine_chunks().to_batches()[0]
@@ -585,7 +590,7 @@ class _UlidPage:
         return _UlidPage(limit, first, last, tail, around, max_bytes)
 
     async def read(self, snapshot: RunSnapshot) -> RecordPage:
-        """The page. Raises `NotFound`, `Moved`."""
+        """Reads the page. Raises `NotFound`, `Moved`."""
         must_exist(snapshot)
         ranges = await self._ranges(snapshot)
         parts = await read_ranges(snapshot, ranges, self.max_bytes)
@@ -593,7 +598,7 @@ class _UlidPage:
         after = before = None
         if parts:
             last, first = parts[-1].high, parts[0].low
-            # A ULID says nothing of records in the store that were not given.
+            # A ULID says nothing about records in the store that were not sent.
             if not snapshot.held and await from_ulid(snapshot, last + 1, 1, 1):
                 after = encode_place(last)
             if not snapshot.held and await before_ulid(snapshot, first, 1):
@@ -636,9 +641,9 @@ class _UlidPage:
 
 @dataclass(slots=True)
 class _Whole:
-    """The progress of a whole run's reading; the first snapshot fixes its records and their order.
+    """The progress of reading a whole run; the first snapshot fixes its records and their order.
 
-    `ranges` come next in the order of ULIDs, and after them what begins with `ulid`.
+    `ranges` come next in the order of ULIDs, and after them the records from `ulid` on.
     """
 
     key: RunKey
@@ -651,7 +656,7 @@ class _Whole:
     done: bool = False
 
     async def step(self, now: RunSnapshot) -> list[RecordPart]:
-        """The next records."""
+        """Returns the next records."""
         if self.log is None:
             must_exist(now)
             self.log = PinnedLog(now)
@@ -677,7 +682,7 @@ class _Whole:
 
 
 def _without_first(ranges: Sequence[LineRange], lines: int) -> list[LineRange]:
-    """The ranges without so many of their first lines."""
+    """Returns the ranges without the first `lines` lines."""
     left: list[LineRange] = []
     for start, end in ranges:
         skipped = min(lines, end - start)

@@ -1,11 +1,11 @@
-"""Reading run logs as text: pages, catching up, downloads, sizes.
+"""Reads run logs as text: pages, catching up, downloads, sizes.
 
-Every call takes a snapshot; between calls only caches of immutable objects are kept. A page
-therefore costs the manifest, a piece of an index, and one ranged get.
+Every call takes a snapshot; between calls only caches of immutable objects are kept. So a page
+costs the manifest, a piece of an index, and one ranged get.
 
 A download is the whole log of a run as a stream of bytes, in constant memory. Its lines and their
-order are those of one snapshot (`pinned_log`). Chunks are streamed from the store. The lines behind
-them are read in steps, each on a snapshot of its own, so that a slow reader does not hold the
+order are those of one snapshot (`pinned_log`). Chunks are streamed from the store. The lines after
+them are read in steps, each from a snapshot of its own, so that a slow reader does not hold the
 journal's files.
 """
 
@@ -65,7 +65,7 @@ class _DownloadStep:
 async def download(
     snapshots: Snapshots, key: RunKey, offset: int, size: int | None, known: PinnedLog | None = None
 ) -> AsyncIterator[bytes]:
-    """Bytes from `offset` on, of a `known` log or of the log as it is at the first piece.
+    """Yields bytes from `offset` on, of a `known` log or of the log at the first piece.
 
     Raises `NotFound`, `Unavailable`, `Damaged`.
     """
@@ -114,7 +114,7 @@ async def _chunk(step: _DownloadStep, place: ChunkPlace, at: int, end: int) -> A
 
 @dataclass(frozen=True, slots=True)
 class LogPiece:
-    """Whole lines, and the place after the last of them; `sources`: see `source_pieces`."""
+    """Whole lines, and the place after the last of them; `sources`: see `sources_of`."""
 
     text: bytes
     cursor: Cursor | HeldPlace
@@ -125,8 +125,8 @@ class LogPiece:
 class LogSize:
     """The size of a run's log, and how much of it is in the store under which ETag.
 
-    `silent` are nodes that did not say which lines they have beyond what is stored. `held`: the
-    store did not answer, and all is of what the nodes hold.
+    `silent` nodes did not answer which lines they have beyond the stored ones. `held`: the store
+    did not answer, and all values are of the lines that nodes hold.
     """
 
     stored_bytes: int
@@ -137,7 +137,7 @@ class LogSize:
     silent: tuple[str, ...] = ()
     held: bool = False
     log: PinnedLog | None = None
-    """What was measured, for a download of just that."""
+    """The measured log, for a download of exactly that log."""
 
 
 class RunLogReader:
@@ -158,10 +158,11 @@ class RunLogReader:
         max_bytes: int = MAX_PAGE_BYTES,
         stored: bool = False,
     ) -> LinePage:
-        """At most `limit` lines after a token, before one, the last `tail`, or around a record.
+        """Returns at most `limit` lines after or before a token, at the end, or around a record.
 
-        Fewer if they take more than about `max_bytes`, but one if there is one. If the store does
-        not answer they are of those that nodes hold, unless only `stored` ones will do.
+        It returns fewer if they take more than about `max_bytes`, but one if one exists. If the
+        store does not answer, the lines are those that nodes hold, unless the caller asks for
+        `stored` lines only.
 
         Raises `NotFound`, `InvalidCursor`, `StoreUnavailable`.
         """
@@ -185,9 +186,9 @@ class RunLogReader:
         max_bytes: int,
         begun: Begun | None = None,
     ) -> After[LogPiece]:
-        """Lines after a place, up to about `max_bytes`; nothing at the hot end.
+        """Returns lines after a place, up to about `max_bytes`; none at the live end.
 
-        Of a batch that was `begun` only the lines that are left.
+        Of a batch that was `begun` it returns only the remaining lines.
         """
 
         async def read(snapshot: RunSnapshot) -> After[LogPiece]:
@@ -215,7 +216,7 @@ class RunLogReader:
         return await self._snapshots.read(key, read)
 
     async def tail_start(self, key: RunKey, lines: int) -> Cursor | int | HeldPlace | None:
-        """The place before the last `lines` lines; None for the beginning."""
+        """Returns the place before the last `lines` lines; None for the beginning."""
 
         async def find(snapshot: RunSnapshot) -> Cursor | int | HeldPlace | None:
             start = max(snapshot.lines - lines, 0)
@@ -229,7 +230,7 @@ class RunLogReader:
         return await self._snapshots.read(key, find)
 
     async def resolved(self, key: RunKey, cursor: Cursor | int | HeldPlace | None) -> Cursor:
-        """The same place as a cursor that names every writer of the run."""
+        """Returns the same place as a cursor that names every writer of the run."""
 
         async def find(snapshot: RunSnapshot) -> Cursor:
             return await resolved(snapshot, cursor)
@@ -262,7 +263,7 @@ class RunLogReader:
         return download(self._snapshots, key, offset, size, log)
 
     async def size(self, key: RunKey) -> LogSize:
-        """Lengths and state; zero and `none` for a run that never was."""
+        """Returns lengths and state; zero and `none` for a run that never existed."""
 
         async def measure(snapshot: RunSnapshot) -> LogSize:
             stored = snapshot.chunk_bytes
@@ -284,7 +285,7 @@ class RunLogReader:
 async def held_lines(
     snapshot: RunSnapshot, where: Cursor | int | HeldPlace | None, max_bytes: int
 ) -> After[LogPiece]:
-    """Lines after a place in a snapshot of what nodes hold."""
+    """Returns lines after a place in a snapshot of the lines that nodes hold."""
     ranges = await unseen(snapshot, where)
     if not ranges:
         return after_piece(snapshot, None, ranges, 0)
@@ -295,9 +296,9 @@ async def held_lines(
 
 
 def _etag(snapshot: RunSnapshot) -> str:
-    """The ETag of the log in the chunks: within a generation it grows, and a close may sort it.
+    """Returns the ETag of the log in the chunks: in a generation it grows, and a close may sort it.
 
-    A close sorts lines of several nodes alone, and then more of them have their final place.
+    A close sorts only lines of several nodes, and then more of them have their final place.
     """
     manifest = snapshot.manifest
     several = len({who for chunk in manifest.chunks for who in chunk.writers}) > 1

@@ -1,21 +1,36 @@
-"""Repair of chunks: rebuilds a chunk that vanished from the store from its records.
+"""Repairs lost chunks, and rebuilds runs without a manifest, from segments and the table.
 
-Only somebody outside Tailrace removes an object that a manifest names. A reader that gets 404
-then calls the repair:
+Only somebody outside Tailrace removes an object that a manifest names. A reader that gets 404 then
+calls the repair (`ChunkRepairer`):
 
-    text gone, index there    each batch by its ULID, from segments or table, in the order and
+    text gone, index present  each batch by its ULID, from segments or table, in the order and
                               with the checksums of the index: the same bytes
     index gone                the records of the chunk's writer and positions, if all lines of
                               the chunk are one node's: the same text, under a new id;
-                              else the same lines in order of ULID (`orphan_chunks`)
+                              else the same lines in order of ULID (`OrphanChunks`)
 
-A text of which a reader found that it does not match its index (`Chunks.changed`) counts as gone,
-and so does an index that fails its checksums (`Chunks.damaged`).
+If a reader found that a text does not match its index (`Chunks.changed`), the text counts as gone.
+An index that fails its checksums (`Chunks.damaged`) counts as gone, too.
 
-`logs.txt` that is gone or was overwritten is a chunk like the others; if its index is gone too,
-it becomes an ordinary chunk, from which the run is sealed again. A rebuilt chunk is compared
-with the manifest before it counts. A chunk that cannot be rebuilt is reported; the other lines
-of its run can be read as before.
+A `logs.txt` that is gone or was overwritten is a chunk like the others. If its index is gone too,
+it becomes an ordinary chunk, from which the run is sealed again. A rebuilt chunk is compared with
+the manifest before it counts. A chunk that cannot be rebuilt is reported; the other lines of its
+run can be read as before.
+
+`RunRebuilder` rebuilds the log of a run from its records in segments and table. It does so only if
+nothing else of the run is left: no manifest, no log, no line that a node still holds or has yet to
+flush (those lines would come by themselves, in their order). The rebuilt log has the order of ULID.
+A line's id contains its batch's id, so the batches get their ids and checksums again, and a copy
+that appears later is left out as always. Deleted and expired lines are not among the records, and
+stay away.
+
+A run without a manifest may once have had one that somebody outside removed. Remaining chunks are
+evidence of it (`OrphanEvidence`). Their indexes have positions of writers. A chunk of a flush that
+was killed before its swap holds lines that its node has yet to flush. A chunk with lines below the
+flushed position of its node was named by a manifest. Such a run is rebuilt from its records before
+a flush gives it a manifest without its older lines, and before an older `partial.txt` of Tailrace
+counts as its whole log. A run that also has lines of OpenMetadata, which are in no record, is left
+unchanged.
 """
 
 from __future__ import annotations
@@ -57,21 +72,7 @@ from tailrace.logstore.runs.chunk_index import Blocks
 from tailrace.logstore.runs.manifest import Chunk, Manifest, Manifests
 from tailrace.logstore.runs.report import read_watermark
 
-# Rebuilds the log of a run from its records in segments and table.
-#
-# This is only for a run of which nothing else is left: no manifest, no log, no line that a node
-# still holds or has yet to flush (those lines would come by themselves, in their order). The
-# rebuilt log has the order of ULID. A line's id contains its batch's id, so the batches get their
-# ids and checksums again, and a copy that appears later is left out as always. Deleted and
-# expired lines are not among the records, and stay away.
-#
-# A run without a manifest may once have had one that somebody outside removed. Chunks that are
-# left are evidence of it. Their indexes have positions of writers: a chunk of a flush that was
-# killed before its swap holds lines that its node has yet to flush, while a chunk with lines
-# below what its node has flushed was named by a manifest. Such a run is rebuilt from its records
-# before a flush gives it a manifest without its older lines, and before an older `partial.txt` of
-# Tailrace counts as its whole log. A run that also has lines of OpenMetadata, which are in no
-# record, is left as it is.
+# --- Runs without a manifest --------------------------------------------------------------------
 
 
 log = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ class OrphanEvidence:
         self._foreign = foreign
 
     async def found(self, key: RunKey) -> bool:
-        """Whether chunks are left that a manifest has named, or a `logs.txt` that a close wrote.
+        """Returns true if chunks remain that a manifest has named, or a `logs.txt` of a close.
 
         Raises `StoreUnavailable`.
         """
@@ -128,7 +129,7 @@ class OrphanEvidence:
 Records = Callable[[RunKey, int, int], AsyncIterator[pa.RecordBatch]]
 """Records of a run with ULIDs between two, inclusive, in order of ULID, each once: at least
 the columns `ulid` and `message`. Raises `Unavailable`, `LimitReached` or `Damaged` unless
-they are all there are."""
+all records are found."""
 
 _HIGHEST = (1 << 128) - 1
 _BATCH_DIGITS = 21  # of a ULID's 26: the others number its lines
@@ -144,9 +145,9 @@ class RebuiltBatch:
     ulid: int
     text: bytes
     ends: tuple[int, ...]
-    """Behind each record's newline."""
+    """After each record's newline."""
     pos: int | None = None
-    """Of its first record, if its records tell."""
+    """Position of its first record, if its records show it."""
 
 
 class RebuiltBatches:
@@ -167,22 +168,22 @@ class RebuiltBatches:
         self.end = pos
 
     def text(self, indexes: Indexes) -> bytes:
-        """The texts of the rows at `indexes`, one after another."""
+        """Returns the texts of the rows at `indexes`, one after another."""
         return b"".join([self._batches[index].text for index in indexes.tolist()])
 
     def slice(self, index: int, low: int, high: int) -> bytes:
-        """The bytes of one row's text from `low` to before `high`."""
+        """Returns the bytes of one row's text from `low` to before `high`."""
         return self._batches[index].text[low:high]
 
     def meta(self, index: int) -> RecordMeta | None:
-        """The ends of records, if they are not the ends of lines."""
+        """Returns the ends of records, if they are not the ends of lines."""
         ends = self._batches[index].ends
         if int(self.rows["lines"][index]) == len(ends):
             return None
         return RecordMeta(ends, [None] * len(ends), [None] * len(ends), [None] * len(ends))
 
     def constant_attributes(self, index: int) -> Mapping[str, str] | None:  # noqa: ARG002
-        """None: a run's log has no attributes."""
+        """Returns None: a run's log has no attributes."""
         return None
 
 
@@ -240,11 +241,11 @@ class RunRebuilder:
         self.put_off = 0
 
     def hopeless(self, key: RunKey) -> bool:
-        """Whether a recent try found that nothing can be rebuilt."""
+        """Returns true if a recent try found that nothing can be rebuilt."""
         return self._records() is None or self._once.idle(key)
 
     async def run(self, key: RunKey) -> bool:
-        """Rebuilds a run of which nothing is left; whether it has a manifest now.
+        """Rebuilds a run of which nothing is left; returns true if it has a manifest now.
 
         Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`.
         """
@@ -255,10 +256,10 @@ class RunRebuilder:
         self._once.stop()
 
     async def without_manifest(self, key: RunKey) -> bool:
-        """The same for a run whose manifest somebody removed, if there is evidence.
+        """Does the same for a run whose manifest somebody removed, if evidence exists.
 
-        Rebuilt lines may include some that are yet to be flushed; the flush leaves them out by
-        their ids. It may hold the run's lock, so nothing is merged here. Raises
+        Rebuilt lines may include lines that are yet to be flushed; the flush leaves them out by
+        their ids. The flush may hold the run's lock, so this method merges nothing. Raises
         `StoreUnavailable` while the records cannot be read.
         """
         records = self._records()
@@ -286,14 +287,14 @@ class RunRebuilder:
         try:
             chunks = await self._chunks(key, records, horizon + 1)
         except (LimitReached, Unavailable):
-            # Searches are busy. Nobody waits for what most likely never was: a later touch
-            # looks again.
+            # Searches are busy. Nobody waits for a run that most likely never existed: a later
+            # access tries again.
             self.put_off += 1
             return False
         if not chunks:
             return False
-        # A segment may have come between the look and the search. A copy of this folder ships under
-        # this node's name, so no marker tells of its lines before. Now every segment that was
+        # A segment may have come between the check and the search. A copy of this folder ships
+        # under this node's name, so no marker tells of its lines before. Now every segment that was
         # searched is either above its watermark still, or its lines have a manifest.
         if (await self._held(key))(Manifest(key)):
             await self._writer.remove(key, chunks)
@@ -323,7 +324,10 @@ class RunRebuilder:
         return await self._writer.write(key, chunk_id, batches, np.arange(len(held)))
 
     async def _swap(self, manifest: Manifest) -> Manifest | None:
-        """The manifest as stored; None if another node was first, and the chunks are removed."""
+        """Returns the manifest as stored.
+
+        None if another node was first and the chunks are removed.
+        """
 
         async def decide(newest: Manifest | None) -> Manifest | None:
             return manifest if newest is None else None
@@ -352,17 +356,20 @@ def _manifest(key: RunKey, chunks: Sequence[Chunk], generation: int) -> Manifest
     )
 
 
-# Rebuilds neighbouring chunks without indexes together, in order of ULID.
-#
-# A record does not say which node wrote it. If a chunk had lines of several nodes, or its
-# neighbours lack their indexes too, these neighbours are rebuilt as one range, in order of ULID,
-# with the writer `WRITER` and about `chunk_bytes` per chunk. The result counts only if it has as
-# many bytes, lines and records as the manifest says, so that the numbers of all other lines stay.
-# A live reader may get these lines a second time.
+# --- Chunks without indexes ---------------------------------------------------------------------
 
 
 class OrphanChunks:
-    """The orphan chunks of one node; `records` is None if searching is impossible."""
+    """Rebuilds neighbouring chunks without indexes together, in order of ULID.
+
+    A record does not say which node wrote it. If a chunk had lines of several nodes, or its
+    neighbours lack their indexes too, these neighbours are rebuilt as one range, in order of ULID,
+    with the writer `WRITER` and about `chunk_bytes` per chunk. The result counts only if it has as
+    many bytes, lines and records as the manifest says, so that the numbers of all other lines stay.
+    A live reader may get these lines a second time.
+
+    `records` is None if searches are impossible.
+    """
 
     def __init__(
         self,
@@ -382,9 +389,9 @@ class OrphanChunks:
         self._chunk_bytes = chunk_bytes
 
     async def make(self, manifest: Manifest, first: Chunk) -> bool:
-        """Rebuilds `first` and its neighbours; False if some of their lines are lost.
+        """Rebuilds `first` and its neighbours; false if some of their lines are lost.
 
-        Raises as a search, `StoreUnavailable`, `OutcomeUnknown`.
+        Raises the errors of a search, `StoreUnavailable`, `OutcomeUnknown`.
         """
         records = self._records()
         if records is None:
@@ -392,7 +399,7 @@ class OrphanChunks:
         lost = await self._lost(manifest, first)
         try:
             made = await self._made(manifest, lost, records)
-        except Moved:  # an index beside them, which has to say what is not theirs
+        except Moved:  # another chunk's index, which says which records are not the range's
             return False
         if _totals(made) != _totals(lost):
             return False
@@ -400,7 +407,7 @@ class OrphanChunks:
         return True
 
     async def _lost(self, manifest: Manifest, first: Chunk) -> list[Chunk]:
-        """`first` and the following chunks that lack their indexes too."""
+        """Returns `first` and the following chunks that lack their indexes too."""
         found = [first]
         for chunk in manifest.chunks[manifest.chunks.index(first) + 1 :]:
             if chunk.index is not None:
@@ -459,7 +466,7 @@ class OrphanChunks:
                 chunks=chunks,
                 writers={**newest.writers, WRITER: end},
                 closes={**newest.closes, WRITER: end} if settled else newest.closes,
-                closing=None,  # a close that was under way begins again
+                closing=None,  # a close that was in progress begins again
             )
 
         await self._manifests.update(key, change)
@@ -485,7 +492,7 @@ class _Unfound(Exception):
 
 
 class _Ambiguous(_Unfound):
-    """Positions do not tell which records are the chunk's."""
+    """Positions do not show which records are the chunk's."""
 
 
 @dataclass(slots=True)
@@ -497,7 +504,7 @@ class _OpenBatch:
 
 
 class ChunkRepairer:
-    """The repair of one node; `records` is None if searching is impossible."""
+    """The repair of one node; `records` is None if searches are impossible."""
 
     def __init__(
         self,
@@ -522,15 +529,15 @@ class ChunkRepairer:
         self.repaired = 0
 
     def problems(self) -> list[str]:
-        """Chunks that were found to be gone for good in the last hours."""
+        """Returns the chunks that were found to be lost for good in the last hours."""
         since = self._clock.monotonic() - _SHOWN_SECONDS
         self._lost = {key: lost for key, lost in self._lost.items() if lost[1] > since}
         return [why for why, _ in self._lost.values()]
 
     async def repair(self, key: RunKey) -> bool:
-        """Rebuilds missing objects that the run's manifest names; whether there were any.
+        """Rebuilds missing objects that the run's manifest names; returns true if any were missing.
 
-        Raises `ChunkLost` if it cannot be, `StoreUnavailable`, `OutcomeUnknown`, `Damaged`.
+        Raises `ChunkLost` if that is impossible, `StoreUnavailable`, `OutcomeUnknown`, `Damaged`.
         """
         why, until = self._lost.get(key, ("", 0.0))
         if why and self._clock.monotonic() < until:
@@ -553,7 +560,7 @@ class ChunkRepairer:
                     self._lost.pop(key, None)
                 break
             if (await self._manifests.get(key)).manifest.version != manifest.version:
-                return True  # merged, or about to be sealed, while we looked
+                return True  # merged, or about to be sealed, meanwhile
             self.vanished += 1
             log.warning(
                 "chunk %s of %s/%s was taken away or written over; making it again",
@@ -573,7 +580,7 @@ class ChunkRepairer:
     async def _first(
         self, manifest: Manifest, lost: Container[str]
     ) -> tuple[Chunk, ObjectInfo | None, bool] | None:
-        """The first damaged chunk: the object at its text's key, and whether its index is there.
+        """Returns the first damaged chunk, the object at its text's key, and if its index exists.
 
         Chunks that are known to be `lost` are left out.
         """
@@ -621,7 +628,7 @@ class ChunkRepairer:
         except NotFound:
             return None
 
-    # --- the text, from the index and the records ------------------------------------
+    # --- the text, from the index and the records ----------------------------------
 
     async def _text_again(self, manifest: Manifest, chunk: Chunk, there: ObjectInfo | None) -> None:
         key = manifest.key
@@ -649,12 +656,12 @@ class ChunkRepairer:
                 if_match=None if there is None else there.etag,
             )
         except PreconditionFailed:
-            return  # somebody else was first: whoever reads looks again
+            return  # another repair was first: the reader looks again
         if chunk.kind == "logs":
             await self._name(key, chunk, replace(chunk, etag=info.etag))
 
     async def _piece(self, key: RunKey, blocks: Blocks, opened: _OpenBatch) -> bytes:
-        """The text of the blocks, each batch checked as a whole."""
+        """Returns the text of the blocks, each batch checked as a whole."""
         firsts = blocks[blocks["first"] == 1]
         found = await self._batches(key, *lowest_and_highest(firsts)) if len(firsts) else {}
         pieces: list[bytes] = []
@@ -677,7 +684,7 @@ class ChunkRepairer:
         found = batches_of(records(key, low, high | ulids.LINE_MASK))
         return {batch.ulid: batch async for batch in found}
 
-    # --- the index, from the records of its writer ------------------------------------
+    # --- the index, from the records of its writer ---------------------------------
 
     async def _index_or_all_again(
         self, manifest: Manifest, chunk: Chunk, there: ObjectInfo | None
@@ -697,7 +704,7 @@ class ChunkRepairer:
         batches = await self._of_writer(manifest, chunk)
         rows = np.arange(len(batches.rows))
         if int(batches.rows["size"].sum()) != chunk.bytes:
-            # Of two copies of a batch a search gives either, and with it that one's position.
+            # Of two copies of a batch a search returns either, and with it that one's position.
             raise _Ambiguous("its index too; not all of its lines are left, or they are copies")
         if there is not None and not _same(manifest, chunk, there):
             there = None
@@ -713,7 +720,7 @@ class ChunkRepairer:
         await self._name(key, chunk, made)  # without its `logs.txt` the run is sealed again
 
     async def _of_writer(self, manifest: Manifest, chunk: Chunk) -> RebuiltBatches:
-        """The chunk's batches in order of position, from the records."""
+        """Returns the chunk's batches in order of position, from the records."""
         key = manifest.key
         ((writer, (low, high)),) = chunk.writers.items()
         found = list((await self._batches(key, chunk.first, chunk.last)).values())
@@ -721,7 +728,7 @@ class ChunkRepairer:
         batches.node = writer
         batches.rows["pos"] = [low if b.pos is None else b.pos for b in found]
         inside = (batches.rows["pos"] >= low) & (batches.rows["pos"] < high)
-        # Positions tell this writer's chunks apart, so no index but those of others is asked.
+        # Positions tell this writer's chunks apart, so only indexes of others are read.
         others = replace(
             manifest, chunks=tuple([c for c in manifest.chunks if set(c.writers) != {writer}])
         )
@@ -754,7 +761,7 @@ class ChunkRepairer:
 
 
 def _same(manifest: Manifest, chunk: Chunk, there: ObjectInfo) -> bool:
-    """Whether the object begins with the chunk's text."""
+    """Returns true if the object begins with the chunk's text."""
     if chunk.kind == "chunk":
         return there.size == chunk.bytes
     return there.etag == chunk.etag or (manifest.closing is not None and goes_on(chunk, there))

@@ -1,6 +1,6 @@
-"""The run logs of a node as one object: flushing, closing, deleting, reading.
+"""Composes the run logs of a node: flushing, closing, deleting, reading, as one object.
 
-`service/run_log/run_logs.py` composes it.
+`open_run_logs` builds `RunLogs` from the node's interfaces, settings and journal.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class RunLogs:
         self.events.on_flushed(self._after_flush)
 
     async def start(self) -> None:
-        """Finds out which lines wait. Raises `StoreUnavailable`: try again later."""
+        """Finds the lines that wait. Raises `StoreUnavailable`: try again later."""
         await self.deletions.load()
         await self.flusher.start()
         await self.active.find([self.node, *self.parents])
@@ -111,7 +111,7 @@ class RunLogs:
             self.deleter.resume(fqn, run, t)
 
     async def start_reading(self) -> None:
-        """Reads the deletions; of a node without lines that is all. Raises `StoreUnavailable`."""
+        """Reads the deletions; a node without lines needs no more. Raises `StoreUnavailable`."""
         await self.deletions.load()
         self.progress.started()
 
@@ -143,11 +143,11 @@ class RunLogs:
         self.takeover.stop()
         self.active.stop()
         await self.flusher.stop()
-        with suppress(TimeoutError):  # leases that are not let go run out
+        with suppress(TimeoutError):  # leases that are not released expire
             async with asyncio.timeout(_LET_GO_SECONDS):
                 await self.leases.stop()
 
-    # --- what the node tells and asks ----------------------------------------------
+    # --- calls of the node ---------------------------------------------------------
 
     def confirmed(self, seq: int, first: int, end: int) -> None:
         """Records that a segment of this node is in the store."""
@@ -156,11 +156,11 @@ class RunLogs:
 
     @property
     def flushed_pos(self) -> int:
-        """All lines of this node below are in chunks, or left out for good."""
+        """Returns the position below which all lines of this node are in chunks or left out."""
         return self.progress.flushed_pos
 
     async def find_batch(self, key: RunKey, ulid: int) -> tuple[int, int] | None:
-        """Digest and records of a batch in the run's chunks.
+        """Returns digest and records of a batch in the run's chunks.
 
         Raises `StoreUnavailable`, `ChunkLost`.
         """
@@ -175,13 +175,13 @@ class RunLogs:
                 raise StoreUnavailable(f"the chunks of {key.fqn}/{key.run} move all the time")
 
     async def last_ulid(self, key: RunKey) -> int:
-        """The highest batch ULID in the run's chunks, 0 if there is none."""
+        """Returns the highest batch ULID in the run's chunks, 0 if they have none."""
         return (await self.manifests.get(key)).manifest.last
 
     async def close_run(self, key: RunKey) -> str:
         """Closes a run on all nodes: `closed`, or `closing` if it takes longer.
 
-        Raises what recording raises.
+        Raises the errors of recording the close.
         """
         return await self.closer.close(key)
 
@@ -190,11 +190,11 @@ class RunLogs:
         await self.deleter.delete_run(key, wanted)
 
     async def delete_pipeline(self, fqn: str, wanted: Wanted = always) -> list[str]:
-        """Deletes all runs of a pipeline, giving their ids."""
+        """Deletes all runs of a pipeline; returns their ids."""
         return await self.deleter.delete_pipeline(fqn, wanted)
 
     def problems(self) -> list[str]:
-        """Present problems, as sentences."""
+        """Returns present problems, as sentences."""
         found = self.flusher.ongoing.problems()
         worst = self.flusher.pending.worst
         if worst >= self.alert_after_failures:
@@ -229,28 +229,30 @@ class RunLogs:
             await self.partials.publish(manifest.key, due=True)
 
 
-# Composes the run logs of a node from its seams, settings and journal.
+# --- Composition --------------------------------------------------------------------------------
 
 
 async def no_reports(_key: RunKey) -> None:
-    """For run logs without reports: a close of a run without lines leaves no trace, and only lines
-    say that a run goes on."""
+    """Stands in for run logs without reports.
+
+    A close of a run without lines leaves no trace, and only lines say that a run goes on.
+    """
 
 
 async def _room_enough() -> None:
-    """For disks that somebody else looks after."""
+    """Stands in if another program looks after the disk's free space."""
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What run logs ask of the rest of their node.
+    """The dependencies of run logs on the rest of their node.
 
-    `confirmed_through` waits until all lines below a position are in segments; `last_ulid` gives
-    the highest ULID of a run here; `watermark` reads a node's and replaces a damaged one; `records`
-    searches all stored lines, None as long as that is impossible; `ended` is called when a run
-    ends; `others` gives the other nodes; `silent`: whether the store is known not to answer;
-    `close_report` notes that a run without lines was closed; `reported` gives a run's status;
-    `make_room` returns when a deletion has some room on a disk that is full.
+    `confirmed_through` waits until all lines below a position are in segments. `last_ulid` returns
+    the highest ULID of a run here. `watermark` reads a node's watermark and replaces a damaged one.
+    `records` searches all stored lines; it is None as long as that is impossible. `ended` is called
+    when a run ends. `others` returns the other nodes. `silent` returns true if the store is known
+    not to answer. `close_report` notes that a run without lines was closed. `reported` returns a
+    run's status. `make_room` returns when a deletion has some room on a disk that is full.
     """
 
     journal: RunJournal
@@ -279,7 +281,7 @@ def open_run_logs(
     tuning: Tuning,
     around: Surroundings,
 ) -> RunLogs:
-    """The run logs of `node`, which took over what its `parents` left. Not started."""
+    """Composes the run logs of `node`, which took over its `parents`. They are not started."""
     runs, prefix, journal = settings.runs, settings.runs.prefix, around.journal
     events, locks, progress = RunEvents(), RunLocks(), FlushProgress(PendingRuns(_rules(runs)))
     manifests, chunks = Manifests(store, clock, entropy), Chunks(store, prefix)

@@ -1,17 +1,17 @@
-"""Sealing: the settled beginning of a run's log becomes `logs.txt`.
+"""Seals closed runs: the settled beginning of a run's log becomes `logs.txt`.
 
     sort ──► intent (manifest) ──► logs.txt composed under a condition ──► index ──► manifest
                                                                               ──► read back
 
-Chunks of several nodes are sorted by ULID first; the intent names the sorted ones, and from then on
-its lines have their final place. The intent carries a ULID that `logs.txt` gets as metadata, so an
-answer that was lost is resolved by looking. Within a generation, `logs.txt` always begins with the
-log that the manifest names, because it was composed from a longer beginning of the same run. A
-reader between composing and swapping therefore reads the right bytes. The chunks stay; the sweeper
-removes them after a day.
+Chunks of several nodes are sorted by ULID first. The intent names the sorted chunks, and from then
+on their lines have their final place. The intent carries a ULID that `logs.txt` gets as metadata,
+so a lost answer is resolved by reading the object. Within a generation, `logs.txt` always begins
+with the log that the manifest names, because it was composed from a longer beginning of the same
+run. A reader between composing and swapping therefore reads the right bytes. The chunks stay; the
+sweeper removes them after a day.
 
-A small run of one node, whose text stands in its manifest, needs no intent and no chunk: `logs.txt`
-is put if absent, then the manifest is swapped. What a kill leaves in between is composed anew.
+A small run of one node, whose text is in its manifest, needs no intent and no chunk: `logs.txt` is
+put if absent, then the manifest is swapped. After a kill in between, `logs.txt` is composed again.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from tailrace.logstore.objects.store import ObjectInfo, ObjectPart, ObjectStore
 from tailrace.logstore.runs.manifest import FORMAT, Chunk, Manifest, Manifests, PendingSeal
 
 Closes = Callable[[Manifest], Mapping[str, int] | None]
-"""Of the newest manifest: per writer one past its last line before the close; None: leave it."""
+"""From the newest manifest: per writer one past its last line before the close; None: leave it."""
 Asking = Callable[[Manifest], tuple[str, ...]]
-"""Of the newest manifest: the nodes that closed the run and still ask others to do so."""
+"""From the newest manifest: the nodes that closed the run and still ask others to do so."""
 
 _TRIES = 8
 
@@ -77,9 +77,8 @@ class Sealer:
     ) -> Manifest:
         """Records up to which position each writer's lines came before a close, and seals those.
 
-        `abandoned` says that no client closed the run: the sweeper does. It only records as long as
-        somebody is `asking` other nodes to close the run: what they have belongs between these
-        lines.
+        `abandoned`: no client closed the run, the sweeper does. It only records as long as a node
+        is `asking` other nodes to close the run, because their lines belong between these lines.
         Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`; a second call continues.
         """
         small = await self._seal_at_once(key, closes, asking, abandoned=abandoned)
@@ -100,9 +99,9 @@ class Sealer:
     async def _seal_at_once(
         self, key: RunKey, closes: Closes, asking: Asking, *, abandoned: bool
     ) -> Manifest | None:
-        """Seals a run whose text stands in its manifest; None if that is for the usual way.
+        """Seals a run whose text is in its manifest; None if the usual way must seal it.
 
-        There is no intent: of several writers one makes `logs.txt`, and its manifest names it only
+        It needs no intent: of several writers one makes `logs.txt`, and its manifest names it only
         if it is still the version that the text is from.
         """
         seen, put = await self._manifests.recent(key), self._manifests.fresh_id()
@@ -139,7 +138,7 @@ class Sealer:
         return manifest
 
     async def _take_back(self, key: RunKey, made: ObjectInfo) -> None:
-        """Removes the text that was put after another node had deleted the run."""
+        """Removes a text that was put after another node had deleted the run."""
         newest = (await self._manifests.get(key)).manifest
         if newest.state != "deleted" or newest.closing is not None:
             return
@@ -151,7 +150,7 @@ class Sealer:
     async def _intend(
         self, key: RunKey, intended: Callable[[Manifest], Manifest | None]
     ) -> Manifest:
-        """The manifest with an intent that names chunks in order, or without one."""
+        """Returns the manifest with an intent that names chunks in order, or without one."""
         exchanges: dict[tuple[str, ...], Exchange] = {}
 
         async def decide(newest: Manifest | None) -> Manifest | None:
@@ -182,7 +181,7 @@ class Sealer:
         group = manifest.chunks[: len(closing.chunks)]
         info = await self._compose(manifest, closing, group)
         if info is None:
-            return  # somebody else's intent stands: look again
+            return  # another node's intent is recorded: look again
         if info.size != closing.bytes:
             raise Moved(f"a chunk of {manifest.key} is cut")
         chunk_id = self._manifests.fresh_id()
@@ -236,7 +235,7 @@ class Sealer:
     async def _read_back(self, manifest: Manifest) -> None:
         logs = manifest.logs
         there = await self._head(keys.logs(self._prefix, manifest.key))
-        if there is None:  # by whoever took it away: it is made again
+        if there is None:  # somebody removed it: it is made again
             raise Moved(f"logs.txt of {manifest.key} is gone")
         if logs is None or (there.size, there.etag) != (logs.bytes, logs.etag):
             raise Damaged(f"logs.txt of {manifest.key} is not what its manifest says")
@@ -245,7 +244,7 @@ class Sealer:
 def _intended(
     manifest: Manifest, closes: Closes, asking: Asking, put: str, *, abandoned: bool
 ) -> Manifest | None:
-    """The manifest with the close and, if there is something to seal, the intent."""
+    """Returns the manifest with the close and, if lines must be sealed, the intent."""
     if not manifest.chunks or (manifest.closing is not None and manifest.closing.put == put):
         return None
     ends = closes(manifest)
@@ -258,7 +257,7 @@ def _intended(
         closes=merged,
         asking=asking(manifest),
         closing=None,
-        # A sweep that a crash cut short has recorded closes, and goes on.
+        # A sweep that a crash cut short has recorded closes, and continues.
         abandoned=abandoned and (manifest.abandoned or not known),
     )
     count = 0 if closed.asking else _settled_count(closed)
@@ -270,14 +269,14 @@ def _intended(
         state = "closing" if whole else closed.state
         fixed = sum([chunk.lines for chunk in group])
         return replace(closed, state=state, closing=PendingSeal(put, size, ids), fixed=fixed)
-    # What another node is about to compose is left to it, as long as the run is not closed.
+    # Another node's intended composition is left to it, as long as the run is not closed.
     closing = manifest.closing if closed.asking else None
     changed = replace(closed, state=closed.state_of_close(), closing=closing)
     return None if changed == manifest else changed
 
 
 def _settled_count(manifest: Manifest) -> int:
-    """How many of the first chunks hold only batches from before the close."""
+    """Returns how many of the first chunks hold only batches from before the close."""
     count = 0
     while count < len(manifest.chunks) and manifest.settled(count + 1):
         count += 1
@@ -285,7 +284,7 @@ def _settled_count(manifest: Manifest) -> int:
 
 
 def _sealed(manifest: Manifest, closing: PendingSeal, sealed: Chunk) -> Manifest | None:
-    """The manifest with `logs.txt` in place of its chunks."""
+    """Returns the manifest with `logs.txt` in place of its chunks."""
     if manifest.closing != closing:
         return None
     rest = manifest.chunks[len(closing.chunks) :]

@@ -1,14 +1,22 @@
-"""The log of a run at one moment: its chunks, then lines that only segments and journal hold.
+"""Takes snapshots of a run: its chunks, then lines that only segments and journal hold.
 
-A snapshot is taken in the order in which lines move (journal pin, segments, manifest, chunks).
-A line that moves meanwhile is found at its new place and left out at its old one. Line numbers
-count from the beginning of the log and never change while a line moves.
+A snapshot is taken in the order in which lines move (journal pin, segments, manifest, chunks). A
+line that moves meanwhile is found at its new place and left out at its old one. Line numbers count
+from the beginning of the log and never change while a line moves.
 
 A snapshot is taken again when an object that it names has moved.
 
-If the store does not answer, readers that can do without it get a snapshot of what the nodes hold
-(`Snapshots.held`). Nobody knows then which lines come before, so it has no chunks, its line numbers
-count from the first line held, and the run's state is `unknown`.
+If the store does not answer, readers that can do without it get a snapshot of the lines that nodes
+hold (`Snapshots.held`). The lines before them are unknown, so it has no chunks, its line numbers
+count from the first held line, and the run's state is `unknown`.
+
+Parts of large batches are read through an index (`LineIndexes`). A batch may have 64 MiB of text,
+while a piece of a page has half a MiB. Chunks have an index of their lines; journal and segments
+have none. The first read within such a batch therefore scans it in steps and remembers the places
+of its lines: 8 bytes per 64 KiB of text for a batch whose records are lines, 16 bytes per record
+for one whose records hold newlines. Later reads fetch only the bytes that they return. A read ends
+at the end of a record, because a cursor names records. Batches never change, so an index stays
+valid.
 """
 
 from __future__ import annotations
@@ -33,22 +41,13 @@ from tailrace.logstore.errors import NodeNotReady, StoreUnavailable, Unavailable
 from tailrace.logstore.position import Cursor, Position
 from tailrace.logstore.runs.manifest import Chunk, Copy, Manifest, Manifests
 
-# Reads parts of a large batch that is not in a chunk yet.
-#
-# A batch may have 64 MiB of text, while a piece of a page has half a MiB. Chunks have an index of
-# their lines; journal and segments have none. The first read within such a batch therefore scans
-# it in steps and remembers where its lines are: 8 bytes per 64 KiB of text for a batch whose
-# records are lines, 16 bytes per record for one whose records hold newlines. Later reads fetch
-# only the bytes that they return.
-#
-# A read ends at the end of a record, because a cursor names records. Batches never change, so an
-# index stays valid.
+# --- Large batches ------------------------------------------------------------------------------
 
 
 _STEP_BYTES = 64 << 10
 _KEPT_BYTES = 16 << 20
 _AT_ONCE_BYTES = 1 << 20
-_ENTRY_BYTES = 512  # of Python's own, for each
+_ENTRY_BYTES = 512  # overhead of Python for each entry
 
 Ints = NDArray[np.int64]
 
@@ -63,7 +62,7 @@ class BatchLines(NamedTuple):
 class LineIndex(NamedTuple):
     """Bytes of a batch's text and the lines that end within them, at some places of it.
 
-    The places are steps of 64 KiB from 0 on, or behind each record if records hold newlines.
+    The places are steps of 64 KiB from 0 on, or after each record if records hold newlines.
     """
 
     bytes: Ints
@@ -81,7 +80,7 @@ class LineIndexes:
         self._bytes = 0
 
     def of(self, batches: Batches, at: int) -> LineIndex:
-        """The index of one row; reads all of its text the first time."""
+        """Returns the index of one row; reads all of its text the first time."""
         key = _key(batches, at)
         index = self._kept.get(key)
         if index is None:
@@ -91,7 +90,7 @@ class LineIndexes:
         return index
 
     async def prepare(self, batches: Batches, at: int) -> None:
-        """Reads a row's text off the event loop, if it is so large that others would notice."""
+        """Reads a row's text off the event loop, if it is large enough to delay others."""
         key = _key(batches, at)
         row = batches.rows[at]
         if int(row["size"]) + int(row["meta"]) > _AT_ONCE_BYTES and key not in self._kept:
@@ -113,9 +112,10 @@ def _key(batches: Batches, at: int) -> tuple[str, int, int]:
 def read_lines_of(
     batches: Batches, at: int, indexes: LineIndexes, skip: int, most: int, max_bytes: int
 ) -> BatchLines:
-    """Up to `most` lines after the first `skip` of a row whose records are lines, one at least.
+    """Returns up to `most` lines after the first `skip` of a row whose records are lines.
 
-    Fewer if they take more than `max_bytes`. Raises `Unavailable` if the text is cut short.
+    It returns at least one line, and fewer if they take more than `max_bytes`. Raises `Unavailable`
+    if the text is cut short.
     """
     begin = _begin_of_line(batches, at, indexes, skip) if skip else 0
     size = max_bytes
@@ -134,10 +134,10 @@ def read_lines_of(
 def read_records_of(
     batches: Batches, at: int, indexes: LineIndexes, skip: int, most: int, max_bytes: int
 ) -> BatchLines:
-    """Lines after the first `skip` of a row whose records hold newlines, to the end of a record.
+    """Returns lines after the first `skip` of a row whose records hold newlines.
 
-    Up to `most` lines and `max_bytes`, but what is left of one record at least. Raises
-    `Unavailable` if the text is cut short.
+    It ends at the end of a record: up to `most` lines and `max_bytes`, but at least the rest of one
+    record. Raises `Unavailable` if the text is cut short.
     """
     ends, lines = indexes.of(batches, at)
     first = int(np.searchsorted(lines, skip, "right"))
@@ -155,7 +155,7 @@ def read_records_of(
 
 
 def records_through(batches: Batches, at: int, indexes: LineIndexes, lines: int) -> int:
-    """How many of the row's records its first `lines` lines belong to."""
+    """Returns to how many of the row's records its first `lines` lines belong."""
     row = batches.rows[at]
     if lines == int(row["lines"]):
         return int(row["records"])
@@ -167,7 +167,7 @@ def records_through(batches: Batches, at: int, indexes: LineIndexes, lines: int)
 
 
 def lines_through(batches: Batches, at: int, indexes: LineIndexes, records: int) -> int:
-    """How many of the row's lines its first `records` records have; all lines, if it has fewer."""
+    """Returns how many lines the row's first `records` records have; all if it has fewer."""
     row = batches.rows[at]
     if records >= int(row["records"]):
         return int(row["lines"])
@@ -177,13 +177,13 @@ def lines_through(batches: Batches, at: int, indexes: LineIndexes, records: int)
 
 
 def has_plain_records(batches: Batches, at: int) -> bool:
-    """Whether each record of the row is a line."""
+    """Returns true if each record of the row is a line."""
     row = batches.rows[at]
     return int(row["records"]) == int(row["lines"])
 
 
 def _begin_of_line(batches: Batches, at: int, indexes: LineIndexes, line: int) -> int:
-    """The offset behind the newline number `line` of the text."""
+    """Returns the offset after the newline number `line` of the text."""
     if int(batches.rows["size"][at]) <= _STEP_BYTES:
         steps, before = _ONE_STEP
     else:
@@ -204,7 +204,7 @@ def _indexed(batches: Batches, at: int) -> LineIndex:
         places = steps
     elif meta := batches.meta(at):
         places = np.array(meta.ends, np.int64)
-    else:  # which line is which record is not known: all of it is one place
+    else:  # the record of each line is unknown: all of it is one place
         places = np.array([size], np.int64)
     lines, before = np.zeros(len(places), np.int64), 0
     for step in steps.tolist():
@@ -229,7 +229,7 @@ def _cut(batches: Batches, at: int) -> Unavailable:
 
 @dataclass(frozen=True, slots=True)
 class UnflushedRows:
-    """Rows of one source behind the chunks; `ends` are line numbers after each row."""
+    """Rows of one source after the chunks; `ends` are line numbers after each row."""
 
     batches: Batches
     indexes: Indexes
@@ -241,12 +241,12 @@ class UnflushedRows:
 
     @property
     def end_line(self) -> int:
-        """The line number after its last line."""
+        """Returns the line number after its last line."""
         return int(self.ends[-1])
 
     @property
     def end_byte(self) -> int:
-        """The byte number after its last byte."""
+        """Returns the byte number after its last byte."""
         return int(self.byte_ends[-1])
 
 
@@ -276,8 +276,8 @@ class RunSnapshot:
     ) -> None:
         """`copies` are batches that were left out because the log has them from another node.
 
-        `late`: a node that does not answer says in the store that it holds lines of the run.
-        `flushed` is of a snapshot of what nodes hold: all lines in it that are in chunks, too.
+        `late`: the store says that a silent node holds lines of the run. `flushed` is set in a
+        snapshot of lines that nodes hold: all its lines below these positions are in chunks, too.
         """
         self.held = flushed is not None
         self.flushed = flushed
@@ -295,33 +295,33 @@ class RunSnapshot:
 
     @property
     def exists(self) -> bool:
-        """Whether there ever was a line, or still is."""
+        """Returns true if a line ever existed."""
         return bool(self.stretches or self.manifest.chunks)
 
     @property
     def known(self) -> bool:
-        """Whether there are lines, or a manifest that says why there are none."""
+        """Returns true if lines exist, or a manifest that explains why none do."""
         return self.exists or bool(self.manifest.version) or self.manifest.state == "deleted"
 
     @property
     def lines(self) -> int:
-        """All lines."""
+        """Returns the number of all lines."""
         return self.stretches[-1].end_line if self.stretches else self.chunk_lines
 
     @property
     def size(self) -> int:
-        """All bytes."""
+        """Returns the number of all bytes."""
         return self.stretches[-1].end_byte if self.stretches else self.chunk_bytes
 
     @property
     def state(self) -> str:
-        """The state of the run, including lines that are not in chunks yet."""
+        """Returns the state of the run, including lines that are not in chunks yet."""
         if self.held:
             return "unknown"
         if not self.exists:
             return "deleted" if self.manifest.state == "deleted" else "none"
         if self._late and self.manifest.state == "closed":
-            return "open"  # they came after the close, like those below
+            return "open"  # these lines came after the close, like those below
         if self.manifest.state == "open" or self.manifest.asking or not self.stretches:
             return self.manifest.state
         return self.manifest.state if self._settled() else "open"
@@ -331,7 +331,7 @@ class RunSnapshot:
         return all(int(s.rows["pos"][-1]) < closes.get(s.batches.node, 0) for s in self.stretches)
 
     def stretch_text(self, stretch: UnflushedRows, low: int, high: int) -> bytes:
-        """The texts of its rows from `low` to before `high`."""
+        """Returns the texts of its rows from `low` to before `high`."""
         return stretch.batches.text(stretch.indexes[low:high])
 
 
@@ -365,7 +365,7 @@ HeldBy: TypeAlias = Callable[[RunKey, Collection[str]], Awaitable[Callable[[Mani
 
 
 async def fetching(snapshot: RunSnapshot, work: Callable[[RunSnapshot], Awaitable[T]]) -> T:
-    """The result of `work`, done again whenever a text of another node had to be fetched."""
+    """Returns the result of `work`, repeated whenever a text of another node was fetched."""
     while True:
         try:
             return await work(snapshot)
@@ -374,7 +374,7 @@ async def fetching(snapshot: RunSnapshot, work: Callable[[RunSnapshot], Awaitabl
 
 
 class Snapshots:
-    """Takes snapshots of runs, of all that this node and the others hold."""
+    """Takes snapshots of runs, of all lines that this node and the others hold."""
 
     def __init__(
         self,
@@ -407,7 +407,7 @@ class Snapshots:
         self._silent = silent
 
     async def read(self, key: RunKey, work: Callable[[RunSnapshot], Awaitable[T]]) -> T:
-        """The result of `work` as by `with_one`; of what nodes hold, if the store does not answer.
+        """Returns the result of `work` as `with_one`; on held lines if the store does not answer.
 
         Raises as `with_one`, and `StoreUnavailable` if no node that answers holds lines of the run.
         """
@@ -423,7 +423,7 @@ class Snapshots:
 
     @asynccontextmanager
     async def held(self, key: RunKey) -> AsyncIterator[RunSnapshot]:
-        """What this node's journal and the nodes that answer hold of the run. Asks no store."""
+        """Yields the lines that this node's journal and answering nodes hold. Asks no store."""
         with self._pin() as pin:
             elsewhere = await self._elsewhere.lines(key, held=True)
             horizon, manifest = self._deletions.horizon(key), Manifest(key)
@@ -439,7 +439,7 @@ class Snapshots:
 
     @asynccontextmanager
     async def take(self, key: RunKey) -> AsyncIterator[RunSnapshot]:
-        """The run as it is now. Raises `Moved`, `Unavailable`, `Damaged`."""
+        """Yields the run as it is now. Raises `Moved`, `Unavailable`, `Damaged`."""
         await self._progress.until_started()
         with self._pin() as pin:
             segments, low = self._backlog.now(), self._progress.flushed_pos
@@ -459,9 +459,9 @@ class Snapshots:
             yield RunSnapshot(*parts, late=await self._is_late(manifest, elsewhere.silent))
 
     async def _is_late(self, manifest: Manifest, silent: Collection[str]) -> bool:
-        """Whether a node that does not answer says in the store that it holds lines of the run.
+        """Returns true if the store says that a silent node holds lines of the run.
 
-        It matters for a closed run only. Raises `Moved` if there are none, and the run has changed.
+        It matters for a closed run only. Raises `Moved` if no node does, and the run has changed.
         """
         if not silent or manifest.state != "closed":
             return False
@@ -473,10 +473,10 @@ class Snapshots:
         return False
 
     async def with_one(self, key: RunKey, work: Callable[[RunSnapshot], Awaitable[T]]) -> T:
-        """The result of `work` on a snapshot, repeated on a newer one if something moved.
+        """Returns the result of `work` on a snapshot, repeated on a newer one if an object moved.
 
-        If nothing of a run is found, it is rebuilt, where that is possible, before it is said
-        not to exist.
+        If nothing of a run is found, it is rebuilt, if that is possible, before it is reported not
+        to exist.
         """
         hopeless = False
         moved: Moved | None = None
@@ -487,7 +487,7 @@ class Snapshots:
                         return await fetching(snapshot, work)
                 hopeless = not await self._rebuilder.run(key)
             except Moved as error:
-                if moved is not None:  # it was no swap between two looks: something is gone
+                if moved is not None:  # it was no swap between two reads: an object is gone
                     await self.repair(key)
                 moved = error
         raise StoreUnavailable(

@@ -1,16 +1,30 @@
-"""The sweeper does what nobody else did. Every node runs it; sweeping twice does no harm.
+"""Sweeps runs that nobody looks after, and takes over the lines of lost nodes.
+
+Every node runs the sweeper; sweeping twice does no harm.
 
 - It closes a run that nobody closed after `stream_timeout_seconds` without a line and without a
-  status that says that it goes on, also one that this process has never seen: it finds runs from
-  their manifests, and those that an OpenMetadata server left in progress from its active markers.
-  It closes a closed run with a late batch after `reopened_seconds`. The sweeper holds the run's
-  lease, and looks once more for lines at every node just before.
+  status that says that it goes on. That includes runs that this process has never seen: it finds
+  runs from their manifests, and runs that an OpenMetadata server left in progress from its active
+  markers. It closes a closed run with a late batch after `reopened_seconds`. The sweeper holds the
+  run's lease, and checks once more for lines at every node just before.
 - It publishes a `partial.txt` that vanished again, and removes one that a closed run left.
 - It removes chunks that no manifest names when they are older than `orphan_seconds`: they were
   merged, sealed, or written by a flush that was killed before its swap. It also removes logs
   that a killed deletion left.
 - It deletes runs whose last line is older than their pipeline's retention, whenever it arrived;
   their manifest says deleted, and is removed after the same time again.
+
+The takeover flushes the segments of lost nodes into the runs:
+
+    segments above a node's watermark, and its text lease is free
+        ──► the lease ──► its segments in this node's backlog ──► flushed ──► watermark ──► release
+
+A node holds its own text lease while it lives. Lines that are only in its journal wait for it. If
+it lives after all, and flushes the same lines, the writer's position in the manifest decides:
+nothing is lost or doubled, the lease only saves work.
+
+If a segment between two others is missing, the takeover waits for it and never skips it. It derives
+a damaged watermark again (`service/shipping/watermarks.py`), because the lost node may never do so.
 """
 
 from __future__ import annotations
@@ -58,18 +72,7 @@ from tailrace.logstore.runs.manifest import Manifest, Manifests, manifest_at
 from tailrace.logstore.runs.report import RunReport, Watermark, read_watermark
 from tailrace.logstore.segments.reader import read_footer
 
-# Takeover of lost nodes: their segments are flushed into the runs without them.
-#
-#   segments above a node's watermark, and its text lease is free
-#       ──► the lease ──► its segments in this node's backlog ──► flushed ──► watermark ──► release
-#
-# A node holds its own text lease while it lives. Lines that are only in its journal wait for it.
-# If it lives after all, and flushes the same lines, the writer's position in the manifest
-# decides: nothing is lost or doubled, the lease only saves work.
-#
-# If a segment between two others is missing, the takeover waits for it and never skips it. It
-# derives a damaged watermark again (`service/shipping/watermarks.py`), because its lost node may
-# never do so.
+# --- Takeover -----------------------------------------------------------------------------------
 
 
 _AT_ONCE = 8
@@ -77,7 +80,7 @@ _BUSY_SECONDS = 5.0
 
 
 async def gone(leases: NamedLeases, node: str) -> bool:
-    """Whether the node no longer holds its own text lease. Raises `StoreUnavailable`."""
+    """Returns true if the node no longer holds its text lease. Raises `StoreUnavailable`."""
     return await leases.held_by(text_lease(node)) != node
 
 
@@ -101,8 +104,8 @@ class Takeover:
     ) -> None:
         """`watermark` reads a node's watermark, and derives a damaged one again.
 
-        `taken` hears of each time that segments were taken over. `lags`: whether a run may lack
-        lines of a node.
+        `taken` is called each time that segments were taken over. `lags` returns true if a run may
+        lack lines of a node.
         """
         self._node = node
         self._store = store
@@ -138,10 +141,10 @@ class Takeover:
         self._stopping = True
 
     async def is_over(self, node: str, key: RunKey | None = None) -> bool:
-        """Whether a node is lost, and its segments are in their runs; else it is looked after soon.
+        """Returns true if a node is lost and its segments are in their runs.
 
-        If one of its segments is missing, the run `key` waits as long as it may lack lines of the
-        node; nothing else does. Raises `TailraceError`.
+        Otherwise it will be looked after soon. If one of its segments is missing, the run `key`
+        waits as long as it may lack lines of the node; nothing else does. Raises `TailraceError`.
         """
         if not await gone(self._leases, node):
             return False
@@ -155,8 +158,8 @@ class Takeover:
     async def look(self) -> None:
         """Keeps the own lease, releases finished nodes, and takes over nodes that nobody has.
 
-        A node that cannot be looked after delays no other. Raises the last
-        `TailraceError` after trying all.
+        A node that cannot be looked after delays no other. Raises the last `TailraceError` after
+        trying all.
         """
         if self._own is None or not self._own.valid():
             self._own = await self._leases.acquire(text_lease(self._node))
@@ -177,7 +180,7 @@ class Takeover:
             if not held.valid():
                 self._backlog.disown(node)
             else:
-                await self._watermark(node)  # else what is damaged meanwhile is never raised
+                await self._watermark(node)  # otherwise a mark damaged meanwhile is never raised
                 if any(s.node == node for s in self._backlog.inherited) or await self._take(node):
                     continue
             del self._held[node]
@@ -194,10 +197,10 @@ class Takeover:
             await self._take(node)
 
     async def _take(self, node: str) -> int:
-        """Adds the node's next segments to the backlog; gives their number."""
+        """Adds the node's next segments to the backlog; returns their number."""
         segments = await self._backlog.find(node, most=_AT_ONCE)
         if segments:
-            # Another node may have deleted, what this one has not heard of, meanwhile.
+            # Another node may have deleted lines meanwhile, without a notification to this one.
             await self._load_deletions()
             await self._flusher.inherit(segments)
             self._taken()
@@ -213,7 +216,7 @@ class Takeover:
         return False
 
     async def _others(self) -> AsyncIterator[str]:
-        """Nodes with segments in the store that nobody here looks after."""
+        """Yields nodes with segments in the store that nobody here looks after."""
         async for folder in self._store.folders(keys.SEGMENTS):
             node = decode(folder)
             here = {self._node, *self._held, *[s.node for s in self._backlog.inherited]}
@@ -221,24 +224,24 @@ class Takeover:
                 yield node
 
 
-# Finds lines of a run that other nodes hold and that are not in its chunks, from the store.
-#
-# It looks in the order in which lines move: at the `active` objects of living nodes, then at
-# segments above watermarks. The manifest is read after that. The store may not show an append of
-# the last moments yet; such a batch is added after a close like any late batch.
-#
-# The marker of a lost node counts only while one of its segments is missing, since nobody knows
-# of which runs that one has lines.
+# --- Lines that other nodes hold ----------------------------------------------------------------
 
 
 Ends = Mapping[RunKey, int]
-"""Of the runs in a segment one past the last position."""
+"""The runs in a segment, with one past their last position."""
 
 
 class RemoteState:
-    """What other nodes hold, as one node sees it.
+    """Finds in the store lines of a run that other nodes hold and that are not in its chunks.
 
-    `gone`: whether a node gave up its text lease; `lacks`: whether a segment of it is missing.
+    It reads in the order in which lines move: the `active` objects of living nodes, then segments
+    above watermarks. The manifest is read after that. The store may not show an append of the last
+    moments yet; such a batch is added after a close like any late batch.
+
+    The marker of a lost node counts only while one of its segments is missing, since the runs of
+    that segment are unknown.
+
+    `gone` returns true if a node gave up its text lease; `lacks` if a segment of it is missing.
     """
 
     def __init__(
@@ -262,9 +265,9 @@ class RemoteState:
     async def held(
         self, key: RunKey, nodes: Collection[str] | None = None
     ) -> Callable[[Manifest], bool]:
-        """A function that says of a manifest that is read later whether there are such lines.
+        """Returns a test whether such lines exist, for a manifest that is read later.
 
-        Of these nodes, or of all. Raises `StoreUnavailable`, `Damaged`.
+        The lines are of these nodes, or of all. Raises `StoreUnavailable`, `Damaged`.
         """
         active = await self._active(key, nodes)
         ends = await self._in_segments(nodes)
@@ -275,12 +278,12 @@ class RemoteState:
         return beyond
 
     async def lags(self, key: RunKey, node: str) -> bool:
-        """Whether the run may lack lines of the node. Raises `StoreUnavailable`, `Damaged`."""
+        """Returns true if the run may lack lines of the node. Raises as `held`."""
         beyond = await self.held(key, [node])
         return beyond((await self._manifests.get(key)).manifest)
 
     async def held_in(self, fqn: str, nodes: Collection[str]) -> Callable[[Manifest], bool]:
-        """The same for all runs of a pipeline."""
+        """Returns the same test for all runs of a pipeline."""
         prefix, marked = keys.active_pipeline(self._prefix, fqn), set[str]()
         waited = {node for node in nodes if await self._is_waited_for(node)}
         async for info in self._store.list(prefix):
@@ -295,7 +298,7 @@ class RemoteState:
         return beyond
 
     async def _active(self, key: RunKey, nodes: Collection[str] | None) -> bool:
-        """Whether another living node says that it holds lines."""
+        """Returns true if another living node says that it holds lines."""
         prefix = keys.active_nodes(self._prefix, key)
         async for info in self._store.list(prefix):
             node = decode(info.key.removeprefix(prefix))
@@ -309,7 +312,7 @@ class RemoteState:
         return self._lacks(node) or not await self._gone(node)
 
     async def _in_segments(self, nodes: Collection[str] | None) -> list[tuple[str, Ends]]:
-        """Segments above watermarks: of each its node, and where its runs end."""
+        """Returns segments above watermarks: the node of each, and where its runs end."""
         listed: dict[tuple[str, int], Ends] = {}
         for node in await self._nodes() if nodes is None else nodes:
             mark = await read_watermark(self._store, node)
@@ -339,7 +342,7 @@ class RemoteState:
 
 
 def _lacks(manifest: Manifest, segments: Iterable[tuple[str, Ends]]) -> bool:
-    """Whether one of the segments has lines of the run that are not in its chunks."""
+    """Returns true if one of the segments has lines of the run that are not in its chunks."""
     return any(manifest.dealt_with(node) < ends.get(manifest.key, 0) for node, ends in segments)
 
 
@@ -418,9 +421,9 @@ class Sweeper:
         self._stopping = True
 
     async def sweep(self) -> None:
-        """Looks at every run once. Raises `StoreUnavailable`, `OutcomeUnknown`.
+        """Checks every run once. Raises `StoreUnavailable`, `OutcomeUnknown`.
 
-        A run that cannot be swept holds back no other, unless it is the store that fails.
+        A run that cannot be swept delays no other, unless it is the store that fails.
         """
         await self._deletions.load()
         self.damaged = 0
@@ -430,7 +433,7 @@ class Sweeper:
         patience = round(self._settings.stream_timeout_seconds * 1000)
         try:
             await self._import_left(self._now_ms() - patience)
-        except (Unavailable, OutcomeUnknown, Damaged) as error:  # a later sweep looks again
+        except (Unavailable, OutcomeUnknown, Damaged) as error:  # a later sweep tries again
             failures += 1
             self.last_error = f"what OpenMetadata left: {error}"
         async for info in self._store.list(keys.RUNS):
@@ -452,7 +455,7 @@ class Sweeper:
         self.heartbeat.success()
 
     async def _sweep_store(self, before_ms: int) -> None:
-        """Removes what belongs to no run: unfinished writes, leases of sweepers that died."""
+        """Removes objects that belong to no run: unfinished writes, leases of dead sweepers."""
         self.uploads += await self._store.sweep(before_ms)
         await self._leases.clear(SWEEP)
 
@@ -466,7 +469,7 @@ class Sweeper:
         elif await self._abandoned(manifest):
             await self._finalise(manifest.key)
         elif manifest.state == "closed" and manifest.sealed:
-            self._ended(manifest.key)  # by another node, perhaps; somebody may be watching here
+            self._ended(manifest.key)  # maybe closed by another node; readers may wait here
         if self._clean.get(info.key) == manifest.version or await self._sweep_texts(manifest):
             clean[info.key] = manifest.version
 
@@ -477,7 +480,7 @@ class Sweeper:
         return self._now_ms() - max(manifest.flushed_ms, manifest.last_ms)
 
     async def _abandoned(self, manifest: Manifest) -> bool:
-        """Whether a run is to be closed: it is idle, and no client says that it goes on."""
+        """Returns true if a run is to be closed: it is idle, and no client says that it goes on."""
         if not manifest.chunks or (manifest.state == "closed" and manifest.sealed):
             return False
         idle_ms, settings = self._idle_ms(manifest), self._settings
@@ -494,10 +497,10 @@ class Sweeper:
             return len(pin.batches(run=manifest.key, start=start).rows) > 0
 
     async def _finalise(self, key: RunKey) -> None:
-        """Closes the run under its lease, unless somebody appended since the look."""
+        """Closes the run under its lease, unless somebody appended since the check."""
         held = await self._leases.acquire(sweep_lease(key))
         if held is None:
-            return  # another node is about it
+            return  # another node is closing it
         try:
             beyond = await self._remote_state.held(key)
             newest = (await self._manifests.get(key)).manifest
@@ -505,22 +508,22 @@ class Sweeper:
                 return
             if held.valid() and await self._close(key, newest):
                 self.finalised += 1
-        except NotFound:  # a chunk that it is made of
+        except NotFound:  # a chunk from which it is made
             await self._repair(key)
         finally:
             await self._leases.release(held, forget=True)
 
     async def _sweep_texts(self, manifest: Manifest) -> bool:
-        """Sweeps a run's objects; whether nothing is left to sweep until the manifest changes."""
+        """Sweeps a run's objects; true if nothing is left to sweep until the manifest changes."""
         key = manifest.key
         found = [info async for info in self._store.list(keys.run_texts(self._prefix, key))]
-        # Read after the list: what a newer manifest names must not go.
+        # Read after the list: objects that a newer manifest names must not go.
         newest = (await self._manifests.get(key)).manifest
         chunks = keys.chunks_of(self._prefix, key)
         named = {chunk.id for chunk in newest.chunks}
         parts = [info for info in found if info.key.startswith(chunks)]
         unnamed = [info for info in parts if _chunk_id(info.key) not in named]
-        if newest.state == "deleted":  # by somebody who was killed before he removed them
+        if newest.state == "deleted":  # the deletion was killed before it removed them
             texts = keys.partial(self._prefix, key), keys.logs(self._prefix, key)
             unnamed += [info for info in found if info.key in texts]
         limit = self._now_ms() - self._orphan_seconds * 1000
@@ -559,7 +562,7 @@ class Sweeper:
         def change(newest: Manifest) -> Manifest | None:
             nonlocal replaced
             if newest.state == "deleted" or newest.flushed_ms != manifest.flushed_ms:
-                return None  # somebody was first, or appended since
+                return None  # another node was first, or a client appended since
             replaced = newest
             return replace(
                 newest,

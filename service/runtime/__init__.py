@@ -1,1 +1,1 @@
-"""What a node needs of its process and machine, whatever it stores."""
+"""The process and machine of a node: clocks, counters, health, identity, disks, deadlines."""

@@ -1,4 +1,13 @@
-"""A step of a start that is tried until the store allows it."""
+"""Retries a step until the store allows it, and shares calls between simultaneous callers.
+
+A thousand readers of a run that connect at once ask the store the same question:
+
+    answer = await calls.call(("size", key), lambda: reader.size(key))
+
+`SharedCalls` gives each caller the answer of a call that begins after its request, so no answer is
+older than its request. Of one question there is at most one call in progress and one that waits for
+its end; all callers that ask meanwhile share the waiting one.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +25,7 @@ _RETRY_SECONDS = 1.0
 async def insist(
     step: Callable[[], Awaitable[None]], clock: Clock, told: Callable[[str | None], None], what: str
 ) -> None:
-    """Returns when `step` was possible; `told` hears the reason why not, and None at the end."""
+    """Repeats `step` until it succeeds. `told` gets the reason of each failure, finally None."""
     while True:
         try:
             await step()
@@ -28,21 +37,11 @@ async def insist(
             return
 
 
-# One call for all who ask the same at the same time.
-#
-#   answer = await calls.call(("size", key), lambda: reader.size(key))
-#
-# A thousand readers of a run that connect at once ask the same of the store. Each gets the answer
-# of a call that begins after it asked, so nobody is told what was true before: of one question
-# there are at most a call in progress and one that waits for its end, which everybody joins who
-# asks meanwhile.
-
-
 T = TypeVar("T")
 
 
 class SharedCalls:
-    """Calls by what they ask."""
+    """Calls in progress and waiting calls, by question."""
 
     def __init__(self) -> None:
         self._waiting: dict[Hashable, asyncio.Task[Any]] = {}
@@ -51,14 +50,14 @@ class SharedCalls:
         """How many calls there were."""
 
     async def call(self, question: Hashable, ask: Callable[[], Awaitable[T]]) -> T:
-        """The answer of a call that begins after this one, for all who wait for it."""
+        """Returns the answer of a call that begins after this request, shared by all waiters."""
         task = self._waiting.get(question)
         if task is None:
             before = self._running.get(question)
             task = asyncio.create_task(self._run(question, ask, before))
             task.add_done_callback(_heard)
             self._waiting[question] = task
-        # Somebody who leaves does not take the answer away from the others.
+        # A cancelled caller does not cancel the call for the others.
         return await asyncio.shield(task)
 
     async def _run(
@@ -76,6 +75,6 @@ class SharedCalls:
 
 
 def _heard(task: asyncio.Task[Any]) -> None:
-    """An error that nobody waits for any more is no fault of the loop."""
+    """Retrieves an error without a waiting caller, so that the loop does not report it."""
     if not task.cancelled():
         task.exception()

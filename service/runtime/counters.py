@@ -1,4 +1,8 @@
-"""Counters that are raised where things happen; `service.metrics` reads them at a scrape."""
+"""Counters that are raised at the events, and wrappers that count.
+
+`service.metrics` reads the counters at a scrape. The wrappers of an object store, a syncer and an
+append have the interface of the wrapped one.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,7 @@ LINES = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1e3, 3e3, 1e4, 3e4, 1e5)
 
 
 class Distribution:
-    """A histogram: an observation is one search in a dozen numbers. Bounds are upper bounds."""
+    """A histogram with upper bounds; an observation is one search in a dozen numbers."""
 
     def __init__(self, bounds: Sequence[float] = SECONDS) -> None:
         self._bounds = bounds
@@ -44,7 +48,7 @@ class Distribution:
         self.sum += value
 
     def add(self, other: Distribution) -> None:
-        """Counts all that another of the same bounds has counted."""
+        """Adds all observations of another histogram with the same bounds."""
         self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
         self.sum += other.sum
 
@@ -54,7 +58,7 @@ class Distribution:
         return made
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Upper bounds with cumulative counts, as Prometheus wants them."""
+        """Upper bounds with cumulative counts, in the form of Prometheus."""
         total = 0
         found = []
         for bound, count in zip((*self._bounds, float("inf")), self.counts, strict=True):
@@ -73,7 +77,7 @@ class Throughput:
         self._bytes = 0
 
     def add(self, now: float, size: int) -> None:
-        """Counts bytes that went at `now`."""
+        """Counts bytes at the time `now`."""
         self._recent.append((now, size))
         self._bytes += size
         self._forget(now)
@@ -94,7 +98,7 @@ RequestSeconds: TypeAlias = dict[tuple[str, str, str], Distribution]
 
 @dataclass(slots=True)
 class HttpCounters:
-    """What the HTTP API counts. All only grow, but `connections` and `readers`."""
+    """Counters of the HTTP API. All except `connections` and `readers` only grow."""
 
     connections: int = 0
     connections_refused: int = 0
@@ -127,11 +131,11 @@ READS = ("get", "stream")
 
 @dataclass(slots=True)
 class StoreCounters:
-    """What the metered store counts, by operation.
+    """Counters of the metered store, by operation.
 
-    `sent` are bytes of bodies handed over, also to calls that failed; `composed` are bytes
-    that the store copied within itself. `running` are calls without an answer yet.
-    `s3_requests` is the S3 store's own count, by its operation: what one call makes of it.
+    `sent` are bytes of bodies passed to calls, also to failed ones; `composed` are bytes that the
+    store copied within itself. `running` are calls without an answer yet. `s3_requests` is the S3
+    store's own count of requests by its operation; one call may make several.
     """
 
     requests: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -149,7 +153,7 @@ class StoreCounters:
         return sum(chosen if operations else self.requests.values())
 
     def done(self, *operations: str) -> int:
-        """Calls of these operations that did what they were for."""
+        """Calls of these operations that succeeded."""
         return sum([self.requests.get((name, "done"), 0) for name in operations])
 
     @property
@@ -168,24 +172,21 @@ class StoreCounters:
 
 @dataclass(slots=True)
 class SyncCounters:
-    """What the metered syncer counts. Syncs that hang are in no histogram: `begun` has them."""
+    """Counters of the metered syncer. `begun` includes hanging syncs, the histogram does not."""
 
     seconds: Distribution = field(default_factory=Distribution)
     begun: dict[object, float] = field(default_factory=dict)
 
     def waiting_seconds(self, now: float) -> float:
-        """How long the oldest sync under way has taken by now; 0 if there is none."""
+        """The age of the oldest running sync in seconds; 0 without one."""
         return max([now - start for start in self.begun.values()], default=0.0)
-
-
-# Wrappers that count: an object store, a syncer, an append, each as its inner one.
 
 
 T = TypeVar("T")
 
 
 class MeteredSyncer:
-    """Times each sync, and remembers when those under way began."""
+    """Times each sync, and remembers the start of running ones."""
 
     def __init__(self, inner: Syncer, clock: Clock, counters: SyncCounters) -> None:
         self._inner = inner
@@ -208,9 +209,9 @@ class MeteredSyncer:
 class MeteredStore:
     """Counts calls by operation and outcome, and their bytes and time. `watch` sees whole objects.
 
-    A call of `put`, `get`, `head`, `compose` or `delete` is one, however many requests the
-    inner store makes of it; so is a whole `list` or `stream`, whose time is not counted,
-    since it is that of whoever reads it.
+    A call of `put`, `get`, `head`, `compose` or `delete` counts once, however many requests the
+    inner store makes for it. So does a whole `list` or `stream`; its time is not counted, since it
+    depends on the reader.
     """
 
     def __init__(
@@ -333,7 +334,7 @@ K = TypeVar("K")
 
 
 def outcome_of(error: BaseException) -> Outcome:
-    """How a call ended that raised. A reader who stops in the middle had what it wanted."""
+    """The outcome of a call that raised. A reader that stops early counts as a success."""
     if isinstance(error, GeneratorExit):
         return "done"
     if isinstance(error, asyncio.CancelledError):
@@ -343,7 +344,7 @@ def outcome_of(error: BaseException) -> Outcome:
     return "unknown" if isinstance(error, OutcomeUnknown) else "failed"
 
 
-_adding = Lock()  # of the event loop, and of threads that list
+_adding = Lock()  # the event loop and listing threads add
 
 
 def _add(counts: dict[K, int], key: K, number: int) -> None:
@@ -356,7 +357,7 @@ def metered_append(
     clock: Clock,
     counters: HttpCounters,
 ) -> Callable[[IncomingBatch], Awaitable[AppendReceipt]]:
-    """`append` that counts what it stored, what it did not, and how long it took."""
+    """Wraps `append`: counts stored and refused batches, and the time of each."""
     now = clock.monotonic
 
     async def counted(batch: IncomingBatch) -> AppendReceipt:

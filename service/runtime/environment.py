@@ -1,4 +1,4 @@
-"""The world outside a node, as parameters: store, files, clock, randomness, threads."""
+"""The dependencies of a node as parameters: store, files, clock, randomness, threads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tailrace.logstore.objects.store import DateSample, ObjectStore
 
 @dataclass(frozen=True, slots=True)
 class Seams:
-    """The outside world of a node; `syncer` is called inside the running loop."""
+    """The dependencies of a node. `syncer` is called inside the running loop."""
 
     store: ObjectStore
     fs: FileSystem

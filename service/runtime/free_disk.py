@@ -1,4 +1,21 @@
-"""What copies may take of a disk that the journal is on."""
+"""The free space of disks that caches may use, and reserves for a full disk.
+
+`spare_bytes` limits copies and caches on the journal's disk. `DiskReserve` takes space on disks
+beforehand and releases it when a disk is full.
+
+A full disk must not be a deadlock: freeing space needs some space itself. A start writes a new
+journal file and registers the node; a deletion writes an entry into the journal, a record and a
+manifest. Each of both has its own reserve, because work that begins with a start, such as shipping
+the waiting lines of the journal, uses all space that it finds.
+
+    {folder}/start/bytes        zeros
+    {folder}/start/inode-00     and so on: empty files, for disks that run out of inodes
+    {folder}/deletion/…         likewise
+
+A reserve is released only if its disk has less than that free, and taken again once the disk has
+three times as much. Nothing depends on a reserve: if it cannot be taken, it is tried again later.
+The files have no meaning, and may be deleted.
+"""
 
 from __future__ import annotations
 
@@ -14,28 +31,12 @@ _FREE_BYTES: Final = 1 << 30
 
 
 def spare_bytes(folder: str) -> int:
-    """Free bytes of the disk of `folder` beyond those that are to stay free; below 0 if it lacks.
+    """Free bytes of the disk of `folder` beyond those that must stay free; negative if too few.
 
     A tenth of the disk stays free, and at least 1 GiB, for the journal first of all.
     """
     disk = disk_usage(folder)
     return disk.free - max(round(disk.total * _FREE_SHARE), _FREE_BYTES)
-
-
-# Room on disks that is taken beforehand, and given up when a disk is full.
-#
-# A full disk must not be a trap: what empties it needs some room itself. A start writes a new
-# journal file and registers the node; a deletion writes an entry into the journal, a record and a
-# manifest. Each has a reserve of its own, because what begins with a start, as shipping of what
-# waits in the journal, takes all room that it finds.
-#
-#   {folder}/start/bytes        zeros
-#   {folder}/start/inode-00     and so on: empty files, for disks that run out of inodes
-#   {folder}/deletion/…         likewise
-#
-# A reserve is given up only when its disk has less than that free, and taken again once the disk
-# has three times as much. Nothing depends on a reserve: if it cannot be taken, it is tried again
-# later. The files have no meaning, and may be deleted.
 
 
 INODES: Final = 32
@@ -58,14 +59,14 @@ class DiskReserve:
         self._size = size
 
     def give_up_if_full(self, purpose: Purpose) -> None:
-        """Makes room on each disk that has less than a reserve. Does nothing if that fails."""
+        """Releases the reserve of each disk with less free space. Does nothing if that fails."""
         for folder in self._folders:
             with suppress(OSError):
                 if not self._has_room(folder, 1):
                     self._remove(f"{folder}/{purpose}")
 
     def restore(self) -> None:
-        """Takes the reserves that are missing, on each disk with enough room."""
+        """Takes missing reserves, on each disk with enough space."""
         for folder in self._folders:
             for purpose in _PURPOSES:
                 with suppress(OSError):
@@ -82,7 +83,7 @@ class DiskReserve:
             for number in range(INODES - 1):
                 self._fs.open(f"{reserve}/inode-{number:02}", "create").close()
             self._write_zeros(f"{reserve}/bytes")
-        except OSError:  # somebody was quicker
+        except OSError:  # another process was faster
             self._remove(reserve)
             raise
 
@@ -112,5 +113,5 @@ class DiskReserve:
 
 
 def no_reserve() -> DiskReserve:
-    """For nodes whose disks somebody else looks after."""
+    """No reserve, for nodes whose disks are managed elsewhere."""
     return DiskReserve(Disk(), (), 0)

@@ -1,8 +1,39 @@
-"""Signs of life of a loop: how long ago it last turned, and last did what it is for.
+"""The health of a node: heartbeats, stalls, clock skew, store checks, hanging work, damage.
 
-A loop that hangs in one call never fails, counts no error and looks idle; only the age of
-its last turn gives it away. Ages are of the monotonic clock, so that neither a step of
-this node's clock nor another clock at the reader's makes a loop look dead.
+**Heartbeats.** A `Heartbeat` has the time of a loop's last turn and of its last success. A loop
+that hangs in one call never fails, counts no error and looks idle; only the age of its last turn
+shows it. Ages are of the monotonic clock, so that neither a step of this node's clock nor another
+clock at the reader makes a loop look dead.
+
+**Stalls.** `Pulse` counts how often the whole process stood still: stopped by a signal, out of
+memory, or on a hanging machine. Meanwhile the process receives nothing, and others give up waiting
+for it. Its knowledge is then old, though none of its own timers has noticed yet. Code that depends
+on that compares `stalls` with its earlier value.
+
+**Problems** are sentences for people, each with a name that stays as long as the problem
+(`HealthProblem`). A sentence may contain a duration, a number of failures, or the error of the last
+try. Its name contains none of these, so a comparison of the problems of two moments sees a lasting
+problem as one.
+
+**Clock skew.** `ClockSkew` measures the difference between this node's clock and the store's, which
+all nodes share. ULIDs, pages by time and expiry mean something only if nodes agree on the time. A
+node that is more than a minute off accepts no batches until its clock is right. A store in a folder
+has no clock of its own but the machine's, so its skew is 0.
+
+**Store check.** `StoreCheck` checks at the start whether the object store can keep its data as
+required. A refusal makes the start impossible. An unreachable store, or one without an answer
+within a second, does not: the node accepts batches, they wait in its journal, and the check is made
+as soon as the store answers. If it refuses then, the service stops as it would have at the start. A
+store in a folder needs no check.
+
+**Hanging work.** `Ongoing` counts running work and the age of its oldest piece. A piece that hangs
+fails no try and counts no error; only its age shows it.
+
+**Damaged state.** `StateWatch` reports state objects that were damaged when this process read them
+last. It sees every object that the node reads, so no other part has to report damage. A damaged
+object is read again every ten seconds: the problem is over when the object is intact or gone. The
+same holds for an object of a newer format: this node has to be upgraded. Entries of the register
+are left to `service.peers`, which names the nodes that wrote them.
 """
 
 from __future__ import annotations
@@ -32,7 +63,7 @@ _LOOK_SECONDS = 1.0
 
 
 class Heartbeat:
-    """The signs of life of one loop. Until its first turn, ages count from when this was made."""
+    """The signs of life of one loop. Until its first turn, ages count from its creation."""
 
     def __init__(self, clock: Clock) -> None:
         self._now = clock.monotonic
@@ -41,12 +72,12 @@ class Heartbeat:
         self._resting = False
 
     def turn(self) -> None:
-        """Records that the loop has come round, or continues a long piece of work."""
+        """Records a turn of the loop, or progress of a long piece of work."""
         self._turned = self._now()
         self._resting = False
 
     def rest(self) -> None:
-        """Records that the loop waits for work, which may take any time."""
+        """Records that the loop waits for work, for any time."""
         self._resting = True
 
     async def pause(self, seconds: float, stopping: Callable[[], bool]) -> None:
@@ -57,7 +88,7 @@ class Heartbeat:
             await self._sleep(_LOOK_SECONDS)
 
     def success(self) -> None:
-        """Records that the work was done once, by the loop or by somebody in its place."""
+        """Records that the work was done once, by the loop or on its behalf."""
         self._succeeded = self._now()
 
     @property
@@ -67,15 +98,8 @@ class Heartbeat:
 
     @property
     def success_age_seconds(self) -> float:
-        """Seconds since the last success, or since this was made if there was none."""
+        """Seconds since the last success, or since the creation if it had none."""
         return self._now() - self._succeeded
-
-
-# Whether this process stood still: stopped by a signal, out of memory, or on a machine that hung.
-#
-# A process that stands still hears nothing, and others that wait for its answer give up
-# meanwhile. What it knew is then old, though none of its own timers has noticed yet. Whoever
-# needs to know asks `stalls` and compares with what it was before.
 
 
 BEAT_SECONDS = 1.0
@@ -83,7 +107,7 @@ STALL_SECONDS = 3.0
 
 
 class Pulse:
-    """Counts the times that the loop did not come round for `STALL_SECONDS`."""
+    """Counts the times that the loop did not turn for `STALL_SECONDS`."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -91,7 +115,7 @@ class Pulse:
         self._stalls = 0
 
     def stalls(self) -> int:
-        """How often the process stood still, also if it has gone on only just now."""
+        """The number of stalls so far, including one that has just ended."""
         now = self._clock.monotonic()
         if now - self._last > STALL_SECONDS:
             self._stalls += 1
@@ -102,13 +126,6 @@ class Pulse:
         """Sleeps until the next beat."""
         await self._clock.sleep(BEAT_SECONDS)
         self.stalls()
-
-
-# Problems of a node: sentences for people, each with a name that lasts as long as it does.
-#
-# A sentence may say how long something takes, how often it failed, or what the last try met. Its
-# name says none of that. So whoever compares the problems of two moments sees one that lasts as
-# one.
 
 
 class HealthProblem(str):
@@ -124,20 +141,13 @@ class HealthProblem(str):
 
 
 def name_of(problem: str) -> str:
-    """The name of a problem; one that is plain text says the same as long as it lasts."""
+    """The name of a problem. A plain string is its own name: its text stays the same."""
     return problem.name if isinstance(problem, HealthProblem) else problem
 
 
 def by_name(problems: Iterable[str]) -> dict[str, str]:
-    """Problems by their names."""
+    """The problems by their names."""
     return {name_of(problem): problem for problem in problems}
-
-
-# Measures how far this node's clock is from the store's, which all nodes share.
-#
-# ULIDs, pages by time and expiry mean something only if nodes agree on the time. A node that is
-# more than a minute off takes no batches until its clock is right. A store without a clock of its
-# own, a folder, has the machine's: there is nothing to be off from.
 
 
 MOST_MS = 60_000
@@ -146,7 +156,7 @@ MOST_MS = 60_000
 class ClockSkew:
     """The skew of this node's clock.
 
-    `newest` gives the store's last `Date`; it is None if the store has no clock.
+    `newest` returns the store's last `Date`; it is None if the store has no clock.
     """
 
     def __init__(self, newest: Callable[[], DateSample | None] | None) -> None:
@@ -154,7 +164,7 @@ class ClockSkew:
 
     @property
     def ahead_ms(self) -> int:
-        """How far the clock is ahead for sure; negative if behind, 0 while nothing is known."""
+        """How far the clock is certainly ahead; negative if behind, 0 while unknown."""
         sample = None if self._newest is None else self._newest()
         return 0 if sample is None else sample.ahead_ms
 
@@ -162,7 +172,7 @@ class ClockSkew:
     def bounds_ms(self) -> tuple[int, int]:
         """The least and the most by which the clock may be ahead; both 0 without another clock.
 
-        Before the store has answered they are those between which a node takes batches.
+        Before the store has answered they are the limits between which a node accepts batches.
         """
         if self._newest is None:
             return 0, 0
@@ -171,7 +181,7 @@ class ClockSkew:
 
     @property
     def problem(self) -> str | None:
-        """The reason why no batches are taken; None if the clock is right."""
+        """The reason why the node accepts no batches; None if the clock is right."""
         if self._newest is None:  # asked for every batch
             return None
         ahead_ms = self.ahead_ms
@@ -182,20 +192,12 @@ class ClockSkew:
         return HealthProblem("the clock is not the object store's", what)
 
 
-# Checks at the start whether the object store can keep what is entrusted to it.
-#
-# What a store refuses makes the start impossible. A store that cannot be reached, or does not
-# answer within a second, does not: the node takes batches, they wait in its journal, and the
-# check is made as soon as there is an answer; if it is refused then, the service stops as it
-# would have at the start. A store in a folder needs no check.
-
-
 _AGAIN_SECONDS = 10.0
 _UNCHECKED = "the object store is not checked"
 
 
 class StoreCheck:
-    """The check of one store; `refused` is done when a late check found that it cannot be used."""
+    """The check of one store. `refused` is done if a late check finds the store unusable."""
 
     def __init__(
         self,
@@ -206,7 +208,7 @@ class StoreCheck:
         expiration_days: int,
         first_seconds: float = 1.0,
     ) -> None:
-        """`texts` is the prefix whose objects the bucket expires after so many days.
+        """The bucket expires objects with the prefix `texts` after `expiration_days`.
 
         `first` returns after `first_seconds` at the latest.
         """
@@ -221,9 +223,9 @@ class StoreCheck:
         self.refused: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
 
     async def first(self) -> None:
-        """Checks at the start; `run` waits on for a store that takes its time.
+        """Checks at the start; for a slow store, `run` continues to wait.
 
-        Raises `InvalidInput` for what the store refuses.
+        Raises `InvalidInput` if the store refuses the check.
         """
         if self._store is None:
             return
@@ -269,17 +271,12 @@ class StoreCheck:
             self._rule = HealthProblem(what, f"{what}: {with_hint(error)}")
 
 
-# Work that is under way, and for how long the oldest piece of it is.
-#
-# A piece that hangs fails no try and counts no error. Only its age gives it away.
-
-
 LONG_SECONDS: Final = 300.0
 """Far more than a piece of work takes on a machine that has too much to do."""
 
 
 class Ongoing:
-    """The pieces of one kind of work; `what` says in a sentence what a hanging one is."""
+    """The pieces of one kind of work; `what` names a hanging one in a sentence."""
 
     def __init__(self, clock: Clock, what: str, *, most_seconds: float = LONG_SECONDS) -> None:
         self._now = clock.monotonic
@@ -290,7 +287,7 @@ class Ongoing:
 
     @contextmanager
     def piece(self) -> Iterator[None]:
-        """Counts what is done in the block as a piece."""
+        """Counts the work in the block as a piece."""
         number = self._begin()
         try:
             yield
@@ -298,7 +295,7 @@ class Ongoing:
             del self._begun[number]
 
     def follow(self, work: asyncio.Future[Any]) -> None:
-        """Counts work that a thread does as a piece, until the thread has ended it."""
+        """Counts the work of a thread as a piece until it ends."""
         number = self._begin()
         work.add_done_callback(lambda _: self._begun.pop(number, None))
 
@@ -309,32 +306,24 @@ class Ongoing:
 
     @property
     def under_way(self) -> int:
-        """How many pieces there are now."""
+        """The present number of pieces."""
         return len(self._begun)
 
     @property
     def oldest_seconds(self) -> float:
-        """For how long the oldest piece is under way; 0 without any."""
+        """The age of the oldest piece in seconds; 0 without one."""
         return self._now() - min(self._begun.values()) if self._begun else 0.0
 
     @property
     def overdue_seconds(self) -> float:
-        """For how long the oldest piece takes longer than any should; 0 without one."""
+        """The seconds by which the oldest piece is overdue; 0 without one."""
         return max(self.oldest_seconds - self._most, 0.0)
 
     def problems(self) -> list[str]:
-        """That a piece does not end, as a sentence."""
+        """A sentence about a piece that does not end."""
         if not self.overdue_seconds:
             return []
         return [HealthProblem(self._what, f"{self._what}: for {self.oldest_seconds:.0f} s by now")]
-
-
-# Which state objects were damaged when this process read them last, as problems of the node.
-#
-# Every object that the node reads passes here, so no part has to report damage for itself. A
-# damaged object is read again every ten seconds: the problem is over when the object is intact or
-# gone. The same holds for one of a newer format: this node is to be upgraded. Entries of the
-# register are left to `service.peers`, which names the nodes that wrote them.
 
 
 _PREFIXES: Final = (keys.RUNS, keys.COORDINATION, keys.QUARANTINE)
@@ -344,7 +333,7 @@ _COMPRESSED: Final = b"\x28\xb5\x2f\xfd"  # a large shard of partitions: zstd, w
 
 
 class StateWatch:
-    """Looks at the bytes of state objects that a store gives."""
+    """Checks the bytes of state objects that a store returns."""
 
     def __init__(self) -> None:
         self._damaged: set[str] = set()
@@ -352,11 +341,11 @@ class StateWatch:
 
     @property
     def damaged(self) -> int:
-        """How many state objects are damaged, of those that were read."""
+        """The number of damaged state objects among those that were read."""
         return len(self._damaged)
 
     def saw(self, key: str, body: bytes) -> None:
-        """Notes what an object is like; those of other kinds cost a comparison of their keys."""
+        """Records the state of an object; other objects only cost a comparison of their keys."""
         if not key.startswith(_PREFIXES):
             return
         if not _is_whole(body) and kind_of(key) is not None:
@@ -371,16 +360,16 @@ class StateWatch:
             self._newer[key] = number
 
     def problems(self) -> list[str]:
-        """A sentence for each damaged object, with what to do."""
+        """A sentence for each damaged object, with the remedy."""
         newer = [_newer_problem(key, number) for key, number in sorted(self._newer.items())]
         return [*map(_problem, sorted(self._damaged)), *newer]
 
     async def run(self, store: ObjectStore, clock: Clock) -> None:
-        """Reads damaged objects again and again, until cancelled; `store` shows them to `saw`."""
+        """Reads damaged objects again and again, until cancelled; `store` passes them to `saw`."""
         while True:
             await clock.sleep(_AGAIN_SECONDS)
             for key in sorted({*self._damaged, *self._newer}):
-                with suppress(TailraceError):  # what cannot be read is as it was
+                with suppress(TailraceError):  # an unreadable object keeps its state
                     await self._look(store, key)
 
     async def _look(self, store: ObjectStore, key: str) -> None:

@@ -1,12 +1,12 @@
-"""Who this node is: its data folder, its name, its incarnation.
+"""The identity of a node: its data folder, its name, its incarnation.
 
-A node's id is `{name}-{incarnation}`. The incarnation is a ULID made with the data
-folder and kept in `node.json`; the folder is locked while the node runs. A node
-acknowledges nothing before its incarnation is registered in the store.
+A node's id is `{name}-{incarnation}`. The incarnation is a ULID made with the data folder and kept
+in `node.json`; the folder is locked while the node runs. A node acknowledges nothing before its
+incarnation is registered in the store.
 
-A folder that was copied, or restored from an older copy, holds an incarnation under
-which somebody else went on. The node that finds that out **forks**: it takes a new
-incarnation that names its parent and the position from which its lines are its own.
+A folder that was copied, or restored from an older copy, holds an incarnation that another node has
+continued. The node that finds that out **forks**: it takes a new incarnation that names its parent
+and the position from which its lines are its own.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ TakenOver: TypeAlias = tuple[tuple[str, int, int], ...]
 
 
 def taken_over(value: Iterable[Any]) -> TakenOver:
-    """Such files as JSON has them. Raises `ValueError`, `TypeError`."""
+    """Decodes files that a fork took over from JSON. Raises `ValueError`, `TypeError`."""
     return tuple([(str(file), int(first), int(end)) for file, first, end in value])
 
 
 @dataclass(frozen=True, slots=True)
 class NodeIdentity:
-    """An incarnation of a node. `parents` are those that it continues, the last one first.
+    """An incarnation of a node. `parents` are the continued incarnations, the last one first.
 
-    `base` is its first position; lines below it are the parent's, of which segments up
-    to `parent_seq` were agreed with the store.
+    `base` is its first position; lines below it belong to the parent, and its segments up to
+    `parent_seq` were agreed with the store.
 
-    `files` are the journal files that held lines from `base` on when it began, and `shared` those
-    of which it is known that the parent has them as well.
+    `files` are the journal files that held lines from `base` on when it began. The parent is known
+    to have those in `shared` as well.
 
     `missing` are segments of its parents that the store lacked when it began. Earlier versions do
     not start on a folder that names some.
@@ -120,10 +120,10 @@ class DataFolder:
         return known
 
     def identify(self, name: str, default_name: str, state: JournalState | None) -> NodeIdentity:
-        """The identity of this folder; under another name it continues as a fork of what it was.
+        """The identity of this folder; under another name it continues as a fork.
 
-        An empty `name` leaves it the one that it has, or gives a new folder `default_name`.
-        `state` is what its journal says.
+        An empty `name` keeps its name, or gives a new folder `default_name`. `state` is the state
+        of its journal.
         """
         known = self.identity(name or default_name)
         if not name or known.name == name:
@@ -141,7 +141,7 @@ class DataFolder:
         shared: Sequence[str] = (),
         missing: Sequence[MissingSegments] = (),
     ) -> NodeIdentity:
-        """Saves and gives a new incarnation that continues from `parent`'s position `base`.
+        """Saves and returns a new incarnation that continues from `parent`'s position `base`.
 
         `shared` are journal files that the parent has as well; `missing` its segments that the
         store lacks.
@@ -177,7 +177,7 @@ class DataFolder:
         self._fs.sync_folder(self.path)
 
     def release(self) -> None:
-        """Unlocks the folder, so that another process can have it."""
+        """Unlocks the folder, so that another process can use it."""
         self._lock.release()
 
     def _incarnation(self) -> str:
@@ -223,7 +223,7 @@ def _encoded(identity: NodeIdentity) -> dict[str, Any]:
 
 
 def _encoded_missing(identity: NodeIdentity) -> dict[str, Any]:
-    """Nothing if there are none: earlier versions refuse an identity with the member."""
+    """Encodes missing segments; empty if none: earlier versions refuse the member."""
     missing = [segments.encoded() for segments in identity.missing]
     return {"missing": missing} if missing else {}
 
@@ -244,7 +244,7 @@ async def register(store: ObjectStore, identity: NodeIdentity, clock: Clock) -> 
 async def register_again(
     store: ObjectStore, identity: NodeIdentity, clock: Clock
 ) -> tuple[MissingSegments, ...]:
-    """Writes the entry again if it is damaged or gone, and gives the missing segments in it.
+    """Writes the entry again if it is damaged or gone. Returns the missing segments in it.
 
     Raises as `ObjectStore.put`.
     """

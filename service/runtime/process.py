@@ -1,8 +1,24 @@
-"""What the node asks of its process: descriptors that suffice.
+"""The process of a node: open files, priorities, the loop's error handler, the stop deadline.
 
-A process that has used up its descriptors can neither write a journal file nor reach the
-store. So the limit is raised at the start as far as the system lets it, and connections
+**Open files.** A process that has used up its descriptors can neither write a journal file nor
+reach the store. So the limit is raised at the start as far as the system allows, and connections
 get only a part of it: the rest is for the journal, the store and searches.
+
+**Priorities.** Blocking work runs in a thread in the service, and in place in a simulation
+(`Offload`). It is work that can wait: segments, chunks and the like. Its threads have less priority
+than the event loop, so that requests are answered first. Encoding and compacting take more of the
+processor than answering does, and in long pieces. With fewer cores than work the kernel would make
+the event loop wait for them.
+
+**Error handler** (`log_but_lost_writes`). It logs all errors that no task awaits, except one that
+is reported elsewhere. aiohttp writes a request in a task of its own. If the connection was lost
+just before, both the request, whose caller gets the error, and that task fail; the error of the
+task is not awaited.
+
+**Stop deadline** (`StopDeadline`). A thread that waits for a hanging store cannot be ended, and
+Python waits for it at its exit. Once a stop has begun, the process therefore ends at its deadline,
+whatever hangs: the journal has everything that was acknowledged, and the next start continues from
+it.
 """
 
 from __future__ import annotations
@@ -27,7 +43,7 @@ _MOST_KEPT = 1024
 
 
 def raise_limit() -> int:
-    """Raises the process's limit of open files, and gives it."""
+    """Raises the process's limit of open files. Returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = ENOUGH if hard == resource.RLIM_INFINITY else min(hard, ENOUGH)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -36,18 +52,8 @@ def raise_limit() -> int:
 
 
 def for_connections(files: int) -> int:
-    """How many of `files` connections may have: all but half, or but 1,024 if half is more."""
+    """The share of connections in `files`: all but half, or all but 1,024 if half is more."""
     return max(1, files - min(files // 2, _MOST_KEPT))
-
-
-# Where blocking work runs: a thread in the service, in place in a simulation.
-#
-# What is handed over here are segments, chunks and the like: work that can wait. So its threads
-# stand behind the event loop, which does not wait for a processor because of them.
-#
-# Who answers goes first: what can wait gets the processor when nobody else wants it. Encoding and
-# compacting take more of it than answering does, and in long pieces. With fewer cores than work
-# the kernel would let the event loop wait for them.
 
 
 _STEP = 10
@@ -59,7 +65,7 @@ _PAUSE_SECONDS = 0.11
 def lower_priority(task: int) -> None:
     """Lowers the priority of a process, which its children inherit, or of one Linux thread.
 
-    `task` is the system's number; one that is gone is left alone.
+    `task` is the system's number; a task that has ended is ignored.
     """
     with suppress(ProcessLookupError):
         now = os.getpriority(os.PRIO_PROCESS, task)
@@ -67,18 +73,18 @@ def lower_priority(task: int) -> None:
 
 
 async def lower_priority_of_session(leader: int) -> None:
-    """The same for a process that was started in a session of its own, and for its children.
+    """Lowers the priority of a process that leads its own session, and of its children.
 
-    Between sessions Linux shares the processors by the session, and within each by the priorities
-    of its processes, which then say nothing to those outside (`sched(7)`, autogroup). So the
-    session is given the priority as well. A system without this has no such file, and where it
-    cannot be written (`/proc` is mounted read-only) the priority of the processes is all there is.
+    Linux shares the processors between sessions, and within each by the priorities of its
+    processes, which have no effect outside of it (`sched(7)`, autogroup). So the session gets the
+    priority as well. A system without autogroups has no such file. If the file cannot be written
+    (`/proc` is mounted read-only), only the priorities of the processes count.
     """
     lower_priority(leader)
     for _ in range(_TRIES):
         try:
             _write(f"/proc/{leader}/autogroup", str(_STEP))
-        except BlockingIOError:  # it takes ten a second, of all programs without privileges
+        except BlockingIOError:  # the kernel accepts ten a second from all unprivileged programs
             await asyncio.sleep(_PAUSE_SECONDS)
         except OSError:
             return
@@ -99,20 +105,20 @@ _THREADS = 6
 
 
 class Offload(Protocol):
-    """Runs a blocking call and gives its result."""
+    """Runs a blocking call and returns its result."""
 
     async def __call__(self, work: Callable[[], T]) -> T:
-        """Raises what `work` raises."""
+        """Raises the errors of `work`."""
         ...
 
 
 def _begin() -> None:
-    if sys.platform == "linux":  # elsewhere a thread has no priority of its own
+    if sys.platform == "linux":  # on other systems a thread has no priority of its own
         lower_priority(threading.get_native_id())
 
 
 def low_priority_threads(number: int, name: str) -> ThreadPoolExecutor:
-    """Threads for work that can wait, apart from those of `in_thread`, since it may take long."""
+    """Threads for long work that can wait, separate from those of `in_thread`."""
     return ThreadPoolExecutor(number, thread_name_prefix=name, initializer=_begin)
 
 
@@ -125,18 +131,12 @@ async def in_thread(work: Callable[[], T]) -> T:
 
 
 async def in_place(work: Callable[[], T]) -> T:
-    """Runs the call on the event loop, for simulations, where order must repeat."""
+    """Runs the call on the event loop, for simulations, which must be repeatable."""
     return work()
 
 
-# The loop's handler of errors that nobody awaits: logs all, but for one that is told elsewhere.
-#
-# aiohttp writes a request in a task of its own. If the connection was lost just before, both the
-# request, which its caller hears of, and that task fail; the task's error is awaited by nobody.
-
-
 def log_but_lost_writes(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Logs as the loop does by itself, without the second telling of a lost connection."""
+    """Logs like the loop's own handler, except the second report of a lost connection."""
     written_by = context.get("future")
     error = context.get("exception")
     if isinstance(error, aiohttp.ClientConnectionResetError) and isinstance(
@@ -144,13 +144,6 @@ def log_but_lost_writes(loop: asyncio.AbstractEventLoop, context: dict[str, Any]
     ):
         return
     loop.default_exception_handler(context)
-
-
-# The end of a stop that takes too long.
-#
-# A thread that waits for a store which hangs cannot be ended, and Python waits for it at its
-# exit. Once a stop has begun, the process therefore ends at its deadline, whatever hangs: the
-# journal has everything that was acknowledged, and the next start goes on from there.
 
 
 log = logging.getLogger(__name__)
@@ -170,7 +163,7 @@ class StopDeadline:
         self._watching: threading.Thread | None = None
 
     def begin(self, seconds: float) -> None:
-        """Ends the process in so many seconds, unless it has ended by itself."""
+        """Ends the process in `seconds`, unless it has ended by itself."""
         self._until = time.monotonic() + seconds
         if self._watching is None:
             watching = threading.Thread(target=self._watch, name="stop deadline", daemon=True)
@@ -178,7 +171,7 @@ class StopDeadline:
             watching.start()
 
     def stopped(self, status: int) -> None:
-        """All parts have stopped: only threads can still hold the process up."""
+        """Records that all parts have stopped; only threads can still delay the end."""
         self.status = status
         self._until = min(self._until, time.monotonic() + _EXIT_SECONDS)
         self._sooner.set()

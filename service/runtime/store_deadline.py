@@ -1,19 +1,19 @@
-"""Deadlines for what requests read of the object store, and whether the store answers at all.
+"""Deadlines for reads of the object store by requests, and detection of a silent store.
 
 Within `for_request` a read of the store ends with `StoreUnavailable` after `seconds` without an
-answer. A write that a read leads to may take longer, as long as the store answers others meanwhile;
-else it ends with `OutcomeUnknown`. Work in the background keeps the time-outs of the store itself,
-which may be minutes.
+answer. A write that such a request causes may take longer, as long as the store answers others
+meanwhile; otherwise it ends with `OutcomeUnknown`. Background work keeps the time-outs of the store
+itself, which may be minutes.
 
     a read is not answered in time ──► the store is silent ──► reads of requests fail at once:
                                             │                  they hold no thread, no connection
              a probe asks it again and again ──► it answers ──► reads ask it again
 
-Each answer ends the silence, also one to work in the background. Background work that waits for
-longer than a deadline starts a probe, so a silent store is found without a reader.
+Each answer ends the silence, also one to background work. Background work that waits for longer
+than a deadline starts a probe, so a silent store is found without a reader.
 
-A thread that the kernel holds in a hung folder cannot be ended. Its caller is answered all the
-same, and the threads of a folder are a bounded number apart from all others.
+A thread that the kernel holds in a hung folder cannot be ended. Its caller gets an answer all the
+same, and a folder has its own, bounded number of threads.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ T = TypeVar("T")
 _PROBED: Final = "coordination/probe"
 """A key that nobody writes: that it is absent is an answer, too."""
 _PAUSE_SECONDS: Final = 0.5
-_ITEMS: Final = (8, 64, 256)  # of a list, within one deadline
+_ITEMS: Final = (8, 64, 256)  # items of a list, within one deadline
 
 _limited: ContextVar[bool] = ContextVar("limited", default=False)
 
 
 @contextmanager
 def for_request() -> Iterator[None]:
-    """Reads of the store in this block, and in tasks that it starts, have a deadline."""
+    """Gives reads of the store in this block, and in tasks that it starts, a deadline."""
     token = _limited.set(True)
     try:
         yield
@@ -60,7 +60,7 @@ class StoreAnswers:
         self._probe: asyncio.Task[None] | None = None
 
     def problems(self) -> list[str]:
-        """That the store is silent, as a sentence."""
+        """A sentence if the store is silent."""
         return [f"{self._what}: reads get what the nodes hold"] if self.silent else []
 
     def error(self, what: str = "") -> StoreUnavailable:
@@ -75,9 +75,9 @@ class StoreAnswers:
         return f"the object store does not answer within {self.seconds:g} s"
 
     async def within(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
-        """The result of `call`; with the deadline, if a request waits for it.
+        """Returns the result of `call`; with the deadline if a request waits for it.
 
-        Raises what `call` raises, and `StoreUnavailable`.
+        Raises the errors of `call`, and `StoreUnavailable`.
         """
         if not _limited.get():
             return await self.watched(call)
@@ -100,9 +100,9 @@ class StoreAnswers:
         return found
 
     async def written(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
-        """The result of a write; if a request waits for it, no longer than the store answers.
+        """Returns the result of a write. For a request, waits only while the store answers others.
 
-        Raises what `call` raises, `StoreUnavailable` and `OutcomeUnknown`.
+        Raises the errors of `call`, `StoreUnavailable` and `OutcomeUnknown`.
         """
         if not _limited.get():
             return await self.watched(call)
@@ -120,9 +120,9 @@ class StoreAnswers:
             work.add_done_callback(_note_end)
 
     async def blocking(self, executor: Executor, call: Callable[[], T]) -> T:
-        """The result of a call that blocks a thread and asks the store many things.
+        """Returns the result of a call that blocks a thread and makes many requests to the store.
 
-        It may take long, as long as the store answers others meanwhile. Raises what `call` raises,
+        It may take long, as long as the store answers others meanwhile. Raises the errors of `call`
         and `StoreUnavailable`; its thread may then be held for longer.
         """
         if self.silent:
@@ -139,7 +139,7 @@ class StoreAnswers:
             work.add_done_callback(_note_end)
 
     async def asked(self) -> bool:
-        """Whether the store answers a question now, within the deadline."""
+        """Whether the store answers a request now, within the deadline."""
         try:
             async with asyncio.timeout(self.seconds):
                 await self._ask()
@@ -154,11 +154,11 @@ class StoreAnswers:
         return True
 
     def answered(self) -> None:
-        """The store has answered something."""
+        """Records an answer of the store."""
         self.silent = False
 
     def fall_silent(self) -> None:
-        """The store has not answered in time: reads of requests fail until it answers."""
+        """Records a missed deadline: reads of requests fail until the store answers."""
         self.silent = True
         self._begin_probe()
 
@@ -168,9 +168,9 @@ class StoreAnswers:
             self._probe.cancel()
 
     async def watched(self, call: Callable[[], Awaitable[T]]) -> T:
-        """The result of `call`, which has no deadline; a probe begins if it takes longer than one.
+        """Returns the result of `call` without a deadline, but starts a probe after one.
 
-        Raises what `call` raises.
+        Raises the errors of `call`.
         """
         timer = asyncio.get_running_loop().call_later(self.seconds, self._begin_probe)
         try:
@@ -185,28 +185,28 @@ class StoreAnswers:
             self._probe = asyncio.get_running_loop().create_task(self._run(), name="store probe")
 
     async def _run(self) -> None:
-        """Asks until there is an answer, or the store refuses before anything was left open."""
+        """Asks until the store answers, or refuses before any request was left open."""
         while not await self.asked() and self.silent:  # noqa: ASYNC110 -- another process changes
             await asyncio.sleep(_PAUSE_SECONDS)
 
 
 async def _nothing() -> None:
-    """A store that is not asked answers."""
+    """Answers for a store that is not asked."""
 
 
 def always_answering() -> StoreAnswers:
-    """For a store without deadlines."""
+    """Answers for a store without deadlines."""
     return StoreAnswers(_nothing, 3600.0)
 
 
 def _note_end(work: asyncio.Future[T]) -> None:
-    """Looks at an error that nobody waits for any more, so that asyncio does not report it."""
+    """Retrieves an error without a waiting caller, so that asyncio does not report it."""
     if not work.cancelled():
         work.exception()
 
 
 class DeadlineStore:
-    """`ObjectStore` whose reads have a deadline where a request waits for them."""
+    """An `ObjectStore` whose reads have a deadline if a request waits for them."""
 
     def __init__(self, inner: ObjectStore, seconds: float) -> None:
         self._inner = inner

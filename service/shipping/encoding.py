@@ -1,11 +1,32 @@
-"""Encodes cuts as segments: one while the one before it is put.
+"""Encodes cuts as segments, large ones in a separate process; run as a module, it is that process.
 
-Cuts are encoded in order, each behind the `Carry` of the one before it. A store takes a moment for
-a segment, in which the processor has nothing else to do for it, so the next cut is begun as soon as
-one is encoded. Beside the segment that is being put, one is in memory.
+**Order.** Cuts are encoded in order, each with the `Carry` at the end of the previous one.
+Uploading a segment takes a moment in which the processor is idle, so `CutEncoder` begins the next
+cut as soon as one is encoded. Memory holds at most one segment besides the one that is being
+uploaded. `CutEncoder.carry` only includes confirmed cuts: readers of lines that are not yet
+confirmed begin with it.
 
-Only what is confirmed is behind `CutEncoder.carry`: readers of the lines that are not yet confirmed
-begin there.
+**Process.** Encoding holds the interpreter lock for a good part of its time. In a thread of the
+service a large segment would delay all answers and make little progress itself. `EncoderProcess`
+therefore starts this module as a process at the first large cut. The process reads the journal
+files itself: it receives rows, names and paths, and returns the segment. Both ends talk over one
+socket, the standard input of the process, in messages of JSON and bytes (`send`, `receive`):
+
+    from the child   {"ready": true}                    once, when it can work
+    to the child     {"node", "seq", "first", "end",
+                      "paths", "runs", "connectors"}    rows, file of each row, times, levels,
+                                                        traces; paths are their bytes in hexadecimal
+    from the child   {"text_bytes", "footer": {…}}      the segment, times, levels, traces
+                     {"failed": reason}
+
+Times, levels and traces are the `Carry` of the runs before and after the cut.
+
+The process is optional. If it is still starting, cannot be started, ends, fails or hangs, a thread
+of the service makes the segment from the same batches and with the same bytes. The next start is
+tried a minute later. A hanging process is killed. The process ends with the service, however the
+service ends, because its input ends; while it works it reads no input, so it notices that only
+after the segment. If the kernel runs out of memory, the process is the first candidate to be
+killed.
 """
 
 from __future__ import annotations
@@ -43,12 +64,10 @@ from tailrace.logstore.segments import file_format as footers
 from tailrace.logstore.segments.detect import Carry, Last
 from tailrace.logstore.segments.writer import EncodedSegment, encode_segment
 
-# What a segment is made of, and what comes of it, wherever that is done.
-
 
 @dataclass(frozen=True, slots=True)
 class EncodedCut:
-    """The segment of a cut, and what the runs ended with."""
+    """The segment of a cut, and the state of the runs at its end."""
 
     segment: EncodedSegment
     carry: Carry
@@ -56,10 +75,10 @@ class EncodedCut:
 
 @dataclass(frozen=True, slots=True)
 class CutWork:
-    """The batches of a cut, which are the positions from `first` to before `end`.
+    """The batches of a cut: the positions from `first` up to, not including, `end`.
 
-    `before` is what the runs had at the end of the cut before it. The files of the batches are
-    to be pinned until the work is done.
+    `before` is the state of the runs at the end of the previous cut. The caller pins the files of
+    the batches until the work is done.
     """
 
     batches: JournalBatches
@@ -74,9 +93,9 @@ class CutWork:
         return int(self.batches.rows["size"].sum(dtype=np.int64))
 
     def encoded(self, *, threads: bool = False) -> EncodedCut:
-        """The segment, made here, in two threads if so.
+        """Encodes the segment in this process, with `threads` in two threads.
 
-        Raises `Damaged`, and what reading the journal raises.
+        Raises `Damaged`, and the errors of reading the journal.
         """
         carry = self.before.copy()
         segment = encode_segment(
@@ -91,24 +110,24 @@ class CutWork:
 
 
 class SegmentEncoder(Protocol):
-    """Makes segments."""
+    """Encodes cuts as segments."""
 
     @property
     def failures(self) -> int:
-        """How often the process that should have made one could not."""
+        """The number of failures of the separate process."""
         ...
 
     async def __call__(self, work: CutWork) -> EncodedCut:
-        """The segment. Raises as `CutWork.encoded`."""
+        """Encodes a cut. Raises as `CutWork.encoded`."""
         ...
 
     async def close(self) -> None:
-        """Lets go of what it holds. May be repeated, and it can still be used."""
+        """Releases its resources. May be repeated, and the encoder can still be used."""
         ...
 
 
 class OffloadedEncoder:
-    """Makes each segment by `offload`."""
+    """Encodes each segment by `offload`."""
 
     failures = 0
 
@@ -120,7 +139,7 @@ class OffloadedEncoder:
         return await self._offload(work.encoded)
 
     async def close(self) -> None:
-        """It holds nothing."""
+        """Does nothing: it has no resources."""
 
 
 class CutEncoder:
@@ -146,18 +165,18 @@ class CutEncoder:
         return await (self._encode(cut, self.carry) if ahead is None else ahead)
 
     def begin(self, cut: Cut, carry: Carry) -> None:
-        """Begins with the cut that will be asked for next, unless it is begun already."""
+        """Begins the cut that will be requested next, unless it is begun already."""
         if self._ahead is None:
             work = self._encode(cut, carry)
             self._ahead = asyncio.get_running_loop().create_task(work, name="encode ahead")
 
     async def close(self) -> None:
-        """Ends what was begun: while a thread reads the journal, its pin is held."""
+        """Waits for the begun cut: while a thread reads the journal, its pin must be held."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             await asyncio.wait({ahead})
             if not ahead.cancelled():
-                ahead.exception()  # nobody waits for it any more
+                ahead.exception()  # no caller waits for it any more
         await self._make.close()
 
     async def _encode(self, cut: Cut, before: Carry) -> EncodedCut:
@@ -171,39 +190,14 @@ class CutEncoder:
             return await self._make(CutWork(batches, cut.seq, cut.first, cut.end, before))
 
 
-# Large segments are made in a process, with an interpreter's lock of its own.
-#
-# Encoding holds that lock for a good part of its time. In a thread of the service it delays all
-# that answers, and gets little done itself.
-#
-# The process is this package's `child` module, started behind the first large cut. It reads the
-# journal's files itself: rows, names and paths go there, the segment comes back. Both ends speak
-# by one socket, its standard input, in messages of JSON and bytes (`send`, `receive`):
-#
-#   from the child   {"ready": true}                    once, when it can work
-#   to the child     {"node", "seq", "first", "end",
-#                     "paths", "runs", "connectors"}    rows, file of each row, times, levels,
-#                                                       traces; paths are their bytes in hexadecimal
-#   from the child   {"text_bytes", "footer": {…}}      the segment, times, levels, traces
-#                    {"failed": reason}
-#
-# Times and levels are what the runs have before and behind the cut (`Carry`).
-#
-# Nothing depends on the process. While it starts, where none can be started, and if it ends,
-# fails or stands still at any moment, the segment is made in a thread of the service, from the
-# same batches and with the same bytes; the next one is tried a minute later. A process that
-# stands still is killed. It ends with the service, however that ends: its input does. It offers
-# itself first to a kernel that runs out of memory.
-
-
 log = logging.getLogger(__name__)
 LARGE_BYTES: Final = 16 << 20
-"""Of text: for less the process is not worth its memory, up to 210 MB, nor the way there."""
+"""Bytes of text; for less, the process is not worth its memory (up to 210 MB) and transfers."""
 Part: TypeAlias = "bytes | NDArray[Any]"
 _PAUSE_SECONDS: Final = 60.0
 _PATIENCE_SECONDS: Final = 30.0
 _LEAST_RATE: Final = 1 << 20
-"""Bytes of text in a second: a process that is slower than that, beyond its patience, hangs."""
+"""Bytes of text per second; a process that is slower, after `patience_seconds`, hangs."""
 _SIZE: Final = struct.Struct("<Q")
 
 
@@ -212,10 +206,10 @@ class EncoderFailed(Exception):
 
 
 class EncoderProcess:
-    """Makes segments, large ones in a process; `close` ends that one, the next one starts another.
+    """Encodes segments, large ones in a process. After `close`, the next large one starts another.
 
     `failures` counts processes that could not be started, ended, failed, or did not answer within
-    `patience_seconds` and the time that the text may take.
+    `patience_seconds` plus the time that the text may take.
     """
 
     def __init__(
@@ -246,20 +240,21 @@ class EncoderProcess:
         return await self._offload(work.encoded)
 
     async def close(self) -> None:
-        """Ends the process, and what it works on, also one that is just being started."""
+        """Ends the process and its work, also a process that is just being started."""
         self._closed += 1
         await self._offload(self._end)
 
     @property
     def pid(self) -> int | None:
-        """The number of the process, if there is one."""
+        """The id of the process; None without one."""
         return None if self._child is None else self._child.pid
 
     def _ready(self, closed: int) -> EncodingWorker | None:
-        """The process, unless it is still starting; begins that if there is none.
+        """Returns the process, None if it is still starting; starts one if none runs.
 
-        Not if it was closed more often than so: who asked for the process was cancelled. Raises
-        `EncoderFailed` if it has ended, or has been starting for too long.
+        Starts none if `close` was called since the request (`closed` is the number of calls before
+        it): its caller was cancelled. Raises `EncoderFailed` if the process has ended, or has been
+        starting for too long.
         """
         with self._changing:
             may_start = closed == self._closed and self._clock.monotonic() >= self._not_before
@@ -281,10 +276,10 @@ class EncoderProcess:
 
 
 class EncodingWorker:
-    """The process, from the other side. For several threads: it makes one segment at a time."""
+    """The parent's handle of the process. Threads may share it; it makes one segment at a time."""
 
     def __init__(self) -> None:
-        """Raises `OSError` if it cannot be started."""
+        """Starts the process. Raises `OSError` if it cannot be started."""
         self._ready = False
         self._working = threading.Lock()
         self._socket, theirs = socket.socketpair()
@@ -296,7 +291,7 @@ class EncodingWorker:
                     [sys.executable, "-P", "-m", "service.shipping.encoding"],
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
-                    process_group=0,  # a terminal's Ctrl-C is ours; the session's share as well
+                    process_group=0,  # Ctrl-C of a terminal must only reach the service
                 )
         except OSError:
             self._socket.close()
@@ -304,18 +299,18 @@ class EncodingWorker:
 
     @property
     def pid(self) -> int:
-        """The process's number."""
+        """The id of the process."""
         return self._process.pid
 
     def ready(self) -> bool:
-        """Whether it can work by now. Raises `EncoderFailed` if it has ended."""
+        """Whether it can work now. Raises `EncoderFailed` if it has ended."""
         with self._working:
             if not self._ready and self._news.poll(0):
                 self._ready = bool(receive(self._socket)[0].get("ready"))
             return self._ready
 
     def encoded(self, work: CutWork, seconds: float) -> EncodedCut:
-        """The segment. Raises `EncoderFailed`, also if the process stands still for so long."""
+        """Encodes a cut. Raises `EncoderFailed`, also without an answer within `seconds`."""
         batches, runs = work.batches, work.batches.runs
         paths, file_of = batches.places()
         state = work.before.load(runs)
@@ -343,7 +338,7 @@ class EncodingWorker:
         return EncodedCut(segment, carry)
 
     def close(self) -> None:
-        """Ends it at once; who waits for a segment of it gets `EncoderFailed`."""
+        """Kills it at once; waiting calls of `encoded` raise `EncoderFailed`."""
         self._process.kill()
         self._process.wait()
         with self._working:
@@ -351,7 +346,7 @@ class EncodingWorker:
 
 
 def send(to: socket.socket, head: Mapping[str, Any], *parts: Part) -> None:
-    """A message: its head's size, the head with the sizes of its parts, the parts.
+    """Sends a message: the size of its head, the head with the sizes of its parts, the parts.
 
     Raises `EncoderFailed` if the other end is gone.
     """
@@ -366,7 +361,7 @@ def send(to: socket.socket, head: Mapping[str, Any], *parts: Part) -> None:
 
 
 def receive(source: socket.socket) -> tuple[Mapping[str, Any], list[bytearray]]:
-    """The next message. Raises `EncoderFailed` if the other end is gone."""
+    """Receives the next message. Raises `EncoderFailed` if the other end is gone."""
     (size,) = _SIZE.unpack(_exactly(source, _SIZE.size))
     head: dict[str, Any] = orjson.loads(_exactly(source, size))
     return head, [_exactly(source, size) for size in head["sizes"]]
@@ -386,14 +381,8 @@ def _exactly(source: socket.socket, size: int) -> bytearray:
     return data
 
 
-# The process of `process`: it makes segments, told by messages on standard input, until that
-# ends.
-#
-# Its parent reads nothing while it works, so it notices the end behind the segment that it makes.
-
-
 class OpenFile:
-    """A journal file that is read here."""
+    """A journal file that the process reads."""
 
     def __init__(self, path: str, file: File) -> None:
         self.path = path
@@ -451,7 +440,7 @@ def _open(path: str, opened: ExitStack) -> File:
 
 
 def _offer_to_the_kernel() -> None:
-    """Where memory runs out, this process is the one to end: nothing is lost with it."""
+    """Makes the kernel end this process first if memory runs out: no data are lost with it."""
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
         score.write("1000")
 

@@ -1,13 +1,13 @@
-"""Segments that a node had stored and that its store lacks: the store is older than the journal.
+"""Confirmed segments that the store lacks, because it is older than the node's journal.
 
-The journal says which segments were confirmed. Each of them is in the store until table and run
+The journal records which segments were confirmed. Each of them is in the store until table and run
 logs have its lines and `low` in the watermark is above it. A confirmed segment that is neither
 stored nor consumed is therefore lost: somebody restored the store to an older state, copied it
-before the data folder, or put another store in its place.
+before the data folder, or replaced it by another store.
 
-The node then goes on under a new incarnation, because readers stop at a missing number. It stores
-again what its journal still holds. The registration of the new incarnation names the rest until
-somebody puts the segments back or gives the lines up.
+The node then continues under a new incarnation, because readers stop at a missing number. It stores
+the lines that its journal still holds again. The registration of the new incarnation names the
+missing rest until an operator puts the segments back or gives the lines up.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ Marks: TypeAlias = Callable[[], Awaitable[tuple[Watermark, int]]]
 class MissingSegments:
     """Segments `first` to `last` of `node`, with its lines from position `pos` up to `end`.
 
-    `pos` is None if the store does not say where its own segments end. The journal holds the
-    lines from `kept` on. `runs` are at most `MOST_RUNS` that may have had the others.
+    `pos` is None if the store does not show where its own segments end. The journal holds the
+    lines from `kept` on. `runs` are at most `MOST_RUNS` runs that may have had the other lines.
     """
 
     node: str
@@ -52,17 +52,17 @@ class MissingSegments:
 
     @property
     def lost(self) -> int | None:
-        """How many lines nobody has; None if only the journal's beginning is known."""
+        """The number of lost lines; None if only the beginning of the journal is known."""
         if self.pos is None:
             return None if self.kept else 0
         return self.kept - self.pos
 
     def holding(self, kept: int) -> MissingSegments:
-        """The same, where a journal has the lines from position `kept` on."""
+        """The same segments for a journal that has the lines from position `kept` on."""
         return replace(self, kept=min(max(kept, self.pos or 0), self.end))
 
     def sentence(self) -> str:
-        """What is missing, as a person needs it."""
+        """A sentence for operators about the missing segments."""
         which = f"segment {self.last} is" if self.first == self.last else f"{self._range()} are"
         lost = "an unknown number of lines" if self.lost is None else f"{self.lost} lines"
         first = "their first position" if self.pos is None else f"position {self.pos}"
@@ -76,7 +76,7 @@ class MissingSegments:
         )
 
     def advice(self, node: str) -> str:
-        """What to do about it; `node` is the incarnation whose registration names it."""
+        """The advice for operators; the registration of `node` names the segments."""
         return (
             "Put the newer state of the store back, or send the lines again (docs/backup.md). To"
             f" give them up: tailrace verify --give-up {keys.node_registration(node)}"
@@ -86,12 +86,12 @@ class MissingSegments:
         return f"segments {self.first} to {self.last}"
 
     def encoded(self) -> dict[str, Any]:
-        """The JSON of it."""
+        """The JSON of the missing segments."""
         return {**asdict(self), "runs": [[key.fqn, key.run] for key in self.runs]}
 
 
 def decode_missing(rows: Sequence[Mapping[str, Any]]) -> tuple[MissingSegments, ...]:
-    """Missing segments as JSON has them. Raises `ValueError`, `TypeError`, `KeyError`."""
+    """Decodes missing segments from JSON. Raises `ValueError`, `TypeError`, `KeyError`."""
     return tuple([_decode(row) for row in rows])
 
 
@@ -110,13 +110,13 @@ def _decode(row: Mapping[str, Any]) -> MissingSegments:
 async def find_missing(
     store: ObjectStore, node: str, confirmed: Cut, marks: Marks
 ) -> MissingSegments | None:
-    """The segments up to `confirmed` that the store lacks. One request if it lacks none.
+    """Finds the segments up to `confirmed` that the store lacks; one request if it lacks none.
 
-    Raises `StoreUnavailable`, and what `marks` raises.
+    Raises `StoreUnavailable`, and the errors of `marks`.
     """
     if await _is_there(store, node, confirmed.seq, marks):
         return None
-    # Again: it may have been consumed and removed since the marks were read, but not twice.
+    # Checked again: it may have been consumed and removed since the marks were read.
     if await _is_there(store, node, confirmed.seq, marks):
         return None
     mark, table = await marks()
@@ -129,7 +129,7 @@ async def find_missing(
 
 
 def consumed_seq(mark: Watermark, table: int) -> int:
-    """The last segment that may have been removed, because run logs and table have its lines.
+    """Returns the last segment that may have been removed: run logs and table have its lines.
 
     If the watermark is gone, the table's mark alone says what was consumed.
     """
@@ -156,7 +156,7 @@ async def _stored(store: ObjectStore, node: str, after: int) -> AsyncIterator[in
 async def _end_of(
     store: ObjectStore, node: str, seq: int, mark: Watermark, *, is_stored: bool
 ) -> int | None:
-    """One past the last position of a segment, as far as the store tells."""
+    """Returns one past the last position of a segment, as far as the store shows it."""
     if is_stored:
         try:
             ranges = (await read_footer(store, keys.segment(node, seq))).ranges
@@ -169,7 +169,7 @@ async def _end_of(
 
 
 async def give_up_missing(store: ObjectStore, key: str) -> None:
-    """Has the registration at `key` name no missing segments any more.
+    """Removes the missing segments from the registration at `key`.
 
     Raises `InvalidInput` if it names none, `Damaged`, `StoreUnavailable`, `OutcomeUnknown`.
     """

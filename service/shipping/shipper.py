@@ -1,20 +1,20 @@
 """Cuts and ships segments: from the journal to the store, strictly in order.
 
-    taken ──cut (a synced journal entry)──► read again ──► encoded ──put if absent──► confirmed
+    received ──cut (a synced journal entry)──► read again ──► encoded ──put if absent──► confirmed
 
-A segment is cut when enough bytes or time have gathered, or a caller waits for it
-(`bulk`, a close). Segment n + 1 is uploaded only after n is confirmed. If a put is
-refused because the key exists, the stored rows decide: the same rows mean that an
-earlier try (or an earlier life of this process) succeeded; other rows mean that this
-folder is a copy of another. The checks of `lineage` may find the same. Both raise `Forked`.
+A segment is cut when enough bytes or time have gathered, or when a caller waits for it (`bulk`, a
+close). Segment n + 1 is uploaded only after n is confirmed. If a put is refused because the key
+exists, the stored rows decide: the same rows mean that an earlier try (or an earlier life of this
+process) succeeded; other rows mean that this folder is a copy of another one. The checks of
+`service.shipping.watermarks.Lineage` may find that, too. Both raise `Forked`.
 
-A number that was consumed already is never put, only compared: its segment is ours if it
-exists with our rows.
+A number that was consumed already is never put, only compared: its segment is ours if it exists
+with our rows.
 
 The shipper's lag is the amount of text that is in no confirmed segment, and its age. Positions
-count lines; bytes and times of a range are known only when it is received. Each cut is therefore
-recorded with the bytes that the journal had received by then. What a start finds in the journal
-is counted once from its rows, and is as old as the start.
+count lines; the bytes and times of a range are known only when it is received. Each cut is
+therefore recorded with the bytes that the journal had received by then. Lines that a start finds in
+the journal are counted once from their rows, and count as old as the start.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _SIZES = tuple(float(1 << bits) for bits in range(14, 29, 2))
 
 @dataclass(slots=True)
 class SegmentCounters:
-    """What the shipper counts: cuts by reason, their age and bytes of text, and stored bytes."""
+    """Counters of the shipper: cuts by reason, their age and bytes of text, and stored bytes."""
 
     cuts: dict[str, int] = field(default_factory=dict)
     ages: Distribution = field(default_factory=lambda: Distribution(_AGES))
@@ -68,7 +68,7 @@ class SegmentCounters:
 
 
 class Unshipped:
-    """The text of one node that is not shipped. Bytes are of text; times are monotonic seconds."""
+    """The text of one node that is not shipped. Counts bytes of text and monotonic seconds."""
 
     def __init__(self, journal: Journal, clock: Clock) -> None:
         self._journal = journal
@@ -93,7 +93,7 @@ class Unshipped:
             self._since = self._now()
 
     def cut(self, seq: int, taken_bytes: int) -> tuple[float, int]:
-        """Records that segment `seq` was cut after the journal had received that many bytes.
+        """Records the cut of segment `seq`, at `taken_bytes` received by the journal.
 
         Returns its age in seconds and its bytes of text.
         """
@@ -155,7 +155,7 @@ class SegmentShipper:
         self._encoder = CutEncoder(journal, offload, self.encode, self.ongoing)
         self._wake = asyncio.Event()
         self._cut_ready = asyncio.Event()
-        self._wanted = confirmations.wanted  # of before a fork
+        self._wanted = confirmations.wanted  # from before a fork
         self._cut_bytes = 0
         self._stopping = False
         self.cutting = Heartbeat(clock)
@@ -210,9 +210,9 @@ class SegmentShipper:
     # --- cutting -------------------------------------------------------------------
 
     async def cut_forever(self) -> None:
-        """Cuts segments until stopped; the first one only after a check of the lineage was tried.
+        """Cuts segments until stopped; tries a check of the lineage before the first one.
 
-        A store that is unavailable or does not answer does not prevent cuts; otherwise segments
+        A store that is unavailable or does not answer does not prevent cuts: otherwise segments
         would grow with the outage.
         """
         with suppress(TimeoutError):
@@ -227,14 +227,15 @@ class SegmentShipper:
     async def _cut_if_room(self, reason: Reason) -> None:
         try:
             await self.cut(reason)
-        except JournalFull as error:  # not even a cut fits on the disk: later, then
+        except JournalFull as error:  # not even a cut fits on the disk: the next try is later
             self._failed(error)
             await self._pause(_BACKOFF_SECONDS[-1])
 
     async def cut(self, reason: Reason) -> None:
-        """Cuts what was received since the last cut, if there is anything."""
+        """Cuts the lines received since the last cut, if any."""
         last = self._journal.state.last_cut()
-        # Also without news: what a full disk refused was counted, and must not ask again.
+        # Also without new lines: text that a full disk refused was counted, and must not
+        # cause another cut.
         self._cut_bytes = self._journal.taken_bytes
         if self._journal.next_pos > last.end:
             taken = self._cut_bytes
@@ -283,7 +284,7 @@ class SegmentShipper:
 
     async def _rest(self) -> None:
         """Waits for a cut; checks the lineage meanwhile. Raises `Forked`."""
-        # A look that the store does not let us have is had before the next put at the latest.
+        # A check that fails because of the store is repeated before the next put at the latest.
         with suppress(StoreUnavailable, OutcomeUnknown):
             await self._lineage.look_if_due()
         self.shipping.rest()
@@ -319,7 +320,7 @@ class SegmentShipper:
             return
 
     async def _pause(self, seconds: float) -> None:
-        """Waits out a back-off, shorter when the shipper is stopped."""
+        """Waits for a back-off, less if the shipper is stopped."""
         end = self._clock.monotonic() + seconds
         while not self._stopping and self._clock.monotonic() < end:
             await self._clock.sleep(min(0.25, seconds))

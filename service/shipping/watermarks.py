@@ -1,14 +1,44 @@
-"""The table's and the run logs' marks of a node's segments; damaged watermarks are recomputed.
+"""Watermarks, the lineage of a node's segment numbers, and callers that wait for confirmations.
 
-A node cannot start without its watermark, and the bytes of a damaged one are useless. Its
-content can be recomputed from the store, since a segment is removed only when table and run logs
-have its lines. All segments below the lowest stored one are therefore dealt with; if none is
-stored, all that the table has. For stored segments the manifests of their runs tell what is in
-chunks; the rest is brought into chunks again, as after any start. Quarantined segments are not
-removed and are not considered.
+**Watermarks.** `Watermarks` reads how far the table and the run logs have consumed a node's
+segments. A node cannot start without its watermark, and a damaged one is useless. Its content can
+be recomputed from the store, since a segment is removed only when table and run logs have its
+lines. All segments below the lowest stored one are therefore consumed; if none is stored, all
+segments that the table has. For stored segments the manifests of their runs show the lines that are
+in chunks; the other lines are brought into chunks again, as after any start. Quarantined segments
+are not removed and are not considered. The new watermark is written on the condition that the
+damaged one is still stored. The damage is reported as a problem for as long as the process lives.
 
-The new watermark is written on the condition that the damaged one is still stored. It is reported
-as a problem for as long as the process lives.
+**Lineage.** `Lineage` checks from the content of the store that a node's segment numbers are its
+own. If a data folder was cloned, or restored from an older copy, another node may have continued
+its incarnation. A number belongs to the node that put its segment first, but that segment does not
+remain as evidence for ever:
+
+    not used ──put──► in the store ──► consumed: marks are at or above it ──► removed
+
+The evidence for a number:
+
+- It is above our last cut, and stored or consumed: another node used it.
+- It is ours by our journal, and consumed, and its segment is absent: another node used it, or we
+  did and died before we recorded that. This cannot be decided. Shipping the lines again under a new
+  incarnation loses and doubles nothing.
+- Our put succeeded. That alone proves nothing: a segment of another node may have been removed
+  before. But `low` in the watermark is raised before anything is removed (`compactor/cleanup.py`).
+  A `low` that was read after the put and is not above the number shows that no segment of that
+  number was ever removed, so ours is the only one.
+
+A number is consumed if the table's mark, the watermark or its `low` reaches it. The store may also
+be older than the journal: it then lacks confirmed segments (`service.shipping.missing`).
+
+The lineage is checked when the node starts, before its first cut if the store answers, and every
+ten minutes, even if nothing is shipped. `low` is read after each put. Cuts may be made before a
+check, and while the store is unavailable: a cut is a number in the journal, and a fork renumbers
+all unconfirmed cuts.
+
+**Confirmations.** `Confirmations` is one list of waiting callers for all incarnations of a node. If
+a node finds that its folder is a copy, it continues under another name with the same positions, and
+another shipper confirms the lines that callers wait for. The list therefore belongs to the node and
+outlives its shippers, so that no caller waits for a shipper that has ended.
 """
 
 from __future__ import annotations
@@ -40,7 +70,7 @@ log = logging.getLogger(__name__)
 
 
 class Watermarks:
-    """The watermarks of any node. `table_mark` blocks, and is called by `offload`."""
+    """The watermarks of any node. `table_mark` blocks, so `offload` calls it."""
 
     def __init__(
         self,
@@ -59,11 +89,11 @@ class Watermarks:
         self.taken_again = 0
 
     def problems(self) -> list[str]:
-        """Reports of watermarks that were damaged, as sentences."""
+        """Sentences about damaged watermarks."""
         return list(self._problems)
 
     async def table(self, node: str) -> int:
-        """The node's last segment that the table has. Raises `StoreUnavailable`."""
+        """The last segment of the node that the table has. Raises `StoreUnavailable`."""
         return await self._offload(lambda: self._table_mark(node))
 
     async def both(self, node: str) -> tuple[Watermark, int]:
@@ -75,12 +105,12 @@ class Watermarks:
         return (await self.watermark_and_health(node))[0]
 
     async def check(self, nodes: Sequence[str]) -> None:
-        """Recomputes those of the nodes' watermarks that are damaged. Raises as `watermark`."""
+        """Recomputes the damaged watermarks of these nodes. Raises as `watermark`."""
         for node in nodes:
             await self.watermark(node)
 
     async def watermark_and_health(self, node: str) -> tuple[Watermark, bool]:
-        """The watermark, and False if it had to be recomputed: `low` may then be too low."""
+        """Returns the watermark, and False if it was recomputed: `low` may then be too low."""
         whole = True
         while True:
             try:
@@ -98,7 +128,7 @@ class Watermarks:
         try:
             await self._store.put(keys.watermark(node), encode_checked(mark), if_match=etag)
         except PreconditionFailed:
-            return  # somebody else was first: what is there now is read
+            return  # another process was first: its watermark is read
         problem = (
             f"the watermark of {node} was damaged ({error}), and was taken again as segment"
             f" {mark.seq} from what table and segments say"
@@ -131,44 +161,14 @@ class Watermarks:
         return ranges[0][0] if ranges else 0
 
 
-# Checks that the node's segment numbers are its own, from what the store holds.
-#
-# If a data folder was cloned, or restored from an older copy, another node may have continued its
-# incarnation. A number belongs to the node that put its segment first, but that segment does not
-# remain as evidence for ever:
-#
-#   not used ──put──► in the store ──► consumed: marks are at or above it ──► removed
-#
-# The evidence for a number:
-#
-# - It is above our last cut, and stored or consumed: another node used it.
-# - It is ours by our journal, and consumed, and its segment is absent: another node used
-#   it, or we did and died before we recorded that. Nobody can tell then. Shipping the
-#   lines again under a new incarnation loses and doubles nothing.
-# - Our put succeeded. That alone proves nothing: a segment of another node may have been
-#   removed before. But `low` in the watermark is raised before anything is removed
-#   (`compactor/cleanup.py`). A `low` that was read after the put and is not above the
-#   number shows that no segment of that number was ever removed, so ours is the only one.
-#
-# A number is consumed if the table's mark, the watermark or its `low` reaches it.
-#
-# The store may also be the older one of the two: it then lacks segments that were confirmed
-# (`missing`).
-#
-# All of this is checked when the node starts, before its first cut if the store answers, and
-# every ten minutes, whether anything is shipped or not. `low` is read after each put. Cuts may be
-# made before that, and while the store is unavailable: a cut is a number in the journal, and a
-# fork renumbers everything that is not confirmed.
-
-
 LOOK_SECONDS = 600.0
 
 
 class Forked(Conflict):
     """The store holds segments of this incarnation that this folder did not write.
 
-    Or it lacks some that this folder did write: those are `missing`.
-    `files` are the journal files of the process that wrote them, as far as it could be asked.
+    Or it lacks segments that this folder did write: they are in `missing`. `files` are the journal
+    files of the process that wrote the foreign segments, as far as it could be asked.
     """
 
     def __init__(
@@ -205,11 +205,11 @@ class Lineage:
         return max(self._looked + LOOK_SECONDS - self._clock.monotonic(), 0.0)
 
     async def tried(self) -> None:
-        """Returns when a check was made, or failed because the store was unavailable."""
+        """Waits until a check was made, or failed because the store was unavailable."""
         await self._tried.wait()
 
     async def look_if_due(self) -> None:
-        """Checks as `look`, if the last check is too long ago."""
+        """Checks as `look` if a check is due."""
         if self.due_seconds == 0:
             await self.look()
 
@@ -232,7 +232,7 @@ class Lineage:
         ):
             parsed = keys.parse_segment(found.key)
             newest = max(newest, parsed[1] if parsed else 0)
-        last = state.last_cut().seq  # of now: cuts go on meanwhile
+        last = state.last_cut().seq  # read now: cuts go on meanwhile
         if consumed > last:
             raise Forked(f"segments of {node} up to {consumed} were consumed, we cut {last}")
         if newest > last:
@@ -254,13 +254,13 @@ class Lineage:
             raise Forked(
                 f"segments of {node} below {mark.low} were removed, and we put {seq} only now"
             )
-        # Of `low` nothing is known then: was ours consumed this quickly, or somebody else's?
+        # `low` proves nothing then: our segment may be consumed already, or that of another node.
         if not whole and await self._marks.table(node) >= seq:
             raise Forked(f"segment {seq} of {node} was consumed, and nobody can tell whose it was")
 
 
 def forked_in(error: BaseException | None) -> Forked | None:
-    """The `Forked` in an error, which may be a group of errors."""
+    """Returns the `Forked` in an error, which may be a group of errors."""
     if isinstance(error, Forked):
         return error
     if isinstance(error, BaseExceptionGroup):
@@ -269,13 +269,6 @@ def forked_in(error: BaseException | None) -> Forked | None:
             if found is not None:
                 return found
     return None
-
-
-# Waiting until lines are in confirmed segments: one list for all incarnations of a node.
-#
-# A node that finds that its folder is a copy continues under another name, with the same
-# positions. Another shipper then confirms the lines that callers wait for. The list therefore
-# belongs to the node and outlives its shippers, so that no caller waits for one that has ended.
 
 
 class Confirmations:
@@ -292,7 +285,7 @@ class Confirmations:
         return max([pos for pos, done in self._waiting if not done.done()], default=-1)
 
     def through(self, pos: int) -> asyncio.Future[None]:
-        """A future, done when all lines below `pos` are confirmed.
+        """Returns a future, done when all lines below `pos` are confirmed.
 
         Raises `NodeNotReady` at the stop.
         """
@@ -304,7 +297,7 @@ class Confirmations:
         return done
 
     async def next(self) -> None:
-        """Returns when more is confirmed, or the present shipper has ended."""
+        """Waits until more lines are confirmed, or the present shipper has ended."""
         await asyncio.shield(self._news)
 
     def confirmed(self, end: int) -> None:
@@ -323,7 +316,7 @@ class Confirmations:
         waiting.set_result(None)
 
     def stop(self) -> None:
-        """Ends all waiting with an error, since the node stops."""
+        """Ends all waits with an error, since the node stops."""
         self._stopped = True
         waiting, self._waiting = self._waiting, []
         for _, done in waiting:

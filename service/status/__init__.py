@@ -1,1 +1,1 @@
-"""What clients report of their runs: pipelineStatus, progress, metrics."""
+"""Reports of clients about their runs: pipelineStatus, progress, metrics."""

@@ -1,12 +1,29 @@
-"""Reports in the store: written by compare-and-swap, read one by one or by pipeline, and expired.
+"""Reports of runs in the store: written, read, listed and expired; and the outcome of a run.
 
-A report is acknowledged once it is stored. Whoever deletes a run deletes its reports: a
-report whose version is at or below the run's deletion does not exist, whether its object
-is gone yet or not, and a new one is given a version above it.
+A report is written by compare-and-swap and acknowledged once it is stored. Deleting a run deletes
+its reports: a report whose version is at or below the run's deletion does not exist, even if its
+object still does, and a new one gets a version above it.
 
 A deletion removes a run's reports at once. The expiry of runs removes only lines, so `ReportExpiry`
-removes the reports that have not changed for as long as runs are kept, and whose run does not
-exist any more or never had a line.
+removes the reports that have not changed for as long as runs are kept, and whose run does not exist
+any more or never had a line.
+
+`RunOutcomes` is the one place that decides how a run ended, for lists, pages and the command line:
+
+| outcome | the run |
+| --- | --- |
+| `succeeded` | ended, and its client reports `success` or `partialSuccess` |
+| `failed`, `cancelled` | ended, and its client reports `failed`, `stopped` |
+| `lost` | gave no sign of life for too long: its client died. It goes on when a sign comes |
+| `unknown` | was closed, and no client reported its end |
+| none | goes on |
+
+Signs of life are lines and reports. A client that reports `"heartbeat": true` repeats its report
+while it lives, so it is lost after `runs.lost_minutes` of silence. Any other client may be silent
+for as long as its run may stay open (`runs.stream_timeout_minutes`). After that time without a sign
+of any client the sweeper closes the run, whose manifest says `abandoned`; a later report cancels
+that. No node decides alone and nothing is stored: each node derives the same answer from the
+manifest, the report and its clock.
 """
 
 from __future__ import annotations
@@ -48,16 +65,16 @@ class ReportHead(NamedTuple):
 
 
 def _no_limit(_: int) -> None:
-    """Allows everything, where the store's disk is not this node's."""
+    """Allows everything, for a store that is not on this node's disk."""
 
 
 def _never_late(_said: Said, _stored: Said) -> bool:
-    """For reports of which the last one counts."""
+    """For reports whose last one counts."""
     return False
 
 
 class Reports:
-    """The reports of all runs; `horizon` gives the highest deleted ULID of a run.
+    """The reports of all runs; `horizon` returns the highest deleted ULID of a run.
 
     `check_space` is called with a size before bytes are written; it raises if the store's disk is
     full. Heads are remembered by number, bodies by their bytes.
@@ -91,11 +108,11 @@ class Reports:
         value: Mapping[str, Any],
         is_late: Callable[[Said, Said], bool] = _never_late,
     ) -> RunReport:
-        """Replaces the run's report, and gives the one that stands there now.
+        """Replaces the run's report. Returns the report that is stored now.
 
-        That is a later one if it was stored here while the store kept this one waiting: a
-        client that gave up waiting has said something newer. It is the old one if `is_late` says of
-        the new one and the old one that it was made before that one. Raises `StoreUnavailable`,
+        That is a later one if this node stored it while the store delayed this one: a client that
+        gave up waiting has reported something newer. It is the old one if `is_late`, called with
+        the new and the old one, says that the new one was made first. Raises `StoreUnavailable`,
         `OutcomeUnknown`, `JournalFull`.
         """
         name = keys.run_report(folder, key)
@@ -120,7 +137,7 @@ class Reports:
         return stored.value
 
     async def close(self, folder: str, key: RunKey) -> None:
-        """Notes with the run's report, if there is one, that the run was closed behind it.
+        """Records in the run's report, if it has one, that the run was closed after it.
 
         Raises `StoreUnavailable`, `OutcomeUnknown`.
         """
@@ -136,7 +153,7 @@ class Reports:
         await swap(Document(self._store, name, _decode_or_none, _encode), change)
 
     def _remember(self, name: str, asked: int) -> None:
-        """Which request's report is the newest that was stored."""
+        """Remembers the request whose report is the newest stored one."""
         self._newest[name] = max(asked, self._newest.pop(name, 0))
         if len(self._newest) > _REMEMBERED:
             self._newest.popitem(last=False)
@@ -160,11 +177,10 @@ class Reports:
     async def added(
         self, folder: str, key: RunKey, *, after: int, limit: int, most_bytes: int
     ) -> tuple[list[RunReport], str | None]:
-        """What was added for the run above the ULID `after`, oldest first; the last ULID that
-        was looked at, if there is more.
+        """Returns the reports added for the run above the ULID `after`, oldest first.
 
-        At most `limit` reports and about `most_bytes`, but one if there is any. Raises
-        `StoreUnavailable`, `Damaged`.
+        Also returns the last examined ULID if more reports exist. Returns at most `limit` reports
+        and about `most_bytes`, but one if any exists. Raises `StoreUnavailable`, `Damaged`.
         """
         prefix = f"{keys.run_report(folder, key)}/"
         first = prefix + ulids.encode(after)
@@ -185,8 +201,10 @@ class Reports:
         return await self._heads_of(infos[:limit])
 
     async def bodies(self, heads: list[ReportHead], most_bytes: int) -> tuple[list[RunReport], int]:
-        """The first of these reports, about `most_bytes` of them but at least one, and how many
-        were looked at: some may be gone. Raises `StoreUnavailable`, `Damaged`.
+        """Returns the first of these reports, of about `most_bytes` but at least one.
+
+        Also returns the number of examined ones: some may be gone. Raises `StoreUnavailable`,
+        `Damaged`.
         """
         some = _up_to([head.info for head in heads], most_bytes)
         found: list[RunReport] = []
@@ -201,7 +219,7 @@ class Reports:
         return {info.key.removeprefix(prefix): info async for info in self._store.list(prefix)}
 
     async def created(self, info: ObjectInfo) -> int | None:
-        """When the first report at the place of a listed one came; None if it is deleted.
+        """The time of the first report of a listed object's run; None if it is deleted.
 
         Raises `StoreUnavailable`, `Damaged`.
         """
@@ -209,7 +227,7 @@ class Reports:
         return None if head is None else head.created_ms
 
     async def listed(self, info: ObjectInfo) -> RunReport | None:
-        """The report at the place of a listed one. It is read only if it is not held.
+        """Returns the report of a listed object. Reads it only if it is not in memory.
 
         Raises `StoreUnavailable`, `Damaged`.
         """
@@ -233,7 +251,7 @@ class Reports:
         return None
 
     async def remove(self, fqn: str, run: str | None) -> None:
-        """All reports of a run, or of a pipeline. Raises `StoreUnavailable`."""
+        """Removes all reports of a run, or of a pipeline. Raises `StoreUnavailable`."""
         for folder in FOLDERS:
             if run is None:
                 await self._delete_below(keys.reports_of(folder, fqn))
@@ -251,7 +269,7 @@ class Reports:
         now = self._clock.now_ms()
         version = self._minter.mint()
         horizon = self._horizon(key)
-        if version <= horizon:  # a deletion may lead the clock
+        if version <= horizon:  # a deletion may be ahead of the clock
             version = horizon + 1 + self._entropy.getrandbits(ulids.STEP_BITS)
         return make_report(key, version, now if created_ms is None else created_ms, now, value)
 
@@ -277,8 +295,8 @@ class Reports:
         return found
 
     async def _head(self, info: ObjectInfo) -> ReportHead | None:
-        # A version holds a fresh ULID, so an ETag stands for one version only. What is read
-        # may be newer than the list; then it is read once more with the next.
+        # A version holds a fresh ULID, so an ETag identifies one version. The read report may be
+        # newer than the list; then the next list causes another read.
         head = self._heads.get(info.key)
         if head is None or head.info.etag != info.etag:
             report = await self._body(info)
@@ -301,7 +319,7 @@ class Reports:
 
 
 def _up_to(infos: list[ObjectInfo], most_bytes: int) -> list[ObjectInfo]:
-    """The first of them, until there are so many bytes."""
+    """Returns the first objects, up to `most_bytes`."""
     size = 0
     for number, info in enumerate(infos):
         size += info.size
@@ -311,7 +329,7 @@ def _up_to(infos: list[ObjectInfo], most_bytes: int) -> list[ObjectInfo]:
 
 
 def _decode_or_none(body: bytes) -> RunReport | None:
-    """None is a report that cannot be read: a new one takes its place."""
+    """Decodes a report; None if it is unreadable, so that a new one replaces it."""
     try:
         return decode_report(body)
     except UnsupportedVersion:
@@ -329,7 +347,7 @@ _DAY_MS = 86_400_000
 
 
 class ReportExpiry:
-    """Removes expired reports; doing it twice, or on several nodes, does no harm."""
+    """Removes expired reports. Repeating it, or running it on several nodes, does no harm."""
 
     def __init__(
         self,
@@ -346,7 +364,7 @@ class ReportExpiry:
         self.removed = 0
 
     async def sweep(self, retention: RunRetention) -> None:
-        """Looks at every report once. Raises `StoreUnavailable`."""
+        """Examines every report once. Raises `StoreUnavailable`."""
         now = self._clock.now_ms() - max(self._skew.ahead_ms, 0)
         for folder in FOLDERS:
             async for info in self._store.list(folder):
@@ -359,27 +377,9 @@ class ReportExpiry:
         try:
             report = decode_report((await self._store.get(name))[1])
         except (NotFound, Damaged):
-            return False  # what cannot be read is for `verify`, not for the sweeper
+            return False  # unreadable reports are left to `tailrace verify`
         kept = retention.days_of(report.key.fqn)
         return 0 < kept < days and not await self._exists(report.key)
-
-
-# How a run ended: the one place that decides it, for lists, pages and the command line.
-#
-# | outcome | the run |
-# | --- | --- |
-# | `succeeded` | ended, and its client reports `success` or `partialSuccess` |
-# | `failed`, `cancelled` | ended, and its client reports `failed`, `stopped` |
-# | `lost` | gave no sign of life for too long: its client died. It goes on when a sign comes |
-# | `unknown` | was closed, and nobody said how it ended |
-# | none | goes on |
-#
-# Signs of life are lines and reports. A client that reports `"heartbeat": true` repeats its
-# report while it lives, so it is lost after `runs.lost_minutes` of silence. Any other client may
-# be silent for as long as its run may stay open (`runs.stream_timeout_minutes`). After that time
-# without a sign of any client the sweeper closes the run, whose manifest says `abandoned`; a
-# later report takes that back. No node decides alone and nothing is stored: each node comes to
-# the same answer from the manifest, the report and its clock.
 
 
 SUCCEEDED: Final = "succeeded"
@@ -427,7 +427,7 @@ class RunOutcomes:
     timeout_seconds: float
 
     def heartbeat_seconds(self, said: Said) -> float | None:
-        """How often a client is to repeat such a report; None if it does not, or the run ended."""
+        """The interval for repeating such a report; None without heartbeat, or if the run ended."""
         if not said.repeated or _is_end(said):
             return None
         return self._patience(said) / _HEARTBEATS
@@ -436,7 +436,7 @@ class RunOutcomes:
         return self.lost_seconds if said.heartbeat else self.timeout_seconds
 
     def decide(self, run: RunState, report: RunReport | None, now_ms: int) -> str | None:
-        """The outcome of a run; None if it goes on, or if the state of its log is not known."""
+        """The outcome of a run; None if it goes on, or if the state of its log is unknown."""
         said = _NOTHING if report is None else report.said
         if said.state in _ENDED:
             return _ENDED[said.state]
@@ -452,14 +452,14 @@ class RunOutcomes:
 
 
 def alive_ms(report: RunReport | None) -> int:
-    """When a client last said that its run goes on, or is to begin; 0 if it did not."""
+    """When a client last reported that its run goes on or will begin; 0 if it did not."""
     return 0 if report is None or _is_end(report.said) else report.stored_ms
 
 
 def is_late(said: Said, stored: Said) -> bool:
-    """Whether a client said that its run goes on before the end that is stored.
+    """Whether a report that the run goes on was made before the stored end.
 
-    Only clients that repeat their reports are judged, by their own times: a run that begins again
+    Applies only to clients that repeat their reports, by their own times: a run that begins again
     has a start after that end.
     """
     if said.state != "running" or not said.repeated or not _is_end(stored):

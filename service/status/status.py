@@ -1,10 +1,24 @@
-"""What clients report of runs: kept, given back, and heard by live streams.
+"""Reports of clients about their runs: stores them, returns them, and applies them to live streams.
 
-A pipelineStatus with a terminal state ends the live streams of its run after a grace period;
-one that says `running` again lets them continue. Reports whose run does not exist any more
-are removed with the expiry of runs.
+A pipelineStatus with a terminal state ends the live streams of its run after a grace period; one
+that says `running` again lets them continue. Reports whose run does not exist any more are removed
+with the expiry of runs. A pipeline's last run (`last_run`) is the first of the list of its runs:
+the one that began last.
 
-A pipeline's last run (`last_run`) is the first of the list of its runs: the one that began last.
+**Endings.** `Endings` finds out from the client's terminal pipelineStatus whether a run has ended.
+OpenMetadata's client reports the end of a run before it ships the last lines. So a stream of such a
+run continues for a grace period after the report, and after each line in that period. All readers
+of a run share one look at the store every `look_seconds`. A failed look changes nothing: the run
+does not count as ended.
+
+**Unfinished lines** (`UnfinishedOfRuns`) are a progress bar or a prompt: shown live, and never
+stored. A producer of lines reports the present state of its last line; the next state replaces it.
+No state is acknowledged as stored: the finished line comes as any other, with its last state. So
+each node only keeps them in memory. A state that is not repeated is forgotten after `KEPT_SECONDS`,
+since its producer may have died. Nodes send the states to each other.
+
+**Opening.** `open_status` makes the reports of a node. They look up the node's run logs and tail at
+each call: the node makes its reports when it starts, and makes new ones after a fork.
 """
 
 from __future__ import annotations
@@ -38,15 +52,6 @@ from tailrace.logstore.filesystem import FileSystem
 from tailrace.logstore.objects.store import ObjectInfo
 from tailrace.logstore.runs.report import RunReport, Said
 
-# Whether a run has ended by what its client says: a terminal pipelineStatus.
-#
-# OpenMetadata's client reports the end of a run before it ships the last lines. So a stream of
-# such a run goes on for a grace after the report, and after each line in it.
-#
-# All readers of a run share one look at the store every `look_seconds`. A look that fails says
-# nothing: the run is not taken for ended.
-
-
 _REMEMBERED = 10_000
 
 
@@ -56,16 +61,16 @@ def is_terminal(report: RunReport | None) -> bool:
 
 
 class _KnownStatus(NamedTuple):
-    """When it was looked at, and when a terminal status was stored, if there is one."""
+    """The time of the last look, and the time of a stored terminal status, if any."""
 
     seen: float
     ended_ms: int | None
 
 
 class Endings:
-    """The ends of the runs that somebody watches.
+    """The ends of the watched runs.
 
-    A stream goes on for `grace_seconds` after a terminal status; the store is asked again after
+    A stream continues for `grace_seconds` after a terminal status. The store is asked again after
     `look_seconds`.
     """
 
@@ -97,7 +102,7 @@ class Endings:
         return min(max(self._grace_seconds - since, 0.0), self._grace_seconds)
 
     def note(self, key: RunKey, report: RunReport | None) -> None:
-        """Takes note of what was just stored, or removed."""
+        """Records a report that was just stored, or removed."""
         ended = report.stored_ms if report is not None and is_terminal(report) else None
         self._note(key, ended)
 
@@ -108,7 +113,7 @@ class Endings:
             self._known.popitem(last=False)
 
     async def _ask(self, key: RunKey) -> None:
-        """One look for all who ask at the same time."""
+        """Asks the store once for all simultaneous callers."""
         task = self._looking.get(key)
         if task is None:
             task = asyncio.get_running_loop().create_task(self._ask_store(key))
@@ -124,17 +129,8 @@ class Endings:
             self.failures += 1
             self._note(key, None if before is None else before.ended_ms)
             return
-        if self._known.get(key) is before:  # else something newer was stored meanwhile
+        if self._known.get(key) is before:  # otherwise a newer report was stored meanwhile
             self.note(key, report)
-
-
-# Lines that are not finished yet: a progress bar, a prompt. Shown live, and never stored.
-#
-# A producer of lines says what its last line looks like now; the next state takes the place of
-# the one before. Nothing of it is acknowledged as stored: the line itself comes as any other once
-# it is finished, and has its last state. So this is memory of each node alone. A state that is
-# not repeated is forgotten after `KEPT_SECONDS`, since its producer may have died. Nodes tell
-# each other.
 
 
 KEPT_SECONDS = 60.0
@@ -154,7 +150,7 @@ class UnfinishedLine(NamedTuple):
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> UnfinishedLine:
-        """What a client sent. Raises `InvalidInput`."""
+        """Reads the JSON of a client. Raises `InvalidInput`."""
         producer, number, text = (value.get(name) for name in ("producer", "number", "text"))
         if not isinstance(producer, str) or not 0 < len(producer) <= _NAME_CHARS:
             raise InvalidInput("producer is no name of 1 to 100 characters", field="producer")
@@ -169,7 +165,7 @@ class UnfinishedLine(NamedTuple):
         return cls(producer, number, text)
 
     def to_json(self) -> dict[str, Any]:
-        """As a client sent it."""
+        """Returns the JSON as a client sends it."""
         return {"producer": self.producer, "number": self.number, "text": self.text}
 
 
@@ -184,7 +180,7 @@ class UnfinishedOfRuns:
         """Tells other nodes of a line that came to this one."""
 
     def put(self, key: RunKey, line: UnfinishedLine) -> None:
-        """Takes the newest state of a line; an empty text ends it. Older states are ignored."""
+        """Records the newest state of a line; an empty text ends it. Ignores older states."""
         lines = self._lines.setdefault(key, {})
         self._lines.move_to_end(key)
         before = lines.pop(line.producer, None)
@@ -199,13 +195,13 @@ class UnfinishedOfRuns:
             self._changed(key)
 
     def of_run(self, key: RunKey) -> list[UnfinishedLine]:
-        """The lines of a run that are not finished, by producer."""
+        """The unfinished lines of a run, by producer."""
         now = self._clock.monotonic()
         found = [line for line in self._lines.get(key, {}).values() if line.until > now]
         return sorted(line for line in found if line.text)
 
     def remove(self, fqn: str, run: str | None) -> None:
-        """Forgets those of a deleted run, or of all runs of a pipeline."""
+        """Removes the lines of a deleted run, or of all runs of a pipeline."""
         for key in [key for key in self._lines if key.fqn == fqn and run in (None, key.run)]:
             del self._lines[key]
             self._changed(key)
@@ -219,21 +215,21 @@ _METRICS = 1000
 
 
 class Statuses(NamedTuple):
-    """Some statuses, and where the next ones begin; None at the end."""
+    """Some statuses, and the cursor for the next ones; None at the end."""
 
     reports: list[RunReport]
     next: str | None
 
 
 class Metrics(NamedTuple):
-    """Some batches of metrics, and what to give as `after` for the next; None at the end."""
+    """Some batches of metrics, and the `after` for the next ones; None at the end."""
 
     reports: list[RunReport]
     next: str | None
 
 
 class RunStatus:
-    """What clients report, at one node. `tail` gives the node's tail, a new one after a fork."""
+    """The reports of clients at one node. `tail` returns its tail, a new one after a fork."""
 
     def __init__(
         self,
@@ -265,15 +261,17 @@ class RunStatus:
         self.sweep_failures = 0
 
     def heartbeat_seconds(self, said: Said) -> float | None:
-        """How often a client is to repeat such a status; None if it is not."""
+        """The interval in which a client repeats such a status; None if it does not."""
         runs = self._runs
         return RunOutcomes(runs.lost_seconds, runs.stream_timeout_seconds).heartbeat_seconds(said)
 
     # --- pipelineStatus ------------------------------------------------------------
 
     async def put(self, key: RunKey, value: Mapping[str, Any]) -> RunReport:
-        """Keeps a status of a run, and gives the one that is kept: an end that came before a late
-        `running` stays. Raises `StoreUnavailable`, `OutcomeUnknown`, `JournalFull`."""
+        """Stores a status of a run. Returns the stored one: an end stays despite a late `running`.
+
+        Raises `StoreUnavailable`, `OutcomeUnknown`, `JournalFull`.
+        """
         report = await self._reports.put(keys.STATUS, key, value, is_late)
         self.stored["status"] += 1
         self.endings.note(key, report)
@@ -285,7 +283,7 @@ class RunStatus:
         return report
 
     async def close(self, key: RunKey) -> None:
-        """Notes that a run without lines was closed, if it has a status.
+        """Records that a run without lines was closed, if it has a status.
 
         A later status or line opens it again. Raises `StoreUnavailable`, `OutcomeUnknown`.
         """
@@ -300,7 +298,7 @@ class RunStatus:
         return await self._reports.components(keys.STATUS, fqn)
 
     async def created(self, info: ObjectInfo) -> int | None:
-        """When the first status of a listed run came; None if it is deleted."""
+        """The time of the first status of a listed run; None if it is deleted."""
         return await self._reports.created(info)
 
     async def at(self, fqn: str, component: str) -> RunReport | None:
@@ -308,7 +306,7 @@ class RunStatus:
         return await self._reports.at(keys.STATUS, fqn, component)
 
     async def listed(self, info: ObjectInfo) -> RunReport | None:
-        """The status that was just listed, or a newer one; None if it is deleted."""
+        """The listed status, or a newer one; None if it is deleted."""
         return await self._reports.listed(info)
 
     async def pipelines(self) -> list[str]:
@@ -330,9 +328,9 @@ class RunStatus:
     ) -> Statuses:
         """Statuses of a pipeline's runs by their `timestamp`, newest first.
 
-        Both bounds are milliseconds and inclusive. Without any of the three, the newest
-        five, as upstream. Looked at are the 1,000 runs whose status changed last; without
-        bounds 64, or four times the limit. `after` is `next` of the page before.
+        Both bounds are milliseconds and inclusive. Without bounds and limit it returns the newest
+        five, as upstream. It examines the 1,000 runs whose status changed last; without bounds 64,
+        or four times the limit. `after` is `next` of the previous page.
 
         Raises `StoreUnavailable`, `Damaged`, `InvalidCursor`.
         """
@@ -356,7 +354,7 @@ class RunStatus:
         return Statuses(reports, _named(found[read - 1]) if read < len(found) else None)
 
     async def over(self, key: RunKey) -> bool:
-        """Whether the run's streams are to end now; if they are to end soon, that is set."""
+        """Whether the run's streams have to end now. If they have to end soon, schedules that."""
         left = await self.endings.seconds_left(key)
         if left is None or self._tail().finishing(key):
             return False
@@ -367,7 +365,7 @@ class RunStatus:
     # --- progress and metrics ------------------------------------------------------
 
     async def put_progress(self, key: RunKey, value: Mapping[str, Any]) -> RunReport:
-        """Keeps the newest progress of a run, and shows it to who watches."""
+        """Stores the newest progress of a run, and shows it to its watchers."""
         report = await self._reports.put(keys.PROGRESS, key, value)
         self.stored["progress"] += 1
         self._forget_progress(key)
@@ -390,11 +388,11 @@ class RunStatus:
         return await self._reports.get(keys.PROGRESS, key)
 
     def progress_here(self, key: RunKey) -> RunReport | None:
-        """The newest that came through this node, if it is remembered."""
+        """The newest progress that this node received, if it is still in memory."""
         return self._progress.get(key)
 
     async def add_metrics(self, key: RunKey, value: Mapping[str, Any]) -> RunReport:
-        """Keeps one more batch of metrics. Raises `StoreUnavailable`, `OutcomeUnknown`."""
+        """Stores one more batch of metrics. Raises `StoreUnavailable`, `OutcomeUnknown`."""
         report = await self._reports.add(keys.METRICS, key, value)
         self.stored["metrics"] += 1
         return report
@@ -416,7 +414,7 @@ class RunStatus:
     # --- their end -----------------------------------------------------------------
 
     async def remove(self, fqn: str, run: str | None) -> None:
-        """Reports of a deleted run, or of all runs. Raises `StoreUnavailable`."""
+        """Removes reports of a deleted run, or of all runs. Raises `StoreUnavailable`."""
         for key in [key for key in self._progress if key.fqn == fqn and run in (None, key.run)]:
             self._forget_progress(key)
         self.unfinished.remove(fqn, run)
@@ -425,18 +423,18 @@ class RunStatus:
         await self._reports.remove(fqn, run)
 
     async def run(self) -> None:
-        """Sweeps every so often, as long as the node lives."""
+        """Removes expired reports regularly, as long as the node lives."""
         retention = self._runs
         while retention.shortest_days:
             await self._clock.sleep(self._runs.cleanup_interval_seconds)
             try:
                 await self.expiry.sweep(retention)
-            except TailraceError:  # what was not reached is, next time
+            except TailraceError:  # the next sweep reaches the rest
                 self.sweep_failures += 1
 
 
 def timestamp_of(head: ReportHead) -> int:
-    """When the run began or said something, in milliseconds: what upstream orders by."""
+    """When the run began or reported, in milliseconds: the order of upstream."""
     return head.created_ms if head.said.moment_ms is None else head.said.moment_ms
 
 
@@ -444,7 +442,7 @@ _PLACE = re.compile(r"(-?[0-9]{1,19})\.([0-9A-Z]{26})")
 
 
 def _named(head: ReportHead) -> str:
-    """A place in the order of statuses, for who wants those behind it."""
+    """Encodes a position in the order of statuses, as a cursor."""
     return f"{timestamp_of(head)}.{ulids.encode(head.version)}"
 
 
@@ -466,16 +464,16 @@ class RunLists(Protocol):
         ...
 
     async def newest_held(self, fqn: str) -> Newest:
-        """That of the runs of which nodes hold lines, without the store."""
+        """The last of the runs with lines that nodes hold, without the store."""
         ...
 
 
 class LastRun(NamedTuple):
     """A pipeline's last run, and its status if it has one.
 
-    `silent` are nodes that did not say whether they have lines of a later one. `held`: the store
-    did not answer, and it is the last one of which nodes hold lines. `damaged` are runs that cannot
-    be read, and that may be later ones.
+    `silent` are nodes that did not answer and may have lines of a later one. If `held`, the store
+    did not answer, and it is the last run with lines that nodes hold. `damaged` are unreadable
+    runs, which may be later ones.
     """
 
     key: RunKey
@@ -486,7 +484,7 @@ class LastRun(NamedTuple):
 
 
 class NoRuns(NotFound):
-    """The pipeline has no runs; the `silent` nodes did not say whether they have some."""
+    """The pipeline has no runs, except maybe at the `silent` nodes, which did not answer."""
 
     def __init__(self, fqn: str, silent: tuple[str, ...]) -> None:
         super().__init__(
@@ -509,14 +507,8 @@ async def last_run(status: RunStatus, text: RunLists, fqn: str) -> LastRun:
     return LastRun(RunKey(fqn, newest.run), report, silent, damaged=damaged)
 
 
-# Composes the reports of a node.
-#
-# Reports look up the node's run logs and tail at each call: the node makes them when it starts,
-# and makes new ones after a fork.
-
-
 class KeepFree(NamedTuple):
-    """The folder that reports are written to, and how much of its disk stays free."""
+    """The folder of the reports, and the bytes of its disk that stay free."""
 
     folder: str
     bytes: int
@@ -564,14 +556,14 @@ def open_status(owner: Owner, seams: Seams, settings: Settings) -> RunStatus:
 
 
 def _keep_free(settings: Settings) -> KeepFree | None:
-    """None for a store on S3, where reports take no disk of ours."""
+    """The limit for a store in a folder; None on S3, where reports use no disk of this node."""
     if settings.bucket is not None:
         return None
     return KeepFree(settings.store_folder, settings.journal.min_free_bytes)
 
 
 def _check_space(fs: FileSystem, keep: KeepFree, size: int) -> None:
-    """Reports may not take what batches are refused for. Raises `JournalFull`."""
+    """Refuses reports when the disk is too full for batches. Raises `JournalFull`."""
     try:
         free = fs.free_bytes(keep.folder)
     except OSError as error:

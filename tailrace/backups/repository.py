@@ -52,7 +52,7 @@ class BackupEntry:
 
 @dataclass(frozen=True, slots=True)
 class Backup:
-    """What one backup holds. `absent` are keys that the store itself named and did not have.
+    """The contents of one backup. `absent` are keys that the store itself named and did not have.
 
     `nodes` are those whose data folders are in it, `registered` all that shared the store.
     """

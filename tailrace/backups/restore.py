@@ -1,11 +1,11 @@
 """Copies a backup back into an empty store and an empty data folder.
 
-Everything is read and compared with its checksum before anything is written. A file in the data
-folder says from the first write to the last that the restore goes on; no node starts on a folder
+Everything is read and compared with its checksum before anything is written. From the first write
+to the last, a file in the data folder marks the unfinished restore; no node starts on a folder
 that has one (`service.runtime.identity`).
 
 A store gives objects ETags of its own. A manifest names that of `logs.txt`, so manifests are
-written last, with the ETags of now. On S3 these differ where an object was uploaded in parts.
+written last, with the new ETags. On S3 these differ if an object was uploaded in parts.
 """
 
 from __future__ import annotations

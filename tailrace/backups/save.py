@@ -1,15 +1,15 @@
-"""Copies a store into a backup while services and compactors work on it.
+"""Copies a store and journals into a backup while services and compactors work on them.
 
     journals ─► progress of consumers ─► segments ─► watermarks ─► manifests, texts ─► table ─► rest
 
-Lines move from the journal to segments, and from there to run logs and table. What is read in that
-order has each line at least once. What only says how far something is comes before what it speaks
-of: a consumer's progress before segments, a watermark before manifests. A restored store is then
-one in which some steps are to be repeated, and no step is believed that it does not have.
+Lines move from the journal to segments, and from segments to run logs and table. A copy in that
+order has each line at least once. Objects that only record progress are copied before the objects
+that they are about: a consumer's progress before segments, a watermark before manifests. So in a
+restored store some steps are repeated, and no step counts as done whose result is missing.
 
-A deletion is recorded before the manifest says it, so records are copied behind manifests. An
-object that is listed and gone was removed by its owner; whether something still names it is checked
-at the end (`absent`).
+A deletion is recorded before the manifest says it, so records are copied after manifests. An object
+that is listed and gone was removed by its owner; the end of the backup checks whether another
+object still names it (`absent`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Wanted: TypeAlias = Callable[[str], bool]
 
 
 class EarlierBackup:
-    """What an earlier backup holds: an object of the same ETag, size and time is not read again."""
+    """An earlier backup: an object with the same ETag, size and time is not read again."""
 
     def __init__(self, backup: Backup | None) -> None:
         self._entries: dict[bytes, BackupEntry] = {}
@@ -245,14 +245,12 @@ def _named(chunks: Chunks, manifest: Manifest) -> Mapping[str, str]:
     return found
 
 
-# Copies the journals of nodes while they run, and gives restored ones an incarnation of their
-# own.
+# Copies of the journals of running nodes; restored ones get an incarnation of their own.
 #
 # A file of the journal is copied up to its last whole entry at that moment: all bytes before it
-# were written before, so the copy is what a crash then would have left. Files that are full do
-# not change; one that the node released meanwhile may be overwritten, so its copy does not count,
-# and the newest file is copied again. It then says that the lines of the released one are in the
-# store.
+# were written before, so the copy is the same as after a crash at that moment. Full files do not
+# change; one that the node released meanwhile may be overwritten, so its copy does not count, and
+# the newest file is copied again. It then says that the lines of the released one are in the store.
 
 
 IDENTITY: Final = "node.json"

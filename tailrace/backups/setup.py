@@ -23,7 +23,7 @@ from tailrace.logstore.table.table import open_table
 
 @dataclass(frozen=True, slots=True)
 class BackupParts:
-    """What a backup or a restore is of."""
+    """The parts that a backup or a restore covers: the data folder, the store."""
 
     data: bool = True
     store: bool = True

@@ -1,4 +1,4 @@
-"""`tailrace deletions`: how far the erasure of deleted runs and pipelines is."""
+"""`tailrace deletions`: shows the progress of erasing deleted runs and pipelines."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""`tailrace forward`: ships files, or stdin to a run; shows and changes what is known of files.
+"""`tailrace forward`: ships files, or stdin to a run; shows and changes checkpoints of files.
 
     tailrace forward --config FILE                  files (`tailrace.forwarder.main`)
     tailrace forward HOST:PORT… --fqn F --run R     stdin (`tailrace.forwarder.stdin`)
-    tailrace forward state list|export|reset        checkpoints (`tailrace.cli.forward`)
+    tailrace forward state list|export|reset        checkpoints (`tailrace.forwarder.checkpoints`)
 
-Each is imported only when it is asked for.
+Each module is imported only when it is needed.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def _forward_stdin(arguments: argparse.Namespace) -> int:
     line = Line(sys.stderr)
     say = partial(_say, line)
     service = _service(arguments, say)
-    # Who closes the run has it alone, and so knows when it began and that it goes on.
+    # A forwarder that closes the run is its only one: it knows when it began and that it goes on.
     started_ms = None if closing is None else system.now_ms()
     delivery = _delivery(arguments, service, name, ids, say, started_ms)
     if arguments.run is None:
@@ -269,10 +269,10 @@ def _say(line: Line, sentence: str) -> None:
     line.flush()
 
 
-# `tailrace forward state list|export|reset`: what a forwarder knows of files.
+# `tailrace forward state list|export|reset`: the checkpoints of a forwarder's files.
 #
-# `list` is for people, `export` for programs: a line of JSON for each file, as the checkpoint log
-# has it. Both may run beside a forwarder. `reset` needs it to be stopped.
+# `list` is for people, `export` for programs: a line of JSON for each file, as in the checkpoint
+# log. Both may run while a forwarder does. `reset` needs it to be stopped.
 
 
 _ACTS = ("list", "export", "reset")

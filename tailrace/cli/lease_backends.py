@@ -1,7 +1,7 @@
-"""The two ways in which `tailrace leases` works: on a store by its settings, or over HTTP.
+"""The two backends of `tailrace leases`: a store opened from its settings, or a service over HTTP.
 
-Both give rows as `/leases` and `/segments/groups` spell them, so that what people and programs
-see is the same.
+Both give rows in the format of `/leases` and `/segments/groups`, so that people and programs see
+the same. `Desk` is their interface.
 """
 
 from __future__ import annotations
@@ -107,7 +107,10 @@ _READ_SECONDS = 60
 
 
 class Desk(Protocol):
-    """Leases, and what operators do with them. All raise what the store or service answers."""
+    """The interface of a backend: leases, and actions on them.
+
+    All methods raise the errors of the store or the service.
+    """
 
     async def page(self, filters: Row, after: str | None) -> tuple[list[Row], str | None]:
         """Some leases, and what continues them; filters are those of `GET /leases`."""
@@ -316,10 +319,10 @@ async def open_desk(
         yield InStore(opened)
 
 
-# Nodes in the register and nodes that were let go: `tailrace leases nodes`, `forget-node`.
+# Registered nodes and nodes that were let go: `tailrace leases nodes`, `forget-node`.
 #
-# Both work on the store itself: a node that does not return is let go also when no service is
-# left.
+# Both work on the store itself, so that a node that does not return can be let go when no service
+# is left.
 
 
 async def nodes(*, data: str | None, config: str | None) -> list[Row]:

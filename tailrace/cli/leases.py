@@ -1,7 +1,7 @@
 """`tailrace leases`: lists leases of a store or over HTTP, and changes them.
 
-Without a verb it lists. A table for people; with `--json` one object a line for programs, the
-same as `GET /leases` gives. What somebody holds is changed only with `--force`.
+Without a verb it lists: a table for people; with `--json` one object a line for programs, the same
+as from `GET /leases`. Held leases are changed only with `--force`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,6 @@ from tailrace.coordination.groups import GroupStart
 from tailrace.coordination.partitions import Status
 from tailrace.logstore.errors import InvalidInput
 from tailrace_client.command import add_ca_file
-
-# The parts of `tailrace leases`: access to a store or a service, and tables for people.
-
 
 # Leases for people: a table, and one of them in full.
 

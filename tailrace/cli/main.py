@@ -2,8 +2,7 @@
 
 A verb is a module with `configure(parser)` and `run(arguments) -> exit status`. It is
 imported only when it is asked for, so that `tailrace tail` does not load the service.
-Exit status: 0 done, 1 an error that was said, 2 a command line that cannot be, 130
-interrupted.
+Exit status: 0 done, 1 an error that was printed, 2 an invalid command line, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from tailrace.logstore.errors import TailraceError
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """A subcommand: the module that does it, and one line that says what it does."""
+    """A subcommand: the module that does it, and one line of help."""
 
     module: str
     help: str
@@ -87,10 +86,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parsed(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
-    """The words as the verb takes them: flags before, between and behind the others.
+    """The words as the verb takes them: flags before, between and after the others.
 
-    Behind `--` nothing is a flag; argparse knows that only where flags come first. The same holds
-    for a verb that has verbs of its own.
+    After `--` nothing is a flag; argparse knows that only if flags come first. The same holds for a
+    verb that has verbs of its own.
     """
     own_verbs = any(action.nargs == argparse.PARSER for action in parser._actions)
     if own_verbs or "--" in words:

@@ -1,4 +1,4 @@
-"""`tailrace pipelines`: runs the log pipelines of a folder, checks files, says how far they are."""
+"""`tailrace pipelines`: runs the log pipelines of a folder, checks files, shows their progress."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""`tailrace query`: prints what a search finds, as it is found.
+"""`tailrace query`: prints the results of a search as they arrive.
 
-Reads ndjson, whose last record says whether the result is complete. Without `--json` a
-record is its message, with the run's name before it unless `--fqn` and `--run` name
-it, as grep does with files. `--follow` goes on live, `--histogram` and `--count` count. Exit
-status: 0 complete, 2 partial (stderr says why).
+Reads ndjson, whose last record says whether the result is complete. Without `--json` a record is
+its message, with the run's name before it unless `--fqn` and `--run` name it, as grep does with
+files. `--follow` goes on live, `--histogram` and `--count` count. Exit status: 0 complete, 2
+partial (stderr says why).
 """
 
 from __future__ import annotations
@@ -44,10 +44,7 @@ from tailrace.cli.terminal import (
 from tailrace.logstore.clock import Clock, SystemClock
 from tailrace.logstore.errors import InvalidInput, TailraceError
 
-# The parts of `tailrace query`: live matches, and how records are shown.
-
-
-# What `tailrace query` writes: records, groups of them around hits, and a chart of counts.
+# Output: records, groups of them around hits, and a chart of counts.
 
 
 _BAR_CHARS: Final = 40
@@ -100,7 +97,7 @@ class RecordPrinter:
             message = coloured(message, record.get("level"), colour=self._colour)
         if not self._named:
             return f"{between}{message}\n"
-        # As grep: a colon behind the name of what was searched for, a dash around it.
+        # As grep: a colon after the name for a hit, a dash for the records around it.
         sign = "-" if hit is False else ":"
         run = f"{record['fqn']}/{record['run_id']}"
         if self._terminal:
@@ -354,11 +351,11 @@ def _names(keys: list[str]) -> str:
     return ", ".join(keys) or "everything"
 
 
-# `tailrace query --follow`: prints what matches as it is acknowledged, each record once.
+# `--follow`: prints matches as they are acknowledged, each record once.
 
 
 class Taker(Protocol):
-    """What takes the records that are found."""
+    """The receiver of found records."""
 
     def take(self, lines: Iterable[bytes], /) -> None:
         """Takes some lines of ndjson."""

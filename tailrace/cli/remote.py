@@ -1,4 +1,4 @@
-"""What the verbs share that ask a running service: how it is called, and its streams of events."""
+"""Access of the verbs to a running service: requests, streams of events, and completion."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tailrace.logstore.errors import InvalidInput, NotFound, TailraceError, Unav
 from tailrace.logstore.filesystem import hint_of_trust, read_token, trust
 from tailrace_client.command import add_ca_file
 
-# Access to a running service from the command line: its address, and errors of ours.
+# Requests from the command line: the service's address, and errors of ours.
 
 
 DEFAULT_URL = "http://127.0.0.1:8790"
@@ -73,7 +73,10 @@ def authorization(token_file: str | None = None) -> dict[str, str]:
 
 
 def trusted(ca_file: str) -> ssl.SSLContext | bool:
-    """What an HTTP client is to trust: that file, or the machine's. Raises `InvalidInput`."""
+    """The certificates that an HTTP client trusts: a file's or the machine's.
+
+    Raises `InvalidInput`.
+    """
     return trust(ca_file, field="--ca-file") if ca_file else True
 
 
@@ -116,7 +119,7 @@ def check(response: httpx.Response) -> None:
     raise TailraceError(message, hint=hint)
 
 
-# Server-sent events as a client reads them, over connections that end anywhere.
+# Server-sent events over connections that may end anywhere.
 #
 # When a connection ends without an end of the stream, it is opened again at the last cursor.
 
@@ -261,10 +264,10 @@ class EventFollower(ABC):
         return False
 
 
-# `tailrace completion`: a script by which a shell completes the command's words.
+# `tailrace completion`: a script with which a shell completes the command's words.
 #
 # Commands, flags and their choices come from the parsers, names of pipelines and runs from the
-# service: it is asked for a second at most, and what does not answer completes nothing.
+# service: it is asked for a second at most, and a service that does not answer completes nothing.
 
 
 SHELLS: Final = ("bash", "zsh", "fish")
@@ -297,7 +300,7 @@ def complete(parser: argparse.ArgumentParser, verbs: dict[str, Any]) -> None:
     if words and words[0] in verbs:
         os.environ["_ARGCOMPLETE"] = str(first + 2)
         parser = verbs[words[0]].parser(words[0])
-    # Beside names flags would be noise: they are offered behind a dash, and where there are none.
+    # Next to names flags would be noise: they are offered after a dash, and if no name fits.
     argcomplete.autocomplete(parser, always_complete_options=False)
 
 

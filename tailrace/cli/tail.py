@@ -1,10 +1,10 @@
 """`tailrace tail`: prints lines as they arrive, each once, over lost connections.
 
-Of one run it reads server-sent events: `event: logs` carries text exactly as it was received (JSON
-keeps every byte), `id:` the cursor after it. When the connection ends without
-`complete`, the stream is opened again at the last cursor. In a terminal, and with `--json`, it asks
-for records, which have a level. A terminal also shows the line that is not finished yet. Names with
-`*`, `?` or `[…]` are patterns: see `tailrace.cli.tail`.
+For one run it reads server-sent events: `event: logs` carries text exactly as it was received (JSON
+keeps every byte), `id:` the cursor after it. When the connection ends without `complete`, the
+stream is opened again at the last cursor. In a terminal, and with `--json`, it asks for records,
+which have a level. A terminal also shows the unfinished line. Names with `*`, `?` or `[…]` are
+patterns: then one live search follows all runs that match.
 """
 
 from __future__ import annotations
@@ -51,9 +51,6 @@ from tailrace.cli.terminal import (
 from tailrace.logstore.clock import Clock, SystemClock
 from tailrace.logstore.errors import InvalidInput, NotFound, TailraceError, Unavailable
 
-# The parts of `tailrace tail`: where it begins, one run or many, and how lines are shown.
-
-
 # The attempt before a run, or the run before it, as the page's comparison takes it.
 
 
@@ -84,7 +81,7 @@ def before(runs: Sequence[dict[str, Any]], run: str) -> str | None:
     return str(runs[at + 1]["runId"]) if at + 1 < len(runs) else None
 
 
-# Where `tailrace tail` begins: so many lines before the end, or at a time.
+# The start of the output: a number of lines before the end, or a time.
 
 
 async def where(
@@ -139,7 +136,7 @@ async def _page(
     return page
 
 
-# What `tailrace tail` prints of a record: its lines, each with its run's name in front.
+# The output of a record: its lines, each with its run's name in front.
 
 
 PREFIXES: Final = ("auto", "none", "run", "full")
@@ -210,18 +207,18 @@ class TailPrinter:
         return "".join([f"{begin}: {line}\n" for line in text.split("\n")])
 
 
-# `tailrace tail` with patterns: one live search, so runs that begin later are in it as well.
+# Patterns: one live search, so runs that begin later are in it as well.
 #
 # A pattern is a shell's: `*` is any text, `?` one character, `[…]` one of these.
 
 
-# Lines of several runs are held back for so long, to come in the order of their times.
+# Lines of several runs are held back for this time, to print them in the order of their times.
 _WINDOW_SECONDS: Final = "0.5"
 _SPECIAL: Final = re.compile(r"[*?\[]")
 
 
 def is_pattern(name: str) -> bool:
-    """Whether it stands for several names."""
+    """Returns whether the text is a pattern, which may match several names."""
     return _SPECIAL.search(name) is not None
 
 
@@ -339,9 +336,9 @@ async def _lines(response: httpx.Response) -> AsyncIterator[str]:
 
 # The unfinished lines of a run on a terminal: one line below all others, which shows the newest.
 #
-# The line is taken away before anything else is written, and comes back below it. It is never
-# longer than the terminal is wide, so that it can be taken away. Its stream is an addition: where
-# it is lost it is opened again, and a service that does not have it is not asked again.
+# The line is removed before anything else is written, and comes back below it. It is never longer
+# than the terminal is wide, so that it can be removed. Its stream is an addition: if it is lost it
+# is opened again, and a service that does not have it is not asked again.
 
 
 _PAUSE_SECONDS: Final = 2.0

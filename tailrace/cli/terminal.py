@@ -1,4 +1,4 @@
-"""What the verbs share that speak to a person: colours, a pager, completion of arguments."""
+"""Output to a person: safe text of logs, colours, and a pager."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import IO, Final, TextIO
 
-# Text of logs on a terminal: colours of its own stay, every other escape goes.
+# Text of logs on a terminal: its own colours stay, every other escape is removed.
 #
-# A line of a log may hold sequences that move the cursor, clear the screen, set the title or
-# write to the clipboard. Kept are selections of colour and weight (SGR) and tabs; they end with
-# their line. Other control characters, and those that turn the direction of writing, are shown as
-# symbols, in JSON as its escapes. Names and errors are texts of others as much as lines are:
-# every command prints by `say` and `say_json`, or by a printer that asks for `shown` itself.
+# A line of a log may hold sequences that move the cursor, clear the screen, set the title or write
+# to the clipboard. Selections of colour and weight (SGR) and tabs are kept; they end with their
+# line. Other control characters, and those that turn the direction of writing, are shown as
+# symbols, in JSON as its escapes. Names and errors are foreign text as much as lines are: every
+# command prints by `say` and `say_json`, or by a printer that calls `shown` itself.
 
 
 _SEQUENCE: Final = re.compile(
@@ -117,7 +117,7 @@ def note(text: str) -> None:
 
 
 def wants_colour(out: TextIO) -> bool:
-    """Whether it is a terminal that takes colours, for somebody who did not say no to them."""
+    """Returns whether to use colours: a terminal, and NO_COLOR is not set."""
     return out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
@@ -139,10 +139,11 @@ def _kept(match: re.Match[str]) -> str:
     return chr(_PICTURES + code) if code < 0x20 else _UNSEEN
 
 
-# A pager for what has an end: `$PAGER`, else `less`, and only between a terminal and a person.
+# A pager for output that has an end: `$PAGER`, else `less`, and only between a terminal and a
+# person.
 #
 # `less` gets the options that git gives it, unless `$LESS` has others: colours are shown (R),
-# what fits on the screen is printed (F), and the text stays there afterwards (X).
+# output that fits on the screen is printed (F), and the text stays on it afterwards (X).
 
 
 _DEFAULT: Final = "less"
@@ -159,7 +160,7 @@ def add_pager(parser: argparse.ArgumentParser) -> None:
 
 
 class _Paged:
-    """The pager's input, which counts as the terminal behind it."""
+    """The pager's input, which counts as the terminal that it writes to."""
 
     def __init__(self, pipe: IO[str]) -> None:
         self._pipe = pipe

@@ -1,7 +1,7 @@
-"""`tailrace verify`: compares all that journal, segments, run logs and table hold.
+"""`tailrace verify`: compares all lines of journal, segments, run logs and table.
 
-Prints a line for each fault, and at the end what was compared; with `--json` an object a line,
-the last one the summary. Exit status: 0 no fault is left, 1 there are faults.
+Prints a line for each fault, and at the end the number of compared things; with `--json` an object
+a line, the last one the summary. Exit status: 0 no fault is left, 1 there are faults.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ async def _until_told(work: Coroutine[Any, Any, None]) -> None:
 
 
 class FaultPrinter:
-    """Says faults as they are found; in a terminal, how far it is on a line of its own."""
+    """Prints faults as they are found; in a terminal, progress on a line of its own."""
 
     def __init__(self, out: TextIO, line: Line, *, as_json: bool) -> None:
         self._out = out

@@ -1,4 +1,8 @@
-"""Lets operators inspect (`overview`) and change (`admin`) partitions and named leases."""
+"""Lets operators list, inspect, free, reopen, fail and purge partitions and named leases.
+
+`LeaseEntry` is a lease as operators see it, `LeaseAdmin` has the actions. Times are milliseconds of
+the clock of the store that has the lease.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,7 @@ from tailrace.logstore.errors import (
     StoreUnavailable,
 )
 
-# A lease as operators see it: one shape for both kinds, in lists, pages and programs.
+# The view of operators: one shape for both kinds of leases, in lists, pages and programs.
 #
 #   kind      `partition` (work in a partition store) or `lock` (a named lease of nodes and runs)
 #   lag       for how long the work has been due and is not done: for a free or held lease since
@@ -41,8 +45,6 @@ from tailrace.logstore.errors import (
 #             and one that is not due yet, has no lag
 #   age       the time since the lease was made
 #   held      whether an owner has the lease by any clock; acting on it takes it from that owner
-#
-# Times are milliseconds of the clock of the store that has the lease.
 
 
 class Kind(StrEnum):
@@ -158,12 +160,12 @@ def _lag_ms(partition: Partition, now_ms: int) -> int | None:
     return now_ms - since_ms if now_ms >= since_ms else None
 
 
-# Lets operators list, inspect, free, reopen, fail and purge leases.
+# The actions of operators.
 #
-# Lists show named leases before partitions, each ordered by source, then by key. Every action is
-# a compare-and-swap of the version that was looked at. An action on a lease that somebody holds
-# needs `force`; without it, the error names the holder, even if the lease was taken only a moment
-# ago. Every action may be repeated.
+# Lists show named leases before partitions, each ordered by source, then by key. Every action is a
+# compare-and-swap of the version that was looked at. An action on a held lease needs `force`;
+# without it, the error names the holder, even if the lease was taken only a moment ago. Every
+# action may be repeated.
 
 
 _READ_AT_ONCE: Final = 1000
@@ -197,8 +199,8 @@ class LeaseFilter:
 class Entries(NamedTuple):
     """One page of leases, and the `after` of the next page; None at the end.
 
-    `unreadable` are keys of objects that are damaged, or of a newer version, and why. Of a source
-    of partitions nothing is listed then.
+    `unreadable` has the keys of objects that are damaged, or of a newer version, with the reason.
+    Of an unreadable source of partitions no lease is listed.
     """
 
     entries: list[LeaseEntry]
@@ -216,7 +218,7 @@ class LeaseAdmin:
     async def page(
         self, wanted: LeaseFilter, *, after: str | None = None, limit: int = 100
     ) -> Entries:
-        """Returns at most `limit` leases behind `after`; a short page need not be the last one.
+        """Returns at most `limit` leases after `after`; a short page need not be the last one.
 
         Raises `InvalidCursor`, `StoreUnavailable`.
         """
@@ -244,7 +246,7 @@ class LeaseAdmin:
     ) -> LeaseEntry:
         """Frees a lease at once, whatever its status; with `forget` its progress is dropped too.
 
-        Raises `Conflict` if somebody holds the lease and `force` is not set, and as `show`.
+        Raises `Conflict` if another process holds the lease and `force` is not set, and as `show`.
         """
         stored = await self._named.get(source, key)
         if stored is not None:

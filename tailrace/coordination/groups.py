@@ -1,4 +1,4 @@
-"""Consumer groups of the segment queue: how far each is, one object of bounded size a group.
+"""Consumer groups of the segment queue: the progress of each, one object of bounded size a group.
 
 `coordination/groups/{group}`, a JSON object changed by compare-and-swap:
 
@@ -10,22 +10,23 @@
     epoch       the highest fencing token given out; a new one is above it and at least the
                 store's time in milliseconds, so it rises also when the object was removed
     nodes       {node: {"seq", "pending", "failed"}}: segments up to `seq` were handed out;
-                what of them is in neither of the two is committed
+                those in neither of the two lists are committed
                 pending  {seq: {epoch, until, attempts, claim, low, bytes, available_at, reason}}
-                         leased until `until`; 0 is nobody's, free from `available_at` on
+                         leased until `until`; with 0 nobody has it, and it is free from
+                         `available_at` on
                 failed   {seq: {epoch, at, attempts, reason, low, bytes}}: tried too often
-    recent      {node: [[seq, epoch], …]}: the last commits, so that a repetition is known
+    recent      {node: [[seq, epoch], …]}: the last commits, so that a repetition is recognised
     evicted     null or {"at", "reason"}; `evictions` counts them
     max_bytes   0 or, of a log pipeline, how much may be kept for it instead of `segments.max_bytes`
-    replay      null or {"id", "low", "at"}: the last replay that was asked for, of a log pipeline
+    replay      null or {"id", "low", "at"}: the last replay that was requested, of a log pipeline
     committed_segments, committed_bytes, dropped    since it was made; `dropped` are failed
-                ones that nobody decided on in time
+                ones on which nobody decided in time
     version     a fresh ULID in every write, so that no two versions have equal bytes
 
-Times are milliseconds of the store's clock. A node that is not named has cursor 0, and a
-`starting` group holds back everything: it is made before it looks where segments begin, and
-who deletes segments raises `low` before it looks at groups, so one of the two sees the other.
-Keys that this version does not know survive a rewrite.
+Times are milliseconds of the store's clock. A node that is not named has cursor 0. A `starting`
+group holds back every segment: it is made before its process looks where segments begin, and a
+process that deletes segments raises `low` before it looks at groups, so one of the two sees the
+other. Keys that this version does not know survive a rewrite.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ from tailrace.logstore.errors import Damaged, UnsupportedVersion
 from tailrace.logstore.objects.store import ObjectStore
 from tailrace.logstore.state import decode_checked, encode_checked
 
-# What operators ask of a log pipeline: to go on elsewhere. It is kept in the pipeline's group.
+# A replay that operators request of a log pipeline. It is stored in the pipeline's group.
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineReplay:
-    """Where a log pipeline is to go on: at the ULID `low`, or without one with what comes.
+    """Where a log pipeline is to go on: at the ULID `low`, or without one with the next segments.
 
     `id` is a ULID: of two replays the higher one counts.
     """
@@ -98,7 +99,7 @@ class State(StrEnum):
 
 
 class GroupStart(StrEnum):
-    """Where a group begins: with the oldest segment that is kept, or behind the newest."""
+    """Where a group begins: with the oldest segment that is kept, or after the newest."""
 
     OLDEST = "oldest"
     NOW = "now"
@@ -134,7 +135,7 @@ class FailedSegment:
 
 @dataclass(frozen=True, slots=True)
 class GroupCursor:
-    """How far a group is in one node's segments."""
+    """The progress of a group in one node's segments."""
 
     seq: int = 0
     pending: Mapping[int, PendingSegment] = field(default_factory=dict)
@@ -156,7 +157,7 @@ class GroupCursor:
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """When and why a group was evicted."""
+    """The time and the reason of a group's eviction."""
 
     at_ms: int
     reason: str

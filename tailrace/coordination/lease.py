@@ -1,4 +1,6 @@
-"""A lease: the owner of a piece of work, its end, and the token that fences off earlier owners.
+"""The rules of every lease, the identity of a process, and the store's time.
+
+A lease has the owner of a piece of work, its end, and the token that fences off earlier owners.
 
     free ──acquire──► owned ──renew, every third of the timeout──► owned ──release──► free
                         │
@@ -7,11 +9,11 @@
 
 Every lease of this package has these fields, whatever else it holds and however it is stored:
 
-- `owner` is `{identity}/{ULID of the process}`, so a process knows what an earlier one of its
-  identity left behind. Segments of a consumer group have the ULID of a call instead.
+- `owner` is `{identity}/{ULID of the process}`, so a process recognises the leases of an earlier
+  process of its identity. Segments of a consumer group have the ULID of a call instead.
 - `epoch` is the fencing token. It is above that of every earlier owner.
-- `until_ms` is on the store's clock, of which a program knows an interval
-  (`tailrace.coordination.lease`). An owner uses its late end, another claimant its early one.
+- `until_ms` is on the store's clock, of which a program knows an interval (`StoreTime`). An owner
+  uses its late end, another claimant its early one.
 
 Named leases (`tailrace.coordination.named_leases`), partitions (`tailrace.coordination.partitions`)
 and segments of consumer groups (`tailrace.coordination.groups`) are such leases, each in a format
@@ -58,12 +60,12 @@ def next_epoch(last: int, at_most_ms: int) -> int:
     return max(last + 1, at_most_ms)
 
 
-# Who a process is among those that share work: its host, and its data folder if that is its
-# alone.
+# The identity of a process among those that share work: its host, and its data folder if no other
+# process uses it.
 #
 # A process that was killed and starts again takes its own leases back at once, if it is sure that
-# the earlier one is gone: it holds a lock in the data folder, which dies with its process. A
-# second process on the same folder, or one without such a folder, succeeds nobody.
+# the earlier one is gone: it holds a lock in the data folder, which dies with its process. A second
+# process on the same folder, or one without such a folder, succeeds no other process.
 
 
 def process_identity(fs: FileSystem, data: str, lock_name: str) -> tuple[str, Lock | None]:
@@ -84,16 +86,16 @@ def process_identity(fs: FileSystem, data: str, lock_name: str) -> tuple[str, Lo
 #   sent ───────► the store reads its clock, cuts it to seconds ───────► arrived
 #
 # At `sent` the time was at most `date` + 1 s, at `arrived` at least `date`. The holder of a lease
-# must not assume an earlier time than the true one, and a process that wants to take the lease
-# must not assume a later one; each uses the end that is safe for it. Answers that took longer
-# than 2 s are not used. Before the first usable answer no time is known, and nothing is held or
-# taken. A store without a clock of its own, a folder, has the machine's.
+# must not assume an earlier time than the true one, and a process that wants to take the lease must
+# not assume a later one; each uses the end that is safe for it. Answers that took longer than 2 s
+# are not used. Before the first usable answer no time is known, and nothing is held or taken. A
+# store without a clock of its own, a folder, has the machine's.
 #
 # The cut to seconds makes the interval wide, and an answer at the beginning of a second says more
-# than one at its end. Each end is therefore the best that the answers of the last two minutes
-# give. With many answers the interval becomes narrow, and neither end moves back by a second with
-# the next answer. Older answers are not used, since the machine's clock runs at its own rate.
-# Answers before one that contradicts them are not used either, since the store's clock was set.
+# than one at its end. Each end is therefore the best that the answers of the last two minutes give.
+# With many answers the interval becomes narrow, and neither end moves back by a second with the
+# next answer. Older answers are not used, since the machine's clock runs at its own rate. Answers
+# before one that contradicts them are not used either, since the store's clock was set.
 
 
 SLOWEST_SECONDS = 2.0

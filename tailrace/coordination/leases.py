@@ -1,17 +1,19 @@
-"""A lease that this process holds on a partition, and what its worker may do with it.
+"""The leases that this process holds on partitions, their heartbeat, and counters.
 
     held ──save, renew, wait for acknowledgements──► held
      │ └──complete, close, give up, fail, delete──► over
      └──another owner's, deleted, or 2 s before its time ends──► lost
 
-Every write is conditional on the version that was read or written last, and thereby on owner
-and epoch. The worker and the heartbeat write under one lock. The outcome of a write is unknown
-if its answer was lost or its caller was cancelled. The next write then first looks whether that
-one happened. A repeated request for the same end is therefore safe, and a save that did happen
-does not make the next one fail.
+`Lease` is one lease. Every write is conditional on the version that was read or written last, and
+thereby on owner and epoch. The worker and the heartbeat write under one lock. The outcome of a
+write is unknown if its answer was lost or its caller was cancelled. The next write then first looks
+whether that one happened. A repeated request for the same end is therefore safe, and a save that
+did happen does not make the next one fail.
 
-A worker asks `valid()` before each effect. No lease alone makes an effect exact, so the target
-of the effect should store `epoch` and refuse lower ones.
+A worker asks `valid()` before each effect. No lease alone makes an effect exact, so the target of
+the effect should store `epoch` and refuse lower ones.
+
+`LeaseManager` acquires and renews all leases of a process.
 """
 
 from __future__ import annotations
@@ -49,11 +51,11 @@ from tailrace.logstore.errors import (
     TailraceError,
 )
 
-# What coordination counts for each source, and the names of its metrics.
+# Counters of each source, and the names of their metrics.
 #
-# Counters are plain numbers that metrics read at a scrape. The metrics have the same names
-# wherever leases are exported, and all have the label `source`. Counters have the last words of
-# Data Prepper's names, and some exist only here. Names lack the prefix `tailrace_`, and the
+# Counters are plain numbers that metrics read at a scrape. The metrics have the same names wherever
+# leases are exported, and all have the label `source`. Counters have the last words of Data
+# Prepper's names, and some exist only in Tailrace. Names lack the prefix `tailrace_`, and the
 # suffix `_total` that the text format adds.
 
 
@@ -458,13 +460,13 @@ class Lease:
             self._ended(self)
 
 
-# All leases that one process holds, and the heartbeat that renews them beside the work.
+# All leases of a process, and the heartbeat that renews them during the work.
 #
 # All leases are renewed at the same moment, so that a store may group the writes: every third of
-# the timeout, and four times as often after an error. A lease that was saved just now is skipped.
-# A lease that could not be renewed in time is lost 2 s before its time ends. The clock decides
-# this, not an answer of the store. An acquire that was interrupted may have taken partitions that
-# this process does not know of; the next acquire of the same source looks for them first.
+# the timeout, and four times as often after an error. A lease that was saved just now is skipped. A
+# lease that could not be renewed in time is lost 2 s before its time ends. The clock decides this,
+# not an answer of the store. An acquire that was interrupted may have taken partitions that this
+# process does not know of; the next acquire of the same source looks for them first.
 
 
 _LOOK_SECONDS: Final = 1.0
@@ -617,7 +619,7 @@ class LeaseManager:
             held.counters.renewal_errors += 1
             self.last_error = f"{held.key}: {error}"
 
-    # --- what is held --------------------------------------------------------------
+    # --- held leases ---------------------------------------------------------------
 
     async def _claim(self, source: str, lease_ms: int, max_attempts: int) -> Claim:
         if not self.store.time.known:

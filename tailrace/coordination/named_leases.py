@@ -1,8 +1,7 @@
 """Named leases: each protects a thing that exists once, and is an object of its own.
 
-record   the object, and the names of leases
-leases   the leases of one process: acquired, renewed, released
-stored   all leases of a store, as operators see and free them
+`LeaseRecord` is a lease in the store, `NamedLeases` acquires, renews and releases the leases of one
+process, and `StoredLeases` lets operators list and free all leases of a store.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ from tailrace.logstore.keys import encode
 from tailrace.logstore.objects.store import ObjectStore
 from tailrace.logstore.state import decode_checked, encode_checked
 
-# A lease in the store: a piece of work, who does it, until when.
+# A lease in the store: a piece of work, its owner, and the end of the ownership.
 #
 # `coordination/leases/{source}/{partition…}`, a JSON object changed by compare-and-swap:
 #
-#   source_identifier   what kind of work: `text` (the lines of a node into their runs),
+#   source_identifier   the kind of work: `text` (the lines of a node into their runs),
 #                       `sweep` (closing a run that nobody closed)
-#   partition_key       which: a node; a pipeline and a run, encoded, with `/` between
+#   partition_key       the piece of work: a node; a pipeline and a run, encoded, with `/` between
 #   status              ASSIGNED | UNASSIGNED
 #   owner               `{node}/{ULID of the process}`, null when it is free
 #   epoch               rises with every owner, also over a removal of the object
@@ -132,7 +131,7 @@ def decode_lease(name: LeaseName, body: bytes) -> LeaseRecord:
         raise Damaged(f"{name.key} is not a lease: {error}") from error
 
 
-# Acquires, renews and releases the named leases of one process.
+# The named leases of one process.
 #
 #   acquire ──► held ──heartbeat every third of the timeout──► held ──► release
 #                 └── another owner's version, or 2 s before the timeout: not valid
@@ -381,9 +380,9 @@ class NamedLeases:
         return ulids.fresh_text(self._clock, self._entropy)
 
 
-# All named leases of a store, for operators: list them, read one, free one.
+# All named leases of a store, for operators.
 #
-# The key of a lease is the part of its object's key behind the source: encoded names with `/`
+# The key of a lease is the part of its object's key after the source: encoded names with `/`
 # between, as lists show it. No other object can be addressed by it.
 
 
@@ -418,9 +417,9 @@ class StoredLeases:
     async def each(
         self, source: str, unreadable: dict[str, str], *, after: str = ""
     ) -> AsyncIterator[StoredLease]:
-        """The leases of a source by key, behind `after`. Raises `StoreUnavailable`.
+        """Yields the leases of a source by key, after `after`. Raises `StoreUnavailable`.
 
-        Of those that cannot be read, `unreadable` gets the keys of the objects, and why.
+        For leases that cannot be read, `unreadable` gets the key of the object, and the reason.
         """
         prefix = keys.leases_of(source)
         waiting: list[str] = []

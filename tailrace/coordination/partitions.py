@@ -1,10 +1,9 @@
-"""Work in many pieces, in a store that all workers share.
+"""Partitions: pieces of work, their states and transitions, and the contract of their stores.
 
-partition     a piece of work, and its limits of size
-transitions   its states, and how it gets from one to the next
-store         the contract of a store of partitions, and what can be done with every store
-in_memory     a store in one process; see also `tailrace.coordination.object_store`
-              and `tailrace.coordination.dynamodb`
+Fields are those of a coordination item (contract, section 4). Times are milliseconds of the store's
+clock. Stores are `tailrace.coordination.memory_store` (one process),
+`tailrace.coordination.object_store` (a folder or S3) and `tailrace.coordination.dynamodb`. One
+conformance suite runs on all of them (`tests/contracts/partition_store.py`).
 """
 
 from __future__ import annotations
@@ -33,20 +32,18 @@ from tailrace.logstore.errors import (
 #       │                      └──close──► CLOSED ──due──► ASSIGNED
 #       └── once the lease of an owner is over, the partition may be acquired again
 #
-# Fields are those of a coordination item (contract, section 4). Times are milliseconds of the
-# store's clock. Partitions are values: a change is another value with another `version`, a fresh
-# ULID, so no two versions of a partition are equal and a write whose answer was lost is found
-# again by its version.
+# Partitions are values: a change is another value with another `version`, a fresh ULID, so no two
+# versions of a partition are equal and a write whose answer was lost is recognised by its version.
 #
 # `rank_ms` is the order within a source: when the partition came to be available, later by
-# `ageing_ms` for each step of priority. It does not depend on now, so an index can keep it; and
-# whatever comes later has a higher rank, so nothing waits for ever. Equal ranks go by creation,
-# by place in the supplier's list, by key.
+# `ageing_ms` for each step of priority. It does not depend on the present time, so an index can
+# keep it; and every later partition has a higher rank, so no partition waits for ever. Equal ranks
+# go by creation, by place in the supplier's list, by key.
 #
 # All stores have the same limits, so that a program may change its store:
 #
 #   key        1 to 1,024 bytes of UTF-8    DynamoDB's sort key
-#   source     1 to 1,024 bytes of UTF-8    DynamoDB's hash key, with a status behind it
+#   source     1 to 1,024 bytes of UTF-8    DynamoDB's hash key, with a status after it
 #   progress   up to 300 KiB of UTF-8       DynamoDB's item has 400 KB, all attributes together
 #   priority   a number from -1e9 to 1e9    milliseconds of waiting that still are exact
 
@@ -60,7 +57,7 @@ MAX_PRIORITY: Final = 1e9
 
 
 class Status(StrEnum):
-    """Where a partition stands; the values are the contract's."""
+    """The state of a partition; the values are the contract's."""
 
     UNASSIGNED = "UNASSIGNED"
     ASSIGNED = "ASSIGNED"
@@ -156,7 +153,7 @@ def _size(field: str, text: str) -> int:
         raise InvalidInput(f"the {field} is not text: {error}", field=field) from error
 
 
-# The state transitions of a partition: pure functions from one version to the next.
+# State transitions of a partition: pure functions from one version to the next.
 #
 # An owner stops before its time is over, and another waits until after it:
 # `tailrace.coordination.lease` says when. Functions return a partition without a new `version`: the
@@ -244,7 +241,7 @@ def acquired(partition: Partition, claim: Claim, epoch: int) -> Partition:
 
 
 def worn_out(partition: Partition, claim: Claim) -> Partition:
-    """The partition as FAILED because it is `exhausted`, with what is known of the reason."""
+    """Returns the partition as FAILED because it is `exhausted`, with the known reason."""
     reason = f"given out {partition.attempts} times without progress"
     if partition.owner is not None:
         reason += f", last to {partition.owner}"
@@ -362,15 +359,11 @@ def ruled_out(partition: Partition, reason: str, now_ms: int) -> Partition:
 
 # The contract of a store of partitions, which every implementation fulfils.
 #
-# Stores: `tailrace.coordination.memory_store` (one process), `tailrace.coordination.object_store`
-# (a folder or S3), `tailrace.coordination.dynamodb`. One conformance suite runs on all of them
-# (`tests/contracts/partition_store.py`).
-#
-# Every write is conditional on the `version` that was read, and thereby on owner and epoch. A
-# store resolves writes whose answer was lost itself: it looks for the version that it wrote. An
-# error is never reported as an empty result: no method answers "no work" because it could not
-# look. All methods raise `StoreUnavailable` (nothing was changed), `OutcomeUnknown` (the write
-# may have happened, and the store could not find out) and `Damaged`.
+# Every write is conditional on the `version` that was read, and thereby on owner and epoch. A store
+# resolves writes whose answer was lost itself: it looks for the version that it wrote. An error is
+# never reported as an empty result: no method answers "no work" because it could not look. All
+# methods raise `StoreUnavailable` (nothing was changed), `OutcomeUnknown` (the write may have
+# happened, and the store could not find out) and `Damaged`.
 #
 # `update` changes a partition in any store by a process that does not hold it. `expire_for_ever`
 # removes COMPLETED partitions after their `ttl`, in stores that do not do so themselves. Each
@@ -438,7 +431,7 @@ class PartitionStore(Protocol):
         only: str | None = None,
         random: bool = True,
     ) -> Acquired:
-        """Acquires up to `count` partitions, as `transitions.chosen` and `acquired` say.
+        """Acquires up to `count` partitions, as `chosen` and `acquired` say.
 
         Partitions that are `exhausted` become FAILED instead, with a reason. With `only`, that key
         alone is acquired, if it is free. With `random` the order holds within a part of the source
@@ -469,7 +462,7 @@ class PartitionStore(Protocol):
         after: str | None = None,
         limit: int = 1000,
     ) -> PartitionPage:
-        """Partitions sorted by key, behind `after`."""
+        """Returns partitions sorted by key, after `after`."""
         ...
 
     async def counts(self, source: str) -> Mapping[Status, int]:

@@ -1,4 +1,8 @@
-"""What is stored about log pipelines: what operators said, and how far each appender is."""
+"""Log pipelines in the store: checkpoints of appenders, operators' control, and its view.
+
+`Checkpoint` is the progress of an appender, `PipelineControl` has the requests of operators, and
+`PipelinesAdmin` shows and steers pipelines. Damaged objects raise `Damaged`.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +32,15 @@ from tailrace.logstore.objects.store import ObjectStore
 from tailrace.logstore.search.conditions import parse_moment
 from tailrace.logstore.state import decode_checked, encode_checked
 
-# How far an appender of a pipeline is: what its partition keeps as progress, a JSON object.
+# The checkpoint of an appender: its partition keeps it as progress, a JSON object.
 #
 #   format      1
 #   nodes       {node: [low, next, high_ms]}: segments below `next` were read, their highest ULID
 #               is of that time, and of those from `low` on some events may wait
 #   frontier    null or [microseconds, ULID, fqn, run]: the highest event that was given to the
 #               appender
-#   appender    null or what the appender's `sync` gave; `dead_letter`: the same of the file that
-#               takes its events while it is disabled, and those that are refused
+#   appender    null or the result of the appender's `sync`; `dead_letter`: the same of the file
+#               that takes its events while it is disabled, and refused events
 #   replayed    the id of the last replay that it knows of, a ULID; "" for none
 #   replay      null, or the replay that it is in:
 #               low       the lowest ULID that is given again
@@ -44,10 +48,10 @@ from tailrace.logstore.state import decode_checked, encode_checked
 #               table     [low, next, end]: of the table, the records of ULIDs below the time
 #                         `next` were read, and of those from `low` on some may wait
 #               read      {node: seq}: the segments below were read before it began
-#               frontier  as above, before it began: what is not above it was given before
-#               appender  what the `sync` of the appender gave that is given those again
-#   redelivery  not there, or the last time that dead letters were sent again:
-#               id        a ULID, of whoever asked for it
+#               frontier  as above, before it began: events up to it were given before
+#               appender  the result of the `sync` of the appender that gets those again
+#   redelivery  absent, or the last time that dead letters were sent again:
+#               id        a ULID, chosen by the process that requested it
 #               upto      the last of the files that are sent; empty: there was none
 #               file, row where it is: the next line of that file
 #               sent, refused, deleted    events that the appender took, refused again, and that
@@ -58,8 +62,7 @@ from tailrace.logstore.state import decode_checked, encode_checked
 #               they were read), dead, again (events that a replay gave again), refused,
 #               redelivered, since it began
 #
-# Of the segments below `next`, exactly the events up to the frontier are in what the appender has
-# synced.
+# Of the segments below `next`, the appender has synced exactly the events up to the frontier.
 
 
 _FORMAT: Final = 1
@@ -75,7 +78,7 @@ class EventKey(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """How far the segments of a node were read: `high_ms` is the highest time of a ULID there."""
+    """The progress in the segments of a node: `high_ms` is the highest time of a ULID in them."""
 
     low: int
     next: int
@@ -83,7 +86,7 @@ class Reading(NamedTuple):
 
 
 class TableReading(NamedTuple):
-    """How far the table was read: times of ULIDs in milliseconds, the last one exclusive."""
+    """The progress in the table: times of ULIDs in milliseconds, the last one exclusive."""
 
     low: int
     next: int
@@ -104,7 +107,7 @@ class Replaying:
 
 @dataclass(frozen=True, slots=True)
 class Redelivery:
-    """Dead letters that are sent again, and how far that is."""
+    """Dead letters that are sent again, and the progress of that."""
 
     id: str
     upto: str = ""
@@ -118,7 +121,7 @@ class Redelivery:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """How far an appender is."""
+    """The progress of an appender."""
 
     nodes: Mapping[str, Reading] = field(default_factory=dict)
     frontier: EventKey | None = None
@@ -215,7 +218,8 @@ def _replay(value: Mapping[str, Any]) -> Replaying:
     )
 
 
-# What operators, and too many failures, say about a pipeline: paused, or without some appenders.
+# The control of a pipeline, by operators and after too many failures: paused, or without some
+# appenders.
 #
 # `coordination/pipelines/{name}`, a JSON object changed by compare-and-swap:
 #
@@ -225,11 +229,10 @@ def _replay(value: Mapping[str, Any]) -> Replaying:
 #   disabled  {appender: {"at": ms, "reason": text}}: its events go to the dead-letter file, or wait
 #   failing   {appender/part-parts: {"at": ms, "reason": text}}: it fails, and is tried again
 #   redeliver {appender: ULID}: its dead letters are to be sent again, once for each ULID
-#   over_http whether those that run it read its segments over HTTP; else it is not there
+#   over_http whether the pipeline's processes read its segments over HTTP; absent if not
 #   version   a fresh ULID in every write
 #
-# Processes look at it every `pipelines.poll_seconds`. A pipeline without the object is not
-# paused.
+# Processes read it every `pipelines.poll_seconds`. A pipeline without the object is not paused.
 
 
 class Disabled(NamedTuple):
@@ -317,7 +320,7 @@ async def ask_for_replay(
 
 
 async def read_control(store: ObjectStore, pipeline: str) -> PipelineControl:
-    """What is said about a pipeline. Raises `StoreUnavailable`, `Damaged`."""
+    """Returns the control of a pipeline. Raises `StoreUnavailable`, `Damaged`."""
     found = await _document(store, pipeline).read()
     return PipelineControl(pipeline) if found is None else found.value
 
@@ -329,7 +332,10 @@ async def change_control(
     *,
     fresh_id: Callable[[], str],
 ) -> PipelineControl:
-    """What is said after `change`. Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`."""
+    """Returns the control after `change`.
+
+    Raises `StoreUnavailable`, `OutcomeUnknown`, `Damaged`.
+    """
 
     async def changed(found: PipelineControl | None) -> PipelineControl | None:
         before = found or PipelineControl(pipeline)
@@ -346,7 +352,7 @@ def _document(store: ObjectStore, pipeline: str) -> Document[PipelineControl]:
 
 
 def encode_control(control: PipelineControl) -> bytes:
-    """The bytes of what is said about a pipeline."""
+    """The bytes of a pipeline's control."""
     disabled, failing = (
         {name: {"at": at, "reason": why} for name, (at, why) in some.items()}
         for some in (control.disabled, control.failing)
@@ -366,7 +372,7 @@ def encode_control(control: PipelineControl) -> bytes:
 
 
 def decode_control(where: str, body: bytes) -> PipelineControl:
-    """What `body` says about a pipeline. Raises `Damaged`, `UnsupportedVersion`."""
+    """The control of a pipeline that `body` holds. Raises `Damaged`, `UnsupportedVersion`."""
     try:
         value = decode_checked(body)
         if int(value["format"]) > _FORMAT:
@@ -391,14 +397,15 @@ def decode_control(where: str, body: bytes) -> PipelineControl:
         raise Damaged(f"{where} does not say how a pipeline stands: {error}") from error
 
 
-# Log pipelines as operators see and steer them, from what is stored: no process is asked.
+# The view of operators, from stored objects alone: no process is asked.
 #
-# A pipeline is known once a process has begun to run it: it has a consumer group then. What an
-# operator says is stored, and processes look at it every `pipelines.poll_seconds`.
+# A pipeline is known once a process has begun to run it: it has a consumer group then. A request of
+# an operator is stored, and processes read it every `pipelines.poll_seconds`.
 #
-#   state    `running`; `paused`; `evicted`: it does nothing until it is replayed, or skips what it
-#            missed; of a part also `disabled`: its events go to the dead-letter file, or wait
-#            `damaged`: what is stored of the pipeline, or of a part its checkpoint, cannot be read
+#   state    `running`; `paused`; `evicted`: it does nothing until it is replayed, or skips the
+#            segments that it missed; of a part also `disabled`: its events go to the dead-letter
+#            file, or wait; `damaged`: the stored state of the pipeline, or the checkpoint of a
+#            part, cannot be read
 #   lag      for how long the oldest segment that was not read is stored
 
 
@@ -641,7 +648,7 @@ def _state(group: ConsumerGroup, control: PipelineControl) -> tuple[str, str | N
 
 
 def damaged_part(pipeline: str, reason: str) -> PartEntry:
-    """What stands for all parts of a pipeline whose parts are not known."""
+    """The entry that represents all parts of a pipeline whose parts are not known."""
     counts = dict.fromkeys(COUNTS, 0)
     return PartEntry(pipeline, "", "", "damaged", reason, None, None, 0, 0, 0.0, None, None, counts)
 

@@ -1,4 +1,4 @@
-"""Settings of the store of partitions and of its coordinators, as in Data Prepper's files.
+"""Settings of the store of partitions, as in Data Prepper's files, and limits of coordinators.
 
     source_coordination:
       partition_prefix: "blue"
@@ -8,8 +8,9 @@
           region: "us-east-1"
           ttl: "P7D"
 
-`store` names one store: `in_memory`, `object_store` or `dynamodb`. Without it, partitions are
-in the object store of all other data. Data Prepper has constants for the other settings here.
+`store` names one store: `in_memory`, `object_store` or `dynamodb`. Without it, partitions are in
+the object store of all other data. Data Prepper has constants instead of the limits
+(`CoordinatorLimits`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from tailrace.coordination.partitions import AGEING_MS
 
-# The limits of a coordinator, each with its unit in its name.
+# Limits of a coordinator, each with its unit in its name.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,10 @@
-"""One process among those that share partitions: coordinator ─► work queue ─► lease.
+"""The coordinator of a process that shares partitions with others, and its work queues.
 
-coordinator     what a program opens: one identity, one heartbeat, a work queue for each type
-work_queue      the partitions of a type: acquire, supply, wait until all are complete
-lease           one lease that this process holds: save, complete, close, give up
-lease_manager   all leases that this process holds, and the heartbeat that renews them
-supply          makes partitions; one of the workers at a time does so
-workers         the other workers of a type, and the fair share of each
-limits          durations and counts; `tailrace.coordination.leases` and metrics count what happens
+`Coordinator` is the part that a program opens: one identity, one heartbeat, and a `WorkQueue` for
+each type of partitions, which acquires them, supplies new ones and waits until all are complete.
+`Supply` makes partitions; one of the workers at a time does so. `Workers` knows the other workers
+of a type, and the fair share of each. A work queue gives out the leases of
+`tailrace.coordination.leases`.
 """
 
 from __future__ import annotations
@@ -50,17 +48,18 @@ from tailrace.logstore.state import decode_checked, encode_checked
 # object:
 #
 #   map          the supplier's own data, for instance where a listing continues
-#   finished     whether the supplier said that no more partitions will come
+#   finished     whether the supplier reported that no more partitions will come
 #   supplied_ms  when the supplier last ran to its end, by the store's clock
 #
-# That partition is leased like any other: the heartbeat renews the lease, it is given back when
-# the supplier ends or raises, and it is free after its timeout if the process died. A supplier
-# that outlived its lease makes no more partitions and cannot write the state. The partition is
-# never COMPLETED, so nothing purges it.
+# That partition is leased like any other: the heartbeat renews the lease, it is given back when the
+# supplier ends or raises, and it is free after its timeout if the process died. A supplier that
+# outlived its lease makes no more partitions and cannot write the state. The partition is never
+# COMPLETED, so nothing purges it.
 #
 # Partitions are made in batches while the supplier continues. A batch is limited in number and in
-# bytes of text, so that it fits into memory. The map is written after each batch. What the map
-# holds when a partition is yielded is therefore written once that partition is made.
+# bytes of text, so that it fits into memory. The map is written after each batch. The content of
+# the map at the moment when a partition is yielded is therefore written once that partition is
+# made.
 
 
 GLOBAL: Final = "GLOBAL"
@@ -226,19 +225,19 @@ def _decoded(found: Partition | None) -> tuple[SharedState, int]:
 # The workers of a type, and the fair share of its partitions that each may hold.
 #
 # A process that acquires registers itself as the partition `{type}/{owner}` of the source
-# `[prefix|]name|WORKERS`, a lease of `worker_seconds`. The progress of that partition is what the
-# process holds and whether it wants more. Three times per lease the process writes this again and
-# reads that of the others:
+# `[prefix|]name|WORKERS`, a lease of `worker_seconds`. The progress of that partition is the number
+# of partitions that the process holds and whether it wants more. Three times per lease the process
+# writes this again and reads that of the others:
 #
 #   share       all partitions that are held or free, distributed evenly over the workers; a
-#               worker that holds less and wants no more keeps what it has. No worker acquires
+#               worker that holds less and wants no more keeps its partitions. No worker acquires
 #               beyond share + 1, nor beyond the share while a worker that wants more holds less
 #               than its share: of two partitions two workers get one each
 #   too much    partitions above that are asked back while others want more
 #   too long    a partition held longer than `rotate_seconds` is asked back while others wait
 #
-# Shares follow from what was last seen. They become even within some beats and are not exact at
-# any moment. Wrong shares lose nothing, since only leases say who owns a partition.
+# Shares follow from the last look at the others. They become even within some beats and are not
+# exact at any moment. Wrong shares lose nothing, since only leases say who owns a partition.
 
 
 WORKERS: Final = "WORKERS"
@@ -480,9 +479,9 @@ def _said(worker: Partition) -> _Published:
 #           …
 #       await held.complete()
 #
-# Partitions come in the order of `tailrace.coordination.partitions.chosen`. Where there is
-# nothing to acquire the supplier makes more. Which of several coordinators gets what is up to the
-# store, and to the fair share of each (`FairShares`).
+# Partitions come in the order of `tailrace.coordination.partitions.chosen`. If no partition can be
+# acquired, the supplier makes more. The store, and the fair share of each coordinator
+# (`FairShares`), decide which of several coordinators gets which partition.
 
 
 _TRIES = 8
@@ -584,7 +583,7 @@ class WorkQueue:
     async def page(
         self, *, status: Status | None = None, after: str | None = None, limit: int = 1000
     ) -> PartitionPage:
-        """Partitions of a status, or all, in the order of their keys behind `after`."""
+        """Returns partitions of a status, or all, in the order of their keys after `after`."""
         return await self._store.page(self.source, status=status, after=after, limit=limit)
 
     async def reopen(self, key: str) -> Partition:
@@ -704,7 +703,7 @@ MEASURES: Final = (HELD, OLDEST, ATTEMPTS, LAG)
 #   Coordinator ──► WorkQueue (one type) ──► Lease (one partition)
 #       │             ├── Supply       new partitions, the state that suppliers share
 #       │             └── Workers      the fair share of each process
-#       └── LeaseManager               all that is held, kept by one heartbeat
+#       └── LeaseManager               all leases that are held, renewed by one heartbeat
 #
 # A source is `[prefix|]name|type`. The types `GLOBAL` and `WORKERS` are the coordinator's own.
 

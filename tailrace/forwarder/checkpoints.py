@@ -1,4 +1,22 @@
-"""What is known of each file, so that neither a crash nor a power cut loses or repeats a line."""
+"""Checkpoints: the state of each file on disk, so that no crash loses or repeats a line.
+
+    put(), forget()  ─►  memory  ─►  sync(): one frame, one fdatasync  ─►  the file of the log
+
+`Checkpoints` is the log of one storage folder, on disk before anything is sent. The file with the
+highest number is the log. A new file is written of all known states at each start, and each time
+when the log is over four times its first size and over 8 MiB: written, synced, renamed, folder
+synced, and then the older ones are removed.
+
+Invariants:
+
+- When `sync` has returned, a power cut loses nothing that was put before it.
+- Only a file in which every write and sync succeeded is appended to. After an error, whose effect
+  nobody knows, the next `sync` writes a new file from memory: memory has everything.
+- A file of the log gets its name only when it is whole.
+- The next `sync` notices a file that was removed or replaced, and writes a new one.
+
+`Checkpoints` is for one thread. `read_states` reads without the lock, while a forwarder writes.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +42,7 @@ from tailrace.logstore.errors import (
 )
 from tailrace.logstore.filesystem import Disk, File, FileSystem, Lock
 
-# What keeps checkpoints from being used. Each hint says what to do.
+# Errors that keep checkpoints from being used. Each hint says what to do.
 
 
 class StorageInUse(FolderLocked):
@@ -34,7 +52,7 @@ class StorageInUse(FolderLocked):
 
 
 class StorageDamaged(Damaged):
-    """Checkpoints that were synced are not what was written."""
+    """The checkpoints differ from those that were synced."""
 
     hint = (
         "`tailrace forward state reset --damaged` keeps the files that are still readable; it"
@@ -43,12 +61,12 @@ class StorageDamaged(Damaged):
 
 
 class StorageFailed(Unavailable):
-    """The disk refused. What was put so far is kept in memory: sync again later."""
+    """The disk refused. Everything that was put stays in memory: sync again later."""
 
     hint = "Free disk space, or give `storage` a folder on a disk that can be written."
 
 
-# A file's state as a line of JSON.
+# The state of a file as a line of JSON.
 #
 #   {"id": "…", "source": "…", "path": "…", "fingerprint": "<base64>",
 #    "window": [offset, length, xxh3], "device": 1, "inode": 2, "size": 3, "seen_ms": 4,
@@ -63,7 +81,7 @@ class StorageFailed(Unavailable):
 #
 # The fields from `written_ns` on are left out where they have their default.
 #
-# `fingerprint` is left out where an earlier line of the same log file has it for this id already.
+# `fingerprint` is left out if an earlier line of the same log file has it for this id already.
 # Names of files that are no UTF-8 have surrogates, as `os.fsdecode` makes them, in ASCII escapes.
 
 
@@ -75,7 +93,7 @@ _STAGES = get_args(Stage)
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """The file of this id is known no longer."""
+    """The file of this id is not tracked any more."""
 
     id: str
 
@@ -112,9 +130,9 @@ def encode_forget(file_id: str) -> bytes:
 
 
 def decode(line: bytes, known: Mapping[str, FileState]) -> FileState | Forget:
-    """What a line says; `known` are the states before it.
+    """Decodes a line; `known` are the states before it.
 
-    Raises `ValueError` for a line that this program does not write, and one whose state has its
+    Raises `ValueError` for a line that this program does not write, and for one whose state has its
     fingerprint in a line that is missing.
     """
     try:
@@ -240,23 +258,23 @@ def _mapping(value: Any) -> dict[str, str]:
     return {_text(name): _text(text) for name, text in value.items()}
 
 
-# One file of the checkpoint log: frames with checksums, and what a crash may do to the last one.
+# One file of the checkpoint log: frames with checksums, and a last frame that a crash may break.
 #
 #   file  = "TRFCKPT1", then frames
 #   frame = mark (4 bytes: f5 "TRF"), length of the payload (4 bytes, little endian),
 #           CRC-32 of length and payload (4 bytes), payload
-#   payload = lines of JSON (`tailrace.forwarder.checkpoints`)
+#   payload = lines of JSON, as above
 #
-# The first line of the first frame is `{"version": 1, "states": N}`: at least so many lines
-# follow, which were written and synced before the file had its name. Each later frame is one
-# `write`, and is synced before the next is written. So:
+# The first line of the first frame is `{"version": 1, "states": N}`: at least N lines follow, which
+# were written and synced before the file had its name. Each later frame is one `write`, and is
+# synced before the next is written. So:
 #
-# - A frame that is not whole, with none behind it, is one that a crash broke off: nobody was told
-#   that it is there. It is the file's torn tail.
+# - If a frame is not whole and no frame follows it, a crash broke it off: no caller was told that
+#   it was written. It is the file's torn tail.
 # - A frame that is not whole before another, or among the first N states, is damage.
 #
-# The mark is no UTF-8, so no payload has it: behind a frame whose length cannot be believed the
-# next is found by its mark.
+# The mark is no UTF-8, so no payload has it: after a frame with an implausible length the next
+# frame is found by its mark.
 
 
 MAGIC = b"TRFCKPT1"
@@ -269,13 +287,13 @@ _SCAN_BYTES = 1 << 20
 
 
 def frame(payload: bytes) -> bytes:
-    """The head of a frame, which stands before `payload`."""
+    """The head of a frame, which precedes `payload`."""
     length = len(payload)
     return _HEAD.pack(_MARK, length, _checksum(payload))
 
 
 def first_line(states: int) -> bytes:
-    """What a file begins with, before the lines of so many states."""
+    """The first line of a file, with the number of states that follow it."""
     return b'{"version":%d,"states":%d}\n' % (_VERSION, states)
 
 
@@ -284,7 +302,7 @@ def _checksum(payload: bytes) -> int:
 
 
 class Generation:
-    """What a file of the log holds: `files`, and the `torn` bytes from `end` on."""
+    """The content of a file of the log: `files`, and the `torn` bytes from `end` on."""
 
     def __init__(self, file: File, path: str, *, salvage: bool = False) -> None:
         """Reads it. Raises `StorageDamaged`, unless it is to `salvage` what can be read."""
@@ -398,10 +416,10 @@ class Generation:
 #     0000000012.checkpoints    the log: the file with the highest number counts, alone
 #     0000000013.new            a file that is being written; removed at the next start
 #     0000000011.torn           bytes of a write that a crash broke off, kept for people
-#     0000000010.damaged        a file that was replaced by what could be read of it
+#     0000000010.damaged        a damaged file; a new one has its readable states
 #     0000000009.reset          a file that was reset
 #
-# All of it is for its owner alone.
+# Only the owner has access to any of them.
 
 
 LOG, DRAFT, TORN, DAMAGED, RESET = ".checkpoints", ".new", ".torn", ".damaged", ".reset"
@@ -496,24 +514,6 @@ class CheckpointFolder:
         return path
 
 
-# The checkpoint log of a forwarder: what is known of each file, on disk before anything is sent.
-#
-#   put(), forget()  ─►  memory  ─►  sync(): one frame, one fdatasync  ─►  the file of the log
-#
-# The file with the highest number is the log (`tailrace.forwarder.checkpoints`). Each start, and
-# each time when the log is over four times what it began with and over 8 MiB, writes a new one of
-# what is known: written, synced, renamed, folder synced, and then the older ones are removed.
-#
-# Invariants:
-# - When `sync` has returned, a power cut loses nothing that was put before it.
-# - Only a file in which every write and sync succeeded is appended to. After an error, whose effect
-#   nobody knows, the next `sync` writes a new file from memory: memory has everything.
-# - A file of the log has its name only when it is whole.
-# - A file that somebody removed or replaced is noticed by the next `sync`, which writes a new one.
-#
-# For one thread.
-
-
 COMPACT_FROM_BYTES = 8 << 20
 _TIMES_LIVE = 4
 _PAYLOAD_BYTES = 256 << 10
@@ -522,10 +522,10 @@ _PAYLOAD_BYTES = 256 << 10
 class Checkpoints:
     """The states of all files; one process at a time has a folder.
 
-    Raises `StorageInUse` if another process has it, `StorageDamaged` for a log that is not as it
-    was synced (with `salvage`, what is readable of it is kept, and the file as well), and
-    `StorageFailed` where the disk refuses. `say` takes a sentence that a person should know.
-    `on_sync` takes the seconds that each write with its sync took.
+    Raises `StorageInUse` if another process has it, `StorageDamaged` if the log differs from the
+    synced one (with `salvage`, its readable part is kept, and the file as well), and
+    `StorageFailed` if the disk refuses. `say` takes a sentence that a person should know. `on_sync`
+    takes the seconds that each write with its sync took.
     """
 
     def __init__(
@@ -577,14 +577,14 @@ class Checkpoints:
         self._pending[state.id] = None
 
     def forget(self, id: str) -> None:  # noqa: A002 -- the field's own name
-        """Drops what is known of a file. Nothing happens for an unknown id."""
+        """Drops the state of a file. Nothing happens for an unknown id."""
         if self._files.pop(id, None) is not None:
             self._pending[id] = None
 
     def sync(self) -> None:
         """When it returns, all that was put survives a power cut.
 
-        Raises `StorageFailed`; what was put is kept, and may be synced by a later call. Raises
+        Raises `StorageFailed`; the states stay in memory, and a later call may sync them. Raises
         `StorageInUse` if the folder was removed and another forwarder has begun one in its place.
         """
         with errors_as_ours(self.path):
@@ -714,7 +714,7 @@ class Checkpoints:
             self._say(f"checkpoints in {self.path} cannot be compacted: {error.strerror or error}")
 
     def _write_new(self, *, keep_as: str = "") -> None:
-        """Puts a new file of what is known in the place of the old ones, or beside them."""
+        """Writes a new file of all known states, in place of the old ones or next to them."""
         folder = self._folder
         self._remove(DRAFT)
         number = self._number + 1
@@ -727,7 +727,7 @@ class Checkpoints:
             with suppress(OSError):  # the next attempt removes it
                 folder.fs.unlink(draft)
             raise
-        # From here on the old file may be behind this one: it is not appended to any more.
+        # From now on the old file may lack states of this one: it is not appended to any more.
         self._close_file()
         self._number = number
         try:
@@ -774,9 +774,6 @@ def _payloads(files: Mapping[str, FileState]) -> Iterator[bytes]:
             lines, size = [], 0
     if lines:
         yield b"".join(lines)
-
-
-# Reads checkpoints without their lock, beside a forwarder that writes them.
 
 
 _ATTEMPTS = 10

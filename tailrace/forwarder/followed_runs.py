@@ -1,13 +1,13 @@
-"""Reports of the runs whose files are followed: that they began, and that somebody reads them.
+"""Reports of the runs whose files are followed: that they began, and that a forwarder reads them.
 
 A run is reported as the client's own are (`tailrace_client.presence`), from one thread for all of
-them. It is reported if its file appeared while its folder was watched: of a file that was there
-before, nobody knows when it began. What was reported before a restart goes on under its start.
+them. It is reported if its file appeared while its folder was watched: the begin of an older file
+is unknown. Reports from before a restart continue under their start.
 
 Lines are signs of life, so a run with lines costs nothing. The promise of a file that is still for
 `_STILL_SECONDS` rests until it grows: then a report every few hours keeps the service from closing
-the run while its file is followed. All promises are withdrawn where the forwarder is stopped: only
-a forwarder that died leaves runs that are lost.
+the run while its file is followed. All promises are withdrawn when the forwarder is stopped: only a
+forwarder that died leaves runs that are lost.
 """
 
 from __future__ import annotations

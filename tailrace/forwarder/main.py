@@ -1,7 +1,7 @@
 """`tailrace forward --config`: the engine with all its parts, from start to stop.
 
-A stop (SIGTERM, SIGINT) reads no more, waits `shutdown_timeout` for what is on its way, and saves
-the checkpoints. What was not acknowledged by then is sent by the next start, under the same ids.
+A stop (SIGTERM, SIGINT) reads no more, waits `shutdown_timeout` for batches on their way, and saves
+the checkpoints. The next start sends unacknowledged batches again, under the same ids.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def make_shared(
     show: Callable[[str, str, str, bytes], None] = lambda *_: None,
     reports: RunReports | None = None,
 ) -> EngineParts:
-    """What all parts of the engine use, for these sources."""
+    """Makes the parts that all modules of the engine use, for these sources."""
     ids = BatchIds()
     for state in checkpoints.files.values():
         for prepared in state.prepared:

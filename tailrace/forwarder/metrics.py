@@ -30,11 +30,11 @@ class SyncCounts:
 
 @dataclass(slots=True)
 class UnreadSince:
-    """Since when files have bytes that are not acknowledged.
+    """The time since which files have bytes that are not acknowledged.
 
-    It is looked at when somebody asks: a file that is behind is remembered with the moment at which
-    its bytes were seen, until it was acknowledged so far. So an age is never too high, and too low
-    by the time between two looks at most.
+    It is computed at each request: a file that has unread bytes is remembered with the moment at
+    which they were seen, until they are acknowledged. So an age is never too high, and too low by
+    at most the time between two requests.
     """
 
     _since: dict[str, tuple[int, float]] = field(default_factory=dict)

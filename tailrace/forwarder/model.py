@@ -1,9 +1,9 @@
 """The types that the parts of the forwarder share.
 
 A batch is a range [start, end) of one file's content, both of them entry borders. Offsets count
-bytes of the decompressed content. Nothing is carried over a border: whatever is needed to go on
-behind it is in the `EntryCursor`. So the same range gives the same body at any time, from wherever
-its bytes lie.
+bytes of the decompressed content. Nothing is carried over a border except the `EntryCursor`, which
+has all that is needed to go on after it. So the same range gives the same body at any time,
+wherever its bytes are.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Stage = Literal["open", "rotated", "done", "gone", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class EntryCursor:
-    """An entry border, and what the entries before it left behind."""
+    """A border between entries, and the state that the entries before it left."""
 
     offset: int = 0
     """Bytes of decompressed content."""
@@ -36,7 +36,7 @@ class EntryCursor:
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """What is known of a file when a batch of it is packed first, and stored with that batch."""
+    """The facts of a file when a batch of it is packed first; they are stored with that batch."""
 
     path: str
     attributes: Mapping[str, str] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Packed:
     """Entries that an operator could not parse."""
 
     def digest(self) -> int:
-        """xxh3-64 of what is sent: the body, behind a line with the attributes if there are any."""
+        """xxh3-64 of the request: the body, after a line with the attributes if it has any."""
         digest = xxhash.xxh3_64(f"{self.attributes}\n".encode() if self.attributes else b"")
         digest.update(self.body)
         return digest.intdigest()

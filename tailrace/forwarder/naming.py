@@ -1,4 +1,4 @@
-"""Which run a file belongs to: `fqn` and `run` made of its path, or by a shipped template.
+"""Maps a file to its run: `fqn` and `run` made of its path, or by a shipped template.
 
 Texts of the configuration have places in braces: named groups of `path_pattern`, `{name}` (the
 file's name), `{stem}` (the name up to its first dot), `{0}`, `{1}`, … (parts of the path from the
@@ -113,7 +113,7 @@ _Fill = Callable[[Mapping[str, str | None], Mapping[str, str], list[str]], str]
 
 
 def _filler(text: str, groups: set[str], key: str) -> _Fill:
-    """What fills the places of a text; `{/group}` is a slash and the group, or nothing."""
+    """The values of the places in a text; `{/group}` is a slash and the group, or nothing."""
     try:
         pieces = [(literal, place) for literal, place, _, _ in string.Formatter().parse(text)]
     except ValueError as error:

@@ -1,14 +1,17 @@
-"""`tailrace forward HOST:PORT… --fqn F --run R`: what is written to stdin becomes records of a run.
+"""`tailrace forward HOST:PORT… --fqn F --run R`: lines from stdin become records of a run.
 
     stdin  ─►  lines  ─►  the client's spool, on disk  ─►  one of several services
 
-A line is a record, with a prefix and attributes if they are given. Lines end at `\\n`; what is no
-UTF-8 is replaced, and a line beyond 512 KiB becomes several records with the attribute `partial`.
-Of a line that was overwritten (`\\r`), the record has the last state. Live views see the states of
-a line that is not finished.
-What was read is in the spool when the next piece is read, so a `kill -9` takes at most one piece
-of 64 KiB that was read, and what waits in the pipe. What is not delivered at the end stays in the
-spool, and the next forwarder of the run with this spool and these services delivers it.
+A line is a record, with a prefix and attributes if they are given. Lines end at `\\n`; bytes that
+are no UTF-8 are replaced, and a line beyond 512 KiB becomes several records with the attribute
+`partial`. If a line was overwritten (`\\r`), its record has the last state. Live views show the
+states of an unfinished line.
+
+Each piece that was read is in the spool before the next piece is read, so a `kill -9` loses at most
+one piece of 64 KiB, and the bytes in the pipe. Records that are not delivered at the end stay in
+the spool, and the next forwarder of the run with this spool and these services delivers them.
+
+`Balanced` makes one service of a pool, for a client that sends one request after the other.
 """
 
 from __future__ import annotations
@@ -70,7 +73,7 @@ class LineReader:
 
 
 class Shape(NamedTuple):
-    """What each record has beside its line."""
+    """The fixed parts of each record."""
 
     prefix: str = ""
     attributes: Mapping[str, str] = {}
@@ -83,7 +86,7 @@ class Shape(NamedTuple):
 
 
 def options_for(on_full: str, spool_bytes: int) -> Options:
-    """How the client keeps records, for one of `POLICIES`."""
+    """The client's options for records, for one of `POLICIES`."""
     return Options(
         on_full="drop-oldest" if on_full == "drop-oldest" else "drop-newest",
         spool_bytes=_NO_BOUND if on_full == "spool" else spool_bytes,
@@ -196,18 +199,15 @@ def _groups(records: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
         yield records[first:]
 
 
-# A pool of services as one service, for a client that sends one request after the other.
-
-
 _RETRIED = (Unavailable, NotAuthorized, Redirected)
 
 
 class Balanced(Service):
-    """Each request goes to the place that works, and on to the next one if that fails.
+    """A pool of services as one: each request goes to a working place, else to the next.
 
-    `url` names all of them together: the spool's queues belong to it. Raises what the last place
-    answered; `Unavailable` with the time to wait if all of them rest. `new_token` is called when
-    the token was refused, and says whether there is another one now.
+    `url` names all of them together: the spool's queues belong to it. Raises the error of the last
+    place; `Unavailable` with the time to wait if all of them rest. `new_token` is called when a
+    service refused the token, and returns whether another token exists now.
     """
 
     def __init__(

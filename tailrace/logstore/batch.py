@@ -104,7 +104,7 @@ class Batches(Protocol):
         ...
 
     def meta(self, index: int) -> RecordMeta | None:
-        """What the records of one row carry each; None if they are plain lines."""
+        """Returns the metadata of each record of a row; None for plain lines."""
         ...
 
     def constant_attributes(self, index: int) -> Mapping[str, str] | None:
@@ -171,7 +171,7 @@ def of_run(batches: Batches, key: RunKey) -> Indexes:
 
 
 def line_ends(text: bytes | memoryview) -> Indexes:
-    """The offset behind the newline of each line."""
+    """Returns the offset after the newline of each line."""
     every = np.frombuffer(text, np.uint8)
     found = [
         np.flatnonzero(every[start : start + WINDOW] == _NEWLINE) + (start + 1)

@@ -1,8 +1,8 @@
 """YAML of configurations, bounded: a few lines cannot stand for more than a machine can hold.
 
-An alias stands for all that its anchor has, so nine lines may be a thousand million values, and
-whoever walks through them never ends; and what is nested without end exhausts the stack. What a
-text stands for is counted before anything is made of it.
+An alias stands for the whole content of its anchor, so nine lines may be a thousand million values,
+and a walk through them never ends; endless nesting exhausts the stack. So the number of values is
+counted before anything is made of a text.
 """
 
 from __future__ import annotations

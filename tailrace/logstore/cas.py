@@ -6,14 +6,14 @@
 
 Invariants:
 
-- A change is a function of the newest version. It is called again for each version that is found,
-  so it must be safe to apply twice.
-- Each version that is written differs from every other, because it carries a fresh ULID. The
-  version that is found after a lost answer thus shows whether it is ours. A refusal does not
-  prove the opposite: a proxy may have sent the write twice and returned the second answer.
-- A version of ours that others have changed since is not recognised. A change whose effect must
-  not happen twice has to find its own effect in the value.
-- `StoreUnavailable` means that nothing was changed. After an ambiguous try this is not known any
+- A change is a function of the newest version. It is called again for each version that is read, so
+  it must be safe to apply twice.
+- Each version that is written differs from every other, because it carries a fresh ULID. After a
+  lost answer, the stored version thus shows whether it is ours. A refusal does not prove the
+  opposite: a proxy may have sent the write twice and returned the second answer.
+- A version of ours that others have changed since is not recognised. A change whose effect must not
+  happen twice has to look for its own effect in the value.
+- `StoreUnavailable` means that nothing was changed. After an ambiguous try this is not certain any
   more, so the same failure is raised as `OutcomeUnknown`.
 """
 

@@ -51,7 +51,7 @@ class TailraceError(Exception):
 
 
 def with_hint(error: Exception) -> str:
-    """What an error says, and what to do about it if it knows."""
+    """Returns the message of an error, followed by its hint if it has one."""
     hint = error.hint if isinstance(error, TailraceError) else None
     return f"{error} ({hint})" if hint else str(error)
 

@@ -1,10 +1,15 @@
-"""The file system as a parameter: what the journal and the local store ask of a disk.
+"""The file system as a parameter, and the real disk: syncs, reserved descriptors, errors.
 
-A simulated one (`tests/simulation/powercut.py`) forgets what was not synced, which is how a
-power cut is tested. Paths are absolute strings. What survives a power cut:
+`FileSystem` lists the calls that the journal and the local store make to a disk. `Disk` makes them
+to the operating system, `ReservedDisk` with a reserve of file descriptors. A simulated one
+(`tests/simulation/powercut.py`) forgets what was not synced, which is how a power cut is tested.
+Paths are absolute strings. A power cut keeps:
 
-- bytes of a file: those written before its last `sync`;
-- a name (create, rename, unlink): if its folder was `sync_folder`ed after it.
+- of a file the bytes that were written before its last `sync`;
+- a name (create, rename, unlink) if its folder was `sync_folder`ed after it.
+
+`translated` turns an `OSError` into an error of the store. `read_token` and `trust` read the files
+of a client of a service: its token, and the certificates that it trusts.
 """
 
 from __future__ import annotations
@@ -176,11 +181,11 @@ class FileSystem(Protocol):
         ...
 
 
-# fdatasync without blocking the event loop.
+# Durability: fdatasync without blocking the event loop.
 #
 # `AioSyncer` submits the sync to the kernel, which reports its end by an eventfd. It needs no
 # thread and no switch of the interpreter lock, which on two cores costs more than the disk does.
-# `ThreadSyncer` is for kernels and file systems without that. A failed fdatasync is always an
+# `ThreadSyncer` is for kernels and file systems without Linux AIO. A failed fdatasync is always an
 # `OSError`, and the pages that it failed on count as lost: never sync again.
 
 
@@ -193,7 +198,7 @@ _ERRNO_OF_TEXT = {os.strerror(number): number for number in errno.errorcode}
 
 
 class Syncer(Protocol):
-    """Makes what was written to a file durable."""
+    """Makes the written bytes of a file durable."""
 
     async def sync(self, file: File, size: int = 0, /) -> None:
         """As `File.sync`: durable once it returns; `size` bytes were written since the last one.
@@ -313,17 +318,17 @@ def _resumed(context: Any) -> Any:
     return Resumed
 
 
-# The operating system's disk, as `tailrace.logstore.filesystem.FileSystem`.
+# The operating system's disk.
 #
 # Descriptors are close-on-exec. A write loops until all is written, a read until the end of the
-# file. A lock is flock on a file that is never unlinked: unlinking would let two processes lock
-# two files of one name.
+# file. A lock is flock on a file that is never unlinked: unlinking would let two processes lock two
+# files of one name.
 #
-# Logs are not readable for every user of the machine. The umask of a program that writes to a
-# store is a setting, so that it does not depend on a shell or an init system (`apply_umask`).
-# Files that belong to a node alone (the journal with its secret) are opened by a `Disk` that
-# gives other users no rights, whatever the umask is. At the start, the rights are also removed
-# from a folder of an older version (`close_to_others`).
+# Logs are not readable for every user of the machine. A setting gives the umask of a program that
+# writes to a store, so that it does not depend on a shell or an init system (`apply_umask`). Files
+# that belong to one node alone (the journal with its secret) are opened by a `Disk` that gives
+# other users no rights, whatever the umask is. At the start, `close_to_others` also removes the
+# rights from a folder of an older version.
 
 
 __all__ = ["Disk", "Syncer", "syncer_for"]
@@ -603,18 +608,16 @@ def close_to_others(folder: str) -> None:
             log.warning("%s belongs to another user: others may be able to read it", folder)
 
 
-# A reserve of file descriptors, for when the process or the machine has no more.
+# A reserve of file descriptors, for a process or a machine that has no more.
 #
 #   disk = ReservedDisk()          # holds 16 descriptors of /dev/null
 #
-# A file that this disk opens gets a descriptor even if no others are left: one of the reserve is
-# closed for it, and reopened as soon as one of the disk's files is closed. Connections, the store
-# and searches open files by other means, so they fail first.
+# A file that this disk opens gets a descriptor even if no others are left: the disk closes one of
+# the reserve for it, and reopens it as soon as one of the disk's files is closed. Connections, the
+# store and searches open files by other means, so they fail first.
 #
-# Invariants:
-#
-# - Opening for reading leaves half of the reserve for writers: many readers must not
-#   keep a journal file from being begun.
+# - Opening for reading leaves half of the reserve for writers: many readers must not keep a journal
+#   file from being created.
 # - An empty reserve changes nothing: the call fails as it would without it (EMFILE, ENFILE).
 
 
@@ -654,7 +657,7 @@ class Reserve:
             return True
 
     def fill(self) -> None:
-        """Reopens what was lent, as far as there are descriptors."""
+        """Reopens the descriptors that were lent, as far as the system has free ones."""
         if len(self._held) >= self._count:
             return
         with self._lock:
@@ -725,7 +728,7 @@ def _close_all(held: list[int]) -> None:
         os.close(held.pop())
 
 
-# Translates errors of the operating system into errors of the store.
+# Translation of errors of the operating system into errors of the store.
 
 
 _HINTS = {
@@ -756,7 +759,7 @@ _DEFINITE = _IN_THE_WAY | {
 
 
 def means_absent(error: OSError) -> bool:
-    """Whether the error of a read means that nothing is there, or can be under such a name."""
+    """Returns whether the error of a read means that the name does not exist, or cannot exist."""
     return error.errno in _ABSENT
 
 
@@ -799,7 +802,7 @@ def _store_error(what: str, error: OSError) -> TailraceError:
     return StoreUnavailable(f"{what}: {reason}", hint=_HINTS.get(number))
 
 
-# What a client of a service keeps in files: its token, and the certificates it trusts.
+# Files of a client of a service: its token, and the certificates that it trusts.
 
 
 def read_token(path: str, *, field: str | None = None) -> str:
@@ -818,7 +821,7 @@ def read_token(path: str, *, field: str | None = None) -> str:
 
 
 def hint_of_trust(error: Exception, setting: str) -> str | None:
-    """What to do if the error says that a certificate is not trusted; None for other errors."""
+    """Returns the hint for an error about an untrusted certificate; None for other errors."""
     if "CERTIFICATE_VERIFY_FAILED" not in str(error):
         return None
     return f"Name its authority's certificate with {setting}, or with SSL_CERT_FILE."

@@ -1,9 +1,9 @@
-"""Every key of the object store, spelled here and nowhere else.
+"""Every key of the object store, spelled only in this module, and the encoding of names in keys.
 
-Names are encoded (`tailrace.logstore.keys`), so no name can leave its prefix. `prefix` is the
-setting of where run texts live. A pipeline's deletion is `.pipeline` beside those of
-its runs, since a local store cannot hold both an object `x` and objects below `x/`;
-no encoded run begins with a dot.
+`encode` encodes each name, so no name can leave its prefix. `prefix` is the setting that says where
+the texts of runs are. A pipeline's deletion is `.pipeline` in the folder of its runs' deletions,
+since a local store cannot hold both an object `x` and objects below `x/`; no encoded run begins
+with a dot.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from tailrace.logstore.errors import InvalidName
 #
 # An fqn, run or node name becomes one component of a key:
 #
-# - letters, digits, `.`, `-` and `_` of ASCII stand as they are, but for a leading dot;
+# - letters, digits, `.`, `-` and `_` of ASCII stay as they are, except a leading dot;
 # - every other byte of the name's UTF-8 is `%XX`, in capitals; the empty name is `%`;
-# - a component longer than 200 bytes is cut to a head, `~`, and 40 hexadecimal digits
-#   of a BLAKE2b of the name. No other component holds a `~`.
+# - a component longer than 200 bytes is cut to a head, `~`, and 40 hexadecimal digits of a BLAKE2b
+#   of the name. No other component holds a `~`.
 #
 # So a component is never empty, `.` or `..`, holds no `/`, and two names never share one. A
 # component with a hash cannot be decoded: manifests carry names in clear.
@@ -80,7 +80,7 @@ def check_name(name: str, field: str) -> None:
 
 
 def check_new_name(name: str, field: str) -> None:
-    """`check_name` for what is about to begin. What has such a name already stays readable."""
+    """`check_name` for a name that comes into use. Objects that have such a name stay readable."""
     check_name(name, field)
     if name in (".", ".."):
         raise InvalidName(
@@ -263,7 +263,7 @@ def group(name: str) -> str:
 
 
 def pipeline_control(name: str) -> str:
-    """What operators said about a log pipeline."""
+    """The key of the operators' control of a log pipeline."""
     return f"{PIPELINES}{encode(name)}"
 
 
@@ -298,7 +298,7 @@ def peers_of(node: str) -> str:
 
 
 def forgotten(node: str) -> str:
-    """What was known of a node when it was let go."""
+    """The key of the last state of a node that was let go."""
     return f"{FORGOTTEN}{encode(node)}"
 
 

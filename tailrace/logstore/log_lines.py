@@ -1,6 +1,6 @@
 """Log lines for people: a record is one line, whatever names its message quotes.
 
-A message quotes paths, keys, and what other programs answer, any of which may hold line ends and
+A message quotes paths, keys, and answers of other programs. Any of them may hold line ends and
 control sequences of terminals. They are shown as escapes. A traceback keeps its lines.
 """
 

@@ -76,8 +76,8 @@ Put = Callable[[str, Any], None]
 def translate(content: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Returns the file's content with the section translated into our settings, and warnings.
 
-    Settings under our own names have precedence. Raises `InvalidInput` for keys that
-    OpenMetadata does not know either, and for a section that asks for what we do not support.
+    Settings under our own names have precedence. Raises `InvalidInput` for keys that OpenMetadata
+    does not know either, and for a section that asks for an unsupported feature.
     """
     warnings: list[str] = []
     ours, sections = _parted(content, warnings)

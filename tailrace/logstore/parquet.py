@@ -1,7 +1,8 @@
-"""Parquet files in a store of which only some ranges are fetched: the footer, then some columns.
+"""Reads Parquet files of a store by ranges, and checks footers before pyarrow parses them.
 
 `fetch_tail` reads the last bytes of a file, which hold its footer. The footer says which ranges
-hold which columns; their rows can be read once these ranges are added to the file.
+hold which columns; their rows can be read once these ranges are added to the file. `footer_at` and
+`footer_of` check a footer. A damaged file raises `Damaged`.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from tailrace.logstore.table.line_map import UnknownPages, struct_at
 class SparseFile(RangeReader):
     """A readable, seekable file of `size` bytes. A read outside its ranges is `Damaged`.
 
-    That error is right: Parquet's footer says which ranges a row group needs, so a read of
-    others means that the footer contradicts itself.
+    That error is right: Parquet's footer says which ranges a row group needs, so a read of others
+    means that the footer contradicts itself.
     """
 
     def __init__(self, size: int, start: int, data: bytes) -> None:
@@ -50,10 +51,7 @@ _MAGIC: Final = b"PAR1"
 
 
 def footer_bytes(tail: bytes) -> int:
-    """How many bytes the footer takes at the end of a Parquet file, by its last bytes.
-
-    0: they are of no such file.
-    """
+    """The size of the footer in bytes, from the last bytes of a Parquet file; 0 for other files."""
     return int.from_bytes(tail[-8:-4], "little") + 8 if tail[-4:] == _MAGIC else 0
 
 
@@ -98,11 +96,11 @@ def byte_range(first: Any, last: Any) -> tuple[int, int]:
     return int(start), int(begin + last.total_compressed_size)
 
 
-# Footers of Parquet files, checked before pyarrow looks at a column of theirs.
+# Footers, checked before pyarrow looks at their columns.
 #
-# pyarrow ends the process for a column whose entry in a row group contradicts the schema: for
-# another type, a histogram of another length, a column too few. One flipped bit does that. So the
-# entries are read here first, as `FileMetaData` in parquet-format's `parquet.thrift` has them.
+# pyarrow ends the process for a column whose entry in a row group contradicts the schema: another
+# type, a histogram of another length, a missing column. One flipped bit does that. So the entries
+# are read first, by the fields of `FileMetaData` in parquet-format's `parquet.thrift`.
 
 
 _TYPES: Final = (

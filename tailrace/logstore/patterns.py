@@ -126,7 +126,7 @@ class BytesRegex:
         self._finder = re2.compile(pattern.encode("latin-1"), options)
 
     def finds(self, text: bytes) -> bool:
-        """Whether the text holds a match."""
+        """Returns whether the text holds a match."""
         return self._finder.search(text) is not None
 
     def groups(self, text: bytes) -> tuple[bytes | None, ...]:

@@ -1,11 +1,10 @@
-"""How much memory there is, and that what is free goes back to the system.
+"""Memory of the process: its limit, freed memory given back, the garbage collector paused.
 
-Batches, segments and chunks are buffers of megabytes that live for moments, made on
-several threads. glibc keeps such memory in an arena per thread, and Arrow's own pool
-keeps it as well: together several times what is ever used at once. Here large buffers
-come from the system and go back to it at once.
-
-The numbers are glibc's (`man 3 mallopt`); elsewhere nothing is changed.
+Batches, segments and chunks are buffers of megabytes that live for moments and are made on several
+threads. glibc keeps freed memory in an arena for each thread, and Arrow's own pool keeps it as
+well: together several times the highest use at one moment. `give_back_freed_memory` makes large
+buffers come from the system and go back to it at once. Its numbers are glibc's (`man 3 mallopt`);
+with another C library it changes nothing.
 """
 
 from __future__ import annotations
@@ -48,10 +47,8 @@ def give_back_freed_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
-# Python's cyclic garbage collector, kept from what is being loaded and stays.
-#
-# A start makes several hundred thousand objects: modules, classes, functions. The collector would
-# look at all of them time and again while they are made.
+# A start makes several hundred thousand objects that stay: modules, classes, functions. While they
+# are made, Python's cyclic garbage collector would look at all of them again and again.
 
 
 @contextmanager

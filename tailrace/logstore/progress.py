@@ -25,7 +25,7 @@ _UNITS: Final = ("B", "kB", "MB", "GB", "TB")
 
 
 class Running(Protocol):
-    """What is needed of a clock."""
+    """The part of a clock that progress needs."""
 
     def monotonic(self) -> float:
         """Seconds since some fixed moment."""
@@ -117,7 +117,7 @@ class ProgressLine:
 
 
 class Pace:
-    """How many more there are in a second, over the last few looks."""
+    """The increase per second, over the last few looks."""
 
     def __init__(self, clock: Running) -> None:
         self._clock = clock

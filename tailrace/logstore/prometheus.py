@@ -1,11 +1,11 @@
-"""What Prometheus and probes read of a program that has no HTTP API of its own.
+"""A metrics server for Prometheus and probes, for a program without an HTTP API of its own.
 
     GET /metrics         the samples, also at every other path
     GET /health/live     200 as long as the program is not stuck, else 503
     GET /health/ready    200 if it does its work, else 503
 
 Health answers are JSON: `{"status": "ok" | "failing", "problems": [...]}`. A thread of its own
-answers; what it reads are plain integers on the objects of the parts.
+answers; it reads plain integers on the objects of the parts.
 """
 
 from __future__ import annotations

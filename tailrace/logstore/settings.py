@@ -262,7 +262,7 @@ def _sentence(error: ValidationError) -> str:
 
 
 def shown(name: str, value: object) -> str:
-    """What stands where `name` is wrong, for the end of a sentence; no secret, and no section."""
+    """Returns a wrong value as the end of a sentence; empty for secrets and sections."""
     hidden = _SECRET.search(name) or isinstance(value, Mapping | BaseModel)
     return "" if hidden else f" (it is {value!r})"
 
@@ -292,6 +292,6 @@ def _substituted(text: str, variables: Mapping[str, str], within: tuple[str, ...
 
 
 def _parts(inside: str) -> tuple[str, str | None]:
-    """Name and default; a `:-` behind a further `${` parts nothing."""
+    """Returns name and default; a `:-` after a further `${` does not separate them."""
     stem, delimiter, default = inside.partition(":-")
     return (stem, default) if delimiter and "${" not in stem else (inside, None)

@@ -1,19 +1,21 @@
-"""JSON objects that end with a checksum: the one codec of all state in the store.
+"""JSON objects that end with a checksum: the one codec of all state in the store; its kinds.
 
     {"seq":3,"pos":918,"low":1,"version":"…","check":"9ad4c1f0"}
 
 `check` is the last member: the CRC-32 of all bytes before its comma, in eight hex digits. It is
-taken from the stored bytes, so that no reader encodes anything again.
+computed from the stored bytes, so that no reader encodes anything again.
 
-- An object without the member is of an earlier version, and is read as it is.
+- An object without the member is of an earlier version, and is read unchecked.
 - An earlier version that rewrites an object drops the member, or writes it back at another place,
-  where it means nothing.
+  where it has no meaning.
 - CRC-32 notices every change of up to three bits in 11 KB, and of two in any object of ours. The
   change of a single bit can thus be found and undone (`without_flip`). Up to 11 KB, no change of
   two bits looks like that of one.
 
-`node.json` has the checksum as blanks behind the JSON instead, because earlier versions refuse
+`node.json` has the checksum as blanks after the JSON instead, because earlier versions refuse
 members that they do not know.
+
+`StateKind` describes every kind of state object.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ MOST_FLIP_BYTES: Final = 256 << 10
 """Up to this size, at most one of 2,048 damages of another kind looks like that of one bit."""
 _SIZE: Final = len(',"check":"00000000"}')
 _BLANKS: Final = 32
-# Whatever one bit makes of the member, it still looks like it: no object of ours ends alike.
+# Any change of one bit leaves it recognisable: no object of ours ends alike.
 _MEMBER: Final = re.compile(rb',"([^"]{5})":"([^"]{8})"\}', re.DOTALL)
 _HEX: Final = re.compile(rb"[0-9a-f]{8}")
 _CRC: Final = tuple([crc32(bytes([byte])) ^ crc32(b"\0") for byte in range(256)])
@@ -44,7 +46,7 @@ _TO_BLANKS: Final = str.maketrans("01", " \t")
 
 
 class ChecksumMismatch(ValueError):
-    """The bytes are not those that were written."""
+    """The bytes differ from those that were written."""
 
     def __init__(self) -> None:
         super().__init__("its bytes do not match their checksum")
@@ -62,9 +64,9 @@ def with_check(json: bytes) -> bytes:
 
 
 def decode_checked(body: bytes) -> dict[str, Any]:
-    """The members of an object, without the checksum.
+    """Returns the members of an object, without the checksum.
 
-    Raises `ValueError` for what is no JSON object, or does not match its checksum.
+    Raises `ValueError` if the bytes are not a JSON object, or do not match their checksum.
     """
     if not is_intact(body):
         raise ChecksumMismatch
@@ -90,9 +92,9 @@ def is_intact(body: bytes) -> bool:
 
 
 def without_flip(body: bytes, accepts: Callable[[bytes], object]) -> bytes | None:
-    """The bytes before one bit of them changed; None if no single bit explains the damage.
+    """Returns the bytes before one bit of them changed; None if no single bit explains the damage.
 
-    `accepts` raises `Damaged` for bytes that are no object of the kind.
+    `accepts` raises `Damaged` for bytes that are not an object of the kind.
     """
     if len(body) > MOST_FLIP_BYTES:
         return None
@@ -108,7 +110,7 @@ def without_flip(body: bytes, accepts: Callable[[bytes], object]) -> bytes | Non
 def _flips(body: bytes) -> Iterator[tuple[int, int]]:
     """Bits that may have changed: each of the member, and those that explain its checksum.
 
-    CRC-32 is linear: what a bit changes in it depends on the number of bytes behind it alone.
+    CRC-32 is linear: the effect of a bit depends only on the number of bytes after it.
     """
     end = max(len(body) - _SIZE, 0)
     yield from product(range(end, len(body)), range(8))
@@ -135,7 +137,7 @@ def _accepted(body: bytes, accepts: Callable[[bytes], object]) -> bool:
 
 
 def with_blank_check(json: bytes) -> bytes:
-    """The same JSON with its checksum as blanks behind it, which every parser skips."""
+    """The same JSON with its checksum as blanks after it, which every parser skips."""
     return json + f"{crc32(json):032b}".translate(_TO_BLANKS).encode()
 
 
@@ -149,13 +151,12 @@ def without_blank_check(body: bytes) -> bytes:
     return json
 
 
-# Every kind of state object: where it is, and what happens when it is damaged.
+# Every kind of state object: its key, and what programs do when it is damaged.
 #
-# A state object is a small JSON object that says how far something is, who does it, or what is
-# valid. All of them are encoded by `tailrace.logstore.state`. Nobody believes one that does not
-# match its checksum: `damaged` is what programs do instead, and `remedy` how it comes back. In
-# addition, `tailrace verify` names each damaged object, and `--repair` undoes the change of a
-# single bit.
+# A state object is a small JSON object that tells the progress of something, its owner, or the
+# validity of something. This module encodes all of them. No program uses one that does not match
+# its checksum: `damaged` is what programs do instead, and `remedy` how it comes back. In addition,
+# `tailrace verify` names each damaged object, and `--repair` undoes the change of a single bit.
 #
 # `tailrace.verification.state` has a decoder for each kind in the store. The matrix of damage in
 # docs/guarantees.md and docs/formats.md are made from this list.
@@ -189,7 +190,7 @@ class StateKind:
     """The newest format that this version reads; an object without a format has the first."""
 
     def matches(self, key: str) -> bool:
-        """Whether an object of that key, or at that path, is of the kind."""
+        """Returns whether an object of that key, or at that path, is of the kind."""
         return _pattern(self.key).fullmatch(key) is not None
 
 
@@ -354,7 +355,7 @@ def kind_of(key: str) -> StateKind | None:
 
 
 def advice(key: str) -> str:
-    """What an operator does about a damaged state object."""
+    """Returns the steps of an operator for a damaged state object."""
     kind = kind_of(key)
     first = "Run `tailrace verify --repair`, which undoes the change of a single bit."
     return first if kind is None else f"{first} {kind.remedy}"

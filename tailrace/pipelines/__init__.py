@@ -5,5 +5,6 @@
                   └── a segment is fetched and decoded once for all that want it
 
 `process` runs the pipelines of a folder. Each appender of a pipeline is a unit of work under a
-lease (`worker`), and its checkpoint is the progress that the lease keeps (`checkpoint`).
+lease (`worker`). Its checkpoint is the progress of the lease
+(`tailrace.coordination.pipelines.Checkpoint`).
 """

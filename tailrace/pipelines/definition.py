@@ -1,4 +1,17 @@
-"""A pipeline as its file defines it: YAML, variables, filters, and a folder of such files."""
+"""Pipelines from their YAML files: one file to frozen models, and a folder of such files.
+
+    name: audit
+    filter: {fqn: "sales.*", level: INFO}
+    appenders:
+      - type: rolling_file
+        name: files
+        dir: /var/log/runs
+        path: "{service}/{fqn}/{date}.log"
+        layout: {type: pattern, pattern: "%d{ISO8601} %-5level [%run] %msg%n"}
+
+An appender's keys are `type`, `name` and `filter`, and those of its kind. A file that is wrong
+raises `InvalidInput` that names the key.
+"""
 
 from __future__ import annotations
 
@@ -31,20 +44,6 @@ from tailrace.pipelines.layouts import Json
 from tailrace.pipelines.section import Bytes, BytesOrZero, Section, parsed, setting
 from tailrace.pipelines.selection import Selection
 
-# A pipeline's file: YAML to frozen models, with errors that name the key.
-#
-#   name: audit
-#   filter: {fqn: "sales.*", level: INFO}
-#   appenders:
-#     - type: rolling_file
-#       name: files
-#       dir: /var/log/runs
-#       path: "{service}/{fqn}/{date}.log"
-#       layout: {type: pattern, pattern: "%d{ISO8601} %-5level [%run] %msg%n"}
-#
-# An appender's keys are `type`, `name` and `filter`, and those of its kind.
-
-
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _OWN: Final = ("type", "name", "filter")
 _INNER: Final = "to"
@@ -63,7 +62,7 @@ def _checked_name(value: str) -> str:
 
 
 class AppenderPart(Section):
-    """What every appender has, whatever its kind."""
+    """The common keys of every kind of appender."""
 
     type: str = setting(..., "the kind of appender")
     name: str = setting(..., "unique within the pipeline; its checkpoint is kept under it")
@@ -116,7 +115,7 @@ class AppenderConfig:
 
     @property
     def innermost(self) -> AppenderConfig:
-        """What writes, behind all wrappers."""
+        """The appender that writes, inside all wrappers."""
         return self if self.inner is None else self.inner.innermost
 
     def make(self) -> PipelineAppender:
@@ -126,11 +125,11 @@ class AppenderConfig:
         return cast(WrapperKind, self.kind)(self.settings, self.inner.make)
 
     def make_dead_letter(self, pipeline: PipelineDefinition) -> PipelineAppender:
-        """What takes its events while it is disabled: a file of JSON a part."""
+        """Makes the appender that takes its events while it is disabled: a file of JSON a part."""
         return self._masked(lambda: self.make_shelf(pipeline))
 
     def make_shelf(self, pipeline: PipelineDefinition) -> Shelf:
-        """Where its dead letters are: that file, or objects if the pipeline has no folder."""
+        """Makes the place of its dead letters: that file, or objects if no folder is set."""
         if not pipeline.dead_letter_dir:
             return RollingObject(
                 RollingObjectSettings(
@@ -187,10 +186,10 @@ class PipelineConfig:
 
 
 class Writers:
-    """Who writes which files: no two appenders may write the same.
+    """Tracks which appender writes which files: no two may write the same.
 
-    Each goes back to its own checkpoint, and would cut off what the other one wrote. The settings
-    of a type of appender say by `output` what it writes; empty: nothing that others write.
+    Each goes back to its own checkpoint, and would cut off the lines of the other. `output` of the
+    settings of a type of appender names the output; empty: no other appender writes it.
     """
 
     def __init__(self) -> None:
@@ -341,11 +340,11 @@ def _all_of(wrong: Sequence[InvalidInput]) -> InvalidInput:
     return InvalidInput(said, field=wrong[0].field, hint=" ".join(hints) or None)
 
 
-# A folder of pipelines' files: those that can run beside each other, and what is wrong.
+# A folder of pipelines' files: those that can run together, and the errors of the others.
 #
-# A file that is wrong stops nobody: if its pipeline runs, that goes on as it is, and the files of
-# others are taken over. Of two files that cannot be together (one name, or the same output) the
-# one whose pipeline runs counts, or else the first by name.
+# A wrong file stops no pipeline: if its pipeline runs, it goes on unchanged, and the files of
+# others are loaded. Of two files that cannot run together (one name, or the same output) the one
+# whose pipeline runs counts, or else the first by name.
 
 
 _NONE: Final[Mapping[str, PipelineConfig]] = MappingProxyType({})
@@ -353,7 +352,7 @@ _NONE: Final[Mapping[str, PipelineConfig]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class PipelineFolder:
-    """Pipelines, and what is wrong with a file, by its path."""
+    """Pipelines, and the error of each wrong file, by its path."""
 
     pipelines: Sequence[PipelineConfig] = ()
     wrong: Mapping[str, InvalidInput] = field(default_factory=dict)
@@ -362,7 +361,7 @@ class PipelineFolder:
 def read_folder(
     folder: str, registry: AppenderRegistry, defaults: PipelineDefaults = _DEFAULTS
 ) -> PipelineFolder:
-    """What the folder's `*.yaml` say, each by itself; see `beside`.
+    """Returns the pipelines of the folder's `*.yaml` files, each read by itself; see `beside`.
 
     Raises `InvalidInput` if the folder cannot be read.
     """
@@ -396,7 +395,7 @@ def names_of(folder: PipelineFolder) -> list[str]:
 
 
 def beside(found: PipelineFolder, running: Mapping[str, PipelineConfig] = _NONE) -> PipelineFolder:
-    """What is to run when the files say `found`, and `running` does by name."""
+    """Returns the pipelines to run when the files have `found`, and `running` run by name."""
     wrong, chosen = dict(found.wrong), _Chosen()
     names = {one.name for one in found.pipelines}
     kept = [one for one in running.values() if one.path in wrong and one.name not in names]
@@ -423,7 +422,7 @@ def _news(one: PipelineConfig, running: Mapping[str, PipelineConfig]) -> int:
 
 
 class _Chosen:
-    """Pipelines that can run beside each other."""
+    """Pipelines that can run together."""
 
     def __init__(self) -> None:
         self.found: dict[str, PipelineConfig] = {}

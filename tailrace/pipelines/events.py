@@ -1,4 +1,4 @@
-"""Events in the order of their time: what waits, and what was given out already.
+"""Events in the order of their time: the buffer of waiting events, the frontier, and deletions.
 
 An event is a record with a **key**: (time, ULID, fqn, run). The time is the record's own in
 microseconds, but at most `ahead_ms` after that of its ULID, so that a clock that is wrong by a year
@@ -6,20 +6,20 @@ holds up nothing. Two records with one key are copies of a record, and one of th
 
 The buffer gives out events in the order of their keys. The **frontier** is the highest key given
 out. Of the segments that were added, exactly the events up to the frontier were given out, and
-exactly those above it wait. So (how far the segments were read, the frontier) says everything: a
-process that starts again reads the segments again from the oldest event that waits, leaves out
-what is not above the frontier, and stands where the last one stood.
+exactly those above it wait. So (progress in the segments, frontier) is the whole state: a process
+that starts again reads the segments again from the oldest event that waits, leaves out events up to
+the frontier, and is where the last one was.
 
-An event that comes with a key below the frontier is late. It is given out first of the next
-events, out of order, and counted. No checkpoint is made between its coming and its going, for none
-could say that it waits. If more waits than fits, the oldest half is given out before its time is
-over, and is counted as forced. A table that has late or forced events says in the column `ORDER`
-which these are.
+An event that arrives with a key below the frontier is late. It is given out first of the next
+events, out of order, and counted. No checkpoint is made between its arrival and its output, since
+no checkpoint could say that it waits. If more events wait than fit, the oldest half is given out
+before its time is over, and is counted as forced. The column `ORDER` marks late and forced events
+of a table.
 
-Both take some megabytes at a time, for a copy is made of them. What is held is counted as the
-bytes that cannot be freed: a segment of which some events wait is held whole, until half of them
-are gone and the rest is copied. A segment that was in order already, and of which the filter takes
-everything, is the table of the source itself: appenders share it, and each counts it.
+Late and forced events take some megabytes at a time, since a copy is made of them. The size of the
+buffer is the bytes that cannot be freed: a segment of which some events wait is held whole, until
+half of them are gone and the rest is copied. A segment that was in order already, and whose events
+all pass the filter, is the table of the source itself: appenders share it, and each counts it.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Origin(NamedTuple):
 
 @dataclass(slots=True)
 class EventCounts:
-    """What became of events; `clamped` had times too far ahead of their coming. Grows only."""
+    """Counters of events; `clamped` had times too far ahead of their arrival. They only grow."""
 
     late: int = 0
     forced: int = 0
@@ -195,9 +195,9 @@ class EventBuffer:
             self._parts.append(part)
 
     def take(self, until: int, most_bytes: int = TAKEN_BYTES, *, forced: bool = False) -> pa.Table:
-        """Gives out what is not after `until`, in microseconds, and what is late; in order.
+        """Gives out events up to `until`, in microseconds, and late ones; in order.
 
-        That is about `most_bytes`, but all that is late; `more` says whether something was left.
+        That is about `most_bytes`, but all late events; `more` says whether some were left.
         """
         ends = self._ends(until)
         rows = sum(end - part.start for end, part in zip(ends, self._parts, strict=True))
@@ -370,7 +370,7 @@ def _key(table: pa.Table, moments: Indexes, row: int) -> EventKey:
 
 
 def _not_above(table: pa.Table, moments: Indexes, frontier: EventKey) -> int:
-    """How many of the events, which are in order, have keys up to the frontier."""
+    """Returns how many of the events, which are in order, have keys up to the frontier."""
     first = int(np.searchsorted(moments, frontier.moment, side="left"))
     end = int(np.searchsorted(moments, frontier.moment, side="right"))
     while first < end:
@@ -382,7 +382,7 @@ def _not_above(table: pa.Table, moments: Indexes, frontier: EventKey) -> int:
     return first
 
 
-# What is deleted, which events that covers, and of which generation a run is.
+# Deletions: the events that they cover, and the generation of a run.
 
 
 Deleted: TypeAlias = Mapping[tuple[str, str | None], int]

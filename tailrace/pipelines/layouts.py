@@ -1,9 +1,8 @@
-"""Layouts: how an event becomes bytes in a file. Each event ends with a newline.
+"""Layouts: an event as bytes of a file. Each event ends with a newline.
 
-json      an object a line: ulid, ts, fqn, run, level, connector, message, attributes
-logfmt    key=value pairs a line
-pattern   logback's conversion words (`pattern`)
-raw       the message alone, as it was written
+json      an object a line: ulid, ts, fqn, run, level, connector, message, attributes logfmt
+key=value pairs a line pattern   logback's conversion words raw       the message alone, as it was
+written
 """
 
 from __future__ import annotations
@@ -131,7 +130,7 @@ def _control(character: str) -> str:
 
 # logback's patterns: `%d{HH:mm:ss.SSS} %-5level [%run] %msg%n`.
 #
-# The words that a record of ours can fill, as logback spells them:
+# The words that a record of ours can fill, in logback's spelling:
 #
 #   %d %date{format[, zone]}    time; the format is Java's (`yyyy-MM-dd HH:mm:ss,SSS`), or ISO8601
 #   %p %le %level   %m %msg %message   %n
@@ -141,9 +140,8 @@ def _control(character: str) -> str:
 #   %fqn %run %connector %ulid  our own
 #   %order                      `late` or `forced` of an event that is out of order
 #
-# Before a word a width may stand: `%-5level` pads at the right, `%20logger` at the left,
-# `%.10msg` keeps the last 10 characters, `%.-10msg` the first 10. `%%` and `\%` are a percent
-# sign.
+# A width may precede a word: `%-5level` pads at the right, `%20logger` at the left, `%.10msg` keeps
+# the last 10 characters, `%.-10msg` the first 10. `%%` and `\%` are a percent sign.
 
 
 Column: TypeAlias = Callable[[pa.Table], pa.Array]

@@ -1,13 +1,13 @@
-"""The dead letters of one part: what its appender refuses, and how that is sent again.
+"""The dead letters of one part: events that its appender refuses, and sending them again.
 
-Refused events are written behind those that a checkpoint has, and its state has the place where
-they end, so a crash makes none of them twice or gone. They are lines of JSON (`layouts`) with a
-`reason`, in the file that also takes the events of a disabled appender, or in objects of the
-pipelines' own store if there is no `dead_letter_dir`.
+Refused events are written after those that a checkpoint has, and its state has the place where they
+end, so a crash neither loses one nor writes it twice. They are lines of JSON
+(`tailrace.pipelines.layouts`) with a `reason`, in the file that also takes the events of a disabled
+appender, or in objects of the pipelines' own store if no `dead_letter_dir` is set.
 
-To send them again, the file is ended. The appender gets what ended files have, some lines at a
-time, as events of the order `redelivered`; how far it came is in the checkpoint. What is refused
-again goes to the file that grows. Ended files are removed when a checkpoint has the end of it all.
+To send them again, the file is ended. The appender gets the events of ended files, some lines at a
+time, in the order `redelivered`; the progress is in the checkpoint. Events that are refused again
+go to the growing file. Ended files are removed when a checkpoint has the end of all of them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _UNREADABLE: Final = "this line of a dead-letter file is no dead letter"
 
 
 class Kept(NamedTuple):
-    """What was refused since the last call: events, those of them sent again, and the reason."""
+    """Events refused since the last call, the resent ones among them, and the reason."""
 
     events: int = 0
     again: int = 0
@@ -41,7 +41,7 @@ class Kept(NamedTuple):
 
 
 class DeadLetters:
-    """Keeps what is refused. All but `refuse` is called in the appender's thread; raises as it."""
+    """Keeps refused events. All but `refuse` is called in the appender's thread; raises as it."""
 
     def __init__(
         self, make: Callable[[], Shelf], context: AppenderContext, state: State | None
@@ -66,7 +66,7 @@ class DeadLetters:
             self._open()
 
     def keep(self) -> Kept:
-        """Writes what was refused since the last call. An event that comes twice is one."""
+        """Writes events refused since the last call. An event that comes twice is one."""
         count = again = 0
         while True:
             try:
@@ -105,7 +105,7 @@ class DeadLetters:
         return max(shelf.ended(), key=_place, default="")
 
     def following(self, at: Redelivery) -> tuple[pa.Table | None, Redelivery]:
-        """The next events, None behind the last, and the place behind them."""
+        """The next events, None after the last, and the place after them."""
         for name in self._files(at):
             if _place(name) < _place(at.file):
                 continue
@@ -119,7 +119,7 @@ class DeadLetters:
         return None, at
 
     def remove(self, at: Redelivery) -> None:
-        """Removes what was sent again: a checkpoint has the end of it."""
+        """Removes resent events: a checkpoint has the end of them."""
         names = self._files(at)
         if names:
             self._open().remove(names)

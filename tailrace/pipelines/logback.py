@@ -1,4 +1,7 @@
-"""logback's configurations as pipelines' files: `tailrace pipelines import logback.xml`."""
+"""Converts logback's configurations to pipelines' files: `tailrace pipelines import logback.xml`.
+
+Every line that has no counterpart is named (`Remark`).
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,10 @@ from tailrace.logstore.errors import InvalidInput
 from tailrace.logstore.segments.file_format import LEVELS
 from tailrace.pipelines.layouts import compiled
 
-# XML as elements with their lines, without anything that is dangerous in XML.
+# XML as elements with their lines, without the dangerous features of XML.
 #
-# A document type is refused, and with it every entity that a file could define; so are files
-# above a megabyte and elements in elements above 50 deep.
+# A document type is refused, and with it every entity that a file could define; so are files above
+# a megabyte and elements in elements above 50 deep.
 
 
 _MOST_BYTES: Final = 1 << 20
@@ -92,9 +95,8 @@ def parse(body: bytes) -> Element:
 # logback's loggers, levels and additivity as the key `loggers` of each appender's filter.
 #
 # An event of a logger has the level of the nearest logger above it that has one, and goes to the
-# appenders of all loggers above it, up to the first that is not additive. For one appender that
-# is a level for each logger: the level that counts there, or OFF where its events do not reach
-# it.
+# appenders of all loggers above it, up to the first that is not additive. For one appender that is
+# a level for each logger: the effective level, or OFF if its events do not reach the appender.
 
 
 ROOT: Final = ""
@@ -309,7 +311,7 @@ def _number(text: str) -> int | str:
     return int(text) if text.isdigit() else text
 
 
-# logback's patterns with the words that the layout `pattern` knows; what is left out is named.
+# logback's patterns with the words that the layout `pattern` knows; omitted words are named.
 
 
 _WORD: Final = re.compile(r"%(-?[0-9]*(?:\.-?[0-9]+)?)([A-Za-z]+)?(\()?")
@@ -394,7 +396,7 @@ def _unescaped(text: str, start: int) -> Iterator[tuple[int, str]]:
         at += 1
 
 
-# A logback configuration as a pipeline; every line that has no counterpart is named.
+# The conversion of a whole configuration.
 
 
 _DEFAULT_VALUE: Final = r"(?:[^{}]|\$\{(?:[^{}]|\$\{[^{}]*\})*\})*"  # with variables in it
@@ -412,7 +414,7 @@ _JSON: Final = ("JsonEncoder", "LogstashEncoder", "JsonLayout")
 
 
 class Remark(NamedTuple):
-    """What a line has that was not converted, and why."""
+    """A setting in a line that was not converted, and the reason."""
 
     line: int
     what: str
@@ -420,7 +422,7 @@ class Remark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """The content of a pipeline's file, and what is not in it."""
+    """The content of a pipeline's file, and the settings that it lacks."""
 
     content: Mapping[str, Any]
     remarks: list[Remark]

@@ -1,7 +1,7 @@
-"""A process that runs pipelines: it takes the appenders that nobody works on, and works on them.
+"""A process that runs pipelines: it acquires appenders without a worker, and runs them.
 
-What there is to do is in partitions (`work`), which processes that run the same pipelines share
-fairly. Each partition that is acquired has a worker (`worker`).
+The work is in partitions, which processes that run the same pipelines share fairly. Each partition
+that is acquired has an `AppenderWorker` (`tailrace.pipelines.worker`).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ from tailrace.pipelines.world import PipelinesSettings, World, open_world
 # Each part of an appender is a partition `{appender}/{part}-{parts}` of the source
 # `pipelines|{pipeline}`, whose progress is the appender's checkpoint. The consumer group
 # `pipeline:{name}` says which segments are still needed: those from the lowest checkpoint of all
-# partitions on. It is made before anybody looks where segments begin.
+# partitions on. It is made before any process looks where segments begin.
 
 
 def keys_of(pipeline: PipelineConfig) -> Mapping[str, tuple[AppenderConfig, int]]:
@@ -179,7 +179,7 @@ async def _all(queue: WorkQueue) -> list[Partition]:
         after = page.after
 
 
-# Metrics of a process of pipelines: their names, and where each is read when Prometheus asks.
+# Metrics of a process of pipelines, read when Prometheus asks.
 #
 # Workers add to plain integers (`PartCounts`), which the process keeps for as long as it runs; a
 # metric costs nothing in between. Values are by pipeline, appender and part.
@@ -371,9 +371,10 @@ _GROUP_SECONDS: Final = 10.0
 class PipelinesProcess:
     """Runs pipelines until it is stopped.
 
-    `read_again` gives what the files say now; what runs of a file that is wrong goes on as it is,
-    and so does everything if it raises `InvalidInput`. A pipeline that changed saves its
-    checkpoints and goes on from there with what its file says; the others notice nothing.
+    `read_again` returns the present content of the files. If a file is wrong, its running pipelines
+    continue unchanged; if `read_again` raises `InvalidInput`, all pipelines do. A pipeline that
+    changed saves its checkpoints and continues with the content of its file; the others notice
+    nothing.
     """
 
     def __init__(
@@ -431,7 +432,7 @@ class PipelinesProcess:
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong with pipelines, and with their files."""
+        """The errors of pipelines, and of their files."""
         said = [f"{name}: {what}" if name else what for name, what in sorted(self._said.items())]
         return [*said, *[what for _, what in sorted(self.wrong.items())]]
 

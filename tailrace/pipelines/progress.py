@@ -1,4 +1,7 @@
-"""Between two checkpoints of an appender: how far each node was read, and what waits."""
+"""The progress of an appender between two checkpoints: segments read, waiting events, a replay.
+
+`AppenderProgress` makes the next checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -32,20 +35,20 @@ from tailrace.pipelines.sources.table import TableSource
 
 # A replay: an appender goes back to a ULID, gets the table from there on, then the segments.
 #
-#   table: what segments up to its marks had ──┐                       what it had
-#                                              ├──► in order of time ──┬────────────► its copy
-#   segments above the marks ──────────────────┘                       └────────────► the appender
-#                                                                      what it had not
+#   table: records of segments up to its marks ──┐                     already delivered
+#                                                ├──► in order of time ──┬────────────► its copy
+#   segments above the marks ────────────────────┘                       └────────────► the appender
+#                                                                      not delivered yet
 #
-# The appender's own output never gets a record twice. What it had when the replay began goes to a
-# copy of the appender, which is told the replay's id: a rolling file writes new files with it.
-# What it had not, because the pipeline was evicted or behind, goes on where the appender was.
-# What it had is known exactly: of the segments that were read, and of the table, the events up to
-# the frontier.
+# The appender's own output never gets a record twice. Records that it had when the replay began go
+# to a copy of the appender, which gets the replay's id: a rolling file writes new files with it.
+# Records that it did not have, because the pipeline was evicted or behind, continue the appender's
+# own output. The records that it had are known exactly: of the segments that were read, and of the
+# table, the events up to the frontier.
 #
 # The place in the table is a **time** of ULIDs. It is in the checkpoint, as is the state of the
-# copy, so a replay goes on where it was after a crash, and in another process. It is over once
-# the table's records, and those of the segments that were read before it, have all been given.
+# copy, so a replay continues after a crash, and in another process. It is over once the table's
+# records, and those of the segments that were read before it, have all been given.
 
 
 TABLE: Final = ""
@@ -174,9 +177,9 @@ def delay_of(events: pa.Table, now_ms: int) -> Delay:
 
 @dataclass(slots=True)
 class AppenderProgress:
-    """How far an appender is; `begun` is the checkpoint that it went on from.
+    """The progress of an appender since the checkpoint `begun`.
 
-    `dead` says that it is the dead-letter file that takes the events now.
+    `dead` says that the dead-letter file takes the events now.
     """
 
     begun: Checkpoint
@@ -225,7 +228,7 @@ class AppenderProgress:
         )
 
     def following(self, nodes: Mapping[str, NodeSegments]) -> Next | None:
-        """The next segment of the node that is furthest behind; None: there is none."""
+        """The next segment of the node that is furthest behind; None if all were read."""
         waiting = []
         if self.replay is not None and not self.table_read:
             waiting.append(Next(self.replay.table.next, TABLE, self.replay.table.next, 0))

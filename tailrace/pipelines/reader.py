@@ -35,7 +35,7 @@ Patiently: TypeAlias = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
 
 @dataclass(slots=True)
 class PartCounts:
-    """What was done for a part in this process. Grows only; `own` is what its appender declares."""
+    """Counters of a part in this process, which only grow; `own` are those of its appender."""
 
     given: int = 0
     late: int = 0

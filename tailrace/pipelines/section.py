@@ -1,4 +1,7 @@
-"""Sections of a pipeline's file: frozen models whose fields have a default and a description."""
+"""Sections of a pipeline's file: frozen models whose fields have a default and a description.
+
+`${NAME}` in a file is replaced from the environment.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +43,10 @@ Texts = Annotated[tuple[str, ...], BeforeValidator(_texts)]
 """A text, or a list of texts."""
 
 
-# Variables of the environment in a pipeline's file: `${NAME}`, `${NAME:-default}`, `$${` for
-# `${`.
+# Variables of the environment in a pipeline's file: `${NAME}`, `${NAME:-default}`, `$${` for `${`.
 #
-# One that is not set and has no default is an error, or an appender would write to a folder with
-# that name; so is one in the default of another. A comment may name any.
+# A variable that is not set and has no default is an error, or an appender would write to a folder
+# with that name; so is one in the default of another. A comment may name any.
 
 
 _MARK: Final = "\ue000"
@@ -52,10 +54,10 @@ _NESTED: Final = "\ue001"
 
 
 class _Marked(dict[str, str]):
-    """The environment, where what is not set is its name between marks.
+    """The environment, in which a variable that is not set is its name between marks.
 
-    Between others, if its default has a variable: that ends with the first brace, as Dropwizard
-    has it, and what is behind would stay as text.
+    Other marks are used if its default has a variable: such a default ends with the first brace, as
+    in Dropwizard, and the rest would stay as text.
     """
 
     def get(self, name: str, default: Any = None) -> Any:

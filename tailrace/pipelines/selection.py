@@ -1,6 +1,6 @@
-"""Which records an appender gets: by level, pipeline, run, logger, message and expression.
+"""Selects an appender's records: by level, pipeline, run, logger, message and expression.
 
-All that is given must hold. Names are globs as in a shell: `*` is any text, `?` a character.
+All given conditions must hold. Names are globs as in a shell: `*` is any text, `?` a character.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Waiting that a stop ends."""
+"""Bounds of a process of pipelines: waits that a stop ends, own threads, memory, and turns."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ async def wait_or_stop(clock: Clock, seconds: float, stopping: asyncio.Event) ->
         sleeping.cancel()
 
 
-# A thread of its own for each appender, so that one that hangs holds up itself alone.
+# A thread for each appender, so that one that hangs holds up only itself.
 #
-# The thread is a daemon: a process that is told to stop ends although an appender hangs. What
-# that appender had not synced comes again, as after a crash.
+# The thread is a daemon: a process that is stopped ends although an appender hangs. The events that
+# the appender had not synced come again, as after a crash.
 
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class OwnThread:
         self._thread.start()
 
     async def run(self, call: Callable[..., T], *arguments: Any) -> T:
-        """What the call gives; raises what it raises."""
+        """Returns the result of the call; raises its exceptions."""
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[T] = loop.create_future()
 
@@ -65,7 +65,7 @@ class OwnThread:
         return await outcome
 
     def close(self) -> None:
-        """Ends the thread behind the calls that were made."""
+        """Ends the thread after the calls that were made."""
         self._calls.put(None)
 
     def _work(self) -> None:
@@ -76,11 +76,11 @@ class OwnThread:
                 return
 
 
-# What bounds the memory of a process: shares of its buffers, and pieces of what is given.
+# The memory of a process: shares of its buffers, and pieces of the events that are given.
 #
 # Of `pipelines.memory_bytes` the code and its libraries need `_CODE_BYTES`, and the segments that
-# are kept decoded a part. Of the rest a part is for what waits, and what is left for the turns of
-# `gate`.
+# are kept decoded a part. Of the rest one part is for waiting events, and the remainder for the
+# turns of `TurnLimiter`.
 
 
 BUFFER_BYTES: Final = 64 << 20
@@ -90,16 +90,16 @@ _PIECE_BYTES: Final = 4 << 20
 
 
 def for_events(memory_bytes: int) -> int:
-    """The bytes that are left for events, beside the code and the segments kept decoded."""
+    """The bytes for events: the memory without the code and the segments kept decoded."""
     return max(memory_bytes - _CODE_BYTES - cached(memory_bytes), memory_bytes // 4)
 
 
 def share(memory_bytes: int, ratio: float, own: int, sizes: Sequence[int]) -> int:
     """The bytes of events that may wait for one part, which asks for `own`; 0: an equal share.
 
-    `sizes` is what all parts of the process ask for. If that is more than there is for events,
-    those that ask for most get less, and all of them the same: no pipeline's file makes a process
-    need more than it may, or takes the share of another one.
+    `sizes` are the requests of all parts of the process. If they exceed the memory for events, the
+    largest requests are cut to the same size: no pipeline's file makes a process need more than it
+    may, or takes the share of another one.
     """
     left = int(for_events(memory_bytes) * ratio)
     equal = max(left // max(len(sizes), 1), 1)
@@ -123,13 +123,13 @@ def pieces(events: pa.Table) -> Iterator[pa.Table]:
         yield events.slice(start, rows)
 
 
-# So many workers of a process read and give at once: what they need for it is bounded.
+# Turns: only some workers of a process read and give at once, which bounds their memory.
 #
-# A turn of a worker needs some copies of what it reads and gives. If all took turns at once, a
-# process of many pipelines would need that many times as much, for nothing: it has few
-# processors. A turn counts for `seconds`, since an appender that is slow or hangs must hold up
-# nobody. While the process computes it counts for some times that: on a machine with other work
-# each turn takes longer, and none of them hangs.
+# A turn of a worker needs some copies of the events that it reads and gives. If all took turns at
+# once, a process of many pipelines would need that many times as much, for nothing: it has few
+# processors. A turn counts for `seconds`, since an appender that is slow or hangs must hold up no
+# other. While the process computes, a turn counts for several times that: on a machine with other
+# work each turn takes longer, and none of them hangs.
 
 
 TURNS: Final = 2
@@ -173,7 +173,7 @@ class TurnLimiter:
 
 
 class _Turn:
-    """One that was let through; calls `ended` once."""
+    """One turn; calls `ended` once."""
 
     def __init__(
         self, ended: Callable[[], None], seconds: float, spent: Callable[[], float]

@@ -1,4 +1,15 @@
-"""An appender at work: what it reads, what waits in order, what it was given, its checkpoints."""
+"""An appender at work: reads segments, orders their events, gives them on, saves checkpoints.
+
+    lease ──► checkpoint ──► appender.start ──► read waiting events again ──┐
+                                                                            ▼
+      ┌────────── failure: a pause, then from the last checkpoint ◄── read, give, checkpoint ──►
+      stop
+
+Each appender of a pipeline has an `AppenderWorker`, so one that fails or hangs holds up no other.
+Of all nodes, the one that is furthest behind is read first. An event is given on when all nodes
+have sent an event that is `event_delay_ms` later; the worker does not wait for a node that has sent
+nothing for `idle_node_ms`.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +53,7 @@ from tailrace.pipelines.sources.segments import SegmentSource
 from tailrace.pipelines.sources.table import TableSource
 from tailrace.pipelines.waiting import BUFFER_BYTES, OwnThread, TurnLimiter, pieces, wait_or_stop
 
-# What an appender is told beside its events: deletions, and that time has passed.
+# Further calls of an appender: deletions, and the passing of time.
 
 
 class Hooks:
@@ -57,30 +68,17 @@ class Hooks:
         self._told: Deleted | None = None
 
     async def deletions(self) -> None:
-        """Tells it what is deleted, if that is not what it was told last. Raises as `deleted`."""
+        """Passes on the deletions if they differ from the last ones. Raises as `deleted`."""
         known = self._source.deleted
         if isinstance(self._appender, Deletable) and known is not self._told:
             await self._thread.run(self._appender.deleted, known)
             self._told = known
 
     async def flush(self) -> bool:
-        """Lets it do what is due; True: a checkpoint is to be saved. Raises as `flush`."""
+        """Lets it do what is due; True: a checkpoint has to be saved. Raises as `flush`."""
         if not isinstance(self._appender, Flushable):
             return False
         return bool(await self._thread.run(self._appender.flush))
-
-
-# One appender at work: reads segments, orders their events, gives them on, saves checkpoints.
-#
-#   lease ──► checkpoint ──► appender.start ──► read again what waited ──┐
-#                                                                        ▼
-#     ┌────────── failure: a pause, then from the last checkpoint ◄── read, give, checkpoint ──►
-#     stop
-#
-# Each appender of a pipeline has a worker, so one that fails or hangs holds up nobody else. Nodes
-# are read so that the one that is furthest behind comes first. An event is given on when all
-# nodes have sent what is `event_delay_ms` later; a node that has sent nothing for `idle_node_ms`
-# is not waited for.
 
 
 log = logging.getLogger("tailrace.pipelines")
@@ -302,7 +300,7 @@ class AppenderWorker:
         *,
         dead: bool,
     ) -> AppenderProgress:
-        """Where the checkpoint was: what waited then waits again."""
+        """Restores the state of the checkpoint: the events that waited then wait again."""
         now = self.clock.monotonic()
         progress = AppenderProgress(
             *(checkpoint, appender, dead, dict(checkpoint.nodes)),
@@ -417,7 +415,7 @@ class AppenderWorker:
     # --- dead letters --------------------------------------------------------------------
 
     async def _keep_refused(self, progress: AppenderProgress) -> int:
-        """Makes dead letters of what was refused; how many of these had been sent again."""
+        """Makes dead letters of refused events; returns how many of these had been sent again."""
         found = await self._thread.run(self._letters.keep)
         if not found.events:
             return 0
@@ -430,7 +428,7 @@ class AppenderWorker:
         return int(found.again)
 
     async def _redeliver(self, progress: AppenderProgress) -> bool:
-        """Sends some dead letters again, if somebody asked for it; whether it did."""
+        """Sends some dead letters again, if an operator asked for it; returns whether it did."""
         at = progress.redelivery
         if at is None or at.done:
             if not self.redeliver or (at is not None and self.redeliver <= at.id):
@@ -517,7 +515,7 @@ class AppenderWorker:
     # --- waiting -------------------------------------------------------------------------
 
     async def _patiently(self, call: Callable[[], Any]) -> Any:
-        """What the call gives, once the store answers."""
+        """Returns the result of the call, once the store answers."""
         while True:
             try:
                 return await call()

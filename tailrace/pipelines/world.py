@@ -1,4 +1,7 @@
-"""What a process of pipelines works with: the store, the partitions, and who it is."""
+"""The parameters of a process of pipelines: its settings, store, partitions and identity.
+
+`World` has all of them.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from tailrace.pipelines.sources.segments import SegmentFeed
 from tailrace.pipelines.sources.service import ServiceClient, ServiceSegments
 from tailrace.pipelines.sources.stored import StoredSegments
 
-# The settings of `tailrace pipelines`: the store's, and its own part of the shared file.
+# The settings of `tailrace pipelines`: those of the store, and its own part of the shared file.
 
 
 class PipelinesSettings(StoreSettings):
@@ -53,7 +56,7 @@ _SHARDS: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What a process works with."""
+    """The parts with which a process works."""
 
     store: ObjectStore
     table: Table
@@ -123,7 +126,7 @@ async def open_world(settings: PipelinesSettings) -> AsyncIterator[World]:
             lock.release()
 
 
-# How far the appenders are, from what is stored: no process needs to be asked.
+# The status of appenders, read from the store: no process needs to be asked.
 
 
 async def rows(world: World, names: Sequence[str]) -> list[dict[str, Any]]:

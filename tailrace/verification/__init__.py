@@ -8,8 +8,8 @@
     table     files, log and checkpoints of the table
     state     small objects of all other kinds
     compare   the statements that compare copies of lines
-    remembered  what an earlier verification found sound
+    remembered  the sound parts of an earlier verification
 
 One segment, one range of text and the memory limit of DuckDB bound the memory; DuckDB spills the
-rest. Of a line it keeps id, position and hash, and never the message.
+rest. For each line it keeps id, position and hash, and never the message.
 """

@@ -1,13 +1,13 @@
 """Compares lines with the copies in segments and table: one statement for many lines.
 
 `copies` are the records of some runs' texts, or of a journal file, as (fqn, run_id, ulid, pos,
-hash of the message, writer). `stored` is what table and segments have of the same runs:
-table, and segments above its marks. Both are temporary tables of DuckDB, which keeps them
-within its memory limit and spills the rest.
+hash of the message, writer). `stored` are the records of the same runs in the table, and in
+segments above its marks. Both are temporary tables of DuckDB, which keeps them within its memory
+limit and spills the rest.
 
 A line is deleted if its ULID is at or below the deletion of its run or pipeline, or the
 generation of its manifest. Positions are compared only in runs that one node wrote: of a
-line that came by way of two, the table keeps one copy.
+line that two nodes received, the table keeps one copy.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LIVE: Final = (
     " AND NOT EXISTS (SELECT 1 FROM deleted_pipelines d WHERE d.fqn = r.fqn AND r.ulid <= d.t)"
 )
 _SAME: Final = "{0}.fqn = {1}.fqn AND {0}.run_id = {1}.run_id AND {0}.ulid = {1}.ulid"
-# Each gives of a run: how many lines, the lowest ULID of them.
+# Each statement returns for each run the number of lines and their lowest ULID.
 _PER_RUN: Final = "SELECT r.fqn, r.run_id, count(*), min(r.ulid) FROM {} GROUP BY ALL ORDER BY ALL"
 _NOT_STORED: Final = _PER_RUN.format(
     f"copies r WHERE r.writer <> '{WRITER}' AND r.ulid >= $kept AND {LIVE} AND NOT EXISTS"  # noqa: S608
@@ -74,10 +74,10 @@ _NOT_IN_TEXT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class StoredLines:
-    """Where the lines are: addresses of table files, and of segments above the table's marks.
+    """The places of the lines: addresses of table files, and of segments above the table's marks.
 
-    `fresh` segments are above the watermarks, so their lines need not be in texts yet. Below
-    the ULID `kept` the retention took the table's hours.
+    `fresh` segments are above the watermarks, so their lines need not be in texts yet. Below the
+    ULID `kept` the retention took the table's hours.
     """
 
     table: Sequence[str]
@@ -88,7 +88,7 @@ class StoredLines:
 
 @dataclass(slots=True)
 class Comparison:
-    """The runs of one group, their copies, and what came of comparing them."""
+    """The runs of one group, their copies, and the result of comparing them."""
 
     database: Database
     findings: Findings
@@ -147,7 +147,7 @@ class Comparison:
         return not self._names
 
     def load(self, stored: StoredLines, deletions: Iterable[Deletion]) -> None:
-        """Reads what is stored of the runs. Raises `Damaged` if a file is gone or unreadable."""
+        """Reads the stored records of the runs. Raises `Damaged` for a file that cannot be read."""
         self._insert()
         rows = [(*key, *flags) for key, flags in self._names.items()]
         self.database.hold("names", _table(_RUNS, rows))

@@ -1,7 +1,7 @@
-"""The faults that a verification finds, with their places, and the number of things compared.
+"""The faults of a verification, with their places, and counts; text split into records.
 
-A fault is said when it is found, and only counted afterwards: memory does not grow with
-their number. Its `kind` is for programs, its `place` a key, a path or a run.
+A fault is reported when it is found, and only counted afterwards: memory does not grow with their
+number. Its `kind` is for programs, its `place` a key, a path or a run.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ KINDS: tuple[str, ...] = get_args(Kind)
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that is wrong; `lines` is how many lines it concerns, 0 if nobody can tell."""
+    """One fault; `lines` is the number of lines that it concerns, 0 if unknown."""
 
     kind: Kind
     place: str
@@ -70,7 +70,7 @@ class Fault:
 
 @dataclass(slots=True)
 class Findings:
-    """Where faults go. `report` is called once for each; `progress` with what is being done."""
+    """Collects faults. `report` is called once for each; `progress` with the present step."""
 
     report: Callable[[Fault], None]
     progress: Callable[[str, int], None] = lambda _what, _count: None
@@ -92,7 +92,7 @@ class Findings:
         self.progress(what, self.compared[what])
 
     def note(self, sentence: str) -> None:
-        """Says what was not looked at, and why, or what is no fault and yet worth knowing."""
+        """Reports a part that was not checked, with the reason, or a remark that is no fault."""
         self.notes.append(sentence)
 
     @property
@@ -116,11 +116,11 @@ def place_of(key: RunKey) -> str:
     return run_place(key.fqn, key.run)
 
 
-# Splits a range of text into records: their ids, positions and messages, without a loop.
+# The records of a range of text: their ids, positions and messages, without a loop.
 #
-# Where a block's lines are its records each line end ends a record; a block that is one record
-# with newlines in it ends once. A record's number within its batch is the distance of its
-# position from that of the batch's first record.
+# If a block's lines are its records, each line end ends a record; a block that is one record with
+# newlines in it ends once. A record's number within its batch is the distance of its position from
+# that of the batch's first record.
 
 
 Ints = NDArray[np.int64]
@@ -129,9 +129,9 @@ Ints = NDArray[np.int64]
 def records(blocks: Blocks, text: bytes, starts: Ints) -> pa.Table:
     """`ulid`, `pos`, `block` and `message` (binary, without its last newline) of each record.
 
-    `text` is that of the blocks, one after another; `starts` is each one's batch's first
-    position. Blocks of which nobody knows where records end are left out. Raises `Damaged`
-    if the text has other lines than the blocks say.
+    `text` is that of the blocks, one after another; `starts` has the first position of each block's
+    batch. Blocks whose record boundaries are unknown are left out. Raises `Damaged` if the text has
+    other lines than the blocks say.
     """
     sizes = blocks["size"].astype(np.int64)
     bounds = np.cumsum(sizes)
@@ -159,14 +159,14 @@ def records(blocks: Blocks, text: bytes, starts: Ints) -> pa.Table:
 
 
 def _begins(ends: Ints, owner: Ints, bounds: Ints, sizes: Ints) -> Ints:
-    """Where each record begins: behind the one before it, or with its block."""
+    """The begin of each record: after the one before it, or with its block."""
     before = np.concatenate((np.zeros(1, np.int64), ends[:-1])) if len(ends) else ends
     begins: Ints = np.maximum(before, (bounds - sizes)[owner])
     return begins
 
 
 def _messages(text: bytes, begins: Ints, ends: Ints) -> pa.Array:
-    # Every second item is a message with its newline; what lies between is nobody's.
+    # Every second item is a message with its newline; the bytes between belong to no record.
     edges = np.empty(2 * len(ends) + 1, np.int64)
     edges[0:-1:2], edges[1::2] = begins, ends
     edges[-1] = len(text)

@@ -3,7 +3,7 @@
 Faults are judged as at a start (`service.journal.recovery`): damage, files that are no journal,
 and gaps in positions of lines that are in no segment. A range that no sync is known to have
 covered is a note. Lines of confirmed segments are given file by file and run by run, to be compared
-with what the store has of them.
+with their copies in the store.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class JournalCheck:
 
     @property
     def state(self) -> JournalState | None:
-        """What the files say of segments, once they were read."""
+        """The state of segments according to the files, once they were read."""
         return self._reading.replay.state
 
     @property

@@ -1,4 +1,4 @@
-"""What an earlier verification found sound, in a file, so that the next one reads what changed.
+"""The sound parts of an earlier verification, in a file, so that the next one reads only changes.
 
     {"format": 1}
     ["tile", stamp]                               of some hours of the table, in any order
@@ -6,11 +6,11 @@
     {"check": hash of all bytes before}
 
 A stamp is a hash of the keys, sizes, ETags and times of all objects of a run, or of the table files
-of a tile and their skip indexes, as they were listed before they were read. What has another stamp
-now is read again. So is all that a damaged file, or one of another format, names.
+of a tile and their skip indexes, as they were listed before they were read. A run or tile with
+another stamp is read again. If the file is damaged, or has another format, everything is.
 
-Some of what did not change is read again as well: the sample. In it bits are found that changed on
-a disk, under a file whose size and time are as they were.
+A part of the unchanged data is read again as well: the sample. It finds bits that changed on a
+disk, in a file whose size and time did not change.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def stamp_of(objects: Iterable[ObjectInfo]) -> str:
 
 
 class Remembered:
-    """The memory of one verification: what it may pass over, and what it found sound itself.
+    """The memory of one verification: the parts it may pass over, and those it found sound itself.
 
-    `sample` is the share of what did not change that is read again, from 0 to 1. Runs are asked for
+    `sample` is the share of the unchanged parts that is read again, from 0 to 1. Runs are requested
     and kept in order of their manifests' keys.
     """
 
@@ -103,7 +103,7 @@ class Remembered:
         return ""
 
     def run(self, manifest: str) -> SoundRun | None:
-        """What is known of the run with that manifest; None also if it is in the sample."""
+        """The stored entry of the run with that manifest; None also if it is in the sample."""
         self._pass_over(manifest)
         if self._next is None or self._next[1] != manifest:
             return None
@@ -184,10 +184,10 @@ class Remembered:
 
 
 class ChangesSince:
-    """What changed in one store since the last verification.
+    """The changes in one store since the last verification.
 
-    A run is read again if an object of it changed, or if a file of the table that changed, or a
-    segment, has a line of it. So a line that came and is in no text is found.
+    A run is read again if an object of it changed, or if a changed file of the table, or a segment,
+    has a line of it. So a new line that is in no text is found.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ _DAY_MS = 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class CheckedRecords:
-    """Some records of a run (`records`), and who wrote each (`writer`)."""
+    """Some records of a run (`records`), and the writer of each (`writer`)."""
 
     key: RunKey
     records: pa.Table
@@ -203,7 +203,7 @@ class Texts:
 
 
 class _Text(Damaged):
-    """The text, not its index, is what is wrong."""
+    """The text, not its index, is wrong."""
 
 
 def _wrong(manifest: Manifest, chunk: Chunk, text: ObjectInfo | None) -> str:
@@ -256,7 +256,7 @@ def _recorded(
 
 
 class _ReadBatch:
-    """The batch that is read: its blocks come one after another, and may be in many stretches."""
+    """The batch that is read: its blocks come in sequence, perhaps in several stretches."""
 
     def __init__(self, place: str, findings: Findings) -> None:
         self._place = place

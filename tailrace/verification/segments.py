@@ -1,8 +1,8 @@
-"""The segments in the store: each one's bytes are read and checked once, when it is first seen.
+"""The segments in the store: each is read and checked once, when it is first seen; repairs.
 
-A node's numbers have no gaps from its lowest kept one on (`low` of its watermark), or from
-the first that is there if segments were removed. Positions of a node are never used twice.
-What is kept of a segment is where it is and the ULIDs between which its lines are.
+A node's numbers have no gaps from its lowest kept one on (`low` of its watermark), or from the
+first existing one if segments were removed. Positions of a node are never used twice. For each
+segment its place and the range of its lines' ULIDs are kept. `Repair` repairs segments.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from tailrace.verification.findings import Findings
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A segment that reads well; `low` and `high` are its first and last ULID, as text."""
+    """A segment that can be read; `low` and `high` are its first and last ULID, as text."""
 
     node: str
     seq: int
@@ -95,7 +95,7 @@ class VerifiedSegments:
             return None  # reported with all state objects
 
     async def refresh(self) -> None:
-        """Lists again and checks what is new. Raises `StoreUnavailable`."""
+        """Lists again and checks new segments. Raises `StoreUnavailable`."""
         listed: set[str] = set()
         for node in await nodes_of(self.store):
             segments = await segments_of(self.store, node)
@@ -225,13 +225,13 @@ def _whole(store: ObjectStore, segment: ListedSegment, footer: Footer) -> Whole:
     )
 
 
-# Repairing segments: damage is quarantined, and what reads well again is brought back.
+# Repairs: damaged segments are quarantined, and segments that can be read again are restored.
 #
 # Nothing is deleted but a marker, and that last. A segment that was quarantined counted as empty,
-# so the table's mark may have passed it: then its lines are added to the table first, those that
-# it has not yet, in a commit that moves no mark. Killed in between, it is done again, and adds
-# nothing twice. Its lines come into a run's text only if the watermark has not passed it; what is
-# not there is reported as a fault of the run.
+# so the table's mark may have passed it: then those of its lines that the table lacks are added to
+# it first, in a commit that moves no mark. After a crash in between, the repair is done again, and
+# adds nothing twice. Its lines come into a run's text only if the watermark has not passed it;
+# missing lines are reported as a fault of the run.
 
 
 _HOUR_MS = 3_600_000

@@ -1,4 +1,4 @@
-"""The state objects of a store: reads each, names what is damaged, and restores what it can.
+"""The state objects of a store: reads each, names damaged ones, and restores them if possible.
 
 A change of a single bit is undone, whatever the object. Otherwise a watermark is computed from
 table and segments, a run's deletion is written again from its key, and so is the marker of a

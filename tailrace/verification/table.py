@@ -1,13 +1,13 @@
-"""Verifies the table: its files exist, each line is in it once, and its statistics are true.
+"""Verifies the table: its files exist, each line is in it once, its statistics and log are right.
 
-It is looked at in tiles, whole hours one after another up to `TILE_BYTES` of files: a line's
-hour is that of its ULID, so a copy of a line can only be in the same tile. Between two tiles
-no ULID is left out, so that lines are found missing of which the table has no hour at all.
+The table is checked in tiles, whole hours one after another up to `TILE_BYTES` of files: a line's
+hour is that of its ULID, so a copy of a line can only be in the same tile. Tiles leave out no ULID
+between them, so that missing lines are found even if the table lacks their whole hour.
 
-Segments at or below the table's mark must have each line that is not deleted in the table,
-with the same message; in runs that one node wrote, with the same position, time, level,
-connector and attributes. Lines of hours that the retention took need not be there. Segments that
-were consumed and removed cannot be compared.
+Every line of the segments at or below the table's mark that is not deleted must be in the table,
+with the same message; in runs that one node wrote, with the same position, time, level, connector
+and attributes. Lines of hours that the retention took may be missing. Segments that were consumed
+and removed cannot be compared.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from tailrace.verification.compare import LIVE
 from tailrace.verification.findings import Findings, Kind, run_place
 from tailrace.verification.segments import Whole
 
-# Checks files of the table, each once: whether it exists and is as written, and its skip index.
+# Table files, each checked once: whether it exists, its bytes, and its skip index.
 #
 # Each page is compared with its CRC, and the bounds in a file's footer with the values, since
 # readers skip row groups by them.
 #
-# A skip index is optional, and a damaged one costs speed alone, since searches then read its file
-# whole. One that is whole and wrong would hide lines from searches, so each is built again and
+# A skip index is optional, and a damaged one costs speed alone, since searches then read its whole
+# file. One that is whole and wrong would hide lines from searches, so each is built again and
 # compared.
 
 
@@ -201,7 +201,7 @@ _NO_VALUES: Final[Mapping[str, Any]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class HourRange:
-    """Some hours' files, and the ULIDs for which they stand, inclusive, as text."""
+    """The files of some hours, and the range of ULIDs that they cover, inclusive, as text."""
 
     files: tuple[TableFile, ...]
     low: str
@@ -214,7 +214,7 @@ class HourRange:
 
 @dataclass(frozen=True, slots=True)
 class SegmentsByCondition:
-    """Segments by what must hold of them; one may be in several."""
+    """Segments by the condition that must hold for them; one may be in several."""
 
     held: Sequence[Whole]  # at or below the table's marks
     settled: Sequence[Whole]  # at or below the watermarks
@@ -349,10 +349,10 @@ class TableCheck:
             yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
-# Checks the files of the table's log, so that a log that does not read is named by its object.
+# Files of the table's log, so that a log that cannot be read is named by its object.
 #
-# Entries have their number of actions, and a checkpoint is a Parquet file. What they say of the
-# table's files is compared with these files (`TableCheck`).
+# Entries have their number of actions, and a checkpoint is a Parquet file. Their statements about
+# the table's files are compared with these files (`TableCheck`).
 
 
 _FOLDER: Final = f"{keys.TABLE}/{LOG}/"

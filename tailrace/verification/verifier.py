@@ -2,10 +2,10 @@
 
     per group of runs:   watermarks ─► manifests, chunks ─► segments ─► table ─► deletions
 
-is the way that lines move, so that a line which moves meanwhile is seen at least once, and
-a line that need not be somewhere yet is known to be one: it is in a segment above the text
-mark. A group is some runs up to `GROUP_BYTES` of text, so that no group takes as long as
-segments are kept after they were consumed.
+Lines move in this order, so a line that moves meanwhile is seen at least once. A line that need not
+be somewhere yet is recognised: it is in a segment above the text mark. A group is some runs up to
+`GROUP_BYTES` of text, so that no group takes longer than segments are kept after they were
+consumed.
 """
 
 from __future__ import annotations
@@ -420,7 +420,7 @@ def _meets(bounds: tuple[str, str], low: str, high: str) -> bool:
     return bounds[0] <= high and bounds[1] >= low
 
 
-# Opens a store from settings, and verifies it: a folder or a place on S3.
+# Opens a store from settings, a folder or a place on S3, and verifies it.
 
 
 _SPILL_BYTES: Final = 64 << 30

@@ -74,7 +74,8 @@ def test_a_queue_belongs_to_one_process_until_that_has_ended(tmp_path: Path) -> 
     queue.append(written(RECORDS), ids)
     queue.closing = Closing("failed")
     code = (
-        "import sys; from tailrace_client.spool import SpoolQueue; q = SpoolQueue.take_over(sys.argv[1]);"
+        "import sys; from tailrace_client.spool import SpoolQueue\n"
+        "q = SpoolQueue.take_over(sys.argv[1])\n"
         "print(q and (q.target, [b[:2] for b in q.sealed()], q.closing))"
     )
     command = [sys.executable, "-c", code, queue.path]

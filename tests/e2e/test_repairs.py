@@ -27,5 +27,5 @@ def test_a_service_that_repaired_a_log_is_not_ended_in_silence(tmp_path: Path) -
         logs.unlink()
         service.start()
         assert client.get(run_path(KEY, verb="download")).text == "a line\n"
-    with pytest.raises(AssertionError, match=r"nobody took .*: .*service\.runs\.repair"):
+    with pytest.raises(AssertionError, match=r"nobody took .*: .*service\.run_log\.repair"):
         service.stop()

@@ -1,10 +1,10 @@
-"""A partition as an item of the table, and where it stands in the index.
+"""A partition as an item of a DynamoDB table, its place in the index, and the table itself.
 
     attribute                   type  of a partition
     sourceIdentifier            S     source; `#` before one that begins with `#`
     sourcePartitionKey          S     key
     sourceStatusCombinationKey  S     index: `source|READY|n`, `source|WAITING`, `source|ASSIGNED`;
-                                      COMPLETED and FAILED have none, they are not looked for
+                                      COMPLETED and FAILED have none, no search looks for them
     partitionPriority           S     index: the order within, see below
     sourcePartitionStatus       S     status
     version                     S     version, a ULID
@@ -17,15 +17,16 @@
     expirationTime              N     TTL, seconds: on COMPLETED items only
     epoch, attempts, place, createdAt, endedAt, priority, lastError
 
-READY is what may be taken at any time from now on, by rank, in `SHARDS` parts by a hash of the
-key; WAITING what becomes free at a time to come, by that time; ASSIGNED goes by the end of its
-ownership. So one range of each says what is free now, and nothing that is not due is read.
+READY partitions may be taken at any time from now on; they are ordered by rank, in `SHARDS` parts
+by a hash of the key. WAITING partitions become free at a later time and are ordered by it; ASSIGNED
+ones by the end of their ownership. So one range of each has the partitions that are free now, and a
+search reads none that is not due.
 
 `partitionPriority` is text, as in upstream's tables, but orders as numbers do: the bits of a
 double, made to sort, in hexadecimal digits; then the tie-breakers of `Partition.order`.
 
-Items of the hash key `#sources` are none of these: one for each source that ever had a
-partition, with the counter of its epochs. They have no TTL and are never removed.
+Items with the hash key `#sources` are no partitions: each is for a source that ever had a
+partition, and holds the counter of its epochs. They have no TTL and are never removed.
 """
 
 from __future__ import annotations

@@ -1,13 +1,16 @@
 """Requests about one table: bounded retries, counters, and samples of the server's time.
 
-Between tries the client waits a random time of up to twice the previous bound, so that clients
-that were throttled together do not return together. A request that is throttled to the end
-raises `StoreUnavailable`: its answer is never empty, and it is never retried without bound.
+Between tries the client waits a random time of up to twice the previous bound, so that clients that
+were throttled together do not return together. A request that is throttled to the end raises
+`StoreUnavailable`: its answer is never empty, and it is never retried without bound.
 
-- `ask` is for what may be done twice: reads, and adding to a counter whose gaps do no harm;
-- `write` is for a conditional write. A try without an answer is made again: if the first
-  happened, the condition refuses the second and returns the item, whose version tells the
-  caller that the write was its own.
+- `ask` is for requests that may be made twice: reads, and adding to a counter whose gaps do no
+  harm;
+- `write` is for a conditional write. A try without an answer is made again: if the first happened,
+  the condition refuses the second and returns the item, whose version tells the caller that the
+  write was its own.
+
+`failure_of` classifies errors of DynamoDB and of the connection.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from tailrace.logstore.objects.store import DateSample
 
 # The meaning of DynamoDB's errors: the request did nothing, may have happened, or cannot succeed.
 #
-# Errors of the connection mean the same as on the way to S3.
+# Errors of the connection have the same meaning as for S3.
 
 
 _DONE_NOTHING: Final = frozenset(

@@ -1,8 +1,8 @@
-"""`PartitionStore` on a table of DynamoDB.
+"""`PartitionStore` on a table of DynamoDB, and `open_dynamodb`, which opens it from settings.
 
-All reads but those of `acquire` are consistent. `acquire` reads the index, which follows the
-table with a short delay, and decides by conditional writes. It may therefore miss a partition
-that was just made or changed, but it never gives out one that is not free.
+All reads but those of `acquire` are consistent. `acquire` reads the index, which follows the table
+with a short delay, and decides by conditional writes. It may therefore miss a partition that was
+just made or changed, but it never gives out one that is not free.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from tailrace.logstore.objects.s3.settings import S3Settings
 # Conditional writes of partitions, and of the counters of their epochs.
 #
 # Each version is a fresh ULID, so a write whose answer was lost can be recognised: the second try
-# is refused, and the item that it meets has the version that was to be written.
+# is refused, and the stored item has the version that was to be written.
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,23 +227,24 @@ def _name(verb: str, partition: Partition) -> str:
 # the counter of epochs, and `count` writes.
 #
 # With `random`, READY is one of `SHARDS` parts, chosen at random. Partitions to try are chosen at
-# random within each head too, at most half of them at a time. A worker that meets another keeps
-# what it won and asks for no more, so that workers seldom meet and then separate. Where one part
-# has too little, the others are searched.
+# random within each head too, at most half of them at a time. A worker that loses a race to another
+# keeps the leases that it won and asks for no more, so that workers seldom meet and then separate.
+# If one part has too few partitions, the others are searched.
 #
-# Without `random`, READY is all parts, and the order is that of `transitions.chosen`; but only
-# some hundreds of those WAITING and ASSIGNED partitions that were due first are compared.
+# Without `random`, READY is all parts, and the order is that of
+# `tailrace.coordination.partitions.chosen`; but only some hundreds of those WAITING and ASSIGNED
+# partitions that were due first are compared.
 #
-# A search returns what it won even if other parts of it failed. A search that won nothing and
-# failed raises.
+# A search returns the leases that it won even if other parts of it failed. A search that won
+# nothing and failed raises.
 #
 # The heads of the index's queues are partitions that are free. The index follows the table with a
-# delay, so an entry is a hint: the item may have another version by now, or be gone or not
-# visible yet. The conditional write on the version that was seen decides.
+# delay, so an entry is a hint: the item may have another version by now, or be gone or not visible
+# yet. The conditional write on the version that was seen decides.
 
 
 _FEWEST, _MOST = 64, 400
-# So many that a worker picks from for one that it wants: others pick at the same time.
+# The number of partitions from which a worker picks one: others pick at the same time.
 _ROOM: Final = 16
 
 
@@ -448,7 +449,7 @@ class Acquiring:
         return sorted(of, key=lambda _: self._entropy.getrandbits(32))
 
 
-# What one BatchGetItem may ask for.
+# The largest number of items in one BatchGetItem.
 _BATCH: Final = 100
 _LOOKS: Final = 5
 
@@ -498,7 +499,7 @@ class DynamoPartitions:
             self._registered.add(source)
         if not self._time.known:
             raise StoreUnavailable("the server's time is not known: its answers are too slow")
-        # So early that whoever looks now finds it free, by any knowledge of the time.
+        # So early that every process finds it free now, by any knowledge of the time.
         now_ms = self._time.at_least_ms()
         places: dict[str, Partition] = {}
         for place, one in enumerate(new):
@@ -675,7 +676,7 @@ def _of_source(source: str, after: str | None, *, hash_key: str | None = None) -
     return query
 
 
-# Opens the store of partitions in a table of DynamoDB from settings.
+# Opening the store from settings.
 #
 # The client is opened inside the running loop and closed with it. It sends each request once, as
 # the client of S3 does, for the same reason: the first try of a conditional write would make the

@@ -4,13 +4,13 @@
 
     format        1
     source        the source's name
-    shard, shards this shard's number, and how many the source has
-    epoch         the last that was given out here; it rises with every acquisition and never
+    shard, shards this shard's number, and the number of shards of the source
+    epoch         the last one that this shard gave out; it rises with every acquisition and never
                   falls, so epochs go on when a partition is deleted and made again. The object
                   is never removed
     version       the ULID of this write, so no two versions have equal bytes
     recent        the ULIDs of the last writes, this one last: a writer whose answer was lost
-                  finds its write here, also when others have written since
+                  finds its write in it, also when others have written since
     partitions    key: row
 
 A partition's shard is the XXH3 (64 bits) of its key's UTF-8 modulo `shards`. A row is a partition:
@@ -24,12 +24,15 @@ A partition's shard is the XXH3 (64 bits) of its key's UTF-8 modulo `shards`. A 
                     as in `tailrace.coordination.partitions`; left out if empty or 0
 
 Keys that this version does not know survive a rewrite, in a shard and in a row. Rows stay as they
-were parsed, dicts of plain values, which Python's garbage collector does not look at: there may be
-a million.
+were parsed, dicts of plain values, which Python's garbage collector does not look at: a process may
+hold a million of them.
 
 JSON is stored plain if it is small, so that people can read it, and otherwise compressed with zstd.
 A supplier writes large shards with each of its batches, and a worker with each acquisition.
 Compression reduces them to about a tenth.
+
+`Summary` tells without reading a shard whether it may have a free partition. Each `Operation`
+changes a `ShardEdit`, the next version of a shard.
 """
 
 from __future__ import annotations
@@ -307,8 +310,8 @@ def decompressed_bytes(body_bytes: int) -> int:
 
 # The summary of a shard's version, by which an acquire skips the shard without reading it.
 #
-# All times are milliseconds of the store's clock. A summary never says that nothing is free where
-# something is.
+# All times are milliseconds of the store's clock. A summary never says that no partition is free
+# while one is.
 
 
 NEVER_MS: Final = 1 << 62
@@ -316,7 +319,7 @@ NEVER_MS: Final = 1 << 62
 _FREE: Final = frozenset({Status.UNASSIGNED.value, Status.CLOSED.value})
 
 Due: TypeAlias = tuple[bool, tuple[float, int, int, str]]
-"""What `transitions.chosen` sorts by: left-behind ones first, then by order."""
+"""The sort key of `tailrace.coordination.partitions.chosen`: left-behind ones, then by order."""
 FIRST: Final[Due] = (False, (float("-inf"), 0, 0, ""))
 
 
@@ -395,7 +398,7 @@ def _summarized(shard: Shard, ageing_ms: int) -> Summary:
     )
 
 
-# The operations on a shard, and the edit that they change one after another.
+# Operations on a shard, and the edit that they change one after another.
 #
 # Each operation is decided against the current shard, repeatedly if needed. `decide` changes the
 # edit and returns the result, or raises `PreconditionFailed` or `NotFound` before it changed

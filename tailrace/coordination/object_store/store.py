@@ -1,7 +1,7 @@
-"""`PartitionStore` over an object store.
+"""`PartitionStore` over an object store: acquires partitions with few requests, lists them.
 
-A source has a fixed number of shards, each an object (`shard.py`). Processes that change one
-shard at the same time lose races, so there should be several times as many shards as workers.
+A source has a fixed number of shards, each an object (`shard.py`). Processes that change one shard
+at the same time lose races, so a source should have several times as many shards as workers.
 Changes that one process makes to one shard at the same time become one write.
 """
 
@@ -69,8 +69,7 @@ from tailrace.logstore.keys import decode
 from tailrace.logstore.objects.store import ObjectStore
 from tailrace.logstore.state import decode_checked, encode_checked
 
-# The object that describes a source of partitions:
-# `coordination/partitions/{source}/source.json`.
+# The object that describes a source of partitions: `coordination/partitions/{source}/source.json`.
 #
 #   format        1
 #   source        the source's name, since the key may hold only a hash of it
@@ -148,10 +147,10 @@ def decode_source(key: str, body: bytes) -> PartitionSource:
     return found
 
 
-# All shards of a source, and what one LIST tells about them.
+# The directory of a source's shards, from one LIST.
 #
-# A listing has every shard's ETag. A shard that did not change since it was read needs no
-# request, and a shard without an object has no partitions.
+# A listing has every shard's ETag. A shard that did not change since it was read needs no request,
+# and a shard without an object has no partitions.
 
 
 T = TypeVar("T")
@@ -259,7 +258,7 @@ def written(results: Sequence[U | BaseException]) -> list[U]:
         raise OutcomeUnknown(f"a part of it was written: {error}") from error
 
 
-# Acquiring partitions of a source with few requests and few conflicts of workers.
+# Acquiring partitions with few requests and few conflicts of workers.
 #
 # `RandomAcquire`: a worker tries its current shard first, then the others in a random order.
 #
@@ -267,14 +266,14 @@ def written(results: Sequence[U | BaseException]) -> list[U]:
 #   LIST; shards that may have something      a get of each that changed, a put where one is free
 #   races were lost and nothing was won       those shards once more, with retries
 #
-# If nothing is free and nothing changed, the acquire costs that LIST alone. Each worker visits
-# all shards in an order of its own. It stays at a shard as long as the shard has free partitions,
-# so that its next acquire needs no read, but at most for `STAY_SECONDS`, so that partitions in
-# other shards do not wait for ever. It leaves a shard where it met another worker.
+# If nothing is free and nothing changed, the acquire costs that LIST alone. Each worker visits all
+# shards in an order of its own. It stays at a shard as long as the shard has free partitions, so
+# that its next acquire needs no read, but at most for `STAY_SECONDS`, so that partitions in other
+# shards do not wait for ever. It leaves a shard where it met another worker.
 #
-# `OrderedAcquire` keeps the one order of the whole source. Each shard's summary gives a lower
-# bound of the order of its partitions. Shards are read from the lowest bound on, until the
-# partitions that were found come before all remaining bounds.
+# `OrderedAcquire` keeps the one order of the whole source. Each shard's summary gives a lower bound
+# of the order of its partitions. Shards are read from the lowest bound on, until the partitions
+# read so far come before all remaining bounds.
 
 
 STAY_SECONDS: Final = 10.0
@@ -521,8 +520,8 @@ def _pick(one: Partition, shard: int, claim: Claim) -> _Pick:
 
 # Pages of partitions in the order of keys, although each shard has a part of all keys.
 #
-#   first page     all shards are read; as many of the rows behind the page as fit into their
-#                  part of the memory are kept, as JSON
+#   first page     all shards are read; rows after the page are kept as JSON, as many as fit into
+#                  their part of the memory
 #   next pages     one LIST; only those shards are read again that changed
 #   end of rows    all shards are read again
 #
@@ -552,7 +551,7 @@ class _Row(NamedTuple):
 
 @dataclass(frozen=True)
 class _Ahead:
-    """All rows of a source with a status from behind the key `start` up to the key `end`."""
+    """All rows of a source with a status, from after the key `start` up to the key `end`."""
 
     source: str
     status: Status | None

@@ -5,10 +5,10 @@
                                  ▲                               │ 412: another process wrote
                                  └───────── get ◄────────────────┘ unclear: is our ULID in it?
 
-The shard that this process wrote is kept with its ETag, so the next write needs no read. A
-result that was decided on a kept shard and needs no write is returned only if that shard was
-certainly still the newest after the operation was submitted. Moments (`Moments`) tell this:
-they count events in this process.
+The shard that this process wrote is kept with its ETag, so the next write needs no read. A result
+that was decided on a kept shard and needs no write is returned only if that shard was certainly
+still the newest after the operation was submitted. Moments (`Moments`) tell this: they count events
+in this process. `RowCache` bounds the memory of shards.
 """
 
 from __future__ import annotations
@@ -49,11 +49,12 @@ from tailrace.logstore.errors import (
 )
 from tailrace.logstore.objects.store import ObjectInfo, ObjectStore
 
-# The memory that shards may take: those that are kept, and those that are being worked on.
+# The memory of shards: those that are kept, and those that are being worked on.
 #
-# kept        the shards used last; others drop their rows as soon as memory is needed
-# in work     shards being read or written, with their memory reserved: as many as fit into half
-#             of the limit, or one that needs more
+# kept: the shards used last; others drop their rows as soon as memory is needed.
+#
+# in work: shards being read or written, with their memory reserved: as many as fit into half of the
+# limit, or one that needs more.
 
 
 EXPANSION: Final = 5
@@ -204,7 +205,7 @@ class ShardWriter:
         self._group: list[_WaitingWrite] = []
         self._task: asyncio.Task[None] | None = None
 
-    # --- what is known ---------------------------------------------------------------
+    # --- the known shard -------------------------------------------------------------
 
     def summary(self, ageing_ms: int | None = None) -> Summary | None:
         """The summary of the newest known version; None if it must be read. Raises `Damaged`.

@@ -24,7 +24,7 @@ M = TypeVar("M", bound=BaseModel)
 _RECEIVER = re.compile(r"file_?log(?:/(.+))?", re.DOTALL)
 _AS_COLLECTORS = re.compile(r"\$\{env:")
 _LISTED = "The keys are listed in docs/forwarder-reference.md."
-# Keys of a collector's file, and what stands in their place here.
+# Keys of a collector's file, and the keys that replace them in ours.
 _ELSEWHERE = {
     "exporters": "The forwarder sends to `targets`.",
     "processors": "The forwarder has no processors; `operators` parse entries.",

@@ -1,7 +1,8 @@
-"""What is read, and how: one receiver of OpenTelemetry's, `file_log`, with its keys and defaults.
+"""The forwarder's configuration: sources (receivers), their operators, and the targets.
 
-Keys that OpenTelemetry does not have stand at the end of each section. Where a default or a meaning
-differs, the `otel` of the key says how; the reference page is made of these.
+A source is OpenTelemetry's receiver `file_log`, with its keys and defaults. Keys that OpenTelemetry
+does not have are last in each section. If a default or a meaning differs, the `otel` of the key
+says how; the reference page is generated from these classes.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from tailrace.forwarder.operators.times import time_parser
 
 # Operators that parse entries: those of OpenTelemetry that the forwarder has, with their keys.
 #
-# An operator it does not have is refused by name. Operators run one after the other as they are
-# listed, so `output` is not needed; `id` is accepted.
+# An unsupported operator is refused by name. Operators run one after the other as they are listed,
+# so `output` is not needed; `id` is accepted.
 
 
 SUPPORTED = (
@@ -253,7 +254,7 @@ class SortBy(ConfigSection):
 
 
 class OrderingCriteria(ConfigSection):
-    """Which of the matching files are read, by what their paths say."""
+    """The matching files that are read, selected by their paths."""
 
     regex: Regex | None = key(None, "applied to the path; its named groups are sorted by")
     group_by: Regex | None = key(
@@ -511,7 +512,7 @@ class FileSource(ConfigSection):
         return value
 
 
-# The whole configuration: where to, where the state is kept, and the sources.
+# The whole configuration: the targets, the folder of the state, and the sources.
 
 
 Durability = Literal["", "fast", "durable", "bulk"]
@@ -550,7 +551,7 @@ class RetryTimes(ConfigSection):
 
 
 class Forwarder(ConfigSection):
-    """What `tailrace forward --config` is told."""
+    """The configuration of `tailrace forward --config`."""
 
     targets: Texts = key(
         ..., "services, each with the same store: `host:port`, `https://host`, `srv+http://name`"

@@ -1,15 +1,18 @@
-"""The queues of files, and the threads that send what is in them.
+"""The queues of files, and the threads that send their requests.
 
     submit(), ask(), close_run()  ─►  a queue for each file  ─►  sender threads  ─►  on_verdict()
 
 Invariants:
-- Of one file, one request is on its way at a time, in the order in which they were submitted. So
-  batches arrive in the order of the file, and a run is closed behind its last batch.
-- Each request has one verdict, however long it takes; none comes after `stop` has returned.
-- A request that fails with what may be its own fault rests, and other files go on meanwhile.
 
-`on_verdict` is called by sender threads. What it raises ends the delivery, and is raised again by
-the next call.
+- Of one file, one request is on its way at a time, in the order in which they were submitted. So
+  batches arrive in the order of the file, and a run is closed after its last batch.
+- Each request has one verdict, however long it takes; none comes after `stop` has returned.
+- If a request fails, perhaps by its own fault, it waits, and other files go on meanwhile.
+
+Sender threads call `on_verdict`. An exception that it raises ends the delivery; the next call
+raises it again.
+
+`open_delivery`, `open_pool` and `open_service` make the parts from the configuration.
 """
 
 from __future__ import annotations
@@ -52,7 +55,7 @@ _AWAKE_SECONDS = 60.0
 
 @dataclass(slots=True)
 class DeliveryCounts:
-    """What the delivery did. Numbers only grow."""
+    """Counters of the delivery. They only grow."""
 
     requests: int = 0
     retries: int = 0
@@ -141,7 +144,7 @@ class BatchDelivery:
         started_ms: int | None = None,
         ended_ms: int | None = None,
     ) -> None:
-        """Closes a run, behind what was submitted for the file."""
+        """Closes a run, after everything that was submitted for the file."""
         self._put(CloseRun(file, fqn, run, outcome, started_ms, ended_ms))
 
     @property
@@ -293,7 +296,7 @@ class BatchDelivery:
                 self._emptied.notify_all()
 
 
-# Compression of bodies on their way: `Content-Encoding`. What is stored is the same without it.
+# Compression of bodies in transit: `Content-Encoding`. The stored bytes are the same without it.
 
 
 BodyEncoding = Literal["", "gzip", "zstd"]
@@ -325,7 +328,7 @@ def _if_worth(body: bytes, name: str, compress: Callable[[], bytes]) -> tuple[by
     return (body, "") if len(body) < _FROM_BYTES else (compress(), name)
 
 
-# A delivery made of what the configuration says.
+# Deliveries made from the configuration.
 
 
 _TIMEOUT_SECONDS = 30.0

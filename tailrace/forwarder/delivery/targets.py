@@ -1,4 +1,4 @@
-"""Where the services are: targets as the configuration names them, and what their names stand for.
+"""The services: targets, their addresses, the place in use, the token, and one request.
 
 | target | stands for |
 | --- | --- |
@@ -6,8 +6,10 @@
 | `http://host:port`, `https://host/path` | each address of the host; the path is one of a proxy |
 | `srv+http://name`, `srv+https://name` | each address of each host of its SRV records |
 
-All targets have the same store. A host whose name has several addresses counts as so many places.
+All targets have the same store. A host whose name has several addresses counts as several places.
 The `Host` header and the name that a certificate must have are the host's, not the address.
+
+`Pool` chooses the place for a request, and `perform` makes a request once.
 """
 
 from __future__ import annotations
@@ -110,7 +112,7 @@ def parse_target(text: str) -> DeliveryTarget:
 def addresses_of(
     target: DeliveryTarget, resolver: Resolver, dice: Entropy
 ) -> Iterator[TargetAddress]:
-    """Where a target is now, in the order in which to try. Raises `OSError`."""
+    """Returns the present addresses of a target, in the order in which to try. Raises `OSError`."""
     if not target.srv:
         yield from _of_host(target, target.host, target.port, resolver, dice)
         return
@@ -176,12 +178,12 @@ class SystemResolver:
         ]
 
 
-# Which of several places is used now: one, until it fails; then the next that may be asked.
+# The place in use: one of several, until it fails; then the next that may be asked.
 #
-# The order is drawn once. Whoever fails rests for a pause that doubles with each failure, and at
-# least as long as it asked for; meanwhile the others are asked. Names are looked up when the
-# first request is made, and again after each failure, so that a service that moved is found.
-# While names cannot be looked up, the places that were known before stay.
+# The order is drawn once. A place that fails rests for a pause that doubles with each failure, and
+# at least as long as it asked for; meanwhile the others are asked. Names are looked up when the
+# first request is made, and again after each failure, so that a service that moved is found. While
+# names cannot be looked up, the places that were known before stay.
 #
 # For several threads.
 
@@ -376,7 +378,7 @@ def _shown(address: TargetAddress) -> str:
     )
 
 
-# The token of the services: given, or read from a file that may be replaced while we run.
+# The token of the services: given, or read from a file that may be replaced during the run.
 
 
 _FIELD: Final = "token_file"
@@ -403,21 +405,20 @@ class Token:
             return found != before
 
 
-# What is asked of the delivery, and what comes back.
+# Requests to the delivery, and their verdicts.
 #
-# A verdict is definite: while the service is away, refuses for now or does not know the token,
-# there is none, and the request is made again.
+# A verdict is definite. While the service is away, refuses for now or does not know the token, no
+# verdict is given, and the request is made again.
 #
-# | kind | what the service did | what the engine does |
-# | --- | --- | --- |
-# | `acknowledged` | stored the batch; `duplicate`: had it already | moves the checkpoint |
-# | `deleted` | deleted the run, up to this id | drops it, or sends it as `next_batch` if read since
-# |
-# | `conflict` | has other bytes under this id | stops the file with an alarm; tries later |
-# | `refused` | does not take this body | stops the file with an alarm; tries later |
-# | `renew` | refuses the id's time, and the run lacks the batch | sends the bytes under a new id |
-# | `present`, `missing` | answered whether the run has a batch | as after a crash |
-# | `closed` | closed the run | |
+#   | kind | the service … | the engine … |
+#   | --- | --- | --- |
+#   | `acknowledged` | stored the batch; `duplicate`: had it already | moves the checkpoint |
+#   | `deleted` | deleted the run, up to this id | drops it; if read since, sends `next_batch` |
+#   | `conflict` | has other bytes under this id | stops the file with an alarm; tries later |
+#   | `refused` | does not take this body | stops the file with an alarm; tries later |
+#   | `renew` | refuses the id's time, and the run lacks the batch | sends it under a new id |
+#   | `present`, `missing` | answered whether the run has a batch | as after a crash |
+#   | `closed` | closed the run | |
 
 
 VerdictKind = Literal[
@@ -453,7 +454,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class CloseRun:
-    """A run that is to be closed behind what was submitted for its file."""
+    """A run that is to be closed after all that was submitted for its file."""
 
     file: str
     fqn: str
@@ -466,12 +467,12 @@ class CloseRun:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of a request about `batch`, which is empty for the closing of a run.
+    """The outcome of a request about `batch`, which is empty for the closing of a run.
 
     `reason` also says what a service that acknowledged lacks. `service_ms` is the service's clock,
-    if it refused the id and said its own. `moment_ms` is when the run was deleted, by the client's
-    `system.steady_ms`, and `next_batch` the id for what was read since; a service of an earlier
-    version says neither.
+    if it refused the id and reported its time. `moment_ms` is the time of the run's deletion by the
+    client's `system.steady_ms`, and `next_batch` the id for lines read since; a service of an
+    earlier version sends neither.
     """
 
     kind: VerdictKind
@@ -488,17 +489,17 @@ Task = Shipment | Question | CloseRun
 
 # One request about a batch or a run, to one service, once.
 #
-# | answer | what it means |
-# | --- | --- |
-# | 200, also as a duplicate | `acknowledged` |
-# | 415 to lines with `Tailrace-Attributes` | they go as records, at once |
-# | no answer, 408, 425, 429, 502, 503, 504, 507 | `Again`: this place is to rest |
-# | another 5xx | `Again`: this request is to rest; others may go |
-# | 401, 403, 404, 421, a redirect | `Again`: the token or the address is wrong; it is said |
-# | another refusal that is not the service's own (a proxy's) | the same |
-# | `batch-too-old`, `batch-from-the-future` | the run is asked for it: `acknowledged`, or `renew` |
-# | `batch-from-the-future` to an id that a service gave | `Again`: the node knows of no deletion |
-# | `run-deleted`, `batch-conflict`, any other refusal | `deleted`, `conflict`, `refused` |
+#   | answer | meaning |
+#   | --- | --- |
+#   | 200, also as a duplicate | `acknowledged` |
+#   | 415 to lines with `Tailrace-Attributes` | they go as records, at once |
+#   | no answer, 408, 425, 429, 502, 503, 504, 507 | `Again`: this place has to rest |
+#   | another 5xx | `Again`: this request has to rest; others may go |
+#   | 401, 403, 404, 421, a redirect | `Again`: the token or the address is wrong; it is reported |
+#   | another refusal that is not the service's own (a proxy's) | the same |
+#   | `batch-too-old`, `batch-from-the-future` | ask the run for it: `acknowledged`, or `renew` |
+#   | `batch-from-the-future` to an id from a service | `Again`: the node knows of no deletion |
+#   | `run-deleted`, `batch-conflict`, any other refusal | `deleted`, `conflict`, `refused` |
 
 
 _TYPES = {"text/plain": TEXT, "application/x-ndjson": RECORDS}
@@ -511,9 +512,9 @@ _PLACE = frozenset({0, 408, 425, 429, 502, 503, 504, 507})
 
 
 class Again(Exception):
-    """The request is to be made again, at another place or later.
+    """The request has to be made again, at another place or later.
 
-    `of_place`: nothing is to be asked of this place for a while. `token`: it was refused.
+    `of_place`: nothing is asked of this place for a while. `token`: it was refused.
     """
 
     def __init__(self, error: errors.TailraceError) -> None:

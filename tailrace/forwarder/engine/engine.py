@@ -1,7 +1,8 @@
-"""The loop: looks for files, reads a piece of each, saves, sends, takes what came of it.
+"""The loop: looks for files, reads a piece of each, saves, sends, handles verdicts.
 
-All state belongs to this one thread. Others (senders, hints, signals) leave a call in its inbox
-and wake it. A round reads for at most `_ROUND_SECONDS`, then saves and sends what it has.
+All state belongs to this one thread. Others (senders, hints, signals) leave a call in its inbox and
+wake it. A round reads for at most `_ROUND_SECONDS`, then saves and sends what it read.
+`FileLifecycle` decides when a file and its run are done.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tailrace.forwarder.files.finder import look
 from tailrace.forwarder.model import Stage
 from tailrace.logstore.errors import TailraceError, Unavailable
 
-# When a file is done, and what follows: its run is closed, its loss counted, it is forgotten.
+# The end of a file: its run is closed, its loss counted, it is forgotten.
 
 
 _STEP_SECONDS = 60.0
@@ -37,7 +38,7 @@ class FileLifecycle:
         self._wall_ahead = shared.clock.now_ms() / 1000 - shared.clock.monotonic()
 
     def review(self, file: Tracked, now: float) -> float:
-        """Does what is due for a file; the time at which it is to be looked at again."""
+        """Does the steps that are due for a file; returns the time of the next review."""
         if file.over:
             return inf
         source = self._shared.sources[file.source]
@@ -105,7 +106,7 @@ class FileLifecycle:
         return inf
 
     def _count_rest(self, file: Tracked) -> None:
-        """What was seen of a file and is nowhere any more, when all else of it is acknowledged."""
+        """Counts bytes that were seen but are missing now, after all else is acknowledged."""
         lost = file.content_end - file.cursor.offset
         if lost > 0:
             file.content_end = file.cursor.offset
@@ -186,7 +187,7 @@ _FORGET_SECONDS = 3600.0
 _CHECK_SECONDS = 10.0
 _REFUSED_SECONDS = 3600.0
 STORAGE_RETRY_SECONDS = 1.0
-# In a folder where something is renamed all the time, a new file waits no longer for a quiet scan.
+# If names in a folder change all the time, a new file waits no longer than this for a quiet scan.
 _UNSURE_SECONDS = 1.0
 
 
@@ -382,7 +383,7 @@ class ForwarderEngine:
         return self.sending.bytes < most
 
     def _may_begin(self, file: Tracked, now: float) -> bool:
-        """Whether everything that comes before this file is acknowledged."""
+        """Returns whether everything that precedes this file is acknowledged."""
         since = file.unsure_since
         if since is not None and file.unbegun and now - since < _UNSURE_SECONDS:
             return False
@@ -533,7 +534,7 @@ class ForwarderEngine:
         self._scan_at[name] = min(self._scan_at[name], soon)
 
     def on_verdict(self, file: str, verdict: Verdict) -> None:
-        """What came of a request for a file. For any thread."""
+        """Takes the verdict of a request for a file. For any thread."""
 
         def run() -> None:
             if verdict.kind in ("renew", "deleted") and verdict.service_ms is not None:

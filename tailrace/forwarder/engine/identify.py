@@ -1,9 +1,10 @@
 """Tells which file each found path is: one that is known, a copy of one, or a new one.
 
-A file whose device and inode are known is that file, until reading it shows another content.
-Any other is compared by content with those that are known (`compare`), and is one of them, a copy
-of one, or new. A new file waits for the one whose lines come before its own: the one that had its
-path, or the rotation of the same log that was changed last before it.
+A file whose device and inode are known is that file, until reading it shows another content. Any
+other is compared by content with the known files (`Comparer`), and is one of them, a copy of one,
+or new. A new file waits for the file with the preceding lines: the one that had its path, or the
+rotation of the same log that was changed last before it. `Locator` searches for contents that
+moved, and `Archives` knows rotated files outside of a source's patterns.
 """
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ from tailrace.forwarder.files.finder import (
 from tailrace.forwarder.model import EntryCursor
 from tailrace.logstore.errors import Damaged, InvalidInput
 
-# Searches for contents that are not where they were: renamed, compressed, or truncated away.
+# Searches for contents that are not at their path any more: renamed, compressed, or truncated.
 #
 # A file's own folder and the globs of `archive_include` are searched, outside of the source's
-# patterns too. A candidate is the file if it holds what was read of it. Files that are not
-# compressed come first: while an archive is being written, its original is still there.
+# patterns too. A candidate is the file if it has the bytes that were read of it. Files that are not
+# compressed come first: while an archive is being written, its original still exists.
 
 
 class Locator:
@@ -92,7 +93,7 @@ class Locator:
         return False
 
     def find_longer(self, file: Tracked, end: int) -> FoundFile | None:
-        """Another file that holds what was read of it, and goes on behind `end`."""
+        """Another file that holds the bytes read of it, and goes on after `end`."""
         known = replace(file.known, least=max(file.known.least, end + 1))
         for found in self._candidates(file):
             if found.place != file.place and self._holds(found, file, known):
@@ -232,24 +233,24 @@ def _again(found: FoundFile) -> FoundFile | None:
     return now if now is not None and now.place == found.place else None
 
 
-# Rotated files outside of a source's patterns: where they were written, and which are old.
+# Rotated files outside of a source's patterns: the path where they were written, and their age.
 #
 # `archive_include` matches them. They are scanned with the files of the source, so a generation
 # that was rotated while the forwarder was stopped is found as a new file, and read before its
 # successors. Its lines belong to the run of the path where it was written.
 #
-# An archive is old, and is not read, if it was there when the source began:
+# An archive is old, and is not read, if it existed when the source began:
 #
-# | the source | old are |
-# | --- | --- |
-# | was never read, `start_at: end` | all archives |
-# | was never read, `start_at: beginning` | none |
-# | was read without its archives | those that are not newer than what is known of their log |
-# | was read with its archives | none: all that were there are known by their content |
+#   | the source | old are |
+#   | --- | --- |
+#   | was never read, `start_at: end` | all archives |
+#   | was never read, `start_at: beginning` | none |
+#   | was read without its archives | those not newer than the known part of their log |
+#   | was read with its archives | none: all of them are known by their content |
 
 
 class Archives:
-    """What is known of the archives of all sources. Made before the first scan."""
+    """The known archives of all sources. Made before the first scan."""
 
     def __init__(self, shared: EngineParts) -> None:
         self._shared = shared
@@ -305,35 +306,34 @@ class Archives:
         return False
 
 
-# Compares an unknown file with those that are known: the same, a copy, or another one.
+# Compares an unknown file with the known ones: the same, a copy, or another one.
 #
-# | it holds … | and the known file … | then it is |
-# | --- | --- | --- |
-# | what the known file was read to | is gone, or was truncated | that file: reading goes on in it |
-# | the beginning of what was read, and no more | is gone | what is left of it: nothing is new |
-# | the same as the known file, or its beginning | is there | a shadow: a copy, which is not read |
-# | the same, and more | is there, and is longer than a fingerprint | that file, which has moved on
-# |
-# | something else behind the same first bytes | | another file |
-# | anything | has a name of which its own is no rotation | another file |
-# | the same first bytes | is there, but no handle is free for it | undecided |
+#   | it holds … | and the known file … | then it is |
+#   | --- | --- | --- |
+#   | all bytes read of the known file | is gone, or was truncated | that file: reading goes on |
+#   | the beginning of them, and no more | is gone | the rest of it: nothing is new |
+#   | the same as the known file, or its beginning | exists | a shadow: a copy, which is not read |
+#   | the same, and more | exists, and is longer than a fingerprint | that file, which moved on |
+#   | something else after the same first bytes | | another file |
+#   | anything | has a name of which its own is no rotation | another file |
+#   | the same first bytes | exists, but no handle is free for it | undecided |
 #
 # A copy that is being written is the beginning of its original, and so a shadow from its first
 # byte. An archive that is being written, whose original is gone, is unfinished: it is looked at
 # again. So is a file that is undecided, by the next scan: handles become free as files are read.
 #
-# A copy is shorter than what was read if the writer went on between the copy and the truncation.
-# Its original cannot show any more that it began like that, so the forwarder remembers where
-# copies of a file ended (`Tracked.copies`), and for copies that it has not seen yet the last
-# bytes that it read (`Tracked.recent`). At the path where a file was written is never a copy of
-# it: a successor that has only the first lines of its predecessor so far is another file.
+# A copy is shorter than the bytes read if the writer went on between the copy and the truncation.
+# Its original cannot show any more that it began like that, so the forwarder remembers where copies
+# of a file ended (`Tracked.copies`), and for copies that it has not seen yet the last bytes that it
+# read (`Tracked.recent`). A file at the path where another was written is never a copy of it: a
+# successor that has only the first lines of its predecessor so far is another file.
 
 
 class FileRelation(Enum):
-    """What an unknown file is, compared with a known one; of several, the last counts.
+    """The relation of an unknown file to a known one; of several, the last counts.
 
-    A file that may be a copy of two is one of the file that is there: the first bytes of two logs
-    may be the same.
+    A file that may be a copy of two is one of the file that exists: the first bytes of two logs may
+    be the same.
     """
 
     OTHER = auto()
@@ -430,7 +430,7 @@ class Comparer:
         *,
         may_copy: bool,
     ) -> FileRelation:
-        """What a content is to that of a file that is there."""
+        """The relation of a content to that of a file that exists."""
         if not begins(content, there):
             return FileRelation.OTHER
         if not content.read(find_end(there), 1):
@@ -439,7 +439,7 @@ class Comparer:
         return FileRelation.LONGER if full and holds(content, file.known) else FileRelation.OTHER
 
     def _left(self, content: FileContent, file: Tracked) -> FileRelation | None:
-        """Whether this is the beginning of a file that is gone.
+        """Returns whether this is the beginning of a file that is gone.
 
         While batches of the file are on their way it is a shadow: if they do not arrive, their
         bytes may have to be read from it.
@@ -457,7 +457,7 @@ class Comparer:
 
 
 class Identifier:
-    """Keeps the registry in step with what is found."""
+    """Updates the registry after each scan."""
 
     def __init__(self, shared: EngineParts, opener: Opener, locator: Locator) -> None:
         self._shared = shared
@@ -480,9 +480,9 @@ class Identifier:
     def reconcile(
         self, source: SourceParts, found: list[FoundFile], archives: list[FoundFile], *, first: bool
     ) -> bool:
-        """Takes in one scan of a source; False if the scan could not tell what some files are.
+        """Handles one scan of a source; returns False if some files remain undecided.
 
-        `first`: what is new was there before the start.
+        `first`: new files existed before the start.
         """
         self._undecided = False
         self._archived = {file.place for file in archives}
@@ -534,7 +534,7 @@ class Identifier:
             self._unopened(source, found, error)
             return
         try:
-            # What was found may be older than a truncation, and the order of files goes by times.
+            # The scan may be older than a truncation, and the order of files goes by times.
             now_there = look_at(found.path, handle.descriptor)
             if found.place in self._archived and not self._archives.is_readable(
                 source, found, handle.descriptor
@@ -702,10 +702,10 @@ class Identifier:
         return replaced
 
     def _moved_to_copy(self, file: Tracked, end: int) -> bool:
-        """Whether a copy has bytes of it that are cut off at its place: then it is that copy.
+        """Returns whether a copy has bytes of it that are cut off at its path.
 
-        At its place is a successor that begins alike, for example with the same header, of which
-        what was read is a part.
+        Then it is that copy. At its path is a successor that begins alike, for example with the
+        same header, which is a part of the bytes that were read.
         """
         copy = self._locator.find_longer(file, end) if self._is_cut(file, end) else None
         if copy is not None:
@@ -713,13 +713,13 @@ class Identifier:
         return copy is not None
 
     def _is_cut(self, file: Tracked, end: int) -> bool:
-        """Whether bytes of it that were seen are not there, though all that were read are."""
+        """Returns whether bytes of it that were seen are missing, though all read bytes exist."""
         return end < file.content_end and file.rotated_at is None and file.cut == NO_WINDOW
 
     def _count_cut(self, file: Tracked, end: int) -> bool:
-        """A file that was cut off behind what was read of it is the same; the rest is lost.
+        """If a file was cut off after its read bytes, it is the same; the rest is counted as lost.
 
-        Of a file that was rotated, this is counted when it is done.
+        For a file that was rotated, this is counted when it is done.
         """
         if not self._is_cut(file, end):
             return False
@@ -751,7 +751,7 @@ class Identifier:
         return False
 
     def _line_up(self) -> None:
-        """New files, and those that nothing was read of, wait for those whose lines come first."""
+        """New files, and those not read from yet, wait for the files with the preceding lines."""
         new, self._new_ones = self._new_ones, []
         waiting = {file.id: file for file in new}
         for file in new:
@@ -792,7 +792,7 @@ class Identifier:
             self._locator.find(file)
 
     def _still(self, shadow: Shadow, found: FoundFile) -> bool:
-        """Whether a copy needs no other look: neither it nor what it is a copy of has changed."""
+        """Returns whether a copy needs no other look: neither it nor its original has changed."""
         same = (shadow.found.size, shadow.found.mtime_ns) == (found.size, found.mtime_ns)
         return same and not shadow.of.lost_sight and shadow.of.id in self._registry.files
 
@@ -856,7 +856,7 @@ class Identifier:
         # Of two that wait, one waits for the other: the one that was changed later.
         mine = _age(file)
         before = [each for each in candidates if each.id not in waiting or _age(each) < mine]
-        # They come behind those that were read, of which one may be known by the log's path still.
+        # They follow the files that were read; one of those may still be known by the log's path.
         return max(before, key=lambda each: (each.id in waiting, _age(each)), default=None)
 
     def _rotations(self, file: Tracked) -> list[Tracked]:

@@ -1,8 +1,8 @@
-"""Reads one bounded piece of one file, and makes a batch of it.
+"""Opens files, reads one bounded piece of one file, and makes a batch of it.
 
-What was read counts only if the bytes before it are still those that were read earlier, which is
-looked at *behind* the read: had the file been truncated and written again meanwhile, they would be
-others.
+Read bytes count only if the bytes before them are still those that were read earlier. This check
+comes *after* the read: if the file had been truncated and written again meanwhile, they would
+differ.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from tailrace.logstore.errors import Damaged
 from tailrace_client.records import id_after, is_ahead
 from tailrace_client.system import steady_ms
 
-# Opens files, and says whether they hold what they should.
+# Opens files, and checks that they have the expected content.
 
 
 _RETRY_SECONDS = 1.0
 
 
 class OpenResult(Enum):
-    """What came of opening a file."""
+    """The result of opening a file."""
 
     READY = auto()
     ELSEWHERE = auto()
@@ -121,7 +121,7 @@ class Opener:
         return outcome
 
     def damaged(self, file: Tracked, error: Damaged) -> None:
-        """A compressed file that is not what was written: it is read again if it changes."""
+        """Handles a damaged compressed file: it is read again if it changes."""
         self._shared.tallies[file.source].damaged += 1
         self._shared.say(f"{file.path}: {error}; what is in front of that was read")
         file.dirty = False
@@ -151,7 +151,7 @@ _EVERYTHING = 1 << 62
 
 
 class Turn(Enum):
-    """What came of a turn."""
+    """The result of a turn."""
 
     PREPARED = auto()
     """A batch more."""
@@ -374,7 +374,7 @@ class FileReader:
         return file.given
 
     def _advance(self, file: Tracked, data: bytes, pending: PendingBatch) -> None:
-        """`read` moves behind the batch."""
+        """`read` moves to the end of the batch."""
         assert file.tail is not None
         end = pending.prepared.end
         taken = end.offset - file.read.offset
@@ -391,7 +391,7 @@ class FileReader:
 
 
 def flush_at(source: SourceParts, file: Tracked) -> float:
-    """When something of an unfinished entry at the file's end is sent, if nothing more comes."""
+    """The time at which whole lines of an unfinished last entry are sent, if no more follows."""
     at = line_sent_at(source, file)
     end, since = file.held
     if file.unfinished and end > file.read.offset:  # its whole lines wait for no unfinished one
@@ -400,7 +400,7 @@ def flush_at(source: SourceParts, file: Tracked) -> float:
 
 
 def line_sent_at(source: SourceParts, file: Tracked) -> float:
-    """When all of it is sent, also a line that is not finished."""
+    """The time at which all of the entry is sent, including an unfinished line."""
     config = source.config
     period, wait = config.force_flush_period, config.rotate_wait
     if file.content is not None and not file.content.whole():

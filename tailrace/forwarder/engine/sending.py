@@ -22,7 +22,7 @@ _TIME_SHIFT = 80
 
 
 class DeliveryPort(Protocol):
-    """What sends; see `tailrace.forwarder.delivery`. What comes of it, `Sending.judged` is told."""
+    """The sender of batches (`tailrace.forwarder.delivery`). `Sending.judged` gets its verdicts."""
 
     def submit(self, shipment: Shipment) -> None:
         """Sends a batch until something definite is known of it."""
@@ -93,7 +93,7 @@ class Sending:
             self._send(file)
 
     def judged(self, file: Tracked, verdict: Verdict) -> None:
-        """What came of the file's request that is on its way."""
+        """Handles the verdict of the file's request that is on its way."""
         batch = verdict.batch
         if verdict.kind == "acknowledged":
             self.acknowledged(file, batch, duplicate=verdict.duplicate)
@@ -121,7 +121,7 @@ class Sending:
         self._advance(file, pending)
 
     def deleted(self, file: Tracked, verdict: Verdict) -> None:
-        """The run was deleted: what was read before that is dropped, the rest gets another id."""
+        """The run was deleted: batches read before that are dropped, the rest gets another id."""
         pending = self._arrived(file, verdict.batch)
         if pending is None:
             return
@@ -185,7 +185,7 @@ class Sending:
         self.acknowledged(file, batch, duplicate=True)
 
     def rewind(self, file: Tracked) -> None:
-        """Everything behind the acknowledged offset is read again, for batches with new ids."""
+        """Everything after the acknowledged offset is read again, for batches with new ids."""
         for pending in file.pending:
             self._release(pending)
         file.pending.clear()
@@ -237,7 +237,7 @@ class Sending:
         self.changed(file)
 
     def _look_for_rest(self, file: Tracked) -> None:
-        """A file that is gone, and of which nothing is on its way: copies may be what is left."""
+        """For a file that is gone and has no batch on its way: copies may have the rest."""
         if file.lost_sight and file.settled:
             self._shared.rescan.add(file.source)
 

@@ -1,4 +1,8 @@
-"""A file as the engine knows it while it runs."""
+"""The engine's state: tracked files, their registry, still folders, and the parts it uses.
+
+`Tracked` is one file, `FileRegistry` finds it by place, path and content. `EngineParts` has the
+sources, and the parts that are passed in as protocols. All of it belongs to the engine's thread.
+"""
 
 from __future__ import annotations
 
@@ -48,10 +52,10 @@ class PendingBatch:
 
 @dataclass(slots=True, eq=False)
 class Tracked:
-    """One file, which is one content: where it lies, how far it was read and acknowledged.
+    """One file, which is one content: its path, and the offsets read and acknowledged.
 
-    `read` is where the next batch begins, `cursor` where what is acknowledged ends. Between them
-    are `pending` batches, and after a restart `resend`, those that are still to be read again.
+    `read` is where the next batch begins, `cursor` where the acknowledged bytes end. Between them
+    are `pending` batches, and after a restart `resend`, those that have to be read again.
     """
 
     id: str
@@ -144,7 +148,7 @@ class Tracked:
 
     @property
     def known(self) -> KnownContent:
-        """What a file must hold to be this one, or a copy of it."""
+        """The content that a file must have to be this one, or a copy of it."""
         if self.cut != NO_WINDOW:
             end = self.cut[0]
             return KnownContent(self.fingerprint[:end], self.cut, least=end, exact=True)
@@ -238,7 +242,7 @@ class Tracked:
         self.awake[self.id] = self
 
     def rank(self) -> Rank:
-        """What closing its handle would cost."""
+        """The cost of closing its handle."""
         if self.matched and self.rotated_at is None:
             return Rank.IDLE if self.at_end and not self.dirty else Rank.READING
         if self.caught_up or self.handle is None:
@@ -263,7 +267,7 @@ class Tracked:
         return start >= 0 and end <= until and recent[start : start + len(last)] == last
 
     def may_have_copy(self, end: int, last: bytes) -> bool:
-        """Whether a copy that no scan has seen may end there, of which `recent` knows nothing."""
+        """Returns whether an unseen copy may end at that offset, outside of `recent`."""
         until, recent = self.recent
         if not until:
             return not self.copies
@@ -276,14 +280,14 @@ class Tracked:
         self.copies = (*known, (end, xxhash.xxh3_64_intdigest(last)))[-_COPIES:]
 
     def remember_recent(self, data: bytes, end: int) -> None:
-        """The content before `end` is `data`, and a copy that nobody saw may end in it."""
+        """The content before `end` is `data`, and a copy that no scan saw may end in it."""
         until, recent = self.recent
         if len(data) < RECENT:
             data = ((recent if until == self.read.offset else self.tail or b"") + data)[-RECENT:]
         self.recent = end, data
 
     def forget_recent(self) -> None:
-        """Every copy of it that there is was seen, or is at least as long as what was read."""
+        """Every existing copy of it was seen, or is at least as long as the read bytes."""
         self.recent = 0, b""
 
     def remember_tail(self, tail: bytes) -> None:
@@ -291,7 +295,7 @@ class Tracked:
         self.tail = tail[-WINDOW:]
 
     def state(self, now_ms: int, now: float) -> FileState:
-        """What the checkpoint log is to hold of it, by both clocks."""
+        """The state for the checkpoint log, by both clocks."""
         prepared = [each.prepared for each in self.pending if each.prepared.batch]
         return FileState(
             id=self.id,
@@ -348,7 +352,7 @@ class Tracked:
         )
 
 
-# All files that are known, and how one is found again: by its place, its path, its content.
+# All known files, found again by place, path or content.
 
 
 _KEY = 16
@@ -466,10 +470,10 @@ class FileRegistry:
 
 # Whether folders stood still while they were scanned.
 #
-# A list of a folder is no snapshot. What is renamed meanwhile may be missing under both names,
-# and what is compressed meanwhile is listed under a name that is gone when it is opened. Whatever
-# the scan found new may then come behind a generation that it did not see, so it is not read
-# before a scan in which nothing was renamed, made or removed.
+# A list of a folder is no snapshot. A file that is renamed meanwhile may be missing under both
+# names, and one that is compressed meanwhile is listed under a name that does not exist when it is
+# opened. A new file of that scan may then follow a generation that the scan did not see, so it is
+# not read before a scan in which nothing was renamed, made or removed.
 
 
 _FEW = 8
@@ -498,7 +502,7 @@ def unchanged(quiet: Mapping[str, int], folder: str) -> bool:
 
 
 class Stillness:
-    """Made before a scan, of the folders of the one before it."""
+    """The folders of the previous scan, checked for changes during the next. Made before a scan."""
 
     def __init__(self, folders: Iterable[str], now_ms: int) -> None:
         self._since_ns = (now_ms - _TICK_MS) * 1_000_000
@@ -515,9 +519,9 @@ class Stillness:
         )
 
     def quiet(self, after: Iterable[str]) -> dict[str, int]:
-        """Those of the folders that the scan has seen that were at rest before it began.
+        """The scanned folders that were at rest before the scan began.
 
-        The values are when they were changed last, in ns. Whatever is made in them after the begin
+        The values are the times of their last change, in ns. Anything made in them after the begin
         of the scan gives them another time.
         """
         return {
@@ -527,7 +531,7 @@ class Stillness:
         }
 
 
-# What the engine works with: its sources, the parts that others made, and what it counts.
+# Parts that the engine uses: its sources, the parts that others implement, and its counters.
 
 
 class RangePacker(Protocol):
@@ -614,7 +618,7 @@ class SourceParts:
 
 @dataclass(slots=True)
 class SourceTally:
-    """What happened to the files of a source. Numbers only grow."""
+    """Counters of the files of a source. They only grow."""
 
     lost_bytes: int = 0
     """Seen in a file, and gone before they were read."""
@@ -643,7 +647,7 @@ class SourceTally:
 
 @dataclass(slots=True)
 class EngineParts:
-    """What all parts of the engine use."""
+    """The parts that all modules of the engine share."""
 
     sources: Mapping[str, SourceParts]
     registry: FileRegistry
@@ -683,9 +687,9 @@ class EngineParts:
         self.changed[file.id] = file
 
     def count_lost(self, file: Tracked, size: int) -> None:
-        """Counts bytes of a file that are gone and that nobody read.
+        """Counts bytes of a file that are gone and were not read.
 
-        It is synced at once, so that the next process does not count them again.
+        The count is synced at once, so that the next process does not count them again.
         """
         file.lost += size
         self.tallies[file.source].lost_bytes += size
@@ -693,7 +697,7 @@ class EngineParts:
         self.unsaved = True
 
     def copy_grows(self, file: Tracked) -> bool:
-        """Whether a copy of the file was seen to be new or to grow a short time ago.
+        """Returns whether a copy of the file appeared or grew a short time ago.
 
         It may grow further, which changes no folder.
         """
@@ -701,10 +705,10 @@ class EngineParts:
         return self.clock.monotonic() - file.copied_at < wait
 
     def may_have_copies(self, file: Tracked) -> bool:
-        """Whether there may be a copy of the file that no scan has seen as it is now.
+        """Returns whether the file may have a copy whose present content no scan has seen.
 
-        Asked behind a read: if not, every such copy has what was read. It is so while a copy was
-        seen to grow a short time ago, and where a folder was changed since the last scan.
+        Called after a read: if not, every such copy has the read bytes. True if a copy grew a short
+        time ago, or if a folder was changed since the last scan.
         """
         if self.copy_grows(file):
             return True

@@ -1,9 +1,9 @@
 """Hints of the kernel that something changed. They may be late, missing, or wrong.
 
-A thread waits for them; the engine looks at what they name. Everything that they do not say, the
-scan of every `reconcile_interval` finds, so they improve the delay and the idle load only. Network
-file systems tell nothing of what other machines write, so sources there are polled; so are all of
-them on systems without inotify.
+A thread waits for them; the engine looks at the paths that they name. The scan of every
+`reconcile_interval` finds all changes without a hint, so hints improve the delay and the idle load
+only. Network file systems do not report writes of other machines, so sources on them are polled; so
+are all sources on systems without inotify.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
-# Linux's inotify: what happens in folders, as the kernel tells it.
+# Linux's inotify: events in folders, from the kernel.
 #
-# A read blocks until something happens, so watching costs nothing while nothing does. Only the
-# calls that are needed here are bound, from the C library that the interpreter has loaded.
+# A read blocks until an event happens, so watching costs nothing while nothing happens. Only the
+# calls that are needed are bound, from the C library that the interpreter has loaded.
 
 
 OVERFLOW: Final = 0x4000
@@ -201,7 +201,7 @@ class Hints:
 
 
 def _place(folder: str) -> _Place | None:
-    """By which a folder is told from one that was made anew under its name."""
+    """Identifies a folder, to tell it from a new one under its name."""
     try:
         found = os.stat(folder)
     except OSError:

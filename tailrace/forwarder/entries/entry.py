@@ -1,4 +1,8 @@
-"""An entry on its way from units of the file to a record of the body."""
+"""An entry on its way from units of the file to a record, and the stages that change it.
+
+`Entry` is made of units, stages of a `Chain` change or join entries, and `EntryEncoder` makes
+ndjson of them.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +43,7 @@ class Entry:
 
 
 def message_of(body: Any) -> str:
-    """The record's message: text as it is, and what was parsed as JSON."""
+    """The record's message: text unchanged, and parsed values as JSON."""
     return body if isinstance(body, str) else encode(body).decode()
 
 
@@ -109,7 +113,7 @@ class EntryEncoder:
         return b'"attributes":%b,' % encode(merged) if merged else b""
 
 
-# The way of entries through operators that change one, and stages that join several.
+# Stages: operators that change one entry, and stages that join several.
 #
 # A stage that joins holds entries back. A range may end where no stage holds anything that came
 # before: `Chain.border` says up to which unit that is so.
@@ -165,7 +169,7 @@ class Each:
 
 
 class Chain:
-    """Stages one after the other; `entries` is what came out of the last one."""
+    """Stages one after the other; `entries` is the output of the last one."""
 
     def __init__(self, stages: Sequence[Stage]) -> None:
         self._stages = stages
@@ -188,7 +192,7 @@ class Chain:
         return [] if self.joins else [s.change for s in self._stages if isinstance(s, Each)]
 
     def flush(self) -> None:
-        """Sends what stages hold through those behind them."""
+        """Sends entries that stages hold through the later stages."""
         for stage, out in zip(self._stages, self._outputs[1:], strict=True):
             stage.flush(out)
 

@@ -17,12 +17,12 @@ from tailrace.forwarder.entries.entry import Entry, Output, message_of
 from tailrace.forwarder.operators.container import STREAM
 from tailrace.logstore.patterns import LinearRegex
 
-# Which lines are of one traceback: Python's, Java's (also Kotlin's and Scala's), Go's panics.
+# The lines of one traceback: Python's, Java's (also Kotlin's and Scala's), Go's panics.
 #
-# Each rule is told of one line after the other, and says whether a line goes on with the one
-# before it: True, False, or None for a blank line, which does if the next one does. A traceback
-# is an entry of its own, and not of the line before it, which need not have to do with it; Java's
-# begins with the line that names the exception.
+# Each rule gets one line after the other, and decides whether a line goes on with the one before
+# it: True, False, or None for a blank line, which does if the next one does. A traceback is an
+# entry of its own. It does not join the line before it, which may be unrelated; Java's begins with
+# the line that names the exception.
 
 
 _PYTHON_BEGIN = re.compile(r"\s*(?:\+ Exception Group )?Traceback \(most recent call last\):")
@@ -137,7 +137,7 @@ _QUIET_LINES = 100
 
 
 class MultilineRule(Protocol):
-    """Which lines belong together; one for each stream, told of line after line."""
+    """Decides which lines belong together; one for each stream, which gets line after line."""
 
     def joins(self, line: str) -> bool | None:
         """Whether the line goes on with the entry before it. None: it is known with a later line,

@@ -4,9 +4,9 @@
 a range may end, and makes the body of exactly that range: packing the range alone, with `final`,
 gives the same body. So a batch can be made again from the file after any crash, and needs no copy.
 
-Whole blocks are packed at once (`columns`) if entries are lines of UTF-8 that share their
-attributes. Anything else goes entry by entry: units of the decoded text, through the stages of the
-source.
+If entries are lines of UTF-8 that share their attributes, whole blocks are packed at once. Anything
+else is packed entry by entry: units of the decoded text, through the stages of the source. `Calm`
+packs units at once that no stage joins. `HeaderReader` reads the header of a file.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from tailrace_client.records import attributes_header
 #
 # The body is the lines themselves, and their attributes are in the request's header. With
 # attributes that are too large for that it is ndjson: the whole block is one string of JSON, in
-# which a character that it does not have stands for the newlines, and then becomes the end of one
+# which a character that it does not have replaces the newlines, and then becomes the end of one
 # record and the begin of the next.
 
 
@@ -121,14 +121,14 @@ def record_body(block: bytes, attributes: Mapping[str, str]) -> tuple[bytes, int
 
 
 def overhead(attributes: Mapping[str, str]) -> int:
-    """Bytes that a record has beside its message."""
+    """Bytes of a record besides its message."""
     return len(encode(dict(attributes))) + 30 if attributes else 0
 
 
 # The header of a file: lines at its begin that match a pattern, whose attributes all records get.
 #
-# Header lines are no records. What was read of a header is in the cursor, so that it goes on
-# after a restart in its middle.
+# Header lines are no records. The cursor has the read part of a header, so that reading goes on in
+# its middle after a restart.
 
 
 OPEN = ""
@@ -146,11 +146,14 @@ class HeaderReader:
         self._cutter = Cutter(codec, source.max_log_size)
 
     def goes_on(self, cursor: EntryCursor) -> bool:
-        """Whether what is behind the cursor may be of the header."""
+        """Returns whether the bytes after the cursor may belong to the header."""
         return cursor.header is None or OPEN in cursor.header
 
     def read(self, data: bytes, start: EntryCursor, *, final: bool) -> EntryCursor | None:
-        """The cursor behind the header; None: its end is not there. `final`: as far as it is."""
+        """The cursor after the header; None if its end is missing.
+
+        `final`: no more data follows, so the header ends with it.
+        """
         decoded = self._codec.decode(data, start.offset, final=final)
         text = decoded.text
         attributes = {name: value for name, value in (start.header or {}).items() if name}
@@ -189,8 +192,9 @@ class HeaderReader:
 
 # Records of units that nothing joins, some at a time: the same bytes as one by one.
 #
-# `Calm.rows` looks at units from one on, at a moment when no stage holds what goes on, and gives
-# the records of as many as it knows by their form. What it does not know goes through the stages.
+# `Calm.rows` looks at units from one on, at a moment when no stage holds an unfinished entry, and
+# returns the records of as many units as it recognises by their form. The others go through the
+# stages.
 
 
 SOME = 512
@@ -209,7 +213,7 @@ class Calm(Protocol):
 
 
 class CalmLines:
-    """Lines of which none, nor the one behind it, can be of a traceback."""
+    """Fast path for lines that cannot belong to a traceback, nor can the line after them."""
 
     def __init__(self, stirring: Callable[[str], bool], trim: Callable[[str], str]) -> None:
         self._stirring = stirring
@@ -232,7 +236,7 @@ class CalmLines:
 
 
 class CalmEach:
-    """Lines that operators change one by one, as far as they can."""
+    """Lines that operators change one by one, as far as no operator fails or drops one."""
 
     def __init__(
         self, changes: Sequence[Callable[[Entry], Entry | None]], trim: Callable[[str], str]
@@ -313,14 +317,14 @@ TRUNCATED = "log.record.truncated"
 """`true`, of an entry that was cut at `max_log_size`."""
 Own = Callable[[Entry, int], dict[str, str]]
 """Attributes that are of one record, by its entry and how many records are before it."""
-# Where stages hold entries back, it is looked at each of the first units whether the range may end
-# there, and then now and then.
+# If stages hold entries back, the packer checks after each of the first units whether the range may
+# end, and then at intervals.
 _EACH = 64
 _NOW_AND_THEN = 16
 
 
 class TakenUnits(NamedTuple):
-    """How many units the range has, and the records that they give."""
+    """The number of units of the range, and their records."""
 
     units: int
     rows: list[bytes]
@@ -351,9 +355,9 @@ class Range:
         self._best: tuple[int, int, int] | None = None
 
     def run(self, most: int, *, final: bool) -> TakenUnits | None:
-        """The range of about `most` bytes of records; None if it may end nowhere.
+        """Returns the range of about `most` bytes of records; None if no end is possible.
 
-        `final`: it may end behind the last unit, whatever the stages hold.
+        `final`: it may end after the last unit, whatever the stages hold.
         """
         texts, nexts, marks = self._units
         chain, trim = self._chain, self._trim
@@ -471,7 +475,7 @@ class EntryPacker:
             and not is_container(source.operators),
         )
         self._makers, joins = _makers(source)
-        # What joins lines must see their indentation, so it is trimmed behind that.
+        # Stages that join lines must see their indentation, so lines are trimmed after them.
         self._trim = (lambda text: text) if nop or joins else _trim(source)
         self._parts = is_container(source.operators)
         self._numbered = source.include_file_record_number or source.include_file_record_offset
@@ -488,10 +492,10 @@ class EntryPacker:
     def pack(
         self, data: bytes, start: EntryCursor, file: FileFacts, *, final: bool, most: int
     ) -> Packed | None:
-        """As many entries of `data`, which begins at `start`, as give about `most` bytes of body.
+        """Packs entries of `data`, which begins at `start`, to a body of about `most` bytes.
 
-        At least one; None if `data` has no whole one, and more of it may come. `final` says that no
-        more comes: what is unfinished is an entry too.
+        At least one entry; None if `data` has no whole one, and more of it may follow. `final` says
+        that no more follows: then an unfinished entry is an entry too.
         """
         if not data:
             return None
@@ -515,9 +519,9 @@ class EntryPacker:
         return self._pack_entries(data, start, file, final=final, most=most)
 
     def rest(self, data: bytes, start: EntryCursor) -> Rest:
-        """What is unfinished at the end of `data`, which begins at `start` and has no whole entry.
+        """The unfinished end of `data`, which begins at `start` and has no whole entry.
 
-        Nothing of a file without lines, or in its header.
+        Nothing for a file without lines, or in its header.
         """
         if self._raw or (self._header is not None and self._header.goes_on(start)):
             return NO_REST
@@ -533,9 +537,9 @@ class EntryPacker:
     def _pack_marked(
         self, data: bytes, start: EntryCursor, file: FileFacts, *, final: bool, most: int
     ) -> Packed | None:
-        """What begins with a byte order mark, which is no text; None if there is none.
+        """Packs a byte order mark, which is no text; None without one.
 
-        UTF-16 that is not declared is sent as it is: the service refuses it with a hint.
+        UTF-16 that is not declared is sent unchanged: the service refuses it with a hint.
         """
         wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
         if wide and self._codec.utf8 and 0 in data[:_HEAD]:
@@ -667,7 +671,7 @@ class EntryPacker:
         )
 
     def _calm(self, file: FileFacts) -> Calm | None:
-        """What knows whole lines by their form; if nothing else is done with them."""
+        """The fast path that recognises whole lines by their form; None if other steps follow."""
         operators, multiline = self._source.operators, self._source.multiline
         if not operators and multiline is not None and multiline.builtin:
             return CalmLines(stirs, _trim(self._source))

@@ -1,7 +1,8 @@
-"""Splits decoded text into units: lines, what patterns delimit, or blocks of a size.
+"""Decodes text and splits it into units: lines, units of a pattern, or blocks of a size.
 
-A unit that is longer than `max_log_size` is cut. If its end is not there yet, its first pieces are
-units all the same, and the rest goes on `inside` of it: no entry needs more memory than one piece.
+A unit that is longer than `max_log_size` is cut. If its end has not arrived yet, its first pieces
+are units all the same, and the rest goes on `inside` of it: no entry needs more memory than one
+piece. `Codec` decodes bytes, and `Cutter` cuts long units.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ import orjson
 from tailrace.logstore.patterns import LinearRegex
 from tailrace_client.unfinished import finished, last_state
 
-# Encodings of files: bytes to text whose every character knows its bytes again.
+# Encodings of files: bytes to text in which every character can be mapped to its bytes.
 #
-# Text that is decoded here keeps what is no character as lone surrogates, so that the bytes of
-# any part of it can be counted. `clean` makes U+FFFD of them, one for each byte that was wrong.
+# Decoded text keeps invalid bytes as lone surrogates, so that the bytes of any part of it can be
+# counted. `clean` makes U+FFFD of them, one for each byte that was wrong.
 
 
 _ALIASES = {
@@ -84,7 +85,7 @@ class Codec:
         """Whether bytes below 0x80 are characters of one byte, which are the same in the text."""
 
     def decode(self, data: bytes, offset: int, *, final: bool) -> DecodedText:
-        """`data` that begins at `offset` of the file; `final`: nothing comes behind it."""
+        """Decodes `data`, which begins at `offset` of the file; `final`: no bytes follow it."""
         if self._narrow and data.isascii():
             return DecodedText(data.decode("ascii"), 0, 0)
         lead = min(offset % self._unit, len(data))
@@ -117,7 +118,7 @@ class Codec:
 
 
 def clean(text: str) -> tuple[str, int]:
-    """The text with U+FFFD for what is no character, and the number of those."""
+    """The text with U+FFFD for invalid bytes, and the number of those."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -138,11 +139,11 @@ def clean_bytes(raw: bytes) -> tuple[bytes, int]:
     return raw, 0
 
 
-# Lines that go on at their beginning (`\r`), such as progress bars: what they show in the end.
+# Lines that are overwritten from their beginning (`\r`), such as progress bars: the last state.
 #
-# The rule is that of `tailrace run` (`tailrace_client.unfinished`): of a line that was
-# overwritten, what follows the last carriage return with text behind it is stored; any other line
-# is as it is.
+# The rule is that of `tailrace run` (`tailrace_client.unfinished`): of a line that was overwritten,
+# the text after the last carriage return that is followed by text is stored; any other line is
+# stored unchanged.
 
 
 _PART_FIELDS = 4
@@ -151,7 +152,7 @@ _STREAMS = (b"stdout", b"stderr")
 
 
 class Rest(NamedTuple):
-    """What is behind the last whole entry of some bytes."""
+    """The bytes after the last whole entry."""
 
     held: int = 0
     """How many of them are whole lines, of an entry that may go on."""
@@ -211,7 +212,7 @@ def _seen(line: bytes) -> bytes:
 
 
 def overwritten_parts(data: bytes, least: int) -> int:
-    """How many of the first bytes are parts of a line of which nothing is seen any more.
+    """The number of first bytes that are parts of a line with no visible text any more.
 
     0 if they are fewer than `least`.
     """
@@ -266,7 +267,7 @@ Splitter = Callable[[str, bool], Iterator[Bounds]]
 
 
 class Units(NamedTuple):
-    """The units of a text: what each has, and the index of the character behind each.
+    """The units of a text: the text of each, and the index of the character after each.
 
     `marks` has those that are no whole unit, by their number.
     """
@@ -302,7 +303,7 @@ def lines(text: str, final: bool) -> Iterator[Bounds]:
 
 
 def started(pattern: LinearRegex, *, omit: bool) -> Splitter:
-    """Units that begin where the pattern matches; what is before the first match is one too."""
+    """Units that begin at each match of the pattern; the text before the first match is one too."""
     spans = LinearRegex(pattern.pattern, multiline=True).spans
 
     def split(text: str, final: bool) -> Iterator[Bounds]:
@@ -323,7 +324,7 @@ def started(pattern: LinearRegex, *, omit: bool) -> Splitter:
 
 
 def ended(pattern: LinearRegex, *, omit: bool) -> Splitter:
-    """Units that end behind what the pattern matches."""
+    """Units that end after each match of the pattern."""
     spans = LinearRegex(pattern.pattern, multiline=True).spans
 
     def split(text: str, final: bool) -> Iterator[Bounds]:
@@ -348,10 +349,10 @@ def whole(text: str, final: bool) -> Iterator[Bounds]:
 
 @dataclass(frozen=True, slots=True)
 class Cutter:
-    """Cuts what is longer than `most` bytes into pieces, or leaves the rest of it out.
+    """Cuts units longer than `most` bytes into pieces, or leaves the rest of them out.
 
-    Whether a first piece goes on is not known to whoever has this piece alone, so it has no mark;
-    the pieces behind it have a number.
+    A reader of only the first piece cannot know whether more follow, so the first piece has no
+    mark; the later pieces have a number.
     """
 
     codec: Codec
@@ -365,7 +366,7 @@ class Cutter:
     """Units are lines, of which the last state counts: what was overwritten needs no piece."""
 
     def cut(self, split: Splitter, text: str, final: bool, inside: int) -> Units:
-        """The units of a text that begins behind `inside` pieces of one."""
+        """The units of a text that begins after `inside` pieces of one."""
         if split is lines and not inside and self._short_lines(text):
             return self._lines(text, final)
         texts: list[str] = []

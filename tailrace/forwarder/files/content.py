@@ -1,7 +1,7 @@
-"""A file's content as bytes at offsets: decompressed, if the file is compressed.
+"""A file's content as bytes at offsets, decompressed; its handles; and its identity.
 
-Offsets count decompressed bytes, so a file keeps its offsets when it is compressed. What the
-file is, its first bytes say: gzip, zstd, or anything else, which is read as it is. A compressed
+Offsets count decompressed bytes, so a file keeps its offsets when it is compressed. The first bytes
+of a file decide its format: gzip, zstd, or anything else, which is read unchanged. A compressed
 file is read forwards: going back to an earlier offset begins again at its first byte, so callers
 read in order. Members that follow one another are one content.
 """
@@ -90,7 +90,7 @@ class PlainContent:
 
 
 class _Forward:
-    """What is read forwards, with the last 64 KiB or more at hand."""
+    """A forward reader that keeps the last 64 KiB or more."""
 
     compressed = True
 
@@ -220,7 +220,7 @@ class _Source:
 
 
 def find_format(descriptor: int) -> str:
-    """How a file is compressed, by its first bytes; empty if it is not. Raises `OSError`."""
+    """Returns the compression of a file by its first bytes; empty without one. Raises `OSError`."""
     magic = os.pread(descriptor, _LONGEST_MAGIC, 0)
     return next((name for name, begin in _FORMATS.items() if magic.startswith(begin)), "")
 
@@ -241,9 +241,9 @@ def open_content(descriptor: int, *, compression: bool) -> FileContent | None:
 
 # Open files, never more than a limit.
 #
-# Whoever needs one more than the limit allows closes another first: an idle file, then one that
-# is read but can be opened again under its path, then one that was rotated away. A file that has
-# no name any more is never closed while it has unread bytes, since nobody could open it again. A
+# To open one more than the limit allows, another is closed first: an idle file, then one that is
+# read but can be opened again under its path, then one that was rotated away. A file that has no
+# name any more is never closed while it has unread bytes, since nobody could open it again. A
 # process that may open no more files (`EMFILE`, `ENFILE`) is treated like the limit.
 
 
@@ -265,7 +265,10 @@ class NoHandle(Exception):
 
 
 class Handle:
-    """One open file. `rank` is asked when another file needs the place; `closed` hears of it."""
+    """One open file.
+
+    `rank` is asked when another file needs the place; `closed` is called when this one is closed.
+    """
 
     __slots__ = ("closed", "descriptor", "device", "inode", "rank")
 
@@ -336,13 +339,13 @@ class Handles:
         self.close(cheapest[1])
 
 
-# Which files are the same, told by what they hold.
+# The identity of files by their content.
 #
-# A file that was read is known by its **fingerprint**, the first N bytes of its decompressed
+# A file that was read is identified by its **fingerprint**, the first N bytes of its decompressed
 # content (fewer while it is shorter), and by its **window**, a hash of the bytes just before the
-# offset up to which it was read. A file that begins with the one and has the other at that offset
-# holds what was read: it is the same file, or a copy of it, whatever its name and inode are. A
-# file that shares the first N bytes only is another one.
+# offset up to which it was read. A file that begins with the fingerprint and has the window at that
+# offset holds the read bytes: it is the same file, or a copy of it, whatever its name and inode
+# are. A file that shares the first N bytes only is another one.
 
 
 WINDOW = 1024
@@ -354,7 +357,7 @@ NO_WINDOW: Window = (0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class KnownContent:
-    """What is known of a file's content: how it begins, and how what was read of it ends."""
+    """The known content of a file: its first bytes, and a hash of the last bytes that were read."""
 
     fingerprint: bytes
     window: Window
@@ -381,7 +384,7 @@ def read_window(content: FileContent, offset: int) -> bytes:
 
 
 def holds(content: FileContent, known: KnownContent) -> bool:
-    """Whether a file holds what another was read to. Raises `OSError`, `Damaged`."""
+    """Returns whether a file holds the bytes read of another. Raises `OSError`, `Damaged`."""
     fingerprint = known.fingerprint
     if known.blind or content.read(0, len(fingerprint)) != fingerprint:
         return False

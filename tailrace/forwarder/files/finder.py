@@ -1,4 +1,9 @@
-"""The files of a source: those that its globs match, once each, as the file system has them now."""
+"""Finds the files of a source: those that its globs match, once each, in a defined order.
+
+`Finder` lists them. `Glob` matches paths, `may_be_rotation` compares names, `facts_of` gives the
+attributes of a file for its records, `Confines` limits where files may be, and `Ordering` sorts and
+cuts the list.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +26,12 @@ from tailrace.forwarder.model import FileFacts
 from tailrace.logstore.errors import InvalidInput
 from tailrace.logstore.patterns import LinearRegex, translate_wildcards
 
-# Paths that match glob patterns, found by a walk that goes on past what it cannot read.
+# Paths that match glob patterns, found by a walk that continues past unreadable folders.
 #
-# A pattern is an absolute or relative path whose parts may have `*` (any characters but `/`),
-# `?`, `[abc]`, `[!abc]`, `{one,two}`, and `**` as a whole part for any number of folders. As in
-# doublestar, the library that OpenTelemetry uses, `*` matches a leading dot too, and `**` does
-# not follow symbolic links to folders.
+# A pattern is an absolute or relative path whose parts may have `*` (any characters but `/`), `?`,
+# `[abc]`, `[!abc]`, `{one,two}`, and `**` as a whole part for any number of folders. As in
+# doublestar, the library that OpenTelemetry uses, `*` matches a leading dot too, and `**` does not
+# follow symbolic links to folders.
 
 
 _SPECIAL = re.compile(r"[*?\[{\\]")
@@ -67,7 +72,7 @@ class Glob:
         return self._regex.fullmatch(path) is not None
 
     def find(self, unreadable: Unreadable) -> Iterator[str]:
-        """The paths that match and are no folders; `unreadable` hears of folders it cannot list."""
+        """The paths that match and are no folders; reports unlistable folders to `unreadable`."""
         for each in self._alternatives:
             root, rest = ("/", each[1:]) if each.startswith("/") else ("", each)
             yield from _walk(root, rest.split("/"), unreadable)
@@ -231,7 +236,7 @@ def _join(folder: str, name: str) -> str:
     return name if folder in ("", ".") else f"{folder.rstrip('/')}/{name}"
 
 
-# Which names are rotations of one another: `app.log`, `app.log.1`, `app.log-20260101.gz`.
+# Names that are rotations of one another: `app.log`, `app.log.1`, `app.log-20260101.gz`.
 
 
 _COMPRESSED = re.compile(r"\.(gz|gzip|zst|zstd|bz2|xz|old|bak|save|orig)$", re.IGNORECASE)
@@ -282,10 +287,10 @@ def written_names(name: str) -> Iterator[str]:
 
 
 def may_be_rotation(path: str, other: str, is_log: Callable[[str], bool]) -> bool:
-    """Whether the names allow that one file is a rotation or a copy of the other.
+    """Returns whether the names allow that one file is a rotation or a copy of the other.
 
-    They do if one name is the other with what a rotation adds: a number, a date, a compression.
-    Two such names of one log do, if `is_log` knows the path of that log: without it,
+    They do if one name is the other with the addition of a rotation: a number, a date, a
+    compression. Two such names of one log do, if `is_log` knows the path of that log: without it,
     `nightly-1.log` and `nightly-2.log` are two logs. So does a compressed form in the same family.
     A file that moved to another folder has kept its name, but for a compression.
     """
@@ -312,7 +317,7 @@ def _log_names(name: str) -> set[str]:
     return {name, *written_names(name), _INDEX.sub("", _uncompressed(name))}
 
 
-# What records say of the file that they are from, as `include_file_*` ask for.
+# Attributes that describe the file of a record, as `include_file_*` configure them.
 
 
 NAME = "log.file.name"
@@ -325,7 +330,7 @@ PERMISSIONS = "log.file.permissions"
 
 
 def facts_of(source: FileSource) -> Callable[[str], FileFacts]:
-    """A function that gives the facts of the file at a path; what nobody knows is left out."""
+    """Returns a function that gives the facts of the file at a path, without unknown ones."""
 
     def facts(path: str) -> FileFacts:
         attributes: dict[str, str] = {}
@@ -368,11 +373,11 @@ def _of_inode(source: FileSource, path: str) -> dict[str, str]:
     return attributes
 
 
-# Where files may really lie: symbolic links lead to any file that the forwarder may read.
+# Folders in which files may really be: symbolic links lead to any file that the forwarder may read.
 #
-# A forwarder often runs as root, over folders in which others may make links. With folders given,
-# a file is read only if it lies in one of them, after all links of its path. What was opened is
-# asked once more, since a link may be changed between a look and an opening.
+# A forwarder often runs as root, over folders in which others may make links. With folders given, a
+# file is read only if it is in one of them, after all links of its path are resolved. The opened
+# file is checked once more, since a link may be changed between the check and the opening.
 
 
 _OF_DESCRIPTOR: Final = "/proc/self/fd/{}"
@@ -380,7 +385,7 @@ _WHY: Final = "a link leads out of `within`"
 
 
 class Confines:
-    """The folders in which files may lie; none: anywhere."""
+    """The folders in which files may be; none: anywhere."""
 
     def __init__(self, folders: Sequence[str] = ()) -> None:
         self._folders = tuple(os.path.join(os.path.realpath(folder), "") for folder in folders)
@@ -445,8 +450,8 @@ class Finder:
     """Finds files that match one of `include` and none of `exclude`.
 
     Files whose content changed more than `older_than_ns` ago are left out, if it is not zero.
-    `order` sorts and cuts the list, as `ordering_criteria` say. `unreadable(path, error)` hears
-    of what cannot be listed or seen, or lies outside of `confines`; everything else is found
+    `order` sorts and cuts the list, as `ordering_criteria` say. `unreadable(path, error)` is called
+    for paths that cannot be listed or seen, or are outside of `confines`; all other files are found
     nevertheless.
     """
 
@@ -520,18 +525,17 @@ class Finder:
         }
 
 
-# `ordering_criteria`: files sorted by what their paths say, of which the first few are read.
+# `ordering_criteria`: files sorted by parts of their paths, of which the first few are read.
 #
 # Each criterion sorts stably, one after the other, so the last one counts most. A file whose path
-# does not match, or whose part is not the number or time that it should be, is left out and
-# reported.
+# does not match, or whose part is not the expected number or time, is left out and reported.
 
 
 Report = Callable[[str], None]
 
 
 class Ordering:
-    """Sorts and cuts a list of files. `report` hears of each file that is left out, once."""
+    """Sorts and cuts a list of files. `report` is called for each file that is left out, once."""
 
     def __init__(self, criteria: OrderingCriteria, report: Report) -> None:
         self._criteria = criteria

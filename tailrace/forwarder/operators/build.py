@@ -1,4 +1,4 @@
-"""Makes the stages of operators from their configuration."""
+"""Makes the stages of operators from their configuration, and joins entries (`recombine`)."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from tailrace.forwarder.operators.times import time_parser
 
 # The operator `recombine`: joins a field of entries that follow one another.
 #
-# What waits to be joined is bounded: in `max_sources`, and in bytes over all of them. Beyond,
-# what was begun goes out as it is.
+# Entries that wait are bounded: by `max_sources`, and in bytes over all of them. Beyond that, the
+# unfinished entry is sent as it is.
 
 
 _MOST_WAITING: Final = 16

@@ -127,7 +127,7 @@ def second_of(text: str) -> int | None:
 class ContainerLines:
     """Joins the parts of lines that the container's runtime had cut.
 
-    With `last_states`, what was overwritten takes no room.
+    With `last_states`, overwritten text takes no room.
     """
 
     def __init__(self, most: int, *, last_states: bool) -> None:

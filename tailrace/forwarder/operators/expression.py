@@ -1,12 +1,12 @@
-"""Expressions of `if`, `is_first_entry`, `is_last_entry`: as much of the language as they use.
+"""Expressions of `if`, `is_first_entry`, `is_last_entry`; fields of an entry; its severity.
 
     body matches "^\\d{4}-"      attributes.logtag == 'F'      not (body contains "x") and body !=
     ""
 
 Operators: `==`, `!=`, `matches`, `contains`, `startsWith`, `endsWith`, `in` (a list), `and`, `or`,
 `not` (also `&&`, `||`, `!`), parentheses. Values: fields, texts, whole numbers, `true`, `false`,
-`nil`. A comparison with a field that is not there is false, and `!=` true. An expression has at
-most 10,000 characters, and what is nested is at most 100 deep.
+`nil`. A comparison with a missing field is false, and `!=` true. An expression has at most 10,000
+characters, and at most 100 levels of nesting.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 
 
 def parse_expression(text: object) -> Value:
-    """What an expression says of an entry. Raises `ValueError` with the place that is wrong."""
+    """Parses an expression over an entry. Raises `ValueError` with the place of the error."""
     if not isinstance(text, str) or not text.strip():
         raise ValueError('an expression is a text, such as body matches "^ERROR"')
     if len(text) > _MOST_CHARACTERS:
@@ -171,7 +171,7 @@ class _ExpressionParser:
         return values[0] if len(values) == 1 else _all(values)
 
     def _inner(self, parse: Callable[[], Value]) -> Value:
-        """What `parse` finds one level deeper. Raises `ValueError` if that is too deep."""
+        """The result of `parse` one level deeper. Raises `ValueError` if that is too deep."""
         self._depth += 1
         if self._depth > _MOST_DEPTH:
             raise ValueError(f"the expression is nested more than {_MOST_DEPTH} deep")
@@ -273,8 +273,8 @@ def holds(value: Value, entry: Entry) -> bool:
 
 # Levels of entries: OpenTelemetry's mapping of values to severities.
 #
-# The record's level is the name of the severity in capitals without its number: `error3` is
-# ERROR. A value that is mapped to nothing leaves the level open.
+# The record's level is the name of the severity in capitals without its number: `error3` is ERROR.
+# A value without a mapping leaves the level open.
 
 
 NAMES: Final = ("trace", "debug", "info", "warn", "error", "fatal")

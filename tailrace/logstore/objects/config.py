@@ -1,7 +1,8 @@
-"""The settings that the service and the compactor share: the store, compaction, queue retention.
+"""Settings that the service and the compactor share, and `open_store`, which opens the store.
 
-The section of the compactor's run is here too: on which Spark it runs, and when it starts
-before its time. The service needs it to start a compactor beside itself.
+They cover the object store, compaction, retention of the queue, and defaults of pipelines. The
+section of the compactor's run is in this module too: on which Spark it runs, and when it starts
+ahead of schedule. The service needs that section to start a compactor as a child process.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ class StoreSettings(BaseSettings):
 
     @property
     def bucket(self) -> Bucket | None:
-        """Where on S3 the store is; None if it is a folder."""
+        """The place of the store on S3; None if it is a folder."""
         return _parse_bucket(self.store) if "://" in self.store else None
 
     @property
@@ -155,10 +156,10 @@ def _parse_bucket(store: str) -> Bucket:
 
 
 class CompactionSettings(RunningSettings):
-    """How much is compacted at once, and how long things are kept.
+    """The limits of a compaction, and how long data is kept.
 
-    The service's part is here as well (`enabled`, `every_seconds`), so that a compactor that runs
-    elsewhere, and reads the same file, refuses what nobody knows.
+    The service's part is in the same class (`enabled`, `every_seconds`), so that a compactor that
+    runs elsewhere, and reads the same file, refuses unknown keys.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -276,7 +277,7 @@ class SegmentRetention(BaseModel):
 
 
 class PipelineDefaults(BaseModel):
-    """What a pipeline does as long as its own file does not say otherwise, under the same key."""
+    """Defaults of a pipeline; the same key in the pipeline's own file overrides each."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 

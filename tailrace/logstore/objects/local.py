@@ -1,8 +1,9 @@
-"""The object store in a folder: plain files that Spark, DuckDB and people read as they are.
+"""The object store in a folder: plain files that Spark, DuckDB and people read directly.
 
-`tailrace.logstore.objects.local` has the operations on the disk, `tailrace.logstore.objects.local`
-the paths. Several processes of one machine may share the folder. A local store cannot hold both
-an object `x` and objects below `x/`: the later put is a `Conflict`.
+`KeyPaths` and `Walk` map keys to paths, `Sidecars` keeps ETags and metadata, `LocalFiles` has the
+blocking operations on the disk, and `LocalStore` makes an `ObjectStore` of them. Several processes
+of one machine may share the folder. A local store cannot hold both an object `x` and objects below
+`x/`: the later put is a `Conflict`.
 """
 
 from __future__ import annotations
@@ -46,19 +47,19 @@ from tailrace.logstore.objects.store import (
 )
 from tailrace.logstore.state import decode_checked, encode_checked
 
-# The paths at which the local store keeps objects, the keys that it accepts, and their order.
+# Paths of objects, the keys that the store accepts, and their order.
 #
 #   {root}/{key}               the object's bytes
-#   {root}/.meta/{key}.json    ETag and user metadata (`tailrace.logstore.objects.local`)
+#   {root}/.meta/{key}.json    ETag and user metadata (`Sidecars`)
 #   {root}/.locks/{00..3f}     flock files; a key's is chosen by its hash. All are made at the
 #                              start, so that deleting works on a full disk; none is ever removed
 #   {root}/.tmp/{ULID}         objects that are being written
 #   {root}/.reserve/           room for a full disk, which the service takes
 #
 # `Walk` lists keys in S3's order, lazily. S3 orders by the bytes of the whole key: `a-b`, `a.b`,
-# `a/b`, `a0`. A folder therefore sorts as its name with the `/`. The order of `str` is the order
-# of UTF-8, so nothing is encoded. Only the names of the folders on the way down to the present
-# key are in memory.
+# `a/b`, `a0`. A folder therefore sorts as its name with the `/`. The order of `str` is the order of
+# UTF-8, so nothing is encoded. Only the names of the folders on the way down to the current key are
+# in memory.
 
 
 META, LOCKS, TEMPORARIES, RESERVE = ".meta", ".locks", ".tmp", ".reserve"
@@ -124,7 +125,7 @@ def check_key(key: str) -> None:
 
 @dataclass(slots=True)
 class _WalkPlace:
-    """How far a walk has come: only keys above `after` are wanted."""
+    """The place of a walk: only keys above `after` are wanted."""
 
     after: str
 
@@ -181,14 +182,14 @@ def is_clean(base: str) -> bool:
     return not base or all(part not in ("", ".", "..") for part in base[:-1].split("/"))
 
 
-# The sidecar of an object in the local store: its ETag and metadata in `.meta/{key}.json`.
+# Sidecars: the ETag and metadata of an object, in `.meta/{key}.json`.
 #
 #   {"etag": …, "size": …, "mtime_ns": …, "inode": …, "metadata": {…}, "replaced": {the same five}}
 #
-# It is valid only for a file of that size, time and inode. For any other file the ETag is
-# computed from the bytes. It is written before the file is renamed to its key, so it also tells
-# what is known of the file that stands there until then, or for ever if the writer is killed. It
-# is written without a sync; its loss loses nothing but user metadata.
+# A sidecar is valid only for a file of that size, time and inode. For any other file the ETag is
+# computed from the bytes. The sidecar is written before the file is renamed to its key. Therefore
+# `replaced` describes the file that is still at the key until then, or for ever if the writer is
+# killed. A sidecar is written without a sync; its loss loses nothing but user metadata.
 
 
 _ATTEMPTS = 100
@@ -203,7 +204,7 @@ class LocalMetadata(NamedTuple):
 
 
 class KnownFile(NamedTuple):
-    """A file, and what is known of it."""
+    """A file, with the metadata that is known for it."""
 
     stat: Stat
     known: LocalMetadata
@@ -230,7 +231,7 @@ class Sidecars:
             file.close()
 
     def write(self, key: str, described: KnownFile, replaced: KnownFile | None = None) -> None:
-        """Stores what is known of a file, and of the one that it will replace. Raises `OSError`."""
+        """Stores the metadata of a file, and of the file that it will replace. Raises `OSError`."""
         temporary = self.new_temporary()
         file = self._fs.open(temporary, "create")
         try:
@@ -293,16 +294,16 @@ def _parse(text: bytes, stat: Stat) -> KnownFile | None:
     return None
 
 
-# The blocking half of the local store: what each operation does to the disk.
+# The blocking half of the local store: the operations on the disk.
 #
 # Writes. Bytes are written to a temporary file, which is synced. Then, under the key's lock, the
-# condition is checked, the file is renamed to its key, and the folder is synced. Every writer
-# takes the lock; otherwise a put without a condition could come between another's check and
-# rename. Programs other than ours (Spark, deltalake) write `table/` without it.
+# condition is checked, the file is renamed to its key, and the folder is synced. Every writer takes
+# the lock; otherwise a put without a condition could come between another's check and rename.
+# Programs other than ours (Spark, deltalake) write `table/` without it.
 #
 # Folders are made and synced before a name is put into them. This process remembers the folders
-# that it knows to be durable. Deleting the last object of a folder removes the folder; a put
-# whose folder was removed that way makes it again.
+# that it knows to be durable. Deleting the last object of a folder removes the folder; a put whose
+# folder was removed that way makes it again.
 #
 # Reads hold the file open, so they see one whole object, however often the key is rewritten
 # meanwhile.
@@ -319,7 +320,7 @@ _NAMES = 64  # are read at a time: they cost little beside what is asked of each
 
 @contextmanager
 def _absent_or_done() -> Iterator[None]:
-    """Passes over what is not there, or cannot be."""
+    """Ignores an error if the name does not exist, or cannot exist."""
     try:
         yield
     except OSError as error:
@@ -531,7 +532,7 @@ class LocalFiles:
         return _info_of(key, written.file)
 
     def _check(self, key: str, condition: Condition) -> KnownFile | None:
-        """What is known of the object that a write replaces. Raises `PreconditionFailed`."""
+        """Returns the metadata of the object that a write replaces. Raises `PreconditionFailed`."""
         try:
             return self._check_present(key, condition)
         except PreconditionFailed:
@@ -754,7 +755,10 @@ class LocalStore:
             self._files.make()
 
     async def open(self, seconds: float) -> None:
-        """Makes the folder. One that hangs is left to the operations after so many seconds."""
+        """Makes the folder.
+
+        If that takes more than `seconds`, returns; the next operations wait for the folder.
+        """
         making = asyncio.ensure_future(self._run(self._files.make))
         making.add_done_callback(lambda done: done.cancelled() or done.exception())
         done, _ = await asyncio.wait({making}, timeout=seconds)

@@ -1,21 +1,22 @@
 """The object store: the one interface through which programs share durable data.
 
-An implementation passes `tests/contracts/object_store.py` as it is. Rules that
-callers rely on, and that S3, MinIO and the local store all keep:
+`ObjectStore` is the interface, `RemoteStore` adds the operations of a store on a server, and
+`RangeReader` reads ranges of an object as a file. An implementation passes
+`tests/contracts/object_store.py` unchanged. Callers rely on these rules, which S3, MinIO and the
+local store all keep:
 
 - A put is atomic: readers see the whole old object or the whole new one.
 - After a put, compose or delete returns, every later get, head and list shows it.
-- `if_absent` and `if_match` are honoured by put and compose; of several racing
-  writers with the same condition at most one succeeds.
+- `if_absent` and `if_match` are honoured by put and compose; of several racing writers with the
+  same condition at most one succeeds.
 - Conditions on delete do not exist. A copy honours conditions on its *source* only.
-- An ETag is a hash of bytes, not a version: equal bytes may have equal ETags. A caller that
-  needs a version puts a fresh ULID inside the object.
+- An ETag is a hash of bytes, not a version: equal bytes may have equal ETags. A caller that needs a
+  version puts a fresh ULID inside the object.
 - A write that fails with `OutcomeUnknown` may have happened.
-- Keys are relative, `/`-separated, already encoded (`tailrace.logstore.keys`,
-`tailrace.logstore.keys`).
+- Keys are relative, `/`-separated, already encoded (`tailrace.logstore.keys`).
 
-The metadata of an object are short pairs of text beside its bytes. S3 keeps them as headers: 2 KB
-in total, names and values in ASCII, names in lower case.
+The metadata of an object are short pairs of text, stored with its bytes. S3 keeps them as headers:
+2 KB in total, names and values in ASCII, names in lower case.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _VALUE: Final = re.compile(r"[ -~]*")
 
 
 def is_remote(uri: str) -> bool:
-    """Whether what a store's `uri` gave is on S3: else it is a path on this machine."""
+    """Returns whether the `uri` of a store is on S3; otherwise it is a path on this machine."""
     return uri.startswith("s3://")
 
 
@@ -66,8 +67,8 @@ Body: TypeAlias = "bytes | bytearray | memoryview"
 class ObjectInfo:
     """A stored object; `metadata` is empty in listings.
 
-    `modified_ms` may be of whole seconds. That of a write's result is the time of the answer,
-    and may differ by a second from what is read later.
+    `modified_ms` may be of whole seconds. In the result of a write it is the time of the answer,
+    and may differ by a second from the time that a later read returns.
     """
 
     key: str
@@ -186,14 +187,13 @@ class ObjectStore(Protocol):
         ...
 
 
-# The further operations of a store on a server: a clock, request counts, rules and checks.
+# Further operations of a store on a server: a clock, request counts, rules and checks.
 #
-# Callers of these need none of the vendor's modules, which cost 35 MB of memory and are loaded
-# only where a bucket is opened; a store in a folder does without them.
+# Their callers need none of the vendor's modules, which cost 35 MB of memory and are loaded only
+# where a bucket is opened; a store in a folder does without them.
 #
-# A store with a clock of its own, S3, sends its time in every answer, cut to whole seconds. At
-# some moment between sending and arrival the store's time was between `date_ms` and `date_ms` + 1
-# s.
+# A store with a clock of its own, S3, sends its time in every answer, cut to whole seconds. At some
+# moment between sending and arrival the store's time was between `date_ms` and `date_ms` + 1 s.
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,16 @@
 
     piece … piece │ directory (zstd of JSON head + rows) │ footer
 
-Footer, 28 bytes, little-endian: magic `TRCI`, u32 format, u64 size of the directory, u64
-XXH3-64 of the directory, u32 blank. Directory and footer are the *tail*; a manifest knows
-its size, so that one ranged get brings all that is needed to find a piece.
+A *block* is a batch or a part of one, a *piece* up to 4,096 blocks.
 
-The directory, decompressed: u32 length of a JSON head {"writers", "spans"}, the head, and
-a row of `ENTRY` per piece. `spans` are [piece, writer, lowest pos, highest pos + 1].
+Footer, 28 bytes, little-endian: magic `TRCI`, u32 format, u64 size of the directory, u64 XXH3-64 of
+the directory, u32 blank. Directory and footer are the *tail*; a manifest knows its size, so that
+one ranged get returns all that is needed to find a piece.
+
+The directory, decompressed: u32 length of a JSON head {"writers", "spans"}, the head, and a row of
+`ENTRY` per piece. `spans` are [piece, writer, lowest pos, highest pos + 1].
+
+Damaged bytes raise `Damaged`, a newer format `UnsupportedVersion`.
 """
 
 from __future__ import annotations
@@ -27,12 +31,12 @@ from tailrace.logstore.errors import Damaged, UnsupportedVersion
 
 # Blocks: the places of a chunk's text that can be found without reading the text.
 #
-# A block is a batch, or a part of a large one: at most about 64 KiB that end with a line (one
-# line may be longer). A batch whose records hold newlines has a block per record, so that in
-# every block either line `i` is record `i`, or there is one record.
+# A block is a batch, or a part of a large one: at most about 64 KiB that end with a line (one line
+# may be longer). A batch whose records hold newlines has a block per record, so that in every block
+# either line `i` is record `i`, or it has one record.
 #
-# A block holds where its bytes and lines begin, the writer that received it and its position, its
-# batch ULID, and for a batch's first block the digest of the whole batch.
+# A block holds the offsets of its bytes and lines, the writer that received it and its position,
+# its batch ULID, and for a batch's first block the digest of the whole batch.
 
 
 BLOCK = np.dtype(
@@ -164,18 +168,18 @@ def changed_batch(blocks: Blocks, text: bytes, *, ended: bool) -> int | None:
     return None
 
 
-# Pieces of a chunk's index: up to 4,096 blocks, column by column, compressed.
+# Pieces: up to 4,096 blocks, column by column, compressed.
 #
-# Nothing in a piece depends on where it stands: offsets and lines are sums of sizes from a base
-# that the directory gives, writers are named in the piece. So indexes are merged by copying
-# pieces. Decompressed (zstd), little-endian:
+# Nothing in a piece depends on its place: offsets and lines are sums of sizes from a base that the
+# directory gives, writers are named in the piece. So indexes are merged by copying pieces.
+# Decompressed (zstd), little-endian:
 #
 #   u32 blocks · u16 writers · per writer: u16 length, name in UTF-8 · columns
 #
-# Columns in order: ULID time in ms and `pos` as differences from the block before, ULID bits
-# 79-64, ULID bits 63-0, digest, size, lines, records, writer, first. Each is laid out byte plane
-# by byte plane (all lowest bytes first), which leaves planes of zeros to zstd. A batch of one
-# line takes about 20 bytes, most of them the random ULID and the digest.
+# Columns in order: ULID time in ms and `pos` as differences from the block before, ULID bits 79-64,
+# ULID bits 63-0, digest, size, lines, records, writer, first. Each is laid out byte plane by byte
+# plane (all lowest bytes first), which leaves planes of zeros to zstd. A batch of one line takes
+# about 20 bytes, most of them the random ULID and the digest.
 
 
 PIECE_BLOCKS = 4096

@@ -1,20 +1,20 @@
-"""Deletions in the store: up to which ULID lines of a run, or of a pipeline's runs, are deleted.
+"""Deletions and retention: up to which ULID lines of a run or pipeline are deleted, and when.
 
-`coordination/deleted/{fqn}/{run}~{t}` and `coordination/deleted/{fqn}/.pipeline`, a JSON
-object: `fqn`, `run` (null for the whole pipeline), `t` (ULID text: ULIDs at or below it
-are deleted) and `version` (a fresh ULID in every write).
+`coordination/deleted/{fqn}/{run}~{t}` and `coordination/deleted/{fqn}/.pipeline`, a JSON object:
+`fqn`, `run` (null for the whole pipeline), `t` (ULID text: ULIDs at or below it are deleted) and
+`version` (a fresh ULID in every write).
 
 A run that is deleted again gets another record, and the highest counts. A program that removes a
-record that is not needed any more can therefore never remove a later one. The record of a
-pipeline is never removed; its `t` only ever rises.
+record that is not needed any more can therefore never remove a later one. The record of a pipeline
+is never removed; its `t` only ever rises.
 
-T also says when the deletion was made: below its milliseconds stand 32 ones, then the moment as
-48 bits of milliseconds since the epoch, by the store's clock (`horizon_above`). In T of earlier
+T also says when the deletion was made: below its milliseconds are 32 ones, then the moment as 48
+bits of milliseconds since the epoch, by the store's clock (`horizon_above`). In T of earlier
 versions, all these bits are ones, or T is the id of a line.
 
-There may be as many records as runs that expire in some weeks. The key of a run's record contains
-the whole record (`deletion_at`), so these are listed and not read. Other records are read again
-only if they changed.
+A store may hold one record for each run that expired in some weeks. The key of a run's record
+contains the whole record (`deletion_at`), so these are listed and not read. Other records are read
+again only if they changed.
 
 A record that cannot be read harms its owner alone: `owner_of` says whose lines it may delete.
 """
@@ -58,7 +58,7 @@ def horizon_above(known: int, moment_ms: int) -> int:
 
 
 def moment_of(t: int) -> int | None:
-    """When a deletion was made, by the store's clock; None if its T does not say so."""
+    """Returns the time of a deletion by the store's clock; None if its T does not contain it."""
     below = t & (1 << ulids.RANDOM_BITS) - 1
     moment_ms = below & ulids.MAX_TIME_MS
     marked = below >> _MOMENT_BITS == _MARK and moment_ms < ulids.MAX_TIME_MS
@@ -133,9 +133,9 @@ def names_in(key: str) -> tuple[str | None, str | None]:
 
 
 async def owner_of(store: ObjectStore, key: str) -> tuple[str, str | None] | None:
-    """Whose lines a record may delete at most, without reading it: a run's, or a pipeline's.
+    """Returns the run or pipeline whose lines a record may delete at most, without reading it.
 
-    None: the key has a hash, and no manifest tells of which name. Raises `StoreUnavailable`.
+    None: the key has a hash, and no manifest has the name. Raises `StoreUnavailable`.
     """
     fqn, run = names_in(key)
     if fqn is not None:
@@ -267,14 +267,14 @@ async def deletions_above(store: ObjectStore, low: int) -> Sequence[Deletion]:
 
 # The retention of runs: one time, and other times for some pipelines.
 #
-# The service removes a run when its last line is older than that and records its deletion, by
-# which its lines leave the table as well. The table's own retention works in whole hours and does
-# not depend on pipelines, so by default it is the longest of these times.
+# The service removes a run when its last line is older than that. It also records a deletion, which
+# removes the run's lines from the table as well. The table's own retention works in whole hours and
+# does not depend on pipelines, so by default it is the longest of these times.
 #
-# A line is as old as its ULID says. A line that arrives late makes its run no younger than the
-# line itself is, so runs and hours of the table count alike.
+# The age of a line follows from its ULID. A line that arrives late makes its run no younger than
+# the line itself is, so runs and hours of the table count alike.
 #
-# All times are in days. A setting may say hours, as `36h`.
+# All times are in days. A setting may use hours, as `36h`.
 
 
 _TIME: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([dh])\s*")

@@ -1,4 +1,4 @@
-"""The manifest of a run: what its text consists of, changed by compare-and-swap only.
+"""The manifest of a run: the chunks of its text, its state; changed by compare-and-swap only.
 
 `runs/{fqn}/{run}.json`, a JSON object:
 
@@ -18,12 +18,12 @@
                 for its lines; the run is `closing` while there is one; absent without any
     copies      [ULID, node, pos, records] of the last 1,000 batches that a node held as well, and
                 that were left out because another node's were in the chunks; may be absent
-    fixed       so many of the first lines have their final place; may be absent
+    fixed       the number of first lines that have their final place; may be absent
     by_ulid     true if lines below `fixed` were sorted by ULID so that positions do not say which
                 of them lie before others; absent otherwise
     abandoned   true if the sweeper closed the run, which nobody had closed; absent otherwise
-    partial     what `partial.txt` was made from: bytes, lines, at_ms
-    closing     what `logs.txt` is about to become: put, bytes, chunks (ids)
+    partial     the source of `partial.txt`: bytes, lines, at_ms
+    closing     the `logs.txt` that is about to be put: put, bytes, chunks (ids)
     first_ms, last_ms, flushed_ms   times of the first and last batch, and of the last flush
 
 Keys that this version does not know survive a rewrite.
@@ -178,7 +178,7 @@ class Manifest:
 
     @property
     def fixed_lines(self) -> int:
-        """So many of the first lines have their final place: whatever comes, it comes behind."""
+        """The number of first lines that have their final place: later lines come after them."""
         logs = self.logs
         return max(min(self.fixed, self.lines), 0 if logs is None else logs.lines)
 
@@ -387,9 +387,9 @@ def _decode_chunk(value: Mapping[str, Any]) -> Chunk:
 
 # Manifests in the store: read, and changed by compare-and-swap.
 #
-# A change is a function of the newest version. It is applied again to the new version when
-# another writer was first, and also when an answer was lost: if the write did happen and others
-# wrote since, the change finds its effect already there. A change must therefore be safe to apply
+# A change is a function of the newest version. It is applied again to the new version when another
+# writer was first, and also when an answer was lost: if the write did happen and others wrote
+# since, the change finds its own effect in the value. A change must therefore be safe to apply
 # twice.
 
 

@@ -1,14 +1,14 @@
-"""Reports of clients about a run, beside its lines: its status, its progress, its metrics.
+"""Clients' reports about a run (status, progress, metrics), and the watermarks of nodes.
 
     coordination/status/{fqn}/{run}            the newest status, changed by compare-and-swap
     coordination/progress/{fqn}/{run}          the newest progress, the same
     coordination/metrics/{fqn}/{run}/{ULID}    a batch of metrics, written once
+    coordination/text/{node}                   the watermark of a node
 
-Each is a JSON object: `format` (1), `version` (a fresh ULID in every write, above the
-run's deletion, since reports at or below a deletion do not exist), `fqn` and `run` in clear,
-`created_ms` and `stored_ms` (times of the first and of this write), `closed` (true, else absent,
-in a status: the run was closed behind it, and had no lines), and `value`, the JSON object that the
-client sent.
+A report is a JSON object: `format` (1), `version` (a fresh ULID in every write, above the run's
+deletion, since reports at or below a deletion do not exist), `fqn` and `run` in clear, `created_ms`
+and `stored_ms` (times of the first and of this write), `closed` (true, else absent, in a status:
+the run was closed after it, and had no lines), and `value`, the JSON object that the client sent.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ def _said(value: Mapping[str, Any]) -> Said:
 # Watermarks: up to which segment a node's lines are in their runs' chunks.
 #
 # `coordination/text/{node}`, a JSON object changed by compare-and-swap: `seq` (all segments up to
-# it are in chunks, or left out as duplicate, deleted or expired), `pos` (one past the last line
-# of those), `low` (the low watermark: the lowest segment that is kept), `version` (a fresh ULID).
+# it are in chunks, or left out as duplicate, deleted or expired), `pos` (one past the last line of
+# those), `low` (the low watermark: the lowest segment that is kept), `version` (a fresh ULID).
 
 
 @dataclass(frozen=True, slots=True)

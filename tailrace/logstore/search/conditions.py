@@ -1,6 +1,8 @@
-"""What a record must be like, as a tree: what `language` makes of a search and `where` of the tree.
+"""The condition of a search as a tree, and the moments, levels and numbers in it.
 
-A comparison with a field that a record does not have is false, and `Not` of it true.
+`tailrace.logstore.search.language` parses a search to such a tree, and
+`tailrace.logstore.search.translate` makes SQL of it. A comparison with a field that a record does
+not have is false, and `Not` of it true.
 """
 
 from __future__ import annotations
@@ -54,8 +56,8 @@ class Attribute:
 class JsonField:
     """A value within a message that is JSON; numbers in the path count in arrays, from 0.
 
-    What is said of an array holds for the array as text, or for something in it: an element, or
-    one of an array within it. A path leads into the objects of an array as well.
+    A condition on an array holds for the array as text, or for something in it: an element, or one
+    of an array within it. A path leads into the objects of an array as well.
     """
 
     path: tuple[str, ...]
@@ -70,7 +72,7 @@ class LogfmtField:
 
 @dataclass(frozen=True, slots=True)
 class AnyAttribute:
-    """The values of all attributes: what is said of them holds for one."""
+    """The values of all attributes; a condition holds if it holds for one of them."""
 
 
 Field: TypeAlias = Column | Attribute | JsonField | LogfmtField | AnyAttribute
@@ -183,10 +185,10 @@ def leaves(condition: Condition) -> Iterator[Condition]:
 
 
 def asks_for_text(condition: Condition | None) -> bool:
-    """Whether a part that has to hold says what stands in a line.
+    """Returns whether a part that has to hold is about the text of a line.
 
-    Anything else that is asked for (a level, a name, a time) a record and the lines that continue
-    it have in common, or it says where they lie.
+    All other conditions (a level, a name, a time) hold alike for a record and the lines that
+    continue it, or say where the lines are.
     """
     waiting = [] if condition is None else [(condition, True)]
     while waiting:
@@ -205,7 +207,7 @@ def _is_of_line(field: Field) -> bool:
 
 
 def depth(condition: Condition) -> int:
-    """How many conditions stand within one another."""
+    """Returns how many levels of conditions are nested."""
     deepest, waiting = 0, [(condition, 1)]
     while waiting:
         part, level = waiting.pop()
@@ -225,7 +227,7 @@ def patterns(condition: Condition | None) -> list[str]:
 
 
 def bounds_of_ts(condition: Condition | None) -> tuple[int | None, int | None]:
-    """The lowest and the highest time of a record's own for which the condition may hold.
+    """Returns the lowest and highest time of a record's own for which the condition may hold.
 
     In microseconds since the epoch, inclusive; None is no bound.
     """
@@ -246,7 +248,7 @@ def bounds_of_ts(condition: Condition | None) -> tuple[int | None, int | None]:
 
 
 def required(condition: Condition | None, column: str) -> str | None:
-    """The text that the column must be for the condition to hold, if there is one."""
+    """Returns the text that the column must equal for the condition to hold; None without one."""
     parts = condition.parts if isinstance(condition, All) else (condition,)
     for part in parts:
         if isinstance(part, Is) and not part.ignore_case and part.field == Column(column):
@@ -254,7 +256,7 @@ def required(condition: Condition | None, column: str) -> str | None:
     return None
 
 
-# Moments as people and programs write them, as milliseconds since the epoch.
+# Moments in the forms that people and programs write, as milliseconds since the epoch.
 #
 #   2026-11-21T10:00:00Z, 2026-11-21T11:00:00.5+01:00    RFC 3339
 #   2026-11-21 10:00, 2026/11/21 10:00:30, 2026-11-21    without an offset it is UTC
@@ -263,13 +265,12 @@ def required(condition: Condition | None, column: str) -> str | None:
 #   1795255200, 1795255200.5                             epoch seconds, if below 10^11
 #   1795255200000                                        epoch milliseconds, else
 #   now, now-1h, now-1d+30m, now/d, now-1d/d+8h          units ms s m h d w; /d is midnight
-#   5m, 1h30m, -5m, 5m ago                               so long before now
+#   5m, 1h30m, -5m, 5m ago                               that long before now
 #   01KAJ7F4000000000000000000                           a ULID stands for its time
 #
-# `/w` is Monday's midnight, `/M` and `/y` are those of the month's and the year's first day.
-# Finer digits than milliseconds are cut off; moments outside of what a ULID can hold are clamped.
-# A blank before the offset is read as `+`, which is what an unquoted `+` in a query string turns
-# into.
+# `/w` is Monday's midnight, `/M` and `/y` are those of the month's and the year's first day. Finer
+# digits than milliseconds are cut off; moments outside the range of a ULID are clamped. A blank
+# before the offset is read as `+`, since an unquoted `+` in a query string becomes a blank.
 #
 # A day, an hour or a minute is also a span (`parse_span`): `yesterday` lasts until today begins.
 
@@ -441,9 +442,9 @@ def _of_ulid(text: str) -> int | None:
         return None
 
 
-# Values as people write them in a search: text with `*` for anything, levels, numbers.
+# Values of a search: text with `*` for anything, levels, numbers.
 #
-# Parameters of a URL and the language of `q` read them here, so they mean the same in both.
+# Parameters of a URL and the language of `q` use these functions, so they mean the same in both.
 
 
 LEVEL: Final = Column("level")
@@ -470,7 +471,7 @@ def number_in(text: str) -> float | None:
 
 
 def is_exact(text: str) -> bool:
-    """Whether a number of the text differs, as a float, from each other one that people write."""
+    """Returns whether the number, as a float, differs from every other number that people write."""
     digits = re.sub(r"[eE].*|[^0-9]", "", text).lstrip("0")
     return len(digits) <= _EXACT_DIGITS
 

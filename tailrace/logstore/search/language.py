@@ -1,4 +1,4 @@
-r"""The language of searches: `parse` makes a `Condition` of what stands in `q`.
+r"""The language of searches: `parse` makes a `Condition` of the text of `q`.
 
     timeout                       the message has this text somewhere; case counts
     "connection refused"          with blanks and signs; \" and \\ are a quote and a backslash
@@ -23,9 +23,9 @@ r"""The language of searches: `parse` makes a `Condition` of what stands in `q`.
     a OR b   NOT a   (a OR b) c   NOT binds closest, then AND, then OR
 
 Operators are words in capitals, or `&&`, `||` and `!`. `field=x` is `field:x` but for the message,
-of which `:` asks for a part and `=` for all; `field!=x` is `NOT field=x`, `field:>=x` is
-`field>=x`. What only other languages know is refused (`foreign`). The grammar is LALR(1): reading
-takes linear time.
+where `:` asks for a part and `=` for all; `field!=x` is `NOT field=x`, `field:>=x` is
+`field>=x`. Signs that only other languages know are refused (`foreign_word`). The grammar is
+LALR(1): parsing takes linear time.
 """
 
 from __future__ import annotations
@@ -84,15 +84,15 @@ from tailrace.logstore.search.conditions import (
 )
 from tailrace.logstore.segments.file_format import LEVELS
 
-# Signs of other search languages that mean nothing here, and what to write instead.
+# Signs of other search languages that mean nothing in ours, and what to write instead.
 #
-# Who knows Lucene, Kibana, Loki, VictoriaLogs, Splunk or SQL types them. As text they would find
-# nothing, or something else than was meant, without a word. So a bare word or value that looks
+# Users of Lucene, Kibana, Loki, VictoriaLogs, Splunk or SQL type them. As text they would match
+# nothing, or something else than was meant, without an error. So a bare word or value that looks
 # like one is refused. Within quotes everything is text.
 
 
 class WordRefusal(NamedTuple):
-    """What is wrong with a word, and what to write."""
+    """The reason why a word is refused, and the spelling to use instead."""
 
     what: str
     hint: str
@@ -104,12 +104,12 @@ def foreign_word(word: str) -> WordRefusal | None:
 
 
 def foreign_value(value: str) -> WordRefusal | None:
-    """Why a bare value behind a field is refused; None if it is text."""
+    """Returns why a bare value after a field is refused; None if it is text."""
     return _refusal(value, _VALUES)
 
 
 def field_hint(name: str) -> str:
-    """What to write for a name before a colon that is no field."""
+    """Returns the hint for a name before a colon that is not a field."""
     meant = _FIELD_NAMES.get(name.lower())
     if meant is not None:
         return meant
@@ -416,7 +416,7 @@ class _Conditions(Transformer_NonRecursive[Token, Any]):
         return OneOf(tuple(texts), field, tuple(numbers))
 
     def _values(self, token: Token) -> list[Token]:
-        """What stands between the commas of a list."""
+        """The values between the commas of a list."""
         at, values = token.index("(") + 1, list[Token]()
         while token[at:].strip() not in ("", ")"):
             found = _ITEM.match(token, at)
@@ -455,7 +455,7 @@ class _Conditions(Transformer_NonRecursive[Token, Any]):
         return self._order(field, cast("Operator", operator), value)
 
     def _field(self, token: Token) -> tuple[Field, str]:
-        """The field that stands before its operator, and the operator: `:>=` is `>=`."""
+        """The field before its operator, and the operator: `:>=` is `>=`."""
         name = token.rstrip(":=<>!")
         operator = _SPELLED.get(written := token[len(name) :], written)
         if name == "*":
@@ -532,7 +532,7 @@ class _Conditions(Transformer_NonRecursive[Token, Any]):
         return Matches(body.replace("\\/", "/"), field, self._ignores_case(token, flags))
 
     def _text_of(self, token: Token) -> tuple[str, bool]:
-        """What the token says, and whether case does not count."""
+        """The text of the token, and whether case is ignored."""
         if token.type != "PHRASE":
             return str(token), False
         body, _, flags = token[1:].rpartition('"')
@@ -622,7 +622,7 @@ _BETWEEN: Final = (
 
 
 def _unexpected(text: str, error: UnexpectedInput) -> InvalidInput:
-    """What the parser did not take, said in words of the language."""
+    """Describes the token that the parser refused, in words of the language."""
     if isinstance(error, UnexpectedToken) and error.token.type == "$END":
         hint = next((hint for name, hint in _ENDS if name in error.expected), _NO_VALUE)
         return _wrong_at(len(text), "something is missing at the end", hint)

@@ -1,9 +1,12 @@
-r"""Conditions as terms of a WHERE clause of DuckDB. What the user wrote is bound, never spelled.
+r"""Conditions as terms of a WHERE clause of DuckDB, and as texts for a skip index.
 
-A comparison with what a record does not have is NULL in SQL, and false here: below NOT it is
-made so, elsewhere both leave the record out. The records are known as `r`.
+`Where` makes the terms. Values of the user are bound, never spelled. A comparison with a field that
+a record lacks is NULL in SQL, and false in our language: below NOT the term makes it false,
+elsewhere both leave the record out. The records are named `r`.
 
-`logfmt` takes the first `key=value` or `key="a \"value\""` behind a blank or the beginning.
+`logfmt` takes the first `key=value` or `key="a \"value\""` after a blank or at the beginning.
+
+`needs_of` gives the texts that a skip index must have for a condition.
 """
 
 from __future__ import annotations
@@ -41,12 +44,11 @@ from tailrace.logstore.search.conditions import (
 )
 from tailrace.logstore.table.skip_index import Grams, SkipIndex, grams_of, ranges
 
-# What a message must hold for a condition to be true, as far as a skip index can tell.
+# Texts that a message must have for a condition to be true, as far as a skip index can tell.
 #
-# A condition becomes pieces of text that are there in every message for which it holds. What says
-# nothing for certain (a negation, a comparison of numbers, JSON, which may be escaped) is left
-# out. So a row group that lacks what is needed has no match, and one that has it may have none
-# either.
+# A condition becomes pieces of text that every message has for which it holds. Conditions that give
+# no certain text (a negation, a comparison of numbers, JSON, which may be escaped) are left out. So
+# a row group that lacks a needed text has no match, and one that has it may have none either.
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +70,10 @@ Needs: TypeAlias = Grams | AllNeeded | AnyNeeded
 
 @dataclass(frozen=True)
 class IndexCondition:
-    """What an index says of its file for a search.
+    """The answer of an index about its file for a search.
 
     `rows` of each row group, and which `groups` may hold a match; `bare`: no line has attributes.
-    `coloured` row groups have lines that differ from what is seen of them.
+    `coloured` row groups have lines whose stored text differs from the displayed one.
     """
 
     rows: NDArray[np.int64]
@@ -114,7 +116,7 @@ def may_hold(needs: Needs, index: SkipIndex) -> NDArray[np.bool_]:
 
 
 def pages_for(needs: Needs, index: SkipIndex) -> Iterator[tuple[int, int]]:
-    """The pages of the index that `may_hold` reads at most: place in the index, and bytes."""
+    """Yields the pages of the index that `may_hold` reads at most: place in the index, bytes."""
     if isinstance(needs, Grams):
         yield from index.pages(needs)
     else:
@@ -123,7 +125,7 @@ def pages_for(needs: Needs, index: SkipIndex) -> Iterator[tuple[int, int]]:
 
 
 def needs_of(condition: Condition | None) -> Needs | None:
-    """What the condition needs of a message; None if that is nothing for certain."""
+    """Returns the texts that a message must have for the condition; None if no text is certain."""
     match condition:
         case All(parts):
             return _all(*map(needs_of, parts))
@@ -177,9 +179,9 @@ def _number(number: float) -> Needs | None:
 
 
 def sure_texts(condition: Condition | None) -> tuple[str, ...]:
-    """Texts of which each message has one, as it is written, for which the condition holds.
+    """Returns texts of which each matching message has at least one, spelled like this.
 
-    The longest for which that is certain, none if it is for no text.
+    They are the longest ones that are certain; empty if none is certain.
     """
     match condition:
         case All():
@@ -202,7 +204,7 @@ def sure_texts(condition: Condition | None) -> tuple[str, ...]:
 
 
 def needed_texts(condition: Condition | None) -> list[tuple[str, ...]]:
-    """Groups of texts: of each of them every message for which the condition holds has one."""
+    """Returns groups of texts; every matching message has at least one text of each group."""
     if isinstance(condition, All):
         return [texts for part in condition.parts for texts in needed_texts(part)]
     texts = sure_texts(condition)
@@ -230,10 +232,10 @@ _TOKEN: Final = re.compile(
 
 
 def literals(pattern: str) -> list[str]:
-    """Texts that every match of the regular expression (RE2) has, none if that is not certain.
+    """Returns texts that every match of the regular expression (RE2) has; empty if none is certain.
 
-    Those that stand outside of groups and classes, and are not optional. Flags, characters by
-    number and classes by name are not understood, and then nothing is certain.
+    These are literals outside of groups and classes that are not optional. Flags, characters by
+    number and classes by name are not understood; then nothing is certain.
     """
     parts, at, depth = [""], 0, 0
     while at < len(pattern):
@@ -405,7 +407,7 @@ class Where:
         return f"({self._worth(value, spelled)} {operator} {self._bind(float(bound))})"
 
     def _worth(self, value: str, spelled: str) -> str:
-        """The number that a text is, NULL for other texts than those that are spelled so."""
+        """The number that a text spells, NULL for any other text."""
         number = f"regexp_full_match({value}, {self._bind(spelled)})"
         return f"CASE WHEN {number} THEN TRY_CAST({value} AS DOUBLE) END"
 
@@ -450,7 +452,7 @@ def _pointer(path: tuple[str, ...]) -> str:
 
 
 def _with_elements(value: str) -> str:
-    """A list of a value and, of an array, of what is in it and in arrays within it."""
+    """A list of a value and, of an array, of its elements and those of arrays within it."""
     inside = [f"json_extract({value}, '${'[*]' * depth}')" for depth in range(1, ARRAYS + 1)]
     return f"list_concat([{value}], {', '.join(inside)})"
 

@@ -37,7 +37,7 @@ _WARN, _FATAL = LEVELS.index("WARN"), LEVELS.index("FATAL")
 
 
 class _Form(IntEnum):
-    """What a line looks like; a later form wins where several match."""
+    """The form of a line; a later form wins where several match."""
 
     RECORD = 0
     NAMED = 1  # `KeyError: 'total'`, or any name and a colon
@@ -246,7 +246,7 @@ class _Begins:
 def _find_forms(
     lines: TextRecords, words: FirstWords, found: FoundLevels, place: BatchPlaces, begins: _Begins
 ) -> tuple[NDArray[np.int8], Bools]:
-    """The form of each line, and which ones have one whatever stands before them."""
+    """The form of each line, and which lines have one whatever line precedes them."""
     forms = np.zeros(len(words.firsts), np.int8)
     indented = np.flatnonzero(_SPACES[words.firsts])
     named = (words.columns == 1) | _MARKS[words.firsts]

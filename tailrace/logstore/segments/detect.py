@@ -1,14 +1,14 @@
 """Finds the time and level of every record: its own, or those that it carries.
 
-A record without a time carries the time of the record before it. A record with neither
-time nor level carries the level, too. A record with a time of its own begins something new, and
-has no level if it names none. A client may give a level that is none of ours; the record then
-carries no other level either.
+A record without a time carries the time of the record before it. A record with neither time nor
+level carries the level, too. A record with a time of its own begins something new, and has no level
+if it names none. If a client gives a level that is not one of ours, the record carries no other
+level either.
 
-Slices come in order of ULID, but a line carries what the line before it in order of `pos`
-had. Almost always the two orders are the same within a run, and what a batch begins with is
-known when its turn comes. For the other runs `Detection` first reads their text
-once, and keeps what each of their batches begins with.
+Slices come in order of ULID, but a line carries the values of the line before it in order of `pos`.
+Almost always the two orders are the same within a run, and the carried values of a batch are known
+when its turn comes. For the other runs `Detection` first reads their text once, and keeps the
+values with which each of their batches begins.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from tailrace.logstore.segments.times import (
 
 # Times and levels of lines that have none of their own, and traces that go on.
 #
-# A traceback's lines carry the time and level of the line before them from the same writer and
-# run. `Carry` remembers the last ones of each run from segment to segment, and whether it was
-# within a traceback, for at most `limit` runs (the least recently written are forgotten; their
-# next line without a time then has its ULID's). Its state is lost with the process, and nothing
-# else depends on it.
+# A traceback's lines carry the time and level of the line before them from the same writer and run.
+# `Carry` remembers the last ones of each run from segment to segment, and whether it was within a
+# traceback, for at most `limit` runs (the least recently written are forgotten; their next line
+# without a time then has its ULID's). Its state is lost with the process, and nothing else depends
+# on it.
 #
 # Within slices everything is a forward fill over arrays: first from line to line of a batch, then
 # from batch to batch of a run.
@@ -260,9 +260,10 @@ class Own(NamedTuple):
 
 
 class Before(NamedTuple):
-    """The run of each batch of a slice, and what was before it.
+    """The run of each batch of a slice, and the state before it.
 
-    That is before the first batch of the run in the slice, and before each that is `apart`.
+    That is the state before the first batch of the run in the slice, and before each that is
+    `apart`.
     """
 
     runs: Ints
@@ -272,7 +273,7 @@ class Before(NamedTuple):
 
 
 def own(batches: Batches, piece: RecordSlice, continuations: Continuations, before: Before) -> Own:
-    """What the records themselves have: given, or found in their text."""
+    """The times, levels and traces of the records themselves: given, or read from their text."""
     count = len(piece.ends)
     times = np.empty(count, dtype=np.int64)
     parts = []

@@ -1,9 +1,8 @@
-"""The columns of a segment (contracts, section 2) and how Parquet stores them.
+"""The format of a segment: its columns, seal, footer and row keys, and quarantined segments.
 
-The format is this schema, the footer of `tailrace.logstore.segments.file_format` and the seal of
-`tailrace.logstore.segments.file_format`. Whatever changes one of them raises `VERSION`. Version 1
-had no column
-`carried`.
+A segment is a Parquet file with the columns of `SCHEMA`, a description in its footer and a seal
+before the footer (contracts, section 2). Any change of them increases `VERSION`. Version 1 had no
+column `carried`. Damaged bytes raise `Damaged`, a newer format `UnsupportedVersion`.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ DICTIONARIES: Final = [
     *("fqn", "run_id", "level", "connector_id"),
     *("attributes.key_value.key", "attributes.key_value.value"),
 ]
-# Not of messages: their smallest and largest would be copied whole into the footer.
+# Not for messages: their smallest and largest would be copied whole into the footer.
 STATISTICS: Final = ["ulid", "ts", "fqn", "run_id", "pos", "level", "connector_id", CARRIED]
 
 
@@ -86,7 +85,7 @@ STATISTICS: Final = ["ulid", "ts", "fqn", "run_id", "pos", "level", "connector_i
 #   PAR1 | pages | seal | footer | footer's length (4) | PAR1
 #
 #   seal, 32 bytes: "TRSEAL01", XXH3-64 of all bytes before the seal, XXH3-64 of all bytes
-#   behind it, XXH3-64 of the first 24 bytes of the seal; numbers little-endian
+#   after it, XXH3-64 of the first 24 bytes of the seal; numbers little-endian
 #
 # Readers of Parquet find pages by the offsets in the footer and the footer by its length, so they
 # never look at the seal. With it, a truncated or altered object is distinguished from a whole one
@@ -162,7 +161,7 @@ def _intact(seal: bytes) -> bool:
     return bool(xxhash.xxh3_64_intdigest(seal[:24]) == _NUMBER.unpack_from(seal, 24)[0])
 
 
-# The description of a segment, in the key-value metadata of its Parquet footer.
+# The footer: a description of the segment, in the key-value metadata of Parquet's footer.
 #
 #   key                    value
 #   tailrace.segment       JSON: "version", "node", "seq", "ranges" ([[first, end) of `pos`]),
@@ -172,8 +171,8 @@ def _intact(seal: bytes) -> bool:
 #                          [row groups that hold rows of it]], …]
 #
 # A row group's checksum is XXH3-64 over its rows' (ulid, pos, message), column by column: the
-# ULIDs' characters, `pos` as 8 bytes and the messages' lengths as 4 bytes (both little-endian),
-# the messages' bytes.
+# ULIDs' characters, `pos` as 8 bytes and the messages' lengths as 4 bytes (both little-endian), the
+# messages' bytes.
 
 
 KEY: Final = b"tailrace.segment"
@@ -321,9 +320,9 @@ def _run(fqn: str, run: str, rows: int, first: int, last: int, groups: list[int]
 #   segments/.aside/{node}/{seq}           JSON with `reason` and the ULID `version`
 #   segments/.aside/{node}/{seq}.given-up  its lines were given up: JSON with `at` and `version`
 #
-# The segment stays at its key. Its lines are **left out** until somebody decides: an intact copy
-# at the key and `tailrace verify --repair` bring them back, `tailrace verify --give-up` gives
-# them up. Until then every pass of the compactor has an alarm, and no search is complete.
+# The segment stays at its key. Its lines are **left out** until an operator decides: an intact copy
+# at the key and `tailrace verify --repair` bring them back, `tailrace verify --give-up` gives them
+# up. Until then every pass of the compactor has an alarm, and no search is complete.
 
 
 class QuarantinedSegment(NamedTuple):
@@ -382,7 +381,7 @@ async def list_quarantined(store: ObjectStore) -> list[QuarantinedSegment]:
 
 
 def left_out_markers(listed: Iterable[str]) -> list[str]:
-    """Of all keys below `segments/.aside/`, the markers of segments that nobody gave up."""
+    """Selects from all keys below `segments/.aside/` the markers of segments not given up."""
     there = set(listed)
     return sorted(
         key
@@ -456,7 +455,7 @@ async def _put_once(store: ObjectStore, key: str, body: bytes) -> None:
         await write_until_known(lambda: store.put(key, body, if_absent=True))
 
 
-# The identity of records in Arrow: records with one key are copies of each other.
+# Keys of records in Arrow: records with one key are copies of each other.
 
 
 KEY_COLUMNS: Final = ("ulid", "fqn", "run_id")
@@ -510,8 +509,8 @@ def undeleted(table: pa.Table, deletions: Iterable[tuple[str, str | None, int]])
 
 # ULIDs of lines and the times in them, for many lines at once.
 #
-# Line `i` of a batch has the batch's 26 characters with the last five replaced by `i` in base 32:
-# a batch id's low 25 bits are zero (`tailrace.logstore.ulid`).
+# Line `i` of a batch has the batch's 26 characters with the last five replaced by `i` in base 32: a
+# batch id's low 25 bits are zero (`tailrace.logstore.ulid`).
 
 
 LINE_CHARACTERS = 5
@@ -536,7 +535,7 @@ def times_ms(rows: Rows) -> NDArray[np.int64]:
 
 
 def made_ms(rows: Rows) -> NDArray[np.int64]:
-    """When each batch was made, as far as its id says: `times_ms`, unless that is ahead."""
+    """The time of each batch's creation, from its id: `times_ms`, unless that is ahead."""
     times = times_ms(rows)
     ahead = rows["flags"] & MADE_AFTER_DELETION != 0
     if ahead.any():

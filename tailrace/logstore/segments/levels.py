@@ -1,18 +1,18 @@
-"""Finds the level that each line of text states.
+"""Finds the level that each line of text states, and the first word of each record.
 
-A level is one of `schema.LEVELS`; `spellings` has the words, letters and numbers. The first of
-these that finds something decides:
+A level is one of `tailrace.logstore.segments.file_format.LEVELS`; the tables below have its words,
+letters and numbers. The first of these steps that finds a level decides:
 
-1. A line that is a JSON object, or ends in one, has the level of its level key, wherever the key
-   stands. Without a level key it has none: words in its message are not looked at. Docker's
-   `{"log": …}` is searched for the text in it.
+1. A line that is a JSON object, or ends in one, has the level of its level key, wherever the key is
+   in it. Without a level key it has none: words in its message are not looked at. In Docker's
+   `{"log": …}` the inner text is searched.
 2. A line of logfmt has the level of its level key.
 3. The first word after digits, punctuation and times, if it is a level in capitals, in brackets,
    before a colon, or directly after a time of day.
 4. The rules of `RULES` in order, within the first `WINDOW` bytes without colours.
 
-All patterns are RE2's, so their time is linear. `first_words` settles most lines; the rules see
-only the others that match one of them.
+All patterns are RE2's, so their time is linear. `find_first_words` settles most lines; the rules
+see only the others that match one of them.
 """
 
 from __future__ import annotations
@@ -33,11 +33,10 @@ from numpy.typing import NDArray
 from tailrace.logstore.patterns import BytesRegex
 from tailrace.logstore.segments.file_format import LEVELS
 
-# The spellings of levels: the one table for text, JSON, logfmt and levels that a client gives.
+# Spellings of levels: the one table for text, JSON, logfmt and levels that a client gives.
 #
-# `docs/levels.md` shows it to users. Every name maps to one of `schema.LEVELS`; case does not
-# matter. A single letter is a level only where a rule of `levels` expects one, or as the whole
-# value of a level key.
+# `docs/levels.md` shows it to users. Every name maps to one of `LEVELS`; case does not matter. A
+# single letter is a level only where a rule expects one, or as the whole value of a level key.
 
 
 NO_LEVEL: Final = -1
@@ -141,12 +140,13 @@ def _level_of_number(number: int, key: str) -> int:
 #
 # Each record has a row of `WIDTH` bytes. Column 0 is the newline before the record (the first
 # record gets one), and column `1 + i` is byte `i` of the record. The row of a shorter record
-# continues with the bytes of the next record, so a caller that finds something compares its
-# column with `lengths`. Callers search the flattened matrix, where NumPy is as fast as memory,
-# and get positions in it.
+# continues with the bytes of the next record, so a caller compares the column of each match with
+# `lengths`. Callers search the flattened matrix, where NumPy is as fast as memory, and get
+# positions in it.
 #
 # A prefix contains no colours and no other control sequences of terminals (`ESC [ … letter`):
-# `ESC[32mINFO ESC[0m` is searched as `INFO `. These records are prepared one by one, in Python.
+# `ESC[32mINFO ESC[0m` is searched as `INFO `. Records with such sequences are prepared one by one,
+# in Python.
 
 
 WIDTH = 96
@@ -187,7 +187,7 @@ class Prefixes:
 
 
 def prefixes(text: bytes, ends: Ints, part: slice = _ALL) -> Prefixes:
-    """The prefixes of the records in `part` of those that end (behind their newline) at `ends`."""
+    """Returns the prefixes of the records in `part`; `ends` are the offsets after each newline."""
     first, stop, _ = part.indices(len(ends))
     starts = np.empty(stop - first, dtype=ends.dtype)
     starts[:1] = ends[first - 1] if first else 0
@@ -247,11 +247,11 @@ def is_word(byte: Bytes) -> Bools:
 _WORD: Bools = np.array([(chr(b).isalnum() and b < 128) or b == 95 for b in range(256)])
 
 
-# Finds the first word of each record after its time: most programs write the level there.
+# The first word of each record after its time: most programs write the level as that word.
 #
 # Digits, punctuation and the words of a time (`Nov`, `Sun`, `T10`, `Z`, `UTC`) are skipped. The
-# search works on the matrix of `prefixes`, all records at once; each word is looked up in the
-# tables of `spellings` and in that of the words of times.
+# search works on the matrix of `prefixes`, all records at once; each word is looked up in the table
+# of level names and in that of the words of times.
 
 
 _SIZE: Final = 16  # bytes of a word that are compared; the longest name has 13
@@ -294,8 +294,8 @@ _NUMBERS, _KINDS = _table()
 class FirstWords(NamedTuple):
     """The first word of each record.
 
-    `levels` has the level that it names in any case, or `NO_LEVEL`. `capitals` says whether it has
-    no small letter, `marks` the byte after it, `columns` where it begins in the prefix; column 0
+    `levels` has the level that it names in any case, or `NO_LEVEL`. `capitals` tells whether it has
+    no small letter, `marks` is the byte after it, `columns` its column in the prefix; column 0
     means that no word was found. `firsts` are the first bytes of the records.
     """
 
@@ -547,7 +547,7 @@ _OBJECT_LEVELS: Final = (*LEVEL_KEYS, *OTEL_KEYS, *PYTHON_KEYS, *SYSLOG_KEYS)
 class FoundLevels(NamedTuple):
     """The index into `LEVELS` for each line, `NO_LEVEL` where none is found.
 
-    `leading` says which lines are headed by their level, or are JSON.
+    `leading` marks the lines that begin with their level, or are JSON.
     """
 
     levels: Levels
@@ -615,7 +615,7 @@ def matches(lines: pa.Array, pattern: str) -> Bools:
 
 
 def are_few(lines: pa.Array, pattern: str) -> bool:
-    """Whether to search the lines one by one: Arrow compiles the pattern in each call."""
+    """Returns whether to search the lines one by one: Arrow compiles the pattern in each call."""
     return len(lines) <= len(pattern) // _PATTERN_PER_LINE
 
 

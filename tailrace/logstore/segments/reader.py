@@ -1,9 +1,9 @@
-"""Reads segments from their bytes and from the store.
+"""Reads segments from their bytes and from the store, as row groups or as batches.
 
-No function here returns rows that were not written. A whole body is first checked against its
-seal, a footer that was fetched alone against the second half of the seal, and each row group
-against its pages' CRCs and its checksum. A newer format raises `UnsupportedVersion`,
-every other fault `Damaged`.
+No function of this module returns rows that were not written. A whole body is first checked against
+its seal, a footer that was fetched alone against the second half of the seal, and each row group
+against its pages' CRCs and its checksum. A newer format raises `UnsupportedVersion`, every other
+fault `Damaged`.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def _check_shape(parquet: pq.ParquetFile, footer: Footer) -> None:
 
 
 def _byte_ranges(segment: SegmentFile, groups: Iterable[int]) -> list[tuple[int, int]]:
-    """Where the row groups stand in the object; neighbours are one span."""
+    """The ranges of the row groups in the object; neighbours are one range."""
     ranges: list[tuple[int, int]] = []
     for index in groups:
         start, end = _byte_range(segment.parquet.metadata.row_group(index))
@@ -201,10 +201,10 @@ def _byte_range(group: pq.RowGroupMetaData) -> tuple[int, int]:
     return min(starts), max(ends)
 
 
-# One row group of a segment, divided into stretches: consecutive rows of one batch.
+# A row group, divided into stretches: consecutive rows of one batch.
 #
-# Mostly a stretch is a batch. A large batch has one in each of several row groups, and batches
-# that share an id alternate row by row.
+# Mostly a stretch is a batch. A large batch has one in each of several row groups, and batches that
+# share an id alternate row by row.
 
 
 STRETCH: Final = np.dtype(
@@ -356,13 +356,12 @@ def _joined(messages: pa.StringArray) -> memoryview:
     return memoryview(b"".join((joined, b"\n")))
 
 
-# A stored segment as batches again, for flushing run logs and for readers of other nodes.
+# A stored segment as batches, for flushing run logs and for readers of other nodes.
 #
-# The rows of a run with one batch ULID are one batch, in order of line number; batches are in
-# order of `pos`. Text is each message and a newline, so it is the bytes that the journal held.
-# Only the columns of `BATCH` and the place of each batch are kept in memory. Texts are read
-# again, one row group at a time; the last one is kept because batches of neighbouring `pos` are
-# mostly in the same row group.
+# The rows of a run with one batch ULID are one batch, in order of line number; batches are in order
+# of `pos`. Text is each message and a newline, as in the journal, byte by byte. Only the columns of
+# `BATCH` and the place of each batch are kept in memory. Texts are read again, one row group at a
+# time; the last one is kept because batches of neighbouring `pos` are mostly in the same row group.
 
 
 class SegmentBatches:

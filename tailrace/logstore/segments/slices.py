@@ -1,7 +1,7 @@
 """Orders batches by ULID and divides them into slices, each of one record batch or row group.
 
-A slice holds whole records of one or many batches, at most `schema.MAX_TEXT` bytes of
-text (unless one record is longer) and `schema.MAX_ROWS` records, so that memory stays
+A slice holds whole records of one or many batches, at most `MAX_TEXT` bytes of
+text (unless one record is longer) and `MAX_ROWS` records, so that memory stays
 near one slice whatever the sizes of batches and lines are. Batches that share an id
 (two runs that chose the same) are processed together, in windows of line numbers, so that
 the records of consecutive slices never overlap in order.
@@ -26,11 +26,10 @@ Ints = NDArray[np.int64]
 class RecordSlice:
     """Records of some batches, one after another.
 
-    `ends` are the offsets in `text` behind each record's last newline. The batch at
-    `batches[i]` (an index of `Batches.rows`) has `counts[i]` of them, the first of which
-    is its record number `firsts[i]`. `shared` says that ids may repeat among batches.
-    `plain` says that every newline in `text` ends a record, and that no record has a time or level
-    beside its text.
+    `ends` are the offsets in `text` after each record's last newline. The batch at `batches[i]` (an
+    index of `Batches.rows`) has `counts[i]` of them, the first of which is its record number
+    `firsts[i]`. `shared` says that ids may repeat among batches. `plain` says that every newline in
+    `text` ends a record, and that no record has a time or level besides its text.
     """
 
     text: bytes

@@ -1,10 +1,11 @@
 """Finds the event time of each record in its text.
 
-The format is `YYYY-MM-DD[T ]HH:MM:SS[.,fraction][Z|±hh[:]mm]`; the date may be written with `/`.
-The time of a record is the first one in its prefix (`[2024-…`, `{"ts":"2024-…`, `INFO 2024-…`). A
-time without a zone is in UTC, and digits below a microsecond are cut. Invalid dates (month 13) are
-not times, nor are years outside 1900–9999, about which readers of Parquet disagree. Formats with
-two digits of a year are not guessed; those without a year, and numbers, are for `short_times`.
+The main format is `YYYY-MM-DD[T ]HH:MM:SS[.,fraction][Z|±hh[:]mm]`; the date may be written with
+`/`. The time of a record is the first one in its prefix (`[2024-…`, `{"ts":"2024-…`,
+`INFO 2024-…`). A time without a zone is in UTC, and digits below a microsecond are cut. Invalid
+dates (month 13) are not times, nor are years outside 1900–9999, about which readers of Parquet
+disagree. Formats with two digits of a year are not guessed. The second half of this module reads
+formats without a year, and numbers.
 
 The search works on all records at once: `_candidates` finds positions by their separators, and
 `_parse` decodes a matrix with a column for each.
@@ -162,23 +163,23 @@ def _offset(texts: Bytes, digits: Bytes, place: Ints) -> Ints:
     return offset
 
 
-# Finds times in records without a date of the form YYYY-MM-DD: many say less than that.
+# Times in records without a date of the form YYYY-MM-DD; many of these formats say less.
 #
 #   Nov 29 10:00:00, <30>Nov  9 10:00:00     syslog: the year that puts it nearest to arrival
-#   Sun Nov 29 10:00:00 2026                 the year behind the time
+#   Sun Nov 29 10:00:00 2026                 the year after the time
 #   11-29 10:00:00.123, E1129 10:00:00.12    logcat, klog: the nearest year
 #   20261129 10:00:00                        glog
 #   [29/Nov/2026:10:00:00 +0100]             web servers
 #   29-Nov-2026 10:00:00, 29 Nov 2026 10:00:00, Nov 29, 2026 10:00:00 AM
 #   10:00:00, [10:00:00,123]                 at the beginning: the day nearest to arrival
 #   1796000000, ts=1796000000.1              epoch seconds or milliseconds, at the beginning or
-#   {"time":1796000000000}                   behind a key `ts`, `time` or `timestamp`
-#   [12345.678901]                           dmesg: seconds since a start that is not known. The
-#                                            newest of a batch is taken for its arrival
+#   {"time":1796000000000}                   after a key `ts`, `time` or `timestamp`
+#   [12345.678901]                           dmesg: seconds since an unknown start. The newest of
+#                                            a batch is taken for its arrival
 #
 # Times without a zone are UTC. The arrival is the time of the batch's ULID. Most of the work is
-# done for all records at once; the text of a record is looked at only where a key or `[` promises
-# a time.
+# done for all records at once; the text of a record is looked at only where a key or `[` promises a
+# time.
 
 
 _DAY: Final = 86_400 * _SECOND
@@ -245,7 +246,7 @@ def find_uptimes(look: Prefixes, which: Ints) -> Ints:
 
 
 def times_of_uptimes(uptimes: Ints, batches: Ints, arrivals: Ints) -> Ints:
-    """When lines of dmesg were written, if the newest of each batch was at its arrival."""
+    """The times of dmesg's lines, if the newest of each batch was written at its arrival."""
     known = uptimes != NO_TIME
     newest = np.full(int(batches.max(initial=0)) + 1, NO_TIME, dtype=np.int64)
     np.maximum.at(newest, batches[known], uptimes[known])
@@ -288,7 +289,7 @@ def _clock_times(rows: Bytes, lengths: Ints, arrivals: Ints) -> Ints:
 
 
 def _clocks(padded: Bytes, lengths: Ints) -> Ints:
-    """Where `HH:MM:SS` begins, the first in each row."""
+    """The position of the first `HH:MM:SS` in each row."""
     size = len(lengths) * WIDTH
     flat = padded[_BEFORE:]
     colon = flat == ord(":")
@@ -327,7 +328,7 @@ def _time_of_day(texts: Bytes) -> Ints:
 
 
 def _put_halves(texts: Bytes, rows: Ints, value: Ints) -> None:
-    """Adds half a day to the times of `rows` behind which ` PM` stands; 12 AM is midnight."""
+    """Adds half a day to the times of `rows` that are followed by ` PM`; 12 AM is midnight."""
     letter, behind = texts[rows, _CLOCK_BYTES + 1], texts[rows, _CLOCK_BYTES + 3]
     alone = ~is_word(behind)
     of_half = value[rows] % _HALF_DAY
@@ -421,7 +422,7 @@ def _year(dates: Bytes) -> Ints:
 
 
 def _put_years_behind(rows: Ints, before: Bytes, texts: Bytes, of_day: Ints, value: Ints) -> None:
-    """Sets the times of rows that have the year behind the clock: `Sun Nov 29 10:00:00 2026`."""
+    """Sets the times of rows that have the year after the clock: `Sun Nov 29 10:00:00 2026`."""
     for place in (_CLOCK_BYTES, _CLOCK_BYTES + 1 + _SHORT_DIGITS):
         behind = texts[rows, place : place + 6]
         century = behind[:, 1] * np.uint16(256) + behind[:, 2]

@@ -1,8 +1,8 @@
 """Encodes batches as the bytes of a segment.
 
-Rows are sorted by ULID, one slice of about 8 MiB of text is one row group, and only one
-slice is in memory beside the bytes that are ready. Equal batches, numbers and carry give
-equal bytes. The layout is `schema`, `footer` and `seal`.
+Rows are sorted by ULID, one slice of about 8 MiB of text is one row group, and the encoder holds
+only one slice besides the finished bytes. Equal batches, numbers and carry give equal bytes.
+`tailrace.logstore.segments.file_format` describes the layout.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from tailrace.logstore.segments.file_format import (
 from tailrace.logstore.segments.levels import NO_LEVEL
 from tailrace.logstore.segments.slices import Limits, RecordSlice, by_ulid, slices
 
-# Makes Arrow record batches of `schema.SCHEMA` from batches, without a loop over lines in Python.
+# Arrow record batches of `SCHEMA`, made without a loop over lines in Python.
 #
-# Rows come in order of (ULID, fqn, run): batches are sorted, and only where batches share an id
-# are their records sorted, too. Memory is that of one slice at a time.
+# Rows come in order of (ULID, fqn, run): batches are sorted, and records are sorted only where
+# batches share an id. Memory is that of one slice at a time.
 
 
 Ints = NDArray[np.int64]
@@ -140,7 +140,7 @@ def _marks(carried: NDArray[np.bool_]) -> pa.Array:
 
 
 def _messages(piece: RecordSlice) -> pa.StringArray:
-    """The texts without the newline behind each record."""
+    """The texts without the newline after each record."""
     count = len(piece.ends)
     if len(piece.text) > _LARGEST:
         raise TooLarge(f"a record of {len(piece.text)} bytes is more than 2 GiB")

@@ -24,11 +24,11 @@ from tailrace.logstore.table.line_map import Read, StoredPage, stored_pages
 from tailrace.logstore.table.schema import ADDED, COLUMNS, PARTITIONS, bounds_of
 from tailrace.logstore.table.snapshot import TableFile
 
-# Checks the pages of table files against their CRCs, without decoding them.
+# The check of pages against their CRCs, without decoding them.
 #
 # Each page has the CRC-32 of its body in its header; parquet-mr and `verify --repair` write it. A
 # header has none of its own. So the headers are also compared with the footer: the pages of a
-# column have as many values, and take as many bytes when decompressed, as the footer says.
+# column must have as many values, and as many decompressed bytes, as the footer says.
 #
 # If no page of a row group has a CRC, an older program wrote the file: it is **unchecked**, which
 # is no damage. If some pages have one, all must.
@@ -38,7 +38,7 @@ _CRC_MASK: Final = 0xFFFF_FFFF  # Thrift has only signed integers
 
 
 class DamagedPages(Damaged):
-    """A column of a row group is not as it was written."""
+    """A column of a row group does not have the bytes that were written."""
 
 
 def check_row_group(footer: Any, index: int, read: Read) -> bool:
@@ -69,7 +69,7 @@ def check_row_groups(footer: Any, read: Read, indexes: Iterable[int] | None = No
 
 
 def row_group_range(footer: Any, index: int) -> tuple[int, int]:
-    """Where the bytes of a row group begin and end in the file."""
+    """Returns the begin and the end of a row group's bytes in the file."""
     group = footer.row_group(index)
     ranges = [_range(group.column(number)) for number in range(group.num_columns)]
     return min(begin for begin, _ in ranges), max(begin + size for begin, size in ranges)
@@ -219,7 +219,7 @@ def _as_damage(what: str) -> Iterator[None]:
 
 
 def _together(footer: Any) -> Iterator[range]:
-    """Row groups in order, so many at a time as one request fetches."""
+    """Yields row groups in order, as many at a time as one request fetches."""
     first, size = 0, 0
     for index in range(footer.num_row_groups):
         low, high = row_group_range(footer, index)

@@ -6,8 +6,8 @@
               a change of shape, after the known commit was replaced or removed
 
 A version that is returned is at least as new as the moment of the request, since the look
-begins after that moment. What is remembered of a commit is how its file looked *before* its
-bytes were read, so a file that replaces it is always noticed. A table whose log only delta-rs
+begins after that moment. `FollowedTable` remembers the attributes of a commit's file from *before*
+its bytes were read, so a file that replaces it is always noticed. A table whose log only delta-rs
 can read is opened each time.
 
 `Changes` reads the actions of our own commits and of other writers of plain tables: `add`, `remove`

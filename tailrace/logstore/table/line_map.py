@@ -1,8 +1,9 @@
-"""Single lines of a row group of a table file, read from its pages without decoding the rest.
+"""Line maps: where the lines of a row group are in its file, so that single lines can be read.
 
-A line map says where the lines of a row group lie. A skip index stores it. `made` functions make
-the map of a row group, and compare the lines that it gives with those of Parquet's own reader.
-Headers of pages are read by Parquet's Thrift.
+A line map tells where each line is in the pages of a row group. A skip index stores it.
+`GroupReader` reads single lines by it, without decoding the rest. `map_of` makes the map of a row
+group, and compares the lines that it gives with those of Parquet's own reader. `stored_pages` reads
+the headers of pages in Parquet's Thrift encoding.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from tailrace.logstore import ulid
 from tailrace.logstore.errors import Damaged
 from tailrace.logstore.segments.file_format import CARRIED, parse, texts_of
 
-# Where the pages of a column lie: the headers before them, in Thrift's compact protocol.
+# Places of a column's pages: the headers before them, in Thrift's compact protocol.
 #
 # The fields are those of `PageHeader` in parquet-format's `parquet.thrift`; of version 1 of data
-# pages and of dictionaries, which is all that parquet-mr and Arrow write unless they are told to.
+# pages and of dictionaries, which parquet-mr and Arrow write unless they are configured otherwise.
 
 
 PLAIN: Final = 0
@@ -45,13 +46,13 @@ _LONG_LIST: Final = 15
 
 
 class UnknownPages(Exception):
-    """Pages of a kind that is not read here."""
+    """Pages of a kind that this reader does not support."""
 
 
 class ColumnPage(NamedTuple):
     """A page: where its body begins in the column's bytes, its size as stored and decompressed.
 
-    It has so many `values`, nulls among them, and their encoding has that number in Parquet.
+    It has this number of `values`, including nulls. `encoding` is Parquet's number for it.
     """
 
     dictionary: bool
@@ -120,9 +121,9 @@ def pages_of(column: bytes) -> list[ColumnPage]:
 
 
 def struct_at(data: bytes, at: int) -> tuple[dict[int, Any], int]:
-    """A structure: its values by the numbers of their fields, and where it ends.
+    """Returns a structure: its values by the numbers of their fields, and where it ends.
 
-    Raises `IndexError`, `RecursionError`, `UnknownPages` for what is none.
+    Raises `IndexError`, `RecursionError`, `UnknownPages` for other bytes.
     """
     fields: dict[int, Any] = {}
     number = 0
@@ -183,12 +184,12 @@ def _signed(value: int) -> int:
     return (value >> 1) ^ -(value & 1)
 
 
-# Where the lines of a row group lie in its file, so that single ones are read.
+# The map of a row group.
 #
 # With a map a reader decompresses pages and takes values out of them, instead of decoding all:
-# messages are searched as they lie there, and in which line a text is found in a few steps. What
-# is the same for all lines of a batch, or one more from line to line, and levels, are in the map
-# itself.
+# messages are searched in the page itself, and the line of a match is found in a few steps. The map
+# itself has levels, values that are the same for all lines of a batch, and values that rise by one
+# from line to line.
 #
 #   length of the JSON (4, little-endian)
 #   JSON         {"messages": [[at, stored, size, rows, begin], …], "times": […],
@@ -200,12 +201,12 @@ def _signed(value: int) -> int:
 #     levels     of each row, the number of its name (1)
 #
 #   at           the place of the page's body in the file
-#   stored       its bytes there, as Zstandard compressed them
+#   stored       its bytes in the file, as Zstandard compressed them
 #   size         its bytes when decompressed
 #   rows         of the page
-#   begin        where values begin in it, behind the definition levels
+#   begin        where values begin in it, after the definition levels
 #   carried      base64 of a bit for each row, first the lowest one of a byte, compressed by
-#                Zstandard: the line continues the record before it. Not there if no line does
+#                Zstandard: the line continues the record before it. Absent if no line does
 #
 # A stretch (`STRETCH`) is a part of a batch: from its first row on ULID and position rise by one
 # from row to row, pipeline, run and connector stay; they are numbers of names.
@@ -253,7 +254,7 @@ class LineMap:
     """The map of one row group.
 
     `anchors` are those of each page of messages, `levels` and those of `stretches` numbers of
-    `names`. `carried` says which lines continue others; it is empty if none does.
+    `names`. `carried` marks the lines that continue others; it is empty if none does.
     """
 
     messages: Sequence[PagePlace]
@@ -270,9 +271,9 @@ class LineMap:
         return len(self.levels)
 
     def span(self, wanted: Mapping[str, str]) -> tuple[int, int]:
-        """The first row with these names, by column, and the one behind the last.
+        """Returns the first row with these names, by column, and the row after the last.
 
-        Between them may be others.
+        Rows between them may have other names.
         """
         ours = np.ones(len(self.stretches), np.bool_)
         for column, name in wanted.items():
@@ -299,7 +300,7 @@ class LineMap:
             row += page.rows
 
     def extent(self, wanted: Mapping[str, str]) -> tuple[int, int] | None:
-        """Where in the file pages begin and end that hold messages and times of `span`, if any."""
+        """Returns the range of the file with messages and times of `span`; None without pages."""
         first, behind = self.span(wanted)
         pages = [page for _, page, _ in self.message_pages(first, behind)]
         if not pages:
@@ -308,7 +309,7 @@ class LineMap:
         return min(page.at for page in pages), max(page.at + page.stored for page in pages)
 
     def equals(self, other: LineMap) -> bool:
-        """Whether both say the same, however they were compressed."""
+        """Returns whether both maps have the same content, however they were compressed."""
         return self._parts() == other._parts()
 
     def encoded(self) -> bytes:
@@ -383,11 +384,11 @@ def _read(data: bytes, at: int, kind: np.dtype[Any], count: int) -> NDArray[Any]
     return np.frombuffer(turned.T.tobytes(), kind)
 
 
-# Some lines of a row group, by its map (`line_map`).
+# Reading single lines of a row group by its map.
 #
-# Pages are decompressed one by one, and of each only the values of the lines are looked at, where
-# they lie. A page of messages is decompressed into memory that is used again for the next, so
-# that the system does not make room for each.
+# Pages are decompressed one by one, and only the values of the wanted lines are read, in place. All
+# pages of messages are decompressed into the same memory, so that the system does not allocate
+# pages for each.
 
 
 Read: TypeAlias = Callable[[int, int], "bytes | memoryview"]
@@ -415,9 +416,9 @@ class Scratch:
             raise Damaged(f"a page does not decompress: {error}") from error
 
     def page(self, stored: bytes | memoryview, size: int) -> bytearray:
-        """The first `size` bytes of a page, until the next one is asked for. Raises `Damaged`.
+        """Returns the first `size` bytes of a page, valid until the next call. Raises `Damaged`.
 
-        What is behind them is of other pages.
+        The memory after them holds bytes of other pages.
         """
         page = self._page
         if len(page) < size:
@@ -437,7 +438,7 @@ class Scratch:
 class MessagePage(NamedTuple):
     """A page of messages: its first row in the row group, and its values in `data`.
 
-    They lie from `begin` to before `end`, each behind its length (4, little-endian).
+    They are at `begin` to before `end`, each after its length (4, little-endian).
     """
 
     first: int
@@ -453,10 +454,10 @@ class MessagePage(NamedTuple):
         return ctypes.addressof(ctypes.c_char.from_buffer(self.data))
 
     def at(self, places: Sequence[int]) -> tuple[list[int], list[bytes]]:
-        """The numbers in the row group of messages that have one of these places, and their bytes.
+        """Returns the messages that contain these places: their row numbers and their bytes.
 
-        Both are in order. A place within a length is one of the message behind it. Raises
-        `Damaged` if the page is not what the map is of.
+        Both are in order. A place within a length belongs to the message after it. Raises `Damaged`
+        if the page is not the one that the map describes.
         """
         try:
             return self._at(places)
@@ -536,11 +537,11 @@ class GroupReader:
         return self._scratch.page(stored, place.size)
 
 
-# Makes the map of a row group (`line_map`), if its pages are of the kinds that are read by one.
+# Making the map of a row group, if its pages are of the supported kinds.
 #
-# What the writer did is not taken on trust: messages have to fill each page to the byte, and what
-# the map gives of one line of a thousand, and of messages at the anchors of the last page, is
-# compared with what Parquet's own reader gives.
+# The map does not trust the writer: messages have to fill each page to the byte, and the values of
+# one line of a thousand, and of messages at the anchors of the last page, are compared with those
+# of Parquet's own reader.
 
 
 MAPPED: Final = ("ulid", "ts", "fqn", "run_id", "pos", "level", "connector_id", "message")
@@ -553,9 +554,9 @@ _ULID_WIDTH: Final = 26
 
 
 def map_of(footer: Any, index: int, rows: pa.Table, read: Read) -> LineMap | None:
-    """The map of a row group; None if it has pages of other kinds, or another order in them.
+    """Returns the map of a row group; None if its pages are of other kinds or in another order.
 
-    `rows` is what Parquet's reader gives of the columns `MAPPED`, and of `CARRIED` if the file has
+    `rows` are the columns `MAPPED` as Parquet's reader returns them, and `CARRIED` if the file has
     it.
     """
     if not {*MAPPED} <= {*rows.column_names}:
@@ -686,7 +687,7 @@ class _MapBuilder:
         return found
 
     def _has_messages(self, reader: GroupReader) -> bool:
-        """Whether messages of the last page lie at its anchors, and the last at its end."""
+        """Returns whether messages of the last page are at its anchors, and the last at its end."""
         count = self._rows.num_rows
         for page in reader.message_pages(count - 1, count):
             rows, messages = page.at([*page.anchors.tolist(), page.end - 1])

@@ -1,19 +1,19 @@
-"""Reads from the table's log what delta-rs gives only one by one, or with the interpreter blocked.
+"""Reads the Delta log where delta-rs is too slow or blocks the interpreter.
 
-delta-rs replays the log for each application transaction that it is asked for: a request per
-commit since the last checkpoint, for every node. Its history begins at the newest version,
-whichever was loaded, and no other thread runs while it waits. Here
+delta-rs replays the log for each application transaction that is requested: a request per commit
+since the last checkpoint, for every node. Its history begins at the newest version, whichever was
+loaded, and no other thread runs while it waits. `Log` does the same with fewer requests:
 
-- all transactions up to a version are one read: the last checkpoint at or below it, and the
-  commits after that, some at a time;
-- the newest version at some time is found by a listing, which has the store's time of each
-  commit. The result is a version before which every commit existed by then, so a commit that
-  looks younger than it is (it was restored) makes the result older, never newer;
-- the jobs that made some versions are read from the commits.
+- It reads all transactions up to a version at once: the last checkpoint at or below it, and the
+  commits after that, some at a time.
+- It finds the newest version at some time by a listing, which has the store's time of each commit.
+  The result is a version before which every commit existed by then, so a commit that looks younger
+  than it is (it was restored) makes the result older, never newer.
+- It reads the jobs that made some versions from the commits.
 
 This module only reads, in the format of Delta's protocol: `{version:020}.json` has an action a
-line, `{version:020}.checkpoint.parquet`, perhaps in parts, the sum of all actions up to there. A
-log with other checkpoints (of a UUID) is recognised: delta-rs has to read it then.
+line, `{version:020}.checkpoint.parquet`, perhaps in parts, the sum of all actions up to that
+version. A log with other checkpoints (of a UUID) is recognised: delta-rs has to read it then.
 
 All calls block on the store; from an event loop they belong in a thread.
 """
@@ -34,7 +34,7 @@ import pyarrow.parquet as pq
 from tailrace.logstore.errors import NotFound, StoreUnavailable
 from tailrace.logstore.objects.store import RangeReader
 
-# Access to the files of a table's log: the interface that `log.py` uses, and a local folder.
+# Access to the files of a log: the interface that `Log` uses, and a local folder.
 
 
 class LogFile(NamedTuple):
@@ -255,7 +255,7 @@ class Log:
         return column
 
     def _actions(self, names: Sequence[str], wanted: bytes) -> Iterator[list[dict[str, Any]]]:
-        """Of each commit, in this order, the actions that may have what is `wanted`."""
+        """Returns for each commit, in this order, the actions that may contain `wanted`."""
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             for name, body in zip(names, pool.map(self._get, names), strict=True):
                 try:

@@ -1,14 +1,14 @@
-"""The table's columns, in the types that Spark, DuckDB, Trino and Polars read alike.
+"""The table's columns, the layout of its files, the shapes that are accepted, and statistics.
 
-The columns of a segment, and the partition of the ULID's time in UTC: `date` (a date) and
-`hour` (an integer), written in paths as `date=YYYY-MM-DD/hour=HH`. Which file belongs to
-which partition is said by the Delta log; the path only repeats it for readers of plain
-Parquet.
+The columns are those of a segment, and the partition of the ULID's time in UTC: `date` (a date) and
+`hour` (an integer), written in paths as `date=YYYY-MM-DD/hour=HH`. Spark, DuckDB, Trino and Polars
+read their types alike. The Delta log says which file belongs to which partition; the path only
+repeats it for readers of plain Parquet.
 
-Application transactions are named `segments/{node}`: their version is the node's **mark**,
-the sequence of its last segment that is in the table. Two more have a time in milliseconds for
-their version: no file holds lines that a deletion stored by `deletions` deletes, and hours that
-ended by `expired` are beyond the retention: their files went, and late ones go.
+Application transactions are named `segments/{node}`: their version is the node's **mark**, the
+sequence of its last segment that is in the table. Two more have a time in milliseconds as their
+version: no file holds lines that a deletion stored by `deletions` deletes, and hours that ended by
+`expired` are beyond the retention: their files were removed, and late files are removed too.
 """
 
 from __future__ import annotations
@@ -63,23 +63,23 @@ def application(node: str) -> str:
     return f"segments/{node}"
 
 
-# How the table's data files are named and laid out, whoever writes them.
+# Names and layout of the table's data files, for every program that writes them.
 #
-# A file stands below the folder of its hour:
+# A file is in the folder of its hour:
 #
-#   {job}-{bucket:05d}-R{layout}.parquet            what a job made of segments: level 0
-#   {job}-{bucket:05d}-R{layout}-L{level}.parquet   what a job made of files of the levels below it
+#   {job}-{bucket:05d}-R{layout}.parquet            made of segments: level 0
+#   {job}-{bucket:05d}-R{layout}-L{level}.parquet   made of files of the levels below it
 #   {job}-{bucket:05d}.parquet, …-L{level}.parquet   the same by older programs: layout 0
 #
 # The level says how often lines of the file were rewritten, at most. The layout says how the file
-# is cut into row groups. Rewriting goes by both. They are in the name because delta-rs's add
-# actions take no tags.
+# is cut into row groups. Rewriting uses both. They are in the name because delta-rs's add actions
+# take no tags.
 #
-# Lines of a file are sorted by (fqn, run_id, ulid), so a row group has a narrow range of that
-# key, and readers skip groups by their statistics. In layout 1 every row group of a file but the
-# last has exactly `ROW_GROUP_ROWS` rows. Only where lines are so long that the group would have
-# more than `ROW_GROUP_BYTES` does it end earlier, so a reader takes the number of rows from the
-# footer. In layout 0 a group ends at 128 MiB. Files of layout 2 have the column `carried`.
+# Lines of a file are sorted by (fqn, run_id, ulid), so a row group has a narrow range of that key,
+# and readers skip groups by their statistics. In layout 1 every row group of a file but the last
+# has exactly `ROW_GROUP_ROWS` rows. Only if lines are so long that the group would have more than
+# `ROW_GROUP_BYTES` does it end earlier, so a reader takes the number of rows from the footer. In
+# layout 0 a group ends at 128 MiB. Files of layout 2 have the column `carried`.
 
 
 LAYOUT: Final = 2
@@ -107,7 +107,7 @@ def level_of(path: str) -> int:
 
 
 def has_marks(path: str) -> bool:
-    """Whether the name says that the file has the column `carried`."""
+    """Returns whether the name of the file shows that it has the column `carried`."""
     return layout_of(path) >= _MARKED
 
 
@@ -121,17 +121,17 @@ def layout_of(path: str) -> int:
 #
 # We write version 1 for readers and 2 for writers, which every engine supports. Another program
 # that writes to the table may raise that. Then a file of the log is no longer just its rows (a
-# deletion vector beside it removes some), or its columns have other names inside (column
-# mapping), and a program that reads Parquet as it stands, as DuckDB, Spark and we do, returns
-# wrong lines without an error. Everything that is not known to be harmless is therefore refused.
+# deletion vector removes some of them), or its columns have other names inside (column mapping),
+# and a program that reads plain Parquet, as DuckDB, Spark and we do, returns wrong lines without an
+# error. Everything that is not known to be harmless is therefore refused.
 #
-# | | readers | writers |
-# | --- | --- | --- |
-# | version for readers above 1 | refuse | refuse |
-# | a column of ours missing or of another type, other partitions | refuse | refuse |
-# | `schema.ADDED` missing | accept | accept: `Table.create` adds them |
-# | further columns: rewriting would lose them | accept | refuse |
-# | features for writers, except `appendOnly` and others that demand nothing | accept | refuse |
+#   | | readers | writers |
+#   | --- | --- | --- |
+#   | version for readers above 1 | refuse | refuse |
+#   | a column of ours missing or of another type, other partitions | refuse | refuse |
+#   | `ADDED` missing | accept | accept: `Table.create` adds them |
+#   | further columns: rewriting would lose them | accept | refuse |
+#   | features for writers, except `appendOnly` and others that demand nothing | accept | refuse |
 #
 # The marks are no rows: they can be read from a table of any shape (`Table.mark`).
 
@@ -158,7 +158,7 @@ def check_writable(delta: DeltaTable, uri: str) -> None:
 
 
 def lacks_columns(delta: DeltaTable) -> bool:
-    """Whether it is a table of an earlier version, without columns that were added since."""
+    """Returns whether the table is of an earlier version, without columns that were added since."""
     return any(name not in _types(delta.schema()) for name in ADDED)
 
 
@@ -222,9 +222,9 @@ def _fields(schema: Schema) -> list[dict[str, Any]]:
 
 # The statistics of a written Parquet file, for its commit.
 #
-# The numbers come from the Parquet footer, never from the program that wrote the file. A bound
-# that the footer lacks, or that is too long for the log, is left out, which readers take as "may
-# hold anything".
+# The numbers come from the Parquet footer, never from the program that wrote the file. A bound that
+# the footer lacks, or that is too long for the log, is left out, which readers take as "may hold
+# anything".
 
 
 _BOUNDED: Final = (*KEY_COLUMNS, "ts")

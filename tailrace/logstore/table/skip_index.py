@@ -1,7 +1,7 @@
 """The skip index of a table file: it tells which row groups cannot hold a text.
 
 For each row group it has two Bloom filters with one hash: of all substrings of four and of six
-bytes (`ngrams`) of its messages in lower case. A message can hold a text only if its row group has
+bytes (n-grams) of its messages in lower case. A message can hold a text only if its row group has
 every n-gram of the text. The index therefore serves substrings, not just whole words.
 
     TRSKIP03, XXH3-64 of the header (8, little-endian), length of the header (4)
@@ -20,12 +20,13 @@ every n-gram of the text. The index therefore serves substrings, not just whole 
 Of a coloured row group the filters have the n-grams of its messages as they are stored, and as they
 are seen (`tailrace.logstore.colours`). An index from before `coloured` has only the former.
 
-A page is 4,096 bytes: the XXH3-64 of what is behind it (8), then for each slot a bit of each row
+A page is 4,096 bytes: the XXH3-64 of its other bytes (8), then for each slot a bit of each row
 group, of `4088 // groups * 8` slots. So a search reads a page for each n-gram, however large the
 file is, and not all of the index. A page's hash is seeded with that of the header plus the
 place of the page in the index: no page stands for another. The page of a filter
-that has only one ends with its bits. Behind the header of a large index are spaces, so that pages
-are those of the disk. A map (`line_map.py`) is stored like a page: its hash (8), and the map.
+that has only one ends with its bits. Spaces follow the header of a large index, so that its pages
+are aligned with those of the disk. A map (`line_map.py`) is stored like a page: its hash (8), and
+the map.
 
 A filter is stored only in part if the whole would be too large for its file: n-grams with a slot
 beyond that part exclude nothing. The part is a sample of the n-grams, the same in the index and in
@@ -168,9 +169,9 @@ class _Filter:
 
 @dataclass(frozen=True, slots=True)
 class IndexHeader:
-    """What the header of an index says. `rows` are those of each row group.
+    """The header of an index. `rows` are those of each row group.
 
-    `bare`: no line of the file has attributes. `maps` are place and size of each row group's.
+    `bare`: no line of the file has attributes. `maps` are place and size of each row group's map.
     """
 
     rows: NDArray[np.int64]
@@ -187,9 +188,9 @@ class IndexHeader:
 
 
 def head_bytes(start: bytes) -> int:
-    """How many bytes of an index its header takes, by the first of them.
+    """Returns the size of an index's header in bytes, read from its first bytes.
 
-    Raises `Damaged` if it is none, `UnsupportedVersion` if its format is another.
+    Raises `Damaged` for other bytes, `UnsupportedVersion` if its format is another.
     """
     if start[: len(_MAGIC)] != _MAGIC:
         if start[: len(_FAMILY)] == _FAMILY:
@@ -275,10 +276,10 @@ class SkipIndex:
             self.lines(group)
 
     def agrees(self, other: SkipIndex) -> bool:
-        """Whether both say the same of the same file. Raises `Damaged`.
+        """Returns whether both indexes have the same content for the same file. Raises `Damaged`.
 
-        One may have a map that the other has no room for: they may be compressed by two versions
-        of a library.
+        One may have a map for which the other has no room: two versions of a library may compress
+        maps differently.
         """
         if self.head.coloured != other.head.coloured and not (
             self.head.coloured and other.head.coloured
@@ -450,7 +451,7 @@ def _most_slots(budget: int, groups: int) -> int:
 
 
 def _stored_bytes(slots: int, groups: int) -> int:
-    """What the pages of a filter take."""
+    """The size of the pages of a filter in bytes."""
     in_page = _slots_in_page(groups)
     if slots <= in_page:
         return _HASH_BYTES + slots // 8 * groups if slots else 0

@@ -1,11 +1,13 @@
-"""One version of the table, which never changes for its reader.
+"""One version of the table, which never changes for its reader; its files by hour.
 
-A snapshot answers two questions at once, and only together are the answers right: which
-files hold the table's lines, and up to which sequence each node's segments are in them.
+A snapshot answers two questions at once, and only together are the answers right: which files hold
+the table's lines, and up to which sequence each node's segments are in them.
 
 `mark(node)` is 0 while no segment of the node is in the table. A table that does not exist yet is
-the empty snapshot of version -1. The marks of all nodes, and what else the log holds beside
-files, are read together at the first request for one of them.
+the empty snapshot of version -1. The first request for a mark reads the marks of all nodes and
+everything else that the log holds besides files.
+
+`read` translates the errors of delta-rs.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from tailrace.logstore.table.schema import (
     layout_of,
 )
 
-# The interface to delta-rs, and the only place where its errors are translated.
+# The only place where errors of delta-rs are translated.
 #
 # delta-rs retries requests itself (`max_retries`), but not if the body of a listing or of a 404
 # breaks off half-way: then `read` starts again.
@@ -124,12 +126,12 @@ class TableFile:
 
     @property
     def outdated(self) -> bool:
-        """Whether it has the layout of an older program, and is large enough for that to matter."""
+        """Returns whether it has the layout of an older program, and is large enough to rewrite."""
         return layout_of(self.path) < LAYOUT and self.rows > ROW_GROUP_ROWS
 
     @property
     def marked(self) -> bool:
-        """Whether it has the column `carried`, also if another program wrote it."""
+        """Returns whether it has the column `carried`, also if another program wrote it."""
         return self.counted or has_marks(self.path)
 
     def may_hold(
@@ -303,7 +305,7 @@ def _ms(moment: datetime) -> int:
     return int(moment.timestamp()) * 1000
 
 
-# The files of one version of the table by hour, so that a search considers only its hours.
+# The files of one version by hour, so that a search considers only its hours.
 #
 # An index never changes. The index of the next version shares all unchanged hours with it.
 

@@ -1,6 +1,7 @@
-"""The table as a place: opens its newest version, creates it, finds orphaned files.
+"""The table as a place: opens its newest version, creates it, commits changes, finds orphans.
 
-All calls block on the store; from an event loop they belong in a thread.
+All calls block on the store; from an event loop they belong in a thread. `TableChange` is committed
+exactly once.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
 
 LOG: Final = "_delta_log"
 
-# Checkpoints keep opening cheap: a reader replays at most this many commits. What is older than
-# a reader may be (24 h), delta-rs removes from the log with a commit, never an application
+# Checkpoints keep opening cheap: a reader replays at most this many commits. With a commit,
+# delta-rs removes from the log what is older than a reader may be (24 h), but never an application
 # transaction: those have no retention unless a table is given one.
 _CONFIGURATION = {
     "delta.checkpointInterval": "20",
@@ -236,19 +237,19 @@ def storage_options(settings: S3Settings, credentials: Credentials) -> dict[str,
     }
 
 
-# Changes the table, each change exactly once, even if programs are killed or repeat it.
+# Changes of the table, each made exactly once, even if programs are killed or repeat it.
 #
-# - A commit is made on the snapshot that it was planned from and succeeds only as the very
-#   next version (`max_commit_retries=0`: delta-rs's own retry would rebase it, and checks
-#   neither duplicates nor removed files).
-# - It carries, per node, the sequence that the table holds with it. It is refused before it
-#   is tried unless the snapshot's mark is exactly one below the first segment of the commit.
-# - A commit that failed is *unknown*: the table is read again and the job's ULID looked for. If
-#   there is no newer version, the same commit is tried again: of itself and a late copy of
-#   itself, one becomes that version.
+# - A commit is made on the snapshot that it was planned from and succeeds only as the very next
+#   version (`max_commit_retries=0`: delta-rs's own retry would rebase it, and checks neither
+#   duplicates nor removed files).
+# - It carries, per node, the sequence that the table holds with it. It is refused before it is
+#   tried unless the snapshot's mark is exactly one below the first segment of the commit.
+# - A commit that failed is *unknown*: the table is read again, and its log searched for the job's
+#   ULID. If no newer version exists, the same commit is tried again: either it or its late copy
+#   becomes that version, never both.
 # - It removes only files that its snapshot has, which delta-rs would not check.
-# - Files are never deleted here: a commit that seemed to fail may name them. The vacuum
-#   removes what is 24 h old and in no version, so files half as old are not committed.
+# - It never deletes files: a commit that seemed to fail may name them. The vacuum removes files
+#   that are 24 h old and in no version, so files half as old are not committed.
 
 
 OLDEST_FILE_HOURS = 12

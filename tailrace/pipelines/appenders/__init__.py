@@ -1,1 +1,1 @@
-"""Appenders: what takes the events of a pipeline, and how one is made."""
+"""Appenders: they take the events of a pipeline; their contract, kinds and registry."""

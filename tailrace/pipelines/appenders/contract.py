@@ -1,32 +1,32 @@
-"""What an appender is: it takes events in order, and says at checkpoints what it has.
+"""The contract of an appender: it takes events in order, and returns its state at checkpoints.
 
     start(context, state) ─► append … append ─► sync ─► (the checkpoint is saved) ─► saved ─►
     append …
                                                                                        stop ◄──┘
 
-- `start` gets the state that the last saved checkpoint has, or None. The appender goes back to
-  what it had then: the events behind it come again. One that cannot go back (a webhook) gets some
-  events twice.
+- `start` gets the state of the last saved checkpoint, or None. The appender goes back to that
+  state: the events after it come again. One that cannot go back (a webhook) gets some events twice.
 - `append` gets events in the order of their time (columns of `tailrace.pipelines.events.EVENTS`).
-Where some
-  are out of order there is a column `order` too: `late`, `forced`, or null for those in order.
-- `sync` returns once all that was appended would survive a power cut, and gives the state to be
+  If some are out of order, a column `order` has `late`, `forced`, or null for those in order.
+- `sync` returns once all appended events would survive a power cut, and gives the state to be
   saved: JSON of at most some kilobytes. If saving fails, `append` goes on, and `sync` is called
   again later.
-- `saved` says that the state of the last `sync` is in the store, so that nobody goes back behind
-  it.
+- `saved` says that the state of the last `sync` is in the store, so that no start goes back to an
+  earlier one.
 - An event that can never be taken (its target refuses it as it is, or its name cannot be written)
   is no failure: the appender gives it to `context.refuse` with the reason, and goes on. It becomes
   a dead letter, which `tailrace pipelines redeliver` sends again.
 - A failure of any call is an exception. The appender is then stopped, started again from the last
-  checkpoint after a pause, and nobody but itself waits for that.
+  checkpoint after a pause, and no other appender waits for that.
 
 All calls are made in a thread, one at a time; `stop` is called in every case, also after a failed
 `start`.
 
 An appender may have two more methods (`Flushable`, `Deletable`): `flush` is called about twice a
 second, also while no event comes, and `deleted` when runs or pipelines were deleted. The context
-says of each run which generation it is: a run that was deleted and written again is another one.
+gives the generation of each run: a run that was deleted and written again is another one.
+
+`AppenderMetrics` has the counters and gauges of an appender itself.
 """
 
 from __future__ import annotations
@@ -48,16 +48,15 @@ from tailrace.logstore.prometheus import Kind, family
 from tailrace.pipelines.events import Deleted, generation
 from tailrace.pipelines.section import Section
 
-# Counters and gauges that an appender declares for itself, beside those of every appender.
+# Counters and gauges that an appender declares for itself, in addition to those of every appender.
 #
 #   def start(self, context, state):
 #       self._rows = context.metrics.counter("rows_written", "Rows that the database took.")
 #
 #   tailrace_pipelines_appender_rows_written_total{pipeline="audit",appender="database",part="0"} 3
 #
-# They grow for as long as the process runs, also over restarts of the appender. An appender
-# chooses the names, at most 32, and never the labels, so nothing in a log line can make more
-# series.
+# They grow for as long as the process runs, also over restarts of the appender. An appender chooses
+# the names, at most 32, and never the labels, so nothing in a log line can make more series.
 
 
 LABELS: Final = ("pipeline", "appender", "part")
@@ -92,7 +91,7 @@ class AppenderGauge:
 
 @dataclass(frozen=True, slots=True)
 class DeclaredMetrics:
-    """What the appenders of a process have declared: name to kind and help.
+    """The metrics that the appenders of a process have declared: name to kind and help.
 
     Two appenders with one name share it: the first one's help counts.
     """
@@ -183,16 +182,16 @@ def _fail(events: pa.Table, reason: str, detail: str = "") -> None:
 
 @dataclass(frozen=True, slots=True)
 class AppenderContext:
-    """What an appender is told about itself and the world.
+    """The context of an appender: its identity, and the parts of the process that it may use.
 
-    `part` is which part of the pipelines' names it gets, of `parts`. `holds` says whether its
-    lease is valid: an appender whose effects others see asks before each. `fs` makes the owner's
-    files alone. `instance` is the process. `store` says where the pipeline's own store is; None
-    in a test without one. `deletions` gives what is deleted, as it was known when the events that
-    are appended were looked at: it covers none of them. `replay` is the id of a replay (a ULID)
-    whose events the appender had before: it keeps them apart from the others. It is empty for all
-    other events. `metrics` are counters and gauges of the appender's own. `refuse` takes events
-    that can never be taken; it may be called from any thread.
+    `part` is its part of the pipelines' names, of `parts`. `holds` says whether its lease is valid:
+    an appender whose effects others see asks before each. `fs` makes files for their owner alone.
+    `instance` is the process. `store` says where the pipeline's own store is; None in a test
+    without one. `deletions` returns the deletions that were known when the appended events were
+    checked: they cover none of them. `replay` is the id of a replay (a ULID) whose events the
+    appender had before: it keeps them apart from the others. It is empty for all other events.
+    `metrics` are counters and gauges of the appender's own. `refuse` takes events that can never be
+    taken; it may be called from any thread.
     """
 
     pipeline: str
@@ -232,7 +231,7 @@ class PipelineAppender(Protocol):
         ...
 
     def sync(self) -> State:
-        """Makes what was appended durable. Raises `AppenderFailed`, `OSError`."""
+        """Makes all appended events durable. Raises `AppenderFailed`, `OSError`."""
         ...
 
     def saved(self) -> None:
@@ -240,7 +239,7 @@ class PipelineAppender(Protocol):
         ...
 
     def stop(self) -> None:
-        """Gives everything back; what was not synced may be lost."""
+        """Releases everything; events that were not synced may be lost."""
         ...
 
 
@@ -258,10 +257,10 @@ class Flushable(Protocol):
 
 @runtime_checkable
 class Deletable(Protocol):
-    """An appender that does something about what it wrote of deleted runs."""
+    """An appender that removes or changes its output of deleted runs."""
 
     def deleted(self, deleted: Deleted) -> None:
-        """All deletions that are known: called behind `start`, and when there are more.
+        """All known deletions: called after `start`, and when more are made.
 
         Events that they cover are not appended any more. Raises `AppenderFailed`, `OSError`.
         """
@@ -269,9 +268,9 @@ class Deletable(Protocol):
 
 
 class Shelf(PipelineAppender, Protocol):
-    """An appender whose output can be read again: what dead letters are written to.
+    """An appender for dead letters, whose output can be read again.
 
-    Files here are files or objects. An ended file gets no more lines.
+    Its files are files or objects. An ended file gets no more lines.
     """
 
     def end(self) -> None:
@@ -283,7 +282,7 @@ class Shelf(PipelineAppender, Protocol):
         ...
 
     def read(self, name: str) -> bytes:
-        """What an ended file has. Raises as `append`."""
+        """The content of an ended file. Raises as `append`."""
         ...
 
     def remove(self, names: Sequence[str]) -> None:

@@ -1,15 +1,15 @@
-"""HTTP to addresses that somebody wrote into a pipeline's file, without a way into the network.
+"""HTTP requests to addresses from a pipeline's file, which cannot reach the private network.
 
-The name is resolved for every request, and only an address that was checked is connected to: a
-name that resolves to something else a moment later changes nothing. Private addresses are refused
-unless `allow_private` says otherwise; those of this link and others where clouds serve credentials
-of machines, of groups and of nobody always, also inside of addresses that translators and tunnels
-take apart (NAT64, 6to4, Teredo, ISATAP). Redirects are not followed, proxies of the environment
-are not used, and what is said about failures has the host alone, since addresses and headers hold
-secrets.
+The name is resolved for every request, and a request connects only to an address that was checked:
+a name that resolves to something else a moment later changes nothing. Private addresses are refused
+unless `allow_private` says otherwise. Always refused are addresses of this link and others where
+clouds serve credentials of machines, multicast and unspecified addresses, also inside of addresses
+that translators and tunnels take apart (NAT64, 6to4, Teredo, ISATAP). Redirects are not followed,
+proxies of the environment are not used, and messages about failures have the host alone, since
+addresses and headers hold secrets.
 
-An answer of 400, 404, 413 or 422 is about what was posted, and stays the same however often that is
-posted: `deliver` finds the events that are meant, and refuses them alone.
+An answer of 400, 404, 413 or 422 is about the posted events, and stays the same however often they
+are posted: `deliver` finds the refused events, and refuses them alone.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class HttpAnswer:
 
 
 class BodyRefused(AppenderFailed):
-    """The target refuses what was posted for good; `detail` is what its answer says."""
+    """The target refuses the posted body for good; `detail` is the text of its answer."""
 
     def __init__(self, said: str, detail: str) -> None:
         super().__init__(said)
@@ -111,10 +111,10 @@ class BodyRefused(AppenderFailed):
 
 
 def deliver(events: pa.Table, post: Callable[[pa.Table], None], refuse: Refuse) -> None:
-    """Posts events. Of those that the target refuses, each half is posted by itself, to the last.
+    """Posts events. Of events that the target refuses, each half is posted by itself, to the last.
 
-    `post` raises `BodyRefused` for events that the target refuses for good; all else that it
-    raises is raised.
+    `post` raises `BodyRefused` for events that the target refuses for good; other exceptions are
+    passed on.
     """
     try:
         post(events)

@@ -1,4 +1,25 @@
-"""Notices to people: which are due, how they are grouped, and which runs failed or are silent."""
+"""`notify`: posts notices to people: a line matched, a run failed, or a run is silent.
+
+    type: notify
+    url: https://hooks.example.org/services/…
+    rules:
+      - {name: memory, matches: {level: ERROR, contains: OutOfMemory}}
+      - {name: failed, run: failed}
+      - {name: silent, run: silent, after: 30m}
+    group_by: [fqn]
+    link: "https://logs.example.org/api/v1/services/ingestionPipelines/logs/{fqn}/{run}?at={at}"
+
+Each notice is a JSON object:
+
+    text      a sentence, which chat programs show
+    pipeline, rule, kind (`line`, `failed`, `silent`), count
+    fqn, run, at, ts, level, message    of the first event, or of the last one of the run
+    link      with fqn, run and at (the ULID) put in
+
+Repeated notices are grouped (`Notices`). A run failed if its reported status says so; it is silent
+if it had no event for `after`, has no terminal status and is not closed (`RunWatch`). `notify`
+cannot go back: a notice may come twice after a crash.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +49,13 @@ from tailrace.pipelines.layouts import moment_text
 from tailrace.pipelines.section import Seconds, Section, Texts, setting
 from tailrace.pipelines.selection import Selection
 
-# Which notices are due: the first of a group at once, later ones together, and never too many.
+# Due notices: the first of a group at once, later ones together, and never too many.
 #
 # A group is a rule and the values that a notice is grouped by. A group's first notice is due at
-# once. What comes within `every` after it is counted, and due together when that is over. Of all
-# groups together at most `most_per_hour` are due in an hour; the rest waits, and is counted. What
-# waits is in a checkpoint, so it is bounded: of more groups than that, those that had nothing new
-# for longest are let go.
+# once. Notices within `every` after it are counted, and due together when that is over. Of all
+# groups together at most `most_per_hour` are due in an hour; the rest waits, and is counted.
+# Waiting notices are in a checkpoint, so their number is bounded: beyond it, the groups that had
+# nothing new for longest are dropped.
 
 
 Key = tuple[str, ...]
@@ -45,7 +66,7 @@ _MOST_BYTES: Final = 128 * 1024
 
 @dataclass(slots=True)
 class Notice:
-    """What a group waits with: how many, and the first of them. `sent` is in epoch seconds."""
+    """The waiting notices of a group: their number, and the first. `sent` is in epoch seconds."""
 
     count: int = 0
     first: dict[str, Any] | None = None
@@ -77,7 +98,7 @@ class Notices:
             notice.first = dict(first)
 
     def due(self, now: float) -> Iterator[tuple[Key, Notice]]:
-        """What is to be sent now; each is to be `sent` before the next one is asked for."""
+        """The notices to send now; each has to be `sent` before the next one is requested."""
         while self._sent and now - self._sent[0] >= _HOUR:
             self._sent.popleft()
         for key, notice in list(self._groups.items()):
@@ -92,7 +113,7 @@ class Notices:
         self._groups[key] = Notice(sent=now)
 
     def state(self) -> dict[str, Any]:
-        """What `restore` takes; JSON of bounded size. The groups that do not fit are let go."""
+        """The state for `restore`; JSON of bounded size. Groups that do not fit are dropped."""
         groups: list[list[Any]] = []
         size = 0
         for key in reversed(list(self._groups)):
@@ -114,7 +135,7 @@ class Notices:
         self._sent = deque(float(one) for one in state.get("sent", ()))
 
 
-# Which runs have failed, and which are silent although nobody says that they have ended.
+# Runs that have failed, and runs that are silent although no client reported their end.
 #
 # A run is watched from its first event on. Once it has been quiet for some seconds its status and
 # its manifest are read: a status that is terminal, or a closed run, ends the watch.
@@ -138,7 +159,7 @@ class _Watched:
 class RunWatch:
     """The runs that are watched: at most 1,000, and as many as a checkpoint holds.
 
-    Of more, those that are quiet for longest are let go.
+    Beyond that, those that are quiet for longest are dropped.
     """
 
     def __init__(self) -> None:
@@ -177,7 +198,7 @@ class RunWatch:
                 yield "silent", key, one.ulid
 
     def state(self) -> list[list[Any]]:
-        """What `restore` takes; JSON of bounded size. The runs that do not fit are let go."""
+        """The state for `restore`; JSON of bounded size. Runs that do not fit are dropped."""
         found: list[list[Any]] = []
         size = 0
         for key in reversed(list(self._runs)):
@@ -215,29 +236,6 @@ def _read(objects: Objects, name: str) -> bytes | None:
         return objects.call(lambda store: store.get(name))[1]
     except NotFound:
         return None
-
-
-# `notify`: tells people: a line matched, a run failed, or a run is silent.
-#
-#   type: notify
-#   url: https://hooks.example.org/services/…
-#   rules:
-#     - {name: memory, matches: {level: ERROR, contains: OutOfMemory}}
-#     - {name: failed, run: failed}
-#     - {name: silent, run: silent, after: 30m}
-#   group_by: [fqn]
-#   link: "https://logs.example.org/api/v1/services/ingestionPipelines/logs/{fqn}/{run}?at={at}"
-#
-# Each notice is a JSON object:
-#
-#   text      a sentence, which chat programs show
-#   pipeline, rule, kind (`line`, `failed`, `silent`), count
-#   fqn, run, at, ts, level, message    of the first event, or of the last one of the run
-#   link      with fqn, run and at (the ULID) put in
-#
-# What comes again is told together (`notices`). A run failed if its reported status says so; it
-# is silent if it had no event for `after`, has no terminal status and is not closed
-# (`run_watch`). It cannot go back: a notice may come twice after a crash.
 
 
 _GROUPS: Final = {"fqn": "fqn", "run": "run_id", "level": "level"}
@@ -332,7 +330,7 @@ class Notify:
             self._watch.heard(runs, self._now)
 
     def flush(self) -> bool:
-        """Looks at runs that are quiet, and sends what is due."""
+        """Looks at runs that are quiet, and sends due notices."""
         changed = self._look_at_runs()
         for group, notice in self._notices.due(self._now):
             if not self._started.holds():
@@ -371,7 +369,7 @@ class Notify:
                 self._notices.add(*found)
         return events.filter(pa.array(others, pa.bool_()))
 
-    # --- what is told ----------------------------------------------------------------------
+    # --- notices ---------------------------------------------------------------------------
 
     @property
     def _started(self) -> AppenderContext:

@@ -1,4 +1,4 @@
-"""`otlp`: events as OTLP/HTTP log records in JSON, to a collector or whatever speaks it.
+"""`otlp` and `webhook`: events by HTTP, as OTLP log records in JSON or as plain JSON.
 
     type: otlp
     url: https://collector.example.org/v1/logs
@@ -12,11 +12,11 @@
 | `attributes` | the record's, `log.record.uid` (ULID), `tailrace.connector.id`, `tailrace.order` |
 | `traceId`, `spanId` | the attributes `trace_id` and `span_id`, if they are such ids |
 
-It cannot go back: after a crash or a lost answer the events behind the last checkpoint are sent
-again, each with the same `log.record.uid`. A request that the receiver refuses for good is sent in
-halves, down to the records that are meant. A receiver that takes a part of a request does not say
-which, and OTLP forbids to send it again: all of its records become dead letters, and are sent one
-by one if somebody sends dead letters again.
+Neither can go back: after a crash or a lost answer the events after the last checkpoint are sent
+again, each with the same `log.record.uid` or ULID. A request that the receiver refuses for good is
+sent in halves, down to the refused records. An OTLP receiver that takes a part of a request does
+not say which, and OTLP forbids to send it again: all of its records become dead letters, and are
+sent one by one if an operator sends dead letters again.
 """
 
 from __future__ import annotations
@@ -184,10 +184,9 @@ def _rejected_of(body: bytes) -> tuple[int, str]:
 #   url: https://hooks.example.org/logs
 #   headers: {Authorization: "Bearer ${TOKEN}"}
 #
-# An answer of 200 to 299 is taken for received, and one of 400, 404, 413 or 422 for a refusal
-# that lasts: the events that are meant are found and refused one by one. It cannot go back: after
-# a crash or a lost answer the events behind the last checkpoint are posted again. Each has its
-# `ulid`, which with `fqn` and `run` says that it is the same.
+# An answer of 200 to 299 means received, and one of 400, 404, 413 or 422 a refusal that lasts: the
+# refused events are found and refused one by one. Each event has its `ulid`, which with `fqn` and
+# `run` identifies a repeated event.
 
 
 class WebhookSettings(HttpTargetSettings):

@@ -1,8 +1,9 @@
 """The kinds of appenders: our own, and those of plugins.
 
-A distribution that is installed names its kinds as entry points of the group
-`tailrace.appenders`; the name is the `type` in a pipeline's file. See `contract.Kind` for what it
-names. Plugins that are not installed are in the folders of `--lib` (`libraries`).
+A distribution that is installed names its kinds as entry points of the group `tailrace.appenders`;
+the name is the `type` in a pipeline's file. An entry point names an `AppenderKind`
+(`tailrace.pipelines.appenders.contract`). Plugins that are not installed are in the folders of
+`--lib` (`Libraries`).
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from tailrace.pipelines.section import Section
 #   DIR/counting.py                    has APPENDERS = {"counting": Counting}
 #   DIR/acme_appenders-1.0-py3-none-any.whl   has entry points of the group `tailrace.appenders`
 #
-# A file that changed is loaded again. A wheel is imported as it is, so it must be pure Python,
-# and what it depends on must be installed; a wheel that changed needs another process, since
+# A file that changed is loaded again. A wheel is imported without installation, so it must be pure
+# Python, and its dependencies must be installed; a wheel that changed needs another process, since
 # Python keeps its modules.
 
 
@@ -189,11 +190,10 @@ _METHODS: Final = ("start", "append", "sync", "saved", "stop")
 
 
 class AppenderRegistry:
-    """Kinds by the `type` that names them. A plugin is loaded when somebody names it.
+    """Kinds by the `type` that names them. A plugin is loaded when a pipeline names it.
 
-    A plugin that cannot be used, or has the name of another, is in `wrong` by what it is of: it
-    keeps nobody from running who does not name it. Raises `InvalidInput` for folders that cannot be
-    read.
+    A plugin that cannot be used, or has the name of another, is in `wrong` by its origin: it stops
+    no pipeline that does not name it. Raises `InvalidInput` for folders that cannot be read.
     """
 
     def __init__(self, libraries: Libraries | None = None) -> None:

@@ -1,6 +1,7 @@
-"""Writes events to standard output, for a look, or for whatever collects the output of containers.
+"""`stdout` and `metrics`: lines on standard output, and counts of events in a file.
 
-It cannot go back: after a crash the events behind the last checkpoint are written again.
+`stdout` cannot go back: after a crash the events after the last checkpoint are written again. The
+counts of `metrics` are exact.
 """
 
 from __future__ import annotations
@@ -54,19 +55,19 @@ class Stdout:
 
 # `metrics`: counts events by level, and other labels, in a file for Prometheus.
 #
-# Lines that continue an event, such as those of a traceback, do not count beside it.
+# Lines that continue an event, such as those of a traceback, do not count separately.
 #
 #   type: metrics
 #   file: /var/lib/node_exporter/textfile/tailrace_logs.prom
 #   labels: [level, fqn]
 #
-# The counts are in the checkpoint, so they are exact: after a crash they go on from there. The
-# file is written at each checkpoint, and is what node_exporter's textfile collector reads:
+# The counts are in the checkpoint, so they are exact: after a crash they go on from it. The file is
+# written at each checkpoint; node_exporter's textfile collector reads it:
 #
 #   tailrace_log_events_total{pipeline="audit",appender="levels",level="ERROR",fqn="shop.load"} 3
 #
-# What has more label values than `max_series`, or than a checkpoint holds, is counted under the
-# values `other`.
+# Label values beyond `max_series`, or beyond the size of a checkpoint, are counted under the values
+# `other`.
 
 
 _COLUMNS: Final = {"level": "level", "fqn": "fqn", "run": "run_id", "connector": "connector_id"}

@@ -1,10 +1,10 @@
-"""Wrappers: appenders that give their events on to another one, which stands under `to`.
+"""Wrappers: appenders that give their events on to another one, configured under `to`.
 
-filter  leaves events out (`narrowing`)      mask   replaces text by regular expression (`masking`)
-retry   tries again by itself (`retrying`)   async  does not wait for the wrapped one (`queueing`)
+filter  leaves events out      mask   replaces text by regular expression retry   tries again by
+itself  async  does not wait for the wrapped one
 
-They can be put into each other. The state of a checkpoint is that of the wrapped appender, so
-what it does exactly once it does exactly once in a wrapper as well.
+They can be nested. The state of a checkpoint is that of the wrapped appender, so an appender that
+writes exactly once does so in a wrapper as well.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tailrace.pipelines.events import Deleted, kept
 from tailrace.pipelines.section import Bytes, Seconds, Section, setting
 from tailrace.pipelines.selection import Selection
 
-# What all wrappers do: give every call on.
+# The base of all wrappers: it passes every call on.
 
 
 class Wrapper:
@@ -74,7 +74,7 @@ class Wrapper:
             self._inner.deleted(deleted)
 
 
-# `mask`: replaces what regular expressions match, before anything is written.
+# `mask`: replaces text that regular expressions match, before anything is written.
 #
 #   type: mask
 #   rules:
@@ -82,12 +82,12 @@ class Wrapper:
 #   attributes: true
 #   to: {type: rolling_file, dir: /var/log/runs}
 #
-# Expressions are RE2's, which take time in proportion to the text. It stands before the dead-
-# letter file too, so that what is masked is written nowhere.
+# Expressions are RE2's, which take time in proportion to the text. `mask` also precedes the
+# dead-letter file, so that masked text is written nowhere.
 #
-# What replacements add is bounded, since a short pattern may match at each character and each
-# rule again in what the rule before wrote: a text that would grow to more than four times its
-# size and 1 KiB becomes one mask as a whole.
+# The size of replacements is bounded, since a short pattern may match at each character and each
+# rule again in the text of the rule before: a text that would grow to more than four times its size
+# and 1 KiB becomes one mask as a whole.
 
 
 _MOST_REPLACEMENT: Final = 200
@@ -205,12 +205,12 @@ def _pieces(texts: pa.Array) -> Iterator[pa.Array]:
         at, before = end, int(ends[end - 1])
 
 
-# `filter`: gives on only some events, where another wrapper stands before it.
+# `filter`: gives on only some events, for use inside another wrapper.
 #
-# type: filter
-# keep: {level: INFO}                # all keys of a filter; default: everything
-# drop: {logger: "org.apache.*"}     # of these, what is left out; default: nothing
-# to: {type: stdout}
+#   type: filter
+#   keep: {level: INFO}                # all keys of a filter; default: everything
+#   drop: {logger: "org.apache.*"}     # of these, events to leave out; default: nothing
+#   to: {type: stdout}
 
 
 class FilterSettings(Section):
@@ -245,10 +245,10 @@ class Filter(Wrapper):
 #   queue_size: 16MiB
 #   to: {type: webhook, url: "https://hooks.example.org/logs"}
 #
-# While the wrapped appender writes, the pipeline reads, filters and sorts what is next. When the
-# queue is full it waits. `sync` waits until the queue is empty, so a checkpoint holds what it
-# holds without this wrapper. `flush` is put into the queue, and what it gave is told by a later
-# one. A failure is raised by the next call.
+# While the wrapped appender writes, the pipeline reads, filters and sorts the next events. When the
+# queue is full it waits. `sync` waits until the queue is empty, so a checkpoint holds the same as
+# without this wrapper. `flush` is put into the queue, and a later call returns its result. A
+# failure is raised by the next call.
 
 
 class AsyncSettings(Section):
@@ -314,7 +314,7 @@ class Async(Wrapper):
         self._wait_for(super().saved)
 
     def flush(self) -> bool:
-        """What the last one gave, once it is through the queue: the pipeline does not wait."""
+        """The result of the last `flush` that left the queue: the pipeline does not wait."""
         last = self._flushed
         self._raise_failure()
         if last is not None and not last.done():
@@ -338,7 +338,7 @@ class Async(Wrapper):
     # --- the thread ----------------------------------------------------------------------
 
     def _wait_for(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """What the call gives in the thread, behind everything that waits there."""
+        """The result of the call in the thread, after everything that waits in the queue."""
         return self._later(call, *arguments).result()
 
     def _later(self, call: Callable[..., Any], *arguments: Any) -> Future[Any]:
@@ -378,10 +378,10 @@ def _settle(done: Future[Any], call: Callable[..., Any], *arguments: Any) -> Non
 #   pause: 200ms
 #   to: {type: otlp, url: "https://collector:4318/v1/logs"}
 #
-# A failed `append` may have been done half. So a new appender is started from the last saved
-# state and gets everything again that came since then; these events are kept, up to
-# `buffer_size`. If there are more, none is kept, and until the next checkpoint a failure is the
-# pipeline's, as it is when all attempts failed.
+# A failed `append` may have been half done. So a new appender is started from the last saved state
+# and gets all later events again; these events are kept, up to `buffer_size`. If there are more,
+# none is kept, and until the next checkpoint a failure is the pipeline's, as it is when all
+# attempts failed.
 
 
 log = logging.getLogger("tailrace.pipelines")
@@ -398,7 +398,7 @@ class RetrySettings(Section):
 
 
 class RetryingAppender(Wrapper):
-    """Tries again what failed."""
+    """Starts the wrapped appender again after a failure."""
 
     settings: ClassVar[type[Section]] = RetrySettings
 
@@ -444,7 +444,7 @@ class RetryingAppender(Wrapper):
     # --- attempts ------------------------------------------------------------------------
 
     def _kept(self) -> list[pa.Table] | None:
-        """All events behind the saved checkpoint; None if there were too many."""
+        """All events after the saved checkpoint; None if there were too many."""
         if self._settled is None or self._since is None:
             return None
         return [*self._settled, *self._since]
@@ -456,7 +456,7 @@ class RetryingAppender(Wrapper):
         self._inner.saved()
 
     def _trying(self, call: Callable[[], T]) -> T:
-        """What the call gives, at the first or a later attempt. Raises its last failure."""
+        """The result of the call, at the first or a later attempt. Raises its last failure."""
         pause, attempt = self._settings.pause, 0
         again = False
         while True:

@@ -1,1 +1,1 @@
-"""Where segments come from: a store, a service over HTTP, or memory in tests of appenders."""
+"""Sources of segments: a store, a service over HTTP, or memory in tests of appenders."""

@@ -1,4 +1,8 @@
-"""What pipelines need of a source of segments, whatever is behind it."""
+"""Segments as pipelines read them: the contract of a source, read-ahead, and decoded segments.
+
+`SegmentFeed` is the contract of a source, `Prefetcher` fetches ahead, and `SegmentSource` gives the
+decoded segments of a feed to the pipelines of a process.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,7 @@ Fetched: TypeAlias = Callable[[], EventSegment]
 
 
 class SegmentContents(NamedTuple):
-    """What a segment holds: the lowest and highest ULID, empty without rows, and its runs."""
+    """The contents of a segment: the lowest and highest ULID, empty without rows, and its runs."""
 
     low: str
     high: str
@@ -45,7 +49,7 @@ class SegmentContents(NamedTuple):
 
 @dataclass(slots=True)
 class NodeSegments:
-    """What is known of a node's segments: the numbers that are there, and the low watermark."""
+    """The known segments of a node: the numbers that exist, and the low watermark."""
 
     low: int
     sizes: dict[int, int] = field(default_factory=dict)
@@ -77,7 +81,7 @@ class SegmentFeed(Protocol):
         ...
 
     async def deletions(self) -> Deleted:
-        """What is deleted by now."""
+        """The present deletions."""
         ...
 
     async def fetch(self, origin: Origin) -> Fetched:
@@ -85,7 +89,7 @@ class SegmentFeed(Protocol):
         ...
 
     async def held(self, origin: Origin) -> SegmentContents:
-        """What is in a segment, without its events. Raises `NotFound`, `Damaged`."""
+        """The contents of a segment, without its events. Raises `NotFound`, `Damaged`."""
         ...
 
     async def keep(self, pipeline: str, start: GroupStart) -> None:
@@ -105,14 +109,14 @@ class SegmentFeed(Protocol):
         ...
 
 
-# Segments that are fetched before an appender asks for them, so that it need not wait for a
+# Read-ahead: segments that are fetched before an appender asks, so that it need not wait for the
 # store.
 #
-# They are kept as they were transferred, which is a tenth of what they are decoded, and count
-# with what the listing said of their size. What nobody has taken for a minute is let go: its
-# appender has stopped. Whoever comes to a segment takes it, for whomever it was fetched; it
-# counts for the one who asked first. Pipelines that say nothing share what the process has for
-# that; one that has a bound of its own has it beside that, as long as all together stay within
+# They are kept in their transferred form, a tenth of the decoded size, and count with the size in
+# the listing. A segment that no appender takes within a minute is dropped: its appender has
+# stopped. Any reader may take a segment, whichever pipeline it was fetched for; it counts for the
+# pipeline that asked first. Pipelines without a bound of their own share the bound of the process;
+# one that has a bound of its own has it in addition, as long as all together stay within
 # `most_of_all`.
 
 
@@ -121,7 +125,10 @@ _AT_ONCE: Final = 8
 
 
 class Prefetch(NamedTuple):
-    """For whom is fetched ahead, and how many bytes at most; nobody: as the process says."""
+    """The pipeline for which segments are fetched ahead, and its limit in bytes.
+
+    Without a pipeline, the limit of the process applies.
+    """
 
     name: str = ""
     most_bytes: int = 0
@@ -154,7 +161,7 @@ class Prefetcher:
         self._begun: dict[Origin, _BegunFetch] = {}
 
     def begin(self, origin: Origin, size: int, whose: Prefetch = SHARED) -> bool:
-        """Fetches a segment of that size; False: it does not fit beside the others."""
+        """Fetches a segment of that size; False: it does not fit in addition to the others."""
         if origin in self._begun:
             return True
         now = self._clock.monotonic()
@@ -195,17 +202,16 @@ def _heard(task: asyncio.Task[Fetched]) -> None:
         task.exception()
 
 
-# Segments as pipelines read them: in sequence for each node, decoded once for all that want one.
+# Segments in sequence for each node, decoded once for all appenders that want one.
 #
-# A segment is fetched whole, checked, decoded to the columns of `EVENTS`, and put into the order
-# of keys (`events`), so that those who take all of it share one table. The last ones are kept, up
-# to a number of bytes, since all appenders of a process that are up to date ask for the same. The
-# next ones of the node are fetched meanwhile (`ahead`). Lines of deleted runs are left out when
-# an event is about to be given to an appender.
+# A segment is fetched whole, checked, decoded to the columns of `EVENTS`, and put into the order of
+# keys (`tailrace.pipelines.events`), so that all readers of the whole segment share one table. The
+# last ones are kept, up to a number of bytes, since all appenders of a process that are up to date
+# ask for the same. The next ones of the node are fetched meanwhile. Lines of deleted runs are left
+# out when an event is about to be given to an appender.
 #
 # A missing number stops its node: later segments wait until it comes, unless the node's low
-# watermark says that it was removed, which is counted as lost. Quarantined segments count as
-# empty.
+# watermark says that it was removed, which is counted as lost. Quarantined segments count as empty.
 
 
 _LIST_SECONDS: Final = 1.0
@@ -241,13 +247,13 @@ class SegmentSource:
         """Up to which ULID lines are deleted; another mapping once that changes."""
 
     async def refresh(self, since: float | None = None) -> None:
-        """Lists what is new, at most once a second for all callers.
+        """Lists new segments, at most once a second for all callers.
 
-        Raises `StoreUnavailable`, also if what the store says of its segments cannot be read: that
-        is no failure of whoever asks.
+        Raises `StoreUnavailable`, also if the store's answer about its segments cannot be read:
+        that is no failure of the caller.
 
         While nothing is new it lists less often. `since` is a monotonic time at which, or later,
-        the listing is to begin.
+        the listing has to begin.
         """
         if since is None:
             since = self._clock.monotonic() - self._pause
@@ -257,7 +263,7 @@ class SegmentSource:
             await asyncio.shield(self._listing)
 
     async def read(self, node: str, seq: int, prefetch: Prefetch = SHARED) -> EventSegment:
-        """A segment's events; what comes behind is fetched for whom `prefetch` says.
+        """A segment's events; the segments after it are fetched for the pipeline of `prefetch`.
 
         Raises `NotFound`, `Damaged`, `StoreUnavailable`.
         """
@@ -276,7 +282,7 @@ class SegmentSource:
         self._cached.clear()
 
     async def held(self, origin: Origin) -> SegmentContents:
-        """What a segment holds. Raises `NotFound`, `Damaged`, `StoreUnavailable`."""
+        """The contents of a segment. Raises `NotFound`, `Damaged`, `StoreUnavailable`."""
         return await self.segments.held(origin)
 
     # --- reading -------------------------------------------------------------------------
@@ -299,7 +305,7 @@ class SegmentSource:
         return segment
 
     def _fetch_ahead(self, origin: Origin, prefetch: Prefetch) -> None:
-        """Begins to fetch what comes behind a segment, as far as that fits."""
+        """Begins to fetch the segments after this one, as far as they fit."""
         node, seq = self.nodes.get(origin.node), origin.seq + 1
         while node is not None and seq in node.sizes:
             following = Origin(origin.node, seq)

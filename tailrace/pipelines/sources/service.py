@@ -1,14 +1,15 @@
-"""The segments of a service, over HTTP: what `docs/segments.md` describes, and nothing else.
+"""The segments of a service, over HTTP, by the routes that `docs/segments.md` describes.
 
-`GET /segments` says which segments there are, `GET /segments/{id}` gives their records, and
-`GET /segments/deletions` what must be forgotten. Each pipeline has a consumer group at the service,
+`GET /segments` lists segments, `GET /segments/{id}` returns their records, and
+`GET /segments/deletions` the deletions. Each pipeline has a consumer group at the service,
 `pipeline:NAME@http`, which keeps its segments, and is evicted by size and not by age as those of
-other pipelines. It moves by leases: what is leased and done is committed, what is leased and needed
-is held by renewals, a few segments at a time. Reading takes no lease. A process that stops gives
-its leases back, one that dies lets them run out, and the next one takes them up; a pipeline's
-segments do not fail by attempts, however often its processes end.
+other pipelines. It moves by leases: segments that are leased and done are committed, segments that
+are leased and needed are held by renewals, a few at a time. Reading takes no lease. A process that
+stops gives its leases back, one that dies lets them expire, and the next one takes them up; a
+pipeline's segments do not fail by attempts, however often its processes end.
 
-Checkpoints, leases of appenders and what operators say are in a store of the processes' own.
+Checkpoints, leases of appenders and operators' control are in a store of the processes' own.
+`MemorySegments` is for tests of appenders.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from tailrace.pipelines.events import EVENTS, Deleted, Origin, as_events, runs_o
 from tailrace.pipelines.sources.segments import EventSegment, Fetched, NodeSegments, SegmentContents
 from tailrace.pipelines.sources.stored import decoded
 
-# Requests to a service: its token, its certificates, and what its answers mean.
+# Requests to a service: its token, its certificates, and the meaning of its answers.
 
 
 _ERRORS: Final[Mapping[str, type[Exception]]] = {
@@ -155,15 +156,15 @@ class ServiceClient:
         return read_token(self._token_file, field="pipelines.source_token_file")
 
 
-# Segments in memory, for tests of appenders: no node, no service and no file is needed.
+# Segments in memory, for tests of appenders: no node, service or file is needed.
 #
-# segments = MemorySegments()
-# segments.put(events)                # a table with the columns of `EVENTS`
-# process = PipelinesProcess(replace(world, segments=segments), [pipeline])
+#   segments = MemorySegments()
+#   segments.put(events)                # a table with the columns of `EVENTS`
+#   process = PipelinesProcess(replace(world, segments=segments), [pipeline])
 
 
 class MemorySegments:
-    """Segments that are put, and go once no pipeline needs them."""
+    """Segments in memory, which are removed once no pipeline needs them."""
 
     def __init__(self) -> None:
         self.deleted: dict[tuple[str, str | None], int] = {}
@@ -187,18 +188,18 @@ class MemorySegments:
         return len(self._segments)
 
     async def nodes(self, known: Mapping[str, NodeSegments]) -> dict[str, NodeSegments]:  # noqa: ARG002
-        """As `Segments.nodes`."""
+        """As `SegmentFeed.nodes`."""
         found = {node: NodeSegments(low) for node, low in self._low.items()}
         for node, seq in self._segments:
             found[node].sizes[seq] = 1
         return found
 
     async def deletions(self) -> Deleted:
-        """As `Segments.deletions`."""
+        """As `SegmentFeed.deletions`."""
         return dict(self.deleted)
 
     async def fetch(self, origin: Origin) -> Fetched:
-        """As `Segments.fetch`."""
+        """As `SegmentFeed.fetch`."""
         if origin not in self._segments:
             raise NotFound(f"no segment {origin.seq} of {origin.node}")
         found = self._segments[origin]
@@ -207,15 +208,15 @@ class MemorySegments:
         return lambda: found
 
     async def held(self, origin: Origin) -> SegmentContents:
-        """As `Segments.held`."""
+        """As `SegmentFeed.held`."""
         return held_by((await self.fetch(origin))().events)
 
     async def keep(self, pipeline: str, start: GroupStart) -> None:  # noqa: ARG002
-        """As `Segments.keep`."""
+        """As `SegmentFeed.keep`."""
         self._needed.setdefault(pipeline, {})
 
     async def release(self, pipeline: str, needed: Mapping[str, int]) -> None:
-        """As `Segments.release`: what all pipelines have goes."""
+        """As `SegmentFeed.release`: removes segments that no pipeline needs."""
         self._needed[pipeline] = dict(needed)
         for node in self._low:
             low = min(one.get(node, 1) for one in self._needed.values())
@@ -242,7 +243,7 @@ def summed(events: pa.Table, fetched: int) -> EventSegment:
 
 
 def held_by(events: pa.Table) -> SegmentContents:
-    """What a segment of these events holds."""
+    """The contents of a segment with these events."""
     ulids = events.column("ulid")
     return SegmentContents(
         pc.min(ulids).as_py() or "", pc.max(ulids).as_py() or "", runs_of(events)
@@ -265,7 +266,7 @@ class _Lease:
 
 @dataclass(slots=True)
 class _PipelineGroup:
-    """A pipeline's group: how far it is, and what of it this process holds."""
+    """A pipeline's group: its progress, and the segments that this process holds."""
 
     cursors: Mapping[str, int] = field(default_factory=dict)
     held: dict[Origin, _Lease] = field(default_factory=dict)
@@ -288,7 +289,7 @@ class ServiceSegments:
     # --- what there is -------------------------------------------------------------------
 
     async def nodes(self, known: Mapping[str, NodeSegments]) -> dict[str, NodeSegments]:
-        """As `Segments.nodes`: a page for each node, behind its last known segment."""
+        """As `SegmentFeed.nodes`: a page for each node, after its last known segment."""
         if self._whole:
             known, self._whole = {}, False
         found: dict[str, NodeSegments] = {}
@@ -319,7 +320,7 @@ class ServiceSegments:
         return min(decided, default=0) + 1
 
     async def deletions(self) -> Deleted:
-        """As `Segments.deletions`; pages that have not changed are not sent again."""
+        """As `SegmentFeed.deletions`; pages that have not changed are not sent again."""
         found: dict[tuple[str, str | None], int] = {}
         tag, after = self._tag, ""
         while True:
@@ -346,21 +347,21 @@ class ServiceSegments:
     # --- what is in it -------------------------------------------------------------------
 
     async def fetch(self, origin: Origin) -> Fetched:
-        """As `Segments.fetch`: Parquet, checked against its seal unless rows were deleted."""
+        """As `SegmentFeed.fetch`: Parquet, checked against its seal unless rows were deleted."""
         path = f"/segments/{quote(f'{origin.node}-{origin.seq}', safe='')}"
         answer = await self._client.ask("GET", path, {"format": "parquet"})
         whole = "tailrace-rows" in answer.headers
         return partial(decoded if whole else _rest, answer.content)
 
     async def held(self, origin: Origin) -> SegmentContents:
-        """As `Segments.held`."""
+        """As `SegmentFeed.held`."""
         segment = await asyncio.to_thread(await self.fetch(origin))
         return held_by(segment.events)
 
     # --- what is kept --------------------------------------------------------------------
 
     async def keep(self, pipeline: str, start: GroupStart) -> None:
-        """As `Segments.keep`: the first lease makes the group."""
+        """As `SegmentFeed.keep`: the first lease makes the group."""
         known = self._groups.get(pipeline)
         if known is None:
             known = _PipelineGroup()
@@ -370,7 +371,7 @@ class ServiceSegments:
             self._whole = True  # it may need what the others have
 
     async def release(self, pipeline: str, needed: Mapping[str, int]) -> None:
-        """As `Segments.release`: commits what is done, and holds what is needed."""
+        """As `SegmentFeed.release`: commits finished segments, and holds the needed ones."""
         group = self._groups.get(pipeline)
         if group is None:
             return
@@ -387,7 +388,7 @@ class ServiceSegments:
             raise
 
     async def close(self) -> None:
-        """As `Segments.close`. Leases are given back, so that the next process need not wait."""
+        """As `SegmentFeed.close`. Leases are given back, so that the next process need not wait."""
         with suppress(TailraceError):
             for pipeline, group in self._groups.items():
                 for origin, lease in group.held.items():
@@ -434,7 +435,7 @@ class ServiceSegments:
     async def _hold(
         self, pipeline: str, origin: Origin, lease: _Lease, seconds: float | None
     ) -> None:
-        """Holds a segment for so many seconds from now; None: commits it."""
+        """Holds a segment for this number of seconds from now; None: commits it."""
         if seconds is None:
             await self._tell(pipeline, origin, lease, "commit", {})
         else:
@@ -467,7 +468,7 @@ class ServiceSegments:
 
 
 def _rest(body: bytes) -> EventSegment:
-    """What is left of a segment of which rows were deleted. Raises `Damaged`."""
+    """The remaining rows of a segment of which rows were deleted. Raises `Damaged`."""
     try:
         with pq.ParquetFile(io.BytesIO(body), page_checksum_verification=True) as file:
             events = file.read(columns=EVENTS.names, use_threads=False)

@@ -29,7 +29,7 @@ log = logging.getLogger("tailrace.pipelines")
 
 
 class StoredSegments:
-    """The segments of a store. The pipelines' groups are in it, see `work`: they keep them."""
+    """The segments of a store. The pipelines' consumer groups in the store keep them."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -37,7 +37,7 @@ class StoredSegments:
         self.unreadable: Mapping[tuple[str, str | None], str] = {}
 
     async def nodes(self, known: Mapping[str, NodeSegments]) -> dict[str, NodeSegments]:
-        """As `Segments.nodes`: a listing for each node behind the last known number."""
+        """As `SegmentFeed.nodes`: a listing for each node, after the last known number."""
         quarantined = await quarantined_segments(self._store)
         found: dict[str, NodeSegments] = {}
         async for component in self._store.folders(keys.SEGMENTS):
@@ -56,9 +56,10 @@ class StoredSegments:
         return found
 
     async def _low(self, node: str, known: NodeSegments) -> int:
-        """The lowest segment that is kept; as it was known, while a node's mark is damaged.
+        """The lowest segment that is kept; the last known one while a node's mark is damaged.
 
-        Its node makes it anew. Until then what was removed makes that node wait, and no other.
+        Its node writes the mark again. Until then removed segments make that node wait, and no
+        other.
         """
         try:
             return (await read_watermark(self._store, node)).low
@@ -67,7 +68,7 @@ class StoredSegments:
             return known.low
 
     async def deletions(self) -> Deleted:
-        """As `Segments.deletions`."""
+        """As `SegmentFeed.deletions`."""
         highest: dict[tuple[str, str | None], int] = {}
         for stored in await self._deletions.all(self._store):
             name = stored.deletion.fqn, stored.deletion.run
@@ -82,19 +83,19 @@ class StoredSegments:
         return highest
 
     async def fetch(self, origin: Origin) -> Fetched:
-        """As `Segments.fetch`."""
+        """As `SegmentFeed.fetch`."""
         return partial(decoded, (await self._store.get(keys.segment(*origin)))[1])
 
     async def held(self, origin: Origin) -> SegmentContents:
-        """As `Segments.held`: the footer alone is fetched."""
+        """As `SegmentFeed.held`: the footer alone is fetched."""
         footer = await read_footer(self._store, keys.segment(*origin))
         return SegmentContents(footer.low, footer.high, frozenset(run.key for run in footer.runs))
 
     async def keep(self, pipeline: str, start: GroupStart) -> None:
-        """Nothing is to be done: `work.begin` has made the group."""
+        """Nothing is to be done: `tailrace.pipelines.process.begin` has made the group."""
 
     async def release(self, pipeline: str, needed: Mapping[str, int]) -> None:
-        """Nothing is to be done: `work.move_group` has moved it."""
+        """Nothing is to be done: `tailrace.pipelines.process.move_group` has moved it."""
 
     async def close(self) -> None:
         """Whoever opened the store closes it."""

@@ -1,13 +1,14 @@
 """The table as a replay reads it: by times of ULIDs, a slice at a time, in bounded memory.
 
-A replay gives again what the table held when it began: the records of the segments up to its
-**marks**. What is above them it reads from the segments. Compaction and maintenance go on
-meanwhile, and replace files. So the files of a version are read as long as they are there; then
-the newest version is opened, and of its records those are left out that segments above the marks
-have: they come from these segments.
+A replay gives again the records that the table held when it began: those of the segments up to its
+**marks**. It reads later records from the segments. Compaction and maintenance go on meanwhile, and
+replace files. So the files of a version are read as long as they exist; then the newest version is
+opened, and records of segments above the marks are left out of it: they come from these segments.
 
 A slice is a range of milliseconds within an hour. Its records are read by row groups, and a slice
 that turns out to be too large is read again as two.
+
+`Copies` recognises late events that are copies.
 """
 
 from __future__ import annotations
@@ -35,14 +36,13 @@ from tailrace.logstore.table.table import Table
 from tailrace.pipelines.events import EVENTS, Origin, as_events, runs_of
 from tailrace.pipelines.sources.segments import SegmentContents, SegmentSource
 
-# Late events that are copies: a client sent a batch to two nodes, and one of them was read
-# before.
+# Late events that are copies: a client sent a batch to two nodes, and one of them was read before.
 #
-# Two copies that wait at the same time are one event (`events`). Where one was given out already,
-# the other comes with a key that is not above the frontier, as an event that is late does. The
-# segments of the other nodes that were read tell the two apart: they have the record, or they
-# have not. Only segments whose ULIDs and runs may have it are read, so this costs something only
-# where events are late and runs were written through several nodes.
+# Two copies that wait at the same time are one event (`tailrace.pipelines.events`). If one was
+# given out already, the other arrives with a key that is not above the frontier, like a late event.
+# The segments of the other nodes that were read tell the two apart: they have the record or not.
+# Only segments whose ULIDs and runs may have it are read, so this costs something only where events
+# are late and runs were written through several nodes.
 
 
 _KNOWN: Final = 20_000
@@ -258,7 +258,7 @@ class TableSource:
     async def _as_of(
         self, version: _Version, marks: Mapping[str, int], events: pa.Table
     ) -> pa.Table:
-        """The events without those of segments that came into the table behind the marks."""
+        """The events without those of segments that came into the table after the marks."""
         newer = [
             Origin(node, seq)
             for node, mark in version.marks.items()

@@ -1,7 +1,9 @@
-"""The client of S3, opened inside the running loop and closed with it.
+"""Clients of S3: one for an event loop, and one that blocks its own thread.
 
-It sends each request once; `tailrace.logstore.objects.s3.requests` does the retries. This covers
-aiohttp, which would silently send a PUT a second time when a kept connection breaks.
+`open_client` opens a client inside the running loop and closes it with the loop. It sends each
+request once; `tailrace.logstore.objects.s3.requests` does the retries. This covers aiohttp, which
+would silently send a PUT a second time when a kept connection breaks. `BlockingBucket` is for
+threads, and lets botocore retry.
 """
 
 from __future__ import annotations
@@ -101,9 +103,8 @@ def _config(settings: S3Settings) -> AioConfig:
     )
 
 
-# Requests to a bucket that block their own thread: for readers that work outside an event loop.
-#
-# botocore retries requests itself; a body that breaks off half-way is requested again here.
+# For readers that work outside an event loop: botocore retries requests itself; a body that breaks
+# off half-way is requested again by `BlockingBucket`.
 
 
 T = TypeVar("T")
@@ -197,7 +198,7 @@ class BlockingBucket:
 
 
 def following(what: str, page: Mapping[str, Any]) -> str:
-    """Where a listing goes on behind a page that was cut. Raises `StoreUnavailable`."""
+    """Returns the place where a listing goes on after a page. Raises `StoreUnavailable`."""
     if "NextContinuationToken" not in page:
         raise StoreUnavailable(f"{what}: the server cut the list and gave no token")
     return str(page["NextContinuationToken"])

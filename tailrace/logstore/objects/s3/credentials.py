@@ -2,8 +2,7 @@
 
 botocore finds the credentials and renews those that expire; a role is assumed with the
 credentials that were found first. One `Credentials` serves the async client (`RenewedCredentials`)
-and, by
-`frozen`, programs that need a plain key, such as Spark.
+and, by `frozen`, programs that need a plain key, such as Spark.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Maps keys of a store to keys of its bucket, and sets headers and metadata of objects.
 
-Every object carries `x-amz-meta-tailrace-write`, an id of the request that wrote it. By it a
-writer whose answer was lost recognises its own object. It is not shown as metadata.
+Every object carries `x-amz-meta-tailrace-write`, an id of the request that wrote it. With it a
+writer whose answer was lost recognises its own object. `ObjectInfo` does not show it as metadata.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Reading objects from S3."""
+"""Reads, lists and deletes objects on S3, and aborts abandoned uploads.
+
+`Reads` reads objects whole or in pieces, `Lists` lists keys and deletes them, both a thousand at a
+time. `Uploads` finds uploads that were begun and never completed.
+"""
 
 from __future__ import annotations
 
@@ -151,12 +155,10 @@ def _broken(error: Exception) -> Exception:
     return error if failure is None else S3RequestFailed(failure)
 
 
-# Lists objects and deletes them on S3, a thousand at a time, and aborts abandoned uploads.
-#
-# `Uploads` lists uploads that were begun and never completed: those of a crash, and of Spark's
-# committers. They cost as objects do, and no listing of objects shows them. AWS lists those below
-# a prefix. MinIO takes a prefix for a whole key, so there the uploads of the whole bucket are
-# listed and ours selected. MinIO drops them when it restarts, and removes them after a day.
+# Uncompleted uploads are those of a crash, and of Spark's committers. They cost as objects do, and
+# no listing of objects shows them. AWS lists those below a prefix. MinIO takes a prefix for a whole
+# key, so on MinIO the uploads of the whole bucket are listed and ours selected. MinIO drops them
+# when it restarts, and removes them after a day.
 
 
 _AT_ONCE: Final = 1000
@@ -255,7 +257,7 @@ def _objects(place: BucketPlace, page: Mapping[str, Any]) -> Iterator[ObjectInfo
 
 
 class BlockingLists:
-    """Lists objects for who works in a thread of its own."""
+    """Lists objects, for callers that work in a thread of their own."""
 
     def __init__(self, bucket: BlockingBucket, place: BucketPlace) -> None:
         self._bucket = bucket

@@ -1,13 +1,15 @@
 """Requests to S3 with a bounded number of retries; they also sample the server's clock.
 
-botocore's own retries are off: they would send a conditional write again after a lost
-answer, and return the 412 that their own first try had caused. Instead:
+botocore's own retries are off: they would send a conditional write again after a lost answer, and
+return the 412 that their own first try had caused. Instead:
 
-- `ask` is for requests that may be made twice: reads, deletes, parts of an upload. Between
-  tries it waits, twice as long each time, with jitter;
-- `settle` is for the request that makes an object. When it is not clear whether a try
-  happened, or a 412 may be its own, `look` tells whether our write is there. A write
-  that happened is therefore never reported as refused, nor another's as ours.
+- `ask` is for requests that may be made twice: reads, deletes, parts of an upload. Between tries it
+  waits, twice as long each time, with jitter;
+- `settle` is for the request that makes an object. When it is not clear whether a try happened, or
+  a 412 may be its own, `look` tells whether our write is stored. Therefore a write that happened is
+  never reported as refused, nor another's write as ours.
+
+`failure_of` classifies errors of S3 and of the connection by their `Meaning`.
 """
 
 from __future__ import annotations
@@ -38,11 +40,11 @@ from tailrace.logstore.errors import (
 )
 from tailrace.logstore.objects.store import DateSample
 
-# The meaning of S3's errors and of errors of the connection, and their translation.
+# The meaning of S3's errors and of errors of the connection.
 #
 #   DONE_NOTHING  the request did nothing, and may succeed later: a throttle, no connection
 #   UNCLEAR       the request may have happened: no answer, half an answer, a server's error
-#   CONDITION     412: the object is not as the request demanded
+#   CONDITION     412: the object does not fulfil the condition of the request
 #   ABSENT        no such object or upload
 #   FINAL         the same request will be refused again
 #

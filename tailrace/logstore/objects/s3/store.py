@@ -1,9 +1,10 @@
-"""The object store on S3, or on any server that speaks it and honours conditional writes.
+"""The object store on S3, or on any server with its API that honours conditional writes.
 
-`open_s3` opens it by its settings. In the package `tailrace.logstore.objects.s3`, `requests` has
-the retries, `writes` makes objects, `plan` divides them into parts, and `place` has keys and
-headers. An ETag is a hash of the bytes only for an object of one part, and with `aws:kms` not even
-then.
+`open_s3` opens it from settings, `Check` tests the server at the start, and `LifecycleRules` sets
+the expiry of old run logs. Other modules of `tailrace.logstore.objects.s3`: `requests` has the
+retries, `writes` plans the parts of objects and makes them, `reads` reads and lists them, and
+`keys` has keys and headers. An ETag is a hash of the bytes only for an object of one part, and with
+`aws:kms` not even then.
 """
 
 from __future__ import annotations
@@ -49,17 +50,16 @@ from tailrace.logstore.objects.store import (
 )
 from tailrace.logstore.table.schema import level_of
 
-# Checks at the start, with probe objects, that a server does what the store relies on.
+# The check at the start: probe objects show that a server does what the store relies on.
 #
-# A server that accepts `If-None-Match` and ignores it would silently lose acknowledged data,
-# weeks later. Each condition is therefore tried against an object that does not fulfil it.
-# Encryption and storage class are tried with objects that ask for them. The probes are removed
-# afterwards.
+# A server that accepts `If-None-Match` and ignores it would silently lose acknowledged data, weeks
+# later. Each condition is therefore tried against an object that does not fulfil it. Encryption and
+# storage class are tried with objects that ask for them. The probes are removed afterwards.
 
 
 PROBES: Final = ".probe"
 _OTHER_ETAG: Final = '"00000000000000000000000000000000"'
-# What time heals: a clock that is set, a key store that comes back.
+# Errors that pass with time: a clock that is set, a key store that comes back.
 _NOT_FOR_EVER: Final = frozenset({"RequestTimeTooSkewed"})
 _FORBIDDEN: Final = 403
 _HINT: Final = "Use AWS S3, MinIO, or another server that honours conditional writes."
@@ -204,9 +204,9 @@ class Check:
 
 # Our one rule in the lifecycle of a bucket that may be shared: old run logs expire.
 #
-# S3 can only replace the whole configuration. It is therefore read, our earlier rule is replaced
-# by the new one, and the result is written if it differs. Two programs that do so at the same
-# moment may overwrite each other's change; it is made again at the next start.
+# S3 can only replace the whole configuration. So it is read, our earlier rule is replaced by the
+# new one, and the result is written if it differs. Two programs that do so at the same moment may
+# overwrite each other's change; the next start makes it again.
 
 
 _ABSENT: Final = "NoSuchLifecycleConfiguration"
@@ -215,7 +215,7 @@ _READ: Final = ("Rules", _SIZE)
 
 
 class LifecycleRules:
-    """The rule for what is below a prefix of the store."""
+    """The expiry rule for objects below a prefix of the store."""
 
     def __init__(self, requests: S3Requests, place: BucketPlace, prefix: str) -> None:
         self._requests = requests
@@ -386,7 +386,7 @@ class S3Store:
         await Check(requests, self.place, self.keeping, self._clock, self._entropy).run()
 
     async def expire(self, prefix: str, days: int) -> bool:
-        """As `LifecycleRules.expire`, for what is below `prefix/`."""
+        """As `LifecycleRules.expire`, for objects below `prefix/`."""
         return await LifecycleRules(self.requests, self.place, prefix).expire(days)
 
     async def _made(

@@ -1,10 +1,10 @@
-"""Making objects on S3: in one request, or as an upload of parts that becomes visible at once.
+"""Makes objects on S3: in one request, or as an upload of parts that becomes visible at once.
 
     create ──► parts, some copied by the server, some sent ──► complete (with the condition)
-       └── a failure aborts the upload; what a crash leaves, `sweep` does
+       └── a failure aborts the upload; after a crash, `sweep` does
 
-The object carries the mark of its write, whichever way it is made, so that a lost answer
-to the put or to the completion is resolved by looking.
+`plan` divides an object into parts. In both ways the object carries the mark of its write, so a
+lost answer to the put or to the completion is resolved by reading the object.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from tailrace.logstore.objects.s3.requests import (
 )
 from tailrace.logstore.objects.store import ObjectInfo, check_metadata
 
-# Plans how an object is composed: which ranges the server copies, and which bytes we send.
+# The plan of an object that is composed: ranges that the server copies, and bytes that we send.
 #
-# S3 requires at least 5 MiB for all parts but the last, and at most 10,000 parts. The server
-# copies stored ranges of that size, in pieces that it copies in parallel. Smaller ranges, and
-# bytes of the caller, are gathered into parts that are sent. A gathered part in the middle that
-# is too small takes the bytes that it lacks from the range that follows.
+# S3 requires at least 5 MiB for all parts but the last, and at most 10,000 parts. The server copies
+# stored ranges of that size, in pieces that it copies in parallel. Smaller ranges, and bytes of the
+# caller, are gathered into parts that are sent. A gathered part in the middle that is too small
+# takes the bytes that it lacks from the range that follows.
 
 
 MIB: Final = 1 << 20

@@ -1,1 +1,1 @@
-"""Rolling files and rolling objects: paths, rolls, retention, and the way back to a checkpoint."""
+"""Rolling files and rolling objects: paths, rolls, retention, and the return to a checkpoint."""

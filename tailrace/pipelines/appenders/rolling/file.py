@@ -1,19 +1,19 @@
 """Rolling files: events as lines in files below a folder, each event exactly once.
 
     DIR/{path}                    the file that grows
-    DIR/{path} as app.000001.log  what was rolled (`rolled`)
+    DIR/{path} as app.000001.log  a rolled file (`Rolled`)
 
 A file is rolled before an event that would make it larger than `max_file_size`, when a period of
-`roll_every` is over, and when nothing was written to it for `roll_idle`. What is done between two
-checkpoints is in an undo log (`undo`), so a start after a crash finds the files as the last
-checkpoint had them, and writes what came after it again.
+`roll_every` is over, and when nothing was written to it for `roll_idle`. Changes between two
+checkpoints are in an undo log (`UndoLog`), so a start after a crash restores the files of the last
+checkpoint, and writes the later events again.
 
-What was rolled is compressed, and old files are removed, only when a checkpoint behind that is
-saved: nobody goes back behind it any more. The files are known by a catalog (`catalog`).
+Rolled files are compressed, and old files are removed, only when a later checkpoint is saved: no
+start goes back to an earlier one any more. The files are recorded in a catalog (`RolledCatalog`).
 
 A run that was deleted and written again is another one: `{run}` is then `RUN~ULID`, with the ULID
-of the deletion, and `{fqn}` alike where the path has no run (`paths`). A file of several runs is
-rolled before such a run's first line (`generations`).
+of the deletion, and `{fqn}` alike where the path has no run (`PathTemplate`). A file of several
+runs is rolled before such a run's first line (`Generations`).
 """
 
 from __future__ import annotations
@@ -56,26 +56,25 @@ from tailrace.pipelines.appenders.rolling.rolled import (
 from tailrace.pipelines.events import Deleted, generation
 from tailrace.pipelines.section import Section
 
-# An undo log: takes files back to a checkpoint, whatever was done to them since.
+# An undo log: takes files back to a checkpoint, whatever changed since.
 #
 #   DIR/.tailrace/{name}/
-#     lock             held (flock) by whoever writes these files
+#     lock             held (flock) by the writer of these files
 #     saved            the newest checkpoint that is known to be saved: a line as below, ["saved",
 #                      number]. A start with an older one, of a copy of the store that was put
 #                      back, is refused: these files already have what it would write again
-#     {number}.undo    what was done since checkpoint `number` was prepared, a line each:
+#     {number}.undo    the changes since checkpoint `number` was prepared, a line each:
 #                      CRC-32 in hex, a space, a JSON list: ["cut", path, size] the file had that
 #                      size; ["made", path] there was no file; ["moved", path, new path]
 #
-# A line is synced before what it speaks of is done. So a last line that is torn speaks of nothing
-# that happened. A bad line that has its end is damage, and so is a log that is gone while its
-# folder is there: the files cannot be taken back, and the appender does not start. Paths are
-# relative to DIR.
+# A line is synced before its change is made. So the change of a torn last line never happened. A
+# bad line that has its end is damage, and so is a missing log in an existing folder: the files
+# cannot be taken back, and the appender does not start. Paths are relative to DIR.
 #
-# A checkpoint ends the log: its files are synced, the next log is begun, and its number is saved
-# in the store. When that is certain, the older logs are removed. Whoever starts undoes all logs
-# from the saved number on, the newest first, each from its end to its beginning. Undoing may
-# break off and begin again.
+# A checkpoint ends the log: its files are synced, the next log is begun, and its number is saved in
+# the store. When that is certain, the older logs are removed. A start undoes all logs from the
+# saved number on, the newest first, each from its end to its beginning. Undoing may break off and
+# begin again.
 
 
 _FOLDER: Final = ".tailrace"
@@ -84,7 +83,7 @@ _SAVED: Final = "saved"
 
 
 def older_checkpoint(number: int | None, newest: int) -> str:
-    """What is wrong if an appender starts with an older checkpoint than was saved for it."""
+    """The error of an appender that starts with an older checkpoint than was saved for it."""
     begins = f"begins at checkpoint {number}" if number else "has no checkpoint"
     return (
         f"it {begins}, and checkpoint {newest} was saved for what it has written: an older copy of"
@@ -152,7 +151,7 @@ class UndoLog:
         return self._logs
 
     def note(self, entries: Sequence[Sequence[str | int]]) -> None:
-        """Writes down what is about to be done, and syncs it."""
+        """Writes the change that is about to be made, and syncs it."""
         if entries and self._file is not None:
             self._file.write([line_of(entry) for entry in entries])
             self._file.sync()
@@ -181,7 +180,7 @@ class UndoLog:
         return self.number
 
     def saved(self) -> None:
-        """The number of the last `prepare` is saved: nobody goes back behind it."""
+        """The number of the last `prepare` is saved: older undo logs are no longer needed."""
         self._remember_saved()
         self._remove_before(self.number)
 
@@ -284,12 +283,12 @@ class UndoLog:
         self._fs.sync_folder(os.path.dirname(os.path.join(self._folder, path)))
 
 
-# Other writers below the same folder: a file has one of them, whatever their templates say.
+# Other writers below the same folder: a file has only one, whatever their templates are.
 #
-# Two appenders with one template are refused before they run (`config`). Two templates that
-# differ may still lead to one file, such as `{fqn}.log` and `{service}.log`. Each would take the
-# file back to its own checkpoint, and cut off what the other one wrote. So whoever begins a file,
-# or starts, looks into the catalogs of those that are at work.
+# Two appenders with one template are refused before they run (`tailrace.pipelines.definition`). Two
+# templates that differ may still lead to one file, such as `{fqn}.log` and `{service}.log`. Each
+# would take the file back to its own checkpoint, and cut off the lines of the other one. So a
+# writer that begins a file, or starts, looks into the catalogs of the active writers.
 
 
 def refuse_shared(fs: FileSystem, own: str, paths: Collection[str]) -> None:
@@ -340,7 +339,7 @@ class _OpenFile:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What a started appender works with."""
+    """The parts of a started appender."""
 
     context: AppenderContext
     undo: UndoLog
@@ -446,7 +445,7 @@ class RollingFile:
             self._parts.undo.stop()
 
     def flush(self) -> bool:
-        """Rolls and removes what is due by the clock, and closes what is idle."""
+        """Rolls and removes files that are due by the clock, and closes idle ones."""
         self._close_idle()
         now = self._started().context.clock.monotonic()
         due = self._swept_at is None or now - self._swept_at >= self._sweep_seconds
@@ -487,7 +486,7 @@ class RollingFile:
             )
         one.file.sync()
 
-    # --- what was written, as dead letters are sent again -------------------------------
+    # --- written lines, as dead letters are sent again ----------------------------------
 
     def end(self) -> None:
         for path in self._started().catalog:
@@ -666,10 +665,10 @@ class RollingFile:
         with suppress(FileNotFoundError):
             self._started().context.fs.unlink(os.path.join(self._folder, path))
 
-    # --- behind a saved checkpoint -------------------------------------------------------
+    # --- after a saved checkpoint --------------------------------------------------------
 
     def _finish(self, rolled: Sequence[str]) -> None:
-        """Compresses what was rolled, and removes what is too old. May be repeated."""
+        """Compresses rolled files, and removes those that are too old. May be repeated."""
         parts = self._started()
         parts.rolled.finish(rolled, parts.access.file)
         for path in {path for one in rolled for path in actives(one)}:

@@ -4,14 +4,14 @@
                                                    `pipelines/{pipeline}/{appender}/` of our own
 
 Lines are collected, and go to the store when `buffer_size` is reached and at each checkpoint: the
-open object of a path is put together by the store from itself and what is new. One that is larger
-than `max_object_size`, or began `max_object_age` ago, gets no more, and the next number begins.
-Objects are compressed piece by piece, which gzip and zstd read as one.
+store composes the open object of a path from itself and the new lines. An object that is larger
+than `max_object_size`, or began `max_object_age` ago, gets no more lines, and the next number
+begins. Objects are compressed piece by piece, which gzip and zstd read as one.
 
-What is done between two checkpoints is noted before (`undo_objects`), so a start after a crash
-finds the objects as the last checkpoint had them. The lease is asked before each write, and each
-write has a condition on what was there. Only a process that hangs between these two for longer
-than the lease, on an object that nobody has written since, leaves lines there that come again.
+Changes between two checkpoints are noted before they are made (`UndoObjects`), so a start after a
+crash restores the objects of the last checkpoint. The lease is asked before each write, and each
+write has a condition on the stored object. Only a process that hangs between these two for longer
+than the lease, on an object that nobody has written since, leaves lines that are written twice.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Objects:
         self._store = self._runner.run(self._opened(settings, clock))
 
     def call(self, call: Callable[[ObjectStore], Awaitable[T]]) -> T:
-        """What a call of the store gives. Raises what it raises."""
+        """The result of a call of the store. Raises its exceptions."""
 
         async def run() -> T:
             return await call(self._store)
@@ -106,11 +106,10 @@ class Objects:
         return await self._open.enter_async_context(store)
 
 
-# Which objects of a rolling object are too old, too many or too large together.
+# Retention: objects of a rolling object that are too old, too many or too large together.
 #
-# Objects are the appender's if their names are such as its path gives. The one with the highest
-# number of a path is kept whatever their count and bytes are, since it may be open in another
-# part.
+# An object belongs to the appender if its name can come from its path. The object with the highest
+# number of a path is kept whatever their count and bytes are, since it may be open in another part.
 
 
 _NUMBERED: Final = re.compile(r"(.+)\.([0-9]{6,})(\.[^./]*?)??(?:\.gz|\.zst)?")
@@ -154,17 +153,17 @@ def old_objects(
     return gone
 
 
-# Takes objects back to a checkpoint, whatever was done to them since.
+# An undo log: takes objects back to a checkpoint, whatever changed since.
 #
-#   {prefix}{number}-{ULID}.json    what is about to be done since checkpoint `number`: an object
-#                                   {"objects": {key: size}}, where size 0 is one that is not there
+#   {prefix}{number}-{ULID}.json    the changes about to be made since checkpoint `number`: an
+#                                   object {"objects": {key: size}}, where size 0 is a missing one
 #
 #   {prefix without its /}.saved.json   the newest checkpoint that is known to be saved:
 #                                   {"saved": number}. A start with an older one is refused
 #
-# It is in the store before what it speaks of is done. Whoever starts undoes all from the saved
-# number on, the newest first: an object that was not there is deleted, one that grew is put
-# together from its beginning. Undoing may break off and begin again.
+# A note is in the store before its change is made. A start undoes all notes from the saved number
+# on, the newest first: an object that did not exist is deleted, one that grew is composed from its
+# beginning. Undoing may break off and begin again.
 
 
 class UndoObjects:
@@ -212,7 +211,7 @@ class UndoObjects:
         return self._number
 
     def saved(self) -> None:
-        """The number of the last `prepare` is saved: nobody goes back behind it."""
+        """The number of the last `prepare` is saved: older notes are no longer needed."""
         if self._grew:
             mark = encode_checked({"saved": self._number})
             self._objects.call(lambda store: store.put(self._mark, mark))
@@ -383,9 +382,9 @@ class RollingObject:
             self._safely(self._sweep)
 
     def flush(self) -> bool:
-        """Ends objects that are old; what waits for them goes to the next one.
+        """Ends objects that are old; lines that wait for them go to the next one.
 
-        Old ones are removed behind a checkpoint, for none may go back to them.
+        Old objects are removed after a checkpoint, since no start may go back to them.
         """
         now = self._now
         old = [
@@ -421,7 +420,7 @@ class RollingObject:
             self._objects.close()
             self._objects = None
 
-    # --- what was written, as dead letters are sent again -----------------------------------
+    # --- written lines, as dead letters are sent again --------------------------------------
 
     def end(self) -> None:
         self._safely(self._write)
@@ -450,7 +449,7 @@ class RollingObject:
         return bool(keeps) and self._now - self._swept >= _SWEEP_SECONDS
 
     def _sweep(self) -> None:
-        """Removes what is not kept, but nothing that the saved checkpoint goes on with."""
+        """Removes objects that are not kept, but none that the saved checkpoint continues."""
         context, objects, _ = self._started()
         self._swept = self._now
         fixed = self._template.template.partition("{")[0].rpartition("/")[0]
@@ -468,7 +467,7 @@ class RollingObject:
             objects.call(lambda store: store.delete(gone))
             log.info("%s: old objects are removed: %d", self._name, len(gone))
 
-    # --- what is there -----------------------------------------------------------------------
+    # --- existing objects --------------------------------------------------------------------
 
     @property
     def depth(self) -> int:

@@ -1,4 +1,4 @@
-"""Paths that depend on the event: `{service}/{fqn}/{date}.log`.
+"""Paths that depend on the event, `{service}/{fqn}/{date}.log`, and the access to files.
 
 | field | is |
 | --- | --- |
@@ -8,10 +8,9 @@
 | `{part}` | which part of the pipelines' names this is, from 0 |
 | `{attribute.NAME}` | an attribute |
 
-A value becomes a name that cannot leave its folder (`tailrace.logstore.keys`); one that is missing
-is
+A value becomes a name that cannot leave its folder (`tailrace.logstore.keys`); a missing one is
 `none`. Of a run that was deleted and written again `{run}` is `RUN~ULID`, and `{fqn}` alike in a
-path without a run: no other name has a `~` and 26 characters behind it.
+path without a run: no other name ends with a `~` and 26 characters.
 """
 
 from __future__ import annotations
@@ -292,10 +291,10 @@ def _times(events: pa.Table, microseconds: int, form: str) -> tuple[Indexes, lis
     return _changed(column, str)
 
 
-# Who may read an appender's files: permissions, owner and group, where a pipeline's file says so.
+# Access to an appender's files: permissions, owner and group from the pipeline's file.
 #
 # Files are made for their owner alone and opened to others afterwards, so nobody reads them too
-# early. Only root gives files to another user; others may name a group that they are in.
+# early. Only root gives files to another user; others may name one of their own groups.
 
 
 Octal = Annotated[str, Field(pattern=r"^0?[0-7]{3}$")]

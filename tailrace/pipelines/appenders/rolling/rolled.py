@@ -1,8 +1,10 @@
-"""Files that were rolled: their names, how they are compressed, and how many are kept.
+"""Rolled files: their names, compression and retention, their catalog, and settings.
 
-sequence      app.log ─► app.000001.log, app.000002.log …, rising
-fixed_window  app.log ─► app.1.log, the newest; older ones are renamed at each roll
-timestamp     app.log ─► app.2026-11-23T18-00-00.000.log, when it was rolled (UTC)
+sequence      app.log ─► app.000001.log, app.000002.log …, rising fixed_window  app.log ─►
+app.1.log, the newest; older ones are renamed at each roll timestamp     app.log ─►
+app.2026-11-23T18-00-00.000.log, when it was rolled (UTC)
+
+Damaged lines of the catalog are warnings: their files stay.
 """
 
 from __future__ import annotations
@@ -85,7 +87,7 @@ class Rolled:
 
     @contextmanager
     def listed_once(self) -> Iterator[None]:
-        """Each folder is listed once while this lasts; what is rolled meanwhile is not seen."""
+        """Lists each folder only once during the block; files rolled meanwhile are not seen."""
         self._listed = {}
         try:
             yield
@@ -119,7 +121,7 @@ class Rolled:
         return [name for name in found if not _PACKED.search(name)]
 
     def finish(self, rolled: Sequence[str], protect: Callable[[str], None]) -> None:
-        """Compresses what was rolled; `protect` is called for each new file. May be repeated."""
+        """Compresses rolled files; `protect` is called for each new file. May be repeated."""
         for path in rolled:
             self._compress(path, protect)
 
@@ -262,12 +264,12 @@ def _packer(kind: str) -> _Gzip | zstandard.ZstdCompressionObj:
     return _Gzip() if kind == "gzip" else zstandard.ZstdCompressor(level=3).compressobj()
 
 
-# Files of several runs: a run that was deleted and made again begins a file there.
+# Files of several runs: a run that was deleted and made again begins a new file.
 #
-# Most paths that tell runs apart tell their generations as well (`paths`). Elsewhere, as in
-# `{fqn}.log`, the file that grows has the lines of the deleted run. It is rolled before the first
-# line of the run's next generation: once for each path, run and deletion. Which these were is in
-# the appender's state: the last `_MOST` of them, as hashes, so that a checkpoint stays small. One
+# Most paths that distinguish runs distinguish their generations as well (`PathTemplate`).
+# Otherwise, as in `{fqn}.log`, the growing file has the lines of the deleted run. It is rolled
+# before the first line of the run's next generation: once for each path, run and deletion. The
+# appender's state has the last `_MOST` of them, as hashes, so that a checkpoint stays small. One
 # that is forgotten rolls a file once more, and mixes nothing.
 
 
@@ -276,7 +278,7 @@ _HASH_BYTES: Final = 8
 
 
 class Generations:
-    """For which generations files of a path were rolled; `known` as an earlier one gave it."""
+    """The generations for which files of a path were rolled; `known` comes from the state."""
 
     def __init__(self, template: PathTemplate, known: Iterable[str] = ()) -> None:
         self._template = template
@@ -326,7 +328,7 @@ class Generations:
         return {blake2b(text, digest_size=_HASH_BYTES).hexdigest() for text in texts}
 
 
-# Lines that tell a torn end: CRC-32 in hex, a space, a JSON list, a newline.
+# Lines in which a torn end is recognised: CRC-32 in hex, a space, a JSON list, a newline.
 
 
 Entry = list[str | int]
@@ -368,15 +370,14 @@ def has_damage(fs: FileSystem, path: str) -> bool:
     return any(entry_of(line) is None for line in lines)
 
 
-# The files that one writer has made: what it may roll, count and remove, and nothing else is.
+# The catalog: the files that one writer has made. It rolls, counts and removes no other file.
 #
 #   DIR/.tailrace/{name}/catalog    a line each: CRC-32 in hex, a space, the path as JSON
 #
-# Other programs may have files in the same folder whose names look alike. So nothing is removed
-# for its name: only what is in the catalog. A path is there before its file is begun, where other
-# writers see it (`neighbours`), and synced before a checkpoint has its file. A torn line at the
-# end is of a file that no checkpoint has. A damaged line is a warning: its file stays, and
-# nothing removes it.
+# Other programs may have files in the same folder whose names look alike. So a file is removed only
+# if the catalog has it, never by its name. A path is added before its file is begun, where other
+# writers see it, and synced before a checkpoint has its file. A torn line at the end is of a file
+# that no checkpoint has. A damaged line is a warning: its file stays, and nothing removes it.
 
 
 log = logging.getLogger("tailrace.pipelines")
@@ -407,7 +408,7 @@ class RolledCatalog:
         return iter(list(self._known))
 
     def start(self) -> None:
-        """Reads it. Its folder is there, and nobody else writes it."""
+        """Reads the catalog. Its folder exists, and no other process writes it."""
         draft = self._path + _UNFINISHED
         if self._fs.stat(draft) is not None:
             self._fs.unlink(draft)
