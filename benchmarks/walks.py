@@ -1,14 +1,16 @@
-"""Counts the modules of this repository that a batch visits: how far a newcomer has to read.
+"""Counts the modules of this repository that a request enters: how far a newcomer has to read.
 
-    python -m benchmarks.walks            from a small durable POST to its 200
+    python -m benchmarks.walks            requests to a service: appends, pages, a search, a close
     python -m benchmarks.walks --table    also from the POST to the commit of the table (needs Java)
     python -m benchmarks.walks --list     also names them
 
-A module is visited if one of its functions is called. What runs while a module is imported does not
-count. In the service several batches are followed, and a module counts if each of them visits it,
-which leaves out what the service does beside. The first way is that of the fast path. The second
-has two processes: the service, until the batch's segment is in the store, and the compactor with
-its Spark workers, in one pass over the segments.
+A request enters a module if it calls one of its functions. Code that runs while a module is
+imported does not count. Each request is made several times, and a module counts if every one of
+them enters it; this leaves out the background tasks of the service. `calls` are calls from one
+module to another, of the request that has the fewest.
+
+The way to the table has two processes: the service, until the batch's segment is in the store, and
+the compactor with its Spark workers, in one pass over the segments.
 """
 
 from __future__ import annotations
@@ -22,16 +24,50 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 ROOT = str(Path(__file__).parents[1]) + os.sep
 PACKAGES = ("service", "compactor", "tailrace")
-BATCHES, SEGMENTS = 20, 5
-PATH = "/api/v1/services/ingestionPipelines/logs/walks/run-1"
+TIMES, SEGMENTS = 8, 5
+PIPELINE = "/api/v1/services/ingestionPipelines/logs/walks"
+RUN = f"{PIPELINE}/run-1"
 TEXT = b"2026-11-20 12:00:00,000 INFO [shop] a line of text\n" * 20
+RECORDS = b'{"message": "a line of text", "level": "INFO", "ts": "2026-11-20T12:00:00Z"}\n' * 1000
+NDJSON = "application/x-ndjson"
 _FUNCTION = 0x1  # CO_OPTIMIZED: the body of a function, not that of a module or class
+
+
+class Walk(NamedTuple):
+    """The modules that a request entered, and its calls from one module to another."""
+
+    modules: set[str]
+    calls: int
+
+
+class Ask(NamedTuple):
+    """A request that is made several times; `{n}` in its path is the number of the time."""
+
+    name: str
+    method: str
+    path: str
+    body: bytes = b""
+    content_type: str = "text/plain"
+
+
+ASKS = (
+    Ask("POST, first of a run", "POST", f"{PIPELINE}/first-{{n}}", TEXT),
+    Ask("POST of 20 lines", "POST", RUN, TEXT),
+    Ask("POST of 1,000 records", "POST", RUN, RECORDS, NDJSON),
+    Ask("page as text", "GET", f"{RUN}?limit=100"),
+    Ask("page as records", "GET", f"{RUN}?limit=100&format=ndjson"),
+    Ask("search", "GET", "/query?q=text&limit=20"),
+    Ask("list of runs", "GET", PIPELINE),
+    Ask("close of a run", "POST", f"{PIPELINE}/first-{{n}}/close"),
+)
 
 
 class Visits:
@@ -44,6 +80,7 @@ class Visits:
     def __init__(self, file: str | None = None) -> None:
         self.on = file is not None
         self.modules: set[str] = set()
+        self.calls = 0
         self._file = file
         self._codes: dict[CodeType, str | None] = {}
 
@@ -55,19 +92,24 @@ class Visits:
     def begin(self) -> None:
         """Begins to record, from nothing."""
         self.modules.clear()
+        self.calls = 0
         self.on = True
 
-    def end(self) -> set[str]:
-        """Ends recording; the modules that were visited since it began."""
+    def end(self) -> Walk:
+        """Ends recording, and gives what it saw since it began."""
         self.on = False
-        return set(self.modules)
+        return Walk(set(self.modules), self.calls)
 
     def _called(self, frame: FrameType, event: str, _: object) -> None:
         if not self.on or event != "call":
             return
         code = frame.f_code
-        module = self._codes[code] if code in self._codes else self._module(code)
-        if module is None or module in self.modules or _is_importing(frame):
+        module = self._module(code)
+        if module is None:
+            return
+        caller = frame.f_back
+        self.calls += caller is None or self._module(caller.f_code) != module
+        if module in self.modules or _is_importing(frame):
             return
         self.modules.add(module)
         if self._file is not None:
@@ -75,6 +117,8 @@ class Visits:
                 file.write(f"{module}\n")
 
     def _module(self, code: CodeType) -> str | None:
+        if code in self._codes:
+            return self._codes[code]
         name = code.co_filename.removeprefix(ROOT)
         ours = name != code.co_filename and name.split(os.sep)[0] in PACKAGES
         self._codes[code] = name if ours and code.co_flags & _FUNCTION else None
@@ -99,40 +143,45 @@ def _connected(url: str) -> http.client.HTTPConnection:
     return http.client.HTTPConnection(str(address.hostname), address.port)
 
 
-def _post(connection: http.client.HTTPConnection) -> None:
-    connection.request("POST", PATH, TEXT, {"Content-Type": "text/plain"})
+def _send(connection: http.client.HTTPConnection, ask: Ask, number: int) -> None:
+    headers = {"Content-Type": ask.content_type} if ask.body else {}
+    connection.request(ask.method, ask.path.format(n=number), ask.body or None, headers)
     answer = connection.getresponse()
-    assert answer.status == 200, answer.read()
-    answer.read()
+    body = answer.read()
+    assert answer.status == 200, body
 
 
-def _until_acknowledged(visits: Visits, url: str) -> set[str]:
-    """The modules that each batch visits until its 200."""
-    connection, each = _connected(url), []
-    _post(connection)
-    for _ in range(BATCHES):
-        visits.begin()
-        _post(connection)
-        each.append(visits.end())
-    return set.intersection(*each)
+def _each(visits: Visits, url: str, asks: Sequence[Ask]) -> dict[str, Walk]:
+    """What every one of some equal requests does, by the request's name."""
+    connection, found = _connected(url), {}
+    for ask in asks:
+        walks = []
+        for number in range(TIMES):
+            visits.begin()
+            _send(connection, ask, number)
+            walks.append(visits.end())
+        modules = set.intersection(*[walk.modules for walk in walks])
+        found[ask.name] = Walk(modules, min([walk.calls for walk in walks]))
+    return found
 
 
-def _until_stored(visits: Visits, url: str, segments: Path) -> set[str]:
-    """The modules that the service visits for each batch until its segment is in the store."""
-    connection, each = _connected(url), []
-    _post(connection)
+def _until_stored(visits: Visits, url: str, segments: Path) -> Walk:
+    """What the service does for each batch until its segment is in the store."""
+    connection, walks = _connected(url), []
+    _send(connection, ASKS[1], 0)
     for _ in range(SEGMENTS):
         before = len(list(segments.rglob("*.parquet")))
         visits.begin()
-        _post(connection)
+        _send(connection, ASKS[1], 0)
         while len(list(segments.rglob("*.parquet"))) == before:
             time.sleep(0.01)
         time.sleep(1)  # the shipper confirms it to the journal and to the run logs
-        each.append(visits.end())
-    return set.intersection(*each)
+        walks.append(visits.end())
+    modules = set.intersection(*[walk.modules for walk in walks])
+    return Walk(modules, min([walk.calls for walk in walks]))
 
 
-async def _served(data: Path, table: bool) -> set[str]:
+async def _served(data: Path, table: bool) -> dict[str, Walk]:
     from service.main import run
     from service.settings import Settings
 
@@ -150,10 +199,11 @@ async def _served(data: Path, table: bool) -> set[str]:
     service = asyncio.create_task(run(settings, stop, on_listening=listening.set_result))
     url = await listening
     if table:
-        walk = asyncio.to_thread(_until_stored, visits, url, data / "store" / "segments")
+        segments = data / "store" / "segments"
+        stored = await asyncio.to_thread(_until_stored, visits, url, segments)
+        found = {"POST to segment": stored}
     else:
-        walk = asyncio.to_thread(_until_acknowledged, visits, url)
-    found = await walk
+        found = await asyncio.to_thread(_each, visits, url, ASKS)
     stop.set()
     await service
     return found
@@ -174,22 +224,22 @@ def _compacted(data: Path, folder: Path) -> set[str]:
 
 def main() -> None:
     """Prints the number of modules of each way."""
-    parser = argparse.ArgumentParser(description="Modules that a batch visits.")
+    parser = argparse.ArgumentParser(description="Modules that a request enters.")
     parser.add_argument("--table", action="store_true", help="also the way to the table")
     parser.add_argument("--list", action="store_true", help="also name the modules")
     arguments = parser.parse_args()
-    walks = {}
     with tempfile.TemporaryDirectory() as folder:
-        walks["POST to 200"] = asyncio.run(_served(Path(folder) / "a", False))
+        walks = asyncio.run(_served(Path(folder) / "a", False))
         if arguments.table:
             data = Path(folder) / "b"
-            stored = asyncio.run(_served(data, True))
-            walks["POST to segment"] = stored
-            walks["POST to table"] = stored | _compacted(data, Path(folder))
-    for name, modules in walks.items():
-        print(f"{name}: {len(modules)} modules")
+            walks |= asyncio.run(_served(data, True))
+            compacted = _compacted(data, Path(folder))
+            walks["segment to table"] = Walk(compacted, 0)
+    for name, walk in walks.items():
+        calls = f", {walk.calls} calls" if walk.calls else ""
+        print(f"{name}: {len(walk.modules)} modules{calls}")
         if arguments.list:
-            print("".join(f"    {module}\n" for module in sorted(modules)), end="")
+            print("".join(f"    {module}\n" for module in sorted(walk.modules)), end="")
 
 
 if __name__ == "__main__":

@@ -586,6 +586,8 @@ def _parse_time(text: str, number: int) -> int:
 
 
 def _level(value: object) -> str | None:
+    if isinstance(value, str) and value in LEVELS:  # so most clients write it
+        return value
     level = NO_LEVEL if value is None else level_of_value(value)
     return None if level == NO_LEVEL else LEVELS[level]
 
