@@ -23,7 +23,7 @@ import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from service.access.audit import AuditLog
 from service.access.rules import (
@@ -31,16 +31,19 @@ from service.access.rules import (
     PREFIX,
     Fetch,
     Identity,
+    Issuer,
     KeysNeeded,
     PipelineNames,
     Quota,
     Rules,
     Secret,
     TokenRule,
+    fetched,
     id_of,
     matching,
     merged,
     read,
+    unverified,
 )
 from service.runtime.health import HealthProblem
 from tailrace.logstore.clock import Clock
@@ -51,10 +54,6 @@ from tailrace.logstore.errors import (
     TailraceError,
     TooManyAtOnce,
 )
-
-if TYPE_CHECKING:
-    from service.access.rules import Issuer
-
 
 REMEMBERED_SECONDS: Final = 60.0
 _REMEMBERED: Final = 4096
@@ -140,8 +139,6 @@ class Access:
         """Returns the issuers. An issuer whose rule is unchanged keeps its keys."""
         if not rules.issuers:
             return {}
-        from service.access.rules import Issuer, fetched  # with cryptography: 10 MB
-
         fetch, known = self._fetch or fetched, self._issuers
         return {
             rule.issuer: old
@@ -214,8 +211,6 @@ class Access:
     def _of_issuer(self, token: str) -> Identity:
         if not self._issuers:
             raise NotAuthenticated("the token is not known")
-        from service.access.rules import unverified
-
         try:
             header, name = unverified(token)
             issuer = self._issuers.get(name)

@@ -57,7 +57,6 @@ from math import ceil, inf
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
 
-import jwt
 import yaml
 from pydantic import AwareDatetime, ConfigDict, Field, ValidationError, field_validator
 
@@ -508,6 +507,8 @@ class Issuer:
     """One issuer and its keys."""
 
     def __init__(self, rule: IssuerRule, clock: Clock, fetch: Fetch) -> None:
+        import jwt  # noqa: F401 -- now, so that no request waits for it; 10 MB with cryptography
+
         self.rule = rule
         self.problem = ""
         self._clock = clock
@@ -546,6 +547,8 @@ class Issuer:
 
     def _claims(self, token: str, algorithm: str, keys: Sequence[Any]) -> dict[str, Any] | None:
         """Returns the claims of the token; None if no key signed it. Raises `NotAuthenticated`."""
+        import jwt
+
         rule = self.rule
         required = [] if rule.without_expiry else ["exp"]
         problem = ""
@@ -641,6 +644,8 @@ def usable(content: Mapping[str, Any]) -> list[tuple[str | None, str, Any]]:
 
     Leaves out shared secrets, keys for encryption, and RSA keys of less than 2,048 bits.
     """
+    import jwt
+
     found = []
     for entry in content["keys"][:_MOST_KEYS]:
         kind = entry.get("kty")
@@ -661,6 +666,8 @@ _ANY_OF: Final = {"RSA": "RS256", "OKP": "EdDSA"}
 
 def unverified(token: str) -> tuple[Mapping[str, Any], str]:
     """Returns header and issuer of a JWT, unverified. Raises `NotAuthenticated`."""
+    import jwt
+
     try:
         header = jwt.get_unverified_header(token)
         claims = jwt.decode(token, options={"verify_signature": False})
