@@ -153,8 +153,6 @@ def _java(option: str) -> dict[str, str]:
 
 
 def _write(archive: Path, folder: Path) -> None:
-    from compactor.spark.engine import SparkWishes
-
     session = Session(SparkWishes("1g", more=_java(f"ArchiveClassesAtExit={archive}")))
     try:
         _work(session, folder)

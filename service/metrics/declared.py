@@ -26,19 +26,17 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.node import QueryNode
+from service.node import Node, QueryNode
 from service.queue.queue import QueueCounters
 from service.runtime.counters import Distribution, HttpCounters, StoreCounters, SyncCounters
 from service.runtime.health import HealthProblem, StateWatch
 from tailrace.coordination.leases import OURS, UPDATE_ERRORS, UPSTREAMS, CoordinationCounters, Count
-from tailrace.coordination.work_queue import ATTEMPTS, HELD, LAG, OLDEST, Measure
+from tailrace.coordination.work_queue import ATTEMPTS, HELD, LAG, OLDEST, Measure, WorkQueue
 from tailrace.logstore.filesystem import FileSystem
 
 if TYPE_CHECKING:
     from service.compaction import CompactionChild
-    from service.node import Node
     from service.query.engine import QueryEngine
-    from tailrace.coordination.work_queue import WorkQueue
 
 
 class TakesNothing(Exception):

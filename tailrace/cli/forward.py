@@ -139,8 +139,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _forward_files(arguments: argparse.Namespace) -> int:
-    from tailrace.forwarder.config.load import read
-
     if arguments.target:
         raise InvalidInput(
             "--config and targets are two ways to say where to", hint="Leave one of them out."

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import httpx
 
 from service.peers.register import ForgottenNode, NodeEntry, all_forgotten, entries, forget
-from service.settings import RunSettings
+from service.settings import QueueSettings, RunSettings
 from tailrace.cli.main import complain
 from tailrace.cli.remote import authorization, check, component, errors_as_ours, trusted
 from tailrace.coordination.admin import LeaseAdmin, LeaseFilter
@@ -222,7 +222,6 @@ class InStore:
 
     def _queue(self) -> SegmentQueue:
         from service.queue.queue import SegmentQueue
-        from service.settings import QueueSettings
 
         opened = self._opened
         return SegmentQueue(

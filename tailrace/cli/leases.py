@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import orjson
 
-from tailrace.cli.lease_backends import Desk, Row, open_desk
+from tailrace.cli.lease_backends import Desk, Row, forget_node, nodes, open_desk, told
 from tailrace.cli.terminal import say, say_json
 from tailrace.coordination.groups import GroupStart
 from tailrace.coordination.partitions import Status
@@ -332,8 +332,6 @@ async def _run(arguments: argparse.Namespace) -> int:
 
 
 async def _nodes(arguments: argparse.Namespace) -> None:
-    from tailrace.cli.lease_backends import forget_node, nodes, told  # brings segments' formats
-
     if arguments.url is not None:
         raise InvalidInput(
             "the register of nodes is read in the store, not over HTTP",

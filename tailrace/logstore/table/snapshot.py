@@ -55,6 +55,7 @@ _BROKE_OFF: Final = "response body error"
 _MORE_TRIES: Final = 3
 
 T = TypeVar("T")
+Bound = TypeVar("Bound", str, int)
 
 
 def read(uri: str, call: Callable[[], T]) -> T:
@@ -147,9 +148,9 @@ class TableFile:
         if highest is not None and ulid.time_ms(highest) < self.start_ms:
             return False
         return (
-            _meets(self.ulids, _text(lowest), _text(highest))
-            and _meets(self.fqns, fqn, fqn)
-            and _meets(self.runs, run, run)
+            _overlaps(self.ulids, _text(lowest), _text(highest))
+            and _overlaps(self.fqns, fqn, fqn)
+            and _overlaps(self.runs, run, run)
         )
 
 
@@ -290,13 +291,6 @@ def _us(value: str | datetime) -> int:
     return (moment.replace(tzinfo=moment.tzinfo or UTC) - _EPOCH) // timedelta(microseconds=1)
 
 
-def _meets(bounds: tuple[str, str] | None, low: str | None, high: str | None) -> bool:
-    if bounds is None:
-        return True
-    # Parquet orders strings by their UTF-8 bytes, and so does Python by code point.
-    return (low is None or bounds[1] >= low) and (high is None or bounds[0] <= high)
-
-
 def _text(value: int | None) -> str | None:
     return None if value is None else ulid.encode(value)
 
@@ -431,9 +425,10 @@ def _holds(bounds: tuple[str, str] | None, value: str) -> bool:
     return bounds is None or bounds[0] <= value <= bounds[1]
 
 
-def _overlaps(bounds: tuple[int, int] | None, low: int | None, high: int | None) -> bool:
+def _overlaps(bounds: tuple[Bound, Bound] | None, low: Bound | None, high: Bound | None) -> bool:
     if bounds is None:
         return True
+    # Parquet orders strings by their UTF-8 bytes, and so does Python by code point.
     return (low is None or bounds[1] >= low) and (high is None or bounds[0] <= high)
 
 
