@@ -92,7 +92,7 @@ openapi: dev ## Write openapi.yaml from the app
 page: $(NPM) ## Write service/page from page/ (needs Node.js with npm)
 	@cd page && npm run --silent build
 
-picture: dev ## Write docs/page.png, the picture in the README, from real logs: LOGS=FOLDER (needs Chromium)
+picture: dev ## Write docs/use/page.png, the picture in the README, from real logs: LOGS=FOLDER (needs Chromium)
 	@$(PY) -m tests.page.picture $(LOGS) $(ARGS)
 
 lock: ## Resolve pyproject.toml into requirements/*.txt, with hashes (with uv)

@@ -145,7 +145,7 @@ _EMPTY: Final = [
 
 
 def searches(fqn: str, needle: str) -> Sequence[Search]:
-    """Those of the table in `docs/benchmarks.md`."""
+    """Those of the table in `docs/develop/benchmarks.md`."""
     regex = r"blk_-?\d*77\d*99 "
     return [
         Search("rare token", {"q": needle}, needle),

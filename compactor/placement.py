@@ -302,7 +302,8 @@ class FolderLog:
             elif whole:
                 raise Damaged(
                     f"entry {version} of the table's log is damaged or gone, later ones are not",
-                    hint="Restore table/_delta_log from a copy (docs/operations.md, Power cuts).",
+                    hint="Restore table/_delta_log from a copy"
+                    " (docs/operate/operations.md, Power cuts).",
                 )
             elif name is not None:
                 torn.append(name)

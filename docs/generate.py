@@ -12,7 +12,6 @@ from pathlib import Path
 
 from compactor.metrics import COUNTERS, GAUGES
 from docs import forwarder_reference
-from docs.upstream import COUNTS, SOURCES, rows
 from service.http.errors import classify
 from service.metrics.aliases import NOT_EXPORTED
 from service.metrics.scrape import METRICS
@@ -33,8 +32,9 @@ from tailrace.logstore.segments.levels import (
 from tailrace.logstore.settings import table
 from tailrace.logstore.state import STATE_KINDS, StateKind
 from tailrace.pipelines.process import METRICS as PIPELINES
+from tests.upstream.openmetadata import COUNTS, SOURCES, rows
 
-FOLDER = Path(__file__).parent
+ROOT = Path(__file__).parents[1]
 _NOT_EXPORTED = textwrap.fill(
     "Names of OpenMetadata's that stand on some board, and have no meaning on this side or "
     "a better one.",
@@ -69,22 +69,22 @@ _RENAMED = textwrap.fill(
 
 
 def pages() -> dict[str, str]:
-    """Every made page by its file name."""
+    """Every made page by its path from the root."""
     return {
-        "settings.md": _settings(),
-        "cli.md": _cli(),
-        "metrics.md": _metrics(),
-        "errors.md": _errors(),
-        "openmetadata.md": _openmetadata(),
-        "forwarder-reference.md": _forwarder(),
-        "state-objects.md": _state_objects(),
-        "levels.md": _levels(),
+        "docs/reference/settings.md": _settings(),
+        "docs/reference/cli.md": _cli(),
+        "docs/reference/metrics.md": _metrics(),
+        "docs/reference/errors.md": _errors(),
+        "tests/upstream/openmetadata.md": _openmetadata(),
+        "docs/reference/forwarder-reference.md": _forwarder(),
+        "docs/reference/state-objects.md": _state_objects(),
+        "docs/use/levels.md": _levels(),
     }
 
 
 def _levels() -> str:
     """The page with its table of spellings made anew."""
-    before, begin, rest = (FOLDER / "levels.md").read_text().partition("<!-- spellings -->")
+    before, begin, rest = (ROOT / "docs/use/levels.md").read_text().partition("<!-- spellings -->")
     _, end, after = rest.partition("<!-- /spellings -->")
     words = (
         (level, _codes(SPELLINGS[level]), _codes(LETTERS[level]), ", ".join(NUMBERS[level]))
@@ -238,10 +238,10 @@ def _error_rows() -> Iterator[tuple[str, ...]]:
 def _openmetadata() -> str:
     text = (
         "Tailrace takes the place of OpenMetadata's streamable logs: its clients and its page "
-        "speak to it unmodified, through [a proxy](openmetadata-proxy.md) that sends it the logs. "
-        "Why reports, the last run and unknown pipelines are as they are "
-        "is [decision 018](decisions/018-reports-are-objects-of-their-own.md); all routes are in "
-        "`openapi.yaml`.\n"
+        "speak to it unmodified, through "
+        "[a proxy](../../docs/operate/openmetadata-proxy.md) that sends it the logs. [Decision 018]"
+        "(../../docs/develop/decisions/018-reports-are-objects-of-their-own.md) says why reports, "
+        "the last run and unknown pipelines are as they are. All routes are in `openapi.yaml`.\n"
         "Each behaviour that OpenMetadata tests, or asks for and does not test, has a test here, "
         "below `tests/openmetadata/`. Where ours differs on purpose the test asserts ours, and the "
         "third column says it. Upstream's integration tests pass if nothing is stored; ours fail."
@@ -255,8 +255,8 @@ def _openmetadata() -> str:
 
 def _forwarder() -> str:
     text = (
-        "The keys of `tailrace forward --config`; [the guide](forwarder.md) has examples. One "
-        "source has its keys beside those of the top; several stand below `receivers`, each as "
+        "The keys of `tailrace forward --config`; [the guide](../use/forwarder.md) has examples. "
+        "One source has its keys beside those of the top; several stand below `receivers`, each as "
         "`file_log/NAME` (also `filelog/NAME`). A key that is not listed is refused.\n"
         "Durations have a unit (`200ms`, `1m30s`, `7d`), sizes may (`16KiB`, `1MiB`). Regular "
         "expressions are Python's, which has nearly all of Go's syntax; `(?<name>…)` and `\\z` are "
@@ -295,7 +295,7 @@ def _place(kind: StateKind) -> str:
 def main() -> None:
     """Writes the pages."""
     for name, text in pages().items():
-        (FOLDER / name).write_text(text, encoding="utf-8")
+        (ROOT / name).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 Each section is a class, which its parts get as it is: a limit is declared once. A setting that a
 hostile or careless user can run into has its unit in its name. `Tuning` has sizes and pauses that
-no operator sets, and that tests make small. `docs/settings.md` is made from this table (`make
-docs`).
+no operator sets, and that tests make small. `docs/reference/settings.md` is made from this table
+(`make docs`).
 """
 
 from __future__ import annotations
@@ -828,8 +828,8 @@ def _refuse_open_door(settings: Settings) -> None:
     raise InvalidInput(
         f"refusing to listen on {server.host}: there are no rules of access",
         field="server.host",
-        hint="Name a file of rules in access.rules (docs/access.md), listen on 127.0.0.1, or say"
-        " --insecure if the network in front of it is trusted.",
+        hint="Name a file of rules in access.rules (docs/operate/access.md), listen on 127.0.0.1,"
+        " or say --insecure if the network in front of it is trusted.",
     )
 
 

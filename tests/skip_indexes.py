@@ -1,4 +1,4 @@
-"""Skip indexes with another header, as written by hand from the table in `docs/formats.md`."""
+"""Skip indexes with another header, written by hand from `docs/reference/formats.md`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every example of docs/readers.md, run as it stands on a table in a folder and on MinIO.
+"""Every example of docs/use/readers.md, run as it stands on a table in a folder and on MinIO.
 
 Each is a process of its own, as a reader would start it: no engine finds what another one,
 or this test run, has loaded.
@@ -25,7 +25,7 @@ from tests.servers.minio import Bucket
 from tests.tailrace.verification.world import ingest
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "readers.md").read_text()
+PAGE = (ROOT / "docs" / "use" / "readers.md").read_text()
 # The code blocks of each chapter, in order.
 EXAMPLES = {
     title: re.findall(r"```python\n(.*?)```", text, re.DOTALL)

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
     [("| attack | defence | where | test |", 34), ("| attack | defence | test |", 20)],
 )
 def test_each_threat_names_tests_that_are_there(head: str, threats: int) -> None:
-    page = (ROOT / "docs" / "threat-model.md").read_text()
+    page = (ROOT / "docs" / "operate" / "threat-model.md").read_text()
     table = page.partition(head)[2].partition("\n\n")[0].strip().splitlines()[1:]
     assert len(table) >= threats
     code = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))

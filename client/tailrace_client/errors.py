@@ -29,7 +29,8 @@ class TailraceError(Exception):
     """The service refused, or could not be asked.
 
     `status` is the HTTP status (0: no answer), `type` the problem's type (see the service's
-    docs/errors.md), `hint` what to do, `request_id` what the service's log calls the request.
+    docs/reference/errors.md), `hint` what to do, `request_id` what the service's log calls the
+    request.
     `batch` is the id of the batch that was being sent, if one was. `service_ms` is the service's
     time in milliseconds since 1970, if it said it. `sent_ms` is when the refused request was sent,
     by `system.steady_ms`.

@@ -280,7 +280,7 @@ def merged(grants: Iterable[Grants]) -> Grants:
 
 _HEADER: Final = re.compile(r"[A-Za-z0-9-]+")
 _TAKEN: Final = frozenset(["authorization", "cookie", "host", "origin"])
-_HINT: Final = "docs/access.md describes the file; `tailrace token make` prints its lines."
+_HINT: Final = "docs/operate/access.md describes the file; `tailrace token make` prints its lines."
 
 Algorithm = Literal[
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"

@@ -78,8 +78,9 @@ class MissingSegments:
     def advice(self, node: str) -> str:
         """The advice for operators; the registration of `node` names the segments."""
         return (
-            "Put the newer state of the store back, or send the lines again (docs/backup.md). To"
-            f" give them up: tailrace verify --give-up {keys.node_registration(node)}"
+            "Put the newer state of the store back, or send the lines again"
+            " (docs/operate/backup.md). To give them up:"
+            f" tailrace verify --give-up {keys.node_registration(node)}"
         )
 
     def _range(self) -> str:

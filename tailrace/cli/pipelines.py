@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 _ACTS = {
-    "replay": "Give a pipeline's events again, from a time on; see docs/pipelines.md.",
+    "replay": "Give a pipeline's events again, from a time on; see docs/use/pipelines.md.",
     "skip": "Let a pipeline go on with what comes, as one that was evicted.",
     "pause": "Stop a pipeline wherever it runs; its checkpoints and segments are kept.",
     "resume": "Let a paused pipeline go on.",

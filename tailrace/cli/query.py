@@ -200,7 +200,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "expression",
         metavar="EXPRESSION",
         nargs="*",
-        help="words, phrases, fields, AND, OR, NOT: level>=WARN timeout (docs/search.md)",
+        help="words, phrases, fields, AND, OR, NOT: level>=WARN timeout (docs/use/search.md)",
     )
 
 

@@ -65,7 +65,10 @@ def run(arguments: argparse.Namespace) -> int:
         say(f"the data folder is the node {node} now")
     for key in backup.absent:
         say(f"warning: the store lacked {key} when the backup was made", sys.stderr)
-    say("now run `tailrace verify` with the same flags, then start the service (docs/backup.md)")
+    say(
+        "now run `tailrace verify` with the same flags, then start the service"
+        " (docs/operate/backup.md)"
+    )
     return 0
 
 

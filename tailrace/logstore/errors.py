@@ -103,7 +103,8 @@ class BatchConflict(Conflict):
 
 
 class RunDeleted(Conflict):
-    """The batch's ULID is at or below the run's deletion. See "After a deletion" in docs/client.md.
+    """The batch's ULID is at or below the run's deletion. See "After a deletion" in
+    docs/use/client.md.
 
     `deleted_through` is the deletion's ULID, `deleted_ms` its moment and `age_ms` how long ago that
     was. `next_batch` is an id above it that was given to nobody.

@@ -222,7 +222,7 @@ def _unknown(name: str, known: list[str], where: str) -> InvalidInput:
     hint = (
         f"Did you mean {' or '.join(near)}?"
         if near
-        else "The settings are listed in docs/settings.md."
+        else "The settings are listed in docs/reference/settings.md."
     )
     return InvalidInput(f"unknown setting {name} {where}", field=name, hint=hint)
 

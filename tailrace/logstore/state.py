@@ -159,7 +159,7 @@ def without_blank_check(body: bytes) -> bytes:
 # `tailrace verify` names each damaged object, and `--repair` undoes the change of a single bit.
 #
 # `tailrace.verification.state` has a decoder for each kind in the store. The matrix of damage in
-# docs/guarantees.md and docs/formats.md are made from this list.
+# docs/reference/guarantees.md and docs/reference/formats.md are made from this list.
 
 
 Place = Literal["store", "data folder", "local store", "appender's store"]

@@ -50,7 +50,7 @@ _INNER: Final = "to"
 _LETTERS_BYTES: Final = 8 << 20
 _SECRET: Final = re.compile(r"\.(?:url|headers)\b")
 """Keys of appenders that hold tokens."""
-_HINT: Final = "The keys are listed in docs/pipelines.md."
+_HINT: Final = "The keys are listed in docs/use/pipelines.md."
 _PLUGIN: Final = "The appender is a plugin's: whoever wrote it has to mend that."
 _DEFAULTS: Final = PipelineDefaults()
 

@@ -204,7 +204,7 @@ class Verifier:
             missing = missing.holding(kept)
             advice = (
                 "Put the newer state of the store back, or start the service: it stores again what"
-                " the journal has, and goes on under a new incarnation (docs/backup.md)"
+                " the journal has, and goes on under a new incarnation (docs/operate/backup.md)"
             )
             self._report_lost(missing, advice)
 

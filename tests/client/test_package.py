@@ -90,7 +90,7 @@ def test_a_module_needs_the_standard_library_of_python_3_9_alone(path: Path) -> 
 def test_every_public_name_is_documented() -> None:
     import tailrace_client
 
-    page = (ROOT / "docs" / "client.md").read_text()
+    page = (ROOT / "docs" / "use" / "client.md").read_text()
     from tailrace_client.buffer import Options
 
     assert [name for name in Options._fields if f"`{name}`" not in page] == []

@@ -2,8 +2,9 @@
 
 Every kind of stored object is removed, emptied, cut, changed by one bit, and given a newer format,
 in a copy of a store that a service and a compactor with Spark wrote. The program prints what
-readers get, what `tailrace verify` says and what stops. `--write` puts it into docs/guarantees.md,
-`--check` compares it with that page. Exits with 1 if a cell is wrong and silent, or differs.
+readers get, what `tailrace verify` says and what stops. `--write` puts it into
+docs/reference/guarantees.md, `--check` compares it with that page. Exits with 1 if a cell is
+wrong and silent, or differs.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tests.damage.objects import KINDS
 from tests.damage.outside import OUTSIDE
 from tests.damage.store import build
 
-PAGE: Final = Path("docs/guarantees.md")
+PAGE: Final = Path("docs/reference/guarantees.md")
 BEGIN: Final = "<!-- The matrix is made by `make damage`. -->\n\n"
 END: Final = "\n<!-- The end of the matrix. -->\n"
 

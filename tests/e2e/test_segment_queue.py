@@ -55,7 +55,9 @@ def other(service: ServiceProcess, tmp_path: Path) -> Iterator[ServiceProcess]:
 def script(tmp_path: Path) -> Path:
     """The consumer of the documentation, to the letter."""
     assert shutil.which("curl"), "this is a test of curl"
-    found = re.search(r"```sh\n(#!.*?)```", (ROOT / "docs" / "segments.md").read_text(), re.DOTALL)
+    found = re.search(
+        r"```sh\n(#!.*?)```", (ROOT / "docs" / "use" / "segments.md").read_text(), re.DOTALL
+    )
     assert found is not None
     path = tmp_path / "consume.sh"
     path.write_text(found[1])

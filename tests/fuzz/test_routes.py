@@ -31,7 +31,7 @@ BEYOND_BUDGET_BYTES = 100 * 1000 * 1000
 ALL, OTHER, PROBE = token_of("every"), token_of("other"), token_of("probe")
 LARGEST = (64 if SECONDS else 16) * MIB
 """A batch's text, and what compressed bodies inflate to."""
-# What docs/threat-model.md adds up.
+# What docs/operate/threat-model.md adds up.
 BUDGETS = {
     "TAILRACE_INGEST__IN_FLIGHT_BYTES": 2 * LARGEST,
     "TAILRACE_SERVER__REPLY_BYTES": 32 * MIB,

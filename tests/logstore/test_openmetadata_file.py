@@ -179,7 +179,11 @@ def test_beside_the_section_stand_our_own_names(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
-        (SECTION + "clusterName: mine\n", "unknown setting clusterName", "docs/settings.md"),
+        (
+            SECTION + "clusterName: mine\n",
+            "unknown setting clusterName",
+            "docs/reference/settings.md",
+        ),
         (SECTION.replace("kmsKeyId", "kmsKey"), f"unknown setting {NAME}.kmsKey ", "kmsKeyId"),
         (
             EXAMPLE.replace("awsAccessKeyId", "accessKeyId"),

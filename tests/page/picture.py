@@ -2,7 +2,7 @@
 
 The log `OF` (Hadoop) of the folder becomes a pipeline with two runs: the file's first half as one
 that succeeded, the whole of it as one that failed. A service is started for it; Chromium shows what
-is new in the failed run, and writes docs/page.png.
+is new in the failed run, and writes docs/use/page.png.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.e2e.service_process import ServiceProcess
 from tests.page.posting import Poster
 from tests.servers.chromium import running_chromium
 
-PICTURE = Path(__file__).parents[2] / "docs" / "page.png"
+PICTURE = Path(__file__).parents[2] / "docs" / "use" / "page.png"
 _MOST_LINES = 2000
 
 

@@ -1,4 +1,4 @@
-"""Two tests of CDAP's log framework, as they are there: see `docs/cdap.md`."""
+"""Two tests of CDAP's log framework, as they are there: see `tests/upstream/cdap.md`."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_the_file_of_the_folder_and_the_file_of_the_environment_are_read(
     [
         ("flush: {segment_secs: 1}", "flush.segment_secs", "flush.segment_seconds"),
         ("segment_seconds: 1", "segment_seconds", "flush.segment_seconds"),
-        ("colour: blue", "colour", "docs/settings.md"),
+        ("colour: blue", "colour", "docs/reference/settings.md"),
         ("logStorage: {prefxi: a}", "logStorage.prefxi", "prefix"),
     ],
 )

@@ -23,7 +23,7 @@ M = TypeVar("M", bound=BaseModel)
 
 _RECEIVER = re.compile(r"file_?log(?:/(.+))?", re.DOTALL)
 _AS_COLLECTORS = re.compile(r"\$\{env:")
-_LISTED = "The keys are listed in docs/forwarder-reference.md."
+_LISTED = "The keys are listed in docs/reference/forwarder-reference.md."
 # Keys of a collector's file, and the keys that replace them in ours.
 _ELSEWHERE = {
     "exporters": "The forwarder sends to `targets`.",

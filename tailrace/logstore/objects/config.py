@@ -370,7 +370,7 @@ class PipelineSettings(BaseModel):
     source_url: str = Field(
         default="",
         description="Read segments from the service at this URL, and keep checkpoints in a store"
-        " of the processes' own; empty: from the store. See docs/pipelines.md",
+        " of the processes' own; empty: from the store. See docs/use/pipelines.md",
     )
     source_token_file: str = Field(
         default="",

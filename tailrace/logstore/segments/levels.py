@@ -35,8 +35,8 @@ from tailrace.logstore.segments.file_format import LEVELS
 
 # Spellings of levels: the one table for text, JSON, logfmt and levels that a client gives.
 #
-# `docs/levels.md` shows it to users. Every name maps to one of `LEVELS`; case does not matter. A
-# single letter is a level only where a rule expects one, or as the whole value of a level key.
+# `docs/use/levels.md` shows it to users. Every name maps to one of `LEVELS`; case does not matter.
+# A single letter is a level only where a rule expects one, or as the whole value of a level key.
 
 
 NO_LEVEL: Final = -1
@@ -73,7 +73,8 @@ NUMBERS: Final = {
     "ERROR": ("50 (pino)", "3 (syslog)"),
     "FATAL": ("60 (pino)", "0 to 2 (syslog)"),
 }
-"""The numbers of a level key, for `docs/levels.md`. Those of OpenTelemetry and Python have keys."""
+"""The numbers of a level key, for `docs/use/levels.md`. OpenTelemetry's and Python's have
+keys of their own."""
 
 LEVEL_KEYS: Final = (
     *("level", "lvl", "severity", "loglevel", "log_level", "log.level", "levelname", "level_name"),

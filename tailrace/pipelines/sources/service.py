@@ -1,4 +1,4 @@
-"""The segments of a service, over HTTP, by the routes that `docs/segments.md` describes.
+"""The segments of a service, over HTTP, by the routes that `docs/use/segments.md` describes.
 
 `GET /segments` lists segments, `GET /segments/{id}` returns their records, and
 `GET /segments/deletions` the deletions. Each pipeline has a consumer group at the service,

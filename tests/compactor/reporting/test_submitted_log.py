@@ -1,4 +1,4 @@
-"""What the JVM of `spark-submit` says before the driver does, as `docs/compaction.md` has it."""
+"""The JVM of `spark-submit` logs before the driver does, as `docs/operate/compaction.md` says."""
 
 from __future__ import annotations
 

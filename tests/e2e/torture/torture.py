@@ -177,7 +177,7 @@ class Torture:
                 await close_run(client, key)
                 text = await _whole_text(client, key)
                 await reader.catch_up(text)
-                # A copy of the folder is another writer of the same lines: see docs/guarantees.md.
+                # A copy of the folder is another writer of the same lines: see the guarantees.
                 alone = before == (self._clones, self._clones_over) == (before[0], before[0])
                 seen = reader.text if alone else reader.text_once
                 self._check_same(f"live tail of {key}", text, seen)

@@ -100,7 +100,7 @@ def test_a_task_log_of_airflow_3_is_lines_of_json() -> None:
 
 
 def test_every_key_of_opentelemetrys_is_in_the_reference() -> None:
-    page = (ROOT / "docs" / "forwarder-reference.md").read_text()
+    page = (ROOT / "docs" / "reference" / "forwarder-reference.md").read_text()
     keys = forwarder_reference.OPENTELEMETRY - {"type"}
     missing = [
         key for key in keys if not re.search(rf"^\| `[\w.\[\]]*\b{key}` \|", page, re.MULTILINE)

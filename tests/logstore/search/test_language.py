@@ -317,7 +317,7 @@ def test_what_a_search_must_have_is_known() -> None:
 
 
 def test_every_example_of_the_page_is_said() -> None:
-    page = (ROOT / "docs" / "search.md").read_text()
+    page = (ROOT / "docs" / "use" / "search.md").read_text()
     table = [line for line in page.splitlines() if line.startswith("| `")]
     examples = [text for line in table for text in re.findall("`([^`]+)`", line.split(" | ")[0])]
     assert len(examples) > 25

@@ -225,7 +225,7 @@ def test_neighbours_are_one_range() -> None:
 
 
 def test_maps_are_where_the_documentation_says(tmp_path: Path) -> None:
-    """Read by hand from `docs/formats.md`."""
+    """Read by hand from `docs/reference/formats.md`."""
     path = write(tmp_path / "a.parquet", lines_of(3), row_group_size=70)
     size, groups = 1 << 20, pq.read_metadata(path).num_row_groups
     maps = [made(path, group) for group in range(groups)]
@@ -307,7 +307,7 @@ def test_maps_stay_within_their_part_of_the_file(
 
 
 def test_bits_are_where_the_documentation_says() -> None:
-    """Read by hand from `docs/formats.md`."""
+    """Read by hand from `docs/reference/formats.md`."""
     size, groups = 200_000, [["first row group"], ["another one"], ["and a third"]]
     body = body_of(groups, size)
     end = 20 + int.from_bytes(body[16:20], "little")

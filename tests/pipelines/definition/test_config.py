@@ -176,7 +176,7 @@ def test_a_filter_takes_what_all_of_it_holds_for(settings: Any, taken: list[str]
 
 
 def test_every_key_is_documented() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "pipelines.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "use" / "pipelines.md").read_text()
     kinds: list[type[Section]] = [kind.settings for kind in OURS.values()]
     known: list[type[BaseModel]] = [PipelineDefinition, AppenderPart, Selection, NoticeRule]
     for section in [*known, *kinds]:
@@ -235,7 +235,7 @@ def test_a_ratio_of_a_file_counts_before_a_size_of_the_defaults() -> None:
 
 
 def test_what_no_pipelines_file_can_say_is_a_processs_and_documented() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "pipelines.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "use" / "pipelines.md").read_text()
     table = page.partition("Other settings are those of a process")[2].partition("\n\nAn ")[0]
     ours = {*ProcessSettings.model_fields} - {"defaults"}
     ours |= {f"segments_{name}" for name in SegmentRetention.model_fields}

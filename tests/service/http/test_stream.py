@@ -311,7 +311,7 @@ CONTROLS = "\r\v\f\0\x1c\x1d\x1e\x85\u2028\u2029"
 
 
 def unescaped(shown: str) -> str:
-    """A line of `format=text` as it was, by the rule of `docs/runs.md`."""
+    """A line of `format=text` as it was, by the rule of `docs/use/runs.md`."""
     signs = {"r": "\r", "v": "\v", "f": "\f", "0": "\0"}
 
     def one(found: re.Match[str]) -> str:
