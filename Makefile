@@ -1,7 +1,7 @@
 # The command list: `make` prints it, CI runs the same commands.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup run dev test check bench demo torture damage clients collector sim fuzz lock docs page picture openapi clean
+.PHONY: help setup run dev test check bench demo torture damage clients collector sim fuzz lock docs site page picture openapi clean
 
 PY := .venv/bin/python
 DATA ?= data
@@ -45,7 +45,7 @@ dev: ## Make .venv with the tools for tests and checks
 test: dev ## All tests that this machine can run, PROCESSES=4; CI=true: leaving one out is a failure
 	@$(PY) -m pytest --numprocesses $(PROCESSES) --dist worksteal $(ARGS)
 
-check: dev $(NPM) ## Lint, types, layers, the page's files, Dockerfile, compose file, uvicorn's newest release
+check: dev $(NPM) ## Lint, types, layers, the page's files, the documents' links, Dockerfile, compose file, uvicorn's newest release
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy
 	@.venv/bin/lint-imports --no-logo
@@ -53,6 +53,7 @@ check: dev $(NPM) ## Lint, types, layers, the page's files, Dockerfile, compose 
 	@.venv/bin/hadolint Dockerfile
 	@.venv/bin/yamllint --strict docker-compose.yml .github
 	@.venv/bin/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet
 	@.ci/newest-uvicorn
 	@.venv/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/ci.yml
 
@@ -91,6 +92,9 @@ openapi: dev ## Write openapi.yaml from the app
 
 page: $(NPM) ## Write service/page from page/ (needs Node.js with npm)
 	@cd page && npm run --silent build
+
+site: dev ## Build the documentation's site into build/site, and check its links
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet
 
 picture: dev ## Write docs/use/page.png, the picture in the README, from real logs: LOGS=FOLDER (needs Chromium)
 	@$(PY) -m tests.page.picture $(LOGS) $(ARGS)
