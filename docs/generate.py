@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -35,6 +36,29 @@ from tailrace.pipelines.process import METRICS as PIPELINES
 from tests.upstream.openmetadata import COUNTS, SOURCES, rows
 
 ROOT = Path(__file__).parents[1]
+DECISION_AREAS = {
+    "journal": "Journal and appends",
+    "runs": "Logs of runs",
+    "meaning": "Times, levels and text",
+    "http": "HTTP",
+    "live": "Live views",
+    "search": "Search",
+    "segments": "Segments and their queue",
+    "compaction": "Compaction and the table",
+    "store": "Object store",
+    "coordination": "Leases and coordination",
+    "nodes": "Several nodes",
+    "access": "Access",
+    "client": "Client",
+    "forwarder": "Forwarder",
+    "pipelines": "Log pipelines",
+    "page": "Page",
+    "operating": "Operating",
+    "project": "The project",
+}
+DECISION_HEAD = re.compile(
+    r"# (?P<number>\d{3}) (?P<title>.+)\n\nArea: (?P<area>\w+)\. Status: (?P<status>.+)\.\n"
+)
 _NOT_EXPORTED = textwrap.fill(
     "Names of OpenMetadata's that stand on some board, and have no meaning on this side or "
     "a better one.",
@@ -79,6 +103,7 @@ def pages() -> dict[str, str]:
         "docs/reference/forwarder-reference.md": _forwarder(),
         "docs/reference/state-objects.md": _state_objects(),
         "docs/use/levels.md": _levels(),
+        "docs/develop/decisions/index.md": _decisions(),
     }
 
 
@@ -94,6 +119,29 @@ def _levels() -> str:
     keys = _codes(key for key in (*LEVEL_KEYS, *OTEL_KEYS, *PYTHON_KEYS, *SYSLOG_KEYS))
     lines += ["", textwrap.fill(f"Level keys, of which the first one counts: {keys}.", 140)]
     return "\n".join([before + begin, "", *lines, "", end + after])
+
+
+def _decisions() -> str:
+    """The index of all decisions, by area."""
+    areas: dict[str, list[tuple[str, str, str]]] = {area: [] for area in DECISION_AREAS}
+    for path in sorted((ROOT / "docs/develop/decisions").glob("[0-9]*.md")):
+        found = DECISION_HEAD.match(path.read_text())
+        if found is None or found["area"] not in areas:
+            raise ValueError(
+                f"{path.name} does not begin with its title and a line `Area: … Status: …`; the"
+                f" areas are {', '.join(areas)}"
+            )
+        link = f"[{found['title']}]({path.name})"
+        areas[found["area"]].append((found["number"], link, found["status"]))
+    text = (
+        "A record for each choice that somebody would otherwise argue again, by area. [Record 000]"
+        "(000-how-decisions-are-written.md) says how one is written."
+    )
+    lines = [_head("Decisions", text)]
+    for area, records in areas.items():
+        lines += [f"## {DECISION_AREAS[area]}", ""]
+        lines += [*_table("number | decision | status", iter(records)), ""]
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def error_classes() -> Iterator[type[errors.TailraceError]]:
@@ -240,8 +288,9 @@ def _openmetadata() -> str:
         "Tailrace takes the place of OpenMetadata's streamable logs: its clients and its page "
         "speak to it unmodified, through "
         "[a proxy](../../docs/operate/openmetadata-proxy.md) that sends it the logs. [Decision 018]"
-        "(../../docs/develop/decisions/018-reports-are-objects-of-their-own.md) says why reports, "
-        "the last run and unknown pipelines are as they are. All routes are in `openapi.yaml`.\n"
+        "(../../docs/develop/decisions/018-store-run-reports-as-separate-objects.md) says why "
+        "reports, the last run and unknown pipelines are as they are. All routes are in "
+        "`openapi.yaml`.\n"
         "Each behaviour that OpenMetadata tests, or asks for and does not test, has a test here, "
         "below `tests/openmetadata/`. Where ours differs on purpose the test asserts ours, and the "
         "third column says it. Upstream's integration tests pass if nothing is stored; ours fail."

@@ -15,8 +15,7 @@ between two sends it sends only the newest. It ends, with an event named `comple
 live streams end. The tail's next heartbeat finds progress that was sent to another node.
 
 sse-starlette sends the events and a silent stream's comments, and ends the reply when its client
-disconnects. `docs/develop/decisions/074-sse-starlette-carries-progress-not-lines.md` explains why
-the live view of lines does not use it.
+disconnects. Decision 074 says why the live view of lines does not use it.
 """
 
 from __future__ import annotations
