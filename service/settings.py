@@ -93,7 +93,8 @@ class IngestSettings(Section):
     in_flight_bytes: Bytes = Field(
         default=128 * MIB,
         description="Memory of all bodies, as far as they have arrived, and of their texts;"
-        " beyond it bodies wait, and one that stalls meanwhile gets 503",
+        " beyond it bodies wait, and one that stalls meanwhile gets 503; up to 32 MiB more"
+        " may have arrived while it is used up",
     )
     body_timeout_seconds: float = Field(
         default=60, gt=0, description="Time from the end of a request's headers to its last byte"

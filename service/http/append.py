@@ -393,7 +393,7 @@ class AppendRoutes:
             while True:
                 before = room
                 room = min(most, max(_MORE_ROOM * room, _USUAL_RATIO * len(body), _LEAST_ROOM))
-                await share.grow(_COPIES * (room - before))
+                await share.reserve(_COPIES * (room - before))
                 bounds = replace(self._bounds, text_bytes=room)
                 try:
                     return await self._in_thread(body, kind, encoding, bounds, charset)

@@ -5,9 +5,10 @@ its announced length. When all bodies together hold as much as they may, they wa
 that began first continues, so they cannot wait for one another in a circle. The bytes beyond the
 limit are at most the rest of that body, and its text.
 
-A full budget only makes clients wait: a refused client would drop its lines. But a client that
-stands still while others wait for its memory is disconnected. The connection limits how long a body
-may take.
+A full budget makes clients wait: a refused client would drop its lines. But a client that stands
+still while others wait for its memory is disconnected. The connection limits how long a body may
+take. Bytes that have arrived and are not read yet, or that wait for their turn, may take the free
+part of the budget and `_BEYOND_BYTES`; beyond that a body is refused (`NoRoom`).
 
 Reports are sent as one small JSON object. It is bounded in bytes, values and depth before it is
 parsed: a MiB of brackets would become twenty MiB of objects, and a value that is nested too deep
@@ -45,6 +46,8 @@ _DRAIN_SECONDS = 5.0
 _STILL_SECONDS = 1.0
 _LEAST_BYTES = 4 << 10
 _LEAST_PART = 64
+_BEYOND_BYTES = 32 << 20
+"""Memory for bytes that are not read yet or wait for their turn, when the budget is used up."""
 MAX_BYTES = 1 << 20
 MAX_VALUES = 20_000
 MAX_DEPTH = 100
@@ -87,6 +90,15 @@ class Share:
     async def grow(self, size: int) -> None:
         """Counts bytes that have arrived; returns when reading may continue."""
         if not self._budget.takes(self, size):
+            self._budget.waiting += size
+            try:
+                await self._budget.turn(self, size)
+            finally:
+                self._budget.waiting -= size
+
+    async def reserve(self, size: int) -> None:
+        """Counts bytes that will be needed; returns when they may be taken."""
+        if not self._budget.takes(self, size):
             await self._budget.turn(self, size)
 
     def charge(self, size: int) -> None:
@@ -110,9 +122,33 @@ class Budget:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
+        self.waiting = 0
+        """Bytes that have arrived and wait until they are counted in `used`."""
+        self._unread = 0
         self._shares: dict[Share, None] = {}
         self._waiting: deque[tuple[Share, int, asyncio.Future[None]]] = deque()
         self._look: asyncio.TimerHandle | None = None
+
+    def hold(self, size: int) -> None:
+        """Counts bytes that a connection holds until they are read. Raises `NoRoom`."""
+        room = max(self.limit - self.used, 0) + _BEYOND_BYTES
+        if self._unread + self.waiting + size > room:
+            raise NoRoom
+        self._unread += size
+
+    def release(self, size: int) -> None:
+        """Counts bytes that a connection no longer holds."""
+        self._unread -= size
+
+    @property
+    def unread(self) -> int:
+        """Returns the bytes that connections hold."""
+        return self._unread
+
+    @property
+    def is_full(self) -> bool:
+        """Returns true if a connection had better not read more of a body."""
+        return self.used + self.waiting + self._unread >= self.limit
 
     def share(self) -> Share:
         """Returns a new share, last in the queue."""
@@ -198,6 +234,16 @@ class StoodStill(Unavailable):
         super().__init__(
             "the memory for bodies is used up, and this one stood still",
             hint="Send it again without pauses, or in smaller batches; under its id that is safe.",
+        )
+
+
+class NoRoom(Unavailable):
+    """A body arrived when the memory for bodies that wait was used up as well."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the memory for bodies is used up",
+            hint="Send it again in a moment, or in smaller batches; under its id that is safe.",
         )
 
 
@@ -354,7 +400,7 @@ _AHEAD_BYTES = 32 << 20
 
 
 class Clients:
-    """The counts, settings and counters that all connections share.
+    """The counts, settings and counters that all connections share; `budget` is that of bodies.
 
     Invariants: the limits bound the accepted connections, in all and from one address. The number
     of clients that are being sent a refusal is bounded as well. An IPv6 address counts by its /64,
@@ -362,9 +408,14 @@ class Clients:
     """
 
     def __init__(
-        self, settings: HttpSettings, counters: HttpCounters, fresh_id: Callable[[], str]
+        self,
+        settings: HttpSettings,
+        counters: HttpCounters,
+        fresh_id: Callable[[], str],
+        budget: Budget,
     ) -> None:
         self.settings = settings
+        self.budget = budget
         self.counters = counters
         self.fresh_id = fresh_id
         self._of: Counter[str] = Counter()

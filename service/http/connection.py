@@ -11,6 +11,8 @@ The module closes gaps of uvicorn, for the fast path and for ASGI:
   request leaves nothing in memory.
 - If the app cannot answer a request, the connection answers it as `application/problem+json`, in
   its turn, and reads nothing afterwards.
+- Bytes of a body count in the budget of bodies from their arrival, also while no route reads them.
+  A body of a GET or HEAD is dropped.
 - A client that stands still is disconnected: in a head, in a body, between requests, or in reading
   a reply.
 - The head of a reply goes out with the beginning of its body (`HeadWithBody`).
@@ -28,6 +30,7 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
@@ -181,6 +184,7 @@ _UNSENT_BYTES = 16 << 10
 """With this many unsent bytes, the next part of a reply, or the next reply, waits."""
 _ONCE = frozenset([b"authorization", b"content-encoding", b"content-type", b"host"])
 _OURS = b"tailrace-"
+_WITHOUT_BODY = frozenset(["GET", "HEAD"])
 _UPGRADE_TOKENS = frozenset([b"upgrade", b"http2-settings"])
 _HEADER_HINT = "Send the request's line and headers without pauses."
 _MALFORMED = "this is no HTTP/1.1 request"
@@ -214,6 +218,8 @@ class Connection(HttpToolsProtocol):
         self._answered_bytes = 0
         self._waiting: deque[int] = deque()
         self._answered: RequestResponseCycle | None = None
+        # Bytes of bodies that no route has read yet; `clients.budget` counts them.
+        self._unread = 0
 
     # --- events of the transport ---------------------------------------------------
 
@@ -241,6 +247,7 @@ class Connection(HttpToolsProtocol):
         self.clients.wait(-sum(self._waiting) - self._head_bytes - self._answered_bytes)
         self._waiting.clear()
         self._head_bytes = self._answered_bytes = 0
+        self._release(self._unread)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -268,6 +275,11 @@ class Connection(HttpToolsProtocol):
                 self._count_head(size + _HEADER_BYTES * len(self.headers))
             except Unavailable as error:
                 self.refuse(error)
+        elif self.reading == BODY:
+            self.body_pauses()
+
+    def body_pauses(self) -> None:
+        """Called when the received bytes end within a body."""
 
     # --- events of the parser ------------------------------------------------------
 
@@ -298,6 +310,10 @@ class Connection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._later = 0
         self._piece -= len(body)
+        cycle = self._current
+        if cycle is None or cycle.response_complete or cycle.scope["method"] in _WITHOUT_BODY:
+            return
+        self._hold(len(body))
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -363,6 +379,28 @@ class Connection(HttpToolsProtocol):
             )
         self.clients.wait(size - self._head_bytes)
         self._head_bytes = size
+
+    # --- bodies --------------------------------------------------------------------
+
+    def _hold(self, size: int) -> None:
+        """Counts bytes of a body that no route has read. Raises `Unavailable`."""
+        self.clients.budget.hold(size)
+        self._unread += size
+
+    def _release(self, size: int) -> None:
+        size = min(size, self._unread)  # a lost connection has released all
+        self.clients.budget.release(size)
+        self._unread -= size
+
+    async def _receive(self, receive: Receive) -> Message:
+        """Returns the next message of a request, whose route counts its bytes from now on."""
+        message = await receive()
+        if size := len(message.get("body", b"")):
+            full = self.clients.budget.is_full
+            self._release(size)
+            if full and message["more_body"]:
+                self.flow.pause_reading()  # until the route asks for more
+        return message
 
     # --- refusals ------------------------------------------------------------------
 
@@ -462,9 +500,13 @@ class Connection(HttpToolsProtocol):
         cycle.scope[CONNECTION] = self  # type: ignore[typeddict-unknown-key]
         cycle.transport = HeadWithBody(cycle)  # type: ignore[assignment]
         self._answered = cycle
-        if cycle.scope["http_version"] == VERSION:
-            app = ended_by_closing(cycle, app)
-        super()._start_asgi_task(cycle, app)
+        answers = ended_by_closing(cycle, app) if cycle.scope["http_version"] == VERSION else app
+
+        def answered(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+            answer: Awaitable[None] = answers(scope, partial(self._receive, receive), send)
+            return answer
+
+        super()._start_asgi_task(cycle, answered)  # type: ignore[arg-type]
 
     def on_response_complete(self) -> None:
         """Starts the next request, or sends the refusal that waits."""
@@ -487,6 +529,7 @@ class Connection(HttpToolsProtocol):
             self.clients.wait(-self._answered_bytes)
             self._answered_bytes = 0
         if (cycle := self._answered) is not None:
+            self._release(len(cycle.body))
             cycle.scope, cycle.body = {}, bytearray()  # type: ignore[typeddict-item]
             self._answered = None
         if not self.pipeline and self.reading != HEAD:

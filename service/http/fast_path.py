@@ -23,7 +23,7 @@ from service.http.append import AppendRoutes
 from service.http.body import Clients
 from service.http.connection import QUIET, Connection
 from service.http.replies import QuickReply, response_bytes
-from tailrace.logstore.errors import TooManyAtOnce
+from tailrace.logstore.errors import TooManyAtOnce, Unavailable
 
 _OTHER_WAY = frozenset(
     [
@@ -70,6 +70,7 @@ class FastPathProtocol(Connection):
         """Moves a request with an incomplete body to the ASGI path."""
         if self._pending is not None:
             self._pending = None
+            self._release(self._unread)
             super().begin()
             super().on_body(self._body)
         super().shutdown()
@@ -85,6 +86,7 @@ class FastPathProtocol(Connection):
         if self._pending is None:
             return False
         self._pending = None
+        self._release(self._unread)
         self._routes.counters.append_requests += 1
         self._routes.counters.disconnects += 1
         return True
@@ -105,12 +107,22 @@ class FastPathProtocol(Connection):
             self._later = 0
             self._body += body
 
+    def body_pauses(self) -> None:
+        """Counts the bytes that wait for the rest of the body, or refuses the request."""
+        if self._pending is not None:
+            try:
+                self._hold(len(self._body) - self._unread)
+            except Unavailable as error:
+                self.refuse(error)
+
     def on_message_complete(self) -> None:
         pending = self._pending
         if pending is None:
             super().on_message_complete()
             return
         self._pending = None
+        if self._unread:
+            self._release(self._unread)
         reply = self._quick()
         if reply is None:
             super().begin()

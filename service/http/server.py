@@ -337,7 +337,7 @@ async def serving(
     settings have a certificate; connections of `bound` have it if they are `secured` as well.
     """
     append = app.append
-    clients = Clients(app.settings, append.counters, append.fresh_id)
+    clients = Clients(app.settings, append.counters, append.fresh_id, append.budget)
     server = Server(configured(app, clients, stop_seconds=stop_seconds, secured=secured))
     patience = app.settings.server.header_timeout_seconds
     handover: Handover | None = None

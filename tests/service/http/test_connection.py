@@ -529,6 +529,86 @@ def test_bodies_of_all_routes_share_one_budget() -> None:
     played(scenario, in_flight_bytes=300_000)
 
 
+READ = 250_000
+"""Bytes that a connection may get in one read of its socket."""
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        f"PUT {ROOT}/progress/p/r HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n",
+        f"POST {RUNS}/p/r HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n",
+        f"POST {RUNS}/p/r HTTP/1.1\r\nHost: [::1]\r\nTransfer-Encoding: chunked\r\n\r\nFFFFF\r\n",
+        STREAM.decode() + post(b"", "Content-Length: 1000000").decode(),
+    ],
+    ids=["progress", "append", "chunks", "behind a stream"],
+)
+def test_what_arrives_is_counted_before_it_is_read_and_bounded(head: str) -> None:
+    async def scenario(side: Side) -> None:
+        budget, most = side.app.append.budget, 0
+        clients = [Client(side, peer=f"10.0.{number}.1") for number in range(200)]
+        for client in clients:
+            # As a socket delivers it: all of it at once, and once more unless reading is paused.
+            for piece in (head.encode() + b"x" * READ, b"x" * READ):
+                if not client.wire.paused and not client.wire.over:
+                    client.connection.data_received(piece)
+                for _ in range(5):
+                    await asyncio.sleep(0)
+                most = max(most, budget.used + budget.waiting + budget.unread)
+        assert 30 << 20 < most <= 300_000 + (32 << 20) + 2 * READ
+        refused = [client for client in clients if client.connection.reading == SHUT]
+        assert 30 < len(refused) < 100
+        if not head.startswith("GET"):  # behind a stream that goes on there is no answer
+            reply = refused[-1].wire.replies()[-1]
+            assert (reply.status, reply.header("connection")) == (503, "close")
+        for client in clients:
+            client.leave()
+        await side.clock.sleep(1)
+        assert (budget.used, budget.waiting, budget.unread) == (0, 0, 0)
+        assert statuses(await side.say(post(b"a\n"))) == [200]
+
+    played(scenario, in_flight_bytes=300_000)
+
+
+def test_small_bodies_that_stop_before_their_end_are_counted() -> None:
+    begun = post(b"x" * 60_000, "Content-Length: 60001")
+
+    async def scenario(side: Side) -> None:
+        budget = side.app.append.budget
+        clients = [Client(side, peer=f"10.0.{number}.1") for number in range(3)]
+        for client in clients:
+            await client.send(begun[:-30_000], begun[-30_000:])
+        assert budget.unread == 180_000
+        clients[0].leave()
+        await side.clock.sleep(0.1)
+        assert budget.unread == 120_000
+        await clients[1].send(b"\n")
+        assert statuses(await clients[1].replies(1)) == [200]
+        assert budget.unread == 60_000
+        clients[2].connection.shutdown()  # the request goes the other way, where it is counted
+        await side.clock.sleep(0.1)
+        assert (budget.unread, budget.used) == (0, 60_000)
+        clients[2].leave()
+        await side.clock.sleep(0.1)
+        assert budget.used == 0
+
+    played(scenario)
+
+
+def test_a_body_that_no_route_reads_takes_no_memory() -> None:
+    stream = STREAM.replace(b"\r\n\r\n", b"\r\nContent-Length: 1000000\r\n\r\n")
+
+    async def scenario(side: Side) -> None:
+        client = Client(side)
+        await client.send(stream, *[b"x" * 100_000] * 9)
+        assert client.connection.busy
+        assert client.connection.cycle.body == b""
+        assert side.app.append.budget.unread == 0
+        client.leave()
+
+    played(scenario)
+
+
 def test_compressed_bodies_take_room_for_their_text_before_they_are_inflated() -> None:
     bomb = gzip.compress(b"x" * 4_000_000 + b"\n")  # 1,000 times its size
 

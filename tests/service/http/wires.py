@@ -228,7 +228,9 @@ class Side:
             settings=self.settings, counters=self.counters, clock=self.clock, entropy=Random(1)
         )
         self.app = build_app(self.node, api)
-        self.clients = Clients(self.settings, self.counters, self.app.append.fresh_id)
+        self.clients = Clients(
+            self.settings, self.counters, self.app.append.fresh_id, self.app.append.budget
+        )
         self.state = ServerState()
         self.by_asgi = 0
         self.config: Config = configured(self.app, self.clients, stop_seconds=1, quick=self.quick)
