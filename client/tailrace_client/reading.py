@@ -3,13 +3,16 @@
 A page is ndjson: an object per record, and `{"stats": {…}}` at the end. A page without it
 broke off, and is read again. The live view is server-sent events, one per record; the `id` of
 each is the place after the record.
+
+While the service's store does not answer, a live view has the records that nodes hold. It may begin
+again before them once the store answers (`event: again`); those that came are then left out.
 """
 
 from __future__ import annotations
 
 import json
 from http.client import HTTPResponse
-from typing import Any, Iterator, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Iterator, Mapping, NamedTuple, Optional, Set, Tuple
 from urllib.parse import urlencode
 
 from tailrace_client import system
@@ -41,11 +44,14 @@ class Page(NamedTuple):
 
     `after` is None if no more records exist for now. `state` is `open`, `closing` or `closed`, or
     `unknown` if the service's store does not answer: the records are those that its nodes hold.
+    `again`: the page begins before the records of the pages with `unknown` that came last, and they
+    do not count.
     """
 
     records: Tuple[Record, ...]
     after: Optional[str]
     state: str
+    again: bool = False
 
 
 def read_page(service: Service, path: str, after: Optional[str], limit: int) -> Page:
@@ -64,8 +70,10 @@ def read_page(service: Service, path: str, after: Optional[str], limit: int) -> 
         raise Unavailable(f"a page broke off: {last['error'].get('detail')}")
     if "stats" not in last:
         raise Unavailable("a page broke off before its end")
-    following = last["stats"].get("after")
-    return Page(records, following and str(following), str(last["stats"].get("state", "")))
+    stats = last["stats"]
+    following = stats.get("after")
+    again = stats.get("again") is True
+    return Page(records, following and str(following), str(stats.get("state", "")), again)
 
 
 def has_batch(service: Service, path: str, batch: str) -> bool:
@@ -162,10 +170,16 @@ class _LiveStream:
         self.heard_at = system.monotonic()
         self._service = service
         self._address = address
+        self._without_store = False
+        self._held: Set[str] = set()
+        """The records that came while the store was silent, until another one comes."""
+        self._known: Set[str] = set()
+        """The records that may come again."""
 
     def connection(self) -> Iterator[Record]:
         """The records of one connection. Raises `TailraceError`."""
         headers = {"Accept": "text/event-stream"}
+        self._without_store = False
         if self.cursor is not None:
             headers["Last-Event-ID"] = self.cursor
         with self._service.stream(
@@ -177,9 +191,24 @@ class _LiveStream:
                     return
                 if event.name == "error":
                     raise Unavailable(f"the stream ended: {_said(event.data)}")
-                if event.name == "message":
+                if event.name == "silent":
+                    self._without_store = json.loads(event.data).get("store") is True
+                elif event.name == "again":
+                    self._known |= self._held
+                elif event.name == "message":
                     self.cursor = event.id
-                    yield _record(json.loads(event.data), event.id)
+                    record = _record(json.loads(event.data), event.id)
+                    if self._is_news(record.ulid):
+                        yield record
+
+    def _is_news(self, ulid: str) -> bool:
+        known = ulid in self._known
+        self._known.discard(ulid)
+        if self._without_store:
+            self._held.add(ulid)
+        else:
+            self._held.clear()
+        return not known
 
     def _lines(self, response: HTTPResponse) -> Iterator[bytes]:
         for line in iter(response.readline, b""):

@@ -245,7 +245,7 @@ class Run:
         place = after
         while True:
             page = self._retried(partial(read_page, self.service, self._path, place, limit))
-            if page.records:
+            if page.records or page.again:
                 yield page
             if page.after is None or page.after == place:
                 return

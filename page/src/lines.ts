@@ -58,8 +58,9 @@ export interface Located {
   message: string | null;
 }
 
-/** How a stream ended: the run is over, the connection was lost, or it is another view's turn. */
-type StreamEnd = "over" | "lost" | "turned";
+/** How a stream ended: the run is over, the connection was lost, it is another view's turn, or the
+ * store answers and has lines before some that are shown. */
+type StreamEnd = "over" | "lost" | "turned" | "again";
 
 export type Connection = "connecting" | "live" | "ended" | "lost" | "refused";
 
@@ -107,8 +108,13 @@ export class RunLines {
     return runOf(this.fqn, this.run);
   }
 
-  /** Reads the end of the run. Raises `Problem`. */
+  /** Reads the end of the run, and follows it. Raises `Problem`. */
   async open(): Promise<void> {
+    await this.readEnd();
+    void this.follow();
+  }
+
+  private async readEnd(): Promise<void> {
     const reading = records<PageStats>(this.path, { tail: BLOCK }, this.closing.signal);
     // The first search of a service opens databases: the text is there sooner than the records.
     const soon = setTimeout(() => void this.preview(), PATIENCE_MS);
@@ -124,7 +130,6 @@ export class RunLines {
     // A node of an earlier version says no place to go on from.
     this.cursor = found.stats.after ?? found.stats.resume ?? (String(this.total || "") || null);
     this.changed(0);
-    void this.follow();
   }
 
   private async preview(): Promise<void> {
@@ -282,6 +287,7 @@ export class RunLines {
       const end = await this.turns.take((turn) => this.stream(turn));
       if (this.closing.signal.aborted) return;
       if (end === "turned") continue;
+      if (end === "again" && (await this.readEnd().then(() => true, () => false))) continue;
       await this.size();
       const ended = end === "over";
       if (ended && this.state === "closed") {
@@ -326,6 +332,7 @@ export class RunLines {
         const came: LogRecord[] = [];
         let over = false;
         for (const event of group) {
+          if (event.name === "again") return "again";
           if (event.name === "complete") over = true;
           else if (event.name === "silent") void this.heard(JSON.parse(event.data) as { nodes: string[]; store?: true });
           else if (event.name === "error") throw new Error(event.data);

@@ -465,7 +465,8 @@ def last_routes(node: NodeApi, settings: PageSettings, clock: Clock) -> APIRoute
         except NotFound:  # the run has a status and no line yet
             nothing = _nothing(task, headers | silence(silent, held=held))
             return as_partial(nothing, damaged)
-        headers |= silence([*silent, *page.silent], held=held or page.held)
+        silent = (*silent, *page.silent)
+        headers |= silence(silent, held=held or page.held, again=page.again)
         more = partial(more_lines, node, key)
         response = page_response(
             more, page, task, _rest, encoder=Plain(), headers=headers, joinable=True

@@ -257,9 +257,15 @@ class EventStream(Response):
             if text:
                 await self._send(send, self._frame(text, piece.cursor, skipped, piece.sources))
             self._passed(piece.cursor)
-        elif isinstance(cursor, HeldPlace) and not after.held:
-            await self._resolve()  # no place follows the piece
+        else:
+            await self._leave_held_place(after)
         return after
+
+    async def _leave_held_place(self, after: After[LogPiece] | After[RecordPiece]) -> None:
+        """Goes to the place that the store's answer gave; no piece came whose place follows."""
+        if isinstance(self._cursor, HeldPlace) and not after.held:
+            self._cursor = after.settled
+            await self._resolve()
 
     async def _begins_again(self, after: After[LogPiece] | After[RecordPiece], send: Send) -> bool:
         """Returns true if the reader goes to its beginning, not to its place before the outage.
@@ -302,8 +308,7 @@ class EventStream(Response):
             return after._replace(piece=None, more=True)
         piece = after.piece
         if piece is None or found is None:
-            if isinstance(cursor, HeldPlace) and not after.held:
-                await self._resolve()
+            await self._leave_held_place(after)
             return after
         skip = self._skip + piece.seen if self._skip else 0
         self._skip = max(skip - sum([part.lines for part in piece.parts]), 0)

@@ -81,10 +81,14 @@ DAMAGED: Final = "tailrace-damaged"
 STORE: Final = "tailrace-store"
 
 
-def silence(nodes: Iterable[str], *, held: bool = False) -> dict[str, str]:
-    """Headers that name silent nodes, and the store if the reply has only lines `held` by nodes."""
+def silence(nodes: Iterable[str], *, held: bool = False, again: bool = False) -> dict[str, str]:
+    """Headers that name silent nodes, and the store if the reply has only lines `held` by nodes.
+
+    `again`: the reply begins before lines that the reader was given while the store was silent.
+    """
     names = ", ".join(sorted(set(nodes)))
-    return ({SILENT: names} if names else {}) | ({STORE: "silent"} if held else {})
+    store = {STORE: "silent"} if held else {STORE: "again"} if again else {}
+    return ({SILENT: names} if names else {}) | store
 
 
 def header_names(names: Iterable[str]) -> str:
@@ -238,11 +242,12 @@ async def record_page(
     lines, held = _Lines(node, key), first.page.held
     begun = await lines.of(first.parts)
     status = 200 if lines.complete and not first.page.silent and not held else 206
+    headers = silence((), held=held, again=first.page.again)
     if not first.page.missing:
         body = begun + lines.end(stats(first.page, first.page))
-        return Response(body, status, silence((), held=held), NDJSON)
+        return Response(body, status, headers, NDJSON)
     pieces = _record_pieces(node, key, first, begun, lines, stats, by_ulid)
-    return StreamingResponse(pieces, status_code=status, media_type=NDJSON)
+    return StreamingResponse(pieces, status_code=status, headers=headers, media_type=NDJSON)
 
 
 async def _record_pieces(
@@ -347,6 +352,10 @@ class LogPage(BaseModel):
     """Nodes that do not answer, whose newest lines are not there; absent if there are none."""
     store: Literal["silent"] | None = None
     """The object store does not answer: all is of lines that nodes hold; absent otherwise."""
+    again: Literal[True] | None = None
+    """The object store answers, and has lines before some that came while it did not, or the reader
+    had some of those before: the page begins where the reader was before that. Drop what pages with
+    `store` gave since; absent otherwise."""
     before: str | None
     """Pass it as `before` for the page in front of this one; null at the beginning."""
     line: int | None = None
@@ -436,9 +445,8 @@ def page_routes(node: NodeApi, settings: PageSettings) -> APIRouter:
             return _nothing(empty, silent) if ndjson else _json(empty | named(silent))
         encoder = Compressed() if compressed else Plain()
         more = partial(_more_by_ulid, node, key) if by_ulid else partial(more_lines, node, key)
-        return page_response(
-            more, found, "logs", rest, encoder=encoder, headers=silence((), held=found.held)
-        )
+        headers = silence((), held=found.held, again=found.again)
+        return page_response(more, found, "logs", rest, encoder=encoder, headers=headers)
 
     return router
 
@@ -568,6 +576,8 @@ def _rest_of_range(first: LinePage, last: LinePage) -> dict[str, Any]:
     }
     if last.resume is not None:
         value["resume"] = last.resume
+    if first.again:
+        value["again"] = True
     if last.streaming:
         value["streaming"] = True
     if first.record_line is not None and not first.held:

@@ -44,7 +44,14 @@ import numpy as np
 
 from service.run_log.backlog import Fork
 from service.run_log.chunks import Piece
-from service.run_log.lines import PREFIX, HeldPlace, given, heads_of, place_of_line
+from service.run_log.lines import (
+    PREFIX,
+    HeldPlace,
+    LineSum,
+    given,
+    heads_of,
+    place_of_line,
+)
 from service.run_log.snapshot import (
     ChunkPlace,
     RunSnapshot,
@@ -70,21 +77,47 @@ def parse_token(token: str) -> Cursor | int | HeldPlace:
     return HeldPlace.decode(token) if token.startswith(PREFIX) else Cursor.decode(token)
 
 
-async def settled(
-    snapshot: RunSnapshot, where: Cursor | int | HeldPlace | None
-) -> Cursor | int | None:
+class Settled(NamedTuple):
+    """A place in a snapshot. `again`: it lies before lines that the reader was given."""
+
+    place: Cursor | int | None
+    again: bool = False
+
+
+async def settled(snapshot: RunSnapshot, where: Cursor | int | HeldPlace | None) -> Settled:
     """Returns the place in this snapshot, of all lines or of held ones. Raises `Moved`."""
     held = where if isinstance(where, HeldPlace) else None
     before = where.before if isinstance(where, HeldPlace) else where
     if snapshot.held:
         known = _without_number(snapshot, before)
-        return known if held is None else _as_cursor(known).joined(held.seen)
+        return Settled(known if held is None else _as_cursor(known).joined(held.seen))
     if held is None:
-        return before
+        return Settled(before)
     base = await resolved(snapshot, before)
     behind = base.joined(held.seen)
-    skipped = await _unseen_lines(snapshot, base) - await _unseen_lines(snapshot, behind)
-    return behind if skipped == held.lines else before
+    skipped = await unseen(snapshot, base)
+    for low, high in await unseen(snapshot, behind):
+        skipped = [part for span in skipped for part in cut(span, low, high)]
+    count = sum([max(high - low, 0) for low, high in skipped])
+    if count == held.sent.lines and await sum_of(snapshot, merged(skipped)) == held.sent:
+        return Settled(behind)
+    return Settled(before, again=held.sent.lines > 0)
+
+
+async def sum_of(snapshot: RunSnapshot, ranges: Sequence[tuple[int, int]]) -> LineSum:
+    """Returns the sum over these lines. Raises `Moved`."""
+    found = LineSum()
+    for low, high in ranges:
+        for _, (batch, _, _, lines, _, _) in await _placed(
+            snapshot, low, min(high, snapshot.chunk_lines)
+        ):
+            found = found.plus(batch, lines)
+        for stretch in snapshot.stretches:
+            begins = stretch.ends - stretch.rows["lines"]
+            ours = np.minimum(stretch.ends, high) - np.maximum(begins, low)
+            for at in np.flatnonzero(ours > 0).tolist():
+                found = found.plus(ulid_of(stretch.rows[at]), int(ours[at]))
+    return found
 
 
 def _without_number(snapshot: RunSnapshot, where: Cursor | int | None) -> Cursor | int | None:
@@ -102,13 +135,9 @@ def _as_cursor(where: Cursor | int | None) -> Cursor:
     return where if isinstance(where, Cursor) else Cursor()
 
 
-async def _unseen_lines(snapshot: RunSnapshot, where: Cursor) -> int:
-    return sum([end - start for start, end in await unseen(snapshot, where)])
-
-
 async def line_of(snapshot: RunSnapshot, where: Cursor | int | HeldPlace) -> int:
     """Returns the number of the first unseen line. Raises `Moved`."""
-    where = await settled(snapshot, where) or 0
+    where = (await settled(snapshot, where)).place or 0
     if isinstance(where, int):
         if where < 0:
             raise InvalidCursor(f"not a line number: {where}", field="after")
@@ -131,7 +160,7 @@ async def token_at(snapshot: RunSnapshot, line: int) -> str:
 
 async def resolved(snapshot: RunSnapshot, where: Cursor | int | HeldPlace | None) -> Cursor:
     """Returns the same place as a cursor that names every writer. Raises `Moved`."""
-    where = await settled(snapshot, where)
+    where = (await settled(snapshot, where)).place
     if isinstance(where, Cursor) and where.complete:
         return where
     return await cursor_at(snapshot, 0 if where is None else await line_of(snapshot, where))
@@ -221,7 +250,7 @@ async def unseen(
     snapshot: RunSnapshot, where: Cursor | int | HeldPlace | None
 ) -> list[tuple[int, int]]:
     """Returns ranges of unseen lines, in order. Raises `Moved`."""
-    where = await settled(snapshot, where)
+    where = (await settled(snapshot, where)).place
     found: list[tuple[int, int]] = []
     if isinstance(where, Cursor):
         left = await snapshot.elsewhere.left(_unseen_writers(snapshot, where))
@@ -498,7 +527,8 @@ class LinePage:
     requested lines did not fit: they follow `after`. Line numbers count from 0: the first line's,
     and that of the record around which the page was requested. `silent` are nodes that did not
     answer which lines they have beyond the stored ones. `held`: the store did not answer, and
-    lines, numbers and totals are of the lines that nodes hold.
+    lines, numbers and totals are of the lines that nodes hold. `again`: the store answers, and the
+    page begins before lines that the reader was given meanwhile.
     """
 
     text: bytes
@@ -514,6 +544,7 @@ class LinePage:
     silent: tuple[str, ...] = ()
     held: bool = False
     resume: str | None = None
+    again: bool = False
 
     @property
     def streaming(self) -> bool:
@@ -576,12 +607,14 @@ class _Bounds:
     """The lines of a page if they all fit.
 
     `line` is the line of the record in the middle. `seen` is the cursor that the page follows.
+    `again`: the page lies before lines that the reader was given.
     """
 
     start: int
     end: int
     line: int | None = None
     seen: Cursor | None = None
+    again: bool = False
 
 
 async def read_page(
@@ -648,12 +681,11 @@ async def _behind(
     snapshot: RunSnapshot, where: Cursor | int | HeldPlace | None, limit: int
 ) -> _Bounds:
     """Returns the first unseen lines, up to a line that was seen."""
-    where = await settled(snapshot, where)
+    where, again = await settled(snapshot, where)
     ranges = await unseen(snapshot, where)
     start, end = ranges[0] if ranges else (snapshot.lines, snapshot.lines)
-    return _Bounds(
-        start, min(start + limit, end), seen=where if isinstance(where, Cursor) else None
-    )
+    seen = where if isinstance(where, Cursor) else None
+    return _Bounds(start, min(start + limit, end), seen=seen, again=again)
 
 
 async def _token_behind(snapshot: RunSnapshot, seen: Cursor | None, line: int) -> str:
@@ -691,6 +723,7 @@ async def _page(
         silent=silent_of(snapshot),
         held=snapshot.held,
         resume=behind if end else None,
+        again=place.again,
     )
 
 
@@ -698,8 +731,9 @@ async def _held_after(snapshot: RunSnapshot, found: FoundLines, wanted: WantedPa
     """Returns where to continue; a page without a cursor leaves out the lines before it."""
     seen = await cursor_at(snapshot, found.end)
     if wanted.tail is None and wanted.before is None and wanted.around is None:
-        return given(wanted.after, seen, found.end - found.start)
-    return given(None, seen, found.end)
+        sent = await sum_of(snapshot, [(found.start, found.end)])
+        return given(wanted.after, seen, sent)
+    return given(None, seen, await sum_of(snapshot, [(0, found.end)]))
 
 
 def silent_of(snapshot: RunSnapshot) -> tuple[str, ...]:
@@ -723,7 +757,7 @@ class After(NamedTuple, Generic[P]):
 
     `state` is the run's; `silent` are nodes that did not answer which lines they have of it.
     `held`: the store did not answer. `again`: the piece begins before lines that were returned
-    meanwhile.
+    meanwhile. `settled` is the place before the piece, if the reader was at a `HeldPlace`.
     """
 
     piece: P | None
@@ -732,6 +766,7 @@ class After(NamedTuple, Generic[P]):
     silent: tuple[str, ...] = ()
     held: bool = False
     again: bool = False
+    settled: Cursor | int | None = None
 
 
 class Begun(NamedTuple):

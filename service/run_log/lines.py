@@ -25,6 +25,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import orjson
 import pyarrow as pa
+import xxhash
 
 from service.run_log.chunks import Moved
 from service.run_log.snapshot import (
@@ -588,30 +589,50 @@ def _cut(meta: RecordMeta, some: RecordRange, ends: list[int]) -> RecordMeta:
 
 
 PREFIX = "h1."
+_COUNT_BITS = 32
+_DIGEST_MASK = (1 << 31) - 1
+
+
+class LineSum(NamedTuple):
+    """A sum over lines in any order: their number, and a digest of the batches that have them."""
+
+    lines: int = 0
+    digest: int = 0
+
+    def plus(self, batch: int, lines: int) -> LineSum:
+        """Returns the sum with `lines` more lines of a batch, which is named by its ULID."""
+        digest = xxhash.xxh32_intdigest(batch.to_bytes(16, "big")) * lines
+        return LineSum(self.lines + lines, self.digest + digest & _DIGEST_MASK)
+
+    def joined(self, other: LineSum) -> LineSum:
+        """Returns the sum over the lines of both."""
+        return LineSum(self.lines + other.lines, self.digest + other.digest & _DIGEST_MASK)
 
 
 class HeldPlace(NamedTuple):
-    """A reader's place in lines that nodes hold: `lines` were sent after `before`.
+    """A reader's place in lines that nodes hold: lines with the sum `sent` came after `before`.
 
     While the object store was silent, its lines of the run were not known, so the place says
     nothing about them. It has the reader's place before (`before`: a cursor, a line number, or None
     for the beginning), the lines that were sent since by their positions (`seen`), and their
-    number. Once the store answers, the place is settled (`cursors.settled`). If the sent lines are
+    sum. Once the store answers, the place is settled (`cursors.settled`). If the sent lines are
     exactly those that follow `before`, the reader continues after them. If the store has other
-    lines between, the reader continues at `before`: it gets some lines again rather than miss any.
+    lines between, or the reader had one of them before, the reader continues at `before`: it gets
+    some lines again rather than miss any, and is told so.
 
-    It is opaque to clients: `h1.` and base64url of the JSON [before, seen, lines]. Pages encode it
-    as a number, as they encode cursors.
+    It is opaque to clients: `h1.` and base64url of the JSON [before, seen, sum]. Pages encode it
+    as a number, as they encode cursors. The sum is one number: the digest above 32 bits of lines.
     """
 
     before: Cursor | int | None
     seen: Cursor
-    lines: int
+    sent: LineSum
 
     def encode(self) -> str:
         """Returns the text that a client passes back."""
         before = self.before.encode() if isinstance(self.before, Cursor) else self.before
-        body = orjson.dumps([before, self.seen.encode(), self.lines])
+        total = self.sent.digest << _COUNT_BITS | self.sent.lines
+        body = orjson.dumps([before, self.seen.encode(), total])
         return PREFIX + base64.urlsafe_b64encode(body).decode().rstrip("=")
 
     @staticmethod
@@ -620,20 +641,21 @@ class HeldPlace(NamedTuple):
         try:
             body = text.removeprefix(PREFIX)
             value = orjson.loads(base64.b64decode(body + "=" * (-len(body) % 4), b"-_", True))
-            before, seen, lines = value
-            if not isinstance(lines, int) or not isinstance(seen, str) or lines < 0:
+            before, seen, total = value
+            if not isinstance(total, int) or not isinstance(seen, str) or not 0 <= total < 1 << 63:
                 raise ValueError(text)
             if isinstance(before, str):
                 before = Cursor.decode(before)
             elif not (before is None or (isinstance(before, int) and before >= 0)):
                 raise ValueError(text)
-            return HeldPlace(before, Cursor.decode(seen), lines)
+            sent = LineSum(total & (1 << _COUNT_BITS) - 1, total >> _COUNT_BITS)
+            return HeldPlace(before, Cursor.decode(seen), sent)
         except (ValueError, TypeError) as error:
             raise InvalidCursor(f"not a cursor: {text[:80]!r}", field="cursor") from error
 
 
-def given(where: HeldPlace | Cursor | int | None, seen: Cursor, lines: int) -> HeldPlace:
-    """Returns the place of a reader at `where` after `lines` more lines, which has seen `seen`."""
+def given(where: HeldPlace | Cursor | int | None, seen: Cursor, sent: LineSum) -> HeldPlace:
+    """Returns the place of a reader at `where` after more lines `sent`, which has seen `seen`."""
     if isinstance(where, HeldPlace):
-        return HeldPlace(where.before, where.seen.joined(seen), where.lines + lines)
-    return HeldPlace(where, seen, lines)
+        return HeldPlace(where.before, where.seen.joined(seen), where.sent.joined(sent))
+    return HeldPlace(where, seen, sent)

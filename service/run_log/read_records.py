@@ -51,6 +51,7 @@ from service.run_log.cursors import (
     settled,
     silent_of,
     sources_of,
+    sum_of,
     unseen,
 )
 from service.run_log.lines import (
@@ -479,10 +480,9 @@ class RecordReader:
         async def read(snapshot: RunSnapshot) -> After[RecordPiece]:
             if snapshot.held:
                 return await held_records(snapshot, where, max_bytes)
-            cursor, again = await settled(snapshot, where), False
-            if isinstance(where, HeldPlace):
-                again = cursor == where.before and where.lines > 0
-            return (await after_cursor(snapshot, cursor))._replace(again=again)
+            cursor, again = await settled(snapshot, where)
+            after = await after_cursor(snapshot, cursor)
+            return after._replace(again=again, settled=cursor)
 
         async def after_cursor(
             snapshot: RunSnapshot, cursor: Cursor | int | None
@@ -545,7 +545,8 @@ async def held_records(
         return after_piece(snapshot, None, ranges, 0)
     start, end = ranges[0]
     found = await read_parts(snapshot, start, end, max_bytes)
-    place = given(where, await cursor_at(snapshot, found.end), found.end - start)
+    sent = await sum_of(snapshot, [(start, found.end)])
+    place = given(where, await cursor_at(snapshot, found.end), sent)
     piece = RecordPiece(found.parts, place, start - found.start)
     return after_piece(snapshot, piece, ranges, found.end)
 

@@ -37,6 +37,7 @@ from service.run_log.cursors import (
     settled,
     silent_of,
     sources_of,
+    sum_of,
     unseen,
 )
 from service.run_log.lines import HeldPlace, given, read_lines
@@ -194,10 +195,9 @@ class RunLogReader:
         async def read(snapshot: RunSnapshot) -> After[LogPiece]:
             if snapshot.held:
                 return await held_lines(snapshot, where, max_bytes)
-            cursor, again = await settled(snapshot, where), False
-            if isinstance(where, HeldPlace):
-                again = cursor == where.before and where.lines > 0
-            return (await after_cursor(snapshot, cursor))._replace(again=again)
+            cursor, again = await settled(snapshot, where)
+            after = await after_cursor(snapshot, cursor)
+            return after._replace(again=again, settled=cursor)
 
         async def after_cursor(
             snapshot: RunSnapshot, cursor: Cursor | int | None
@@ -221,7 +221,8 @@ class RunLogReader:
         async def find(snapshot: RunSnapshot) -> Cursor | int | HeldPlace | None:
             start = max(snapshot.lines - lines, 0)
             if snapshot.held:
-                return HeldPlace(None, await cursor_at(snapshot, start), start)
+                before = await sum_of(snapshot, [(0, start)])
+                return HeldPlace(None, await cursor_at(snapshot, start), before)
             if start == 0:
                 return None
             fixed = snapshot.manifest.fixed_lines
@@ -291,7 +292,8 @@ async def held_lines(
         return after_piece(snapshot, None, ranges, 0)
     start, end = ranges[0]
     found = await read_lines(snapshot, start, end, max_bytes)
-    place = given(where, await cursor_at(snapshot, found.end), found.end - start)
+    sent = await sum_of(snapshot, [(start, found.end)])
+    place = given(where, await cursor_at(snapshot, found.end), sent)
     return after_piece(snapshot, LogPiece(found.text, place), ranges, found.end)
 
 

@@ -433,9 +433,9 @@ class Snapshots:
             tail = [(s.batches, i) for s, i in zip(sources, kept, strict=True)]
             firsts = {**elsewhere.flushed, pin.node: self._progress.first_unflushed(key)}
             flushed = Cursor({n: Position("", first - 1) for n, first in firsts.items() if first})
-            yield RunSnapshot(
-                manifest, self._chunks, pin, tail, self._line_indexes, elsewhere, flushed=flushed
-            )
+            copies = left_out(sources, chosen, kept, horizon)
+            parts = manifest, self._chunks, pin, tail, self._line_indexes, elsewhere, copies
+            yield RunSnapshot(*parts, flushed=flushed)
 
     @asynccontextmanager
     async def take(self, key: RunKey) -> AsyncIterator[RunSnapshot]:

@@ -14,7 +14,7 @@ import asyncio
 import json
 import re
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TextIO
 
 import httpx
@@ -548,12 +548,14 @@ async def print_pages(
         check(response)
         if form is None:
             page = response.json()
+            _note_again(page)
             # An empty line alone is an empty text, as is nothing behind the run's end.
             if page["logs"] or _line_of(after) < page["totalLines"]:
                 lines.write(f"{page['logs']}\n")
         else:
             *records, last = response.text.split("\n")[:-1]
             page = json.loads(last)["stats"]
+            _note_again(page)
             lines.write("".join([form(record) for record in records]))
         without_store |= bool(page.get("store"))
         if not page["totalLines"]:
@@ -561,6 +563,11 @@ async def print_pages(
         after = page["after"]
     if page.get("silent") or without_store:
         warn_of_silent(page.get("silent") or (), store=without_store)
+
+
+def _note_again(page: Mapping[str, Any]) -> None:
+    if page.get("again"):
+        note(_AGAIN)
 
 
 def _line_of(after: str) -> int:

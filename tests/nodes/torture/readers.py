@@ -75,8 +75,8 @@ class PageReader:
     """Reads a run page by page, while it grows.
 
     A page that is the newest has no cursor: it is read again, until another one follows it or it
-    has the last lines. What nodes hold while the store is silent counts once the store answers: if
-    it has lines before, the next pages begin before those that were given, and have them again.
+    has the last lines. What nodes hold while the store is silent counts once the store answers,
+    unless that page begins `again` before it.
     """
 
     def __init__(
@@ -89,19 +89,9 @@ class PageReader:
         self._after: str | None = None
         self._wanted: Counter[str] | None = None
         self._held: list[Given] = []
-        self._before: list[tuple[list[Given], int]] = []
-        """What was held before so many of `_taken`."""
-        self._taken: list[Given] = []
+        self.given: list[Given] = []
+        """What it was given, without held lines that it was told to drop."""
         self._reading = asyncio.create_task(self._read())
-
-    @property
-    def given(self) -> list[Given]:
-        """What it was given, without held lines that came again."""
-        kept = list(self._taken)
-        for held, number in self._before:
-            if not _lines_of(held) & _lines_of(self._taken[number:]):
-                kept += held
-        return kept
 
     async def end(self, lines: Counter[str]) -> None:
         """Reads what is left, up to these lines or for a long time. Raises what ended it."""
@@ -120,21 +110,24 @@ class PageReader:
                     self._after = str(page["after"])
                 await asyncio.sleep(_PAUSE_SECONDS)
                 continue
-            if page is not None and (page["after"] is not None or self._are_last(lines)):
-                if self._held:
-                    self._before.append((self._held, len(self._taken)))
-                    self._held = []
-                self._taken.append(Given(lines, self._after, upto=page["after"]))
+            if page is not None and (
+                page["after"] is not None or self._are_last(lines, again="again" in page)
+            ):
+                if "again" not in page:
+                    self.given += self._held
+                self._held = []
+                self.given.append(Given(lines, self._after, upto=page["after"]))
                 if page["after"] is None:
                     return
                 self._after = str(page["after"])
             else:
                 await asyncio.sleep(self._dice.uniform(0.0, 2 * _PAUSE_SECONDS))
 
-    def _are_last(self, lines: list[str]) -> bool:
+    def _are_last(self, lines: list[str], *, again: bool) -> bool:
         if self._wanted is None:
             return False
-        seen = Counter(line for piece in [*self.given, *self._held] for line in piece.lines)
+        before = self.given if again else [*self.given, *self._held]
+        seen = Counter(line for piece in before for line in piece.lines)
         return not self._wanted - seen - Counter(lines)
 
     async def _page(self) -> dict[str, Any] | None:
@@ -151,10 +144,6 @@ class PageReader:
         reply.raise_for_status()
         page: dict[str, Any] = reply.json()
         return page
-
-
-def _lines_of(pieces: list[Given]) -> set[str]:
-    return {line for piece in pieces for line in piece.lines}
 
 
 class QueueReader:
