@@ -303,7 +303,7 @@ class FolderLog:
                 raise Damaged(
                     f"entry {version} of the table's log is damaged or gone, later ones are not",
                     hint="Restore table/_delta_log from a copy"
-                    " (docs/operate/operations.md, Power cuts).",
+                    " (docs/operate/verify.md, Power cuts).",
                 )
             elif name is not None:
                 torn.append(name)

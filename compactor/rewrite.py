@@ -347,7 +347,7 @@ def describe(lost: LostFile) -> str:
     return (
         f"{file.path} of the table, with {file.rows} lines of the hour {hour_of(file)},"
         f" {lost.reason}: put it back, or give its lines up"
-        " (docs/operate/operations.md, A file of the table that is gone or damaged)"
+        " (docs/operate/verify.md, A file of the table that is gone or damaged)"
     )
 
 

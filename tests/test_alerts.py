@@ -120,7 +120,7 @@ def test_every_metric_that_a_rule_names_is_exported() -> None:
 def test_metrics_that_the_words_of_a_rule_or_the_manual_name_are_exported() -> None:
     names = set(EXPORTED)
     words = [text for rule in ALERTS for text in rule["annotations"].values()]
-    words.append((ROOT / "docs" / "operate" / "operations.md").read_text())
+    words.append((ROOT / "docs" / "operate" / "monitoring.md").read_text())
     named = {name for text in words for name in re.findall(r"\b(?:tailrace|om)_\w+", text)}
     assert named - _exported() - names == set()
 
@@ -133,7 +133,7 @@ def test_a_rule_says_how_bad_it_is_what_it_is_and_what_to_do(rule: dict[str, Any
 
 
 def test_the_manual_explains_every_alert() -> None:
-    text = (ROOT / "docs" / "operate" / "operations.md").read_text()
+    text = (ROOT / "docs" / "operate" / "monitoring.md").read_text()
     assert [name for name in NAMES if f"`{name}`" not in text] == []
 
 

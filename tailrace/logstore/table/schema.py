@@ -141,7 +141,7 @@ _FEATURES: Final = 7  # the version of writers from which features are named one
 _LEGACY_WRITER: Final = 4  # up to here what neither configuration nor columns ask for is off
 _HARMLESS: Final = frozenset({"appendOnly", "invariants", "changeDataFeed"})
 _HINT: Final = (
-    "Another program changed the table. Take it back there, as docs/operate/operations.md says (A"
+    "Another program changed the table. Take it back there, as docs/operate/verify.md says (A"
     " table of another shape), and let no other program write to it. Nothing was read or written"
     " meanwhile; segments wait."
 )

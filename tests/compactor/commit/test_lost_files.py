@@ -83,7 +83,7 @@ def test_what_may_be_a_copy_of_its_lines_waits_and_nothing_else(either: Lake) ->
 
 @pytest.mark.in_turn(4)
 def test_its_lines_are_given_up(either: Lake) -> None:
-    """As `docs/operate/operations.md` says. What had waited is ingested."""
+    """As `docs/operate/verify.md` says. What had waited is ingested."""
     path, _ = with_a_loss(either)
     assert len(taken_in(either).alarms) == 1
     told = DeltaTable(either.store.uri(keys.TABLE)).repair()
