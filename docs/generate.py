@@ -141,7 +141,18 @@ def _decisions() -> str:
     for area, records in areas.items():
         lines += [f"## {DECISION_AREAS[area]}", ""]
         lines += [*_table("number | decision | status", iter(records)), ""]
+    archived = (
+        (found["number"], f"[{found['title']}](archive/{path.name})", _from_index(found["status"]))
+        for path in sorted((ROOT / "docs/develop/decisions/archive").glob("[0-9]*.md"))
+        if (found := DECISION_HEAD.match(path.read_text()))
+    )
+    lines += ["## Archive", "", *_table("number | decision | status", archived)]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _from_index(status: str) -> str:
+    """The status of an archived decision with its links as seen from the folder above."""
+    return status.replace("](../", "](")
 
 
 def error_classes() -> Iterator[type[errors.TailraceError]]:
