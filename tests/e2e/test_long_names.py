@@ -1,4 +1,4 @@
-"""Names of any length that is allowed, in every verb, over a real folder."""
+"""Names of any length that is allowed, in every verb, over a real folder and a real bucket."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ LONGEST = 4096
 LINE: dict[str, Any] = {"content": b"line\n", "headers": {"content-type": "text/plain"}}
 
 
-@pytest.fixture
-def url(tmp_path: Path) -> Iterator[str]:
-    service = ServiceProcess(tmp_path / "node", TAILRACE_SERVER__MAX_URL_BYTES=str(64 << 10))
+@pytest.fixture(params=["folder", pytest.param("bucket", marks=pytest.mark.minio)])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    place = request.getfixturevalue("bucket").environment if request.param == "bucket" else {}
+    service = ServiceProcess(
+        tmp_path / "node", **place, TAILRACE_SERVER__MAX_URL_BYTES=str(64 << 10)
+    )
     service.start()
     yield service.url
     service.kill()
@@ -44,6 +47,8 @@ def test_every_verb_takes_names_of_every_length(url: str) -> None:
                     ask("PUT", f"{ROOT}/{pipeline}/pipelineStatus", json=status)
                     ask("PUT", f"{ROOT}/progress/{path}", json={"done": 1})
                     ask("POST", f"{BASE}/{path}/close")
+                    assert "line" in ask("GET", f"{BASE}/{path}").text
+                    ask("HEAD", f"{BASE}/{path}/download")
                     assert ask("GET", f"{BASE}/{path}/download").content == b"line\n"
                     assert ask("GET", f"{BASE}/{pipeline}").json()["runs"] == [run]
                     assert fqn in ask("GET", BASE).json()["pipelines"]

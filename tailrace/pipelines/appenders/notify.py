@@ -23,6 +23,7 @@ cannot go back: a notice may come twice after a crash.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -38,7 +39,7 @@ from pydantic import field_validator, model_validator
 from tailrace.logstore import keys
 from tailrace.logstore import ulid as ulids
 from tailrace.logstore.batch import RunKey
-from tailrace.logstore.errors import NotFound, StoreUnavailable
+from tailrace.logstore.errors import Damaged, NotFound, StoreUnavailable
 from tailrace.logstore.runs.manifest import decode_manifest
 from tailrace.logstore.runs.report import decode_report
 from tailrace.pipelines.appenders.contract import AppenderContext, AppenderFailed, State
@@ -58,6 +59,7 @@ from tailrace.pipelines.selection import Selection
 # nothing new for longest are dropped.
 
 
+log = logging.getLogger(__name__)
 Key = tuple[str, ...]
 _HOUR: Final = 3600.0
 _MOST_GROUPS: Final = 1000
@@ -154,6 +156,7 @@ class _Watched:
     heard: float
     looked: float = 0.0
     silent: bool = False
+    unreadable: bool = False
 
 
 class RunWatch:
@@ -182,13 +185,23 @@ class RunWatch:
     def changes(
         self, objects: Objects, now: float, silent_after: float | None
     ) -> Iterator[tuple[str, RunKey, str]]:
-        """`failed` or `silent`, the run, and the ULID of its last event. Raises as the store."""
+        """`failed` or `silent`, the run, and the ULID of its last event. Raises as the store.
+
+        A run whose state does not read is neither; a warning in the log names it once.
+        """
         for key, one in list(self._runs.items()):
             quiet = now - one.heard
             if quiet < _QUIET_SECONDS or now - one.looked < _QUIET_SECONDS:
                 continue
             one.looked = now
-            state = _state_of(objects, key)
+            try:
+                state = _state_of(objects, key)
+            except Damaged as error:
+                if not one.unreadable:
+                    log.warning("the state of %s/%s does not read: %s", key.fqn, key.run, error)
+                one.unreadable = True
+                continue
+            one.unreadable = False
             if state is not None:
                 del self._runs[key]
                 if state == "failed":

@@ -202,6 +202,36 @@ def test_runs_that_failed_or_are_silent_are_told_once(receiver: Receiver, tmp_pa
     world.notify.stop()
 
 
+@pytest.mark.parametrize("where", ["status", "manifest"])
+@pytest.mark.parametrize("content", [b"", b"{}", b'{"format":99}'])
+def test_a_run_whose_state_does_not_read_holds_up_no_other(
+    receiver: Receiver,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    where: str,
+    content: bytes,
+) -> None:
+    import asyncio
+
+    world = World(receiver, tmp_path, rules=RUNS, group_by=["fqn", "run"])
+    world.start()
+    for run in ("damaged", "bad"):
+        world.notify.append(events(["x"], run=run))
+    asyncio.run(_reported(world.lake, "bad", "failed"))
+    key = RunKey("a.b", "damaged")
+    place = keys.run_report(keys.STATUS, key) if where == "status" else keys.run_manifest(key)
+    asyncio.run(world.lake.store.put(place, content))
+    for _ in range(2):
+        world.clock.now += 1_900_000
+        assert [one["run"] for one in world.told()] in (["bad"], [])
+    assert caplog.text.count("the state of a.b/damaged does not read") == 1
+    asyncio.run(world.lake.store.delete([place]))
+    world.clock.now += 11_000
+    assert [(one["run"], one["kind"]) for one in world.told()] == [("damaged", "silent")]
+    world.notify.stop()
+
+
 def test_a_run_that_is_deleted_is_not_silent(receiver: Receiver, tmp_path: Path) -> None:
     """But the same run is once it was made again."""
     world = World(receiver, tmp_path, rules=RUNS, group_by=["fqn", "run"])
