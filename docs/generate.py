@@ -8,8 +8,10 @@ from __future__ import annotations
 import argparse
 import re
 import textwrap
+import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from compactor.metrics import COUNTERS, GAUGES
 from docs import forwarder_reference
@@ -102,6 +104,7 @@ def pages() -> dict[str, str]:
         "tests/upstream/openmetadata.md": _openmetadata(),
         "docs/reference/forwarder-reference.md": _forwarder(),
         "docs/reference/state-objects.md": _state_objects(),
+        "docs/reference/guarantees-tests.md": _guarantees_tests(),
         "docs/use/levels.md": _levels(),
         "docs/develop/decisions/index.md": _decisions(),
     }
@@ -119,6 +122,40 @@ def _levels() -> str:
     keys = _codes(key for key in (*LEVEL_KEYS, *OTEL_KEYS, *PYTHON_KEYS, *SYSLOG_KEYS))
     lines += ["", textwrap.fill(f"Level keys, of which the first one counts: {keys}.", 140)]
     return "\n".join([before + begin, "", *lines, "", end + after])
+
+
+def _guarantees_tests() -> str:
+    """Each promise of the guarantees, with the cases of `tests/promises.toml`."""
+    text = (
+        "What can go wrong with each promise of the [guarantees](guarantees.md), what Tailrace"
+        " keeps then, and the tests that try to break it. `make test` runs all of them except whole"
+        " programs: `make demo` and `make torture`, which CI runs too, `make clients`, which"
+        " installs OpenMetadata's own clients, and `make collector`, which builds OpenTelemetry's."
+    )
+    lines = [_head("Guarantees and their tests", text)]
+    for promise in promises():
+        cases = (
+            (case["when"], case["kept"], ", ".join([*_each(case["tests"]), *_also(case)]))
+            for case in promise["case"]
+        )
+        lines += [f"## {promise['name']}", ""]
+        lines += [*_table("what happens | what is kept | tests", cases), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def promises() -> list[dict[str, Any]]:
+    """The promises in the order of the page, each with its `name` and its cases."""
+    found = tomllib.loads((ROOT / "tests/promises.toml").read_text())["promise"]
+    assert isinstance(found, list)
+    return found
+
+
+def _each(tests: Iterable[str]) -> Iterator[str]:
+    return (f"`{test}`" for test in tests)
+
+
+def _also(case: dict[str, Any]) -> list[str]:
+    return [case["also"]] if "also" in case else []
 
 
 def _decisions() -> str:

@@ -19,7 +19,10 @@ MOST_IN_A_SENTENCE: Final = 30
 MOST_IN_A_CELL: Final = 40
 MADE_FROM_CODE: Final = frozenset(
     f"docs/reference/{name}.md"
-    for name in ("cli", "errors", "forwarder-reference", "metrics", "settings", "state-objects")
+    for name in (
+        *("cli", "errors", "forwarder-reference", "guarantees-tests", "metrics", "settings"),
+        "state-objects",
+    )
 )
 # Pages that quote upstream, and decisions that newer ones have replaced.
 LEFT_OUT: Final = ("tests/", "docs/develop/decisions/archive/")
