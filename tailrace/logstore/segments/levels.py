@@ -9,7 +9,8 @@ letters and numbers. The first of these steps that finds a level decides:
 2. A line of logfmt has the level of its level key.
 3. The first word after digits, punctuation and times, if it is a level in capitals, in brackets,
    before a colon, or directly after a time of day.
-4. The rules of `RULES` in order, within the first `WINDOW` bytes without colours.
+4. In lines of logcat, the letter that is the first word.
+5. The rules of `RULES` in order, within the first `WINDOW` bytes without colours.
 
 All patterns are RE2's, so their time is linear. `find_first_words` settles most lines; the rules
 see only the others that match one of them.
@@ -64,6 +65,7 @@ NAMES: Final = {name: LEVELS.index(level) for level, all_ in SPELLINGS.items() f
 _LETTERS: Final = {
     letter: LEVELS.index(level) for level, all_ in LETTERS.items() for letter in all_
 }
+_OF_LETTERS: Final = np.array([_LETTERS.get(chr(byte), NO_LEVEL) for byte in range(256)], np.int8)
 
 NUMBERS: Final = {
     "TRACE": ("10 (pino)",),
@@ -156,6 +158,7 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 _ALL = slice(None)
 _ESCAPE = b"\x1b"
+_COLON = b":"[0]
 _CONTROL = re.compile(rb"\x1b\[[0-9;:?]*[A-Za-z]")  # ECMA-48's CSI, as terminals get them
 _COLOURED_WIDTH = 4 * WIDTH  # bytes of a record in which control sequences are removed
 
@@ -176,10 +179,11 @@ class Prefixes:
         return self.rows.reshape(-1)
 
     @cached_property
-    def words(self) -> NDArray[np.uint64]:
-        """The eight bytes from each position, first byte lowest; 8 fewer than `flat`."""
-        count = max(self.flat.size - 8, 0)
-        return np.ndarray((count,), dtype="<u8", buffer=self.flat.data, strides=(1,))
+    def clocks(self) -> Ints:
+        """The flat positions two bytes before a colon that has another one three bytes after it."""
+        colons = self.flat == _COLON
+        found: Ints = np.flatnonzero(colons[2:-3] & colons[5:])
+        return found
 
     def place(self, found: Ints) -> tuple[Ints, Ints]:
         """Row and column of flat positions."""
@@ -297,13 +301,15 @@ class FirstWords(NamedTuple):
 
     `levels` has the level that it names in any case, or `NO_LEVEL`. `capitals` tells whether it has
     no small letter, `marks` is the byte after it, `columns` its column in the prefix; column 0
-    means that no word was found. `firsts` are the first bytes of the records.
+    means that no word was found. `letters` has the word if it is a single letter, or else 0.
+    `firsts` are the first bytes of the records.
     """
 
     levels: NDArray[np.int8]
     capitals: Bools
     marks: Bytes
     columns: Ints
+    letters: Bytes
     firsts: Bytes
 
 
@@ -315,6 +321,7 @@ def find_first_words(look: Prefixes) -> FirstWords:
         np.empty(count, np.bool_),
         np.empty(count, np.uint8),
         np.empty(count, np.int64),
+        np.empty(count, np.uint8),
         look.rows[:, 1].copy(),
     )
     rows, starts = np.arange(count), np.ones(count, np.int64)
@@ -327,6 +334,7 @@ def find_first_words(look: Prefixes) -> FirstWords:
     )
     found.levels[missing] = NO_LEVEL
     found.columns[missing] = 0
+    found.letters[missing] = 0
     return found
 
 
@@ -359,6 +367,7 @@ def _take_next(look: Prefixes, rows: Ints, starts: Ints, found: FirstWords) -> t
     found.capitals[rows] = (small[:, 0] | small[:, 1]) == 0
     found.marks[rows] = look.flat[np.minimum(places + sizes, look.flat.size - 1)]
     found.columns[rows] = columns
+    found.letters[rows] = np.where(sizes == 1, texts[:, 0], np.uint8(0))
     ends = columns + sizes
     timed = np.flatnonzero((kinds == _TIME) & (small[:, 0] & _FIRST == 0) & (ends < _FURTHEST))
     return rows[timed], ends[timed]
@@ -392,7 +401,7 @@ _COLOURED: Final = 4 * WINDOW  # bytes of a line in which control sequences are 
 _ERROR, _FATAL = LEVELS.index("ERROR"), LEVELS.index("FATAL")
 _PATTERN_PER_LINE: Final = 2  # characters of a pattern that Arrow compiles while a line is searched
 _CONTROL_SEQUENCE = r"\x1b\[[0-9;:?]*[A-Za-z]"  # ECMA-48's CSI, as terminals get them
-_LESS, _EQUALS, _DOT, _MINUS, _SLASH, _BRACE, _RETURN = b"<=.-/}\r"
+_LESS, _EQUALS, _DOT, _MINUS, _SLASH, _BRACE, _RETURN, _BLANK = b"<=.-/}\r "
 
 Levels = NDArray[np.int8]
 Rows = NDArray[np.int64]
@@ -425,12 +434,9 @@ _PROSE = (
 )
 _KEYED = r"(?i:level|lvl|severity)"
 
+_LOGCAT: Final = r"^(?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d\.\d+ +\d+ +\d+ [VDIWEFA] "
+
 RULES: Final = (
-    # logcat.
-    LevelRule(
-        r"^(?:\d{4}-)?\d\d-\d\d \d\d:\d\d:\d\d\.\d+ +\d+ +\d+ (?P<level>[VDIWEFA]) ",
-        level_of_letter,
-    ),
     # An access log states a status, not a level; paths and agents hold any word.
     LevelRule(r"^(?:\S+ ){3,5}\[\d\d?/[A-Z][a-z][a-z]/\d{4}:\d\d:", lambda _: NO_LEVEL),
     # Syslog's priority: facility * 8 + severity.
@@ -560,7 +566,7 @@ def find_levels(lines: TextRecords, words: FirstWords) -> FoundLevels:
     levels = np.full(len(words.levels), NO_LEVEL, dtype=np.int8)
     leading = _put_first_words(lines, words, levels)
     _put_objects(lines, leading, levels)
-    left = np.flatnonzero(~leading)
+    left = np.flatnonzero(~leading & ~_put_letters(lines, words, leading, levels))
     left = _apply_logfmt(lines, words, left, levels)
     window = lines.take_window(left)
     some = matches(window, _ANY_RULE)
@@ -579,24 +585,37 @@ class TextRecords:
     """The records of a text as columns of Arrow, made only of the rows that are asked for."""
 
     def __init__(self, text: bytes, ends: Rows) -> None:
+        self._text = text
         self._bytes = np.frombuffer(text, np.uint8)
         self._ends = ends
         self._coloured = _ESCAPE in text
-        offsets = np.concatenate((np.zeros(1, np.int64), ends))
-        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(text)]
-        self._array = pa.Array.from_buffers(pa.large_binary(), len(ends), buffers)
 
     def take(self, rows: Rows) -> pa.Array:
         """The whole lines, without their newlines."""
-        return pc.binary_slice(self._array.take(pa.array(rows)), 0, -1)
+        return self._lines.take(pa.array(rows * 2))
 
     def take_window(self, rows: Rows) -> pa.Array:
         """The first `WINDOW` bytes of each line, without control sequences."""
-        lines = self.take(rows)
+        heads = self._heads.take(pa.array(rows * 2))
         if not self._coloured:
-            return pc.binary_slice(lines, 0, WINDOW).cast(pa.binary())
-        short = pc.binary_slice(lines, 0, _COLOURED).cast(pa.binary())
-        return pc.binary_slice(pc.replace_substring_regex(short, _CONTROL_SEQUENCE, b""), 0, WINDOW)
+            return heads
+        return pc.binary_slice(pc.replace_substring_regex(heads, _CONTROL_SEQUENCE, b""), 0, WINDOW)
+
+    @cached_property
+    def _lines(self) -> pa.Array:
+        return self._split(len(self._text))
+
+    @cached_property
+    def _heads(self) -> pa.Array:
+        return self._split(_COLOURED if self._coloured else WINDOW)
+
+    def _split(self, width: int) -> pa.Array:
+        """Two values of each line: up to `width` bytes, and the rest with the newline."""
+        offsets = np.zeros(2 * len(self._ends) + 1, np.int64)
+        offsets[2::2] = self._ends
+        offsets[1::2] = np.minimum(offsets[:-1:2] + width, self._ends - 1)
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(self._text)]
+        return pa.Array.from_buffers(pa.large_binary(), 2 * len(self._ends), buffers)
 
     def find_last(self, byte: int) -> Bools:
         """Which lines end with a byte, before `\\n` or `\\r\\n`."""
@@ -663,6 +682,18 @@ def _put_objects(lines: TextRecords, done: Bools, levels: Levels) -> None:
             texts.append((row, text.rstrip("\n").encode(errors="surrogatepass")))
     if texts:  # Docker's json-file
         levels[[row for row, _ in texts]] = find_levels_of([text for _, text in texts]).levels
+
+
+def _put_letters(lines: TextRecords, words: FirstWords, done: Bools, levels: Levels) -> Bools:
+    """Sets the level of lines of logcat, whose first word is a letter; gives which they are."""
+    found: Bools = (_OF_LETTERS[words.letters] != NO_LEVEL) & (words.marks == _BLANK) & ~done
+    rows = np.flatnonzero(found)
+    if len(rows):
+        rows = rows[matches(lines.take_window(rows), _LOGCAT)]
+        levels[rows] = _OF_LETTERS[words.letters[rows]]
+        found[:] = False
+        found[rows] = True
+    return found
 
 
 def _start_of_object(line: bytes) -> int:

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Final
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tailrace.logstore.segments.levels import (
     WIDTH,
@@ -36,9 +38,11 @@ LATEST_US: Final = 253_402_300_799_999_999  # 9999-12-31T23:59:59.999999
 
 _SIZE = 36  # the longest time, with nine digits of a fraction and a zone
 _DATE = 19  # YYYY-MM-DD HH:MM:SS
+_CLOCK = 11  # where its clock begins
 _DIGITS = [0, 1, 2, 3, 5, 6, 8, 9, 11, 12, 14, 15, 17, 18]
 MONTH_DAYS = np.array([0, 31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31])
 _SECOND = 1_000_000
+_MINUTE = 60 * _SECOND
 
 
 def find_times(prefixes: Prefixes) -> Ints:
@@ -65,26 +69,19 @@ def in_range(times: Ints) -> Bools:
 
 def _candidates(prefixes: Prefixes) -> Ints:
     """The positions in columns 1 and up at which the separators of a date and time match."""
-    flat = prefixes.flat
-    if flat.size == 0:
-        return np.empty(0, dtype=np.int64)
-    colon = flat == 58
-    dash = (flat & 253) == 45  # `-`, and `/`, which is one bit away
-    size = flat.size - _DATE
-    mask = colon[13 : 13 + size] & colon[16 : 16 + size]
-    mask &= dash[4 : 4 + size]
-    mask &= dash[7 : 7 + size]
-    found = np.flatnonzero(mask)
-    column = found % WIDTH
-    return found[(column > 0) & (column <= WIDTH - _SIZE)]
+    found = prefixes.clocks - _CLOCK
+    _, column = prefixes.place(found)
+    found = found[(column > 0) & (column <= WIDTH - _SIZE) & (found > 0)]
+    # `-`, and `/`, which is one bit away
+    dash = (prefixes.flat[found + 4] & 253 == 45) & (prefixes.flat[found + 7] & 253 == 45)
+    dated: Ints = found[dash]
+    return dated
 
 
-def _cut(flat: Bytes, found: Ints) -> Bytes:
-    """`_SIZE` bytes from each position, as the columns of a matrix (byte, record)."""
-    windows = np.ndarray(
-        (flat.size - _SIZE + 1,), dtype=f"V{_SIZE}", buffer=flat.data, strides=(1,)
-    )
-    rows = windows[found].view(np.uint8).reshape(len(found), _SIZE)
+def _cut(flat: Bytes, found: Ints, size: int = _SIZE) -> Bytes:
+    """The bytes from each position, as the columns of a matrix (byte, record)."""
+    windows = np.ndarray((flat.size - size + 1,), dtype=f"V{size}", buffer=flat.data, strides=(1,))
+    rows = windows[found].view(np.uint8).reshape(len(found), size)
     return np.ascontiguousarray(rows.T)
 
 
@@ -188,11 +185,15 @@ _CLOCK_BYTES: Final = 8  # HH:MM:SS
 _BEFORE: Final = 16  # bytes before a clock that may have its date
 _AFTER: Final = 13  # bytes behind it that may have a fraction and a year, or a zone
 _SHORT_DIGITS: Final = 6  # of a fraction
-_CENTURIES: Final = np.frombuffer(b"1920", ">u2")  # of a year behind a clock
-_HALF_DAY: Final = 43_200 * 1_000_000
+_UPTIME_BYTES: Final = 40  # in which an uptime ends, with the priority and blanks before it
+_CLOCK_DIGITS: Final = np.array([[0], [1], [3], [4], [6], [7]])
+_NOON: Final = 12
 _LAST_COLUMN: Final = 64
-_OUTSIDE: Final = np.arange(_BEFORE) < (_BEFORE + 1 - np.arange(_LAST_COLUMN + 1))[:, np.newaxis]
-"""Of the bytes before a clock in each column, which ones stand before the record."""
+_PLACES: Final = np.arange(_BEFORE, dtype=np.uint8)[:, np.newaxis]
+_ENDS_OF_YEAR: Final = np.array(
+    [not is_word(np.array(byte)) and chr(byte) not in ".-" for byte in range(256)]
+)
+"""Which bytes may stand after a year."""
 _MONTHS: Final = (
     "jan",
     "feb",
@@ -221,27 +222,29 @@ def find_short_times(look: Prefixes, which: Ints, arrivals: Ints) -> Ints:
 
     `arrivals` are those of these records.
     """
-    rows, lengths = look.rows[which], look.lengths[which]
-    times = _clock_times(rows, lengths, arrivals)
+    times = _clock_times(look, which, arrivals)
     missing = np.flatnonzero(times == NO_TIME)
-    for row in missing[_may_have_epoch(rows[missing])].tolist():
-        found = _EPOCH.search(rows[row, 1 : int(lengths[row])].tobytes())
+    for place in missing[_may_have_epoch(look.rows[which[missing]])].tolist():
+        row = which[place]
+        found = _EPOCH.search(look.rows[row, 1 : int(look.lengths[row])].tobytes())
         if found is not None:
             whole, milliseconds, fraction = found.groups()
-            times[row] = int(whole) * _SECOND + int(milliseconds or 0) * 1_000
-            times[row] += int((fraction or b"").ljust(6, b"0"))
+            times[place] = int(whole) * _SECOND + int(milliseconds or 0) * 1_000
+            times[place] += int((fraction or b"").ljust(6, b"0"))
     return times
 
 
 def find_uptimes(look: Prefixes, which: Ints) -> Ints:
     """Microseconds since the start of the machine in lines of dmesg, `NO_TIME` for others."""
-    rows = look.rows[which]
     uptimes = np.full(len(which), NO_TIME, dtype=np.int64)
-    begins = (rows[:, 1] == ord("[")) | (rows[:, 1] == ord("<"))
-    for row in np.flatnonzero(begins).tolist():
-        found = _UPTIME.match(rows[row, 1:].tobytes())
+    first = look.rows[which, 1]
+    begins = np.flatnonzero((first == ord("[")) | (first == ord("<")))
+    heads = look.rows[which[begins], 1 : 1 + _UPTIME_BYTES]
+    point = (heads[:, :-7] == ord(".")) & (heads[:, 7:] == ord("]"))
+    for place in begins[point.any(axis=1)].tolist():
+        found = _UPTIME.match(look.rows[which[place], 1:].tobytes())
         if found is not None:
-            uptimes[row] = int(found[1]) * _SECOND + int(found[2])
+            uptimes[place] = int(found[1]) * _SECOND + int(found[2])
     return uptimes
 
 
@@ -254,14 +257,14 @@ def times_of_uptimes(uptimes: Ints, batches: Ints, arrivals: Ints) -> Ints:
 
 
 def _may_have_epoch(rows: Bytes) -> Bools:
-    """Which rows have ten digits in a row, and begin as lines with a time since the epoch do.
+    """Which rows have ten digits where lines with a time since the epoch have them.
 
-    That is with a 1, with JSON, with a key, or with the sign of BGL's logs.
+    That is at the beginning, or anywhere in JSON, with keys, and behind the sign of BGL's logs.
     """
     first = rows[:, 1]
-    begins: Bools = (first == ord("1")) | (first == ord("{")) | (first == ord("-"))
-    begins |= (rows[:, 1:24] == ord("=")).any(axis=1)
-    some = np.flatnonzero(begins)
+    begins: Bools = (first == ord("1")) & ((rows[:, 2:11] - np.uint8(48)).max(axis=1) <= 9)
+    keyed = (first == ord("{")) | (first == ord("-")) | (rows[:, 1:24] == ord("=")).any(axis=1)
+    some = np.flatnonzero(keyed & ~begins)
     one = rows[some] - np.uint8(48) <= 9
     two = one[:, :-1] & one[:, 1:]
     four = two[:, :-2] & two[:, 2:]
@@ -270,38 +273,56 @@ def _may_have_epoch(rows: Bytes) -> Bools:
     return begins
 
 
-def _clock_times(rows: Bytes, lengths: Ints, arrivals: Ints) -> Ints:
-    times = np.full(len(rows), NO_TIME, dtype=np.int64)
-    padded = np.pad(rows.reshape(-1), (_BEFORE, _CLOCK_BYTES + _AFTER), constant_values=10)
-    found = _clocks(padded, lengths)
+def _clock_times(look: Prefixes, which: Ints, arrivals: Ints) -> Ints:
+    """The times of the records `which` by the first clock in each of them."""
+    times = np.full(len(which), NO_TIME, dtype=np.int64)
+    places = np.full(len(look.lengths), -1)
+    places[which] = np.arange(len(which))
+    found = _first_clocks(look, places >= 0)
     if len(found) == 0:
         return times
-    row, column = found // WIDTH, found % WIDTH
-    texts = np.lib.stride_tricks.sliding_window_view(padded, _BEFORE + _CLOCK_BYTES + _AFTER)[found]
-    arrived = arrivals[row]
+    row, column = look.place(found)
+    arrived = arrivals[places[row]]
+    padded = np.concatenate((np.full(_BEFORE, 10, np.uint8), look.flat))
+    texts = _cut(padded, found, _BEFORE + _CLOCK_BYTES + _AFTER)
+    before, texts = texts[:_BEFORE], texts[_BEFORE:]
     # No byte of the record before counts.
-    before = np.where(_OUTSIDE[column], np.uint8(10), texts[:, :_BEFORE])
-    value = _dates(before, column, arrived, _time_of_day(texts[:, _BEFORE:]), texts[:, _BEFORE:])
-    web = np.flatnonzero((before[:, -1] == ord(":")) & (value != NO_TIME))
-    value[web] -= _zones(texts[web, _BEFORE:])
-    times[row] = np.where(in_range(value), value, NO_TIME)
+    outside = np.maximum(_BEFORE + 1 - column, 0).astype(np.uint8)
+    np.copyto(before, 10, where=outside > _PLACES)
+    of_day, years = _time_of_day(texts), _years_behind(texts)
+    # Most lines have the date of the line before them, so each date is read once.
+    change = np.ones(len(found), np.bool_)
+    change[1:] = _differ(before).any(axis=0) | _differ(arrived) | _differ(years)
+    dates = _Dates(before[:, change], arrived[change], years[change])
+    value = dates.midnights()[np.cumsum(change) - 1]
+    opened = (column == 2) & ((before[-1] == ord("[")) | (before[-1] == ord("(")))
+    alone = np.flatnonzero((value == NO_TIME) & ((column == 1) | opened))
+    value += np.where(value == NO_TIME, 0, of_day)
+    value[alone] = _nearest_day(arrived[alone], of_day[alone])
+    web = np.flatnonzero((before[-1] == ord(":")) & (value != NO_TIME))
+    value[web] -= _zones(texts[:, web])
+    times[places[row]] = np.where(in_range(value), value, NO_TIME)
     return times
 
 
-def _clocks(padded: Bytes, lengths: Ints) -> Ints:
-    """The position of the first `HH:MM:SS` in each row."""
-    size = len(lengths) * WIDTH
-    flat = padded[_BEFORE:]
-    colon = flat == ord(":")
-    found = np.flatnonzero(colon[2 : 2 + size] & colon[5 : 5 + size])
-    column = found % WIDTH
-    found = found[(column > 0) & (column <= _LAST_COLUMN)]
-    found = found[found % WIDTH + _CLOCK_BYTES - 1 < lengths[found // WIDTH]]
-    digits = flat[found[:, np.newaxis] + np.array([0, 1, 3, 4, 6, 7])] - np.uint8(48)
-    good = digits.max(axis=1, initial=0) <= 9
-    good &= (digits[:, 0] <= 2) & (digits[:, 2] <= 5) & (digits[:, 4] <= 5)
-    good &= digits[:, 0].astype(np.int64) * 10 + digits[:, 1] < 24
-    before, behind = padded[found + _BEFORE - 1], flat[found + _CLOCK_BYTES]
+def _differ(values: NDArray[Any]) -> Bools:
+    """Whether each value, or each column, differs from the one before it."""
+    differ: Bools = values[..., 1:] != values[..., :-1]
+    return differ
+
+
+def _first_clocks(look: Prefixes, wanted: Bools) -> Ints:
+    """The position of the first `HH:MM:SS` in each of the wanted rows."""
+    flat, found = look.flat, look.clocks
+    row, column = look.place(found)
+    near = wanted[row] & (column > 0) & (column <= _LAST_COLUMN)
+    near &= column + _CLOCK_BYTES <= look.lengths[row]
+    found = found[near]
+    digits = flat[found + _CLOCK_DIGITS] - np.uint8(48)
+    good = digits.max(axis=0, initial=0) <= 9
+    good &= (digits[2] <= 5) & (digits[4] <= 5)
+    good &= (digits[0] < 2) | ((digits[0] == 2) & (digits[1] < 4))
+    before, behind = flat[found - 1], flat[found + _CLOCK_BYTES]
     alone = (before - np.uint8(48) > 10) & (behind - np.uint8(48) > 10)  # no digit, no colon
     web = (before == ord(":")) & (behind == ord(" "))  # 29/Nov/2026:10:00:00
     found = found[good & (alone | web)]
@@ -311,167 +332,184 @@ def _clocks(padded: Bytes, lengths: Ints) -> Ints:
 
 def _time_of_day(texts: Bytes) -> Ints:
     """Microseconds since midnight of `HH:MM:SS`, with a fraction of up to six digits."""
-    value = np.zeros(len(texts), dtype=np.int64)
-    for places, seconds in (((0, 1), 3600), ((3, 4), 60), ((6, 7), 1)):
-        value += _number(texts, places) * (seconds * _SECOND)
-    sign = texts[:, _CLOCK_BYTES]
-    half = np.flatnonzero((sign == ord(" ")) & (texts[:, _CLOCK_BYTES + 2] == ord("M")))
-    if len(half):
-        _put_halves(texts, half, value)
-    rows = np.flatnonzero((sign == ord(".")) | (sign == ord(",")))
+    digits = texts - np.uint8(48)
+    hours = digits[0] * np.uint8(10) + digits[1]
+    half, alone = texts[_CLOCK_BYTES + 1], texts[_CLOCK_BYTES + 2] == ord("M")
+    alone &= (texts[_CLOCK_BYTES] == ord(" ")) & (hours <= _NOON)
+    if alone.any():
+        alone &= ~is_word(texts[_CLOCK_BYTES + 3])
+        hours[alone & (hours == _NOON) & ((half == ord("A")) | (half == ord("P")))] = 0
+        hours[alone & (half == ord("P"))] += _NOON
+    minutes = hours * np.int64(60) + (digits[3] * np.uint8(10) + digits[4])
+    value: Ints = (minutes * 60 + (digits[6] * np.uint8(10) + digits[7])) * _SECOND
+    going = (texts[_CLOCK_BYTES] == ord(".")) | (texts[_CLOCK_BYTES] == ord(","))
     unit = _SECOND
     for place in range(_CLOCK_BYTES + 1, _CLOCK_BYTES + 1 + _SHORT_DIGITS):
-        rows = rows[texts[rows, place] - np.uint8(48) <= 9]
+        going &= digits[place] <= 9
+        if not going.any():
+            break
         unit //= 10
-        value[rows] += _number(texts[rows], (place,)) * unit
+        value += (digits[place] * going) * np.int64(unit)
     return value
-
-
-def _put_halves(texts: Bytes, rows: Ints, value: Ints) -> None:
-    """Adds half a day to the times of `rows` that are followed by ` PM`; 12 AM is midnight."""
-    letter, behind = texts[rows, _CLOCK_BYTES + 1], texts[rows, _CLOCK_BYTES + 3]
-    alone = ~is_word(behind)
-    of_half = value[rows] % _HALF_DAY
-    for sign, more in ((ord("A"), 0), (ord("P"), _HALF_DAY)):
-        chosen = alone & (letter == sign) & (value[rows] < _HALF_DAY + 3_600 * _SECOND)
-        value[rows[chosen]] = of_half[chosen] + more
 
 
 def _number(texts: Bytes, places: Sequence[int]) -> Ints:
     """The number of the digits at these places; a byte that is no digit counts as 0."""
-    value = np.zeros(len(texts), dtype=np.int64)
+    value = np.zeros(texts.shape[1], dtype=np.int64)
     for place in places:
-        digit = texts[:, place] - np.uint8(48)
+        digit = texts[place] - np.uint8(48)
         value = value * 10 + np.where(digit <= 9, digit, np.uint8(0))
     return value
 
 
-def _dates(before: Bytes, column: Ints, arrived: Ints, of_day: Ints, texts: Bytes) -> Ints:
-    """The clock's time on the date before it; alone at the beginning, on the nearest day.
+@dataclass(frozen=True)
+class _Dates:
+    """The texts that end where clocks begin (byte, record): `-1` is the byte before the clock.
 
-    `texts` begin with the clocks.
+    `years` are those that stand after the clock, 0 without one.
     """
-    is_digit = (before - np.uint8(48)) <= 9
-    ends = before[:, -1] == ord(" ")
-    value = np.full(len(before), NO_TIME, dtype=np.int64)
 
-    def put(where: Bools, month_of: Callable[[Bytes], Ints], day: Sequence[int]) -> None:
-        chosen = np.flatnonzero(where & (value == NO_TIME))
-        if len(chosen):
-            dates = before[chosen]
-            date = month_of(dates), _number(dates, day)
-            value[chosen] = _nearest_year(*date, arrived[chosen], of_day[chosen])
+    before: Bytes
+    arrived: Ints
+    years: Ints
 
-    named = ends & (before[:, -4] == ord(" ")) & is_digit[:, -2]
-    named &= is_digit[:, -3] | (before[:, -3] == ord(" "))
-    _put_years_behind(np.flatnonzero(named), before, texts, of_day, value)
-    put(named, lambda dates: _months(dates[:, -7:-4]), (-3, -2))
-    for places, sign in (((-6, -5, -3, -2), -4), ((-5, -4, -3, -2), None)):
-        dated = ends & ~is_digit[:, min(places) - 1] & (before[:, min(places) - 1] != ord("-"))
-        for place in places:
-            dated &= is_digit[:, place]
-        if sign is not None:
-            dated &= before[:, sign] == ord("-")
-        put(dated, partial(_number, places=places[:2]), places[2:])
-    for where, date_of in _whole_dates(before, is_digit, ends):
-        chosen = np.flatnonzero(where & (value == NO_TIME))
-        if len(chosen):
-            value[chosen] = _on(*date_of(before[chosen]), of_day[chosen])
-    opened = (column == 2) & ((before[:, -1] == ord("[")) | (before[:, -1] == ord("(")))
-    alone = (value == NO_TIME) & ((column == 1) | opened)
-    return np.where(alone, _nearest_day(arrived, of_day), value) if alone.any() else value
+    def midnights(self) -> Ints:
+        """The beginning of each date in microseconds, `NO_TIME` where the text has none."""
+        value = np.full(len(self.arrived), NO_TIME, dtype=np.int64)
+        for form, days_of_rows in (*self._named(), *self._of_two_numbers(), *self._whole()):
+            rows = np.flatnonzero(form & (value == NO_TIME))
+            if len(rows):
+                value[rows] = days_of_rows(rows, self.before[:, rows])
+        return value
 
+    @cached_property
+    def _is_digit(self) -> Bools:
+        digits: Bools = self.before - np.uint8(48) <= 9
+        return digits
 
-_DateOf = Callable[[Bytes], tuple[Ints, Ints, Ints]]
+    @cached_property
+    def _ends(self) -> Bools:
+        return self._is(-1, " ")
 
+    def _is(self, place: int, signs: str) -> Bools:
+        found: Bools = self.before[place] == ord(signs[0])
+        for sign in signs[1:]:
+            found |= self.before[place] == ord(sign)
+        return found
 
-def _whole_dates(before: Bytes, digit: Bools, ends: Bools) -> Iterator[tuple[Bools, _DateOf]]:
-    """Which rows have which form of a date with a year, and how that gives year, month and day.
+    def _are_digits(self, *places: int) -> Bools:
+        found: Bools = np.logical_and.reduce([self._is_digit[place] for place in places])
+        return found
 
-    `digit` says which bytes are digits, `ends` which rows end in a blank.
-    """
-    sign, comma = before[:, -6], before[:, -7] == ord(",")
-    year = digit[:, -5] & digit[:, -4] & digit[:, -3] & digit[:, -2]
-    signed = (sign == ord("/")) | (sign == ord("-")) | (sign == ord(" "))
-    signed &= (before[:, -10] == sign) & (ends | (before[:, -1] == ord(":")))
-    signed &= year & digit[:, -12] & digit[:, -11]
-    yield signed, lambda dates: (_year(dates), _months(dates[:, -9:-6]), _number(dates, (-12, -11)))
-    comma &= year & ends & (sign == ord(" ")) & digit[:, -8]
-    for blank, months in ((digit[:, -9], (-13, -10)), (before[:, -9] == ord(" "), (-12, -9))):
+    def _near(self, month: _Part, day: _Part) -> _Days:
+        """Dates without a year, in the year that puts them nearest to their arrival."""
+        return lambda rows, dates: _nearest_year(month(dates), day(dates), self.arrived[rows])
+
+    def _named(self) -> Iterator[_Form]:
+        """`Nov 29 `, and the year after the clock if it stands there."""
+        named = self._ends & self._is(-4, " ") & self._is_digit[-2]
+        named &= self._is_digit[-3] | self._is(-3, " ")
+        month, day = _month(-7), _digits(-3, -2)
         yield (
-            comma & blank,
-            lambda dates, months=months: (  # type: ignore[misc]
-                _year(dates),
-                _months(dates[:, slice(*months)]),
-                _number(dates, (-9, -8)),
-            ),
+            named & (self.years > 0),
+            lambda rows, dates: _on(self.years[rows], month(dates), day(dates)),
         )
-    dense = year & ends & digit[:, -9] & digit[:, -8] & digit[:, -7] & digit[:, -6]
-    yield (
-        dense & ~digit[:, -10],
-        lambda dates: (
-            _number(dates, (-9, -8, -7, -6)),
-            _number(dates, (-5, -4)),
-            _number(dates, (-3, -2)),
-        ),
-    )
+        yield named, self._near(month, day)
+
+    def _of_two_numbers(self) -> Iterator[_Form]:
+        """`11-29 ` and `1129 `."""
+        for places, sign in (((-6, -5, -3, -2), -4), ((-5, -4, -3, -2), None)):
+            first = min(places) - 1
+            dated = self._ends & self._are_digits(*places)
+            dated &= ~self._is_digit[first] & ~self._is(first, "-")
+            if sign is not None:
+                dated &= self._is(sign, "-")
+            yield dated, self._near(_digits(*places[:2]), _digits(*places[2:]))
+
+    def _whole(self) -> Iterator[_Form]:
+        """Dates that have a year."""
+        sign, behind = self.before[-6], _digits(-5, -4, -3, -2)
+        year = self._are_digits(-5, -4, -3, -2)
+        signed = self._is(-6, "/- ") & (self.before[-10] == sign)
+        signed &= (self._ends | self._is(-1, ":")) & year & self._are_digits(-12, -11)
+        yield signed, _whole(behind, _month(-9), _digits(-12, -11))
+        comma = self._is(-7, ",") & year & self._ends & self._is(-6, " ") & self._is_digit[-8]
+        for blank, place in ((self._is_digit[-9], -13), (self._is(-9, " "), -12)):
+            yield comma & blank, _whole(behind, _month(place), _digits(-9, -8))
+        dense = year & self._ends & self._are_digits(-9, -8, -7, -6) & ~self._is_digit[-10]
+        yield dense, _whole(_digits(-9, -8, -7, -6), _digits(-5, -4), _digits(-3, -2))
 
 
-def _year(dates: Bytes) -> Ints:
-    return _number(dates, (-5, -4, -3, -2))
+_Part = Callable[[Bytes], Ints]  # a number in dates
+_Days = Callable[[Ints, Bytes], Ints]  # the midnights of rows and of their dates
+_Form = tuple[Bools, _Days]  # which rows have a form of a date
 
 
-def _put_years_behind(rows: Ints, before: Bytes, texts: Bytes, of_day: Ints, value: Ints) -> None:
-    """Sets the times of rows that have the year after the clock: `Sun Nov 29 10:00:00 2026`."""
+def _whole(year: _Part, month: _Part, day: _Part) -> _Days:
+    return lambda _, dates: _on(year(dates), month(dates), day(dates))
+
+
+def _digits(*places: int) -> _Part:
+    return partial(_number, places=places)
+
+
+def _month(place: int) -> _Part:
+    return lambda dates: _months(dates[place : place + 3])
+
+
+def _years_behind(texts: Bytes) -> Ints:
+    """The years behind clocks, as in `Sun Nov 29 10:00:00 2026`, 0 without one."""
+    years = np.zeros(texts.shape[1], np.int64)
     for place in (_CLOCK_BYTES, _CLOCK_BYTES + 1 + _SHORT_DIGITS):
-        behind = texts[rows, place : place + 6]
-        century = behind[:, 1] * np.uint16(256) + behind[:, 2]
-        dated = (behind[:, 0] == ord(" ")) & np.isin(century, _CENTURIES)
-        for digit in (3, 4):
-            dated &= behind[:, digit] - np.uint8(48) <= 9
-        dated &= ~is_word(behind[:, 5]) & (behind[:, 5] != ord(".")) & (behind[:, 5] != ord("-"))
-        chosen = rows[dated]
-        if len(chosen):
-            years = _number(texts[chosen], range(place + 1, place + 5))
-            date = _months(before[chosen, -7:-4]), _number(before[chosen], (-3, -2))
-            value[chosen] = _on(years, *date, of_day[chosen])
+        first = texts[place + 1]
+        dated = (texts[place] == ord(" ")) & ((first == ord("1")) | (first == ord("2")))
+        rows = np.flatnonzero(dated)
+        if len(rows) == 0:
+            continue
+        *digits, _ = texts[place + 1 : place + 6, rows] - np.uint8(48)
+        century = digits[0] * np.uint8(10) + digits[1]
+        good = (np.maximum(digits[2], digits[3]) <= 9) & ((century == 19) | (century == 20))
+        good &= (digits[1] <= 9) & _ENDS_OF_YEAR[texts[place + 5, rows]]
+        rows = rows[good]
+        years[rows] = _number(texts[:, rows], range(place + 1, place + 5))
+    return years
 
 
 def _zones(texts: Bytes) -> Ints:
     """Microseconds by which ` +hhmm` after a web server's time is ahead of UTC."""
-    digits = (texts[:, _CLOCK_BYTES + 2 : _CLOCK_BYTES + 6] - np.uint8(48)).astype(np.int64)
-    sign = texts[:, _CLOCK_BYTES + 1]
+    digits = (texts[_CLOCK_BYTES + 2 : _CLOCK_BYTES + 6] - np.uint8(48)).astype(np.int64)
+    sign = texts[_CLOCK_BYTES + 1]
     zoned = (sign == ord("+")) | (sign == ord("-"))
-    zoned &= (digits >= 0).all(axis=1) & (digits <= 9).all(axis=1)
-    minutes = (digits[:, 0] * 10 + digits[:, 1]) * 60 + digits[:, 2] * 10 + digits[:, 3]
-    return np.where(zoned, np.where(sign == ord("-"), -minutes, minutes) * 60 * _SECOND, 0)
+    zoned &= digits.max(axis=0, initial=0) <= 9
+    minutes = (digits[0] * 10 + digits[1]) * 60 + digits[2] * 10 + digits[3]
+    ahead: Ints = np.where(zoned, np.where(sign == ord("-"), -minutes, minutes), 0) * _MINUTE
+    return ahead
 
 
 def _months(letters: Bytes) -> Ints:
     """The number of each month by its first three letters, 0 for other letters."""
     lowered = (letters | 32).astype(np.int64)
-    codes = (lowered[:, 0] << 16) | (lowered[:, 1] << 8) | lowered[:, 2]
+    codes = (lowered[0] << 16) | (lowered[1] << 8) | lowered[2]
     place = np.searchsorted(_CODES, codes, sorter=_ORDER).clip(max=len(_MONTHS) - 1)
     number = _ORDER[place]
     return np.where(_CODES[number] == codes, number + 1, 0)
 
 
-def _on(year: Ints, month: Ints, day: Ints, of_day: Ints) -> Ints:
-    """The time on a date, `NO_TIME` where there is no such date."""
+def _on(year: Ints, month: Ints, day: Ints) -> Ints:
+    """The midnight of a date, `NO_TIME` where it does not exist."""
     leap = (year % 4 == 0) & ((year % 100 != 0) | (year % 400 == 0))
     limit = MONTH_DAYS[np.where(month <= 12, month, 0)] - ((month == 2) & ~leap)
     good = (month >= 1) & (day >= 1) & (day <= limit)
-    return np.where(good, days_of(year, month, day) * _DAY + of_day, NO_TIME)
+    return np.where(good, days_of(year, month, day) * _DAY, NO_TIME)
 
 
-def _nearest_year(month: Ints, day: Ints, arrived: Ints, of_day: Ints) -> Ints:
+def _nearest_year(month: Ints, day: Ints, arrived: Ints) -> Ints:
     year = arrived.astype("datetime64[us]").astype("datetime64[Y]").astype(np.int64) + 1970
-    times = _on(year, month, day, of_day)
+    times = _on(year, month, day)
     # Other years are further away than half of one.
     far = np.flatnonzero((times == NO_TIME) | (np.abs(times - arrived) > _HALF_YEAR))
     if len(far):
-        year, date, of_day = year[far], (month[far], day[far]), of_day[far]
-        others = [_on(year + more, *date, of_day) for more in (-1, 1)]
+        others = [_on(year[far] + more, month[far], day[far]) for more in (-1, 1)]
         times[far] = _nearest([times[far], *others], arrived[far])
     return times
 
