@@ -147,7 +147,7 @@ class WorkerProcess:
         passed += [] if assignment.shared is None else [assignment.shared]
         try:
             process = self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "service.worker"),
+                *(sys.executable, "-P", "-m", "service.worker"),
                 stdin=asyncio.subprocess.PIPE,
                 pass_fds=passed,
                 start_new_session=True,  # the parent passes a terminal's Ctrl-C on

@@ -91,7 +91,7 @@ def _folder() -> str:
     if found is None or found.origin is None:
         raise Unavailable(
             "the page needs the package fastapi-swagger",
-            hint="`make setup` installs it; openapi.yaml says the same as the page.",
+            hint="Install Tailrace again; openapi.yaml says the same as the page.",
         )
     return os.path.join(os.path.dirname(found.origin), "resources")
 

@@ -11,12 +11,12 @@ from typing import NoReturn
 from compactor.cli import configure, words
 from compactor.listeners import configure as configure_log
 from service.compaction import job_path
-from tailrace.logstore.java import why_no_spark
+from tailrace.logstore.java import install_command, why_no_spark
 
 __all__ = ["configure", "run"]
 
 log = logging.getLogger("tailrace.compactor")
-_HINT = "Install a Java runtime of version 17 or newer, then run `make setup`."
+_HINT = "Install a Java runtime of version 17 or newer, then run `{}`."
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -25,7 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
     if reason is None:
         _become(arguments)
     configure_log(arguments.log_format or "text", sys.stderr)
-    log.error("compaction needs Spark: %s (%s)", reason, _HINT)
+    log.error("compaction needs Spark: %s (%s)", reason, _HINT.format(install_command()))
     return 3
 
 

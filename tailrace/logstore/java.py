@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 OLDEST = 17
 _VERSION = re.compile(r'version "(?:1\.)?([0-9]+)')
@@ -54,5 +55,15 @@ def why_no_spark() -> str | None:
     """A sentence that says what Spark misses here; None if it can run."""
     reason = why_no_java()
     if reason is None and importlib.util.find_spec("pyspark") is None:
-        return "pyspark is not installed; `make setup` installs it where Java is found"
+        return f"pyspark is not installed; `{install_command()}` installs it"
     return reason
+
+
+def install_command(package: str = __file__) -> str:
+    """The command that adds Spark to this installation, by the place of the file `package`."""
+    root = Path(package).resolve().parents[2]
+    if (root / ".ci" / "setup").exists():
+        return "make setup"
+    if Path("uv", "tools").as_posix() in root.as_posix():
+        return "uv tool install 'tailrace[spark]'"
+    return "pip install 'tailrace[spark]'"
