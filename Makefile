@@ -74,7 +74,7 @@ sim: dev ## Every case of which a run of the tests takes some, histories of comp
 		$(PY) -m pytest $(ARGS) tests/compactor/histories \
 		$$(grep -rlE 'import.*(PowerCut|\bsome\b)|in_turn\(' tests --include='test_*.py')
 
-fuzz: dev ## Hostile input to all routes and configurations, requests made up from openapi.yaml: SECONDS=300, COUNT=200, SEED=
+fuzz: dev ## Hostile input to all routes and configurations, requests made up from all routes: SECONDS=300, COUNT=200, SEED=
 	@FUZZ_SECONDS=$(or $(SECONDS),300) FUZZ_COUNT=$(or $(COUNT),200) FUZZ_SEED=$(or $(SEED),$$(date +%s)) \
 		$(PY) -m pytest -s tests/fuzz tests/e2e/test_requests.py $(ARGS)
 

@@ -99,7 +99,7 @@ def fire(port: int, shot: Shot) -> list[tuple[int, bytes]]:
                 if not piece:
                     break
                 received += piece
-                replies += _taken(received)
+                replies += _taken(received, bare=shot.is_head)
         except TimeoutError:
             if not shot.unread:
                 raise
@@ -124,10 +124,10 @@ def _connected(port: int) -> socket.socket:
     return socket.create_connection(("127.0.0.1", port), timeout=REPLY_SECONDS)
 
 
-def _taken(received: bytearray) -> list[tuple[int, bytes]]:
+def _taken(received: bytearray, *, bare: bool) -> list[tuple[int, bytes]]:
     """The whole replies at the beginning, which are taken out."""
     found = []
-    while (reply := _first(received)) is not None:
+    while (reply := _first(received, bare=bare)) is not None:
         status, begin, end, after = reply
         if status != 100:
             found.append((status, bytes(received[begin:end])))
@@ -135,7 +135,7 @@ def _taken(received: bytearray) -> list[tuple[int, bytes]]:
     return found
 
 
-def _first(received: bytearray) -> tuple[int, int, int, int] | None:
+def _first(received: bytearray, *, bare: bool) -> tuple[int, int, int, int] | None:
     """Status, begin and end of the body, and the end of the first reply; None: not there yet."""
     head, sign, _ = bytes(received[: 1 << 16]).partition(b"\r\n\r\n")
     if not sign:
@@ -144,7 +144,7 @@ def _first(received: bytearray) -> tuple[int, int, int, int] | None:
     headers = dict(
         line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:] if b": " in line
     )
-    if status in (100, 204, 304):
+    if status in (100, 204, 304) or bare:
         return status, begin, begin, begin
     if b"content-length" in headers:
         end = begin + int(headers[b"content-length"])

@@ -1,4 +1,4 @@
-"""Values and requests that nobody sends in good faith, for every route of openapi.yaml.
+"""Values and requests that nobody sends in good faith, for every route of the app.
 
 `Hostile(seed)` makes the same requests for the same seed. A request is a list of pieces of bytes as
 they go over the wire; where `cut` is set, the connection ends behind the last piece, in the middle
@@ -12,18 +12,17 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import quote_from_bytes
 
-import yaml
 import zstandard
+from starlette.routing import Route
 
+from service.http.app import documented
 from tests.gzipped import gzipped
 
 MIB: Final = 1 << 20
-ROOT: Final = Path(__file__).parents[2]
 _LEFT_OUT: Final = frozenset({"/verify"})
 """It starts a process that reads the whole store; one such call is enough."""
 
@@ -277,10 +276,15 @@ class Shot:
     replies: int = 1
     streams: bool = False
 
+    @property
+    def is_head(self) -> bool:
+        """Whether its replies have no body, whatever length they name."""
+        return self.name.startswith("HEAD ")
+
 
 @dataclass
 class Operation:
-    """A route and a method of openapi.yaml."""
+    """A route and a method of the app."""
 
     path: str
     method: str
@@ -298,24 +302,30 @@ class Operation:
 
 
 def operations() -> list[Operation]:
-    """All of openapi.yaml but those that are left out."""
-    paths: Mapping[str, Any] = yaml.safe_load((ROOT / "openapi.yaml").read_text())["paths"]
-    found = []
-    for path, methods in paths.items():
-        for method, told in methods.items():
-            if path in _LEFT_OUT:
-                continue
-            given = told.get("parameters", [])
-            found.append(
-                Operation(
-                    path,
-                    method.upper(),
-                    [one["name"] for one in given if one["in"] == "path"],
-                    [one["name"] for one in given if one["in"] == "query"],
-                    method.upper() in ("POST", "PUT", "DELETE", "PATCH"),
+    """All that the app routes, but those that are left out."""
+    app = documented()
+    documents: Mapping[str, Any] = app.openapi()["paths"]
+    found = [
+        Operation(
+            path,
+            method.upper(),
+            [one["name"] for one in told.get("parameters", []) if one["in"] == "path"],
+            [one["name"] for one in told.get("parameters", []) if one["in"] == "query"],
+            method.upper() in ("POST", "PUT", "DELETE", "PATCH"),
+        )
+        for path, methods in documents.items()
+        for method, told in methods.items()
+    ]
+    known = {one.label: one for one in found}
+    for route in cast("list[Route]", app.routes):
+        for method in sorted(route.methods or ()):
+            if f"{method} {route.path_format}" not in known:
+                like = known.get(f"GET {route.path_format}")
+                names = sorted(route.param_convertors)
+                found.append(
+                    Operation(route.path_format, method, names, like.query if like else [], False)
                 )
-            )
-    return found
+    return [one for one in found if one.path not in _LEFT_OUT]
 
 
 class Hostile:
