@@ -204,6 +204,8 @@ _NO_JARS: Final = (
     " `python -m compactor.spark.s3 FOLDER` fetches them once, for `compaction.jars`."
 )
 _NO_START: Final = "Its own messages stand above this one."
+_HEAP: Final = "INVALID_DRIVER_MEMORY"
+_SMALL_HEAP: Final = "Raise `compaction.driver_memory`, which is {}."
 _SUBMITTED: Final = "local[*]"  # the value of spark-submit if no master was given
 _TRIES: Final = 4  # tasks for each core, so that each executor has one
 _SHARE_IT: Final = (
@@ -357,7 +359,9 @@ def _start(wishes: SparkWishes, s3a: S3A | None, secrets: Mapping[str, str]) -> 
         raise _not_started(error, wishes.driver_memory, on_s3=s3a is not None) from error
     except (Py4JError, ConnectionError) as error:  # a JVM that fails: its master does not answer
         end_dead_jvm()
-        raise Unavailable(f"Spark does not start: {reason(error)}", hint=_NO_START) from error
+        said = reason(error)
+        hint = _SMALL_HEAP.format(wishes.driver_memory) if _HEAP in said else _NO_START
+        raise Unavailable(f"Spark does not start: {said}", hint=hint) from error
     return spark
 
 
