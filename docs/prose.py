@@ -76,8 +76,8 @@ def _blocks(text: str) -> Iterator[tuple[int, str]]:
             code = not code
         elif code or not line.strip():
             continue
-        elif line.startswith("|"):
-            yield number, line
+        elif line.startswith(("|", "#")):
+            yield number, line.strip("# ") if line.startswith("#") else line
         else:
             begin = begin if lines else number
             lines.append(_ITEM.sub("", line).strip(" #>"))
