@@ -71,6 +71,11 @@ class Watched:
         return self._cpu_seconds() - self._cpu
 
     @property
+    def cpu_seconds(self) -> float:
+        """CPU seconds since the beginning."""
+        return self._cpu_seconds() - self._cpu
+
+    @property
     def peak_mb(self) -> float:
         """The highest resident size that was seen."""
         return max(self.rss_samples, default=0) / 1e6

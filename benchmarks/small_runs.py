@@ -153,6 +153,7 @@ class _Report:
         self._count = count
         self._kept = _Kept()
         self._wire = place.wire.traffic() if place.wire else None
+        self._cpu = 0.0
         self.note()
 
     def note(self) -> None:
@@ -180,7 +181,11 @@ class _Report:
             kinds = sorted({kind.what for kind in traffic.requests})
             each = ", ".join(f"{kind} {traffic.count(what=kind) / count:.2f}" for kind in kinds)
             parts.append(f"each {traffic.count() / count:.2f} requests ({each})")
-        parts.append(f"at most {watched.peak_mb:.0f} MB")
+        with suppress(FileNotFoundError):  # the service has ended
+            cpu, before_cpu = watched.cpu_seconds, self._cpu
+            parts.append(f"each {(cpu - before_cpu) * 1000 / count:.1f} ms of CPU")
+            self._cpu = cpu
+        parts.append(f"{watched.rss_samples[-1] / 1e6:.0f}, at most {watched.peak_mb:.0f} MB")
         print("; ".join(parts), flush=True)
         self.note()
 

@@ -71,7 +71,7 @@ from tailrace.logstore.filesystem import (
     open_files,
     syncer_for,
 )
-from tailrace.logstore.objects.local import RESERVE
+from tailrace.logstore.objects.local_files import RESERVE
 from tailrace.logstore.objects.store import ObjectStore, newest_date_of, requests_of
 from tailrace.logstore.segments.writer import record_batches
 from tailrace.logstore.settings import items

@@ -106,6 +106,10 @@ class OpenFolder(Protocol):
         """As `FileSystem.sync_folder`. Raises `OSError`."""
         ...
 
+    def fileno(self) -> int:
+        """The descriptor, or -1 for a simulated folder."""
+        ...
+
     def close(self) -> None:
         """Gives the descriptor back."""
         ...
@@ -151,6 +155,10 @@ class FileSystem(Protocol):
 
     def open_folder(self, path: str) -> OpenFolder:
         """Opens a folder to be synced later. Raises `FileNotFoundError`, `NotADirectoryError`."""
+        ...
+
+    def sync_all(self, opened: Sequence[File | OpenFolder]) -> Sequence[OSError | None]:
+        """Syncs all of them at the same time; returns the error of each, None if it is synced."""
         ...
 
     def scan(self, path: str) -> Iterator[tuple[str, bool]]:
@@ -318,6 +326,51 @@ def _resumed(context: Any) -> Any:
     return Resumed
 
 
+_contexts = threading.local()
+_AT_ONCE = 128
+
+
+def sync_one_by_one(opened: Sequence[File | OpenFolder]) -> list[OSError | None]:
+    """As `FileSystem.sync_all`, without a gain."""
+    failed: list[OSError | None] = [None] * len(opened)
+    for number, one in enumerate(opened):
+        try:
+            one.sync()
+        except OSError as error:
+            failed[number] = error
+    return failed
+
+
+def _sync_together(opened: Sequence[File | OpenFolder]) -> list[OSError | None]:
+    """Syncs by requests to the kernel, which writes its log once for many of them."""
+    try:
+        from caio.linux_aio import Context, Operation
+
+        context = getattr(_contexts, "own", None)
+        if context is None:
+            context = _contexts.own = Context(max_requests=_AT_ONCE)
+        asked = [Operation.fsync(one.fileno()) for one in opened[:_AT_ONCE]]
+        left = taken = context.submit(*asked)
+    except (ImportError, OSError, SystemError, OverflowError, ValueError, NotImplementedError):
+        return sync_one_by_one(opened)
+    while left:
+        try:
+            left -= context.process_events(_AT_ONCE, 1, -1)
+        except SystemError as error:
+            if error.args[:1] != (errno.EINTR,):
+                raise
+    return [_failure_of(one) for one in asked[:taken]] + sync_one_by_one(opened[taken:])
+
+
+def _failure_of(operation: Any) -> OSError | None:
+    try:
+        operation.get_value()
+    except SystemError as error:  # caio gives the text of the errno only
+        number = _ERRNO_OF_TEXT.get(str(error), errno.EIO)
+        return OSError(number, os.strerror(number))
+    return None
+
+
 # The operating system's disk.
 #
 # Descriptors are close-on-exec. A write loops until all is written, a read until the end of the
@@ -432,6 +485,9 @@ class DiskFolder:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         os.fsync(self._fd)
 
+    def fileno(self) -> int:
+        return self._fd
+
     def close(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
@@ -497,6 +553,9 @@ class Disk:
 
     def open_folder(self, path: str) -> DiskFolder:
         return DiskFolder(path)
+
+    def sync_all(self, opened: Sequence[File | OpenFolder]) -> Sequence[OSError | None]:
+        return _sync_together(opened) if len(opened) > 1 else sync_one_by_one(opened)
 
     def scan(self, path: str) -> Iterator[tuple[str, bool]]:
         try:

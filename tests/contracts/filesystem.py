@@ -187,6 +187,19 @@ class FileSystemContract:
         with pytest.raises(NotADirectoryError):
             fs.open_folder(f"{root}/a/file")
 
+    def test_files_and_folders_are_synced_together(self, fs: FileSystem, root: str) -> None:
+        opened = [_file(fs, f"{root}/{number}", b"text") for number in range(20)]
+        closed = _file(fs, f"{root}/closed")
+        closed.close()
+        folder = fs.open_folder(root)
+        failed = fs.sync_all([*opened, closed, folder, *opened])
+        assert [error and error.errno for error in failed] == [
+            *[None] * 20,
+            errno.EBADF,
+            *[None] * 21,
+        ]
+        assert list(fs.sync_all([])) == []
+
     def test_a_lock_is_held_once(self, fs: FileSystem, root: str) -> None:
         held = fs.lock(f"{root}/lock", wait=True)
         assert held is not None

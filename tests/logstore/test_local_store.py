@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,7 +14,7 @@ from tailrace.logstore.clock import SystemClock, system_entropy
 from tailrace.logstore.errors import Conflict, InvalidName, PreconditionFailed
 from tailrace.logstore.filesystem import Disk
 from tailrace.logstore.objects.local import LocalStore, inline
-from tailrace.logstore.objects.store import ObjectStore
+from tailrace.logstore.objects.store import ObjectInfo, ObjectStore
 from tests.contracts.object_lists import keys_of
 from tests.contracts.object_races import ObjectRacesContract, OpenStore
 from tests.contracts.object_store import (
@@ -63,6 +64,35 @@ class TestFaultyStore(HashedObjectContract, ObjectStoreContract):
 
 
 # -- what only the local store has
+
+
+async def test_puts_that_come_at_once(store_of_folder: ObjectStore) -> None:
+    """Groups of them: each has its own outcome, also if its caller is gone or its key refused."""
+    store = store_of_folder
+
+    async def put(number: int) -> ObjectInfo:
+        metadata = {"of": str(number)} if number % 2 else {}
+        key = f"runs/{number % 40}/text"
+        return await store.put(key, b"%d" % number, if_absent=True, metadata=metadata)
+
+    waiting = [asyncio.ensure_future(put(number)) for number in range(80)]
+    refused = asyncio.ensure_future(store.put("../x", b"x"))
+    await asyncio.sleep(0)
+    waiting[79].cancel()
+    outcomes = await asyncio.gather(*waiting, refused, return_exceptions=True)
+    assert isinstance(outcomes.pop(), InvalidName)
+    assert isinstance(outcomes[79], asyncio.CancelledError)
+    made = [info for info in outcomes if isinstance(info, ObjectInfo)]
+    assert len(made) == len({info.key for info in made}) == 40
+    for info in made:
+        found, body = await store.get(info.key)
+        assert (found.etag, found.metadata) == (info.etag, info.metadata)
+        assert body == info.metadata.get("of", body.decode()).encode()
+
+
+@pytest.fixture
+def store_of_folder(tmp_path: Path) -> ObjectStore:
+    return open_local_store(str(tmp_path / "store"))
 
 
 @pytest.fixture

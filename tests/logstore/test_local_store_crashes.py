@@ -13,6 +13,7 @@ from contextlib import suppress
 from copy import deepcopy
 from functools import cache
 from random import Random
+from typing import TypeVar
 
 import pytest
 
@@ -31,6 +32,7 @@ from tests.simulation.powercut import PowerCut, PowerCutFileSystem
 
 OLD, NEW = b"old" * 3000, b"new!" * 5000
 SEEDS = seeds(6)
+T = TypeVar("T")
 Operation = Callable[[ObjectStore], Awaitable[object]]
 
 
@@ -179,6 +181,91 @@ def _killed(
         asyncio.run(swap())
     fs.fail_at, fs.dead = None, False
     fs.end_processes()
+
+
+GROUP = {"a/k": OLD, "parts/two": None, **{f"runs/{n}/k": None for n in range(6)}}
+
+
+async def _turn(work: Callable[[], T]) -> T:
+    """A runner that lets other puts come first, so that the later ones make a group."""
+    await asyncio.sleep(0)
+    return work()
+
+
+async def _put_group(fs: PowerCutFileSystem, kept: dict[str, TailraceError | None]) -> None:
+    """Puts all of `GROUP` at once; `kept` gets the outcome of each when it is known."""
+    store = LocalStore("/data/store", fs, SystemClock(), Random(1), run=_turn)
+    etag = (await store.head("a/k")).etag
+
+    async def put(key: str) -> None:
+        try:
+            await store.put(key, NEW, if_match=etag if key == "a/k" else None, metadata={"of": key})
+        except TailraceError as error:
+            kept[key] = error
+        else:
+            kept[key] = None
+
+    # The first two are made alone.
+    await asyncio.gather(*[put(key) for key in ("first", "second", *GROUP)])
+
+
+def test_a_group_of_puts_shares_its_syncs() -> None:
+    fs, kept = _prepared(), dict[str, TailraceError | None]()
+    before = len(fs.calls)
+    asyncio.run(_put_group(fs, kept))
+    calls = fs.calls[before:]
+    assert calls.count("sync_open_folder /data/store/runs") == 1
+    renamed = [at for at, call in enumerate(calls) if call.startswith("rename") and "runs" in call]
+    synced = [at for at, call in enumerate(calls) if call.startswith("sync /data/store/.tmp")]
+    assert max(synced) < min(renamed)
+    assert set(kept.values()) == {None}
+
+
+def test_a_power_cut_at_any_call_of_a_group_of_puts() -> None:
+    torn = set[int]()
+    for step in some(range(1, 250), 4, "group of puts"):
+        fs, kept = _prepared(), dict[str, TailraceError | None]()
+        last = fs.fail_at = len(fs.calls) + step
+        with suppress(PowerCut):
+            asyncio.run(_put_group(fs, kept))
+        after = fs.reboot(step)
+        for key, old in GROUP.items():
+            assert _found(after, key) in ((NEW,) if key in kept else (old, NEW)), fs.calls[-1]
+        torn.add(len(kept))
+        if len(fs.calls) < last:
+            return
+    pytest.fail(f"the group never ended: {torn}")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EMFILE])
+def test_a_disk_that_fails_at_any_call_of_a_group_of_puts(number: int) -> None:
+    for step in some(range(1, 250), 9, f"group of puts {number}"):
+        fs, kept = _prepared(), dict[str, TailraceError | None]()
+        _open(fs)
+        fs.fail_with(number, at=len(fs.calls) + step, once=True)
+        with suppress(StoreUnavailable):  # of the look before
+            asyncio.run(_put_group(fs, kept))
+        ended = fs.fault_pending
+        fs.heal()
+        for key, error in kept.items():
+            assert error is None or isinstance(error, StoreUnavailable | OutcomeUnknown)
+            assert _found(fs, key) == NEW or error is not None
+        after = fs.reboot(step)
+        for key in [key for key, error in kept.items() if error is None]:
+            assert _found(after, key) == NEW, fs.calls[-1]
+        if ended:
+            return
+    pytest.fail("the group never ended")
+
+
+def test_a_group_does_not_wait_for_another_writers_lock() -> None:
+    fs, kept = _prepared(), dict[str, TailraceError | None]()
+    lock_of = _open(fs)._files.paths.lock
+    fs.lock(lock_of("runs/3/k"), wait=True)
+    asyncio.run(_put_group(fs, kept))
+    # The simulation has no process that could release it, so the puts alone do not wait either.
+    failed = {key for key, error in kept.items() if error is not None}
+    assert failed == {key for key in kept if lock_of(key) == lock_of("runs/3/k")}
 
 
 async def _failure_of(operation: Operation, store: ObjectStore) -> TailraceError | None:

@@ -18,7 +18,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from random import Random
 
-from tailrace.logstore.filesystem import File, Lock, Mode, OpenFolder, Stat
+from tailrace.logstore.filesystem import File, Lock, Mode, OpenFolder, Stat, sync_one_by_one
 from tests.simulation.inodes import Folder, Inode, Node, Rename
 from tests.simulation.simulated_files import (
     SimulatedFile,
@@ -185,6 +185,9 @@ class PowerCutFileSystem:
         folder = self._folder(path)
         with self.call("open_folder", path):
             return SimulatedFolder(self, path, folder)
+
+    def sync_all(self, opened: Sequence[File | OpenFolder]) -> Sequence[OSError | None]:
+        return sync_one_by_one(opened)
 
     def scan(self, path: str) -> Iterator[tuple[str, bool]]:
         with self.call("scan", path):

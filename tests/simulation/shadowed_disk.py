@@ -12,7 +12,15 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from tailrace.logstore.filesystem import Disk, File, Lock, Mode, OpenFolder, Stat
+from tailrace.logstore.filesystem import (
+    Disk,
+    File,
+    Lock,
+    Mode,
+    OpenFolder,
+    Stat,
+    sync_one_by_one,
+)
 from tests.simulation.inodes import Folder, Inode
 from tests.simulation.powercut import PowerCutFileSystem
 
@@ -82,6 +90,9 @@ class ShadowedDisk:
     def open_folder(self, path: str) -> OpenFolder:
         self._note()
         return ShadowedFolder(self, self.shadow.open_folder(path))
+
+    def sync_all(self, opened: Sequence[File | OpenFolder]) -> Sequence[OSError | None]:
+        return sync_one_by_one(opened)
 
     def scan(self, path: str) -> Iterator[tuple[str, bool]]:
         self._note()
@@ -162,6 +173,9 @@ class ShadowedFolder:
     def sync(self) -> None:
         self._disk._note()
         self._shadow.sync()
+
+    def fileno(self) -> int:
+        return -1
 
     def close(self) -> None:
         self._shadow.close()

@@ -103,6 +103,9 @@ class SimulatedFolder:
         with self._fs.call("sync_open_folder", self._path, before=True):
             self._folder.sync()
 
+    def fileno(self) -> int:
+        return -1
+
     def close(self) -> None:
         self._open = False
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from tailrace.logstore.errors import InvalidName
-from tailrace.logstore.objects.local import MAX_KEY_BYTES, check_key, is_clean
+from tailrace.logstore.objects.local_files import MAX_KEY_BYTES, check_key, is_clean
 from tailrace.logstore.objects.store import ObjectInfo
 
 MARK: Final = "tailrace-write"

@@ -50,7 +50,7 @@ from tailrace.logstore.errors import (
 from tailrace.logstore.filesystem import Disk
 from tailrace.logstore.keys import encode
 from tailrace.logstore.objects.config import StoreSettings, open_store
-from tailrace.logstore.objects.local import MAX_KEY_BYTES, check_key
+from tailrace.logstore.objects.local_files import MAX_KEY_BYTES, check_key
 from tailrace.logstore.objects.s3.settings import S3Settings
 from tailrace.logstore.objects.store import ObjectInfo, ObjectPart, ObjectStore
 from tailrace.logstore.patterns import LinearRegex
