@@ -60,6 +60,7 @@ from tailrace.logstore.search.conditions import (
     LogfmtField,
     parse_moment,
     parse_step,
+    worth_of,
 )
 from tailrace.logstore.segments.file_format import LEVELS
 
@@ -459,6 +460,45 @@ class ValuesRequest:
         )
 
 
+Values: TypeAlias = tuple[str | None, ...]
+
+
+class _Counts:
+    """Counts records by values of fields; spellings of one number are one value.
+
+    The shortest spelling stands for the others.
+    """
+
+    def __init__(self, fields: tuple[Field, ...]) -> None:
+        self._fields = fields
+        self._records: Counter[tuple[str | float | None, ...]] = Counter()
+        self._spelled: dict[tuple[str | float | None, ...], Values] = {}
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def add(self, values: Values, records: int) -> None:
+        """Counts records that have these values."""
+        key = tuple(
+            None if text is None else worth_of(text, field)
+            for text, field in zip(values, self._fields, strict=True)
+        )
+        self._records[key] += records
+        known = self._spelled.setdefault(key, values)
+        if known != values:
+            pairs = zip(known, values, strict=True)
+            self._spelled[key] = tuple(min(pair, key=_length) for pair in pairs)
+
+    def most_frequent(self) -> list[tuple[Values, int]]:
+        """Returns all values, those of most records first."""
+        found = [(self._spelled[key], records) for key, records in self._records.items()]
+        return sorted(found, key=lambda one: (-one[1], [text or "" for text in one[0]]))
+
+
+def _length(text: str | None) -> tuple[int, str]:
+    return len(text or ""), text or ""
+
+
 @dataclass(frozen=True, slots=True)
 class SeenValue:
     """A value, and how many records of the sample have it."""
@@ -483,7 +523,7 @@ class SeenValues:
 
 def values(search: Search, asked: ValuesRequest) -> SeenValues:
     """Returns the values in the sample's records. Blocks; raises as `Search.batches`."""
-    counts: Counter[str] = Counter()
+    counts = _Counts((field_of(asked.name),))
     complete = True
     for batch in asked.sample.batches(search):
         column = batch.column("value")
@@ -491,9 +531,9 @@ def values(search: Search, asked: ValuesRequest) -> SeenValues:
         short = column.filter(pc.less_equal(pc.utf8_length(column), MAX_VALUE_CHARS))
         complete = complete and len(short) == len(column)
         for row in pc.value_counts(short).to_pylist():
-            counts[row["values"]] += row["counts"]
-    found = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    first = [SeenValue(text, records) for text, records in found[: asked.limit]]
+            counts.add((row["values"],), row["counts"])
+    found = counts.most_frequent()
+    first = [SeenValue(text or "", records) for (text,), records in found[: asked.limit]]
     return SeenValues(asked.sample.looked_at(search), first, complete and len(found) <= asked.limit)
 
 
@@ -506,7 +546,6 @@ MOST_COUNTED_FIELDS: Final = 4
 MAX_GROUPS: Final = 200_000
 COUNT_PARAMETERS: Final = frozenset((*SEARCH_PARAMETERS, "by", "limit"))
 
-Values: TypeAlias = tuple[str | None, ...]
 _FIELD: Final = re.compile(r'((?:[^,"]|"(?:[^"\\]|\\.)*")+)(?:,|$)')
 
 
@@ -561,19 +600,19 @@ def count_by(search: Search, request: CountRequest) -> ValueCounts:
     def summary(statement: Statement, _: UlidRange, scans: Scans, live: str) -> str:
         return statement.groups(request.fields, scans, live)
 
-    found: Counter[Values] = Counter()
+    found = _Counts(request.fields)
     for batch in search.totals(summary):
         *columns, counts = (column.to_pylist() for column in batch.columns)
         for values, records in zip(zip(*columns, strict=True), counts, strict=True):
-            found[values] += records
+            found.add(values, records)
             search.matches += records
         if len(found) > MAX_GROUPS:
             raise LimitReached(
                 f"there are more than {MAX_GROUPS} different values",
                 hint="Ask for less time, for fewer fields, or for fields with fewer values.",
             )
-    first = sorted(found.items(), key=lambda one: (-one[1], [text or "" for text in one[0]]))
-    rows = [ValueCount(values, records) for values, records in first[: request.rows]]
+    first = found.most_frequent()[: request.rows]
+    rows = [ValueCount(values, records) for values, records in first]
     return ValueCounts(rows, len(found) <= request.rows)
 
 

@@ -476,6 +476,12 @@ def is_exact(text: str) -> bool:
     return len(digits) <= _EXACT_DIGITS
 
 
+def worth_of(text: str, field: Field) -> str | float:
+    """What the field's value is to a condition: of a number its worth, so 503 and 503.0 are one."""
+    number = None if isinstance(field, Column) or not is_exact(text) else number_in(text)
+    return text if number is None else number
+
+
 def digits_of(number: float) -> str:
     """The digits that each spelling of the number has, with a dot among them at most: 503 of 503.0.
 

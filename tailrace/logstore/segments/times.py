@@ -168,6 +168,8 @@ def _offset(texts: Bytes, digits: Bytes, place: Ints) -> Ints:
 #   20261129 10:00:00                        glog
 #   [29/Nov/2026:10:00:00 +0100]             web servers
 #   29-Nov-2026 10:00:00, 29 Nov 2026 10:00:00, Nov 29, 2026 10:00:00 AM
+#   29.11.2026 10:00:00, 2026.11.29T10:00:00 the day first, or the year
+#   11/29/2026, 10:00:00 29-11-2026 10:00:00 the order that is a date; of two, the nearest date
 #   10:00:00, [10:00:00,123]                 at the beginning: the day nearest to arrival
 #   1796000000, ts=1796000000.1              epoch seconds or milliseconds, at the beginning or
 #   {"time":1796000000000}                   after a key `ts`, `time` or `timestamp`
@@ -376,7 +378,8 @@ class _Dates:
     def midnights(self) -> Ints:
         """The beginning of each date in microseconds, `NO_TIME` where the text has none."""
         value = np.full(len(self.arrived), NO_TIME, dtype=np.int64)
-        for form, days_of_rows in (*self._named(), *self._of_two_numbers(), *self._whole()):
+        forms = (*self._named(), *self._of_two_numbers(), *self._whole(), *self._of_numbers())
+        for form, days_of_rows in forms:
             rows = np.flatnonzero(form & (value == NO_TIME))
             if len(rows):
                 value[rows] = days_of_rows(rows, self.before[:, rows])
@@ -438,6 +441,35 @@ class _Dates:
             yield comma & blank, _whole(behind, _month(place), _digits(-9, -8))
         dense = year & self._ends & self._are_digits(-9, -8, -7, -6) & ~self._is_digit[-10]
         yield dense, _whole(_digits(-9, -8, -7, -6), _digits(-5, -4), _digits(-3, -2))
+
+    def _of_numbers(self) -> Iterator[_Form]:
+        """`29.11.2026 `, `11/29/2026, `, `29-11-2026T` and `2026.11.29 `."""
+        comma = self._is(-1, " ") & self._is(-2, ",")
+        for end, ends in ((-1, self._is(-1, " T")), (-2, comma)):
+            places = range(end - 10, end)
+            first, second, year = places[:2], places[3:5], places[6:]
+            sign = self.before[places[2]]
+            numbers = ends & self._are_digits(*first, *second, *year)
+            numbers &= (sign == self.before[places[5]]) & ~self._is_digit[places[0] - 1]
+            numbers &= self.before[places[0] - 1] != sign
+            dotted = sign == ord(".")
+            yield numbers & dotted, _whole(_digits(*year), _digits(*second), _digits(*first))
+            either = numbers & ((sign == ord("/")) | (sign == ord("-")))
+            yield either, self._either(_digits(*year), _digits(*first), _digits(*second))
+            year, month, day = places[:4], places[5:7], places[8:]
+            dotted = ends & self._are_digits(*year, *month, *day) & ~self._is_digit[places[0] - 1]
+            dotted &= self._is(places[4], ".") & self._is(places[7], ".")
+            yield dotted, _whole(_digits(*year), _digits(*month), _digits(*day))
+
+    def _either(self, year: _Part, one: _Part, other: _Part) -> _Days:
+        """Day and month in either order: the one that is a date, or is nearer to the arrival."""
+        return lambda rows, dates: _nearest(
+            [
+                _on(year(dates), other(dates), one(dates)),
+                _on(year(dates), one(dates), other(dates)),
+            ],
+            self.arrived[rows],
+        )
 
 
 _Part = Callable[[Bytes], Ints]  # a number in dates

@@ -20,10 +20,12 @@ from service.query.facets import (
     MAX_NAME_CHARS,
     MAX_SAMPLE,
     MAX_VALUE_CHARS,
+    CountRequest,
     SeenField,
     SeenFields,
     SeenValues,
     ValuesRequest,
+    count_by,
     values,
 )
 from service.query.request import QueryRequest, field_of, name_of, value_of
@@ -210,6 +212,29 @@ async def test_values_are_the_most_frequent_that_begin_so(tmp_path: Path) -> Non
     assert [(v.text, v.records) for v in levels.values] == [("ERROR", 1)]
     async with engine_of(world) as engine:
         assert not (await seen_values(engine, field="logfmt.k", prefix="x")).complete
+
+
+@pytest.mark.parametrize("name", ["json.s", "logfmt.s"])
+async def test_spellings_of_a_number_are_one_value(tmp_path: Path, name: str) -> None:
+    world = World(tmp_path)
+    ids = ("12345678901234567", "12345678901234568")  # as floats they are equal
+    numbers = ("503.0", "503", '"503"', "5.03e2", "404", *ids)
+    text = "".join(f'{{"s":{number}}}\ns={number} x\n' for number in numbers)
+    world.hot([(RUNS[0], ulid.lowest_at(NOW_MS), text.encode())])
+    expected: dict[str, int] = {"503": 4, "404": 1, **dict.fromkeys(ids, 1)}
+    asked = CountRequest.parse({"by": f"level,{name}", "from": "0"}, now_ms=NOW_MS)
+    async with engine_of(world) as engine:
+        given = await seen_values(engine, field=name)
+        some = await seen_values(engine, field=name, prefix="503.")
+        async with await engine.open(asked.search) as running:
+            counted = await running.totals(lambda search: count_by(search, asked))
+        for value in given.values:
+            assert await found_by(engine, f"{name}:{value.value}") == value.records
+    assert {value.text: value.records for value in given.values} == expected
+    assert [value.text for value in some.values] == ["503.0"]
+    by_level = {(None, text): records for text, records in expected.items()}
+    found = {one.values: one.records for one in counted.counts}
+    assert found == by_level | {(None, None): len(numbers)}
 
 
 async def test_attributes_and_kinds(tmp_path: Path) -> None:
