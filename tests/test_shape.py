@@ -82,6 +82,15 @@ def test_a_class_name_exists_once() -> None:
     assert SHARED_CLASS_NAMES - shared.keys() == set(), "the list may only shrink"
 
 
+def _modules_with(*words: str) -> list[str]:
+    """The modules whose text has one of these words."""
+    return [name for name, (text, _) in _modules().items() if any(word in text for word in words)]
+
+
+def test_one_map_drops_the_entries_that_were_not_used_for_longest() -> None:
+    assert _modules_with("OrderedDict", "move_to_end") == ["tailrace.logstore.cache"]
+
+
 def test_modules_are_few_and_of_a_good_size() -> None:
     lines = sorted(text.count("\n") for text, _ in _modules().values())
     assert len(lines) <= MOST_MODULES

@@ -40,7 +40,6 @@ sent last:
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Protocol
@@ -69,6 +68,7 @@ from tailrace.logstore.batch import (
     of_batch,
     ulid_of,
 )
+from tailrace.logstore.cache import BoundedCache
 from tailrace.logstore.clock import Clock
 from tailrace.logstore.errors import (
     BatchConflict,
@@ -96,50 +96,44 @@ class ActiveRun:
     def __init__(self, last: int = 0) -> None:
         self.last = last
         self.complete = False
-        self.batches: OrderedDict[int, KnownBatch] = OrderedDict()
+        self.batches: BoundedCache[int, KnownBatch] = BoundedCache(_KNOWN_BATCHES)
 
     def known(self, ulid: int) -> KnownBatch | None:
         """Returns a client's batch that is stored or being stored; drops a refused one."""
-        batch = self.batches.get(ulid)
+        batch = self.batches.peek(ulid)
         if batch is not None and batch.refused:
-            del self.batches[ulid]
+            self.batches.pop(ulid)
             return None
         return batch
 
     def remember(self, ulid: int, batch: KnownBatch) -> None:
         """Keeps a client's batch to recognise its retries."""
-        self.batches[ulid] = batch
-        if len(self.batches) > _KNOWN_BATCHES:
-            # Older ones are found in the journal and the chunks; `complete` stays true,
-            # because `last` is not forgotten.
-            self.batches.popitem(last=False)
+        # Dropped ones are found in the journal and the chunks; `complete` stays true,
+        # because `last` is not forgotten.
+        self.batches.put(ulid, batch)
 
 
 class ActiveRuns:
     """The runs used last, at most `limit` of them."""
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._runs: OrderedDict[RunKey, ActiveRun] = OrderedDict()
+        self._runs: BoundedCache[RunKey, ActiveRun] = BoundedCache(limit)
 
     def get(self, key: RunKey) -> ActiveRun:
         """Returns the run's state, a new one if it is not in memory."""
         run = self._runs.get(key)
         if run is None:
-            run = self._runs[key] = ActiveRun()
-            if len(self._runs) > self._limit:
-                self._runs.popitem(last=False)
-        else:
-            self._runs.move_to_end(key)
+            run = ActiveRun()
+            self._runs.put(key, run)
         return run
 
     def peek(self, key: RunKey) -> ActiveRun | None:
         """Returns the run's state if it is in memory."""
-        return self._runs.get(key)
+        return self._runs.peek(key)
 
     def last_ulid(self, key: RunKey) -> int:
         """The highest ULID of a line of the run that is known in memory, else 0."""
-        run = self._runs.get(key)
+        run = self._runs.peek(key)
         return 0 if run is None else run.last
 
     def __len__(self) -> int:

@@ -40,7 +40,6 @@ from __future__ import annotations
 import contextlib
 import struct
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -52,6 +51,7 @@ from service.journal import format as wal
 from service.journal.format import translated
 from tailrace.logstore import ulid as ulids
 from tailrace.logstore.batch import BATCH, Rows, RunKey, digest
+from tailrace.logstore.cache import BoundedCache
 from tailrace.logstore.errors import Damaged
 from tailrace.logstore.filesystem import NO_DESCRIPTOR, File, FileSystem
 from tailrace.logstore.segments.file_format import times_ms
@@ -187,7 +187,7 @@ class ReadHandles:
         self._fs = fs
         self._most = most
         self._lock = threading.Lock()
-        self._open: OrderedDict[str, _Handle] = OrderedDict()
+        self._open: BoundedCache[str, _Handle] = BoundedCache()
 
     def __len__(self) -> int:
         return len(self._open)
@@ -204,7 +204,7 @@ class ReadHandles:
     def drop(self, path: str) -> None:
         """Closes the handle of a file that is removed or must not be read any more."""
         with self._lock:
-            handle = self._open.pop(path, None)
+            handle = self._open.pop(path)
             if handle is not None:
                 self._end(handle)
 
@@ -214,8 +214,8 @@ class ReadHandles:
             if handle is None:
                 opened = self._opened(path)
                 self._close_idle(self._most - 1)
-                handle = self._open[path] = _Handle(opened)
-            self._open.move_to_end(path)
+                handle = _Handle(opened)
+                self._open.put(path, handle)
             handle.readers += 1
             return handle
 
@@ -236,10 +236,11 @@ class ReadHandles:
     def _close_idle(self, most: int) -> bool:
         """Closes unused handles, oldest first, down to `most`. Returns whether it closed any."""
         before = len(self._open)
-        for path in [path for path, handle in self._open.items() if handle.readers == 0]:
+        for path, handle in [one for one in self._open.items() if one[1].readers == 0]:
             if len(self._open) <= most:
                 break
-            self._open.pop(path).file.close()
+            self._open.pop(path)
+            handle.file.close()
         return len(self._open) < before
 
     def _end(self, handle: _Handle) -> None:

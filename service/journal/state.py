@@ -35,7 +35,6 @@ ships all lines that it holds again. Readers recognise those lines by their ids.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
@@ -47,6 +46,7 @@ from service.journal import format as wal
 from service.journal.file import JournalEntry, JournalFile
 from tailrace.logstore import ulid as ulids
 from tailrace.logstore.batch import AHEAD, RunKey
+from tailrace.logstore.cache import BoundedCache
 from tailrace.logstore.errors import Damaged
 
 MOST = 1000
@@ -76,27 +76,20 @@ class Connectors:
     """The connectors that were used last, at most `most` of them."""
 
     def __init__(self, most: int = MOST) -> None:
-        self._most = most
-        self._known: OrderedDict[tuple[RunKey, str], Connector] = OrderedDict()
+        self._known: BoundedCache[tuple[RunKey, str], Connector] = BoundedCache(most)
 
     def __len__(self) -> int:
         return len(self._known)
 
     def get(self, key: RunKey, name: str) -> Connector | None:
         """Returns the connector if it opened the run, and counts it as used last."""
-        known = self._known.get((key, name))
-        if known is not None:
-            self._known.move_to_end((key, name))
-        return known
+        return self._known.get((key, name))
 
     def open(self, key: RunKey, name: str) -> None:
         """Records that the connector begins the run; its earlier batches no longer count."""
         if not is_short(key, name):
             return
-        self._known[key, name] = Connector()
-        self._known.move_to_end((key, name))
-        if len(self._known) > self._most:
-            self._known.popitem(last=False)
+        self._known.put((key, name), Connector())
 
     def encoded(self) -> list[list[Any]]:
         """Encodes the connectors for a state that is written now."""
@@ -136,8 +129,7 @@ class DoneDeletions:
     """The latest deletions that are done, at most `most`, none with long names."""
 
     def __init__(self, most: int = MOST) -> None:
-        self._most = most
-        self._known: OrderedDict[tuple[str, str | None], int] = OrderedDict()
+        self._known: BoundedCache[tuple[str, str | None], int] = BoundedCache(most)
 
     def __len__(self) -> int:
         return len(self._known)
@@ -149,13 +141,12 @@ class DoneDeletions:
         """
         if len(orjson.dumps([fqn, run])) > NAME_BYTES:
             return t
-        self._known[fqn, run] = max(self._known.get((fqn, run), 0), t)
-        self._known.move_to_end((fqn, run))
-        return self._known.popitem(last=False)[1] if len(self._known) > self._most else 0
+        gone = self._known.put((fqn, run), max(self._known.peek((fqn, run)) or 0, t))
+        return gone[0][1] if gone else 0
 
     def all(self) -> Mapping[tuple[str, str | None], int]:
         """(fqn, run or None) to T."""
-        return dict(self._known)
+        return dict(self._known.items())
 
 
 def encode_deletions(deletions: Mapping[tuple[str, str | None], int]) -> list[list[Any]]:

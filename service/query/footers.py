@@ -7,10 +7,10 @@ file, its size and time show it.
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 from threading import Lock
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from service.query.request import QueryRequest, UlidRange
 from service.query.sources import SCHEMA
 from tailrace.logstore import ulid
+from tailrace.logstore.cache import BoundedCache
 from tailrace.logstore.errors import Damaged
 from tailrace.logstore.objects.store import is_remote
 from tailrace.logstore.parquet import footer_at
@@ -121,8 +122,9 @@ class Footers:
 
     def __init__(self, fetched: Callable[[str], pq.FileMetaData] | None = None) -> None:
         self._fetched = fetched
-        self._kept: OrderedDict[str, tuple[tuple[int, int], TableFileFooter, int]] = OrderedDict()
-        self._bytes = 0
+        self._kept: BoundedCache[str, tuple[tuple[int, int], TableFileFooter, int]] = BoundedCache(
+            _MOST_BYTES, itemgetter(2), least=1
+        )
         self._changing = Lock()
         self._reading: dict[str, Lock] = {}
 
@@ -155,21 +157,14 @@ class Footers:
 
     def _there(self, path: str, identity: tuple[int, int]) -> TableFileFooter | None:
         kept = self._kept.get(path)
-        if kept is None or kept[0] != identity:
-            return None
-        self._kept.move_to_end(path)
-        return kept[1]
+        return None if kept is None or kept[0] != identity else kept[1]
 
     def _read(self, path: str, identity: tuple[int, int]) -> TableFileFooter:
         read = self._fetched if self._fetched is not None and is_remote(path) else footer_at
         metadata = read(path)
         footer, size = TableFileFooter(path, metadata), metadata.serialized_size
         with self._changing:
-            _, _, before = self._kept.pop(path, (None, None, 0))
-            self._kept[path] = identity, footer, size
-            self._bytes += size - before
-            while self._bytes > _MOST_BYTES and len(self._kept) > 1:
-                self._bytes -= self._kept.popitem(last=False)[1][2]
+            self._kept.put(path, (identity, footer, size))
         return footer
 
 
@@ -256,14 +251,12 @@ class ReadCounts:
     """Counts bytes read per file; caches use it to decide what to keep. Its owner locks it."""
 
     def __init__(self) -> None:
-        self._read: OrderedDict[str, float] = OrderedDict()
+        self._read: BoundedCache[str, float] = BoundedCache(_MOST_COUNTED)
 
     def add(self, path: str, size: float) -> float:
         """Counts more bytes of a file; returns its total."""
-        read = self._read.pop(path, 0.0) + size
-        self._read[path] = read
-        if len(self._read) > _MOST_COUNTED:
-            self._read.popitem(last=False)
+        read = (self._read.peek(path) or 0.0) + size
+        self._read.put(path, read)
         return read
 
     def reset(self, path: str, size: float = 0.0) -> None:
@@ -271,4 +264,4 @@ class ReadCounts:
 
         Below 0, that many bytes are read without effect first.
         """
-        self._read[path] = size
+        self._read.put(path, size)

@@ -14,7 +14,6 @@ reads it on S3 either (`file_cache`).
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, wait
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from threading import Lock
 from typing import Final, TypeAlias
 
 from service.query.footers import Footers, as_damage
+from tailrace.logstore.cache import BoundedCache
 from tailrace.logstore.objects.store import is_remote
 from tailrace.logstore.parquet import footer_at
 from tailrace.logstore.segments import file_format
@@ -55,7 +55,7 @@ class PageChecks:
     def __init__(self, footers: Footers, threads: Executor) -> None:
         self._footers = footers
         self._threads = threads
-        self._files: OrderedDict[str, _Checked] = OrderedDict()
+        self._files: BoundedCache[str, _Checked] = BoundedCache(_MOST_FILES)
         self._changing = Lock()
 
     def check_group(self, path: str, group: int) -> None:
@@ -112,10 +112,8 @@ class PageChecks:
         with self._changing:
             known = self._files.get(path)
             if known is None or known.identity != identity:
-                known = self._files[path] = _Checked(identity)
-                if len(self._files) > _MOST_FILES:
-                    self._files.popitem(last=False)
-            self._files.move_to_end(path)
+                known = _Checked(identity)
+                self._files.put(path, known)
             return known
 
 

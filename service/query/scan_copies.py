@@ -43,7 +43,6 @@ import logging
 import os
 import shutil
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -65,6 +64,7 @@ from service.query.sources import SCHEMA
 from service.runtime.free_disk import spare_bytes
 from service.runtime.process import low_priority_threads
 from tailrace.logstore import keys
+from tailrace.logstore.cache import BoundedCache
 from tailrace.logstore.clock import Clock
 from tailrace.logstore.colours import is_coloured
 from tailrace.logstore.errors import Damaged, TailraceError
@@ -425,7 +425,7 @@ class ScanCopies:
         self._quiet = quiet
         self._most_bytes = most_bytes
         self._changing = Lock()
-        self._copies: OrderedDict[str, ScanCopy] = OrderedDict()  # the last used at the end
+        self._copies: BoundedCache[str, ScanCopy] = BoundedCache()
         self._used: dict[str, float] = {}
         self._read = ReadCounts()
         self._wanted: dict[str, TableFile] = {}
@@ -446,7 +446,6 @@ class ScanCopies:
             copy = self._copies.get(file.path)
             if copy is None:
                 return None
-            self._copies.move_to_end(file.path)
             self._used[file.path] = self._clock.monotonic()
         if copy.is_intact():
             return copy
@@ -468,7 +467,7 @@ class ScanCopies:
     def forget(self, path: str) -> None:
         """Removes the copy of the file with this path. May be called from any thread."""
         with self._changing:
-            copy = self._copies.pop(path, None)
+            copy = self._copies.pop(path)
             self._used.pop(path, None)
         if copy is not None:
             _remove(copy.path)
@@ -520,7 +519,7 @@ class ScanCopies:
         if copy is None:
             return False
         with self._changing:
-            self._copies[file.path] = copy
+            self._copies.put(file.path, copy)
             self._used[file.path] = self._clock.monotonic()
         self.made += 1
         return True

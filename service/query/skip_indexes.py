@@ -17,7 +17,6 @@ from __future__ import annotations
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
@@ -25,7 +24,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 
-from tailrace.logstore.cache import Cache
+from tailrace.logstore.cache import BoundedCache, Cache
 from tailrace.logstore.clock import Clock
 from tailrace.logstore.errors import Damaged, NotFound, TailraceError
 from tailrace.logstore.search.translate import IndexCondition, Needs, pages_for, wanted
@@ -107,8 +106,7 @@ class ReadIndexes(SkipIndexes):
     def __init__(self, clock: Clock, budget: int) -> None:
         self._damaged = 0
         self._clock = clock
-        self._budget = budget
-        self._aside: OrderedDict[str, float] = OrderedDict()
+        self._aside: BoundedCache[str, float] = BoundedCache(budget // ENTRY_BYTES)
         self._changing = Lock()
 
     @property
@@ -118,7 +116,8 @@ class ReadIndexes(SkipIndexes):
     def _is_aside(self, path: str) -> bool:
         """Returns true if the index was missing or damaged a moment ago."""
         since = self._clock.monotonic() - _AGAIN_SECONDS
-        return self._aside.get(path, since) > since
+        noted = self._aside.peek(path)
+        return noted is not None and noted > since
 
     def _set_aside(self, path: str, error: Exception) -> None:
         """Notes an index that is missing or damaged."""
@@ -128,10 +127,7 @@ class ReadIndexes(SkipIndexes):
             if isinstance(error, Damaged):
                 self._damaged += 1
                 log.warning("%s is read whole: %s", path, error)
-            self._aside[path] = self._clock.monotonic()
-            self._aside.move_to_end(path)
-            if len(self._aside) * ENTRY_BYTES > self._budget:
-                self._aside.popitem(last=False)
+            self._aside.put(path, self._clock.monotonic())
 
 
 class NearestIndexes(SkipIndexes):
@@ -341,6 +337,7 @@ class FetchedIndexes(ReadIndexes):
         super().__init__(clock, budget)
         self._get = get
         self._place = place
+        self._budget = budget
         self._threads = ThreadPoolExecutor(_FETCHES_AT_ONCE, thread_name_prefix="indexes")
         self._kept = Cache[SkipIndex](budget)
         self._coming: dict[str, Future[SkipIndex | None]] = {}

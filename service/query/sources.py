@@ -28,7 +28,6 @@ holds more than one answer may have; the reply is then partial.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -46,6 +45,7 @@ from service.runtime.store_deadline import StoreAnswers, always_answering
 from tailrace.logstore import keys
 from tailrace.logstore import ulid as ulids
 from tailrace.logstore.batch import Batches, Indexes, RecordMeta, Rows, RunKey
+from tailrace.logstore.cache import BoundedCache
 from tailrace.logstore.errors import Damaged, NotFound, StoreUnavailable, Unavailable
 from tailrace.logstore.objects.store import ListedKey, ObjectInfo, ObjectStore, is_remote
 from tailrace.logstore.search.conditions import bounds_of_ts
@@ -113,14 +113,11 @@ class FooterCatalog:
     """
 
     def __init__(self) -> None:
-        self._known: OrderedDict[str, SearchedSegment] = OrderedDict()
+        self._known: BoundedCache[str, SearchedSegment] = BoundedCache(_REMEMBERED)
 
     def known(self, key: str) -> SearchedSegment | None:
         """Returns the segment without waiting, if its footer was read or noted before."""
-        known = self._known.get(key)
-        if known is not None:
-            self._known.move_to_end(key)
-        return known
+        return self._known.get(key)
 
     async def segment(self, store: ObjectStore, listed: ObjectInfo | ListedKey) -> SearchedSegment:
         """Returns the segment at a listed key. Raises `Damaged`, `NotFound`, `StoreUnavailable`."""
@@ -139,9 +136,7 @@ class FooterCatalog:
         self._remember(_opened_segment(store, key, len(segment.body), segment.footer))
 
     def _remember(self, segment: SearchedSegment) -> None:
-        self._known[segment.key] = segment
-        if len(self._known) > _REMEMBERED:
-            self._known.popitem(last=False)
+        self._known.put(segment.key, segment)
 
 
 class Above(NamedTuple):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -20,6 +19,7 @@ from typing import Final, NamedTuple
 
 from tailrace.coordination.groups import ConsumerGroup, GroupCursor, GroupStart
 from tailrace.logstore import keys
+from tailrace.logstore.cache import BoundedCache
 from tailrace.logstore.clock import Clock
 from tailrace.logstore.errors import Damaged, NotFound, UnsupportedVersion
 from tailrace.logstore.keys import decode
@@ -112,7 +112,7 @@ class ListedSegments:
         self._clock = clock
         self._nodes: dict[str, dict[int, ListedObject]] = {}
         self._quarantined: dict[str, set[int]] = {}
-        self._footers: OrderedDict[SegmentName, Segment] = OrderedDict()
+        self._footers: BoundedCache[SegmentName, Segment] = BoundedCache(_FOOTERS)
         self._listing: asyncio.Task[None] | None = None
         self._began: float | None = None
         self._whole: float | None = None
@@ -228,12 +228,8 @@ class ListedSegments:
         if known is None:
             listed = self.listed(name)
             known = None if listed is None else await self._read(name, listed)
-            if known is None:
-                return None
-            self._footers[name] = known
-        self._footers.move_to_end(name)
-        while len(self._footers) > _FOOTERS:
-            self._footers.popitem(last=False)
+            if known is not None:
+                self._footers.put(name, known)
         return known
 
     # --- reading -------------------------------------------------------------------

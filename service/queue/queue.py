@@ -28,7 +28,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import math
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias, TypeVar
@@ -50,6 +50,7 @@ from tailrace.coordination.groups import (
 from tailrace.coordination.lease import StoreTime
 from tailrace.logstore import keys
 from tailrace.logstore import ulid as ulids
+from tailrace.logstore.cache import BoundedCache
 from tailrace.logstore.cas import Backoff, RetryBudget, Revision, swap
 from tailrace.logstore.cas import Change as Swap
 from tailrace.logstore.clock import Clock, Entropy
@@ -117,13 +118,15 @@ class NewGroups:
     def __init__(self, clock: Clock, per_hour: int) -> None:
         self._clock = clock
         self._per_hour = per_hour
-        self._made: OrderedDict[str, deque[float]] = OrderedDict()
+        self._made: BoundedCache[str, deque[float]] = BoundedCache(_PEERS)
 
     def take(self, peer: str) -> None:
         """Counts a new group of this peer. Raises `OverQuota` if the peer made too many."""
         now = self._clock.monotonic()
-        made = self._made.setdefault(_network(peer), deque())
-        self._made.move_to_end(_network(peer))
+        made = self._made.get(_network(peer))
+        if made is None:
+            made = deque()
+            self._made.put(_network(peer), made)
         while made and made[0] <= now - _HOUR_SECONDS:
             made.popleft()
         if len(made) >= self._per_hour:
@@ -134,8 +137,6 @@ class NewGroups:
                 "queue.new_groups_per_hour.",
             )
         made.append(now)
-        if len(self._made) > _PEERS:
-            self._made.popitem(last=False)
 
 
 def unused(

@@ -20,7 +20,6 @@ journal has it as unfinished, so the next start asks them again.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -36,6 +35,7 @@ from service.run_log.openmetadata import WRITER
 from service.run_log.seal import Sealer
 from service.settings import RunSettings
 from tailrace.logstore.batch import RunKey
+from tailrace.logstore.cache import BoundedCache
 from tailrace.logstore.clock import Clock
 from tailrace.logstore.errors import NotFound, TailraceError
 from tailrace.logstore.objects.store import ObjectStore
@@ -261,7 +261,7 @@ class Closer:
         """Runs that all other nodes have closed, which this node has yet to write down.
 
         With them the nodes that do not ask others themselves, whatever the manifest says."""
-        self._closed: OrderedDict[RunKey, None] = OrderedDict()
+        self._closed: BoundedCache[RunKey, None] = BoundedCache(_REMEMBERED_RUNS)
         self._reopened: dict[RunKey, float] = {}
         self._stopping = False
         self.closes = 0
@@ -542,10 +542,7 @@ class Closer:
 
     def _remember(self, key: RunKey) -> None:
         self._reopened.pop(key, None)
-        self._closed[key] = None
-        self._closed.move_to_end(key)
-        while len(self._closed) > _REMEMBERED_RUNS:
-            self._closed.popitem(last=False)
+        self._closed.put(key, None)
 
     # --- reopened runs -------------------------------------------------------------
 
@@ -555,7 +552,7 @@ class Closer:
             return
         for key in self._flusher.pending.waiting():
             if key in self._closed:
-                del self._closed[key]
+                self._closed.pop(key)
                 self.reopened += 1
                 self._reopened[key] = self._clock.monotonic()
             elif key in self._reopened:
@@ -574,7 +571,7 @@ class Closer:
     def forget(self, key: RunKey) -> None:
         """Drops the state of a deleted run."""
         self._reopened.pop(key, None)
-        self._closed.pop(key, None)
+        self._closed.pop(key)
 
     async def run(self) -> None:
         """Closes reopened runs that are idle, until stopped."""

@@ -10,7 +10,6 @@ unavailable for hours costs about 200 bytes of memory per run with new lines.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from tailrace.logstore.batch import Batches, RunKey
+from tailrace.logstore.cache import BoundedCache
 from tailrace.logstore.clock import Clock
 from tailrace.logstore.errors import NodeNotReady
 from tailrace.logstore.position import Position
@@ -174,11 +174,12 @@ class OncePerRun:
         self._work = work
         self._seconds = remembered_seconds
         self._under_way: dict[RunKey, asyncio.Task[bool]] = {}
-        self._nothing: OrderedDict[RunKey, float] = OrderedDict()
+        self._nothing: BoundedCache[RunKey, float] = BoundedCache(_REMEMBERED)
 
     def idle(self, key: RunKey) -> bool:
         """Returns true if a recent call found nothing to do."""
-        return self._nothing.get(key, float("-inf")) > self._clock.monotonic()
+        until = self._nothing.peek(key)
+        return until is not None and until > self._clock.monotonic()
 
     async def do(self, key: RunKey) -> bool:
         """Returns the result of the work.
@@ -207,10 +208,7 @@ class OncePerRun:
         del self._under_way[key]
         if task.cancelled() or task.exception() is not None or task.result():
             return
-        self._nothing[key] = self._clock.monotonic() + self._seconds
-        self._nothing.move_to_end(key)
-        if len(self._nothing) > _REMEMBERED:
-            self._nothing.popitem(last=False)
+        self._nothing.put(key, self._clock.monotonic() + self._seconds)
 
 
 class RunLocks:

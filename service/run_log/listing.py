@@ -26,7 +26,6 @@ from __future__ import annotations
 import asyncio
 import base64
 from bisect import bisect_left, insort
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
@@ -43,7 +42,7 @@ from service.status.reports import RunOutcomes, filter_words, state_without_line
 from tailrace.logstore import keys
 from tailrace.logstore import ulid as ulids
 from tailrace.logstore.batch import RunKey, lowest_and_highest, newest_of_runs
-from tailrace.logstore.cache import Cache
+from tailrace.logstore.cache import BoundedCache, Cache
 from tailrace.logstore.errors import (
     Damaged,
     InvalidCursor,
@@ -370,7 +369,9 @@ class RunPages:
         self._outcomes = outcomes
         self._names = names
         self._summary = summary
-        self._kept: OrderedDict[tuple[str, int], _Order] = OrderedDict()
+        self._kept: BoundedCache[tuple[str, int], _Order] = BoundedCache(
+            _KEPT_RUNS, lambda order: len(order.entries)
+        )
         self._begins: Cache[int] = Cache(_BEGIN_BYTES)
 
     async def page(
@@ -492,19 +493,12 @@ class RunPages:
         return RunSummary(run_id, state, 0, 0, None, None, reported_ms=began, created_ms=created)
 
     async def _order(self, fqn: str, since: int, reported: ReportedRuns, *, again: bool) -> _Order:
-        kept = self._kept.get((fqn, since))
-        if kept is not None and again:
-            self._kept.move_to_end((fqn, since))
+        if again and (kept := self._kept.get((fqn, since))) is not None:
             return kept
         names = await self._names(fqn, reported)
         order = _Order(sorted(names.entries, reverse=True), names)
-        self._keep((fqn, since), order)
+        self._kept.put((fqn, since), order)
         return order
-
-    def _keep(self, name: tuple[str, int], order: _Order) -> None:
-        self._kept[name] = order
-        while sum([len(kept.entries) for kept in self._kept.values()]) > _KEPT_RUNS:
-            self._kept.popitem(last=False)
 
 
 def may_match(component: str, name: TextTest | None) -> bool:

@@ -30,7 +30,6 @@ that is killed is repeated, and its chunks are swept after a day.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -43,6 +42,7 @@ from service.run_log.contracts import RunLocks
 from service.settings import Tuning
 from tailrace.logstore import keys
 from tailrace.logstore.batch import RunKey
+from tailrace.logstore.cache import BoundedCache
 from tailrace.logstore.clock import Clock
 from tailrace.logstore.objects.store import ObjectPart, ObjectStore
 from tailrace.logstore.runs.chunk_index import (
@@ -293,14 +293,14 @@ class PartialPublisher:
         self._clock = clock
         self._seconds = seconds
         self._alone = alone
-        self._published: OrderedDict[RunKey, tuple[int, float]] = OrderedDict()
+        self._published: BoundedCache[RunKey, tuple[int, float]] = BoundedCache(_REMEMBERED)
         self.published = 0
 
     def due(self, manifest: Manifest) -> bool:
         """Returns true if it is worth publishing now."""
         if manifest.state != "open" or not manifest.chunks:
             return False
-        size, at = self._published.get(manifest.key, (0, float("-inf")))
+        size, at = self._published.peek(manifest.key) or (0, float("-inf"))
         if self._clock.monotonic() - at < self._seconds:
             return False
         return manifest.bytes > size and (
@@ -345,14 +345,11 @@ class PartialPublisher:
             },
         )
         self.published += 1
-        self._published[key] = (manifest.bytes, self._clock.monotonic())
-        self._published.move_to_end(key)
-        if len(self._published) > _REMEMBERED:
-            self._published.popitem(last=False)
+        self._published.put(key, (manifest.bytes, self._clock.monotonic()))
 
     def forget(self, key: RunKey) -> None:
         """Drops the state of a run that was closed or deleted."""
-        self._published.pop(key, None)
+        self._published.pop(key)
 
 
 # --- Sorting ------------------------------------------------------------------------------------

@@ -19,7 +19,6 @@ A place in this order is the ULID of a record; a client gets it as `u1.{ULID}`.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -68,6 +67,7 @@ from service.run_log.pinned_log import LogNow, PinnedLog
 from service.run_log.snapshot import ChunkPlace, RunSnapshot, Snapshots, fetching
 from tailrace.logstore import ulid as ulids
 from tailrace.logstore.batch import RunKey, of_batch
+from tailrace.logstore.cache import BoundedCache
 from tailrace.logstore.errors import InvalidCursor, InvalidInput
 from tailrace.logstore.position import Cursor
 from tailrace.logstore.runs.chunk_index import Blocks
@@ -331,13 +331,13 @@ class _Windows:
 
     def __init__(self, chunks: Chunks) -> None:
         self._chunks = chunks
-        self._kept: OrderedDict[tuple[str, int], bytes] = OrderedDict()
+        self._kept: BoundedCache[tuple[str, int], bytes] = BoundedCache(_WINDOWS)
 
     async def text(self, manifest: Manifest, chunk: Chunk, offset: int, size: int) -> bytes:
         """Returns a range of the chunk's text. Raises `Moved`."""
         if chunk.id in self._chunks.changed:  # the kept text may be damaged
             for known in [known for known in self._kept if known[0] == chunk.id]:
-                del self._kept[known]
+                self._kept.pop(known)
             return await self._chunks.text(manifest, chunk, offset, size)
         if size >= _WINDOW_BYTES:
             return await self._chunks.text(manifest, chunk, offset, size)
@@ -352,10 +352,7 @@ class _Windows:
             begin = number * _WINDOW_BYTES
             size = min(_WINDOW_BYTES, chunk.bytes - begin)
             found = await self._chunks.text(manifest, chunk, begin, size)
-            self._kept[chunk.id, number] = found
-            if len(self._kept) > _WINDOWS:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end((chunk.id, number))
+            self._kept.put((chunk.id, number), found)
         return found
 
 

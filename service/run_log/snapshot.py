@@ -22,7 +22,6 @@ valid.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -37,6 +36,7 @@ from service.run_log.contracts import FlushProgress, UnflushedPin
 from service.run_log.flush import Trimmer
 from service.run_log.repair import RunRebuilder
 from tailrace.logstore.batch import Batches, Indexes, Rows, RunKey, line_ends
+from tailrace.logstore.cache import BoundedCache
 from tailrace.logstore.errors import NodeNotReady, StoreUnavailable, Unavailable
 from tailrace.logstore.position import Cursor, Position
 from tailrace.logstore.runs.manifest import Chunk, Copy, Manifest, Manifests
@@ -69,6 +69,8 @@ class LineIndex(NamedTuple):
     lines: Ints
 
 
+_Key = tuple[str, int, int]
+
 _ONE_STEP = LineIndex(np.zeros(1, np.int64), np.zeros(1, np.int64))
 
 
@@ -76,8 +78,7 @@ class LineIndexes:
     """The indexes of the large batches that were read last."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[tuple[str, int, int], LineIndex] = OrderedDict()
-        self._bytes = 0
+        self._kept: BoundedCache[_Key, LineIndex] = BoundedCache(_KEPT_BYTES, _size, least=1)
 
     def of(self, batches: Batches, at: int) -> LineIndex:
         """Returns the index of one row; reads all of its text the first time."""
@@ -85,8 +86,7 @@ class LineIndexes:
         index = self._kept.get(key)
         if index is None:
             index = _indexed(batches, at)
-            self._keep(key, index)
-        self._kept.move_to_end(key)
+            self._kept.put(key, index)
         return index
 
     async def prepare(self, batches: Batches, at: int) -> None:
@@ -94,17 +94,10 @@ class LineIndexes:
         key = _key(batches, at)
         row = batches.rows[at]
         if int(row["size"]) + int(row["meta"]) > _AT_ONCE_BYTES and key not in self._kept:
-            self._keep(key, await asyncio.to_thread(_indexed, batches, at))
-
-    def _keep(self, key: tuple[str, int, int], index: LineIndex) -> None:
-        before = self._kept.pop(key, None)
-        self._bytes += _size(index) - (0 if before is None else _size(before))
-        self._kept[key] = index
-        while self._bytes > _KEPT_BYTES and len(self._kept) > 1:
-            self._bytes -= _size(self._kept.popitem(last=False)[1])
+            self._kept.put(key, await asyncio.to_thread(_indexed, batches, at))
 
 
-def _key(batches: Batches, at: int) -> tuple[str, int, int]:
+def _key(batches: Batches, at: int) -> _Key:
     row = batches.rows[at]
     return batches.node, int(row["pos"]), int(row["digest"])
 

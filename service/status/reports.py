@@ -29,7 +29,6 @@ manifest, the report and its clock.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, Protocol
@@ -38,7 +37,7 @@ from service.runtime.health import ClockSkew
 from tailrace.logstore import keys
 from tailrace.logstore import ulid as ulids
 from tailrace.logstore.batch import RunKey
-from tailrace.logstore.cache import Cache
+from tailrace.logstore.cache import BoundedCache, Cache
 from tailrace.logstore.cas import Document, swap, write_until_known
 from tailrace.logstore.clock import Clock, Entropy
 from tailrace.logstore.errors import Damaged, NotFound, UnsupportedVersion
@@ -95,11 +94,11 @@ class Reports:
         self._entropy = entropy
         self._horizon = horizon
         self._check_space = check_space
-        self._heads: OrderedDict[str, ReportHead] = OrderedDict()
+        self._heads: BoundedCache[str, ReportHead] = BoundedCache(_REMEMBERED)
         self._bodies: Cache[RunReport] = Cache(cache_bytes)
         self._minter = ulids.Minter(clock, entropy)
         self._asked = 0
-        self._newest: OrderedDict[str, int] = OrderedDict()
+        self._newest: BoundedCache[str, int] = BoundedCache(_REMEMBERED)
 
     async def put(
         self,
@@ -121,7 +120,7 @@ class Reports:
 
         async def change(found: RunReport | None) -> RunReport | None:
             there = None if found is None else self._shown(found)
-            if there is not None and self._newest.get(name, 0) > asked:
+            if there is not None and (self._newest.peek(name) or 0) > asked:
                 return None
             report = self._fresh(key, value, None if there is None else there.created_ms)
             if there is not None and is_late(report.said, there.said):
@@ -154,9 +153,7 @@ class Reports:
 
     def _remember(self, name: str, asked: int) -> None:
         """Remembers the request whose report is the newest stored one."""
-        self._newest[name] = max(asked, self._newest.pop(name, 0))
-        if len(self._newest) > _REMEMBERED:
-            self._newest.popitem(last=False)
+        self._newest.put(name, max(asked, self._newest.peek(name) or 0))
 
     async def add(self, folder: str, key: RunKey, value: Mapping[str, Any]) -> RunReport:
         """Writes one more report of the run.
@@ -297,15 +294,13 @@ class Reports:
     async def _head(self, info: ObjectInfo) -> ReportHead | None:
         # A version holds a fresh ULID, so an ETag identifies one version. The read report may be
         # newer than the list; then the next list causes another read.
-        head = self._heads.get(info.key)
+        head = self._heads.peek(info.key)
         if head is None or head.info.etag != info.etag:
             report = await self._body(info)
             if report is None:
                 return None
             head = ReportHead(info, report.key, report.version, report.created_ms, report.said)
-            self._heads[info.key] = head
-            if len(self._heads) > _REMEMBERED:
-                self._heads.popitem(last=False)
+            self._heads.put(info.key, head)
         return head if head.version > self._horizon(head.key) else None
 
     async def _body(self, info: ObjectInfo) -> RunReport | None:

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -39,6 +38,7 @@ from service.tail import Tail
 from tailrace.logstore import keys
 from tailrace.logstore import ulid as ulids
 from tailrace.logstore.batch import RunKey
+from tailrace.logstore.cache import BoundedCache
 from tailrace.logstore.clock import Clock
 from tailrace.logstore.errors import (
     InvalidCursor,
@@ -86,16 +86,16 @@ class Endings:
         self._clock = clock
         self._grace_seconds = grace_seconds
         self._look_seconds = look_seconds
-        self._known: OrderedDict[RunKey, _KnownStatus] = OrderedDict()
+        self._known: BoundedCache[RunKey, _KnownStatus] = BoundedCache(_REMEMBERED)
         self._looking: dict[RunKey, asyncio.Task[None]] = {}
         self.failures = 0
 
     async def seconds_left(self, key: RunKey) -> float | None:
         """Seconds left of an ended run's grace, 0 when it is over; None for an open run."""
-        known = self._known.get(key)
+        known = self._known.peek(key)
         if known is None or self._clock.monotonic() - known.seen >= self._look_seconds:
             await self._ask(key)
-            known = self._known.get(key)
+            known = self._known.peek(key)
         if known is None or known.ended_ms is None:
             return None
         since = (self._clock.now_ms() - known.ended_ms) / 1000
@@ -107,10 +107,7 @@ class Endings:
         self._note(key, ended)
 
     def _note(self, key: RunKey, ended_ms: int | None) -> None:
-        self._known[key] = _KnownStatus(self._clock.monotonic(), ended_ms)
-        self._known.move_to_end(key)
-        if len(self._known) > _REMEMBERED:
-            self._known.popitem(last=False)
+        self._known.put(key, _KnownStatus(self._clock.monotonic(), ended_ms))
 
     async def _ask(self, key: RunKey) -> None:
         """Asks the store once for all simultaneous callers."""
@@ -122,14 +119,14 @@ class Endings:
         await asyncio.shield(task)
 
     async def _ask_store(self, key: RunKey) -> None:
-        before = self._known.get(key)
+        before = self._known.peek(key)
         try:
             report = await self._look(key)
         except TailraceError:
             self.failures += 1
             self._note(key, None if before is None else before.ended_ms)
             return
-        if self._known.get(key) is before:  # otherwise a newer report was stored meanwhile
+        if self._known.peek(key) is before:  # otherwise a newer report was stored meanwhile
             self.note(key, report)
 
 
@@ -175,35 +172,35 @@ class UnfinishedOfRuns:
     def __init__(self, clock: Clock, changed: Callable[[RunKey], None]) -> None:
         self._clock = clock
         self._changed = changed
-        self._lines: OrderedDict[RunKey, dict[str, UnfinishedLine]] = OrderedDict()
+        self._lines: BoundedCache[RunKey, dict[str, UnfinishedLine]] = BoundedCache(_RUNS)
         self.tell: Callable[[RunKey, UnfinishedLine], None] = lambda *_: None
         """Tells other nodes of a line that came to this one."""
 
     def put(self, key: RunKey, line: UnfinishedLine) -> None:
         """Records the newest state of a line; an empty text ends it. Ignores older states."""
-        lines = self._lines.setdefault(key, {})
-        self._lines.move_to_end(key)
+        lines = self._lines.get(key)
+        if lines is None:
+            lines = {}
+            self._lines.put(key, lines)
         before = lines.pop(line.producer, None)
         if before is not None and before.number > line.number:
             line = before
         lines[line.producer] = line._replace(until=self._clock.monotonic() + KEPT_SECONDS)
         while len(lines) > _PRODUCERS:
             del lines[next(iter(lines))]
-        while len(self._lines) > _RUNS:
-            self._lines.popitem(last=False)
         if before is None or before.text != line.text:
             self._changed(key)
 
     def of_run(self, key: RunKey) -> list[UnfinishedLine]:
         """The unfinished lines of a run, by producer."""
         now = self._clock.monotonic()
-        found = [line for line in self._lines.get(key, {}).values() if line.until > now]
+        found = [line for line in (self._lines.peek(key) or {}).values() if line.until > now]
         return sorted(line for line in found if line.text)
 
     def remove(self, fqn: str, run: str | None) -> None:
         """Removes the lines of a deleted run, or of all runs of a pipeline."""
         for key in [key for key in self._lines if key.fqn == fqn and run in (None, key.run)]:
-            del self._lines[key]
+            self._lines.pop(key)
             self._changed(key)
 
 
@@ -247,8 +244,9 @@ class RunStatus:
         self._settings = settings
         self._runs = runs
         self._tail = tail
-        self._progress: OrderedDict[RunKey, RunReport] = OrderedDict()
-        self._progress_bytes = 0
+        self._progress: BoundedCache[RunKey, RunReport] = BoundedCache(
+            settings.report_cache_bytes, lambda report: len(report.body), least=1
+        )
         self.endings = Endings(
             self.get,
             clock,
@@ -368,20 +366,11 @@ class RunStatus:
         """Stores the newest progress of a run, and shows it to its watchers."""
         report = await self._reports.put(keys.PROGRESS, key, value)
         self.stored["progress"] += 1
-        self._forget_progress(key)
-        self._progress[key] = report
-        self._progress_bytes += len(report.body)
-        while len(self._progress) > 1 and (
-            len(self._progress) > _PROGRESS_KEPT
-            or self._progress_bytes > self._settings.report_cache_bytes
-        ):
-            self._forget_progress(next(iter(self._progress)))
+        self._progress.put(key, report)
+        if len(self._progress) > _PROGRESS_KEPT:
+            self._progress.pop_oldest()
         self._tail().nudge(key)
         return report
-
-    def _forget_progress(self, key: RunKey) -> None:
-        report = self._progress.pop(key, None)
-        self._progress_bytes -= 0 if report is None else len(report.body)
 
     async def progress(self, key: RunKey) -> RunReport | None:
         """The newest progress of a run. Raises `StoreUnavailable`, `Damaged`."""
@@ -389,7 +378,7 @@ class RunStatus:
 
     def progress_here(self, key: RunKey) -> RunReport | None:
         """The newest progress that this node received, if it is still in memory."""
-        return self._progress.get(key)
+        return self._progress.peek(key)
 
     async def add_metrics(self, key: RunKey, value: Mapping[str, Any]) -> RunReport:
         """Stores one more batch of metrics. Raises `StoreUnavailable`, `OutcomeUnknown`."""
@@ -416,7 +405,7 @@ class RunStatus:
     async def remove(self, fqn: str, run: str | None) -> None:
         """Removes reports of a deleted run, or of all runs. Raises `StoreUnavailable`."""
         for key in [key for key in self._progress if key.fqn == fqn and run in (None, key.run)]:
-            self._forget_progress(key)
+            self._progress.pop(key)
         self.unfinished.remove(fqn, run)
         if run is not None:
             self.endings.note(RunKey(fqn, run), None)

@@ -8,7 +8,6 @@ Changes that one process makes to one shard at the same time become one write.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -53,6 +52,7 @@ from tailrace.coordination.partitions import (
 )
 from tailrace.logstore import keys
 from tailrace.logstore import ulid as ulids
+from tailrace.logstore.cache import BoundedCache
 from tailrace.logstore.cas import Document, swap
 from tailrace.logstore.clock import Clock, Entropy
 from tailrace.logstore.errors import (
@@ -340,14 +340,14 @@ class ShardRoutes:
 
     def __init__(self, shards: int) -> None:
         self._shards = shards
-        self._routes: OrderedDict[str, ShardRoute] = OrderedDict()
+        self._routes: BoundedCache[str, ShardRoute] = BoundedCache(_OWNERS)
 
     def of(self, owner: str) -> ShardRoute:
         """The route of an owner."""
-        route = self._routes.pop(owner, None) or ShardRoute(owner, self._shards)
-        self._routes[owner] = route
-        if len(self._routes) > _OWNERS:
-            self._routes.popitem(last=False)
+        route = self._routes.get(owner)
+        if route is None:
+            route = ShardRoute(owner, self._shards)
+            self._routes.put(owner, route)
         return route
 
 
@@ -734,7 +734,7 @@ class ObjectPartitions:
         self._pages = PartitionPages(cache)
         self._time = time
         self._shards = shards
-        self._sources: OrderedDict[str, _Opened] = OrderedDict()
+        self._sources: BoundedCache[str, _Opened] = BoundedCache(_SOURCES)
 
     @property
     def time(self) -> StoreTime:
@@ -860,11 +860,11 @@ class ObjectPartitions:
 
     async def _at(self, prefix: str) -> _Opened | None:
         """The source below `prefix`; None if it does not exist."""
-        if prefix not in self._sources:
-            found = await read_source(self._context.store, f"{prefix}source.json")
-            return None if found is None else self._keep(prefix, found)
-        self._sources.move_to_end(prefix)
-        return self._sources[prefix]
+        known = self._sources.get(prefix)
+        if known is not None:
+            return known
+        found = await read_source(self._context.store, f"{prefix}source.json")
+        return None if found is None else self._keep(prefix, found)
 
     async def _made(self, source: str) -> _Opened:
         opened = await self._opened(source)
@@ -896,9 +896,7 @@ class ObjectPartitions:
 
     def _keep(self, prefix: str, source: PartitionSource) -> _Opened:
         # Two calls may come here for one source: one of them made it already.
-        opened = self._sources.setdefault(prefix, _Opened(self._context, source))
-        self._sources.move_to_end(prefix)
-        if len(self._sources) > _SOURCES:
-            _, oldest = self._sources.popitem(last=False)
+        opened = self._sources.get(prefix) or _Opened(self._context, source)
+        for _, oldest in self._sources.put(prefix, opened):
             oldest.directory.forget()
         return opened

@@ -14,7 +14,6 @@ in this process. `RowCache` bounds the memory of shards.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -37,6 +36,7 @@ from tailrace.coordination.object_store.shard import (
 from tailrace.coordination.partitions import AGEING_MS
 from tailrace.logstore import keys
 from tailrace.logstore import ulid as ulids
+from tailrace.logstore.cache import BoundedCache
 from tailrace.logstore.cas import Backoff, RetryBudget
 from tailrace.logstore.clock import Clock, Entropy
 from tailrace.logstore.errors import (
@@ -74,22 +74,19 @@ class RowCache:
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
-        self._sizes: OrderedDict[Forgetful, int] = OrderedDict()
-        self._held = 0
+        self._sizes: BoundedCache[Forgetful, int] = BoundedCache(size_of=int, least=1)
         self._under_way = 0
         self._turn = asyncio.Lock()
         self._left = asyncio.Event()
 
     def used(self, holder: Forgetful, size: int) -> None:
         """Records that `holder` uses a shard with `size` bytes of JSON."""
-        self.dropped(holder)
-        self._sizes[holder] = size * EXPANSION
-        self._held += size * EXPANSION
+        self._sizes.put(holder, size * EXPANSION)
         self._shrink()
 
     def dropped(self, holder: Forgetful) -> None:
         """Records that `holder` holds no shard any more."""
-        self._held -= self._sizes.pop(holder, 0)
+        self._sizes.pop(holder)
 
     @asynccontextmanager
     async def reserved(self, holder: Forgetful, size: int) -> AsyncIterator[None]:
@@ -105,8 +102,7 @@ class RowCache:
                 await self._left.wait()
             self._under_way += needed
         try:
-            if holder in self._sizes:
-                self._sizes.move_to_end(holder)
+            self._sizes.get(holder)
             self._shrink()
             yield
         finally:
@@ -114,9 +110,7 @@ class RowCache:
             self._left.set()
 
     def _shrink(self) -> None:
-        while self._held + self._under_way > self.limit_bytes and len(self._sizes) > 1:
-            oldest = next(iter(self._sizes))
-            self.dropped(oldest)
+        for oldest, _ in self._sizes.shrink(self.limit_bytes - self._under_way):
             oldest.forget_rows()
 
 

@@ -12,7 +12,6 @@ import errno
 import os
 import stat
 import zlib
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
@@ -21,6 +20,7 @@ from typing import IO, Protocol, cast
 import xxhash
 import zstandard
 
+from tailrace.logstore.cache import BoundedCache
 from tailrace.logstore.errors import Damaged
 
 GZIP = b"\x1f\x8b"
@@ -288,7 +288,7 @@ class Handles:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._open: OrderedDict[int, Handle] = OrderedDict()  # the one used last is last
+        self._open: BoundedCache[int, Handle] = BoundedCache()
 
     def __len__(self) -> int:
         return len(self._open)
@@ -312,17 +312,17 @@ class Handles:
         except OSError:
             os.close(descriptor)
             raise
-        self._open[descriptor] = handle
+        self._open.put(descriptor, handle)
         return handle
 
     def touch(self, handle: Handle) -> None:
         """It is used now: of two with the same rank the one that was not used for longer goes."""
-        self._open.move_to_end(handle.descriptor)
+        self._open.get(handle.descriptor)
 
     def close(self, handle: Handle) -> None:
         """Closes it; a second call does nothing."""
-        if self._open.get(handle.descriptor) is handle:
-            del self._open[handle.descriptor]
+        if self._open.peek(handle.descriptor) is handle:
+            self._open.pop(handle.descriptor)
             os.close(handle.descriptor)
             handle.closed()
 

@@ -13,7 +13,6 @@ values with which each of their batches begins.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -22,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrace.logstore.batch import Batches, Indexes, RecordMeta, RunKey, has_record_meta
+from tailrace.logstore.cache import BoundedCache
 from tailrace.logstore.segments.continuations import BatchPlaces, Continuations
 from tailrace.logstore.segments.file_format import made_ms
 from tailrace.logstore.segments.levels import (
@@ -63,7 +63,7 @@ class Carry:
 
     def __init__(self, limit: int = 100_000) -> None:
         self._limit = limit
-        self._last: OrderedDict[RunKey, tuple[int, int, int]] = OrderedDict()
+        self._last: BoundedCache[RunKey, tuple[int, int, int]] = BoundedCache(limit)
 
     def copy(self) -> Carry:
         """The same state, on its own from now on."""
@@ -73,7 +73,7 @@ class Carry:
 
     def load(self, runs: Sequence[RunKey]) -> Last:
         """The state of these runs as arrays, which the caller may change."""
-        known = [self._last.get(run, (NO_TIME, NO_LEVEL, 0)) for run in runs]
+        known = [self._last.peek(run) or (NO_TIME, NO_LEVEL, 0) for run in runs]
         array = np.array(known, dtype=np.int64).reshape(len(known), 3)
         return Last(array[:, 0].copy(), array[:, 1].copy(), array[:, 2].copy())
 
@@ -84,10 +84,7 @@ class Carry:
             time, level, trace = state
             if time == NO_TIME and level == NO_LEVEL and trace == 0:
                 continue
-            self._last[run] = (time, level, trace)
-            self._last.move_to_end(run)
-        while len(self._last) > self._limit:
-            self._last.popitem(last=False)
+            self._last.put(run, (time, level, trace))
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ cannot go back: a notice may come twice after a crash.
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -39,6 +39,7 @@ from pydantic import field_validator, model_validator
 from tailrace.logstore import keys
 from tailrace.logstore import ulid as ulids
 from tailrace.logstore.batch import RunKey
+from tailrace.logstore.cache import BoundedCache
 from tailrace.logstore.errors import Damaged, NotFound, StoreUnavailable
 from tailrace.logstore.runs.manifest import decode_manifest
 from tailrace.logstore.runs.report import decode_report
@@ -81,7 +82,7 @@ class Notices:
     def __init__(self, every: float, most_per_hour: int) -> None:
         self._every = every
         self._most = most_per_hour
-        self._groups: OrderedDict[Key, Notice] = OrderedDict()
+        self._groups: BoundedCache[Key, Notice] = BoundedCache(_MOST_GROUPS)
         self._sent: deque[float] = deque()
         self.forgotten = 0
         """Groups that were let go with what they waited with, since there were too many."""
@@ -90,11 +91,8 @@ class Notices:
         """So many of a group; `first` is what is told of them."""
         notice = self._groups.get(key)
         if notice is None:
-            if len(self._groups) >= _MOST_GROUPS:
-                _, gone = self._groups.popitem(last=False)
-                self.forgotten += gone.count > 0
-            notice = self._groups[key] = Notice()
-        self._groups.move_to_end(key)
+            notice = Notice()
+            self.forgotten += sum(gone.count > 0 for _, gone in self._groups.put(key, notice))
         notice.count += count
         if notice.first is None:
             notice.first = dict(first)
@@ -112,18 +110,17 @@ class Notices:
     def sent(self, key: Key, now: float) -> None:
         """The notice of a group was sent."""
         self._sent.append(now)
-        self._groups[key] = Notice(sent=now)
+        self._groups.put(key, Notice(sent=now))
 
     def state(self) -> dict[str, Any]:
         """The state for `restore`; JSON of bounded size. Groups that do not fit are dropped."""
         groups: list[list[Any]] = []
         size = 0
-        for key in reversed(list(self._groups)):
-            notice = self._groups[key]
+        for key, notice in reversed(list(self._groups.items())):
             group = [list(key), asdict(notice)]
             size += len(orjson.dumps(group))
             if size > _MOST_BYTES:
-                del self._groups[key]
+                self._groups.pop(key)
                 self.forgotten += notice.count > 0
             else:
                 groups.append(group)
@@ -131,9 +128,9 @@ class Notices:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """As it was."""
-        self._groups = OrderedDict(
-            (tuple(map(str, key)), Notice(**one)) for key, one in state.get("groups", ())
-        )
+        self._groups.clear()
+        for key, one in state.get("groups", ()):
+            self._groups.put(tuple(map(str, key)), Notice(**one))
         self._sent = deque(float(one) for one in state.get("sent", ()))
 
 
@@ -166,21 +163,18 @@ class RunWatch:
     """
 
     def __init__(self) -> None:
-        self._runs: OrderedDict[RunKey, _Watched] = OrderedDict()
+        self._runs: BoundedCache[RunKey, _Watched] = BoundedCache(_MOST_RUNS)
 
     def heard(self, last: Iterable[tuple[str, str, str]], now: float) -> None:
         """Runs had events: pipeline, run, and the ULID of the last one."""
         for fqn, run, newest in last:
-            self._runs.pop(RunKey(fqn, run), None)
-            self._runs[RunKey(fqn, run)] = _Watched(newest, now)
-        while len(self._runs) > _MOST_RUNS:
-            self._runs.popitem(last=False)
+            self._runs.put(RunKey(fqn, run), _Watched(newest, now))
 
     def forget(self, deleted: Deleted) -> None:
         """Those of which nothing is left are not watched."""
         for key, one in list(self._runs.items()):
             if ulids.decode(one.ulid) <= generation(deleted, *key):
-                del self._runs[key]
+                self._runs.pop(key)
 
     def changes(
         self, objects: Objects, now: float, silent_after: float | None
@@ -203,7 +197,7 @@ class RunWatch:
                 continue
             one.unreadable = False
             if state is not None:
-                del self._runs[key]
+                self._runs.pop(key)
                 if state == "failed":
                     yield "failed", key, one.ulid
             elif silent_after is not None and quiet >= silent_after and not one.silent:
@@ -214,12 +208,11 @@ class RunWatch:
         """The state for `restore`; JSON of bounded size. Runs that do not fit are dropped."""
         found: list[list[Any]] = []
         size = 0
-        for key in reversed(list(self._runs)):
-            one = self._runs[key]
+        for key, one in reversed(list(self._runs.items())):
             run = [*key, one.ulid, one.heard, one.silent]
             size += len(orjson.dumps(run))
             if size > _MOST_BYTES:
-                del self._runs[key]
+                self._runs.pop(key)
             else:
                 found.append(run)
         return found[::-1]
@@ -228,7 +221,7 @@ class RunWatch:
         """As it was."""
         for fqn, run, newest, heard, silent in state:
             watched = _Watched(str(newest), float(heard), silent=bool(silent))
-            self._runs[RunKey(str(fqn), str(run))] = watched
+            self._runs.put(RunKey(str(fqn), str(run)), watched)
 
 
 def _state_of(objects: Objects, key: RunKey) -> str | None:

@@ -7,7 +7,6 @@ decoded segments of a feed to the pipelines of a process.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ import pyarrow as pa
 
 from tailrace.coordination.groups import GroupStart
 from tailrace.logstore.batch import RunKey
+from tailrace.logstore.cache import BoundedCache
 from tailrace.logstore.clock import Clock
 from tailrace.logstore.errors import Damaged, StoreUnavailable
 from tailrace.pipelines.events import Deleted, Origin, ordered
@@ -232,9 +232,10 @@ class SegmentSource:
     ) -> None:
         self.segments = segments
         self._clock = clock
-        self._cache_bytes = cache_bytes
         self._ahead = Prefetcher(segments.fetch, clock, prefetch_bytes, cache_bytes)
-        self._cached: OrderedDict[Origin, EventSegment] = OrderedDict()
+        self._cached: BoundedCache[Origin, EventSegment] = BoundedCache(
+            cache_bytes, lambda segment: segment.events.get_total_buffer_size(), least=1
+        )
         self._fetching: dict[Origin, asyncio.Task[EventSegment]] = {}
         self._pause = _LIST_SECONDS
         self._listing: asyncio.Task[None] | None = None
@@ -270,7 +271,6 @@ class SegmentSource:
         origin = Origin(node, seq)
         known = self._cached.get(origin)
         if known is not None:
-            self._cached.move_to_end(origin)
             return known
         if origin not in self._fetching:
             self._fetching[origin] = asyncio.ensure_future(self._fetch(origin))
@@ -297,11 +297,7 @@ class SegmentSource:
             self.decoded += 1
         finally:
             del self._fetching[origin]
-        self._cached[origin] = segment
-        size = sum(one.events.get_total_buffer_size() for one in self._cached.values())
-        while size > self._cache_bytes and len(self._cached) > 1:
-            _, oldest = self._cached.popitem(last=False)
-            size -= oldest.events.get_total_buffer_size()
+        self._cached.put(origin, segment)
         return segment
 
     def _fetch_ahead(self, origin: Origin, prefetch: Prefetch) -> None:

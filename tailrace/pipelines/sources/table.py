@@ -14,7 +14,6 @@ that turns out to be too large is read again as two.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -26,6 +25,7 @@ import pyarrow.parquet as pq
 from tailrace.coordination.pipelines import Reading
 from tailrace.logstore import keys, ulid
 from tailrace.logstore.batch import RunKey
+from tailrace.logstore.cache import BoundedCache
 from tailrace.logstore.clock import Clock
 from tailrace.logstore.errors import Damaged, NotFound, StoreUnavailable
 from tailrace.logstore.objects.store import ObjectStore
@@ -53,7 +53,7 @@ class Copies:
 
     def __init__(self, source: SegmentSource) -> None:
         self._source = source
-        self._held: OrderedDict[Origin, SegmentContents | None] = OrderedDict()
+        self._held: BoundedCache[Origin, SegmentContents | None] = BoundedCache(_KNOWN)
 
     async def among(
         self, events: pa.Table, origin: Origin, nodes: Mapping[str, Reading]
@@ -93,14 +93,14 @@ class Copies:
 
     async def _of(self, origin: Origin) -> SegmentContents | None:
         """What the segment holds; None if it cannot be read, or is gone."""
-        if origin not in self._held:
-            try:
-                self._held[origin] = await self._source.held(origin)
-            except (NotFound, Damaged):
-                self._held[origin] = None
-            while len(self._held) > _KNOWN:
-                self._held.popitem(last=False)
-        return self._held[origin]
+        if origin in self._held:
+            return self._held.peek(origin)
+        try:
+            found = await self._source.held(origin)
+        except (NotFound, Damaged):
+            found = None
+        self._held.put(origin, found)
+        return found
 
     async def _matching(self, other: Origin, wanted: pa.Table) -> pa.Table:
         """The keys of the segment that have one of the wanted ULIDs."""

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tailrace.logstore.cache import BoundedCache
 from tailrace.logstore.errors import Damaged
 from tailrace.logstore.filesystem import File, FileSystem, Lock, open_files
 from tailrace.pipelines.appenders.contract import AppenderContext, AppenderFailed, State
@@ -358,7 +358,7 @@ class RollingFile:
         self._settings = settings
         self._template = PathTemplate(settings.path)
         self._folder = os.path.abspath(settings.dir)
-        self._open: OrderedDict[str, _OpenFile] = OrderedDict()
+        self._open: BoundedCache[str, _OpenFile] = BoundedCache()
         self._most_open = max(min(settings.max_open_files, open_files() // _PART_OF_PROCESS), 1)
         self._grown: set[str] = set()  # since the last sync, and closed meanwhile or not
         self._new_in: set[str] = set()  # folders with names that are not synced
@@ -407,7 +407,8 @@ class RollingFile:
         for path, rows in groups:
             chosen = lines if len(rows) == len(lines) else lines.take(pa.array(rows))
             self._write(path, *_bytes_of(chosen))
-            one = self._open[path]
+            one = self._open.peek(path)
+            assert one is not None
             if one.owner is None and (owner := self._template.owner(events, int(rows[0]))):
                 one.owner, one.generation = owner, parts.context.generation(*owner)
         self._close_idle()
@@ -554,20 +555,21 @@ class RollingFile:
             while folder:
                 access.folder(os.path.join(self._folder, folder))
                 folder = os.path.dirname(folder)
-            known = self._open[path] = _OpenFile(file, file.size(), 0.0)
+            known = _OpenFile(file, file.size(), 0.0)
+            self._open.put(path, known)
         known.used = context.clock.monotonic()
-        self._open.move_to_end(path)
         return known
 
     def _size(self, path: str) -> int:
         """How large the file of a path is; 0 without one."""
-        if path in self._open:
-            return self._open[path].size
+        if (known := self._open.peek(path)) is not None:
+            return known.size
         found = self._started().context.fs.stat(os.path.join(self._folder, path))
         return 0 if found is None else found.size
 
     def _close(self, path: str) -> None:
         one = self._open.pop(path)
+        assert one is not None
         try:
             if path in self._grown:
                 self._sync(path, one)
@@ -645,7 +647,7 @@ class RollingFile:
 
     def _forget(self, path: str) -> None:
         """Closes a file whose bytes are not needed any more."""
-        one = self._open.pop(path, None)
+        one = self._open.pop(path)
         self._grown.discard(path)
         if one is not None:
             one.file.close()

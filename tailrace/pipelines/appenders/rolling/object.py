@@ -21,7 +21,6 @@ import gzip
 import logging
 import os
 import re
-from collections import OrderedDict
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -39,6 +38,7 @@ import pyarrow as pa
 import zstandard
 from pydantic import AfterValidator, Field, model_validator
 
+from tailrace.logstore.cache import BoundedCache
 from tailrace.logstore.clock import Clock, SystemClock, system_entropy
 from tailrace.logstore.errors import (
     InvalidName,
@@ -337,7 +337,7 @@ class RollingObject:
         self._objects: Objects | None = None
         self._undo: UndoObjects | None = None
         self._prefix = ""
-        self._open: OrderedDict[str, _OpenObject] = OrderedDict()
+        self._open: BoundedCache[str, _OpenObject] = BoundedCache()
         self._generations = Generations(self._template)
         self._waiting = 0
         self._swept = float("-inf")
@@ -370,8 +370,7 @@ class RollingObject:
         self._safely(self._write)
         _, _, undo = self._started()
         number = undo.prepare()
-        while len(self._open) > _MOST_OPEN:
-            self._open.popitem(last=False)
+        self._open.shrink(_MOST_OPEN)
         found = {path: [one.number, one.size, one.began] for path, one in self._open.items()}
         state: State = {"number": number, "open": found}
         return {**state, "generations": self._generations.known} if self._generations else state
@@ -393,7 +392,7 @@ class RollingObject:
             if now - one.began >= self._settings.max_object_age and not one.lines
         ]
         for path in old:
-            del self._open[path]
+            self._open.pop(path)
         return bool(old) or self._sweep_is_due
 
     def deleted(self, deleted: Deleted) -> None:
@@ -408,7 +407,8 @@ class RollingObject:
             return name.count("/") == depth and folders.is_deleted(name, names)
 
         for path in [path for path in self._open if is_deleted(path)]:
-            self._waiting -= sum(len(data) for data in self._open.pop(path).lines)
+            one = self._open.pop(path)
+            self._waiting -= sum(len(data) for data in one.lines) if one is not None else 0
         keys = [one.key for one in objects.list(self._prefix)]
         gone = [name for name in keys if is_deleted(name[len(self._prefix) :])]
         if gone:
@@ -509,7 +509,8 @@ class RollingObject:
                 undo.cut(self._key(path, number), int(size))
                 found = objects.call(lambda store, p=path, n=number: store.head(self._key(p, n)))  # type: ignore[misc]
             if found.size == size:
-                self._open[path] = _OpenObject(int(number), float(began), int(size), found.etag)
+                known = _OpenObject(int(number), float(began), int(size), found.etag)
+                self._open.put(path, known)
 
     def _key(self, path: str, number: int) -> str:
         stem, ending = os.path.splitext(path)
@@ -521,17 +522,17 @@ class RollingObject:
         one = self._open.get(path)
         if one is None or (one.size >= self._settings.max_object_size and not one.lines):
             number = self._last(path) + 1 if one is None else one.number + 1
-            one = self._open[path] = _OpenObject(number, self._now)
-        self._open.move_to_end(path)
+            one = _OpenObject(number, self._now)
+            self._open.put(path, one)
         return one
 
     def _begin_others(self, paths: Sequence[str]) -> None:
         """The open objects of these get no more lines; those that wait are in the store."""
-        there = [path for path in paths if path in self._open]
-        if any(self._open[path].lines for path in there):
+        if any(one.lines for path in paths if (one := self._open.peek(path)) is not None):
             self._safely(self._write)
-        for path in there:
-            self._open[path] = _OpenObject(self._open[path].number + 1, self._now)
+        for path in paths:
+            if (one := self._open.peek(path)) is not None:
+                self._open.put(path, _OpenObject(one.number + 1, self._now))
 
     def _last(self, path: str) -> int:
         """The highest number of a path that is in the store, or 0."""
