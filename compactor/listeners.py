@@ -44,8 +44,7 @@ from compactor.settings import CompactorSettings
 from tailrace.logstore.clock import Clock
 from tailrace.logstore.errors import InvalidInput, Unavailable
 from tailrace.logstore.filesystem import FileSystem
-from tailrace.logstore.log_lines import LineFormatter
-from tailrace.logstore.progress import size
+from tailrace.logstore.progress import LineFormatter, size
 
 Tasks: TypeAlias = Callable[[], Awaitable[tuple[int, int] | None]]
 """Of the job under way: tasks done, and all that are known; None if there is none."""

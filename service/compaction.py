@@ -23,6 +23,7 @@ from pydantic import BaseModel, SecretStr
 from service.runtime.process import lower_priority_of_session
 from service.settings import Settings
 from tailrace.logstore.clock import Clock
+from tailrace.logstore.retry import Backoff
 from tailrace.logstore.settings import PREFIX
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,10 @@ class RestartPolicy:
     healthy_seconds: float = 60.0
     """A child that lived so long begins again with the first pause."""
     stop_seconds: float = 10.0
+
+    def backoff(self) -> Backoff:
+        """The pauses of a child."""
+        return Backoff(self.first_pause_seconds, self.longest_pause_seconds)
 
 
 def job_path() -> str:
@@ -114,18 +119,18 @@ class CompactionChild:
         if self._off:
             log.info("compaction is off: %s", self._off)
             return
-        pause = self._restart.first_pause_seconds
+        pauses = self._restart.backoff()
         try:
             while True:
                 began = self._clock.monotonic()
                 reason = await self._live()
                 if self._clock.monotonic() - began >= self._restart.healthy_seconds:
-                    pause = self._restart.first_pause_seconds
+                    pauses.reset()
+                pause = pauses.next()
                 self.failures += 1
                 self.state = f"waiting: {reason}, next start in {pause:g} s"
                 log.error("the compactor ended: %s; starting it again in %g s", reason, pause)
                 await self._clock.sleep(pause)
-                pause = min(pause * 2, self._restart.longest_pause_seconds)
         finally:
             await self._stop()
             self.state = "off: stopped"

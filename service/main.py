@@ -59,9 +59,9 @@ from tailrace.logstore.clock import Clock, SystemClock
 from tailrace.logstore.errors import InvalidInput, TailraceError
 from tailrace.logstore.filesystem import apply_umask, close_to_others
 from tailrace.logstore.java import why_no_spark
-from tailrace.logstore.log_lines import log_to
 from tailrace.logstore.objects.config import open_store
 from tailrace.logstore.process import give_back_freed_memory
+from tailrace.logstore.progress import log_to
 
 log = logging.getLogger(__name__)
 

@@ -45,7 +45,6 @@ from service.run_log.delete import Wanted, always
 from service.run_log.read_records import Details
 from service.run_log.repair import Records
 from service.run_log.run_logs import RunLogs, Surroundings, open_run_logs
-from service.runtime.concurrency import insist
 from service.runtime.environment import Seams
 from service.runtime.free_disk import Purpose
 from service.runtime.health import ClockSkew, HealthProblem
@@ -74,6 +73,7 @@ from tailrace.logstore.errors import (
     Unavailable,
 )
 from tailrace.logstore.position import Position
+from tailrace.logstore.retry import retry_until_available
 from tailrace.logstore.segments.detect import Carry
 from tailrace.logstore.segments.writer import EncodedSegment
 
@@ -126,13 +126,13 @@ class NodeBase:
         """The nodes with lines that do not answer this one now."""
         return self.members.cut_off_from
 
-    async def _insist(self, step: Callable[[], Awaitable[None]], waiting: str) -> None:
+    async def _retry(self, step: Callable[[], Awaitable[None]], waiting: str) -> None:
         """Repeats the step until it succeeds; meanwhile the node's problems give the reason."""
 
-        def told(why: str | None) -> None:
-            self._waiting = why
+        def report(error: Exception | None) -> None:
+            self._waiting = None if error is None else HealthProblem.from_error(waiting, error)
 
-        await insist(step, self.seams.clock, told, waiting)
+        await retry_until_available(step, self.seams.clock, report)
 
 
 def problems_of(node: Node, waiting: str | None) -> list[str]:
@@ -296,13 +296,13 @@ class Node(NodeBase):
 
     async def _serve(self) -> None:
         """Registers, accepts batches, then runs the parts until the node stops."""
-        await self._insist(self._register, "not registered yet")
+        await self._retry(self._register, "not registered yet")
         self._started.set()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.shipper.cut_forever())
             group.create_task(self._eraser.run())
             # Batches are accepted already.
-            await self._insist(self._start_text, "waiting for the object store")
+            await self._retry(self._start_text, "waiting for the object store")
             group.create_task(self._keep_registration())
             group.create_task(self.shipper.ship_forever())
             group.create_task(self.run_logs.run())
@@ -384,8 +384,8 @@ class Node(NodeBase):
             for segments in found:
                 log.error("%s. %s", segments.sentence(), segments.advice(made.node))
 
-        await self._insist(fork, "the node cannot go on as a fork yet")
-        await self._insist(partial(self._open, before), "the node cannot go on as a fork yet")
+        await self._retry(fork, "the node cannot go on as a fork yet")
+        await self._retry(partial(self._open, before), "the node cannot go on as a fork yet")
 
     async def _with_runs(self, missing: MissingSegments) -> MissingSegments:
         runs = await active_runs(self.store, self._settings.runs.prefix, missing.node)
@@ -657,7 +657,7 @@ class QueryNode(NodeBase):
         """Joins, then follows the others until the node stops."""
         deletions = self.run_logs.deletions
         await self.members.try_to_join_as_reader(self.identity.node, deletions)
-        await self._insist(self.run_logs.start_reading, "waiting for the object store")
+        await self._retry(self.run_logs.start_reading, "waiting for the object store")
         self._started.set()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.members.stay(self.tail))

@@ -289,7 +289,7 @@ class WorkerProcesses:
         """
         folder = folder_of(self._settings, worker.number)
         _mark(folder, drained=False)
-        pause = self._restart.first_pause_seconds
+        pauses = self._restart.backoff()
         while True:
             began = self._clock.monotonic()
             status = await worker.live()
@@ -300,14 +300,13 @@ class WorkerProcesses:
             if done or hopeless or self._stopping.is_set():
                 return status
             if self._clock.monotonic() - began >= self._restart.healthy_seconds:
-                pause = self._restart.first_pause_seconds
-            why = _end(status)
+                pauses.reset()
+            pause, why = pauses.next(), _end(status)
             log.error("worker %d ended: %s; starting it again in %g s", worker.number, why, pause)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._stopping.wait()
                     return status
-            pause = min(pause * 2, self._restart.longest_pause_seconds)
 
 
 def _for_all(settings: Settings) -> Settings:

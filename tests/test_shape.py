@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -89,6 +90,11 @@ def _modules_with(*words: str) -> list[str]:
 
 def test_one_map_drops_the_entries_that_were_not_used_for_longest() -> None:
     assert _modules_with("OrderedDict", "move_to_end") == ["tailrace.logstore.cache"]
+
+
+def test_one_function_doubles_pauses() -> None:
+    doubling = re.compile(r"(pause|backoff)\w*( \* 2|.* \* 2(\.0)? ?\*\*)", re.IGNORECASE)
+    assert [name for name, (text, _) in _modules().items() if doubling.search(text)] == []
 
 
 def test_modules_are_few_and_of_a_good_size() -> None:

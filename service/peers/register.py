@@ -102,7 +102,6 @@ from tailrace.logstore.errors import (
     NotFound,
     TailraceError,
     UnsupportedVersion,
-    with_hint,
 )
 from tailrace.logstore.keys import decode
 from tailrace.logstore.objects.store import ObjectInfo, ObjectStore
@@ -157,7 +156,7 @@ def encode_entry(entry: NodeEntry) -> bytes:
 def unreadable_register(error: Exception) -> HealthProblem:
     """The problem that the register cannot be read, and the reason."""
     what = "the register of nodes cannot be read"
-    return HealthProblem(what, f"{what}: {with_hint(error)}")
+    return HealthProblem.from_error(what, error)
 
 
 def decode_entry(body: bytes) -> NodeEntry:

@@ -55,6 +55,7 @@ import orjson
 
 from tailrace.logstore.clock import Clock
 from tailrace.logstore.errors import Unavailable
+from tailrace.logstore.retry import Backoff
 
 
 class AskOutcome(StrEnum):
@@ -289,8 +290,8 @@ class _Unheard:
 
     outcome: AskOutcome
     why: str
+    pauses: Backoff
     until: float = 0.0
-    pause_seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -340,16 +341,15 @@ class Contacts:
             return
         now = self._clock.monotonic()
         if unheard is None:
-            self._unheard[instance] = unheard = _Unheard(outcome, why)
+            self._unheard[instance] = unheard = _Unheard(
+                outcome, why, Backoff(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
+            )
             self.on_change()
         elif now < unheard.until and unheard.outcome is outcome:
             return  # another question in flight had the same outcome
         if not (unheard.outcome in _REFUSING and outcome is AskOutcome.TIMED_OUT):
             unheard.outcome, unheard.why = outcome, why
-        unheard.pause_seconds = min(
-            max(unheard.pause_seconds * 2, _FIRST_PAUSE_SECONDS), _MAX_PAUSE_SECONDS
-        )
-        unheard.until = now + unheard.pause_seconds
+        unheard.until = now + unheard.pauses.next()
 
     @property
     def any_unheard(self) -> bool:

@@ -27,7 +27,7 @@ from service.shipping.shipper import SegmentShipper
 from tailrace.coordination.lease import StoreTime
 from tailrace.logstore import keys
 from tailrace.logstore import ulid as ulids
-from tailrace.logstore.cas import Backoff, Document, RetryBudget, swap
+from tailrace.logstore.cas import Document, RetryBudget, swap
 from tailrace.logstore.clock import Clock, Entropy
 from tailrace.logstore.errors import Damaged, TailraceError, UnsupportedVersion
 from tailrace.logstore.objects.store import ObjectStore
@@ -184,7 +184,7 @@ class Shedding:
         return Slots(ulids.fresh_text(self._clock, self._entropy), until_ms)
 
     def _budget(self) -> RetryBudget:
-        return RetryBudget(Backoff(self._clock, self._entropy), refusals=5)
+        return RetryBudget(self._clock, self._entropy, refusals=5)
 
 
 class Busy(Protocol):

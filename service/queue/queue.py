@@ -51,8 +51,8 @@ from tailrace.coordination.lease import StoreTime
 from tailrace.logstore import keys
 from tailrace.logstore import ulid as ulids
 from tailrace.logstore.cache import BoundedCache
-from tailrace.logstore.cas import Backoff, RetryBudget, Revision, swap
 from tailrace.logstore.cas import Change as Swap
+from tailrace.logstore.cas import RetryBudget, Revision, swap
 from tailrace.logstore.clock import Clock, Entropy
 from tailrace.logstore.errors import (
     InvalidInput,
@@ -64,7 +64,6 @@ from tailrace.logstore.errors import (
     StoreUnavailable,
     TailraceError,
     Unavailable,
-    with_hint,
 )
 from tailrace.logstore.keys import check_name
 from tailrace.logstore.objects.store import ObjectStore
@@ -339,7 +338,7 @@ class ConsumerGroupWriter:
         self, change: Swap[ConsumerGroup], known: Revision[ConsumerGroup] | None
     ) -> Revision[ConsumerGroup]:
         shared = self._shared
-        budget = RetryBudget(Backoff(shared.clock, shared.entropy))
+        budget = RetryBudget(shared.clock, shared.entropy)
         document = group_document(shared.store, self._name)
         try:
             stored = await swap(document, change, known=known, budget=budget)
@@ -548,7 +547,7 @@ class SegmentQueue:
                 await self._writer(name).change(give_back)
             except TailraceError as error:
                 what = "a lease that nobody has runs out by itself"
-                self.last_error = HealthProblem(what, f"{what}: {with_hint(error)}")
+                self.last_error = HealthProblem.from_error(what, error)
             self._notifier.notify()
 
         task = asyncio.ensure_future(work())
@@ -753,7 +752,7 @@ class SegmentQueue:
             except TailraceError as error:
                 self.counters.report_failures += 1
                 what = "consumer groups cannot be looked at"
-                self.last_error = HealthProblem(what, f"{what}: {with_hint(error)}")
+                self.last_error = HealthProblem.from_error(what, error)
             await self._clock.sleep(self.settings.report_seconds)
 
     async def report(self) -> list[ConsumerGroup]:

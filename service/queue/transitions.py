@@ -31,6 +31,7 @@ from tailrace.coordination.groups import (
 )
 from tailrace.coordination.lease import is_over, next_epoch
 from tailrace.logstore.errors import GroupEvicted, LeaseLost, NotFound
+from tailrace.logstore.retry import doubled
 
 _MOST_FAILED: Final = 1000
 _RECENT: Final = 512
@@ -312,8 +313,8 @@ def _returned(
     reason = reason[:_REASON_CHARACTERS]
     if _too_often(group, pending, settings):
         return _failed(group, name, pending, reason or "its consumer said so", moment)
-    doubled = 0 if group.of_pipeline else pending.attempts - 1
-    pause = min(settings.retry_seconds * 2**doubled, settings.longest_retry_seconds)
+    times = 0 if group.of_pipeline else pending.attempts - 1
+    pause = doubled(settings.retry_seconds, times, settings.longest_retry_seconds)
     available = moment.at_most_ms + round(pause * 1000)
     again = replace(pending, until_ms=0, claim="", available_ms=available, reason=reason or None)
     return _with(group, name, again)

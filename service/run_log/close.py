@@ -39,6 +39,7 @@ from tailrace.logstore.cache import BoundedCache
 from tailrace.logstore.clock import Clock
 from tailrace.logstore.errors import NotFound, TailraceError
 from tailrace.logstore.objects.store import ObjectStore
+from tailrace.logstore.retry import Backoff
 from tailrace.logstore.runs.manifest import Manifest, Manifests
 
 # --- Closes at other nodes ----------------------------------------------------------------------
@@ -150,13 +151,12 @@ class CloseNews:
             idle = await self._ask_all(key)
         del self._closes[key]
         task = self._finishing[key] = self._tasks.pop(key)
-        pause = _FIRST_PAUSE_SECONDS
+        pauses = Backoff(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
         try:
             while (outcome := await self._told(key, pos, idle)).state != "closed":
                 # Another node closes it as well, and still asks; all are asked again, since some
                 # may have got lines between the two closes.
-                await self._clock.sleep(pause)
-                pause = min(pause * 2, _MAX_PAUSE_SECONDS)
+                await self._clock.sleep(pauses.next())
                 idle = await self._ask_all(key)
         except TailraceError:
             return "closing"  # the manifest could not be read: streams read it themselves
@@ -172,7 +172,7 @@ class CloseNews:
 
         Returns the nodes that answered and do not ask others themselves.
         """
-        pause = _FIRST_PAUSE_SECONDS
+        pauses = Backoff(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
         while True:
             try:
                 told = await self._others.close(key)
@@ -181,8 +181,7 @@ class CloseNews:
             waiting = [node for node in told.silent if not await self._is_lost(node, key)]
             if not waiting and not told.working and await self._all_settled(told.let_go):
                 return told.idle
-            await self._clock.sleep(pause)
-            pause = min(pause * 2, _MAX_PAUSE_SECONDS)
+            await self._clock.sleep(pauses.next())
 
     async def _all_settled(self, let_go: Sequence[str]) -> bool:
         self._settled.intersection_update(let_go)  # a node that is back may write again
@@ -199,8 +198,6 @@ class CloseNews:
 
 
 _LOOK_SECONDS = 5.0
-_FIRST_BACKOFF_SECONDS = 0.5
-_MAX_BACKOFF_SECONDS = 30.0
 _REMEMBERED_RUNS = 10_000
 
 
@@ -371,7 +368,7 @@ class Closer:
 
     async def _finish(self, key: RunKey) -> str:
         """Tries until the close is done, or the run was deleted."""
-        pause = _FIRST_BACKOFF_SECONDS
+        pauses = Backoff(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
         while (pos := self._wanted.get(key)) is not None:
             try:
                 manifest = await self._finish_or_repair(key, pos)
@@ -387,8 +384,7 @@ class Closer:
             except TailraceError as error:
                 self.failures += 1
                 self.last_error = f"{key.fqn}/{key.run}: {error}"
-                await self._clock.sleep(pause)
-                pause = min(pause * 2, _MAX_BACKOFF_SECONDS)
+                await self._clock.sleep(pauses.next())
                 continue
             if manifest is not None and not again and self._wanted.get(key) == pos:
                 self._finished(key, pos, manifest)
@@ -399,7 +395,7 @@ class Closer:
 
         Tries until the store answers.
         """
-        pause = _FIRST_BACKOFF_SECONDS
+        pauses = Backoff(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
         while True:
             try:
                 manifest = (await self._manifests.get(key)).manifest
@@ -410,8 +406,7 @@ class Closer:
                 stop = partial(self._without_asking, key, await self._lost_askers(manifest))
                 await self._manifests.update(key, stop)
             except TailraceError:
-                await self._clock.sleep(pause)
-                pause = min(pause * 2, _MAX_BACKOFF_SECONDS)
+                await self._clock.sleep(pauses.next())
             else:
                 return True
 

@@ -23,6 +23,7 @@ from tailrace.logstore.cache import BoundedCache
 from tailrace.logstore.clock import Clock
 from tailrace.logstore.errors import NodeNotReady
 from tailrace.logstore.position import Position
+from tailrace.logstore.retry import doubled
 from tailrace.logstore.runs.manifest import Manifest
 
 
@@ -351,9 +352,10 @@ class PendingRuns:
         """Records that a flush failed; the run waits longer each time."""
         run = self._runs[key]
         run.flushing = False
-        pause = self._rules.first_backoff_seconds * 2 ** min(run.failures, 10)
+        rules = self._rules
+        pause = doubled(rules.first_backoff_seconds, run.failures, rules.max_backoff_seconds)
         run.failures += 1
-        run.not_before = now + min(pause, self._rules.max_backoff_seconds)
+        run.not_before = now + pause
 
     def is_due(self, key: RunKey, now: float) -> bool:
         """Returns true if the run waits, and may be flushed now."""

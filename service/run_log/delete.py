@@ -40,6 +40,7 @@ from tailrace.logstore.clock import Clock
 from tailrace.logstore.errors import Conflict, NotFound, PreconditionFailed, TailraceError
 from tailrace.logstore.keys import decode
 from tailrace.logstore.objects.store import ObjectStore
+from tailrace.logstore.retry import Backoff
 from tailrace.logstore.runs.deletions import Deletion, horizon_above
 from tailrace.logstore.runs.manifest import Manifest, Manifests, manifest_at
 
@@ -93,10 +94,9 @@ class DeletionNews:
             return Told((_UNKNOWN,))
 
     async def _go_on(self) -> None:
-        pause = _FIRST_PAUSE_SECONDS
+        pauses = Backoff(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
         while self._untold:
-            await self._clock.sleep(pause)
-            pause = min(pause * 2, _MAX_PAUSE_SECONDS)
+            await self._clock.sleep(pauses.next())
             for (fqn, run), (t, _) in list(self._untold.items()):
                 told = await self._tell(fqn, run, t)
                 silent = [node for node in told.silent if not await self._is_gone(node)]

@@ -65,6 +65,7 @@ from tailrace.logstore.errors import (
 )
 from tailrace.logstore.keys import decode
 from tailrace.logstore.objects.store import ObjectInfo, ObjectPart, ObjectStore
+from tailrace.logstore.retry import doubled
 from tailrace.logstore.runs.chunk_index import (
     BLOCK,
     ENTRY,
@@ -407,6 +408,7 @@ WRITER = "taken-in"
 _NUMBER_BITS = 28  # of a batch's 55: its number; the others are of the text's name
 _TRIES = 8
 _PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 1.6
 _ABSENT_SECONDS = 10.0
 
 
@@ -490,7 +492,7 @@ class Importer:
                 budget.spend(error)
             if (await self._manifests.get(key)).etag is not None:
                 return True
-            await self._clock.sleep(_PAUSE_SECONDS * 2 ** min(tries, 4))
+            await self._clock.sleep(doubled(_PAUSE_SECONDS, tries, _LONGEST_PAUSE_SECONDS))
         raise StoreUnavailable(
             f"the log of {key.fqn}/{key.run} changes all the time while it is imported",
             hint="Stop the OpenMetadata server that still writes to this bucket.",

@@ -1,4 +1,4 @@
-"""Retries a step until the store allows it, and shares calls between simultaneous callers.
+"""Shares calls between simultaneous callers.
 
 A thousand readers of a run that connect at once ask the store the same question:
 
@@ -14,28 +14,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, TypeVar
-
-from service.runtime.health import HealthProblem
-from tailrace.logstore.clock import Clock
-from tailrace.logstore.errors import OutcomeUnknown, Unavailable, with_hint
-
-_RETRY_SECONDS = 1.0
-
-
-async def insist(
-    step: Callable[[], Awaitable[None]], clock: Clock, told: Callable[[str | None], None], what: str
-) -> None:
-    """Repeats `step` until it succeeds. `told` gets the reason of each failure, finally None."""
-    while True:
-        try:
-            await step()
-        except (Unavailable, OutcomeUnknown) as error:
-            told(HealthProblem(what, f"{what}: {with_hint(error)}"))
-            await clock.sleep(_RETRY_SECONDS)
-        else:
-            told(None)
-            return
-
 
 T = TypeVar("T")
 

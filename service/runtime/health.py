@@ -139,6 +139,11 @@ class HealthProblem(str):
         made.name = name
         return made
 
+    @classmethod
+    def from_error(cls, name: str, error: Exception) -> Self:
+        """The problem of this name, for the reason of an error."""
+        return cls(name, f"{name}: {with_hint(error)}")
+
 
 def name_of(problem: str) -> str:
     """The name of a problem. A plain string is its own name: its text stays the same."""
@@ -268,7 +273,7 @@ class StoreCheck:
             await store.expire(self._texts, self._days)
         except StoreUnavailable as error:
             what = "expired runs are removed by the service alone"
-            self._rule = HealthProblem(what, f"{what}: {with_hint(error)}")
+            self._rule = HealthProblem.from_error(what, error)
 
 
 LONG_SECONDS: Final = 300.0

@@ -46,6 +46,7 @@ from tailrace.logstore.errors import (
     with_hint,
 )
 from tailrace.logstore.objects.store import ObjectStore
+from tailrace.logstore.retry import Backoff
 from tailrace.logstore.segments.detect import Carry
 from tailrace.logstore.segments.reader import read_footer
 from tailrace.logstore.segments.writer import EncodedSegment
@@ -123,7 +124,8 @@ class Unshipped:
         return max([self._now() - start for start in since], default=0.0)
 
 
-_BACKOFF_SECONDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+_FIRST_PAUSE_SECONDS = 0.25
+_LONGEST_PAUSE_SECONDS = 8.0
 _LOOK_SECONDS = 10.0
 
 
@@ -229,7 +231,7 @@ class SegmentShipper:
             await self.cut(reason)
         except JournalFull as error:  # not even a cut fits on the disk: the next try is later
             self._failed(error)
-            await self._pause(_BACKOFF_SECONDS[-1])
+            await self._pause(_LONGEST_PAUSE_SECONDS)
 
     async def cut(self, reason: Reason) -> None:
         """Cuts the lines received since the last cut, if any."""
@@ -295,7 +297,7 @@ class SegmentShipper:
     async def ship(self, cut: Cut) -> None:
         """Ships one segment, retrying until it is confirmed or the shipper is stopped."""
         encoded: EncodedCut | None = None
-        tries = 0
+        pauses = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         while not self._stopping:
             self.shipping.turn()
             try:
@@ -308,9 +310,7 @@ class SegmentShipper:
                     await self._lineage.check_put(cut.seq)
             except (StoreUnavailable, NodeNotReady, OutcomeUnknown) as error:
                 self._failed(error)
-                pause = _BACKOFF_SECONDS[min(tries, len(_BACKOFF_SECONDS) - 1)]
-                tries += 1
-                await self._pause(pause)
+                await self._pause(pauses.next())
                 continue
             self.counters.uploaded_bytes += len(encoded.segment.body)
             self._encoder.carry = encoded.carry

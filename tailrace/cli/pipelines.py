@@ -16,7 +16,7 @@ import orjson
 from tailrace.cli.main import complain
 from tailrace.cli.terminal import say, say_json
 from tailrace.logstore.errors import InvalidInput
-from tailrace.logstore.log_lines import log_to
+from tailrace.logstore.progress import log_to
 
 if TYPE_CHECKING:
     from tailrace.coordination.pipelines import PipelinesAdmin

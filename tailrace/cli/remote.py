@@ -23,6 +23,7 @@ from tailrace.cli.terminal import note, say
 from tailrace.logstore.clock import Clock
 from tailrace.logstore.errors import InvalidInput, NotFound, TailraceError, Unavailable
 from tailrace.logstore.filesystem import hint_of_trust, read_token, trust
+from tailrace.logstore.retry import Backoff
 from tailrace_client.command import add_ca_file
 
 # Requests from the command line: the service's address, and errors of ours.
@@ -215,7 +216,7 @@ class EventFollower(ABC):
         Raises what the service answers, and `Unavailable` when it cannot be reached for a minute.
         """
         self.cursor = after
-        pause, quiet_since = 0.1, self._clock.monotonic()
+        pauses, quiet_since = Backoff(0.1, _LONGEST_PAUSE_SECONDS), self._clock.monotonic()
         while True:
             before = self.cursor
             try:
@@ -230,9 +231,9 @@ class EventFollower(ABC):
                 if self._failures == _SAID_AFTER:
                     note(f"{error}; trying again")
             if self.cursor != before:
-                pause, quiet_since = 0.1, self._clock.monotonic()
-            await self._clock.sleep(pause)
-            pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+                quiet_since = self._clock.monotonic()
+                pauses.reset()
+            await self._clock.sleep(pauses.next())
 
     @abstractmethod
     def take(self, event: ServerSentEvent) -> bool:

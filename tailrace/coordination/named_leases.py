@@ -20,7 +20,7 @@ from tailrace.coordination.leases import CoordinationCounters
 from tailrace.logstore import keys
 from tailrace.logstore import ulid as ulids
 from tailrace.logstore.batch import RunKey
-from tailrace.logstore.cas import Backoff, Change, Document, RetryBudget, Revision, swap
+from tailrace.logstore.cas import Change, Document, RetryBudget, Revision, swap
 from tailrace.logstore.clock import Clock, Entropy
 from tailrace.logstore.errors import (
     Damaged,
@@ -370,7 +370,7 @@ class NamedLeases:
         self, name: LeaseName, change: Change[LeaseRecord], held: NamedLease | None = None
     ) -> Revision[LeaseRecord] | None:
         known = None if held is None else Revision(held.lease, held.etag)
-        budget = RetryBudget(Backoff(self._clock, self._entropy))
+        budget = RetryBudget(self._clock, self._entropy)
         return await swap(self._document(name), change, known=known, budget=budget)
 
     def _document(self, name: LeaseName) -> Document[LeaseRecord]:

@@ -22,6 +22,7 @@ from typing import Annotated, Any, Final, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from tailrace.coordination.partitions import AGEING_MS
+from tailrace.logstore.retry import doubled
 
 # Limits of a coordinator, each with its unit in its name.
 
@@ -63,8 +64,8 @@ class CoordinatorLimits:
 
     def retry_ms(self, attempts: int, dice: float) -> int:
         """The pause in ms before attempt `attempts` + 1; `dice`, from 0 to 1, scales half of it."""
-        doubled: float = self.retry_seconds * 2.0 ** min(attempts - 1, 60)
-        return round(min(doubled, self.max_retry_seconds) * 1000 * (1 + dice) / 2)
+        pause = doubled(self.retry_seconds, attempts - 1, self.max_retry_seconds)
+        return round(pause * 1000 * (1 + dice) / 2)
 
 
 _LIMITS: Final = CoordinatorLimits()

@@ -37,8 +37,7 @@ from tailrace.forwarder.metrics import ForwarderMetricSources, SyncCounts, behin
 from tailrace.forwarder.naming import Namer
 from tailrace.logstore.clock import SystemClock
 from tailrace.logstore.errors import InvalidInput
-from tailrace.logstore.log_lines import log_to
-from tailrace.logstore.progress import Line, Pace, ProgressLine, size
+from tailrace.logstore.progress import Line, Pace, ProgressLine, log_to, size
 from tailrace_client.records import BatchIds
 from tailrace_client.unfinished import UnfinishedSender, unfinished_path
 

@@ -35,6 +35,7 @@ from tailrace.logstore.errors import (
     UnsupportedVersion,
 )
 from tailrace.logstore.objects.store import ObjectStore
+from tailrace.logstore.retry import doubled, spread
 from tailrace.logstore.state import advice
 
 T = TypeVar("T")
@@ -45,7 +46,6 @@ _REFUSALS: Final = 100
 _AMBIGUOUS: Final = 3
 _FIRST_PAUSE_SECONDS: Final = 0.01
 _LONGEST_PAUSE_SECONDS: Final = 0.5
-_BITS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +97,10 @@ class Document(Generic[T]):
         return Revision(value, info.etag, written=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Backoff:
-    """Pauses that grow with the tries, each a random part of its longest (full jitter)."""
-
-    clock: Clock
-    entropy: Entropy
-
-    async def pause(self, tries: int) -> None:
-        """Waits before the next try, after that many: at most half a second."""
-        longest = min(_FIRST_PAUSE_SECONDS * 2**tries, _LONGEST_PAUSE_SECONDS)
-        await self.clock.sleep(longest * self.entropy.getrandbits(_BITS) / (1 << _BITS))
+async def pause_after(tries: int, clock: Clock, entropy: Entropy) -> None:
+    """Waits before the next try of a change, after so many more than one: at most half a second."""
+    longest = doubled(_FIRST_PAUSE_SECONDS, tries, _LONGEST_PAUSE_SECONDS)
+    await clock.sleep(spread(longest, entropy))
 
 
 class RetryBudget:
@@ -115,17 +108,19 @@ class RetryBudget:
 
     After a write with an unknown outcome the object is read; if the write is not found, it is made
     again. A store that never gives any other outcome must not be asked for ever: after a few times
-    the caller gets the error. Without `backoff` the next try follows at once.
+    the caller gets the error. Without a clock the next try follows at once.
     """
 
     def __init__(
         self,
-        backoff: Backoff | None = None,
+        clock: Clock | None = None,
+        entropy: Entropy | None = None,
         *,
         refusals: int = _REFUSALS,
         ambiguous: int = _AMBIGUOUS,
     ) -> None:
-        self._backoff = backoff
+        self._clock = clock
+        self._entropy = entropy
         self._refusals = refusals
         self._ambiguous = ambiguous
         self.refused = 0
@@ -150,8 +145,8 @@ class RetryBudget:
 
     async def pause(self) -> None:
         """Waits before the next try."""
-        if self._backoff is not None:
-            await self._backoff.pause(self.refused + self.ambiguous - 1)
+        if self._clock is not None and self._entropy is not None:
+            await pause_after(self.refused + self.ambiguous - 1, self._clock, self._entropy)
 
 
 async def swap(

@@ -1,7 +1,7 @@
-"""How far long work is: a line on a terminal that is drawn over, elsewhere a sentence now and then.
+"""Output for people: the progress of long work on a terminal, and log lines.
 
     line = Line(sys.stderr)
-    with Progress(line, lambda: f"{done} of {all_of_them} files", clock, say=print):
+    with ProgressLine(line, lambda: f"{done} of {all_of_them} files", clock, say=print):
         …
 
 On a terminal the line has the text as it is every half second, and goes when the work ends.
@@ -12,6 +12,7 @@ overwrite each other, and work that is over soon has none at all.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable
@@ -144,3 +145,37 @@ def _columns(out: TextIO) -> int:
         return os.get_terminal_size(out.fileno()).columns or 80
     except (OSError, ValueError):
         return 80
+
+
+# --- Log lines ----------------------------------------------------------------------------------
+#
+# A record of a log is one line, whatever names its message quotes: paths, keys, answers of other
+# programs. Any of them may hold line ends and control sequences of terminals. They are shown as
+# escapes. A traceback keeps its lines.
+
+
+class LineFormatter(logging.Formatter):
+    """Formats a record whose message is one printable line."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 -- the base's name
+        record.message = escaped(record.message)
+        return super().formatMessage(record)
+
+
+def escaped(text: str) -> str:
+    """The text with escapes in place of everything that is not printed; tabs stay."""
+    if text.isprintable():
+        return text
+    return "".join(
+        [
+            one if one.isprintable() or one == "\t" else one.encode("unicode_escape").decode()
+            for one in text
+        ]
+    )
+
+
+def log_to(out: TextIO | Line, form: str) -> None:
+    """Logs go to `out` in this form, from INFO on, unless they go somewhere already."""
+    handler: logging.StreamHandler[TextIO | Line] = logging.StreamHandler(out)
+    handler.setFormatter(LineFormatter(form))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])

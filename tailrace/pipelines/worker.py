@@ -30,6 +30,7 @@ from tailrace.logstore.clock import Clock
 from tailrace.logstore.errors import LeaseLost, NotFound, OutcomeUnknown, TailraceError, Unavailable
 from tailrace.logstore.filesystem import FileSystem
 from tailrace.logstore.objects.config import StoreSettings
+from tailrace.logstore.retry import Backoff
 from tailrace.pipelines.appenders.contract import (
     AppenderContext,
     Deletable,
@@ -157,7 +158,7 @@ class AppenderWorker:
             patiently=self._patiently,
         )
         self._stopping = asyncio.Event()
-        self._pause_ms = self.settings.retry_ms
+        self._pauses = Backoff(self.settings.retry_ms, self.settings.most_retry_ms)
 
     @property
     def name(self) -> str:
@@ -207,8 +208,7 @@ class AppenderWorker:
         if threshold and self._in_a_row >= threshold and not self.disabled:
             await self._disable(f"it failed {self._in_a_row} times in a row: {said}")
             return
-        await wait_or_stop(self.clock, self._pause_ms / 1000, self._stopping)
-        self._pause_ms = min(self._pause_ms * 2, self.settings.most_retry_ms)
+        await wait_or_stop(self.clock, self._pauses.next() / 1000, self._stopping)
 
     async def _disable(self, reason: str) -> None:
         """Its events go to the dead-letter file from here on."""
@@ -503,7 +503,8 @@ class AppenderWorker:
 
     async def _works(self) -> None:
         """Something was given, and is in a saved checkpoint."""
-        self._in_a_row, self._pause_ms = 0, self.settings.retry_ms
+        self._in_a_row = 0
+        self._pauses.reset()
         if self.failure is not None:
             done = "'s dead-letter file takes its events" if self.disabled else " works again"
             log.info("%s%s", self.name, done)

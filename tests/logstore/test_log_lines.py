@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from tailrace.logstore.log_lines import LineFormatter, escaped
+from tailrace.logstore.progress import LineFormatter, escaped
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,9 @@ from tailrace.logstore.errors import (
 from tailrace.logstore.objects.s3.client import BlockingBucket, open_client
 from tailrace.logstore.objects.s3.credentials import Credentials
 from tailrace.logstore.objects.s3.keys import BucketPlace
-from tailrace.logstore.objects.s3.requests import Tries
 from tailrace.logstore.objects.s3.store import S3Store
 from tailrace.logstore.objects.store import Body, ObjectInfo, ObjectPart, ObjectStore
+from tailrace.logstore.retry import Tries
 from tests.contracts.object_store import LargeObjectContract, ObjectStoreContract
 from tests.faults.kinds import HIDDEN, KNOWABLE, Kind
 from tests.faults.proxy import FaultProxy

@@ -18,8 +18,9 @@ from tailrace.logstore.errors import (
     TailraceError,
 )
 from tailrace.logstore.objects.s3.keys import MARK, BucketPlace, ObjectProtection
-from tailrace.logstore.objects.s3.requests import S3Requests, Tries
+from tailrace.logstore.objects.s3.requests import S3Requests
 from tailrace.logstore.objects.s3.writes import ObjectWrites, PartLimits, WriteTarget
+from tailrace.logstore.retry import Tries
 from tests.simulation.clocks import ManualClock
 
 LOST = vendor.ReadTimeoutError(endpoint_url="http://store")

@@ -11,7 +11,6 @@ import orjson
 import pytest
 
 from tailrace.logstore.cas import (
-    Backoff,
     Document,
     RetryBudget,
     Revision,
@@ -223,7 +222,7 @@ async def test_racing_writers_count_each_change(
     clock, writers = SystemClock(), 8
 
     async def add(number: int) -> None:
-        budget = RetryBudget(Backoff(clock, Random(number)), ambiguous=10)
+        budget = RetryBudget(clock, Random(number), ambiguous=10)
         await swap(counter_in(store), Adding(Random(number)), budget=budget)
 
     await asyncio.gather(*[add(number) for number in range(writers)])

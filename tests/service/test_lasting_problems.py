@@ -13,11 +13,11 @@ from aiohttp import web
 from pydantic import SecretStr
 
 from service.main import ProblemLog
-from service.runtime.concurrency import insist
-from service.runtime.health import LONG_SECONDS, ClockSkew, Ongoing, by_name, name_of
+from service.runtime.health import LONG_SECONDS, ClockSkew, HealthProblem, Ongoing, by_name, name_of
 from tailrace.logstore.errors import StoreUnavailable
 from tailrace.logstore.objects.s3.settings import S3Settings
 from tailrace.logstore.objects.store import DateSample
+from tailrace.logstore.retry import retry_until_available
 from tests.service.test_main import PLAIN, service, settings_for
 from tests.simulation.clocks import ManualClock
 from tests.waiting import until
@@ -86,7 +86,11 @@ async def test_what_a_start_waits_for_is_one_problem() -> None:
         if tries < 4:
             raise StoreUnavailable(f"no answer after {tries} s", hint="Look at the store.")
 
-    await insist(step, clock, told.append, "the node cannot begin yet")
+    def report(error: Exception | None) -> None:
+        what = "the node cannot begin yet"
+        told.append(None if error is None else HealthProblem.from_error(what, error))
+
+    await retry_until_available(step, clock, report)
     waits = [one for one in told if one is not None]
     assert len({*map(str, waits)}) == 3
     assert {name_of(one) for one in waits} == {"the node cannot begin yet"}

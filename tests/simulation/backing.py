@@ -22,9 +22,9 @@ from tailrace.logstore.objects.local import LocalStore, inline
 from tailrace.logstore.objects.s3.client import BlockingBucket, open_client
 from tailrace.logstore.objects.s3.credentials import Credentials
 from tailrace.logstore.objects.s3.keys import BucketPlace as S3Place
-from tailrace.logstore.objects.s3.requests import Tries
 from tailrace.logstore.objects.s3.store import S3Store
 from tailrace.logstore.objects.store import ObjectStore
+from tailrace.logstore.retry import Tries
 from tests.servers.minio import Bucket
 from tests.simulation.outside import Outside, OutsideStore
 from tests.simulation.powercut import PowerCutFileSystem

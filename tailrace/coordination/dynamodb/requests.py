@@ -16,7 +16,7 @@ were throttled together do not return together. A request that is throttled to t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -31,8 +31,9 @@ from tailrace.logstore.errors import (
     TooLarge,
 )
 from tailrace.logstore.objects.s3 import requests as on_the_way
-from tailrace.logstore.objects.s3.requests import NO_KEY, Meaning, Tries, date_of
+from tailrace.logstore.objects.s3.requests import NO_KEY, Meaning, date_of
 from tailrace.logstore.objects.store import DateSample
+from tailrace.logstore.retry import Tries
 
 # The meaning of DynamoDB's errors: the request did nothing, may have happened, or cannot succeed.
 #
@@ -126,8 +127,7 @@ def _meaning(code: str, status: int) -> Meaning:
 
 
 CONNECTIONS: Final = 32
-TRIES: Final = Tries(count=10, pause_seconds=0.05)
-_LONGEST_PAUSE_SECONDS: Final = 5.0
+TRIES: Final = Tries(count=10, pause_seconds=0.05, least_part=0.0)
 _NAME_THEIR_TABLES: Final = frozenset({"batch_get_item"})
 
 
@@ -196,7 +196,7 @@ class DynamoRequests:
     async def again(self, operation: str, **parameters: Any) -> dict[str, Any]:
         """As `ask`. Raises `DynamoRequestFailed`."""
         failure: DynamoFailure | None = None
-        for pause in self._pauses():
+        for pause in self._tries.pauses(self._entropy):
             await self._clock.sleep(pause)
             try:
                 return await self.once(operation, self._named(operation, parameters))
@@ -219,7 +219,7 @@ class DynamoRequests:
         }
         failure: DynamoFailure | None = None
         unclear: DynamoFailure | None = None
-        for pause in self._pauses():
+        for pause in self._tries.pauses(self._entropy):
             await self._clock.sleep(pause)
             try:
                 await self.once(operation, parameters)
@@ -251,13 +251,6 @@ class DynamoRequests:
     def _named(self, operation: str, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
         named = operation in _NAME_THEIR_TABLES
         return parameters if named else {"TableName": self.table, **parameters}
-
-    def _pauses(self) -> Iterator[float]:
-        """Seconds to wait before each try: full jitter."""
-        yield 0.0
-        for tried in range(self._tries.count - 1):
-            longest = min(self._tries.pause_seconds * 2**tried, _LONGEST_PAUSE_SECONDS)
-            yield longest * self._entropy.getrandbits(16) / 65536
 
     def _note_date(self, answer: Mapping[str, Any], sent: float) -> None:
         date_ms = date_of(answer)

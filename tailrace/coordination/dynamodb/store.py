@@ -51,8 +51,8 @@ from tailrace.logstore.errors import (
 )
 from tailrace.logstore.objects.s3.client import KEEP_SECONDS, OneSend, loader
 from tailrace.logstore.objects.s3.credentials import Credentials, RenewedCredentials
-from tailrace.logstore.objects.s3.requests import Tries
 from tailrace.logstore.objects.s3.settings import S3Settings
+from tailrace.logstore.retry import Tries
 
 # Conditional writes of partitions, and of the counters of their epochs.
 #

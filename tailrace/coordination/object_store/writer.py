@@ -37,7 +37,7 @@ from tailrace.coordination.partitions import AGEING_MS
 from tailrace.logstore import keys
 from tailrace.logstore import ulid as ulids
 from tailrace.logstore.cache import BoundedCache
-from tailrace.logstore.cas import Backoff, RetryBudget
+from tailrace.logstore.cas import RetryBudget, pause_after
 from tailrace.logstore.clock import Clock, Entropy
 from tailrace.logstore.errors import (
     Damaged,
@@ -135,7 +135,7 @@ class WriterContext:
 
     async def pause(self, tries: int) -> None:
         """Waits before the next try, after that many."""
-        await Backoff(self.clock, self.entropy).pause(tries)
+        await pause_after(tries, self.clock, self.entropy)
 
 
 class ShardVersion(NamedTuple):

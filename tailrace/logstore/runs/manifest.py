@@ -40,7 +40,7 @@ from tailrace.logstore import keys
 from tailrace.logstore import ulid as ulids
 from tailrace.logstore.batch import RunKey
 from tailrace.logstore.cache import Cache
-from tailrace.logstore.cas import Backoff, Document, RetryBudget, Revision, swap
+from tailrace.logstore.cas import Document, RetryBudget, Revision, swap
 from tailrace.logstore.clock import Clock, Entropy
 from tailrace.logstore.errors import (
     Damaged,
@@ -482,7 +482,7 @@ class Manifests:
         `decide` gets None where there is no manifest. If that was `seen` just now, the first try
         does not look again.
         """
-        budget = RetryBudget(Backoff(self._clock, self._entropy), ambiguous=_AMBIGUOUS)
+        budget = RetryBudget(self._clock, self._entropy, ambiguous=_AMBIGUOUS)
 
         async def change(newest: Manifest | None) -> Manifest | None:
             wanted = await decide(newest)

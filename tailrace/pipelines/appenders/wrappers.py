@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import field_validator, model_validator
 
+from tailrace.logstore.retry import Backoff
 from tailrace.pipelines.appenders.contract import (
     AppenderContext,
     AppenderFailed,
@@ -457,7 +458,7 @@ class RetryingAppender(Wrapper):
 
     def _trying(self, call: Callable[[], T]) -> T:
         """The result of the call, at the first or a later attempt. Raises its last failure."""
-        pause, attempt = self._settings.pause, 0
+        pauses, attempt = Backoff(self._settings.pause, self._settings.most_pause), 0
         again = False
         while True:
             try:
@@ -469,10 +470,10 @@ class RetryingAppender(Wrapper):
                 if attempt > self._settings.attempts or self._kept() is None:
                     raise
                 self._say(error)
-            threading.Event().wait(pause)
+            threading.Event().wait(pauses.next())
             if self._context is not None and not self._context.holds():
                 raise AppenderFailed(f"the lease of {self._name} is over")
-            pause, again = min(pause * 2, self._settings.most_pause), True
+            again = True
 
     @property
     def _name(self) -> str:

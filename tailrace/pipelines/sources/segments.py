@@ -19,6 +19,7 @@ from tailrace.logstore.batch import RunKey
 from tailrace.logstore.cache import BoundedCache
 from tailrace.logstore.clock import Clock
 from tailrace.logstore.errors import Damaged, StoreUnavailable
+from tailrace.logstore.retry import Backoff
 from tailrace.pipelines.events import Deleted, Origin, ordered
 from tailrace.pipelines.waiting import CACHED_BYTES
 
@@ -237,7 +238,8 @@ class SegmentSource:
             cache_bytes, lambda segment: segment.events.get_total_buffer_size(), least=1
         )
         self._fetching: dict[Origin, asyncio.Task[EventSegment]] = {}
-        self._pause = _LIST_SECONDS
+        self._pauses = Backoff(_LIST_SECONDS, _IDLE_SECONDS)
+        self._pause = self._pauses.next()
         self._listing: asyncio.Task[None] | None = None
         self._listed = self._whole = float("-inf")
         self.nodes: dict[str, NodeSegments] = {}
@@ -324,8 +326,9 @@ class SegmentSource:
             deleted = await self.segments.deletions()
             if deleted != self.deleted:
                 self.deleted = deleted
-            longer = min(self._pause * 2, _IDLE_SECONDS)
-            self._pause = longer if nodes == self.nodes else _LIST_SECONDS
+            if nodes != self.nodes:
+                self._pauses.reset()
+            self._pause = self._pauses.next()
             self.nodes, self._listed = nodes, began
             if whole:
                 self._whole = began

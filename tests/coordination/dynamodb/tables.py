@@ -12,7 +12,7 @@ from tailrace.coordination.dynamodb.store import DynamoPartitions, open_dynamodb
 from tailrace.coordination.lease import StoreTime
 from tailrace.coordination.settings import DynamoDbSettings
 from tailrace.logstore.clock import Clock, SystemClock
-from tailrace.logstore.objects.s3.requests import Tries
+from tailrace.logstore.retry import Tries
 from tests.servers.dynamodb import REGION, DynamoDb
 
 

@@ -14,7 +14,7 @@ import pytest
 from tailrace.coordination.dynamodb.store import credentials_of
 from tailrace.logstore.clock import SystemClock
 from tailrace.logstore.errors import InvalidInput, StoreUnavailable
-from tailrace.logstore.objects.s3.requests import Tries
+from tailrace.logstore.retry import Tries
 from tests.contracts.partition_acquire import SOURCE, got, put
 from tests.coordination.dynamodb.tables import settings_of, standing
 from tests.servers.dynamodb import DynamoDb

@@ -24,7 +24,7 @@ from tailrace.logstore.errors import (
     PreconditionFailed,
     StoreUnavailable,
 )
-from tailrace.logstore.objects.s3.requests import Tries
+from tailrace.logstore.retry import Tries
 from tests.contracts.partition_acquire import SOURCE, claim_of, got, keys_taken, put, taken
 from tests.contracts.partition_store import PartitionStoreContract
 from tests.coordination.dynamodb.tables import settings_of, standing

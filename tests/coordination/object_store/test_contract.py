@@ -22,9 +22,9 @@ from tailrace.logstore.objects.local import LocalStore
 from tailrace.logstore.objects.s3.client import BlockingBucket, open_client
 from tailrace.logstore.objects.s3.credentials import Credentials
 from tailrace.logstore.objects.s3.keys import BucketPlace
-from tailrace.logstore.objects.s3.requests import Tries
 from tailrace.logstore.objects.s3.store import S3Store
 from tailrace.logstore.objects.store import ObjectStore
+from tailrace.logstore.retry import Tries
 from tests.contracts.partition_store import PartitionStoreContract
 from tests.faults.schedule import Schedule, evenly
 from tests.faults.thread import fault_proxy

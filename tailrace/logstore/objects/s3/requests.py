@@ -39,6 +39,7 @@ from tailrace.logstore.errors import (
     TooLarge,
 )
 from tailrace.logstore.objects.store import DateSample
+from tailrace.logstore.retry import Tries
 
 # The meaning of S3's errors and of errors of the connection.
 #
@@ -231,16 +232,6 @@ def _first_line(error: Exception) -> str:
 
 T = TypeVar("T")
 
-_LONGEST_PAUSE_SECONDS: Final = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Tries:
-    """How often a request is tried, and the pause before the second try."""
-
-    count: int = 4
-    pause_seconds: float = 0.1
-
 
 class S3RequestFailed(Exception):
     """A request that failed. The store translates it and never raises it to callers."""
@@ -364,10 +355,7 @@ class S3Requests:
 
     def pauses(self) -> Iterator[float]:
         """Seconds to wait before each try."""
-        yield 0.0
-        for tried in range(self._tries.count - 1):
-            longest = min(self._tries.pause_seconds * 2**tried, _LONGEST_PAUSE_SECONDS)
-            yield longest * (1 + self._entropy.getrandbits(16) / 65536) / 2
+        return self._tries.pauses(self._entropy)
 
     def _note_date(self, answer: Mapping[str, Any], sent: float) -> None:
         date_ms = date_of(answer)

@@ -26,7 +26,6 @@ from tailrace.logstore.objects.s3.requests import (
     S3Failure,
     S3RequestFailed,
     S3Requests,
-    Tries,
 )
 from tailrace.logstore.objects.s3.settings import S3Settings
 from tailrace.logstore.objects.s3.writes import (
@@ -48,6 +47,7 @@ from tailrace.logstore.objects.store import (
     check_range,
     length_of,
 )
+from tailrace.logstore.retry import Tries
 from tailrace.logstore.table.schema import level_of
 
 # The check at the start: probe objects show that a server does what the store relies on.
