@@ -97,6 +97,10 @@ def test_one_function_doubles_pauses() -> None:
     assert [name for name, (text, _) in _modules().items() if doubling.search(text)] == []
 
 
+def test_one_codec_makes_the_text_of_cursors() -> None:
+    assert _modules_with("urlsafe_b64encode(", 'b"-_"') == ["tailrace.logstore.position"]
+
+
 def test_modules_are_few_and_of_a_good_size() -> None:
     lines = sorted(text.count("\n") for text, _ in _modules().values())
     assert len(lines) <= MOST_MODULES

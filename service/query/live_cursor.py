@@ -18,13 +18,10 @@ of them says that they must be read from storage.
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -32,6 +29,7 @@ from service.query.request import RecordKey
 from service.query.sources import SCHEMA
 from tailrace.logstore import ulid
 from tailrace.logstore.errors import InvalidCursor, InvalidInput
+from tailrace.logstore.position import decode_cursor, encode_cursor
 from tailrace.logstore.segments.file_format import KEY_ORDER, distinct
 
 _PREFIX: Final = "t1"
@@ -83,8 +81,8 @@ class StreamCursor:
                 raise ValueError("another kind of cursor")
             value = ulid.parse(at)
             last = RecordKey(str(value), *_names(names[0])) if names else behind_all(int(value))
-            return _decoded(_loads(seen), last)
-        except (ValueError, TypeError, binascii.Error, InvalidInput) as error:
+            return _decoded(decode_cursor("", seen), last)
+        except (ValueError, TypeError, InvalidInput) as error:
             raise InvalidCursor(
                 f"not a cursor of a live search: {text[:80]!r}",
                 field=field,
@@ -97,20 +95,12 @@ def seen_text(cursor: StreamCursor) -> str:
     value: dict[str, Any] = dict(cursor.seen)
     for node, (end, key) in cursor.given.items():
         value[node] = [cursor.seen.get(node, 0), end, *key]
-    return f"{_PREFIX}.{_base64(value)}"
+    return encode_cursor(f"{_PREFIX}.", value)
 
 
 def names_text(fqn: str, run: str) -> str:
     """Returns the end of a cursor's text after one record."""
-    return _base64([fqn, run])
-
-
-def _base64(value: Any) -> str:
-    return base64.urlsafe_b64encode(orjson.dumps(value)).decode().rstrip("=")
-
-
-def _loads(text: str) -> Any:
-    return orjson.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+    return encode_cursor("", [fqn, run])
 
 
 def _decoded(value: Any, last: RecordKey) -> StreamCursor:
@@ -139,7 +129,7 @@ def _pos(value: Any) -> int:
 
 
 def _names(text: str) -> tuple[str, str]:
-    fqn, run = _loads(text)
+    fqn, run = decode_cursor("", text)
     if not (isinstance(fqn, str) and isinstance(run, str)):
         raise TypeError("names are strings")
     return fqn, run

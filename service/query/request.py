@@ -29,19 +29,17 @@ table's files. If a slice has too few records, the next slice is larger.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Self, TypeVar
 
-import orjson
 import pyarrow as pa
 
 from tailrace.logstore import ulid
 from tailrace.logstore.errors import InvalidCursor, InvalidInput, TailraceError, TooLarge
 from tailrace.logstore.keys import check_name
+from tailrace.logstore.position import decode_cursor, encode_cursor
 from tailrace.logstore.search.conditions import (
     LEVEL_HINT,
     MESSAGE,
@@ -89,18 +87,14 @@ class RecordKey(NamedTuple):
 
     def encode(self) -> str:
         """Returns the cursor after this record."""
-        return _PREFIX + base64.urlsafe_b64encode(orjson.dumps(list(self))).decode().rstrip("=")
+        return encode_cursor(_PREFIX, list(self))
 
 
 def decode(text: str, field: str = "after") -> RecordKey:
     """Decodes a cursor to the record before it. Raises `InvalidCursor`."""
-    body = text.removeprefix(_PREFIX)
     try:
-        if body == text:
-            raise ValueError("another kind of cursor")
-        value = orjson.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
-        return _record_key(value)
-    except (ValueError, TypeError, binascii.Error, InvalidInput) as error:
+        return _record_key(decode_cursor(_PREFIX, text))
+    except (ValueError, TypeError, InvalidInput) as error:
         raise InvalidCursor(f"not a cursor of a query: {text[:80]!r}", field=field) from error
 
 

@@ -16,14 +16,12 @@ segments (decision 011): a record inherits them from the record before it in the
 
 from __future__ import annotations
 
-import base64
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
-import orjson
 import pyarrow as pa
 import xxhash
 
@@ -48,7 +46,7 @@ from tailrace.logstore.batch import (
     line_ends,
 )
 from tailrace.logstore.errors import InvalidCursor
-from tailrace.logstore.position import Cursor
+from tailrace.logstore.position import Cursor, decode_cursor, encode_cursor
 from tailrace.logstore.runs.chunk_index import Blocks, changed_batch
 from tailrace.logstore.runs.manifest import Chunk, Manifest
 from tailrace.logstore.segments.detect import Carry
@@ -632,16 +630,13 @@ class HeldPlace(NamedTuple):
         """Returns the text that a client passes back."""
         before = self.before.encode() if isinstance(self.before, Cursor) else self.before
         total = self.sent.digest << _COUNT_BITS | self.sent.lines
-        body = orjson.dumps([before, self.seen.encode(), total])
-        return PREFIX + base64.urlsafe_b64encode(body).decode().rstrip("=")
+        return encode_cursor(PREFIX, [before, self.seen.encode(), total])
 
     @staticmethod
     def decode(text: str) -> HeldPlace:
         """Decodes a place. Raises `InvalidCursor`."""
         try:
-            body = text.removeprefix(PREFIX)
-            value = orjson.loads(base64.b64decode(body + "=" * (-len(body) % 4), b"-_", True))
-            before, seen, total = value
+            before, seen, total = decode_cursor(PREFIX, text)
             if not isinstance(total, int) or not isinstance(seen, str) or not 0 <= total < 1 << 63:
                 raise ValueError(text)
             if isinstance(before, str):

@@ -24,7 +24,6 @@ is asked, names are listed and runs are read again, and the pages are the same.
 from __future__ import annotations
 
 import asyncio
-import base64
 from bisect import bisect_left, insort
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -32,7 +31,6 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
-import orjson
 
 from service.run_log.backlog import Backlog, Deletions, RunLogPeers, RunsElsewhere
 from service.run_log.contracts import FlushProgress, UnflushedPin
@@ -53,6 +51,7 @@ from tailrace.logstore.errors import (
 from tailrace.logstore.keys import decode, encode
 from tailrace.logstore.objects.store import ObjectInfo, ObjectStore
 from tailrace.logstore.patterns import TextTest
+from tailrace.logstore.position import decode_cursor, encode_cursor
 from tailrace.logstore.runs.manifest import Manifest, manifest_at
 from tailrace.logstore.runs.report import RunReport
 
@@ -510,17 +509,12 @@ def may_match(component: str, name: TextTest | None) -> bool:
 
 
 def _encode(place: _ListPlace) -> str:
-    value = [place.since, *(place.begin or ())]
-    return _PREFIX + base64.urlsafe_b64encode(orjson.dumps(value)).decode().rstrip("=")
+    return encode_cursor(_PREFIX, [place.since, *(place.begin or ())])
 
 
 def _decode(text: str) -> _ListPlace:
     try:
-        if not text.startswith(_PREFIX):
-            raise ValueError(text)
-        body = text[len(_PREFIX) :]
-        value = orjson.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
-        since, ms, key = value
+        since, ms, key = decode_cursor(_PREFIX, text)
         return _ListPlace(int(since), _RunBegin(int(ms), str(key)))
     except (ValueError, TypeError) as error:
         raise InvalidCursor(

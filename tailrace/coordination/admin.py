@@ -6,14 +6,10 @@ the clock of the store that has the lease.
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
-
-import orjson
 
 from tailrace.coordination.lease import StoreTime, identity_of, is_over
 from tailrace.coordination.named_leases import LeaseRecord, StoredLease, StoredLeases
@@ -36,6 +32,7 @@ from tailrace.logstore.errors import (
     NotFound,
     StoreUnavailable,
 )
+from tailrace.logstore.position import decode_cursor, encode_cursor
 
 # The view of operators: one shape for both kinds of leases, in lists, pages and programs.
 #
@@ -409,16 +406,14 @@ def _owned_by(entry: LeaseEntry, owner: str) -> bool:
 
 
 def _encoded(entry: LeaseEntry) -> str:
-    body = orjson.dumps([entry.kind.value, entry.source, entry.key])
-    return base64.urlsafe_b64encode(body).decode().rstrip("=")
+    return encode_cursor("", [entry.kind.value, entry.source, entry.key])
 
 
 def _decoded(cursor: str | None) -> tuple[Kind, str, str] | None:
     if cursor is None:
         return None
     try:
-        body = base64.urlsafe_b64decode(cursor.encode() + b"=" * (-len(cursor) % 4))
-        kind, source, key = orjson.loads(body)
+        kind, source, key = decode_cursor("", cursor)
         return Kind(kind), str(source), str(key)
-    except (ValueError, TypeError, binascii.Error) as error:
+    except (ValueError, TypeError) as error:
         raise InvalidCursor(f"{cursor!r} is not a cursor of this list", field="after") from error

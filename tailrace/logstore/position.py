@@ -114,14 +114,14 @@ class Cursor:
         """The text that a client passes back."""
         positions = {node: [p.file, p.pos] for node, p in self.positions.items()}
         if not self.complete:
-            return _PARTIAL + _base64(orjson.dumps(positions))
+            return encode_cursor(_PARTIAL, positions)
         head = orjson.dumps([positions, list(self.newest)])
         body = bytearray(_number(len(head)) + head)
         for found in self.newest.values():
             _pack(body, found)
         if self.line:
-            return _WITH_LINE + _base64(_number(self.line) + body)
-        return _PRESENT + _base64(body)
+            return _WITH_LINE + base64url(_number(self.line) + body)
+        return _PRESENT + base64url(body)
 
     def encode_numbered(self, line: int) -> str:
         """The same text as a decimal number that follows the line number `line`."""
@@ -164,12 +164,28 @@ def without_number(text: str) -> str:
     return text if numbered is None else _text_of_digits(numbered[1])
 
 
-def _base64(value: bytes | bytearray) -> str:
+def encode_cursor(kind: str, value: Any) -> str:
+    """The text of any cursor: its kind, such as `q1.`, and base64url of the value's JSON."""
+    return kind + base64url(orjson.dumps(value))
+
+
+def decode_cursor(kind: str, text: str) -> Any:
+    """The value of a cursor of this kind. Raises `ValueError`."""
+    if not text.startswith(kind):
+        raise ValueError("another kind of cursor")
+    return orjson.loads(_of_base64url(text[len(kind) :]))
+
+
+def base64url(value: bytes | bytearray) -> str:
+    """Bytes as base64url without padding."""
     return base64.urlsafe_b64encode(value).decode().rstrip("=")
 
 
 def _body_of(text: str) -> bytes:
-    body = text[_PREFIX_LENGTH:]
+    return _of_base64url(text[_PREFIX_LENGTH:])
+
+
+def _of_base64url(body: str) -> bytes:
     return base64.b64decode(body + "=" * (-len(body) % 4), b"-_", validate=True)
 
 
@@ -186,7 +202,7 @@ def _text_of_digits(digits: str) -> str:
         value = b"".join([int(digits[at : at + _PAIR_DIGITS]).to_bytes(2, "big") for at in steps])
         if len(digits) - whole == _LAST_DIGITS:
             value += int(digits[whole:]).to_bytes(1, "big")
-        return value[:_PREFIX_LENGTH].decode("ascii") + _base64(value[_PREFIX_LENGTH:])
+        return value[:_PREFIX_LENGTH].decode("ascii") + base64url(value[_PREFIX_LENGTH:])
     except (OverflowError, UnicodeDecodeError):
         return digits
 
